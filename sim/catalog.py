@@ -1,0 +1,433 @@
+"""Reads hardware, model and workload files: TOML in human units in, frozen SI values out.
+
+Every mistake a user can make in a file ends here, as one `CatalogError` that names the file, the
+key, what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sim import types
+
+Kind = Literal["hardware", "models", "workloads", "studies", "searchers"]
+_SINGULAR = {
+    "hardware": "hardware",
+    "models": "model",
+    "workloads": "workload",
+    "studies": "study",
+    "searchers": "searcher",
+}
+
+
+class CatalogError(ValueError):
+    """A configuration that cannot be used; the message says why and how to mend it."""
+
+
+# --- file schemas, in the units people use ------------------------------------------------------
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"expected a finite number, got {value}")
+    return value
+
+
+def _ascending(values: tuple[int, ...]) -> tuple[int, ...]:
+    if sorted(set(values)) != list(values):
+        raise ValueError("expected ascending values without repeats")
+    return values
+
+
+Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
+NonNegative = Annotated[float, Field(ge=0), AfterValidator(_finite)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Microseconds = Annotated[float, Field(ge=0, lt=1e6), AfterValidator(_finite)]
+GigabytesPerSecond = Annotated[float, Field(gt=0, lt=1e6), AfterValidator(_finite)]
+Degrees = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(_ascending)]
+ByDtype = dict[types.Dtype, Share]
+
+
+class FileSchema(BaseModel):
+    """What every configuration file shares: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Compute(FileSchema):
+    bf16_tflops: Annotated[Positive, Field(lt=1e6)]
+    fp8_tflops: Annotated[Positive, Field(lt=1e6)]
+
+
+class _Hbm(FileSchema):
+    capacity_gb: Annotated[Positive, Field(lt=1e5)]
+    bandwidth_gb_per_s: GigabytesPerSecond
+    overhead_gb: NonNegative
+
+    @model_validator(mode="after")
+    def _leaves_room(self) -> _Hbm:
+        if self.overhead_gb >= self.capacity_gb:
+            raise ValueError(f"overhead_gb ({self.overhead_gb}) must stay below capacity_gb ({self.capacity_gb})")
+        return self
+
+
+class _Efficiency(FileSchema):
+    compute: ByDtype
+    memory: ByDtype
+    floor_us: Microseconds
+
+    @model_validator(mode="after")
+    def _covers_every_dtype(self) -> _Efficiency:
+        for table in ("compute", "memory"):
+            missing = set(types.DTYPE_BYTES) - set(getattr(self, table))
+            if missing:
+                raise ValueError(f"{table} lacks a value for {', '.join(sorted(missing))}")
+        return self
+
+    def to_si(self) -> types.Efficiency:
+        return types.Efficiency(dict(self.compute), dict(self.memory), self.floor_us * 1e-6)
+
+
+class _Families(FileSchema):
+    gemm: _Efficiency
+    attention: _Efficiency
+    elementwise: _Efficiency
+
+
+class _Protocol(FileSchema):
+    ring_base_us: Microseconds
+    tree_base_us: Microseconds
+    ring_intra_step_us: Microseconds
+    ring_inter_step_us: Microseconds
+    tree_intra_step_us: Microseconds
+    tree_inter_step_us: Microseconds
+    bandwidth_share: Share
+
+    def to_si(self) -> types.Protocol:
+        return types.Protocol(
+            self.ring_base_us * 1e-6,
+            self.tree_base_us * 1e-6,
+            self.ring_intra_step_us * 1e-6,
+            self.ring_inter_step_us * 1e-6,
+            self.tree_intra_step_us * 1e-6,
+            self.tree_inter_step_us * 1e-6,
+            self.bandwidth_share,
+        )
+
+
+class _CustomAllReduce(FileSchema):
+    one_shot_latency_us: Microseconds
+    two_shot_latency_us: Microseconds
+    bandwidth_gb_per_s: GigabytesPerSecond
+
+    def to_si(self) -> types.CustomAllReduce:
+        return types.CustomAllReduce(
+            self.one_shot_latency_us * 1e-6, self.two_shot_latency_us * 1e-6, self.bandwidth_gb_per_s * 1e9
+        )
+
+
+class _ExpertAllToAll(FileSchema):
+    latency_us: Annotated[tuple[Microseconds, ...], Field(min_length=1)]
+    intra_gb_per_s: GigabytesPerSecond
+    inter_gb_per_s: GigabytesPerSecond
+
+    @model_validator(mode="after")
+    def _grows_with_nodes(self) -> _ExpertAllToAll:
+        if list(self.latency_us) != sorted(self.latency_us):
+            raise ValueError("latency_us must not fall with the number of nodes (1, 2, 4, ...)")
+        return self
+
+    def to_si(self) -> types.ExpertAllToAll:
+        return types.ExpertAllToAll(
+            tuple(latency * 1e-6 for latency in self.latency_us), self.intra_gb_per_s * 1e9, self.inter_gb_per_s * 1e9
+        )
+
+
+class _PointToPoint(FileSchema):
+    intra_latency_us: Microseconds
+    intra_gb_per_s: GigabytesPerSecond
+    inter_latency_us: Microseconds
+    inter_gb_per_s: GigabytesPerSecond
+
+    def to_si(self) -> types.PointToPoint:
+        return types.PointToPoint(
+            self.intra_latency_us * 1e-6,
+            self.intra_gb_per_s * 1e9,
+            self.inter_latency_us * 1e-6,
+            self.inter_gb_per_s * 1e9,
+        )
+
+
+class _Protocols(FileSchema):
+    ll: _Protocol
+    ll128: _Protocol
+    simple: _Protocol
+
+
+class _Collectives(FileSchema):
+    net_overhead_us: Microseconds
+    all_reduce_gb_per_s: GigabytesPerSecond
+    gather_gb_per_s: GigabytesPerSecond
+    nic_gb_per_s: GigabytesPerSecond
+    protocols: _Protocols
+    custom_all_reduce: _CustomAllReduce | None = None  # NCCL alone when the file has no such table
+    all_to_all: _PointToPoint
+    dispatch: _ExpertAllToAll
+    combine: _ExpertAllToAll
+    send_recv: _PointToPoint
+
+    def to_si(self) -> types.CollectiveModel:
+        protocols = (self.protocols.ll, self.protocols.ll128, self.protocols.simple)
+        return types.CollectiveModel(
+            protocols=tuple(protocol.to_si() for protocol in protocols),
+            net_overhead_s=self.net_overhead_us * 1e-6,
+            all_reduce_bandwidth_bytes_per_s=self.all_reduce_gb_per_s * 1e9,
+            gather_bandwidth_bytes_per_s=self.gather_gb_per_s * 1e9,
+            nic_bandwidth_bytes_per_s=self.nic_gb_per_s * 1e9,
+            custom_all_reduce=self.custom_all_reduce.to_si() if self.custom_all_reduce else None,
+            all_to_all=self.all_to_all.to_si(),
+            dispatch=self.dispatch.to_si(),
+            combine=self.combine.to_si(),
+            send_recv=self.send_recv.to_si(),
+        )
+
+
+class _HardwareFile(FileSchema):
+    name: str
+    node_gpus: Count
+    compute: _Compute
+    hbm: _Hbm
+    efficiency: _Families
+    collectives: _Collectives
+
+    def to_si(self) -> types.Hardware:
+        return types.Hardware(
+            name=self.name,
+            peak_flop_per_s={"bf16": self.compute.bf16_tflops * 1e12, "fp8": self.compute.fp8_tflops * 1e12},
+            hbm_bytes=self.hbm.capacity_gb * 1e9,
+            hbm_bandwidth_bytes_per_s=self.hbm.bandwidth_gb_per_s * 1e9,
+            overhead_bytes=self.hbm.overhead_gb * 1e9,
+            node_gpus=self.node_gpus,
+            efficiency={
+                "gemm": self.efficiency.gemm.to_si(),
+                "attention": self.efficiency.attention.to_si(),
+                "elementwise": self.efficiency.elementwise.to_si(),
+            },
+            collectives=self.collectives.to_si(),
+        )
+
+
+class _ModelFile(FileSchema):
+    name: str
+    layers: Count
+    hidden: Count
+    ffn_hidden: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    vocab: Count
+    experts: Count
+    experts_per_token: Count
+    gated: bool
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> _ModelFile:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+        if self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token ({self.experts_per_token}) exceeds experts ({self.experts})")
+        return self
+
+    def to_si(self) -> types.Model:
+        return types.Model(**self.model_dump())
+
+
+class _PrecisionsTable(FileSchema):
+    weights: types.Dtype
+    kv_cache: types.Dtype
+    activations: types.Dtype
+    dispatch: types.Dtype
+
+
+class _DegreesTable(FileSchema):
+    tp: Degrees
+    ep: Degrees
+    pp: Degrees
+    batch: Degrees
+
+
+class _WorkloadFile(FileSchema):
+    name: str
+    model: str
+    hardware: str
+    phase: Literal["decode"]
+    context_tokens: Count
+    tpot_slo_ms: Positive
+    max_gpus: Count
+    load_imbalance: Annotated[Positive, Field(ge=1)]
+    precisions: _PrecisionsTable
+    degrees: _DegreesTable
+
+
+# --- finding and reading files -------------------------------------------------------------------
+
+
+def configs_root() -> Path:
+    """The folder of shipped configurations: inside an installed package, or beside a checkout's sim/."""
+    package = Path(__file__).resolve().parent
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def list_names(kind: Kind) -> list[str]:
+    """Names of the shipped files of a kind, sorted."""
+    return sorted(path.stem for path in (configs_root() / kind).glob("*.toml"))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the closest known one, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(known)}" if known else "none is known"
+
+
+def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
+    """The file behind a shipped name or a path of the user's own.
+
+    Args:
+        kind: Which folder of configs/ a name is looked up in.
+        name_or_path: A name without ".toml", or a path that ends in ".toml".
+        beside: A folder that relative paths are tried against first.
+
+    Raises:
+        CatalogError: No such name or file.
+
+    >>> config_path("hardware", "h100_sxm").name
+    'h100_sxm.toml'
+    """
+    text = str(name_or_path)
+    if not text.endswith(".toml"):
+        shipped = configs_root() / kind / f"{text}.toml"
+        if "/" not in text and shipped.is_file():
+            return shipped
+        raise CatalogError(
+            f"unknown {_SINGULAR[kind]} {text!r}: {did_you_mean(text, list_names(kind))} "
+            f"(or give the path of a .toml file)"
+        )
+    for candidate in (beside / text if beside else None, Path(text)):
+        if candidate is not None and candidate.is_file():
+            return candidate
+    raise CatalogError(f"no such {_SINGULAR[kind]} file: {text}")
+
+
+SchemaT = TypeVar("SchemaT", bound=BaseModel)
+
+
+def _known_keys(schema: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    for part in location:
+        field = schema.model_fields.get(str(part))
+        annotation = field.annotation if field else None
+        candidates = getattr(annotation, "__args__", (annotation,))
+        nested = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not nested:
+            return []
+        schema = nested[0]
+    return list(schema.model_fields)
+
+
+def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
+    lines = []
+    for item in error.errors():
+        location = item["loc"]
+        key = ".".join(str(part) for part in location) or "file"
+        if item["type"] == "extra_forbidden":
+            hint = did_you_mean(str(location[-1]), _known_keys(schema, location[:-1]))
+            lines.append(f"{key}: unknown key; {hint}")
+        elif item["type"] == "missing":
+            lines.append(f"{key}: missing")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            got = f", got {item['input']!r}" if not isinstance(item["input"], dict | BaseModel) else ""
+            lines.append(f"{key}: {message}{'' if 'got' in message else got}")
+    return "; ".join(lines)
+
+
+def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
+    """Reads one TOML file and validates it.
+
+    Raises:
+        CatalogError: The file cannot be read, is no TOML, or breaks the schema.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise CatalogError(f"{path} is not valid TOML: {error}") from error
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise CatalogError(f"{path}: {_explain(error, schema)}") from error
+
+
+def load_hardware(name_or_path: str | Path, *, beside: Path | None = None) -> types.Hardware:
+    """The hardware of a shipped name or a file. Raises: CatalogError."""
+    return read_config(config_path("hardware", name_or_path, beside=beside), _HardwareFile).to_si()
+
+
+def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> types.Model:
+    """The model of a shipped name or a file. Raises: CatalogError."""
+    return read_config(config_path("models", name_or_path, beside=beside), _ModelFile).to_si()
+
+
+def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) -> types.Workload:
+    """A workload with its model and hardware.
+
+    Args:
+        name_or_path: A name in configs/workloads or the path of a TOML file.
+        hardware: Replaces the hardware that the file names.
+
+    Raises:
+        CatalogError: An unknown name or an unusable file.
+
+    >>> load_workload("gpt_moe_1_2t_16k").context_tokens
+    16384
+    """
+    path = config_path("workloads", name_or_path)
+    file = read_config(path, _WorkloadFile)
+    model_file = read_config(config_path("models", file.model, beside=path.parent), _ModelFile)
+    # A --hardware path is the caller's, so it is relative to the working directory, not to the workload.
+    hardware_path = (
+        config_path("hardware", file.hardware, beside=path.parent)
+        if hardware is None
+        else config_path("hardware", hardware)
+    )
+    hardware_file = read_config(hardware_path, _HardwareFile)
+    digest = hashlib.sha256()
+    for part in (file.model_copy(update={"model": "", "hardware": ""}), model_file, hardware_file):
+        digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
+    return types.Workload(
+        name=file.name,
+        model=model_file.to_si(),
+        hardware=hardware_file.to_si(),
+        phase=file.phase,
+        context_tokens=file.context_tokens,
+        tpot_slo_s=file.tpot_slo_ms * 1e-3,
+        max_gpus=file.max_gpus,
+        precisions=types.Precisions(**file.precisions.model_dump()),
+        load_imbalance=file.load_imbalance,
+        degrees=types.DegreeTables(**file.degrees.model_dump()),
+        config_hash=digest.hexdigest()[:16],
+    )

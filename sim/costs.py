@@ -1,0 +1,157 @@
+"""Prices of one layer and of both ends of the model: seconds and bytes, per op and choice.
+
+`sim.simulate` asks for the choices of one strategy, `sim.optimum` for all of them, so both see
+the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sim.ops import FusedOp, Tensor
+from sim.placement import PARTIAL, REPLICATE, Partial, Placement
+from sim.rank import Rank
+from sim.redistribute import collective_between, collectives_for
+from sim.roofline import Kernel, KernelTime, kernel_time
+from sim.sharding import rule
+from sim.types import NONE, Collective
+from sim.work import Work, elementwise, gemm, op_work
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """One fused op under one choice on the busiest GPU, without the moves of its inputs.
+
+    Attributes:
+        work: What it does.
+        kernels: Seconds of each of its launches.
+        time_s: Launches and the op's own collectives, one after the other.
+        activation_bytes: Its inputs and its output on one GPU.
+    """
+
+    work: Work
+    kernels: tuple[KernelTime, ...]
+    time_s: float
+    activation_bytes: float
+
+
+def price(rank: Rank, kernel: Kernel) -> KernelTime:
+    """Seconds of one kernel on the workload's hardware."""
+    return kernel_time(rank.workload.hardware, kernel)
+
+
+def seconds(collectives: Sequence[Collective]) -> float:
+    """Seconds of collectives that run one after the other."""
+    return sum(collective.time_s for collective in collectives)
+
+
+def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
+    """The cost of one op under one choice of the strategy."""
+    work = op_work(rank, op, choice)
+    kernels = tuple(price(rank, kernel) for kernel in work.kernels)
+    op_rule = rule(op, rank.layer, choice)
+    tensors = [rank.layer.tensor(name) for name in (*op.inputs, op.output)]
+    placements = (*op_rule.inputs, op_rule.output)
+    return OpCost(
+        work=work,
+        kernels=kernels,
+        time_s=sum(kernel.total_s for kernel in kernels) + seconds(work.collectives),
+        activation_bytes=sum(
+            rank.local_bytes(tensor, placement) for tensor, placement in zip(tensors, placements, strict=True)
+        ),
+    )
+
+
+def moves(
+    rank: Rank, tensor: Tensor, producer_choice: int, consumer_choices: Sequence[int]
+) -> tuple[tuple[Collective, ...], ...]:
+    """The redistributions of a tensor over tp, one tuple per consumer.
+
+    Args:
+        rank: The busiest GPU.
+        tensor: What is moved.
+        producer_choice: Choice of the op that leaves it.
+        consumer_choices: Choices of `tensor.consumers`, in that order.
+    """
+    if rank.tp == 1:
+        return ((),) * len(consumer_choices)
+    layer = rank.layer
+    source = rule(layer.op(tensor.producer), layer, producer_choice).output
+    consumers = [layer.op(name) for name in tensor.consumers]
+    rules = [rule(op, layer, choice) for op, choice in zip(consumers, consumer_choices, strict=True)]
+    if isinstance(source, Partial) and rules[0].passes_partial:
+        result = layer.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
+        return (rank.tp_collective("all_reduce", result.name, rank.tensor_bytes(result)),)
+    targets = [r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True)]
+    whole_bytes = rank.tensor_bytes(tensor)
+    return tuple(
+        rank.tp_collective(kind, tensor.name, whole_bytes) if kind else () for kind in collectives_for(source, targets)
+    )
+
+
+def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
+    """The kind of limit that a choice breaks at this tp degree: "heads", "tokens" or None."""
+    if choice == NONE:
+        return None
+    label = op.labels[choice]
+    if label in ("h", "q") and rank.workload.model.heads % rank.tp:
+        return "heads"
+    if label == "t" and rank.sizes.tokens < rank.tp:
+        return "tokens"
+    if label == "c" and rank.sizes.expert_tokens < rank.tp:
+        return "tokens"
+    return None
+
+
+# --- both ends of the model ---------------------------------------------------------------------------
+
+
+def stream_placement(rank: Rank, combine_choice: int) -> Placement:
+    """Placement of the residual stream between layers, as the last op of a layer leaves it."""
+    return rule(rank.layer.op("combine"), rank.layer, combine_choice).output
+
+
+def embedding_s(rank: Rank, combine_choice: int) -> float:
+    """Seconds of the vocabulary-parallel look-up, whose parts are reduced to the layers' placement."""
+    stream = rank.layer.tensor("residual_in")
+    whole_bytes = rank.tensor_bytes(stream)
+    kind = collective_between(PARTIAL, stream_placement(rank, combine_choice))
+    reduce = rank.tp_collective(kind, stream.name, whole_bytes) if kind else ()
+    return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + seconds(reduce)
+
+
+def head_s(rank: Rank, combine_choice: int) -> float:
+    """Seconds of the final norm, the LM head with its columns over tp, and greedy sampling."""
+    model, tokens = rank.workload.model, rank.sizes.tokens
+    stream = rank.layer.tensor("residual_in")
+    whole_bytes = rank.tensor_bytes(stream)
+    replicated = stream_placement(rank, combine_choice) == REPLICATE
+    gather = () if replicated else rank.tp_collective("all_gather", stream.name, whole_bytes)
+    norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * whole_bytes)
+    shape = (tokens, model.hidden, rank.cut(model.vocab, when=True))
+    head = gemm(rank, rank.workload.precisions.weights, shape, 1.0, rank.activation_each)
+    # Each rank offers its best token and score: 8 bytes per sequence and rank.
+    sample = rank.tp_collective("all_gather", "candidates", 8.0 * tokens * rank.tp)
+    return price(rank, norm).total_s + price(rank, head).total_s + seconds(gather + sample)
+
+
+def vocabulary_bytes(rank: Rank) -> float:
+    """Bytes of the embedding, or of the LM head, on one GPU; both are sharded over tp."""
+    model = rank.workload.model
+    return rank.cut(model.vocab, when=True) * model.hidden * rank.weight_each
+
+
+def stream_bytes(rank: Rank) -> float:
+    """Bytes of the residual stream of one microbatch, held whole through every op."""
+    return rank.tensor_bytes(rank.layer.tensor("residual_in"))
+
+
+def handed_on_bytes(rank: Rank, combine_choice: int) -> float:
+    """Bytes of the residual stream that one GPU hands to the next stage."""
+    return rank.local_bytes(rank.layer.tensor("residual_in"), stream_placement(rank, combine_choice))
+
+
+def head_activation_bytes(rank: Rank) -> float:
+    """The hidden state and the fp32 logits at the LM head."""
+    return stream_bytes(rank) + rank.sizes.tokens * rank.cut(rank.workload.model.vocab, when=True) * 4.0

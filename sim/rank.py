@@ -1,0 +1,56 @@
+"""What one GPU of the tp group holds and exchanges, for given degrees and batch."""
+
+from __future__ import annotations
+
+import math
+
+from sim.collectives import collective_time_s, sent_share
+from sim.mesh import ep_group, tp_group
+from sim.ops import Tensor, element_bytes, layer_ops, layer_sizes, tensor_shape
+from sim.placement import Placement, Shard
+from sim.types import DTYPE_BYTES, Collective, Workload
+
+
+class Rank:
+    """The busiest GPU under (tp, ep, batch). Pipeline stages do not change what a layer does on it.
+
+    Attributes:
+        workload, tp, ep: As given.
+        layer: Ops and tensors of the model's layer.
+        sizes: The layer on one ep rank, before the tp axis cuts it.
+        activation_each, weight_each: Bytes per element.
+    """
+
+    def __init__(self, workload: Workload, tp: int, ep: int, batch: int) -> None:
+        self.workload = workload
+        self.tp = tp
+        self.ep = ep
+        self.layer = layer_ops(workload.model)
+        self.sizes = layer_sizes(workload, ep, batch)
+        self.tp_group = tp_group(tp, workload.hardware.node_gpus)
+        self.ep_group = ep_group(tp, ep, workload.hardware.node_gpus)
+        self.activation_each = DTYPE_BYTES[workload.precisions.activations]
+        self.weight_each = DTYPE_BYTES[workload.precisions.weights]
+
+    def cut(self, size: float, *, when: bool) -> int:
+        """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
+        return math.ceil(size / self.tp) if when else math.ceil(size)
+
+    def tensor_bytes(self, tensor: Tensor) -> float:
+        """Bytes of a whole tensor on one ep rank: the V of the redistribution table."""
+        rows, columns = tensor_shape(self.workload.model, self.sizes, tensor)
+        return rows * columns * element_bytes(self.workload, tensor)
+
+    def local_bytes(self, tensor: Tensor, placement: Placement) -> float:
+        """Bytes of a tensor on this GPU under a placement over tp."""
+        rows, columns = tensor_shape(self.workload.model, self.sizes, tensor)
+        by_columns = isinstance(placement, Shard) and placement.dim == len(tensor.letters) - 1
+        by_rows = isinstance(placement, Shard) and not by_columns
+        return self.cut(rows, when=by_rows) * self.cut(columns, when=by_columns) * element_bytes(self.workload, tensor)
+
+    def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
+        """A collective over the tp axis on a tensor of `tensor_bytes`; none at degree 1."""
+        if self.tp == 1:
+            return ()
+        time_s = collective_time_s(self.workload.hardware, kind, self.tp_group, tensor_bytes)
+        return (Collective(kind, "tp", self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), time_s),)

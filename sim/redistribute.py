@@ -1,0 +1,59 @@
+"""Which collective turns one placement into another on a mesh axis."""
+
+from __future__ import annotations
+
+from sim.placement import Partial, Placement, Replicate, Shard
+
+
+class RedistributionError(ValueError):
+    """No collective leads from one placement to the other in a strategy."""
+
+
+def collective_between(source: Placement, target: Placement) -> str | None:
+    """The collective that turns `source` into `target`; None when each rank already holds its part.
+
+    Raises:
+        RedistributionError: The target is Partial: nothing is split into parts on purpose.
+
+    >>> from sim.placement import PARTIAL, REPLICATE, Shard
+    >>> collective_between(PARTIAL, REPLICATE), collective_between(REPLICATE, Shard(0))
+    ('all_reduce', None)
+    """
+    if source == target:
+        return None
+    match source, target:
+        case _, Partial():
+            raise RedistributionError(f"cannot turn {source} into {target}: parts only come out of an op")
+        case Replicate(), _:
+            return None
+        case Shard(), Replicate():
+            return "all_gather"
+        case Shard(), Shard():
+            return "all_to_all"
+        case Partial(), Replicate():
+            return "all_reduce"
+        case Partial(), Shard():
+            return "reduce_scatter"
+
+
+def collectives_for(source: Placement, targets: list[Placement]) -> list[str | None]:
+    """One collective per target, for a tensor that several consumers read.
+
+    A placement that two consumers share is moved once, and where one consumer needs the whole
+    tensor the others cut their shard out of it.
+
+    >>> from sim.placement import REPLICATE, Shard
+    >>> collectives_for(Shard(1), [Shard(0), REPLICATE, Shard(0)])
+    [None, 'all_gather', None]
+    """
+    held: set[Placement] = {source}
+    moves: dict[Placement, str | None] = {}
+    for target in sorted(set(targets), key=lambda placement: not isinstance(placement, Replicate)):
+        moves[target] = None if target in held or Replicate() in held else collective_between(source, target)
+        held.add(target)
+    charged: set[Placement] = set()
+    result: list[str | None] = []
+    for target in targets:
+        result.append(None if target in charged else moves[target])
+        charged.add(target)
+    return result

@@ -1,0 +1,387 @@
+"""The values that flow through the simulator: frozen, in SI units, validated before they get here.
+
+`sim.catalog` builds `Hardware`, `Model` and `Workload` from TOML; `sim.simulate` turns a
+`Workload` and a `Strategy` into an `Evaluation`. Nothing here computes a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["bf16", "fp8"]
+DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp8": 1}
+
+Choice = Literal[0, 1, 2]
+"""What one fused op is sharded over on the tp axis: its dim 0, its dim 1, or nothing."""
+NONE: Choice = 2
+CHOICES: tuple[Choice, ...] = (0, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One point of the search space.
+
+    Attributes:
+        tp: Tensor-parallel degree, >= 1.
+        ep: Expert-parallel degree (attention is data-parallel over it), >= 1.
+        pp: Pipeline-parallel degree, >= 1.
+        batch: Sequences of one in-flight microbatch over the whole ep group, >= 1.
+        dims: One `Choice` per fused op of the model, in the order of `sim.ops.layer_ops`.
+    """
+
+    tp: int
+    ep: int
+    pp: int
+    batch: int
+    dims: tuple[int, ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica: tp * ep * pp."""
+        return self.tp * self.ep * self.pp
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """One NCCL protocol (LL, LL128 or Simple): what a step costs and how much of a link it moves.
+
+    Attributes:
+        ring_base_s, tree_base_s: Launch latency of either algorithm.
+        ring_intra_step_s, ring_inter_step_s: One hop of a ring over NVLink and over the network.
+        tree_intra_step_s, tree_inter_step_s: One hop of a tree over NVLink and over the network.
+        bandwidth_share: Share of the achieved bandwidth that the protocol moves, in (0, 1].
+    """
+
+    ring_base_s: float
+    tree_base_s: float
+    ring_intra_step_s: float
+    ring_inter_step_s: float
+    tree_intra_step_s: float
+    tree_inter_step_s: float
+    bandwidth_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class CustomAllReduce:
+    """An inference engine's all-reduce inside a node, in a CUDA graph: one-shot or two-shot."""
+
+    one_shot_latency_s: float
+    two_shot_latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAllToAll:
+    """DeepEP dispatch or combine: latency at 1, 2, 4, ... nodes, bandwidth per GPU and tier."""
+
+    latency_s: tuple[float, ...]
+    intra_bandwidth_bytes_per_s: float
+    inter_bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PointToPoint:
+    """Latency and bandwidth of messages between two GPUs, in one node and across nodes."""
+
+    intra_latency_s: float
+    intra_bandwidth_bytes_per_s: float
+    inter_latency_s: float
+    inter_bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveModel:
+    """Constants of the collective libraries; `sim.collectives` turns them into seconds.
+
+    Attributes:
+        protocols: NCCL's protocols, of which it takes the fastest.
+        net_overhead_s: Least time of any step of a ring that spans nodes.
+        all_reduce_bandwidth_bytes_per_s: NVLink bandwidth per GPU of a large all-reduce.
+        gather_bandwidth_bytes_per_s: The same of a large all-gather or reduce-scatter.
+        nic_bandwidth_bytes_per_s: Achieved network bandwidth per GPU.
+        custom_all_reduce: The engine's own all-reduce inside a node, or None to use NCCL alone.
+        all_to_all: NCCL's all-to-all, as grouped sends and receives.
+        dispatch, combine: The experts' all-to-all.
+        send_recv: Point to point between pipeline stages.
+    """
+
+    protocols: tuple[Protocol, ...]
+    net_overhead_s: float
+    all_reduce_bandwidth_bytes_per_s: float
+    gather_bandwidth_bytes_per_s: float
+    nic_bandwidth_bytes_per_s: float
+    custom_all_reduce: CustomAllReduce | None
+    all_to_all: PointToPoint
+    dispatch: ExpertAllToAll
+    combine: ExpertAllToAll
+    send_recv: PointToPoint
+
+
+KernelFamily = Literal["gemm", "attention", "elementwise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Achieved shares of the roofline, in (0, 1], and the launch floor of one kernel family.
+
+    Attributes:
+        compute: Share of peak FLOP/s, by dtype of the arithmetic.
+        memory: Share of HBM bandwidth, by dtype of the streamed weights or KV cache.
+        floor_s: Shortest time any launch takes.
+    """
+
+    compute: Mapping[str, float]
+    memory: Mapping[str, float]
+    floor_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hardware:
+    """One accelerator, its node and its network."""
+
+    name: str
+    peak_flop_per_s: Mapping[str, float]
+    hbm_bytes: float
+    hbm_bandwidth_bytes_per_s: float
+    overhead_bytes: float
+    node_gpus: int
+    efficiency: Mapping[KernelFamily, Efficiency]
+    collectives: CollectiveModel
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A decoder-only transformer whose layers are all alike.
+
+    Attributes:
+        experts: Experts per layer; 1 means a dense feed-forward network.
+        experts_per_token: Distinct experts each token visits (top-k).
+        gated: Whether the activation multiplies two projections (SwiGLU) or one (GELU).
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    ffn_hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    experts: int
+    experts_per_token: int
+    gated: bool
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether the layer has a router, a dispatch and several experts."""
+        return self.experts > 1
+
+    @property
+    def ffn_in_width(self) -> int:
+        """Columns of ffn1: gate and up projections side by side when gated."""
+        return self.ffn_hidden * (2 if self.gated else 1)
+
+    @property
+    def attention_width(self) -> int:
+        """Columns of the attention output, heads * head_dim."""
+        return self.heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of the fused query, key and value projection."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def attention_parameters(self) -> int:
+        """Projection weights of one layer's attention."""
+        return self.hidden * (self.qkv_width + self.attention_width)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of one expert (or of the one dense feed-forward network) of one layer."""
+        return self.hidden * (self.ffn_in_width + self.ffn_hidden)
+
+    @property
+    def _small_parameters(self) -> int:
+        router = self.hidden * self.experts if self.is_moe else 0
+        return router + 2 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All weights: layers, token embedding, final norm and an untied LM head."""
+        layer = self.attention_parameters + self.experts * self.expert_parameters + self._small_parameters
+        return self.layers * layer + 2 * self.vocab * self.hidden + self.hidden
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights one token is multiplied with (the embedding is a look-up and does not count)."""
+        layer = self.attention_parameters + self.experts_per_token * self.expert_parameters + self._small_parameters
+        return self.layers * layer + self.vocab * self.hidden + self.hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Precisions:
+    """Storage formats. GEMMs run at the peak of `weights`, attention at that of `activations`."""
+
+    weights: Dtype
+    kv_cache: Dtype
+    activations: Dtype
+    dispatch: Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class DegreeTables:
+    """The values a search may choose for each degree, ascending."""
+
+    tp: tuple[int, ...]
+    ep: tuple[int, ...]
+    pp: tuple[int, ...]
+    batch: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """A model on a hardware under a service-level objective: everything but the strategy.
+
+    Attributes:
+        phase: "decode": one new token per sequence and step, `context_tokens` cached.
+        context_tokens: Cached tokens every sequence attends to.
+        tpot_slo_s: Longest allowed time per output token.
+        max_gpus: Device budget.
+        load_imbalance: Tokens of the busiest ep rank over the mean, >= 1.
+        degrees: The searched degree tables.
+        config_hash: Digest of everything above, of the model and of the hardware.
+    """
+
+    name: str
+    model: Model
+    hardware: Hardware
+    phase: Literal["decode"]
+    context_tokens: int
+    tpot_slo_s: float
+    max_gpus: int
+    precisions: Precisions
+    load_imbalance: float
+    degrees: DegreeTables
+    config_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken limit: what was needed and what is allowed, in the unit the kind implies."""
+
+    kind: Literal["hbm", "tpot", "gpus", "layers", "heads", "experts", "tokens"]
+    needed: float
+    allowed: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One communication of one GPU.
+
+    Attributes:
+        kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all" or "send_recv".
+        axis: Mesh axis it runs over.
+        degree: GPUs taking part.
+        tensor: What is moved.
+        bytes_per_device: Bytes each GPU sends.
+        time_s: How long it takes.
+    """
+
+    kind: str
+    axis: str
+    degree: int
+    tensor: str
+    bytes_per_device: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpBreakdown:
+    """One fused op of one layer on the busiest GPU.
+
+    Attributes:
+        choice: The strategy's choice; `label` names the dim it stands for ("none" for 2).
+        placements_in: Placement over tp of each input, by tensor name, as text.
+        placement_out: Placement over tp of the output, as text.
+        collectives: Redistributions of its inputs and collectives inside the op.
+        work_flops: Floating-point operations.
+        traffic_bytes: HBM bytes read and written.
+        compute_time_s: FLOPs at the achieved rate.
+        memory_time_s: Bytes at the achieved bandwidth.
+        kernel_time_s: The larger of both, or the launch floor.
+        communication_time_s: Sum over `collectives`.
+        bound: What the op's time is spent on: "compute", "memory", "launch" or "communication".
+    """
+
+    name: str
+    choice: int
+    label: str
+    placements_in: Mapping[str, str]
+    placement_out: str
+    collectives: tuple[Collective, ...]
+    work_flops: float
+    traffic_bytes: float
+    compute_time_s: float
+    memory_time_s: float
+    kernel_time_s: float
+    communication_time_s: float
+    bound: str
+
+    @property
+    def time_s(self) -> float:
+        """Kernel and communication time; they do not overlap."""
+        return self.kernel_time_s + self.communication_time_s
+
+
+@dataclass(frozen=True, slots=True)
+class StageBreakdown:
+    """Where the slowest pipeline stage's time goes, seconds."""
+
+    layers: int
+    layer_s: float
+    embedding_s: float
+    head_s: float
+    send_recv_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one GPU of the fullest stage, by kind."""
+
+    weights: float
+    kv_cache: float
+    activations: float
+    overhead: float
+
+    @property
+    def total(self) -> float:
+        """All kinds together."""
+        return math.fsum((self.weights, self.kv_cache, self.activations, self.overhead))
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How fast a strategy would run, why, and whether it is allowed.
+
+    The figures are given for infeasible strategies too; `violations` says what is broken.
+    """
+
+    strategy: Strategy
+    tokens_per_s_per_gpu: float
+    tpot_s: float
+    gpus: int
+    memory_bytes: Memory
+    violations: tuple[Violation, ...]
+    stage: StageBreakdown
+    ops: tuple[OpBreakdown, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether no limit is broken."""
+        return not self.violations

@@ -1,0 +1,188 @@
+"""What each kind of fused op does on one GPU: kernels, collectives of its own, weights, KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sim.collectives import expert_all_to_all_time_s
+from sim.ops import ROUTING_ENTRY_BYTES, FusedOp, tensor_dtype
+from sim.rank import Rank
+from sim.roofline import Kernel
+from sim.sharding import rule
+from sim.types import DTYPE_BYTES, NONE, Collective, Dtype
+
+_STATISTIC_BYTES = 4
+"""A norm's sum of squares is kept in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One op under one choice, before it is priced.
+
+    Attributes:
+        kernels: Its launches, in order.
+        collectives: Communication inside the op: all-to-all over ep, a norm's statistic, ...
+        weight_bytes: Weights of the op that the GPU holds.
+        kv_bytes: KV cache of one layer and one microbatch that the GPU holds.
+    """
+
+    kernels: tuple[Kernel, ...]
+    collectives: tuple[Collective, ...] = ()
+    weight_bytes: float = 0.0
+    kv_bytes: float = 0.0
+
+
+def op_work(rank: Rank, op: FusedOp, choice: int) -> Work:
+    """The work of a fused op under a choice of the strategy."""
+    return _WORK[op.kind](rank, op, "" if choice == NONE else op.labels[choice])
+
+
+def elementwise(rank: Rank, flops: float, traffic_bytes: float) -> Kernel:
+    """A kernel that streams activations."""
+    dtype = rank.workload.precisions.activations
+    return Kernel("elementwise", dtype, dtype, flops, traffic_bytes)
+
+
+def gemm(rank: Rank, dtype: Dtype, shape: tuple[float, float, float], matrices: float, input_each: int) -> Kernel:
+    """A GEMM [rows, inner] x [inner, columns], or several that share the rows.
+
+    Args:
+        rank: Whose activations it reads and writes.
+        dtype: Format of the weights and of the arithmetic.
+        shape: (rows, inner, columns), rows summed over the matrices.
+        matrices: Weight matrices streamed, one per active expert.
+        input_each: Bytes per input element.
+    """
+    rows, inner, columns = shape
+    weights = matrices * inner * columns * DTYPE_BYTES[dtype]
+    traffic = rows * inner * input_each + weights + rows * columns * rank.activation_each
+    return Kernel("gemm", dtype, dtype, 2.0 * rows * inner * columns, traffic)
+
+
+def _norm(rank: Rank, op: FusedOp, label: str) -> Work:
+    rows = rank.cut(rank.sizes.tokens, when=label == "t")
+    columns = rank.cut(rank.sizes.columns["d"], when=label == "d")
+    weight_bytes = columns * rank.activation_each
+    kernel = elementwise(rank, 4.0 * rows * columns, 2 * rows * columns * rank.activation_each + weight_bytes)
+    statistic = rank.tp_collective("all_reduce", "statistic", rows * _STATISTIC_BYTES) if label == "d" else ()
+    return Work((kernel,), statistic, weight_bytes)
+
+
+def _einsum(rank: Rank, op: FusedOp, label: str) -> Work:
+    """Dense `td,dq->tq` or, over the local experts, grouped `ecd,edf->ecf`."""
+    assert op.equation is not None
+    sizes, dtype = rank.sizes, rank.workload.precisions.weights
+    activation, weight = op.equation.split("->")[0].split(",")
+    inner_label, column_label = weight[-2:]
+    inner = rank.cut(sizes.columns[inner_label], when=label == inner_label)
+    columns = _columns(rank, op, sharded=label == column_label)
+    grouped = "e" in activation
+    rows = sizes.expert_tokens if grouped else sizes.tokens
+    matrices = sizes.active_experts if grouped else 1.0
+    input_each = DTYPE_BYTES[tensor_dtype(rank.workload, rank.layer.tensor(op.inputs[0]))]
+    kernel = gemm(rank, dtype, (rows, inner, columns), matrices, input_each)
+    held = sizes.local_experts if grouped else 1
+    return Work((kernel,), weight_bytes=held * inner * columns * DTYPE_BYTES[dtype])
+
+
+def _columns(rank: Rank, op: FusedOp, *, sharded: bool) -> int:
+    model = rank.workload.model
+    if op.name == "qkv_proj" and sharded:
+        heads, kv_heads = _local_heads(rank)
+        return (heads + 2 * kv_heads) * model.head_dim
+    if op.name == "ffn1":  # gate and up are cut alike
+        return rank.cut(model.ffn_hidden, when=sharded) * (model.ffn_in_width // model.ffn_hidden)
+    assert op.equation is not None
+    return rank.cut(rank.sizes.columns[op.equation[-1]], when=sharded)
+
+
+def _local_heads(rank: Rank) -> tuple[int, int]:
+    """Query and KV heads per GPU; KV heads are replicated once tp exceeds their number."""
+    model = rank.workload.model
+    return rank.cut(model.heads, when=True), rank.cut(model.kv_heads, when=True)
+
+
+def _attention(rank: Rank, op: FusedOp, label: str) -> Work:
+    workload, model = rank.workload, rank.workload.model
+    requests = rank.cut(rank.sizes.tokens, when=label == "t")
+    heads, kv_heads = _local_heads(rank) if label == "h" else (model.heads, model.kv_heads)
+    kv_dtype = workload.precisions.kv_cache
+    kv_bytes = requests * workload.context_tokens * 2.0 * kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
+    flops = 4.0 * requests * heads * model.head_dim * workload.context_tokens  # scores and values
+    new_elements = requests * 2 * (heads + kv_heads) * model.head_dim  # q, k and v in, the output out
+    traffic = kv_bytes + new_elements * rank.activation_each
+    kernel = Kernel("attention", workload.precisions.activations, kv_dtype, flops, traffic)
+    return Work((kernel,), kv_bytes=kv_bytes)
+
+
+def _pointwise(rank: Rank, op: FusedOp, label: str) -> Work:
+    """Reads every input once, writes the output once."""
+    op_rule = rule(op, rank.layer, op.labels.index(label) if label else NONE)
+    output_bytes = rank.local_bytes(rank.layer.tensor(op.output), op_rule.output)
+    traffic = output_bytes + sum(
+        rank.local_bytes(rank.layer.tensor(name), placement)
+        for name, placement in zip(op.inputs, op_rule.inputs, strict=True)
+    )
+    flops_each = 1.0 if op.kind == "residual_add" else 5.0  # SwiGLU: exp, add, divide and two products
+    return Work((elementwise(rank, flops_each * output_bytes / rank.activation_each, traffic),))
+
+
+def _router(rank: Rank, op: FusedOp, label: str) -> Work:
+    sizes, model = rank.sizes, rank.workload.model
+    rows = rank.cut(sizes.tokens, when=label == "t")
+    columns = rank.cut(model.experts, when=label == "e")
+    dtype = rank.workload.precisions.activations  # routers are kept out of low precision
+    logits_bytes = rows * model.experts * rank.activation_each
+    routing_bytes = rows * model.experts_per_token * ROUTING_ENTRY_BYTES
+    kernels = (
+        gemm(rank, dtype, (rows, model.hidden, columns), 1.0, rank.activation_each),
+        elementwise(rank, 5.0 * rows * model.experts, logits_bytes + routing_bytes),
+    )
+    gather = rank.tp_collective("all_gather", "logits", logits_bytes) if label == "e" else ()
+    return Work(kernels, gather, model.hidden * columns * DTYPE_BYTES[dtype])
+
+
+def _dispatch(rank: Rank, op: FusedOp, label: str) -> Work:
+    """Copies every token for each of its experts, then sends the copies to their ranks."""
+    rows, copies, columns = _routed(rank, label)
+    each = DTYPE_BYTES[rank.workload.precisions.dispatch]
+    permute = elementwise(rank, 0.0, rows * columns * rank.activation_each + copies * columns * each)
+    return Work((permute,), _expert_all_to_all(rank, op, copies * columns * each))
+
+
+def _combine(rank: Rank, op: FusedOp, label: str) -> Work:
+    """Sends expert results back, sums each token's by weight, adds the residual stream."""
+    rows, copies, columns = _routed(rank, label)
+    each = rank.activation_each
+    weighted_sum = elementwise(rank, 2.0 * copies * columns + rows * columns, (copies + 2 * rows) * columns * each)
+    return Work((weighted_sum,), _expert_all_to_all(rank, op, copies * columns * each))
+
+
+def _routed(rank: Rank, label: str) -> tuple[int, int, int]:
+    """Tokens, their copies for experts, and hidden columns on this GPU."""
+    sizes = rank.sizes
+    rows, copies = (rank.cut(size, when=label == "t") for size in (sizes.tokens, sizes.expert_tokens))
+    return rows, copies, rank.cut(sizes.columns["d"], when=label == "d")
+
+
+def _expert_all_to_all(rank: Rank, op: FusedOp, copies_bytes: float) -> tuple[Collective, ...]:
+    if rank.ep == 1:
+        return ()
+    sent_bytes = copies_bytes * (rank.ep - 1) / rank.ep
+    library = rank.workload.hardware.collectives
+    kernel = library.dispatch if op.kind == "dispatch" else library.combine
+    time_s = expert_all_to_all_time_s(kernel, rank.ep_group, sent_bytes)
+    return (Collective("all_to_all", "ep", rank.ep, "routed tokens", sent_bytes, time_s),)
+
+
+_WORK: dict[str, Callable[[Rank, FusedOp, str], Work]] = {
+    "norm": _norm,
+    "einsum": _einsum,
+    "attention": _attention,
+    "residual_add": _pointwise,
+    "activation": _pointwise,
+    "router": _router,
+    "dispatch": _dispatch,
+    "combine": _combine,
+}
