@@ -13,7 +13,7 @@ import math
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -338,8 +338,7 @@ SchemaT = TypeVar("SchemaT", bound=BaseModel)
 def _known_keys(schema: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
     for part in location:
         field = schema.model_fields.get(str(part))
-        annotation = field.annotation if field else None
-        candidates = getattr(annotation, "__args__", (annotation,))
+        candidates = (field.annotation, *get_args(field.annotation)) if field else ()
         nested = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
         if not nested:
             return []
@@ -348,7 +347,7 @@ def _known_keys(schema: type[BaseModel], location: tuple[str | int, ...]) -> lis
 
 
 def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
-    lines = []
+    lines: list[str] = []
     for item in error.errors():
         location = item["loc"]
         key = ".".join(str(part) for part in location) or "file"
@@ -359,8 +358,8 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
             lines.append(f"{key}: missing")
         else:
             message = item["msg"].removeprefix("Value error, ")
-            got = f", got {item['input']!r}" if not isinstance(item["input"], dict | BaseModel) else ""
-            lines.append(f"{key}: {message}{'' if 'got' in message else got}")
+            told = "got" in message or isinstance(item["input"], dict | BaseModel)
+            lines.append(f"{key}: {message}" + ("" if told else f", got {item['input']!r}"))
     return "; ".join(lines)
 
 

@@ -83,7 +83,7 @@ def moves(
     if isinstance(source, Partial) and rules[0].passes_partial:
         result = layer.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
         return (rank.tp_collective("all_reduce", result.name, rank.tensor_bytes(result)),)
-    targets = [r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True)]
+    targets = tuple(r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True))
     whole_bytes = rank.tensor_bytes(tensor)
     return tuple(
         rank.tp_collective(kind, tensor.name, whole_bytes) if kind else () for kind in collectives_for(source, targets)

@@ -25,7 +25,7 @@ class Group:
 
     @property
     def tier(self) -> str:
-        """ "intra" (one node), "inter" (one GPU per node) or "hierarchical"."""
+        """Either "intra" (one node), "inter" (one GPU per node) or "hierarchical"."""
         if self.nodes == 1:
             return "intra"
         return "inter" if self.per_node == 1 else "hierarchical"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from sim.placement import Partial, Placement, Replicate, Shard
 
 
@@ -36,15 +38,16 @@ def collective_between(source: Placement, target: Placement) -> str | None:
             return "reduce_scatter"
 
 
-def collectives_for(source: Placement, targets: list[Placement]) -> list[str | None]:
+@lru_cache(maxsize=4096)
+def collectives_for(source: Placement, targets: tuple[Placement, ...]) -> tuple[str | None, ...]:
     """One collective per target, for a tensor that several consumers read.
 
     A placement that two consumers share is moved once, and where one consumer needs the whole
     tensor the others cut their shard out of it.
 
     >>> from sim.placement import REPLICATE, Shard
-    >>> collectives_for(Shard(1), [Shard(0), REPLICATE, Shard(0)])
-    [None, 'all_gather', None]
+    >>> collectives_for(Shard(1), (Shard(0), REPLICATE, Shard(0)))
+    (None, 'all_gather', None)
     """
     held: set[Placement] = {source}
     moves: dict[Placement, str | None] = {}
@@ -56,4 +59,4 @@ def collectives_for(source: Placement, targets: list[Placement]) -> list[str | N
     for target in targets:
         result.append(None if target in charged else moves[target])
         charged.add(target)
-    return result
+    return tuple(result)

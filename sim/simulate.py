@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from sim.collectives import send_recv_time_s
 from sim.costs import (
@@ -19,7 +20,8 @@ from sim.costs import (
     vocabulary_bytes,
 )
 from sim.mesh import stages_share_a_node
-from sim.ops import FusedOp
+from sim.ops import FusedOp, Layer
+from sim.placement import Partial
 from sim.rank import Rank
 from sim.sharding import rule
 from sim.types import (
@@ -186,6 +188,21 @@ def _incoming_collectives(rank: Rank, choices: dict[str, int]) -> dict[str, list
     return incoming
 
 
+@lru_cache(maxsize=1024)
+def _placements_in(layer: Layer, op: FusedOp, choice: int, producer_choice: int) -> Mapping[str, str]:
+    """Placement of each input as the op reads it; parts that it passes through show as parts."""
+    op_rule = rule(op, layer, choice)
+    placements = [str(placement) for placement in op_rule.inputs]
+    left = rule(_first_producer(layer, op), layer, producer_choice).output
+    if op_rule.passes_partial and isinstance(left, Partial):
+        placements[0] = str(left)
+    return dict(zip(op.inputs, placements, strict=True))
+
+
+def _first_producer(layer: Layer, op: FusedOp) -> FusedOp:
+    return layer.op(layer.tensor(op.inputs[0]).producer)
+
+
 def _breakdown(
     rank: Rank, op: FusedOp, choices: dict[str, int], cost: OpCost, incoming: Sequence[Collective]
 ) -> OpBreakdown:
@@ -204,9 +221,7 @@ def _breakdown(
         name=op.name,
         choice=choice,
         label=CHOICE_LABELS[op.labels[choice]] if choice < len(op.labels) else "none",
-        placements_in={
-            name: str(placement) for name, placement in zip(op.inputs, op_rule.inputs, strict=True)
-        },
+        placements_in=_placements_in(rank.layer, op, choice, choices[_first_producer(rank.layer, op).name]),
         placement_out=str(op_rule.output),
         collectives=collectives,
         work_flops=sum(kernel.flops for kernel in cost.work.kernels),
@@ -217,4 +232,3 @@ def _breakdown(
         communication_time_s=communication_s,
         bound=max(parts, key=parts.__getitem__),
     )
-

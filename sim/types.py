@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dtype = Literal["bf16", "fp8"]
-DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp8": 1}
+DTYPE_BYTES: Mapping[Dtype, int] = {"bf16": 2, "fp8": 1}
 
 Choice = Literal[0, 1, 2]
 """What one fused op is sharded over on the tp axis: its dim 0, its dim 1, or nothing."""
@@ -92,7 +92,7 @@ class PointToPoint:
     inter_bandwidth_bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CollectiveModel:
     """Constants of the collective libraries; `sim.collectives` turns them into seconds.
 
@@ -133,8 +133,8 @@ class Efficiency:
         floor_s: Shortest time any launch takes.
     """
 
-    compute: Mapping[str, float]
-    memory: Mapping[str, float]
+    compute: Mapping[Dtype, float]
+    memory: Mapping[Dtype, float]
     floor_s: float
 
 
@@ -143,7 +143,7 @@ class Hardware:
     """One accelerator, its node and its network."""
 
     name: str
-    peak_flop_per_s: Mapping[str, float]
+    peak_flop_per_s: Mapping[Dtype, float]
     hbm_bytes: float
     hbm_bandwidth_bytes_per_s: float
     overhead_bytes: float
