@@ -1,0 +1,168 @@
+"""The one gate every call goes through: it charges the budget and writes one row per call."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, final
+
+import gymnasium as gym
+import numpy as np
+
+from envs.rows import CallRow, RowWriter, compact, read_rows
+from envs.space import ActionLike
+from envs.strategy_env import Observation, StrategyEnv
+from sim.types import Evaluation, Strategy
+
+__all__ = ["BudgetExhausted", "CallGate", "CallRow", "RowWriter", "compact", "read_rows"]
+
+
+class BudgetExhausted(RuntimeError):
+    """A call was asked for after the last one of the budget; nothing was evaluated."""
+
+
+@final
+class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
+    """Lets exactly `budget` calls through and records each: valid, invalid or repeated.
+
+    A call that raises (a failing simulator, an action outside the space) is neither charged nor written.
+    `reset` clears what the environment shows, never what was counted.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from sim.catalog import load_workload
+        >>> rows = RowWriter(pathlib.Path(tempfile.mkdtemp()) / "rows.jsonl")
+        >>> gate = CallGate(StrategyEnv(load_workload("gpt_moe_1_2t_16k")), budget=4000, rows=rows, run_id="mine")
+        >>> _ = gate.step(gate.env.action_space.sample())
+        >>> gate.calls, gate.calls_left
+        (1, 3999)
+        >>> gate.close()
+
+    Args:
+        env: What the calls go to.
+        budget: Most calls, >= 1.
+        rows: Where each call's row goes; closed with the gate.
+        run_id: First column of every row.
+
+    Attributes:
+        calls: Calls made so far, each with its row.
+        feasible_calls: Those that broke no limit.
+        best_raw: Best feasible tokens/s/GPU, 0.0 if there is none.
+
+    Raises:
+        ValueError: The budget is below 1.
+    """
+
+    def __init__(self, env: StrategyEnv, budget: int, rows: RowWriter, run_id: str) -> None:
+        super().__init__(env)
+        if budget < 1:
+            raise ValueError(f"expected a budget of at least 1 call, got {budget}")
+        self.budget = budget
+        self.calls = 0
+        self.feasible_calls = 0
+        self.best_raw = 0.0
+        self._strategy_env = env
+        self._rows = rows
+        self._run_id = run_id
+        self._seen: set[int] = set()
+        self._best: Strategy | None = None
+        self._best_evaluation: Evaluation | None = None
+        self._digest = hashlib.sha256().hexdigest()
+
+    @property
+    def calls_left(self) -> int:
+        """Calls that the budget still allows."""
+        return self.budget - self.calls
+
+    @property
+    def unique_calls(self) -> int:
+        """Calls of strategies that the run had not called before."""
+        return len(self._seen)
+
+    @property
+    def best_strategy(self) -> Strategy | None:
+        """The first strategy that reached `best_raw`; None while nothing feasible was found."""
+        return self._best
+
+    @property
+    def best_evaluation(self) -> Evaluation | None:
+        """What the simulator said about `best_strategy`."""
+        if self._best_evaluation is None and self._best is not None:
+            # After a resume. The strategy was charged when it was called, and evaluate is pure.
+            self._best_evaluation = self._strategy_env.evaluate(self._best)
+        return self._best_evaluation
+
+    @property
+    def digest(self) -> str:
+        """Hash chained over all calls: equal if and only if two runs made the same calls with the same results.
+
+        The run id is left out. The prefix keeps tables from reading an all-digit hash as a number.
+        """
+        return f"sha256-{self._digest}"
+
+    def step(self, action: ActionLike) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Makes one call. On return its row is in the operating system's hands: killing this process keeps it.
+
+        Raises:
+            BudgetExhausted: No calls are left.
+            SimulatorFailure: See `StrategyEnv.step`.
+        """
+        if self.calls >= self.budget:
+            raise BudgetExhausted(f"run {self._run_id!r} has spent its budget of {self.budget} calls")
+        observation, reward, terminated, truncated, info = self._strategy_env.step(action)
+        self._record(info["evaluation"], float(reward))
+        self._seen.add(self._strategy_env.space.rank(action))
+        return observation, reward, terminated, truncated, info
+
+    def _record(self, evaluation: Evaluation, reward: float) -> None:
+        raw = float(evaluation.tokens_per_s_per_gpu)
+        improved = evaluation.feasible and (self._best is None or raw > self.best_raw)
+        row = CallRow.of(
+            evaluation,
+            run_id=self._run_id,
+            call=self.calls + 1,
+            reward=reward,
+            best_so_far=raw if improved else self.best_raw,
+        )
+        self._rows.write(row)
+        # Counted once the row is out, so that a full disk never leaves a call without its row.
+        self.calls += 1
+        self.feasible_calls += evaluation.feasible
+        self._digest = hashlib.sha256(f"{self._digest}{row[1:]!r}".encode()).hexdigest()
+        if improved:
+            self.best_raw, self._best, self._best_evaluation = raw, evaluation.strategy, evaluation
+
+    def get_state(self) -> dict[str, Any]:
+        """JSON-able snapshot of the gate and of the environment behind it."""
+        best = None if self._best is None else self._strategy_env.space.encode(self._best).tolist()
+        return {
+            "calls": self.calls,
+            "feasible_calls": self.feasible_calls,
+            "seen": sorted(self._seen),
+            "best_raw": self.best_raw,
+            "best_action": best,
+            "digest": self._digest,
+            "env": self._strategy_env.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes back to a snapshot. The rows are resumed apart: `RowWriter.resume(path, state["calls"])`.
+
+        Raises:
+            ValueError: The snapshot has spent more than this gate's budget.
+        """
+        if state["calls"] > self.budget:
+            raise ValueError(f"the saved run made {state['calls']} calls, more than the budget of {self.budget}")
+        space = self._strategy_env.space
+        self._strategy_env.set_state(state["env"])
+        self.calls = state["calls"]
+        self.feasible_calls = state["feasible_calls"]
+        self.best_raw = state["best_raw"]
+        self._seen = set(state["seen"])
+        self._best = None if state["best_action"] is None else space.decode(np.array(state["best_action"]))
+        self._best_evaluation = None
+        self._digest = state["digest"]
+
+    def close(self) -> None:
+        """Closes the rows and the environment."""
+        self._rows.close()
+        super().close()

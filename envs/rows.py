@@ -1,0 +1,212 @@
+"""One row per call on disk: JSON Lines while the run goes on, Parquet when it is done.
+
+At every moment, also after a kill, one file holds all rows: the Parquet file replaces the JSON Lines only once
+it is complete, and where both exist they agree and the JSON Lines count.
+"""
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# (pandas has no stubs of its own and leaves parts of its interface untyped)
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, final, get_type_hints
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.types import Evaluation
+
+ROWS_FILE = "rows.jsonl"
+COMPACT_FILE = "rows.parquet"
+
+
+class CallRow(NamedTuple):
+    """One call. No clock, so that a rerun writes the same bytes.
+
+    Attributes:
+        run_id: Which run.
+        call: Number of the call, from 1.
+        tp, ep, pp, batch: The strategy's degrees.
+        dims: Its choices, "2,1,...".
+        tokens_per_s_per_gpu: As simulated, of infeasible strategies too.
+        tpot_s: Time per output token.
+        memory_bytes: Of the fullest GPU, all kinds.
+        feasible: Whether no limit is broken.
+        violations: Kinds of the broken limits, "hbm;tpot".
+        reward: The environment's reward.
+        best_so_far: Best feasible tokens/s/GPU, this call included, 0.0 if none.
+    """
+
+    run_id: str
+    call: int
+    tp: int
+    ep: int
+    pp: int
+    batch: int
+    dims: str
+    tokens_per_s_per_gpu: float
+    tpot_s: float
+    memory_bytes: float
+    feasible: bool
+    violations: str
+    reward: float
+    best_so_far: float
+
+    @classmethod
+    def of(cls, evaluation: Evaluation, *, run_id: str, call: int, reward: float, best_so_far: float) -> CallRow:
+        """The row of one evaluation."""
+        strategy = evaluation.strategy
+        return cls(
+            run_id=run_id,
+            call=call,
+            tp=strategy.tp,
+            ep=strategy.ep,
+            pp=strategy.pp,
+            batch=strategy.batch,
+            dims=",".join(map(str, strategy.dims)),
+            # A plugged-in simulator may return numpy scalars, whose text depends on numpy's version.
+            tokens_per_s_per_gpu=float(evaluation.tokens_per_s_per_gpu),
+            tpot_s=float(evaluation.tpot_s),
+            memory_bytes=float(evaluation.memory_bytes.total),
+            feasible=bool(evaluation.feasible),
+            violations=";".join(violation.kind for violation in evaluation.violations),
+            reward=reward,
+            best_so_far=best_so_far,
+        )
+
+    def to_json(self) -> bytes:
+        """One line of the JSON Lines file."""
+        return json.dumps(self._asdict()).encode() + b"\n"
+
+
+@final
+class RowWriter:
+    """Appends rows to a JSON Lines file; each row is handed to the operating system before `write` returns.
+
+    Args:
+        path: A file that does not exist yet; its folder does.
+
+    Raises:
+        FileExistsError: There are rows already, plain or compacted.
+    """
+
+    def __init__(self, path: Path, *, file: BinaryIO | None = None) -> None:
+        self.path = path
+        self._file = file or _create(path)
+
+    @classmethod
+    def resume(cls, path: Path, calls: int) -> RowWriter:
+        """A writer that goes on after the first `calls` rows; later ones are dropped, for the run makes them again.
+
+        Also right if the file ends in half a row, was compacted meanwhile, or (with 0 calls) does not exist.
+
+        Raises:
+            ValueError: There are fewer whole rows than that.
+        """
+        return cls(path, file=_reopen(path, calls))
+
+    def write(self, row: CallRow) -> None:
+        """Appends one row."""
+        self._file.write(row.to_json())
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file; a second time does nothing."""
+        self._file.close()
+
+
+def compact(jsonl_path: Path, parquet_path: Path) -> None:
+    """Turns a finished run's JSON Lines into Parquet and removes them; does nothing if that is done already."""
+    if not jsonl_path.exists() and parquet_path.exists():
+        return
+    _replace(parquet_path, lambda temporary: _frame(_load(jsonl_path)).to_parquet(temporary, index=False))
+    jsonl_path.unlink()
+
+
+def read_rows(run_dir: Path) -> pd.DataFrame:
+    """All whole rows of a run, one column per field of `CallRow`, while it runs or afterwards.
+
+    Raises:
+        FileNotFoundError: The folder holds no rows.
+        ValueError: A line is damaged (half a last line is not: that row was never reported).
+    """
+    import pandas as pd
+
+    try:
+        return _frame(_load(run_dir / ROWS_FILE))
+    except FileNotFoundError:  # compacted, perhaps this very moment
+        pass
+    try:
+        return pd.read_parquet(run_dir / COMPACT_FILE)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no calls in {run_dir}: expected {ROWS_FILE} or {COMPACT_FILE}") from None
+
+
+def _compacted(path: Path) -> Path:
+    return path.with_suffix(".parquet")
+
+
+def _create(path: Path) -> BinaryIO:
+    for existing in (path, _compacted(path)):
+        if existing.exists():
+            raise FileExistsError(f"{existing} holds a run already: resume it or choose another folder")
+    return path.open("xb")
+
+
+def _reopen(path: Path, calls: int) -> BinaryIO:
+    _expand(path)
+    lines = _whole_lines(path) if path.exists() else []
+    if len(lines) < calls:
+        raise ValueError(
+            f"{path} holds {len(lines)} whole rows, but the run was saved after {calls} calls: "
+            "this is not the folder of that run, or rows were removed"
+        )
+    file = path.open("ab")
+    file.truncate(sum(len(line) for line in lines[:calls]))
+    return file
+
+
+def _expand(path: Path) -> None:
+    """Undoes `compact`, wherever it was interrupted."""
+    compacted = _compacted(path)
+    if not compacted.exists():
+        return
+    if not path.exists():
+        import pandas as pd
+
+        rows = (CallRow(*values) for values in pd.read_parquet(compacted).itertuples(index=False))
+        _replace(path, lambda temporary: temporary.write_bytes(b"".join(row.to_json() for row in rows)))
+    compacted.unlink()
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file that is either whole or absent, whatever interrupts this."""
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _load(path: Path) -> list[CallRow]:
+    return [_parse(line, f"{path}, line {number}") for number, line in enumerate(_whole_lines(path), start=1)]
+
+
+def _parse(line: bytes, where: str) -> CallRow:
+    try:
+        return CallRow(**json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where} is damaged, expected one call as JSON: {error}") from error
+
+
+def _frame(rows: list[CallRow]) -> pd.DataFrame:
+    import pandas as pd  # slow to import, and commands that read no rows must start fast
+
+    return pd.DataFrame(rows, columns=list(CallRow._fields)).astype(get_type_hints(CallRow))

@@ -1,0 +1,138 @@
+"""The search space of a workload: strategies as vectors of table indices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+import numpy as np
+from gymnasium.spaces import MultiDiscrete
+from numpy.typing import NDArray
+
+from sim.ops import op_names
+from sim.types import CHOICES, Strategy, Workload
+
+Action = NDArray[np.int64]
+"""Indices into the tables of a `StrategySpace`, [A]: tp, ep, pp, batch, then one choice per fused op."""
+ActionLike = NDArray[np.integer[Any]]
+"""What is taken for an action: any integer type."""
+
+_DEGREES = ("tp", "ep", "pp", "batch")
+
+
+@final
+class StrategySpace:
+    """All strategies that a workload's degree tables and choices span, feasible or not.
+
+    Example:
+        >>> from sim.catalog import load_workload
+        >>> space = StrategySpace(load_workload("gpt_moe_1_2t_16k"))
+        >>> space.size
+        2763493200
+        >>> space.decode(space.nvec - 1).batch
+        4096
+
+    Attributes:
+        workload: What the space belongs to.
+        names: Name of each coordinate, [A]: the degrees, then the fused ops.
+        sizes: Number of values of each coordinate, [A].
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        degrees = workload.degrees
+        ops = op_names(workload.model)
+        self.workload = workload
+        self.names: tuple[str, ...] = (*_DEGREES, *ops)
+        self._tables: tuple[tuple[int, ...], ...] = (
+            *(degrees.tp, degrees.ep, degrees.pp, degrees.batch),
+            *(CHOICES for _ in ops),
+        )
+        self.sizes: tuple[int, ...] = tuple(len(table) for table in self._tables)
+        self._nvec = np.array(self.sizes, dtype=np.int64)
+        self._movable = np.flatnonzero(self._nvec > 1)
+
+    @property
+    def nvec(self) -> NDArray[np.int64]:
+        """Number of values of each coordinate, [A], a new array."""
+        return self._nvec.copy()
+
+    @property
+    def size(self) -> int:
+        """Number of strategies, exact."""
+        return math.prod(self.sizes)
+
+    @property
+    def action_space(self) -> MultiDiscrete:
+        """The space in gymnasium's words."""
+        return MultiDiscrete(self._nvec)
+
+    def decode(self, action: ActionLike) -> Strategy:
+        """Strategy that an action [A] stands for.
+
+        Raises:
+            ValueError: The action has another shape, is not integer or leaves a table.
+        """
+        return self._strategy(self.indices(action))
+
+    def encode(self, strategy: Strategy) -> Action:
+        """Action [A] that stands for a strategy.
+
+        Raises:
+            ValueError: A degree is not in its table, or the dims do not fit the workload's ops.
+        """
+        if len(strategy.dims) != len(self.names) - len(_DEGREES):
+            raise ValueError(
+                f"expected {len(self.names) - len(_DEGREES)} dims, got {len(strategy.dims)}: "
+                f"one per fused op of {self.workload.model.name}"
+            )
+        values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *strategy.dims)
+        for name, value, table in zip(self.names, values, self._tables, strict=True):
+            if value not in table:
+                raise ValueError(f"{name} is {value}, but {self.workload.name} searches only {table}")
+        return np.array([table.index(value) for value, table in zip(values, self._tables, strict=True)], np.int64)
+
+    def indices(self, action: ActionLike) -> tuple[int, ...]:
+        """An action [A] as plain ints: hashable and checked.
+
+        Raises:
+            ValueError: See `decode`.
+        """
+        array = np.asarray(action)
+        if array.shape != self._nvec.shape or array.dtype.kind not in "iu":
+            raise ValueError(
+                f"expected an integer action of shape {self._nvec.shape}, got shape {array.shape} of {array.dtype}"
+            )
+        indices: tuple[int, ...] = tuple(array.tolist())
+        for position, (index, size) in enumerate(zip(indices, self.sizes, strict=True)):
+            if not 0 <= index < size:
+                raise ValueError(
+                    f"action[{position}] ({self.names[position]}) is {index}, expected one of 0 to {size - 1}"
+                )
+        return indices
+
+    def rank(self, action: ActionLike) -> int:
+        """Position of an action [A] among all, 0 to size - 1; no two share one."""
+        rank = 0
+        for index, size in zip(self.indices(action), self.sizes, strict=True):
+            rank = rank * size + index
+        return rank
+
+    def sample(self, rng: np.random.Generator) -> Action:
+        """Action [A], every one equally likely."""
+        return rng.integers(self._nvec)
+
+    def neighbour(self, action: ActionLike, rng: np.random.Generator) -> Action:
+        """Copy of an action [A] with one coordinate changed: coordinate and new value uniformly.
+
+        A space of a single strategy has no neighbours; there it is the action itself.
+        """
+        moved = np.array(action, dtype=np.int64)
+        if self._movable.size:
+            coordinate = self._movable[rng.integers(self._movable.size)]
+            step = rng.integers(1, self._nvec[coordinate])
+            moved[coordinate] = (moved[coordinate] + step) % self._nvec[coordinate]
+        return moved
+
+    def _strategy(self, indices: tuple[int, ...]) -> Strategy:
+        tp, ep, pp, batch, *dims = (table[index] for index, table in zip(indices, self._tables, strict=True))
+        return Strategy(tp=tp, ep=ep, pp=pp, batch=batch, dims=tuple(dims))

@@ -1,0 +1,179 @@
+"""The search as a gymnasium environment: one step evaluates one strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, final
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box
+from numpy.typing import NDArray
+
+from envs.archive import AddStatus, EliteArchive
+from envs.reward import ImprovementReward
+from envs.space import ActionLike, StrategySpace
+from sim import simulate
+from sim.types import Evaluation, Strategy, Workload
+
+Observation = NDArray[np.float32]
+Evaluate = Callable[[Workload, Strategy], Evaluation]
+Reward = Callable[[float, float, bool], float]
+
+_PAPER_REWARD = ImprovementReward()
+_PADDING = -1.0  # apart from every scaled index, which lies in [0, 1]
+_CACHED_CALLS = 1024  # [assumed] enough for a searcher that dwells on a few strategies; some 20 MB
+
+
+class SimulatorFailure(RuntimeError):
+    """The simulator raised, or returned something that is no measurement. Never a low reward.
+
+    Attributes:
+        strategy: What it was asked to evaluate.
+        reason: What it did.
+    """
+
+    def __init__(self, strategy: Strategy, reason: str) -> None:
+        super().__init__(strategy, reason)  # both, so that the error survives pickling
+        self.strategy = strategy
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the simulator failed on {self.strategy}: {self.reason}"
+
+
+@final
+class StrategyEnv(gym.Env[Observation, ActionLike]):
+    """Evaluates strategies and shows the elites found so far. An episode never ends by itself.
+
+    Action: MultiDiscrete [A], see `StrategySpace`. Observation: Box [T, A] float32, row i the i-th best distinct
+    feasible action, each index divided by the largest of its table; rows not yet filled are -1.
+
+    Example:
+        >>> from sim.catalog import load_workload
+        >>> env = StrategyEnv(load_workload("gpt_moe_1_2t_16k"))
+        >>> observation, reward, _, _, info = env.step(env.space.nvec - 1)
+        >>> reward, info["feasible"], info["best"]
+        (-10.0, False, 0.0)
+
+    Args:
+        workload: What the strategies are for.
+        evaluate: Any pure black box from (workload, strategy) to an `Evaluation`; repeats may come from a cache.
+        elites: Rows of the observation, T.
+        reward: From (raw, best before the call, feasible) to the reward.
+        retries: How often a failing evaluation is tried again before `SimulatorFailure`.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        evaluate: Evaluate = simulate.evaluate,
+        elites: int = 3,
+        reward: Reward = _PAPER_REWARD,
+        retries: int = 0,
+    ) -> None:
+        if retries < 0:
+            raise ValueError(f"expected retries >= 0, got {retries}")
+        self.space = StrategySpace(workload)
+        self.archive = EliteArchive(elites)
+        self.action_space = self.space.action_space
+        self.observation_space = Box(_PADDING, 1.0, (elites, len(self.space.sizes)), np.float32)
+        self._reward = reward
+        self._retries = retries
+        self._simulate = functools.partial(evaluate, workload)
+        self._cached = functools.lru_cache(maxsize=_CACHED_CALLS)(self._evaluate)
+        self._index_scale = np.maximum(self.space.nvec - 1, 1)
+        self._observation = self._observe()
+
+    @property
+    def best(self) -> float:
+        """Best tokens/s/GPU so far, 0.0 while nothing feasible was found."""
+        elite = self.archive.best
+        return elite.raw if elite else 0.0
+
+    @property
+    def observation(self) -> Observation:
+        """The elites as the next action may see them, [T, A], a new array."""
+        return self._observation.copy()
+
+    def evaluate(self, strategy: Strategy) -> Evaluation:
+        """What the simulator says about a strategy, checked, without a trace in the environment.
+
+        Raises:
+            SimulatorFailure: It raised, or returned no finite measurement, once more than `retries` times.
+        """
+        return self._cached(strategy)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Forgets every elite and the best so far."""
+        super().reset(seed=seed, options=options)
+        self.archive.clear()
+        self._observation = self._observe()
+        return self.observation, {}
+
+    def step(self, action: ActionLike) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Evaluates one strategy.
+
+        Returns:
+            Observation after the call, reward, False, False, and info: `evaluation`, `raw` (tokens/s/GPU, 0.0 if
+            infeasible), `feasible` and `best` (best raw, this call included).
+
+        Raises:
+            SimulatorFailure: See `evaluate`; nothing changed.
+            ValueError: The action is not in the space.
+        """
+        evaluation = self.evaluate(self.space.decode(action))
+        feasible = evaluation.feasible
+        raw = float(evaluation.tokens_per_s_per_gpu) if feasible else 0.0
+        reward = self._reward(raw, self.best, feasible)
+        if feasible and self.archive.add(raw, self.space.indices(action)) is AddStatus.ADDED:
+            self._observation = self._observe()
+        info = {"evaluation": evaluation, "raw": raw, "feasible": feasible, "best": self.best}
+        return self.observation, reward, False, False, info
+
+    def get_state(self) -> dict[str, Any]:
+        """JSON-able snapshot of everything that later calls depend on."""
+        return {"elites": self.archive.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes back to a snapshot of an environment with the same arguments."""
+        self.archive.set_state(state["elites"])
+        self._observation = self._observe()
+
+    def _observe(self) -> Observation:
+        observation = np.full(self.observation_space.shape or (), _PADDING, np.float32)
+        for row, elite in zip(observation, self.archive.entries, strict=False):
+            row[:] = np.asarray(elite.action) / self._index_scale
+        return observation
+
+    def _evaluate(self, strategy: Strategy) -> Evaluation:
+        for _ in range(self._retries):
+            with contextlib.suppress(Exception):
+                return _checked(self._simulate(strategy), strategy)
+        try:
+            return _checked(self._simulate(strategy), strategy)
+        except Exception as error:
+            raise SimulatorFailure(strategy, f"{type(error).__name__}: {error}") from error
+
+
+def _checked(evaluation: Evaluation, strategy: Strategy) -> Evaluation:
+    """The evaluation, if it is one. Raises ValueError for what a plugged-in simulator may get wrong."""
+    if not isinstance(evaluation, Evaluation):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"expected a sim.types.Evaluation, got {evaluation!r}")
+    if evaluation.strategy != strategy:
+        raise ValueError(f"expected the evaluation of that strategy, got one of {evaluation.strategy}")
+    figures = {
+        "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
+        "tpot_s": evaluation.tpot_s,
+        "memory_bytes": evaluation.memory_bytes.total,
+    }
+    for name, value in figures.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"expected a finite {name} >= 0, got {value}")
+    return evaluation

@@ -1,0 +1,95 @@
+"""What every searcher is: it proposes actions and is told what became of them."""
+
+from __future__ import annotations
+
+import abc
+import zlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from envs.space import Action, StrategySpace
+
+
+class NoOptions(BaseModel):
+    """Settings of a searcher that has none; the others derive theirs from it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one call returned.
+
+    Attributes:
+        raw: Tokens/s/GPU, 0.0 if infeasible.
+        feasible: Whether no limit is broken.
+        reward: The environment's reward (eq. 1).
+        best: Best raw so far, this call included.
+        observation: Elite history after the call, [T, A] float32.
+    """
+
+    raw: float
+    feasible: bool
+    reward: float
+    best: float
+    observation: NDArray[np.float32]
+
+
+class Searcher(abc.ABC):
+    """Proposes actions and learns from outcomes. One loop drives all of them.
+
+    The loop is `action = ask(observation)`, one call of the gated environment, `tell(action, outcome)`.
+    A searcher never sees the environment, so it cannot spend a call by itself. Tells come in the order
+    of the asks. The loop tells each call before it asks again; a searcher decides from the action it is
+    told, not from the last one it proposed, so that a pipeline with several calls in flight stays possible.
+
+    Subclasses are final, keep this constructor, set `name` and, if they have settings, `Options`.
+
+    Args:
+        space: The actions to choose from.
+        seed: >= 0. Equal seeds give bit-identical runs, in every process.
+        budget: Calls the run will make, for schedules; the gate enforces it, not the searcher.
+        options: An instance of the class's own `Options`.
+    """
+
+    name: ClassVar[str]
+    Options: ClassVar[type[BaseModel]] = NoOptions
+
+    def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: Any) -> None:
+        self.space = space
+        self.budget = budget
+        self.options = options
+        # The name keeps searchers of one study from drawing the same numbers.
+        self.rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
+
+    @abc.abstractmethod
+    def ask(self, observation: NDArray[np.float32]) -> Action | None:
+        """Action [A] to evaluate next, a new array; None when there is nothing left to propose."""
+
+    @abc.abstractmethod
+    def tell(self, action: Action, outcome: Outcome) -> None:
+        """Learns what `action` [A] gave; changes neither argument."""
+
+    @abc.abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """Picklable snapshot, independent of what happens later; enough to go on bit-identically."""
+
+    @abc.abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a snapshot that a searcher with the same constructor arguments gave."""
+
+    @property
+    def proposal_count(self) -> int | None:
+        """Calls after which `ask` returns None; None if it never does."""
+        return None
+
+    def metrics(self) -> dict[str, float]:
+        """Scalars to log beside the common ones, such as a temperature."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 (most searchers hold nothing, so this is a hook and not abstract)
+        """Releases what the searcher holds."""

@@ -1,0 +1,1 @@
+"""One searcher per file; `raysearch.registry` knows them by name."""

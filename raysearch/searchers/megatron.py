@@ -1,0 +1,83 @@
+"""The heuristic baseline: Megatron-LM's sharding, all degrees."""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any, ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.space import Action
+from raysearch.searcher import Outcome, Searcher
+from sim.heuristics import megatron_dims, megatron_sp_dims
+from sim.types import Model
+
+
+class _DegreeSweep(Searcher):
+    """Calls every combination of degrees and batch once, with the dims of a heuristic; then it has nothing to propose.
+
+    The order is that of an odometer over the tables, tp slowest, then ep, pp and batch: a budget below
+    `proposal_count` leaves out the largest tp degrees first, those that span many nodes. Neither the seed nor
+    what it is told changes anything.
+    """
+
+    _proposed = 0
+
+    @abc.abstractmethod
+    def dims(self, model: Model) -> tuple[int, ...]:
+        """The heuristic's choice per fused op."""
+
+    @property
+    def proposal_count(self) -> int:
+        """Number of combinations of degrees and batch."""
+        return math.prod(self.space.sizes[:4])
+
+    def ask(self, observation: NDArray[np.float32]) -> Action | None:
+        """The next combination."""
+        if self._proposed == self.proposal_count:
+            return None
+        degrees = np.unravel_index(self._proposed, self.space.sizes[:4])
+        self._proposed += 1
+        # A choice is its own index.
+        return np.array([*degrees, *self.dims(self.space.workload.model)], dtype=np.int64)
+
+    def tell(self, action: Action, outcome: Outcome) -> None:
+        """Learns nothing."""
+
+    def get_state(self) -> dict[str, Any]:
+        """How many were proposed."""
+        return {"proposed": self._proposed}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on after those proposed."""
+        self._proposed = state["proposed"]
+
+
+@final
+class MegatronSearcher(_DegreeSweep):
+    """Megatron-LM: attention and feed-forward split over heads and columns, two all-reduces per layer.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019; "Learning to Shard", section 4, searches its degrees likewise.
+    """
+
+    name: ClassVar[str] = "megatron"
+
+    def dims(self, model: Model) -> tuple[int, ...]:
+        """{none,1,1,0,none,none,none,none,1,1,0,none} for a mixture of experts."""
+        return megatron_dims(model)
+
+
+@final
+class MegatronSPSearcher(_DegreeSweep):
+    """Megatron-LM with sequence parallelism: tokens split between the GEMMs.
+
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.
+    """
+
+    name: ClassVar[str] = "megatron_sp"
+
+    def dims(self, model: Model) -> tuple[int, ...]:
+        """{0,1,1,0,0,0,0,0,1,1,0,0} for a mixture of experts."""
+        return megatron_sp_dims(model)

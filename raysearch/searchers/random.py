@@ -1,0 +1,33 @@
+"""Independent sampling: the baseline that learns nothing."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.space import Action
+from raysearch.searcher import Outcome, Searcher
+
+
+@final
+class RandomSearcher(Searcher):
+    """Every action equally likely at every call, with replacement."""
+
+    name: ClassVar[str] = "random"
+
+    def ask(self, observation: NDArray[np.float32]) -> Action:
+        """A uniform action."""
+        return self.space.sample(self.rng)
+
+    def tell(self, action: Action, outcome: Outcome) -> None:
+        """Learns nothing."""
+
+    def get_state(self) -> dict[str, Any]:
+        """The generator."""
+        return {"rng": self.rng.bit_generator.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Puts the generator back."""
+        self.rng.bit_generator.state = state["rng"]

@@ -1,0 +1,102 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envs import StrategySpace
+from raysearch import registry
+from raysearch.errors import InputError
+from raysearch.registry import (
+    OptionsError,
+    UnknownName,
+    check_options,
+    make_searcher,
+    register,
+    searcher_class,
+    searcher_names,
+    searcher_summary,
+)
+from sim.catalog import list_names
+from tests.envs.fakes import tiny_workload
+
+SPACE = StrategySpace(tiny_workload())
+
+
+def test_the_shipped_searchers_are_known_by_their_names() -> None:
+    names = ("random", "random_walk", "annealing", "coordinate", "megatron", "megatron_sp", "ppo_paper")
+    assert searcher_names()[: len(names)] == names
+
+
+def test_every_searcher_has_a_one_line_summary_and_a_preset() -> None:
+    for name in searcher_names():
+        assert searcher_summary(name)
+        assert "\n" not in searcher_summary(name)
+        assert name in list_names("searchers")
+
+
+@pytest.mark.parametrize("name", [name for name in searcher_names() if name != "ppo_paper"])
+def test_the_class_behind_a_name_bears_it(name: str) -> None:
+    assert searcher_class(name).name == name
+    assert isinstance(make_searcher(name, SPACE, seed=0, budget=1), searcher_class(name))
+
+
+def test_the_preset_holds_unless_an_option_is_given() -> None:
+    assert check_options("annealing", {}).model_dump() == {"initial_temperature": 100.0}
+    assert check_options("annealing", {"initial_temperature": 3}).model_dump() == {"initial_temperature": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("annealing", {"inital_temperature": 3}, "unknown option 'inital_temperature': did you mean 'initial_temp"),
+        ("annealing", {"initial_temperature": -1}, "option 'initial_temperature': .*greater than 0, got -1"),
+        ("annealing", {"initial_temperature": float("nan")}, "option 'initial_temperature': .*, got nan"),
+        ("annealing", {"initial_temperature": "hot"}, "option 'initial_temperature': .* number.*, got 'hot'"),
+        ("random", {"temperature": 3}, "searcher 'random': unknown option 'temperature': it has none"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_error(name: str, options: dict, message: str) -> None:
+    with pytest.raises(OptionsError, match=message) as error:
+        make_searcher(name, SPACE, seed=0, budget=10, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_name_is_answered_with_the_closest() -> None:
+    for refused in (searcher_summary, searcher_class):
+        with pytest.raises(UnknownName, match="unknown searcher 'anealing': did you mean 'annealing'"):
+            refused("anealing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"seed": -1, "budget": 1}, "seed of at least 0, got -1"), ({"seed": 0, "budget": 0}, "at least 1 call, got 0")],
+)
+def test_a_seed_or_budget_out_of_range_is_refused(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_searcher("random", SPACE, **arguments)
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match=r"'random' is registered already, as raysearch\.searchers\.random:Random"):
+        register("random", "again", "elsewhere:Searcher")
+    with pytest.raises(ValueError, match=r"expected 'package\.module:Class', got 'elsewhere'"):
+        register("another", "wrong", "elsewhere")
+    assert "another" not in searcher_names()
+
+
+def test_a_searcher_of_the_users_own_needs_no_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    register("mine", "the same by another name", "raysearch.searchers.random:RandomSearcher")
+    assert make_searcher("mine", SPACE, seed=0, budget=1).proposal_count is None
+
+
+def test_naming_searchers_imports_none_of_them() -> None:
+    program = """if True:
+        import sys
+        from raysearch.registry import searcher_names, searcher_summary
+        [searcher_summary(name) for name in searcher_names()]
+        heavy = {"torch", "ray", "pandas", "raysearch.searchers", "raysearch.ppo"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
