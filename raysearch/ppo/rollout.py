@@ -1,0 +1,59 @@
+"""What PPO learns from: a few consecutive calls, and how much better each did than expected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """`n` consecutive calls made by one policy, and where they led.
+
+    Attributes:
+        observations: What the policy saw before each call, float32 `[n, T, A]`.
+        actions: What it chose, int64 `[n, A]`.
+        log_probs: How likely it was to choose that, float32 `[n]`.
+        rewards: What came of it `[n]`.
+        values: Return expected before each call and after the last one `[n + 1]`.
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    log_probs: np.ndarray
+    rewards: np.ndarray
+    values: np.ndarray
+
+
+def estimate_advantages(rewards: np.ndarray, values: np.ndarray, gamma: float, lambda_: float) -> np.ndarray:
+    """Generalised advantages `[n]` of one stretch of a search that never ends.
+
+    Args:
+        rewards: `[n]`.
+        values: Expected returns, `[n + 1]`; the last one stands for everything after the stretch.
+        gamma: Discount, in [0, 1].
+        lambda_: 0 trusts `values` after one step, 1 sums up all rewards of the stretch.
+
+    Example:
+        >>> estimate_advantages(np.array([1.0, 2.0]), np.array([0.5, 0.0, 4.0]), gamma=0.5, lambda_=1.0)
+        array([2.5, 4. ])
+
+    Source: Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation", eq. 16.
+    """
+    surprises = rewards + gamma * values[1:] - values[:-1]
+    advantages = np.zeros_like(surprises)
+    following = 0.0
+    for t in reversed(range(len(surprises))):
+        advantages[t] = following = surprises[t] + gamma * lambda_ * following
+    return advantages
+
+
+def normalize(advantages: np.ndarray) -> np.ndarray:
+    """Shifts and scales advantages `[n]` to mean 0 and sample deviation 1; a single one is left alone.
+
+    Source: Stable-Baselines3, `PPO.train`, with its guard of 1e-8 against equal advantages.
+    """
+    if len(advantages) < 2:
+        return advantages
+    return (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)

@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+import torch
+
+from raysearch.ppo.env_runner import gumbel_noise
+
+
+@pytest.fixture
+def runner(toy):
+    return toy.search(budget=100).agent.runner
+
+
+def observation(toy, value: float = -1.0) -> np.ndarray:
+    return np.full((3, len(toy.sizes)), value, np.float32)
+
+
+def test_noise_depends_on_seed_and_call_alone():
+    a = gumbel_noise(3, 17, (8, 5))
+    gumbel_noise(4, 1, (2, 2))
+    np.testing.assert_array_equal(a, gumbel_noise(3, 17, (8, 5)))
+    assert not np.array_equal(a, gumbel_noise(3, 18, (8, 5)))
+    assert not np.array_equal(a, gumbel_noise(4, 17, (8, 5)))
+
+
+def test_noise_is_standard_gumbel():
+    noise = gumbel_noise(0, 0, (200_000,))
+    assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.01)
+    assert noise.std() == pytest.approx(np.pi / np.sqrt(6), abs=0.01)
+
+
+def test_rollout_holds_what_was_seen_done_and_expected(toy, runner):
+    seen = [observation(toy, 0.1), observation(toy, 0.5), observation(toy, 0.9)]
+    actions = []
+    for now, then, reward in [(seen[0], seen[1], 1.0), (seen[1], seen[2], -2.0)]:
+        actions.append(runner.act(now))
+        runner.record(reward, then)
+    opinions = [runner.judge(each) for each in seen]
+    rollout = runner.take()
+    np.testing.assert_array_equal(rollout.observations, seen[:2])
+    np.testing.assert_array_equal(rollout.actions, actions)
+    np.testing.assert_array_equal(rollout.rewards, [1.0, -2.0])
+    np.testing.assert_allclose(rollout.values, [o.value for o in opinions])
+    heads = range(len(toy.sizes))
+    logp = [sum(o.log_probs[h, a[h]] for h in heads) for o, a in zip(opinions, actions, strict=False)]
+    np.testing.assert_allclose(rollout.log_probs, logp, rtol=1e-6)
+    assert (runner.recorded, runner.calls) == (0, 2)
+
+
+def test_actions_lie_in_the_space(toy, runner):
+    for _ in range(200):
+        action = runner.act(observation(toy))
+        runner.record(0.0, observation(toy))
+        assert action.dtype == np.int64
+        assert action.shape == (len(toy.sizes),)
+        assert ((action >= 0) & (action < toy.sizes)).all()
+
+
+def test_opinions_follow_the_weights_once_forgotten(toy, runner):
+    seen = observation(toy)
+    before = runner.judge(seen)
+    with torch.no_grad():
+        for parameter in runner.module.parameters():
+            parameter += 0.1
+    assert runner.judge(seen) is before
+    runner.forget()
+    assert runner.judge(seen).value != before.value
+
+
+def test_callers_may_reuse_their_arrays(toy, runner):
+    seen, after = observation(toy, 0.2), observation(toy, 0.4)
+    action = runner.act(seen)
+    runner.record(1.0, after)
+    expected = action.copy(), runner.judge(observation(toy, 0.4)).value
+    action[:] = 0
+    seen[:] = 9.0
+    after[:] = 9.0
+    rollout = runner.take()
+    np.testing.assert_array_equal(rollout.actions[0], expected[0])
+    assert (rollout.observations == np.float32(0.2)).all()
+    assert rollout.values[1] == expected[1]
+
+
+def test_actions_in_flight_are_recorded_in_order(toy, runner):
+    first, second = runner.act(observation(toy)), runner.act(observation(toy, 0.3))
+    runner.record(1.0, observation(toy))
+    runner.record(2.0, observation(toy, 0.3))
+    rollout = runner.take()
+    np.testing.assert_array_equal(rollout.actions, [first, second])
+    assert not np.array_equal(first, second)
+
+
+def test_outcome_of_nothing_is_refused(toy, runner):
+    with pytest.raises(RuntimeError, match="in flight"):
+        runner.record(1.0, observation(toy))
+
+
+def test_confidence_and_entropy_of_an_opinion(toy, runner):
+    opinion = runner.judge(observation(toy))
+    probs = np.exp(opinion.log_probs)
+    assert opinion.confidence == pytest.approx(probs.max(-1).min())
+    positive = probs[probs > 0]
+    assert opinion.entropy == pytest.approx(-(positive * np.log(positive)).sum(), rel=1e-5)

@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+
+from raysearch.ppo.rollout import estimate_advantages, normalize
+
+
+def test_advantages_by_hand():
+    rewards, values = np.array([1.0, 2.0]), np.array([0.5, 3.0, 4.0])
+    second = 2.0 + 0.9 * 4.0 - 3.0
+    first = (1.0 + 0.9 * 3.0 - 0.5) + 0.9 * 0.8 * second
+    np.testing.assert_allclose(estimate_advantages(rewards, values, 0.9, 0.8), [first, second])
+
+
+def test_lambda_0_looks_one_step_ahead():
+    rewards, values = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0, 7.0])
+    np.testing.assert_allclose(estimate_advantages(rewards, values, 0.5, 0.0), [-0.5, 0.0, 0.5])
+
+
+def test_lambda_1_sums_up_all_rewards():
+    rewards, values = np.array([1.0, 2.0]), np.array([0.25, 9.0, 4.0])
+    assert estimate_advantages(rewards, values, 1.0, 1.0)[0] == pytest.approx(1 + 2 + 4 - 0.25)
+
+
+def test_a_single_call_has_an_advantage():
+    np.testing.assert_allclose(estimate_advantages(np.array([2.0]), np.array([1.0, 3.0]), 0.5, 0.95), [2.5])
+
+
+def test_two_advantages_keep_only_their_signs_when_normalised():
+    np.testing.assert_allclose(normalize(np.array([-3.0, 100.0])), [-np.sqrt(0.5), np.sqrt(0.5)])
+
+
+def test_equal_advantages_normalise_to_zero_and_one_is_left_alone():
+    np.testing.assert_array_equal(normalize(np.array([7.0, 7.0])), [0.0, 0.0])
+    np.testing.assert_array_equal(normalize(np.array([7.0])), [7.0])
