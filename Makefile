@@ -1,0 +1,53 @@
+# make search: set up and run the quickstart study.   make test: set up and run everything CI runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Build isolation sees the same exact versions as the install itself.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+define check_python
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+  { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
+endef
+
+.PHONY: help search test check setup setup-dev clean
+
+help:
+	@echo "make search  set up .venv and run the quickstart study"
+	@echo "make test    set up .venv with the development tools; lint, type-check and test"
+	@echo "make setup   set up .venv"
+	@echo "make clean   remove .venv and build products (results/ stays)"
+
+search: setup
+	$(BIN)/raysearch study configs/studies/quickstart.toml
+
+test: setup-dev check
+
+check:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/pytest
+
+setup: $(VENV)/.installed
+setup-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(check_python)
+	@echo "Setting up $(VENV): a minute or two"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt
+	@$(check_python)
+	@echo "Setting up $(VENV) with the development tools: a minute or two"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(VENV)/.installed $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,6 @@
+"""`python -m raysearch` is the `raysearch` command."""
+
+from raysearch.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Options that several commands share, and how all of them print JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+WorkloadOption = Annotated[
+    str, typer.Option("--workload", "-w", help="Name in configs/workloads, or the path of a TOML file.")
+]
+HardwareOption = Annotated[
+    str | None,
+    typer.Option(help="Replaces the workload's hardware: name in configs/hardware, or the path of a TOML file."),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Folder for the results, new or empty.  [default: results/NAME-UTC TIME]"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Prints a result for programs."""
+    print(json.dumps(value, indent=2, allow_nan=False))

@@ -1,0 +1,60 @@
+"""`raysearch report`: what a folder of results says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysearch.commands.options import JsonOption, print_json
+
+
+def report_results(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Report a study or a search: scores, the best strategy of each workload explained, anytime curves.
+
+    Works on unfinished and running studies too. Writes curve.png into the folder.
+
+    \b
+    Examples:
+      raysearch report results/smoke
+      raysearch report results/smoke --json
+    """
+    from raysearch.report import score, write_curve
+    from raysearch.results import planned_runs, read_runs
+
+    if not as_json:
+        print_report(directory)
+        return
+    runs = read_runs(directory)
+    complete = len(runs) == planned_runs(directory) and all(run["complete"] for run in runs)
+    curve = write_curve(directory)
+    print_json(
+        {"folder": str(directory), "complete": complete, "runs": runs, "scores": score(runs), "curve": str(curve)}
+    )
+
+
+def print_report(directory: Path) -> None:
+    """Prints scores, the best strategies and where everything lies."""
+    from raysearch.report import RATIO_BASE, best_runs, explain, score, write_curve
+    from raysearch.results import planned_runs, read_runs
+    from raysearch.tables import explanation, printer, scores_table
+
+    console = printer()
+    runs = read_runs(directory)
+    for run in best_runs(runs):
+        explained = explain(directory, run)
+        console.print(f"[bold]Best of {run['workload']}[/]: found by {run['searcher']}, seed {run['seed']}")
+        if explained is None:
+            console.print(f"{run['strategy']} (its workload is gone or has changed, so it cannot be explained)")
+        else:
+            console.print(*explanation(*explained), sep="\n")
+        console.print()
+    console.print(scores_table(score(runs)))
+    console.print(f"f* is the exact optimum, RW is {RATIO_BASE}; in brackets f*/RW, which no ratio can exceed.")
+    finished = sum(run["complete"] for run in runs)
+    console.print(f"{finished} of {planned_runs(directory)} runs finished. Results: {directory}")
+    console.print(f"Anytime curves: {write_curve(directory)}")

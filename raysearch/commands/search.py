@@ -1,0 +1,78 @@
+"""`raysearch search`: one run in this process, without Ray."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raysearch.commands.options import HardwareOption, JsonOption, OutOption, WorkloadOption, print_json
+from raysearch.errors import Interrupted, RunFailed
+from raysearch.files import anchored, fresh_folder
+from raysearch.registry import check_options
+from raysearch.yardstick import find_yardstick
+from sim.catalog import load_workload
+
+if TYPE_CHECKING:
+    from raysearch.run import SearchRun
+
+_CALLS_BETWEEN_UPDATES = 20
+
+
+def search_workload(
+    workload: WorkloadOption,
+    searcher: Annotated[str, typer.Option("--searcher", "-s", help="Name; see `raysearch list`.")],
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal calls, bit for bit.")] = 0,
+    budget: Annotated[int, typer.Option("--budget", "-b", help="Strategies to evaluate.")] = 4000,
+    hardware: HardwareOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run one searcher on one workload, scored against the exact optimum.
+
+    Every call is on disk before the next one begins; Ctrl-C keeps them all.
+
+    \b
+    Examples:
+      raysearch search -w gpt_moe_1_2t_16k -s annealing
+      raysearch search -w gpt_moe_1_2t_16k -s ppo_paper --seed 1 --budget 4000 --out results/ppo --json
+    """
+    from raysearch.progress import stepping
+    from raysearch.run import RunSpec, SearchRun
+
+    anchored_hardware = anchored("hardware", hardware) if hardware else None
+    spec = RunSpec(anchored("workloads", workload), searcher, seed, budget, anchored_hardware)
+    loaded = load_workload(spec.workload, spec.hardware)
+    check_options(searcher, {})
+    folder = fresh_folder(out, f"{loaded.name}-{searcher}-s{seed}")
+    with stepping(f"exact optimum of {loaded.name}") as progress:
+        optimum = find_yardstick(loaded, progress).tokens_per_s_per_gpu
+    summary = _drive(SearchRun(spec, folder, optimum=optimum))
+    if as_json:
+        print_json({**summary, "folder": str(folder)})
+    else:
+        from raysearch.commands.report import print_report
+
+        print_report(folder)
+
+
+def _drive(run: SearchRun) -> dict[str, Any]:
+    from envs.strategy_env import SimulatorFailure
+    from raysearch.progress import searching
+
+    try:
+        with searching(run.run_id, run.spec.budget) as show:
+            while not run.done:
+                run.advance(_CALLS_BETWEEN_UPDATES)
+                show(run.metrics())
+        return run.finish()
+    except Interrupted as stop:
+        raise Interrupted(stop.signum, f"{stop} after {_kept(run)}") from None
+    except SimulatorFailure as failure:
+        raise RunFailed(f"{failure}; stopped after {_kept(run)}") from failure
+    finally:
+        run.close()
+
+
+def _kept(run: SearchRun) -> str:
+    return f"{run.calls:,} of {run.spec.budget:,} calls, all kept in {run.out_dir}"

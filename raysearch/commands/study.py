@@ -1,0 +1,91 @@
+"""`raysearch study`: many runs on Ray Tune, and the table they end with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raysearch.commands.options import JsonOption, OutOption
+from raysearch.errors import InputError, Interrupted
+from raysearch.files import fresh_folder
+from raysearch.yardstick import find_yardstick
+
+if TYPE_CHECKING:
+    from raysearch.study import Study
+
+
+def run(
+    file: Annotated[str, typer.Argument(help="Path of a study's TOML file, or a name in configs/studies.")],
+    out: OutOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished study in --out.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of a running Ray cluster ('auto' finds it).  [default: $RAY_ADDRESS, or a Ray of its own]"),
+    ] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of the own Ray.  [default: all]")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a study: every searcher on every workload with every seed, in parallel, on Ray Tune.
+
+    Ctrl-C keeps every call; the same command with --resume goes on, with the same result as if never stopped.
+    On a cluster, --out must be a folder that all nodes share.
+
+    \b
+    Examples:
+      raysearch study quickstart
+      raysearch study configs/studies/smoke.toml --out results/smoke --json
+      raysearch study configs/studies/smoke.toml --out results/smoke --resume
+    """
+    from raysearch.study import check_same_study, has_begun, load_study
+
+    study = load_study(file)
+    if resume:
+        folder = _begun(out)
+        check_same_study(study, folder)
+    else:
+        folder = fresh_folder(out, study.file.name)
+    optima = _optima(study)
+    try:
+        _run_open(study, optima, folder, address, cpus, resume)
+    except Interrupted as stop:
+        if not has_begun(folder):
+            raise
+        message = f"{stop}; every call so far is kept. Go on with: raysearch study {file} --out {folder} --resume"
+        raise Interrupted(stop.signum, message) from None
+    from raysearch.commands.report import report_results
+
+    report_results(folder, as_json)
+
+
+def _begun(out: Path | None) -> Path:
+    if out is None:
+        raise InputError("--resume needs --out: the folder of the study to go on with")
+    return out
+
+
+def _optima(study: Study) -> dict[str, float | None]:
+    from raysearch.progress import stepping
+
+    optima: dict[str, float | None] = {}
+    for text, workload in study.workloads.items():
+        with stepping(f"exact optimum of {workload.name}") as progress:
+            optima[text] = find_yardstick(workload, progress).tokens_per_s_per_gpu
+    return optima
+
+
+def _run_open(
+    study: Study, optima: dict[str, float | None], folder: Path, address: str | None, cpus: int | None, resume: bool
+) -> None:
+    from raysearch.run import finished_summary
+    from raysearch.study import run_dir
+
+    finished = {run_id for run_id in study.specs() if finished_summary(run_dir(folder, run_id))}
+    if len(finished) == len(study.specs()):
+        return
+    from raysearch.progress import StudyBars
+    from raysearch.tuning import run_study
+
+    with StudyBars(study.file.name, study.specs(), finished) as display:
+        run_study(study, optima, folder, display=display, address=address, cpus=cpus, resume=resume)

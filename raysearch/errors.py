@@ -1,0 +1,28 @@
+"""What can go wrong that is not a bug: a caller's mistake, or a signal that asks us to stop."""
+
+from __future__ import annotations
+
+import signal
+
+
+class InputError(ValueError):
+    """Something the caller gave cannot be used; the message says what was expected and how to mend it."""
+
+
+class RunFailed(RuntimeError):
+    """A search stopped because something broke; the message names it and says what was kept."""
+
+
+class Interrupted(BaseException):
+    """A signal asked the program to stop.
+
+    Derives from BaseException, as KeyboardInterrupt does, so that no `except Exception` on the way swallows it.
+
+    Attributes:
+        exit_code: 128 + the signal's number, as shells report it.
+    """
+
+    def __init__(self, signum: int, message: str = "") -> None:
+        super().__init__(message or f"interrupted by {signal.Signals(signum).name}")
+        self.signum = signum
+        self.exit_code = 128 + signum

@@ -1,0 +1,234 @@
+"""One run: a searcher on a workload with a seed and a budget of calls, and the one loop that drives it.
+
+Every searcher, alone or in a study, is driven by `SearchRun.advance`, so equal specs give equal calls bit for
+bit wherever they run. Nothing here knows of Ray.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envs.recording import CallGate
+from envs.rows import COMPACT_FILE, ROWS_FILE, RowWriter, compact
+from envs.space import StrategySpace
+from envs.strategy_env import StrategyEnv
+from raysearch import __version__
+from raysearch.errors import InputError
+from raysearch.files import read_json, strategy_dict, write_atomically, write_json
+from raysearch.registry import make_searcher
+from raysearch.searcher import Outcome
+from sim.catalog import load_workload
+
+HEAD_FILE = "run.json"
+SUMMARY_FILE = "summary.json"
+CHECKPOINT_FILE = "checkpoint.pkl"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What makes a run: equal specs give equal calls.
+
+    Attributes:
+        workload: Name in configs/workloads or the path of a TOML file.
+        searcher: Registered name.
+        seed: At least 0.
+        budget: Calls, at least 1.
+        hardware: Replaces the workload's hardware: a name or a path.
+        options: Of the searcher; what is left out takes its preset.
+    """
+
+    workload: str
+    searcher: str
+    seed: int
+    budget: int
+    hardware: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise InputError(f"budget must be at least 1 call, got {self.budget}")
+        if self.seed < 0:
+            raise InputError(f"seed must be at least 0, got {self.seed}")
+
+
+class SearchRun:
+    """A run in progress; its folder holds what it is (run.json), its rows and, once finished, its summary.
+
+    >>> import tempfile, pathlib
+    >>> spec = RunSpec("gpt_moe_1_2t_16k", "random", seed=0, budget=3)
+    >>> run = SearchRun(spec, pathlib.Path(tempfile.mkdtemp()))
+    >>> run.advance(10)
+    >>> run.calls, run.done
+    (3, True)
+    """
+
+    def __init__(self, spec: RunSpec, out_dir: Path, *, optimum: float | None = None, resume: bool = False) -> None:
+        """Starts a run from its first call, or goes on from its last checkpoint.
+
+        Args:
+            spec: What to run.
+            out_dir: The run's folder. Rows beyond the checkpoint's calls are dropped: they are computed again.
+            optimum: f* of the workload, tokens/s/GPU. For the scores only: no searcher sees it.
+            resume: Whether to go on from the folder's checkpoint, if there is one.
+
+        Raises:
+            InputError, CatalogError, UnknownName: The spec cannot be run, or is not the checkpoint's.
+        """
+        self.spec, self.out_dir, self.optimum = spec, out_dir, optimum
+        self.workload = load_workload(spec.workload, spec.hardware)
+        state = self._read_checkpoint() if resume else None
+        space = StrategySpace(self.workload)
+        self._searcher = make_searcher(spec.searcher, space, seed=spec.seed, budget=spec.budget, **spec.options)
+        env = StrategyEnv(self.workload)
+        write_json(out_dir / HEAD_FILE, self._head())
+        rows = RowWriter.resume(out_dir / ROWS_FILE, state["gate"]["calls"] if state else 0)
+        self._gate = CallGate(env, spec.budget, rows, self.run_id)
+        self._observation, _ = self._gate.reset(seed=spec.seed)
+        self._exhausted = False
+        self._wall_s = 0.0
+        if state:
+            self._gate.set_state(state["gate"])
+            self._searcher.set_state(state["searcher"])
+            self._observation = env.observation
+            self._exhausted, self._wall_s = state["exhausted"], state["wall_s"]
+
+    @property
+    def run_id(self) -> str:
+        """Names the run within a study."""
+        return f"{self.workload.name}-{self.spec.searcher}-s{self.spec.seed}"
+
+    @property
+    def calls(self) -> int:
+        """Strategies evaluated so far."""
+        return self._gate.calls
+
+    @property
+    def done(self) -> bool:
+        """Whether the budget is spent or the searcher has nothing left to propose."""
+        return self._exhausted or self._gate.calls_left == 0
+
+    def advance(self, calls: int) -> None:
+        """Makes at most `calls` further calls; fewer if the run is done before."""
+        started = time.perf_counter()
+        try:
+            for _ in range(min(calls, self._gate.calls_left)):
+                if not self._call():
+                    break
+        finally:
+            self._wall_s += time.perf_counter() - started
+
+    def _call(self) -> bool:
+        action = self._searcher.ask(self._observation)
+        if action is None:
+            self._exhausted = True
+            return False
+        observation, reward, _, _, info = self._gate.step(action)
+        self._observation = observation
+        outcome = Outcome(info["raw"], info["feasible"], float(reward), info["best"], observation)
+        self._searcher.tell(action, outcome)
+        return True
+
+    def metrics(self) -> dict[str, Any]:
+        """How far the run is: the same names for every searcher, then the searcher's own under "searcher/"."""
+        gate = self._gate
+        return {
+            "calls": gate.calls,
+            "best": gate.best_raw,
+            "fraction_of_optimum": gate.best_raw / self.optimum if self.optimum else None,
+            "unique_calls": gate.unique_calls,
+            "feasible_calls": gate.feasible_calls,
+            "wall_s": self._wall_s,
+            **{f"searcher/{name}": value for name, value in self._searcher.metrics().items()},
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What the run found. Equal specs give equal summaries, so no clock is in it."""
+        gate = self._gate
+        return {
+            "run_id": self.run_id,
+            "workload": self.workload.name,
+            "hardware": self.workload.hardware.name,
+            "searcher": self.spec.searcher,
+            "seed": self.spec.seed,
+            "budget": self.spec.budget,
+            "calls": gate.calls,
+            "unique_calls": gate.unique_calls,
+            "feasible_calls": gate.feasible_calls,
+            "best": gate.best_raw,
+            "strategy": strategy_dict(gate.best_strategy) if gate.best_strategy else None,
+            "digest": gate.digest,
+            "config_hash": self.workload.config_hash,
+            "version": __version__,
+        }
+
+    def finish(self) -> dict[str, Any]:
+        """Writes the summary, with scores and wall time, then turns the rows into Parquet; returns what it wrote.
+
+        The summary comes first: a run that is killed in between is finished, and `finish_rows` mends its rows.
+        """
+        metrics = self.metrics()
+        scores = {"optimum": self.optimum, "fraction_of_optimum": metrics["fraction_of_optimum"]}
+        written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}
+        write_json(self.out_dir / SUMMARY_FILE, written)
+        self.close()
+        finish_rows(self.out_dir)
+        (self.out_dir / CHECKPOINT_FILE).unlink(missing_ok=True)
+        return written
+
+    def close(self) -> None:
+        """Lets go of the rows file and of what the searcher holds; every row is on disk."""
+        self._gate.close()
+        self._searcher.close()
+
+    def save(self) -> None:
+        """Replaces the checkpoint in the run's folder: all that a later process needs to go on bit-identically."""
+        state = {
+            "spec": asdict(self.spec),
+            "config_hash": self.workload.config_hash,
+            "gate": self._gate.get_state(),
+            "searcher": self._searcher.get_state(),
+            "exhausted": self._exhausted,
+            "wall_s": self._wall_s,
+        }
+        write_atomically(self.out_dir / CHECKPOINT_FILE, pickle.dumps(state))
+
+    def _read_checkpoint(self) -> dict[str, Any] | None:
+        path = self.out_dir / CHECKPOINT_FILE
+        if not path.is_file():
+            return None
+        state = pickle.loads(path.read_bytes())
+        if state["spec"] != asdict(self.spec):
+            raise InputError(f"{path} is of another run: {state['spec']}, not {self.spec}")
+        if state["config_hash"] != self.workload.config_hash:
+            raise InputError(
+                f"the configuration of workload {self.workload.name!r} changed since {path} was written; "
+                f"bring it back, or start anew in another folder"
+            )
+        return state
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "spec": asdict(self.spec),
+            "workload": self.workload.name,
+            "hardware": self.workload.hardware.name,
+            "config_hash": self.workload.config_hash,
+            "optimum": self.optimum,
+            "version": __version__,
+        }
+
+
+def finished_summary(run_dir: Path) -> dict[str, Any] | None:
+    """The summary of a finished run, or None while it is not finished."""
+    path = run_dir / SUMMARY_FILE
+    return read_json(path) if path.is_file() else None
+
+
+def finish_rows(run_dir: Path) -> None:
+    """Turns a finished run's rows into Parquet unless that has been done."""
+    compact(run_dir / ROWS_FILE, run_dir / COMPACT_FILE)

@@ -1,0 +1,184 @@
+"""A study: many runs described in one TOML file, and the layout of the folder that holds them.
+
+<study folder>/
+  study.json         what is run: the file's content with paths made absolute, the optima, the version
+  runs/<run id>/     one folder per run, see raysearch.run
+  tune/              Ray Tune's own files: its snapshot for a resume, TensorBoard logs, result.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from raysearch import __version__
+from raysearch.errors import InputError
+from raysearch.files import anchored, read_json, write_json
+from raysearch.registry import check_options
+from raysearch.run import RunSpec
+from sim.catalog import config_path, load_workload, read_config
+from sim.types import Workload
+
+STUDY_FILE = "study.json"
+RUNS_FOLDER = "runs"
+TUNE_FOLDER = "tune"
+
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, strict=True)]
+
+
+class StudyFile(BaseModel):
+    """The schema of configs/studies/*.toml.
+
+    Attributes:
+        name: Names the default results folder.
+        workloads: Names in configs/workloads, or paths (tried beside the study file first).
+        searchers: Registered names.
+        seeds: One run per workload, searcher and seed.
+        budget: Calls per run.
+        hardware: Replaces every workload's hardware.
+        cpus_per_run: CPUs that Ray reserves for a run. A run computes on one.
+        report_every: Calls between two reports to Ray Tune; each is also a checkpoint.
+        options: Per searcher; what is left out takes the searcher's preset.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    workloads: Names
+    searchers: Names
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    budget: Annotated[int, Field(ge=1, strict=True)]
+    hardware: str | None = None
+    cpus_per_run: Annotated[int, Field(ge=1, strict=True)] = 1
+    report_every: Annotated[int, Field(ge=1, strict=True)] = 200
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A checked study: every name in it exists and every run can be built.
+
+    Attributes:
+        file: What the user wrote, with paths made absolute.
+        workloads: By the text that stands for them in `file`.
+    """
+
+    file: StudyFile
+    workloads: Mapping[str, Workload]
+
+    def specs(self) -> dict[str, RunSpec]:
+        """All runs by run id, workload by workload, in the file's order."""
+        return {
+            f"{workload.name}-{searcher}-s{seed}": RunSpec(
+                workload=text,
+                searcher=searcher,
+                seed=seed,
+                budget=self.file.budget,
+                hardware=self.file.hardware,
+                options=self.file.options.get(searcher, {}),
+            )
+            for text, workload in self.workloads.items()
+            for seed in self.file.seeds
+            for searcher in self.file.searchers
+        }
+
+
+def load_study(name_or_path: str | Path) -> Study:
+    """Reads and checks a study file.
+
+    Raises:
+        CatalogError, InputError: A name, value or option that cannot be run; the message says which and why.
+
+    >>> len(load_study("quickstart").specs())
+    4
+    """
+    path = config_path("studies", name_or_path)
+    file = read_config(path, StudyFile)
+    try:
+        return check_study(_with_absolute_paths(file, path.parent))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def check_study(file: StudyFile) -> Study:
+    """A study whose names, values and options have been tried.
+
+    Raises:
+        CatalogError, InputError: As `load_study`.
+    """
+    for values, what in ((file.workloads, "workloads"), (file.searchers, "searchers"), (file.seeds, "seeds")):
+        if len(set(values)) < len(values):
+            raise InputError(f"{what} must not repeat, got {list(values)}")
+    _check_searchers(file)
+    workloads = {text: load_workload(text, file.hardware) for text in file.workloads}
+    names = [workload.name for workload in workloads.values()]
+    if len(set(names)) < len(names):
+        raise InputError(f"two workloads of a study must not share a name, got {names}")
+    return Study(file, workloads)
+
+
+def write_study(study: Study, optima: Mapping[str, float | None], out: Path) -> None:
+    """Creates the study's folder with the file that says what is run in it."""
+    content = {
+        "study": study.file.model_dump(mode="json"),
+        "runs": list(study.specs()),
+        "optima": dict(optima),
+        "hashes": _hashes(study),
+        "folder": str(out.resolve()),
+        "version": __version__,
+    }
+    write_json(out / STUDY_FILE, content)
+
+
+def has_begun(out: Path) -> bool:
+    """Whether the folder holds the beginnings of a study."""
+    return (out / STUDY_FILE).is_file()
+
+
+def check_same_study(study: Study, out: Path) -> None:
+    """Makes sure that a folder holds the beginnings of this very study.
+
+    Raises:
+        InputError: There is nothing to go on with, or it is something else.
+    """
+    if not has_begun(out):
+        raise InputError(f"nothing to resume in {out}: it has no {STUDY_FILE}")
+    kept = read_json(out / STUDY_FILE)
+    now = study.file.model_dump(mode="json")
+    changed = sorted(key for key in now if kept["study"].get(key) != now[key])
+    if changed:
+        raise InputError(
+            f"{out} was started with other values of {', '.join(changed)}: resume with the same study file"
+        )
+    if kept["folder"] != str(out.resolve()):
+        raise InputError(f"{out} was moved from {kept['folder']} while unfinished: move it back to resume")
+    if kept["hashes"] != _hashes(study):
+        raise InputError(f"a workload's configuration changed since {out} was started; bring it back, or start anew")
+
+
+def run_dir(out: Path, run_id: str) -> Path:
+    """The folder of one run of a study."""
+    return out / RUNS_FOLDER / run_id
+
+
+def _hashes(study: Study) -> dict[str, str]:
+    return {workload.name: workload.config_hash for workload in study.workloads.values()}
+
+
+def _check_searchers(file: StudyFile) -> None:
+    for name in file.searchers:
+        check_options(name, file.options.get(name, {}))
+    for name in file.options:
+        if name not in file.searchers:
+            raise InputError(f"options for {name!r}, which is not among the searchers {list(file.searchers)}")
+
+
+def _with_absolute_paths(file: StudyFile, folder: Path) -> StudyFile:
+    hardware = anchored("hardware", file.hardware, beside=folder) if file.hardware else None
+    workloads = tuple(anchored("workloads", text, beside=folder) for text in file.workloads)
+    return file.model_copy(update={"hardware": hardware, "workloads": workloads})

@@ -1,0 +1,162 @@
+"""Results as tables for people; `--json` gives the same figures to programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sim.types import Evaluation, OpBreakdown, Workload
+
+LEAST_WIDTH = 100
+"""Columns of a table that loses no figure; a narrower terminal breaks its lines instead."""
+
+
+def printer() -> Console:
+    """Stdout, as wide as the terminal and wide enough for every table."""
+    console = Console(highlight=False)
+    return Console(highlight=False, width=max(console.width, LEAST_WIDTH) if console.is_terminal else 120)
+
+
+def plain_table(
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, wrap: Sequence[str] = ()
+) -> Table:
+    """A table whose first `left` columns are text and whose others are figures. Those in `wrap` may break lines."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=column not in wrap)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def scores_table(scores: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """The one table a study ends with; a line with a workload's name stands above its searchers."""
+    seeds = max(row["runs"] for row in scores)
+    rows: list[tuple[str, ...]] = []
+    for workload, of_workload in groupby(scores, key=lambda row: row["workload"]):
+        rows += [(workload,), *map(_score_row, of_workload)]
+    return plain_table(
+        f"Mean ± deviation over {seeds} seeds" if seeds > 1 else None,
+        ("searcher", "best\ntok/s/GPU", "f/f*", "x RW\n(bound)", "feasible", "unique", "calls", "wall s"),
+        rows,
+    )
+
+
+def _score_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        f"  {row['searcher']}" + ("" if row["complete"] else " (unfinished)"),
+        _spread(row["best"], row["best_sd"], 2),
+        _spread(row["fraction_of_optimum"], row["fraction_of_optimum_sd"], 3),
+        "-" if row["ratio"] is None else f"{row['ratio']:.2f} ({_figure(row['ratio_bound'], 2)})",
+        f"{row['feasible_share']:.1%}",
+        f"{row['unique_share']:.1%}",
+        f"{row['calls']:,.0f}",
+        _figure(row["wall_s"], 1),
+    )
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _spread(value: float | None, deviation: float | None, digits: int) -> str:
+    return _figure(value, digits) + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+
+
+def explanation(workload: Workload, evaluation: Evaluation) -> list[RenderableType]:
+    """Everything about one evaluated strategy: degrees, ops, stage, memory, violations."""
+    return [
+        _headline(workload, evaluation),
+        _ops_table(evaluation),
+        _communication_table(evaluation),
+        _stage_line(evaluation),
+        _memory_table(workload, evaluation),
+        _violations(evaluation),
+    ]
+
+
+def _headline(workload: Workload, evaluation: Evaluation) -> Text:
+    strategy = evaluation.strategy
+    return Text.assemble(
+        (f"{workload.name}", "bold"),
+        f" on {workload.hardware.name}: ",
+        (f"tp {strategy.tp}, ep {strategy.ep}, pp {strategy.pp}, batch {strategy.batch}", "bold"),
+        f", dims {','.join(map(str, strategy.dims))}\n",
+        (f"{evaluation.tokens_per_s_per_gpu:,.2f} tokens/s/GPU", "bold"),
+        f" on {evaluation.gpus} GPUs, {evaluation.tpot_s * 1e3:.2f} ms per output token "
+        f"(allowed {workload.tpot_slo_s * 1e3:g} ms)",
+    )
+
+
+def _ops_table(evaluation: Evaluation) -> Table:
+    layer_s = evaluation.stage.layer_s
+    placements = "inputs -> output over tp"
+    return plain_table(
+        "One layer, op by op",
+        ("op", "sharded dim", placements, "bound by", "kernel us", "comm us", "total us", "share"),
+        [_op_row(op, layer_s) for op in evaluation.ops],
+        left=4,
+        wrap=(placements,),
+    )
+
+
+def _op_row(op: OpBreakdown, layer_s: float) -> tuple[str, ...]:
+    inputs = ", ".join(f"{tensor} {placement}" for tensor, placement in op.placements_in.items())
+    return (
+        op.name,
+        f"{op.choice} ({op.label})",
+        f"{inputs} -> {op.placement_out}",
+        op.bound,
+        *(f"{seconds * 1e6:,.1f}" for seconds in (op.kernel_time_s, op.communication_time_s, op.time_s)),
+        f"{op.time_s / layer_s:.1%}",
+    )
+
+
+def _communication_table(evaluation: Evaluation) -> RenderableType:
+    rows = [
+        (op.name, c.kind, c.tensor, f"{c.axis} = {c.degree}", _bytes(c.bytes_per_device), f"{c.time_s * 1e6:,.1f}")
+        for op in evaluation.ops
+        for c in op.collectives
+    ]
+    if not rows:
+        return Text("No communication within a layer")
+    columns = ("for op", "collective", "tensor", "over", "bytes per GPU", "us")
+    return plain_table("Communication of one layer", columns, rows, left=4)
+
+
+def _bytes(size: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:,.2f} {unit}"
+    return f"{size:,.0f} B"
+
+
+def _stage_line(evaluation: Evaluation) -> Text:
+    stage = evaluation.stage
+    parts = {
+        f"{stage.layers} layers x {stage.layer_s * 1e6:,.1f} us": stage.layers * stage.layer_s,
+        "embedding": stage.embedding_s,
+        "head": stage.head_s,
+        "send and receive": stage.send_recv_s,
+    }
+    text = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in parts.items())
+    return Text(f"Slowest pipeline stage {stage.total_s * 1e3:.2f} ms: {text}")
+
+
+def _memory_table(workload: Workload, evaluation: Evaluation) -> Table:
+    memory, capacity = evaluation.memory_bytes, workload.hardware.hbm_bytes
+    kinds = {name: getattr(memory, name) for name in ("weights", "kv_cache", "activations", "overhead", "total")}
+    rows = [(name.replace("_", " "), _bytes(size), f"{size / capacity:.1%}") for name, size in kinds.items()]
+    return plain_table("Memory of the fullest GPU", ("kind", "size", f"of {_bytes(capacity)}"), rows)
+
+
+def _violations(evaluation: Evaluation) -> Text:
+    if evaluation.feasible:
+        return Text("Violations: none", style="green")
+    return Text("\n".join(["Violations:", *(f"  {v.kind}: {v.message}" for v in evaluation.violations)]), style="red")

@@ -1,0 +1,105 @@
+"""The exact optimum of a workload as the reference line of every score, kept on disk once it is found."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from raysearch.files import as_strategy, read_json, write_json
+from sim.types import Strategy, Workload
+
+CACHE_VARIABLE = "RAYSEARCH_CACHE_DIR"
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """The best of a workload's whole space and how its landscape lies.
+
+    Attributes:
+        tokens_per_s_per_gpu: f*, or None if no strategy is feasible.
+        strategy: One that reaches f*, or None.
+        space_size: Strategies in the space.
+        feasible_count: How many of them break no limit.
+        feasible_share: The same as a share of the space, in [0, 1].
+        quantiles: Tokens/s/GPU at shares of the feasible strategies, by share as text.
+        wall_s: How long the search over the whole space took when it was made.
+    """
+
+    tokens_per_s_per_gpu: float | None
+    strategy: Strategy | None
+    space_size: int
+    feasible_count: int
+    feasible_share: float
+    quantiles: Mapping[str, float]
+    wall_s: float
+
+
+def find_yardstick(
+    workload: Workload, progress: Callable[[int, int], None] | None = None, *, fresh: bool = False
+) -> Yardstick:
+    """The exact optimum of a workload: from the disk cache, or found now and kept there.
+
+    Args:
+        workload: Its configuration and the simulator's source decide whether a cached figure still holds.
+        progress: Called with (done, total) while the space is searched.
+        fresh: Whether to search again and replace what the cache holds.
+    """
+    path = cache_dir() / f"{workload.config_hash}-{_simulator_digest()}.json"
+    kept = None if fresh else _read(path)
+    if kept is None:
+        kept = _search(workload, progress)
+        write_json(path, asdict(kept))
+    return kept
+
+
+def cache_dir() -> Path:
+    """Where optima are kept: $RAYSEARCH_CACHE_DIR, or the user's cache folder."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("raysearch") / "optimum"
+
+
+def _search(workload: Workload, progress: Callable[[int, int], None] | None) -> Yardstick:
+    from sim.optimum import find_optimum
+
+    started = time.perf_counter()
+    found = find_optimum(workload, progress)
+    best = found.evaluation
+    return Yardstick(
+        tokens_per_s_per_gpu=best.tokens_per_s_per_gpu if best else None,
+        strategy=best.strategy if best else None,
+        space_size=found.space_size,
+        feasible_count=found.feasible_count,
+        feasible_share=found.feasible_share,
+        quantiles={str(share): value for share, value in found.quantiles.items()},
+        wall_s=time.perf_counter() - started,
+    )
+
+
+def _read(path: Path) -> Yardstick | None:
+    try:
+        fields: dict[str, Any] = read_json(path)
+        strategy = fields.pop("strategy")
+        return Yardstick(strategy=as_strategy(strategy) if strategy else None, **fields)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # absent, or not ours: it is found and written anew
+
+
+@cache
+def _simulator_digest() -> str:
+    """Changes whenever a line of the simulator does, so that no stale optimum survives."""
+    import sim
+
+    digest = hashlib.sha256()
+    for path in sorted(Path(sim.__path__[0]).glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]

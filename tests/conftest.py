@@ -1,0 +1,88 @@
+"""What all tests share: a small workload of their own and a cache that is not the user's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps optima found by tests out of the user's cache, and tests away from the user's Ray."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYSEARCH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workload file with 16 combinations of degrees, so that its optimum is found in a moment."""
+    text = (CHECKOUT / "configs/workloads/gpt_moe_1_2t_16k.toml").read_text(encoding="utf-8")
+    text = text.replace('name = "gpt_moe_1_2t_16k"', 'name = "tiny"')
+    for degree, values in {"tp": "[2, 4]", "ep": "[4, 16]", "pp": "[1, 2]", "batch": "[256, 1024]"}.items():
+        text, found = re.subn(rf"(?m)^{degree} = \[.*?\]", f"{degree} = {values}", text)
+        assert found == 1
+    path = tmp_path_factory.mktemp("workloads") / "tiny.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def raysearch() -> Command:
+    """Runs the command as a process of its own: `raysearch("list", "--json")`."""
+
+    def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            raysearch_command(*arguments),
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env=command_environment(),
+            timeout=200,
+        )
+
+    return run
+
+
+def raysearch_command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "raysearch", *map(str, arguments)]
+
+
+def command_environment() -> dict[str, str]:
+    """Lets the checkout be found from any working directory, installed or not."""
+    return {**os.environ, "PYTHONPATH": str(CHECKOUT), "PYTHONWARNINGS": "default"}
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the command and leaves it running; what still runs at the end of the test is killed."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str | Path) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            raysearch_command(*arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=command_environment(),
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

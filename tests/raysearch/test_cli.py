@@ -1,0 +1,202 @@
+"""The command as processes of its own: its forms, its JSON, its errors, its signals, its start."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envs.rows import read_rows
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+STRATEGY = ("--tp", "8", "--ep", "16", "--pp", "2", "--batch", "512")
+DIMS = "2,1,1,0,2,2,2,2,1,1,0,2"
+
+
+def evaluate(*changes: str) -> tuple[str, ...]:
+    """Arguments of a good evaluation; later options win over earlier ones."""
+    return ("evaluate", "--workload", "gpt_moe_1_2t_16k", *STRATEGY, "--dims", DIMS, *changes)
+
+
+@pytest.mark.parametrize("command", ["list", "evaluate", "optimum", "search", "study", "report"])
+def test_every_command_has_help_with_examples_and_json(raysearch: Command, command: str) -> None:
+    shown = raysearch(command, "--help")
+    assert shown.returncode == 0
+    assert f"raysearch {command}" in shown.stdout.split("Examples:")[1]
+    assert "--json" in shown.stdout
+
+
+def test_list_names_everything(raysearch: Command) -> None:
+    names = json.loads(raysearch("list", "--json").stdout)
+    assert "h100_sxm" in names["hardware"]
+    assert "gpt_moe_1_2t" in names["models"]
+    assert "gpt_moe_1_6t_64k" in names["workloads"]
+    assert {"smoke", "quickstart"} <= set(names["studies"])
+    assert {"random", "random_walk", "annealing", "coordinate", "megatron", "megatron_sp", "ppo_paper"} <= set(
+        names["searchers"]
+    )
+    assert "ppo_paper" in raysearch("list").stdout
+
+
+def test_evaluate_tells_all_about_one_strategy(raysearch: Command) -> None:
+    told = json.loads(raysearch(*evaluate("--json")).stdout)
+    assert {"feasible", "tokens_per_s_per_gpu", "tpot_s", "memory_bytes", "gpus", "violations", "ops"} <= told.keys()
+    assert told["gpus"] == 8 * 16 * 2
+    assert len(told["ops"]) == 12
+    kinds = dict(told["memory_bytes"])
+    assert kinds.pop("total") == pytest.approx(sum(kinds.values()))
+
+
+def test_evaluate_prints_every_op_and_why_a_strategy_is_not_allowed(raysearch: Command) -> None:
+    good, bad = raysearch(*evaluate()), raysearch(*evaluate("--batch", "1000000"))
+    for op in ("qkv_proj", "dispatch", "combine", "kv cache", "Violations: none"):
+        assert op in good.stdout
+    assert bad.returncode == 0
+    assert "hbm" in bad.stdout.split("Violations:")[1]
+
+
+def test_evaluate_knows_the_heuristics_dims(raysearch: Command) -> None:
+    plain, named = (json.loads(raysearch(*evaluate("--dims", dims, "--json")).stdout) for dims in (DIMS, "megatron"))
+    assert plain == named
+    split = json.loads(raysearch(*evaluate("--dims", "megatron-sp", "--json")).stdout)
+    assert split["strategy"]["dims"] != plain["strategy"]["dims"]
+
+
+def test_optimum_tells_the_exact_best(raysearch: Command, tiny_workload: Path) -> None:
+    told = json.loads(raysearch("optimum", "--workload", tiny_workload, "--json").stdout)
+    assert {"tokens_per_s_per_gpu", "strategy", "space_size", "feasible_share", "wall_s"} <= told.keys()
+    assert set(told["strategy"]) == {"tp", "ep", "pp", "batch", "dims"}
+    assert told["space_size"] == 16 * 3**12
+    again = raysearch("optimum", "--workload", tiny_workload)
+    assert f"{told['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU" in again.stdout
+
+
+def test_search_scores_a_run_against_the_optimum(raysearch: Command, tiny_workload: Path, tmp_path: Path) -> None:
+    form = ("search", "--workload", tiny_workload, "--searcher", "annealing", "--seed", "3", "--budget", "150")
+    told = json.loads(raysearch(*form, "--out", tmp_path / "run", "--json").stdout)
+    optimum = json.loads(raysearch("optimum", "--workload", tiny_workload, "--json").stdout)["tokens_per_s_per_gpu"]
+    assert told["calls"] == 150
+    assert told["fraction_of_optimum"] == told["best"] / optimum <= 1
+    assert told["unique_calls"] <= 150
+    assert told["feasible_calls"] <= 150
+    assert told["wall_s"] > 0
+    assert set(told["strategy"]) == {"tp", "ep", "pp", "batch", "dims"}
+    assert len(read_rows(tmp_path / "run")) == 150
+    reported = json.loads(raysearch("report", tmp_path / "run", "--json").stdout)
+    assert reported["runs"][0]["best"] == told["best"]
+    table = raysearch("report", tmp_path / "run").stdout
+    assert "annealing" in table
+    assert "Violations: none" in table
+
+
+def test_search_without_out_makes_a_folder_under_results(
+    raysearch: Command, tiny_workload: Path, tmp_path: Path
+) -> None:
+    done = raysearch("search", "-w", tiny_workload, "-s", "random", "-b", "5", "--json", cwd=tmp_path)
+    assert (tmp_path / json.loads(done.stdout)["folder"] / "summary.json").is_file()
+    assert [path.name.rsplit("-", 1)[0] for path in (tmp_path / "results").iterdir()] == ["tiny-random-s0"]
+
+
+SEARCH = ("search", "-w", "gpt_moe_1_2t_16k", "-s", "random", "--out", "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (evaluate("--workload", "gpt_moe_1_2t_16"), "did you mean 'gpt_moe_1_2t_16k'"),
+        (evaluate("--workload", "absent.toml"), "absent.toml"),
+        (evaluate("--hardware", "h10_sxm"), "did you mean 'h100_sxm'"),
+        (evaluate("--tp", "0"), "tp"),
+        (evaluate("--batch", "-1"), "batch"),
+        (evaluate("--pp", "two"), "--pp"),
+        (evaluate("--dims", "2,1,1"), "12"),
+        (evaluate("--dims", DIMS.replace("0", "3")), "3"),
+        (evaluate("--dims", "megatron-ps"), "megatron-sp"),
+        (("evaluate",), "--workload"),
+        (("optimum", "-w", "nope"), "unknown workload"),
+        (("optimum", "-w", "bad.toml"), "not valid TOML"),
+        ((*SEARCH, "-s", "rndom"), "did you mean 'random'"),
+        ((*SEARCH, "-b", "0"), "budget"),
+        ((*SEARCH, "-b", "-3"), "budget"),
+        ((*SEARCH, "--seed", "-1"), "seed"),
+        ((*SEARCH, "--out", "full"), "holds results already"),
+        ((*SEARCH, "--out", "bad.toml"), "bad.toml"),
+        (("study", "quickstrat"), "did you mean 'quickstart'"),
+        (("study", "bad.toml", "--out", "out"), "not valid TOML"),
+        (("study", "smoke", "--out", "full"), "holds results already"),
+        (("study", "smoke", "--resume"), "--out"),
+        (("study", "smoke", "--cpus", "0", "--out", "out"), "cpus"),
+        (("report", "full"), "no results in"),
+        (("report", "absent"), "no results in"),
+        (("nothing",), "nothing"),
+    ],
+)
+def test_a_mistake_is_one_message_and_writes_nothing(
+    raysearch: Command, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "bad.toml").write_text("name = [")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("the only copy")
+    before = sorted(tmp_path.rglob("*"))
+    refused = raysearch(*arguments, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert refused.stdout == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_search_keeps_every_row(
+    start: Start, raysearch: Command, tiny_workload: Path, tmp_path: Path, signum: int, code: int
+) -> None:
+    process = start("search", "-w", tiny_workload, "-s", "random", "-b", "1000000", "--out", tmp_path / "run")
+    rows = tmp_path / "run" / "rows.jsonl"
+    deadline = time.monotonic() + 60
+    while not (rows.is_file() and rows.stat().st_size > 50_000):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signum)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in said
+    assert rows.read_bytes().endswith(b"\n")
+    (run,) = json.loads(raysearch("report", tmp_path / "run", "--json").stdout)["runs"]
+    assert not run["complete"]
+    assert f"{run['calls']:,} of 1,000,000 calls" in said
+
+
+LIGHT = "import sys, raysearch.cli; print([m for m in ('ray', 'torch', 'pandas', 'matplotlib') if m in sys.modules])"
+
+
+def test_the_command_starts_without_heavy_imports() -> None:
+    shown = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("list",), evaluate(), ("study", "quickstrat")])
+def test_commands_that_need_no_ray_start_in_under_a_second(raysearch: Command, arguments: tuple[str, ...]) -> None:
+    raysearch(*arguments)  # the first start compiles
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    raysearch(*arguments)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Processor time, not wall time: other processes of a busy machine must not fail this.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_output_into_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m raysearch list --json | head -c 1"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert "Traceback" not in shown.stderr

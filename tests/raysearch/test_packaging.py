@@ -1,0 +1,84 @@
+"""The package as others get it: its wheel elsewhere, its versions, its declared dependencies."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def pinned() -> dict[str, str]:
+    """Exact versions by canonical name."""
+    lines = (CHECKOUT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    assert all(len(pin) == 2 for pin in pins), "constraints.txt takes exact versions only"
+    return {canonicalize_name(name): exact for name, exact in pins}
+
+
+def declared() -> list[Requirement]:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+
+
+def test_every_declared_dependency_is_pinned_within_its_range() -> None:
+    pins = pinned()
+    for requirement in declared():
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True), requirement
+
+
+def test_what_is_installed_is_what_is_pinned() -> None:
+    for name, exact in pinned().items():
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            continue  # needed only to build, or on another Python
+        assert installed.split("+")[0] == exact, name
+
+
+def test_no_package_index_is_named_anywhere() -> None:
+    for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run"):
+        assert not re.search(r"index-url|find-links|https?://", (CHECKOUT / name).read_text(encoding="utf-8")), name
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_works_as_the_checkout_does(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", tmp_path, CHECKOUT], check=True, timeout=200)
+    (wheel,) = tmp_path.glob("raysearch-*.whl")
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=False, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
+    install = [sys.executable, "-m", "pip", "--python", home / "bin" / "python", "install", "--quiet", "--no-deps"]
+    subprocess.run([*install, wheel], check=True, timeout=200)
+    # The dependencies of this environment, without its own raysearch: a path entry reads no .pth files of the folder.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+
+    def run(*command: str | Path) -> str:
+        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path, timeout=100).stdout
+
+    where = run(home / "bin" / "python", "-c", "import sim.catalog as c; print(c.__file__, c.configs_root())")
+    assert all(Path(path).is_relative_to(home) for path in where.split())
+    listed = json.loads(run(home / "bin" / "raysearch", "list", "--json"))
+    for kind in ("hardware", "models", "workloads", "studies"):
+        assert listed[kind] == sorted(path.stem for path in (CHECKOUT / "configs" / kind).glob("*.toml"))
+    evaluated = json.loads(
+        run(
+            *(home / "bin" / "raysearch", "evaluate", "--workload", "gpt_moe_1_2t_16k", "--dims", "megatron"),
+            *("--tp", "8", "--ep", "16", "--pp", "2", "--batch", "512", "--json"),
+        )
+    )
+    assert evaluated["gpus"] == 256
+    found = run(home / "bin" / "raysearch", "search", "-w", listed["workloads"][0], "-s", "random", "-b", "5", "--json")
+    assert json.loads(found)["calls"] == 5

@@ -1,0 +1,133 @@
+"""Reports: the scores by hand, unfinished runs from their rows, curves, explanations."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysearch.errors import InputError
+from raysearch.report import best_runs, explain, score, write_curve
+from raysearch.results import read_runs, study_frame
+from raysearch.run import RunSpec, SearchRun
+
+
+def run(searcher: str, best: float, *, seed: int = 0, workload: str = "w", **changes: Any) -> dict[str, Any]:
+    return {
+        "run_id": f"{workload}-{searcher}-s{seed}",
+        "workload": workload,
+        "searcher": searcher,
+        "seed": seed,
+        "calls": 100,
+        "unique_calls": 80,
+        "feasible_calls": 25,
+        "best": best,
+        "optimum": 400.0,
+        "strategy": {"tp": 1} if best else None,
+        "wall_s": 2.0,
+        "complete": True,
+        **changes,
+    }
+
+
+def test_scores_are_means_over_seeds_and_ratios_of_means() -> None:
+    walks = [run("random_walk", 100.0), run("random_walk", 140.0, seed=1)]
+    others = [run("annealing", 300.0), run("annealing", 300.0, seed=1)]
+    best, walk = score([*walks, *others])
+    assert (best["searcher"], best["best"], best["best_sd"]) == ("annealing", 300.0, 0.0)
+    assert best["fraction_of_optimum"] == 0.75
+    assert best["ratio"] == 300.0 / 120.0
+    assert walk["best"] == 120.0
+    assert walk["best_sd"] == pytest.approx(20.0 * 2**0.5)
+    assert walk["ratio"] == 1.0
+    assert best["ratio_bound"] == walk["ratio_bound"] == 400.0 / 120.0
+
+
+def test_shares_are_of_all_calls_made() -> None:
+    (row,) = score([run("a", 1.0), run("a", 1.0, seed=1, calls=300, unique_calls=300, feasible_calls=15)])
+    assert row["unique_share"] == 380 / 400
+    assert row["feasible_share"] == 40 / 400
+    assert row["calls"] == 200
+
+
+def test_each_workload_has_its_own_random_walk_and_the_given_order() -> None:
+    runs = [run("a", 2.0, workload="z"), run("random_walk", 1.0, workload="z"), run("a", 9.0, workload="b")]
+    rows = score(runs)
+    assert [(row["workload"], row["searcher"]) for row in rows] == [("z", "a"), ("z", "random_walk"), ("b", "a")]
+    assert rows[0]["ratio"] == 2.0
+    assert rows[2]["ratio"] is None
+    assert rows[2]["ratio_bound"] is None
+
+
+def test_a_random_walk_that_found_nothing_gives_no_ratio() -> None:
+    rows = score([run("random_walk", 0.0), run("a", 5.0)])
+    assert [row["ratio"] for row in rows] == [None, None]
+
+
+def test_without_an_optimum_there_is_no_fraction() -> None:
+    (row,) = score([run("random_walk", 10.0, optimum=None)])
+    assert row["fraction_of_optimum"] is None
+    assert row["ratio_bound"] is None
+
+
+def test_the_best_run_of_a_workload_found_something_feasible() -> None:
+    first, second = run("a", 3.0), run("b", 3.0)
+    assert best_runs([run("random_walk", 0.0), first, second, run("a", 0.0, workload="v")]) == [first]
+
+
+@pytest.fixture(scope="module")
+def search(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("search")
+    made = SearchRun(RunSpec(str(tiny_workload), "megatron", 0, 100), folder, optimum=700.0)
+    made.advance(100)
+    made.finish()
+    return folder
+
+
+def test_an_unfinished_run_is_told_by_its_rows(tiny_workload: Path, tmp_path: Path, search: Path) -> None:
+    going = SearchRun(RunSpec(str(tiny_workload), "megatron", 0, 100), tmp_path, optimum=700.0)
+    going.advance(100)  # but never finished
+    going.close()
+    (told,), (finished,) = read_runs(tmp_path), read_runs(search)
+    assert not told["complete"]
+    for name in ("run_id", "calls", "unique_calls", "feasible_calls", "best", "fraction_of_optimum", "strategy"):
+        assert told[name] == finished[name]
+
+
+def test_a_run_without_a_row_yet_has_zero_calls(tiny_workload: Path, tmp_path: Path) -> None:
+    SearchRun(RunSpec(str(tiny_workload), "random", 0, 100), tmp_path).close()
+    (row,) = study_frame(tmp_path).to_dict("records")
+    assert (row["calls"], row["best"], row["strategy"]) == (0, 0.0, None)
+    assert write_curve(tmp_path).is_file()
+
+
+def test_the_best_strategy_is_explained_by_evaluating_it_again(search: Path) -> None:
+    (told,) = read_runs(search)
+    explained = explain(search, told)
+    assert explained is not None
+    workload, evaluation = explained
+    assert workload.name == "tiny"
+    assert evaluation.feasible
+    assert evaluation.tokens_per_s_per_gpu == told["best"]
+
+
+def test_a_workload_that_changed_is_not_explained(search: Path) -> None:
+    (told,) = read_runs(search)
+    assert explain(search, {**told, "config_hash": "other"}) is None
+
+
+def test_the_curve_is_a_picture(search: Path) -> None:
+    assert write_curve(search).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path, search: Path) -> None:
+    with pytest.raises(InputError, match="no results in"):
+        read_runs(tmp_path)
+    with pytest.raises(InputError, match="no results in"):
+        study_frame(tmp_path / "nowhere")
+    shutil.copy(search / "rows.parquet", tmp_path)
+    with pytest.raises(InputError, match="no results in"):
+        read_runs(tmp_path)

@@ -1,0 +1,147 @@
+"""Runs: exact budgets, equal calls for equal specs, resuming bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envs.rows import read_rows
+from raysearch.errors import InputError
+from raysearch.run import CHECKPOINT_FILE, RunSpec, SearchRun, finish_rows, finished_summary
+
+SEARCHERS = ["random", "random_walk", "annealing", "coordinate", "megatron", "ppo_paper"]
+NO_CLOCK = {"optimum", "fraction_of_optimum", "wall_s", "metrics"}
+
+
+def spec(workload: Path, searcher: str = "annealing", seed: int = 0, budget: int = 60) -> RunSpec:
+    return RunSpec(str(workload), searcher, seed=seed, budget=budget)
+
+
+def finished(run: SearchRun) -> dict:
+    run.advance(run.spec.budget)
+    assert run.done
+    return {key: value for key, value in run.finish().items() if key not in NO_CLOCK}
+
+
+def test_a_run_makes_exactly_its_budget_of_calls_and_writes_a_row_for_each(tiny_workload: Path, tmp_path: Path) -> None:
+    run = SearchRun(spec(tiny_workload, budget=33), tmp_path)
+    run.advance(1000)
+    run.advance(1000)
+    assert run.calls == 33
+    assert read_rows(tmp_path)["call"].tolist() == list(range(1, 34))
+    run.close()
+
+
+def test_rows_are_on_disk_while_the_run_goes_on(tiny_workload: Path, tmp_path: Path) -> None:
+    run = SearchRun(spec(tiny_workload), tmp_path)
+    run.advance(7)
+    assert len(read_rows(tmp_path)) == 7
+    run.close()
+
+
+def test_an_exhausted_searcher_ends_its_run_before_the_budget(tiny_workload: Path, tmp_path: Path) -> None:
+    run = SearchRun(spec(tiny_workload, "megatron", budget=60), tmp_path)
+    summary = finished(run)
+    assert summary["calls"] == summary["unique_calls"] == 16
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_equal_specs_give_equal_calls_in_whatever_pieces_they_are_made(
+    tiny_workload: Path, tmp_path: Path, searcher: str
+) -> None:
+    whole = SearchRun(spec(tiny_workload, searcher), tmp_path / "whole")
+    pieces = SearchRun(spec(tiny_workload, searcher), tmp_path / "pieces")
+    for _ in range(20):
+        pieces.advance(3)
+    assert finished(whole) == finished(pieces)
+    assert read_rows(tmp_path / "whole").equals(read_rows(tmp_path / "pieces"))
+
+
+def test_another_seed_gives_other_calls(tiny_workload: Path, tmp_path: Path) -> None:
+    digests = {finished(SearchRun(spec(tiny_workload, seed=seed), tmp_path / str(seed)))["digest"] for seed in range(3)}
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_a_run_killed_after_its_checkpoint_ends_as_if_never_stopped(
+    tiny_workload: Path, tmp_path: Path, searcher: str
+) -> None:
+    straight = finished(SearchRun(spec(tiny_workload, searcher), tmp_path / "straight"))
+    killed = SearchRun(spec(tiny_workload, searcher), tmp_path / "resumed")
+    killed.advance(13)
+    killed.save()
+    killed.advance(20)  # calls that the checkpoint does not know of
+    killed.close()
+    resumed = SearchRun(spec(tiny_workload, searcher), tmp_path / "resumed", resume=True)
+    assert resumed.calls == 13
+    assert finished(resumed) == straight
+    assert read_rows(tmp_path / "resumed").equals(read_rows(tmp_path / "straight"))
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_workload: Path, tmp_path: Path) -> None:
+    killed = SearchRun(spec(tiny_workload), tmp_path / "again")
+    killed.advance(20)
+    killed.close()
+    again = SearchRun(spec(tiny_workload), tmp_path / "again", resume=True)
+    assert again.calls == 0
+    assert finished(again) == finished(SearchRun(spec(tiny_workload), tmp_path / "straight"))
+
+
+def test_a_checkpoint_of_another_run_is_refused(tiny_workload: Path, tmp_path: Path) -> None:
+    run = SearchRun(spec(tiny_workload, seed=0), tmp_path)
+    run.save()
+    run.close()
+    with pytest.raises(InputError, match="another run"):
+        SearchRun(spec(tiny_workload, seed=1), tmp_path, resume=True)
+
+
+def test_a_checkpoint_of_a_workload_that_has_changed_since_is_refused(tiny_workload: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(tiny_workload.read_text())
+    run = SearchRun(spec(own), tmp_path / "run")
+    run.save()
+    run.close()
+    own.write_text(own.read_text().replace("16384", "8192"))
+    with pytest.raises(InputError, match="changed since"):
+        SearchRun(spec(own), tmp_path / "run", resume=True)
+
+
+def test_finishing_leaves_a_summary_and_compact_rows_only(tiny_workload: Path, tmp_path: Path) -> None:
+    run = SearchRun(spec(tiny_workload), tmp_path, optimum=1000.0)
+    run.advance(30)
+    run.save()
+    assert finished_summary(tmp_path) is None
+    finished(run)
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "rows.parquet", "summary.json"}
+    summary = finished_summary(tmp_path)
+    assert summary is not None
+    assert summary["fraction_of_optimum"] == summary["best"] / 1000.0
+    assert not (tmp_path / CHECKPOINT_FILE).exists()
+    finish_rows(tmp_path)  # a second time changes nothing
+
+
+def test_metrics_have_the_same_names_for_every_searcher(tiny_workload: Path, tmp_path: Path) -> None:
+    names = set()
+    for searcher in SEARCHERS:
+        run = SearchRun(spec(tiny_workload, searcher), tmp_path / searcher, optimum=1.0)
+        run.advance(4)
+        names.add(tuple(name for name in run.metrics() if not name.startswith("searcher/")))
+        run.close()
+    assert names == {("calls", "best", "fraction_of_optimum", "unique_calls", "feasible_calls", "wall_s")}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"budget": 0}, "budget"), ({"budget": -5}, "-5"), ({"seed": -1}, "seed")]
+)
+def test_impossible_specs_are_refused(change: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RunSpec(**{"workload": "w", "searcher": "random", "seed": 0, "budget": 10, **change})
+
+
+def test_unknown_names_and_options_are_refused_before_anything_is_written(tiny_workload: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'annealing'"):
+        SearchRun(spec(tiny_workload, "anealing"), tmp_path / "run")
+    with pytest.raises(InputError, match="heat"):
+        SearchRun(RunSpec(str(tiny_workload), "annealing", 0, 9, options={"heat": 3.0}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,277 @@
+"""Studies: what a file may say, and real ones on Ray, also interrupted, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from envs.rows import read_rows
+from raysearch.errors import InputError
+from raysearch.results import study_frame
+from raysearch.run import RunSpec, SearchRun
+from raysearch.study import load_study
+from sim.catalog import CatalogError
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def write_study(folder: Path, workload: Path, **changes: Any) -> Path:
+    """A study file; a change to None leaves the key out."""
+    keys = {
+        "name": "test",
+        "workloads": [str(workload)],
+        "searchers": ["random_walk", "annealing"],
+        "seeds": [0, 1],
+        "budget": 60,
+        **changes,
+    }
+    path = folder / "study.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items() if value is not None))
+    return path
+
+
+def alone(workload: Path, searcher: str, seed: int, budget: int, folder: Path) -> str:
+    """The digest of the same run made by itself, in this process."""
+    run = SearchRun(RunSpec(str(workload), searcher, seed, budget), folder / f"{searcher}-{seed}")
+    run.advance(budget)
+    return run.finish()["digest"]
+
+
+def test_a_study_is_every_workload_with_every_searcher_and_seed(tiny_workload: Path, tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path, tiny_workload))
+    assert set(study.specs()) == {f"tiny-{name}-s{seed}" for name in ("random_walk", "annealing") for seed in (0, 1)}
+    assert all(spec.budget == 60 and spec.workload == str(tiny_workload) for spec in study.specs().values())
+
+
+def test_workload_paths_are_tried_beside_the_study_file_first(tiny_workload: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(tiny_workload.read_text())
+    study = load_study(write_study(tmp_path, Path("mine.toml")))
+    assert list(study.workloads) == [str(tmp_path / "mine.toml")]
+
+
+def test_options_reach_their_searcher_alone(tiny_workload: Path, tmp_path: Path) -> None:
+    path = write_study(tmp_path, tiny_workload)
+    path.write_text(path.read_text() + "[options.annealing]\ninitial_temperature = 30.0\n")
+    by_searcher = {spec.searcher: spec.options for spec in load_study(path).specs().values()}
+    assert by_searcher == {"random_walk": {}, "annealing": {"initial_temperature": 30.0}}
+
+
+@pytest.mark.parametrize("name", ["quickstart", "smoke"])
+def test_the_shipped_studies_can_be_run(name: str) -> None:
+    assert load_study(name).file.name == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"searchers": ["random_wlak"]}, "did you mean 'random_walk'"),
+        ({"workloads": ["gpt_moe_1_2t_16"]}, "did you mean 'gpt_moe_1_2t_16k'"),
+        ({"hardware": "h10_sxm"}, "did you mean 'h100_sxm'"),
+        ({"budgett": 9}, "did you mean 'budget'"),
+        ({"budget": 0}, "budget"),
+        ({"budget": 10.5}, "budget"),
+        ({"budget": None}, "missing"),
+        ({"seeds": [-1]}, "seeds"),
+        ({"seeds": []}, "seeds"),
+        ({"seeds": [1, 1]}, "must not repeat"),
+        ({"cpus_per_run": 0}, "cpus_per_run"),
+        ({"name": "../up"}, "name"),
+    ],
+)
+def test_a_study_that_cannot_be_run_is_refused(
+    tiny_workload: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((InputError, CatalogError), match=message):
+        load_study(write_study(tmp_path, tiny_workload, **changes))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[options.annealing]\ntemp = 1.0", "temp"),
+        ("[options.coordinate]", "not among the searchers"),
+        ("[options", "not valid TOML"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(tiny_workload: Path, tmp_path: Path, table: str, message: str) -> None:
+    path = write_study(tmp_path, tiny_workload)
+    path.write_text(path.read_text() + table + "\n")
+    with pytest.raises((InputError, CatalogError), match=message):
+        load_study(path)
+
+
+# --- on Ray ----------------------------------------------------------------------------------------
+
+SEARCHERS = ["random_walk", "annealing", "megatron", "ppo_paper"]
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_workload: Path, raysearch: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A study that has run: its folder and what it printed as JSON."""
+    folder = tmp_path_factory.mktemp("study")
+    study = write_study(folder, tiny_workload, searchers=SEARCHERS, report_every=25)
+    done = raysearch("study", study, "--out", folder / "out", "--cpus", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+@pytest.mark.slow
+def test_a_study_prints_nothing_but_json_with_a_record_per_run(finished: tuple[Path, str]) -> None:
+    printed = json.loads(finished[1])
+    assert printed["complete"]
+    assert {(run["searcher"], run["seed"]) for run in printed["runs"]} == {(s, n) for s in SEARCHERS for n in (0, 1)}
+    for run in printed["runs"]:
+        assert run["workload"] == "tiny"
+        assert run["calls"] == (16 if run["searcher"] == "megatron" else 60)
+        assert 0 <= run["best"] <= run["optimum"]
+        assert run["fraction_of_optimum"] == run["best"] / run["optimum"]
+        assert run["wall_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_a_study_makes_the_calls_that_its_runs_make_alone(
+    finished: tuple[Path, str], tiny_workload: Path, tmp_path: Path, searcher: str
+) -> None:
+    frame = study_frame(finished[0] / "out").set_index(["searcher", "seed"])
+    for seed in (0, 1):
+        assert frame.loc[(searcher, seed), "digest"] == alone(tiny_workload, searcher, seed, 60, tmp_path)
+
+
+@pytest.mark.slow
+def test_tune_logs_the_same_metrics_for_every_searcher(finished: tuple[Path, str]) -> None:
+    tune = finished[0] / "out" / "tune"
+    common = {"calls", "best", "fraction_of_optimum", "unique_calls", "feasible_calls", "wall_s"}
+    for searcher in SEARCHERS:
+        trial = tune / f"tiny-{searcher}-s0"
+        last = json.loads((trial / "result.json").read_text().splitlines()[-1])
+        assert common <= last.keys()
+        assert last["timesteps_total"] == last["calls"]
+        assert list(trial.glob("events.out.tfevents.*"))
+    assert not list(tune.glob("*/checkpoint_*"))
+
+
+@pytest.mark.slow
+def test_rows_end_as_parquet_and_frames_are_pandas(finished: tuple[Path, str]) -> None:
+    frame = study_frame(finished[0] / "out")
+    assert isinstance(frame, pd.DataFrame)
+    assert frame["complete"].all()
+    for run_id, calls in zip(frame["run_id"], frame["calls"], strict=True):
+        folder = finished[0] / "out" / "runs" / run_id
+        assert {path.name for path in folder.iterdir()} == {"run.json", "rows.parquet", "summary.json"}
+        assert len(read_rows(folder)) == calls
+
+
+@pytest.mark.slow
+def test_a_folder_with_results_is_refused_and_left_alone(finished: tuple[Path, str], raysearch: Command) -> None:
+    folder = finished[0]
+    before = sorted(folder.rglob("*"))
+    refused = raysearch("study", folder / "study.toml", "--out", folder / "out")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ")
+    assert "holds results already" in refused.stderr
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_resuming_a_finished_study_only_reports(finished: tuple[Path, str], raysearch: Command) -> None:
+    folder = finished[0]
+    again = raysearch("study", folder / "study.toml", "--out", folder / "out", "--resume", "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout) == json.loads(finished[1])
+
+
+@pytest.mark.slow
+def test_resuming_with_another_study_is_refused(
+    finished: tuple[Path, str], tiny_workload: Path, tmp_path: Path, raysearch: Command
+) -> None:
+    other = write_study(tmp_path, tiny_workload, searchers=SEARCHERS, report_every=25, budget=61)
+    refused = raysearch("study", other, "--out", finished[0] / "out", "--resume")
+    assert refused.returncode == 2
+    assert "budget" in refused.stderr
+    nothing = raysearch("study", other, "--out", tmp_path / "nowhere", "--resume")
+    assert nothing.returncode == 2
+    assert "nothing to resume" in nothing.stderr
+
+
+@pytest.mark.slow
+def test_a_study_that_asks_for_more_cpus_than_there_are_is_refused(
+    tiny_workload: Path, tmp_path: Path, raysearch: Command
+) -> None:
+    study = write_study(tmp_path, tiny_workload, cpus_per_run=3)
+    refused = raysearch("study", study, "--out", tmp_path / "out", "--cpus", "2")
+    assert refused.returncode == 2
+    assert "3 CPUs" in refused.stderr
+    assert "cpus_per_run" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_study_survives_ctrl_c_a_killed_driver_and_a_killed_run(
+    tiny_workload: Path, tmp_path: Path, start: Start
+) -> None:
+    searchers = ["annealing", "ppo_paper"]
+    study = write_study(tmp_path, tiny_workload, searchers=searchers, seeds=[0], budget=3000, report_every=50)
+    out = tmp_path / "out"
+    command = ("study", study, "--out", out, "--cpus", "1", "--json")
+
+    interrupted = start(*command)
+    wait_for_rows(interrupted, out, 400)
+    os.killpg(interrupted.pid, signal.SIGINT)  # as a terminal does: to Ray's processes too
+    _, said = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130, said
+    assert f"raysearch study {study} --out {out} --resume" in said
+    kept = rows_of(out)
+    assert kept >= 400
+
+    killed = start(*command, "--resume")
+    wait_for_rows(killed, out, kept + 300)
+    killed.kill()
+    killed.communicate()
+
+    mended = start(*command, "--resume")
+    kill_a_run(mended, out)
+    printed, said = mended.communicate(timeout=120)
+    assert mended.returncode == 0, said
+    digests = {run["searcher"]: run["digest"] for run in json.loads(printed)["runs"]}
+    assert digests == {searcher: alone(tiny_workload, searcher, 0, 3000, tmp_path / "alone") for searcher in searchers}
+
+
+def rows_of(out: Path) -> int:
+    """Rows on disk so far, in all runs."""
+    rows = [path.read_bytes().count(b"\n") for path in out.glob("runs/*/rows.jsonl")]
+    return sum(rows) + sum(len(read_rows(path.parent)) for path in out.glob("runs/*/rows.parquet"))
+
+
+def wait_for_rows(process: subprocess.Popen[str], out: Path, rows: int) -> None:
+    deadline = time.monotonic() + 90
+    while rows_of(out) < rows:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"{rows_of(out)} of {rows} rows after 90 s"
+        time.sleep(0.02)
+
+
+def kill_a_run(process: subprocess.Popen[str], out: Path) -> None:
+    """Kills the process that makes the calls of the run under way."""
+    wait_for_rows(process, out, rows_of(out) + 300)
+    for pid in children_of(process.pid):
+        if "SearchTrial" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGKILL)
+            return
+    raise AssertionError("no run is under way")
+
+
+def children_of(pid: int) -> list[int]:
+    """All descendants of a process."""
+    direct = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    return direct + [below for child in direct for below in children_of(child)]

@@ -1,0 +1,59 @@
+"""Strategies that mean nothing are refused with one clear line; infeasible ones pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from sim.heuristics import megatron_dims
+from sim.types import Strategy, Workload
+from sim.validate import StrategyError, check_strategy
+
+DIMS = (2, 1, 1, 0, 2, 2, 2, 2, 1, 1, 0, 2)
+
+
+@pytest.mark.parametrize("name", ["tp", "ep", "pp", "batch"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, 1.5, "8", None, True])
+def test_a_degree_or_batch_that_is_no_positive_integer_is_refused(moe: Workload, name: str, value: Any) -> None:
+    strategy = dataclasses.replace(Strategy(8, 16, 2, 512, DIMS), **{name: value})
+    with pytest.raises(StrategyError, match=rf"^{name} must be an integer of at least 1, got {value!r}$"):
+        check_strategy(moe, strategy)
+
+
+@pytest.mark.parametrize("dims", [DIMS[:-1], (*DIMS, 0), ()])
+def test_a_wrong_number_of_dims_names_the_ops(moe: Workload, dims: tuple[int, ...]) -> None:
+    with pytest.raises(StrategyError, match=rf"expected 12 dims for gpt_moe_1_2t, got {len(dims)}.*qkv_proj"):
+        check_strategy(moe, Strategy(1, 1, 1, 1, dims))
+
+
+def test_a_dense_model_takes_ten_dims(dense: Workload) -> None:
+    check_strategy(dense, Strategy(8, 1, 2, 64, megatron_dims(dense.model)))
+    with pytest.raises(StrategyError, match="expected 10 dims for llama_3_1_405b, got 12"):
+        check_strategy(dense, Strategy(8, 1, 2, 64, DIMS))
+
+
+@pytest.mark.parametrize("value", [-1, 3, "1", None])
+def test_a_choice_outside_0_to_2_names_its_op(moe: Workload, value: Any) -> None:
+    dims = (*DIMS[:3], value, *DIMS[4:])
+    with pytest.raises(StrategyError, match=f"dim of o_proj must be 0 .* got {value!r}"):
+        check_strategy(moe, Strategy(1, 1, 1, 1, dims))
+
+
+@pytest.mark.parametrize("value", [1.0, True])
+def test_a_choice_that_only_compares_equal_to_an_integer_is_refused(moe: Workload, value: Any) -> None:
+    with pytest.raises(StrategyError, match="dim of o_proj"):
+        check_strategy(moe, Strategy(1, 1, 1, 1, (*DIMS[:3], value, *DIMS[4:])))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(3, 5, 7, 11, DIMS),  # divides nothing
+        Strategy(4096, 4096, 4096, 1, DIMS),  # fits no budget
+        Strategy(1, 1, 1, 10**9, DIMS),  # fits no memory
+    ],
+)
+def test_what_merely_does_not_divide_or_fit_passes(moe: Workload, strategy: Strategy) -> None:
+    check_strategy(moe, strategy)
