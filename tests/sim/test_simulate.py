@@ -440,6 +440,7 @@ def test_fewer_tokens_than_ranks_when_tokens_are_sharded(moe: Workload, op: str)
     assert (kind, needed, allowed) == ("tokens", 16, 15)  # 240 sequences over 16 ep ranks
     assert op in message
     assert "tokens" not in kinds(evaluate(moe, Strategy(16, 16, 2, 16 * 16, dims)))
+    assert "tokens" not in kinds(evaluate(moe, Strategy(16, 16, 2, 17 * 16, dims)))  # uneven is allowed
     assert "tokens" not in kinds(evaluate(moe, Strategy(16, 16, 2, 15 * 16, (1,) * 12)))
 
 
