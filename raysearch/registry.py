@@ -116,6 +116,17 @@ def make_searcher(name: str, space: StrategySpace, *, seed: int, budget: int, **
     return searcher_class(name)(space, seed=seed, budget=budget, options=validated)
 
 
+def run_budget(name: str, space: StrategySpace, budget: int) -> int:
+    """Calls of a run that is not told its own budget: a searcher that sweeps is let finish, others get `budget`.
+
+    >>> from sim.catalog import load_workload
+    >>> space = StrategySpace(load_workload("gpt_moe_1_2t_16k"))
+    >>> run_budget("megatron", space, 4000), run_budget("random", space, 4000)
+    (5200, 4000)
+    """
+    return searcher_class(name).sweep_calls(space) or budget
+
+
 def _entry(name: str) -> _Entry:
     if name not in _ENTRIES:
         raise UnknownName(f"unknown searcher {name!r}: {did_you_mean(name, _ENTRIES)}")

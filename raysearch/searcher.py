@@ -82,9 +82,9 @@ class Searcher(abc.ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from a snapshot that a searcher with the same constructor arguments gave."""
 
-    @property
-    def proposal_count(self) -> int | None:
-        """Calls after which `ask` returns None; None if it never does."""
+    @classmethod
+    def sweep_calls(cls, space: StrategySpace) -> int | None:
+        """Calls after which `ask` returns None, for a searcher that sweeps; None for one that never runs out."""
         return None
 
     def metrics(self) -> dict[str, float]:

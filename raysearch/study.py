@@ -15,10 +15,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from envs.space import StrategySpace
 from raysearch import __version__
 from raysearch.errors import InputError
 from raysearch.files import anchored, read_json, write_json
-from raysearch.registry import check_options
+from raysearch.registry import check_options, run_budget
 from raysearch.run import RunSpec
 from sim.catalog import config_path, load_workload, read_config
 from sim.types import Workload
@@ -39,7 +40,7 @@ class StudyFile(BaseModel):
         workloads: Names in configs/workloads, or paths (tried beside the study file first).
         searchers: Registered names.
         seeds: One run per workload, searcher and seed.
-        budget: Calls per run.
+        budget: Calls per run; a heuristic that sweeps all degrees makes as many as there are.
         hardware: Replaces every workload's hardware.
         cpus_per_run: CPUs that Ray reserves for a run. A run computes on one.
         report_every: Calls between two reports to Ray Tune; each is also a checkpoint.
@@ -78,7 +79,7 @@ class Study:
                 workload=text,
                 searcher=searcher,
                 seed=seed,
-                budget=self.file.budget,
+                budget=run_budget(searcher, StrategySpace(workload), self.file.budget),
                 hardware=self.file.hardware,
                 options=self.file.options.get(searcher, {}),
             )

@@ -9,7 +9,7 @@ import typer
 from raysearch.commands.options import HardwareOption, JsonOption, OutOption, WorkloadOption, print_json
 from raysearch.errors import Interrupted, RunFailed
 from raysearch.files import anchored, fresh_folder
-from raysearch.registry import check_options
+from raysearch.registry import check_options, run_budget
 from raysearch.yardstick import find_yardstick
 from sim.catalog import load_workload
 
@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from raysearch.run import SearchRun
 
 _CALLS_BETWEEN_UPDATES = 20
+_DEFAULT_BUDGET = 4000
+"""[published] "Learning to Shard", section 4."""
 
 
 def search_workload(
     workload: WorkloadOption,
     searcher: Annotated[str, typer.Option("--searcher", "-s", help="Name; see `raysearch list`.")],
     seed: Annotated[int, typer.Option(help="Equal seeds give equal calls, bit for bit.")] = 0,
-    budget: Annotated[int, typer.Option("--budget", "-b", help="Strategies to evaluate.")] = 4000,
+    budget: Annotated[
+        int | None,
+        typer.Option("--budget", "-b", help="Strategies to evaluate. [default: 4000, or a heuristic's whole sweep]"),
+    ] = None,
     hardware: HardwareOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
@@ -37,13 +42,17 @@ def search_workload(
       raysearch search -w gpt_moe_1_2t_16k -s annealing
       raysearch search -w gpt_moe_1_2t_16k -s ppo_paper --seed 1 --budget 4000 --out results/ppo --json
     """
+    from envs.space import StrategySpace
     from raysearch.progress import stepping
     from raysearch.run import RunSpec, SearchRun
 
     anchored_hardware = anchored("hardware", hardware) if hardware else None
-    spec = RunSpec(anchored("workloads", workload), searcher, seed, budget, anchored_hardware)
-    loaded = load_workload(spec.workload, spec.hardware)
+    anchored_workload = anchored("workloads", workload)
+    loaded = load_workload(anchored_workload, anchored_hardware)
     check_options(searcher, {})
+    if budget is None:
+        budget = run_budget(searcher, StrategySpace(loaded), _DEFAULT_BUDGET)
+    spec = RunSpec(anchored_workload, searcher, seed, budget, anchored_hardware)
     folder = fresh_folder(out, f"{loaded.name}-{searcher}-s{seed}")
     with stepping(f"exact optimum of {loaded.name}") as progress:
         optimum = find_yardstick(loaded, progress).tokens_per_s_per_gpu

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.space import Action
+from envs.space import Action, StrategySpace
 from raysearch.searcher import Outcome, Searcher
 from sim.heuristics import megatron_dims, megatron_sp_dims
 from sim.types import Model
@@ -19,7 +19,7 @@ class _DegreeSweep(Searcher):
     """Calls every combination of degrees and batch once, with the dims of a heuristic; then it has nothing to propose.
 
     The order is that of an odometer over the tables, tp slowest, then ep, pp and batch: a budget below
-    `proposal_count` leaves out the largest tp degrees first, those that span many nodes. Neither the seed nor
+    `sweep_calls` leaves out the largest tp degrees first, those that span many nodes. Neither the seed nor
     what it is told changes anything.
     """
 
@@ -29,14 +29,14 @@ class _DegreeSweep(Searcher):
     def dims(self, model: Model) -> tuple[int, ...]:
         """The heuristic's choice per fused op."""
 
-    @property
-    def proposal_count(self) -> int:
+    @classmethod
+    def sweep_calls(cls, space: StrategySpace) -> int:
         """Number of combinations of degrees and batch."""
-        return math.prod(self.space.sizes[:4])
+        return math.prod(space.sizes[:4])
 
     def ask(self, observation: NDArray[np.float32]) -> Action | None:
         """The next combination."""
-        if self._proposed == self.proposal_count:
+        if self._proposed == self.sweep_calls(self.space):
             return None
         degrees = np.unravel_index(self._proposed, self.space.sizes[:4])
         self._proposed += 1

@@ -154,7 +154,7 @@ class SearcherSuite:
             "real": (load_workload(MOE), evaluate),
         }[place]
         run = new_run(Setting(name, budget, workload, simulator, options=options)).advance()
-        limit = run.searcher.proposal_count
+        limit = run.searcher.sweep_calls(run.searcher.space)
         expected = budget if limit is None else min(budget, limit)
         assert run.gate.calls == len(run.actions) == len(read_rows(run.folder)) == expected
         for action in run.actions:

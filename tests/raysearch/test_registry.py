@@ -88,7 +88,7 @@ def test_a_name_is_registered_once() -> None:
 def test_a_searcher_of_the_users_own_needs_no_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
     register("mine", "the same by another name", "raysearch.searchers.random:RandomSearcher")
-    assert make_searcher("mine", SPACE, seed=0, budget=1).proposal_count is None
+    assert make_searcher("mine", SPACE, seed=0, budget=1).sweep_calls(SPACE) is None
 
 
 def test_naming_searchers_imports_none_of_them() -> None:

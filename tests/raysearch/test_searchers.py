@@ -212,7 +212,7 @@ def test_megatron_calls_every_combination_of_degrees_once_with_its_own_dims(
     run.close()
     degrees = workload.degrees
     combinations = len(degrees.tp) * len(degrees.ep) * len(degrees.pp) * len(degrees.batch)
-    assert run.searcher.proposal_count == combinations
+    assert run.searcher.sweep_calls(run.searcher.space) == combinations
     assert run.gate.calls == run.gate.unique_calls == combinations
     dims = (megatron_dims if name == "megatron" else megatron_sp_dims)(workload.model)
     assert {tuple(action[4:]) for action in run.actions} == {dims}

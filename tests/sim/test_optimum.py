@@ -88,8 +88,12 @@ def degrees_landscape(toy_dense: Workload) -> Landscape:
 
 @pytest.fixture(scope="module")
 def moe_landscape(toy_moe: Workload) -> Landscape:
-    """One token per ep rank, and skewed routing: 1 * 2 * 1.25 copies are still fewer than 4 ranks."""
-    workload = dataclasses.replace(toy_moe, load_imbalance=1.25)
+    """One token per ep rank, and skewed routing: 1 * 2 * 1.25 copies are still fewer than 4 ranks.
+
+    Wide but shallow, so that combine, between the segments of the sweep, sets the peak of the activations.
+    """
+    model = dataclasses.replace(toy_moe.model, vocab=16, hidden=128, ffn_hidden=16)
+    workload = dataclasses.replace(toy_moe, model=model, load_imbalance=1.25)
     return sweep(unlimited(workload, DegreeTables((4,), (2,), (2,), (2,))), tokens_suffice=False)
 
 
