@@ -65,6 +65,7 @@ class SearchRun:
     >>> run.advance(10)
     >>> run.calls, run.done
     (3, True)
+    >>> run.close()
     """
 
     def __init__(self, spec: RunSpec, out_dir: Path, *, optimum: float | None = None, resume: bool = False) -> None:

@@ -48,13 +48,15 @@ def _ascending(values: tuple[int, ...]) -> tuple[int, ...]:
     return values
 
 
-Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
-NonNegative = Annotated[float, Field(ge=0), AfterValidator(_finite)]
-Share = Annotated[float, Field(gt=0, le=1)]
+# Strict: a quoted figure or a boolean is a mistake, not a number.
+Positive = Annotated[float, Field(gt=0, strict=True), AfterValidator(_finite)]
+NonNegative = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
+Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
-Microseconds = Annotated[float, Field(ge=0, lt=1e6), AfterValidator(_finite)]
-GigabytesPerSecond = Annotated[float, Field(gt=0, lt=1e6), AfterValidator(_finite)]
+Microseconds = Annotated[NonNegative, Field(lt=1e6)]
+GigabytesPerSecond = Annotated[Positive, Field(lt=1e6)]
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(_ascending)]
+Name = Annotated[str, Field(min_length=1)]
 ByDtype = dict[types.Dtype, Share]
 
 
@@ -203,7 +205,7 @@ class _Collectives(FileSchema):
 
 
 class _HardwareFile(FileSchema):
-    name: str
+    name: Name
     node_gpus: Count
     compute: _Compute
     hbm: _Hbm
@@ -228,7 +230,7 @@ class _HardwareFile(FileSchema):
 
 
 class _ModelFile(FileSchema):
-    name: str
+    name: Name
     layers: Count
     hidden: Count
     ffn_hidden: Count
@@ -238,7 +240,7 @@ class _ModelFile(FileSchema):
     vocab: Count
     experts: Count
     experts_per_token: Count
-    gated: bool
+    gated: Annotated[bool, Field(strict=True)]
 
     @model_validator(mode="after")
     def _is_consistent(self) -> _ModelFile:
@@ -267,9 +269,9 @@ class _DegreesTable(FileSchema):
 
 
 class _WorkloadFile(FileSchema):
-    name: str
-    model: str
-    hardware: str
+    name: Name
+    model: Name
+    hardware: Name
     phase: Literal["decode"]
     context_tokens: Count
     tpot_slo_ms: Positive

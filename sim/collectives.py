@@ -162,4 +162,5 @@ def _all_to_all_line(model: CollectiveModel, group: Group) -> Line:
     seconds_per_byte = max(
         remote / link.inter_bandwidth_bytes_per_s, (share - remote) / link.intra_bandwidth_bytes_per_s
     )
-    return Line(link.inter_latency_s, seconds_per_byte)
+    # A rank exchanges with every peer in turn: we let the latency grow with the nodes they sit on. [assumed]
+    return Line(link.inter_latency_s * group.nodes / 2, seconds_per_byte)

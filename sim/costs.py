@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.ops import FusedOp, Tensor
-from sim.placement import PARTIAL, REPLICATE, Partial, Placement
+from sim.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from sim.rank import Rank
 from sim.redistribute import collective_between, collectives_for
 from sim.roofline import Kernel, KernelTime, kernel_time
@@ -84,10 +84,17 @@ def moves(
         result = layer.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
         return (rank.tp_collective("all_reduce", result.name, rank.tensor_bytes(result)),)
     targets = tuple(r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True))
-    whole_bytes = rank.tensor_bytes(tensor)
     return tuple(
-        rank.tp_collective(kind, tensor.name, whole_bytes) if kind else () for kind in collectives_for(source, targets)
+        rank.tp_collective(kind, tensor.name, _moved_bytes(rank, tensor, target)) if kind else ()
+        for kind, target in zip(collectives_for(source, targets), targets, strict=True)
     )
+
+
+def _moved_bytes(rank: Rank, tensor: Tensor, target: Placement) -> float:
+    """V of the redistribution table; heads take the KV heads they share with other GPUs along."""
+    if tensor.name == "qkv" and target == Shard(1):
+        return rank.tp * rank.local_bytes(tensor, target)
+    return rank.tensor_bytes(tensor)
 
 
 def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
@@ -97,11 +104,14 @@ def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
     label = op.labels[choice]
     if label in ("h", "q") and rank.workload.model.heads % rank.tp:
         return "heads"
-    if label == "t" and rank.sizes.tokens < rank.tp:
-        return "tokens"
-    if label == "c" and rank.sizes.expert_tokens < rank.tp:
+    if label in ("t", "c") and token_rows(rank, op, choice) < rank.tp:
         return "tokens"
     return None
+
+
+def token_rows(rank: Rank, op: FusedOp, choice: int) -> float:
+    """Rows that an op sharded over tokens has to share out: tokens, or their copies for experts."""
+    return rank.sizes.expert_tokens if op.labels[choice] == "c" else rank.sizes.tokens
 
 
 # --- both ends of the model ---------------------------------------------------------------------------

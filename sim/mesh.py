@@ -34,20 +34,15 @@ class Group:
 def group(stride: int, degree: int, node_gpus: int) -> Group:
     """The worst-placed group of `degree` GPUs that lie `stride` apart on nodes of `node_gpus`.
 
-    A group that fits into a node but does not divide it straddles two nodes somewhere in the
-    cluster, and the slowest group sets the pace.
+    Groups follow each other without gaps, so where they do not divide a node some group straddles one
+    node more than it must, and the slowest group sets the pace.
 
-    >>> group(stride=1, degree=16, node_gpus=8)
-    Group(degree=16, per_node=8)
+    >>> group(stride=1, degree=16, node_gpus=8), group(stride=1, degree=6, node_gpus=8)
+    (Group(degree=16, per_node=8), Group(degree=6, per_node=3))
     """
-    if degree == 1:
-        return Group(1, 1)
-    if stride * degree <= node_gpus and node_gpus % (stride * degree) == 0:
-        return Group(degree, degree)
-    per_node = max(1, node_gpus // stride)
-    if degree <= per_node:
-        return Group(degree, math.ceil(degree / 2))
-    return Group(degree, per_node)
+    last_start = min(node_gpus - 1, node_gpus - math.gcd(stride * degree, node_gpus) + stride - 1)
+    nodes = min(degree, (last_start + stride * (degree - 1)) // node_gpus + 1)
+    return Group(degree, math.ceil(degree / nodes))
 
 
 def tp_group(tp: int, node_gpus: int) -> Group:

@@ -169,7 +169,7 @@ def layer_sizes(workload: Workload, ep: int, batch: int) -> LayerSizes:
     tokens = math.ceil(batch / ep)
     local_experts = math.ceil(model.experts / ep)
     idle = (1 - model.experts_per_token / model.experts) ** (tokens * ep)
-    imbalance = workload.load_imbalance if ep > 1 else 1.0
+    imbalance = min(workload.load_imbalance, ep)  # a rank cannot get more than all tokens
     return LayerSizes(
         tokens=tokens,
         expert_tokens=tokens * model.experts_per_token * imbalance,

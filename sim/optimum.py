@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sim.costs import choice_violation, head_activation_bytes, moves, op_cost, seconds
 from sim.ops import Tensor, layer_ops
 from sim.rank import Rank
-from sim.simulate import degree_violations, evaluate, layers_per_stage, memory_bytes, stage_time
+from sim.simulate import ROUNDING, degree_violations, evaluate, layers_per_stage, memory_bytes, stage_time
 from sim.types import CHOICES, Evaluation, Strategy, Workload
 
 Floats = NDArray[np.float64]
@@ -202,7 +202,7 @@ def _add_part(landscape: _Landscape, workload: Workload, tp: int, ep: int, batch
         for pp in stages:
             layers = layers_per_stage(workload, pp)
             ends_s = stage_time(rank, pp, 0.0, separators["combine"]).total_s
-            longest_s = (workload.tpot_slo_s / pp - ends_s) / layers
+            longest_s = (workload.tpot_slo_s * (1 + ROUNDING) / pp - ends_s) / layers
             if fastest_s > longest_s:
                 continue
             allowed = layer_s <= longest_s

@@ -36,6 +36,22 @@ class Rank:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
         return math.ceil(size / self.tp) if when else math.ceil(size)
 
+    def local_heads(self) -> tuple[int, int]:
+        """Query heads of a GPU when heads are sharded, and the KV heads they read, which several GPUs may hold.
+
+        A GPU's query heads may begin inside the group that shares a KV head; the last such offset reaches
+        into the most groups.
+        """
+        model = self.workload.model
+        heads, group = self.cut(model.heads, when=True), model.heads // model.kv_heads
+        last_offset = group - math.gcd(heads, group)
+        return heads, min(model.kv_heads, (last_offset + heads - 1) // group + 1)
+
+    def local_qkv_columns(self) -> int:
+        """Columns of the queries, keys and values of a GPU's heads when heads are sharded."""
+        heads, kv_heads = self.local_heads()
+        return (heads + 2 * kv_heads) * self.workload.model.head_dim
+
     def tensor_bytes(self, tensor: Tensor) -> float:
         """Bytes of a whole tensor on one ep rank: the V of the redistribution table."""
         rows, columns = tensor_shape(self.workload.model, self.sizes, tensor)
@@ -46,7 +62,10 @@ class Rank:
         rows, columns = tensor_shape(self.workload.model, self.sizes, tensor)
         by_columns = isinstance(placement, Shard) and placement.dim == len(tensor.letters) - 1
         by_rows = isinstance(placement, Shard) and not by_columns
-        return self.cut(rows, when=by_rows) * self.cut(columns, when=by_columns) * element_bytes(self.workload, tensor)
+        width = self.cut(columns, when=by_columns)
+        if by_columns and tensor.name == "qkv":
+            width = self.local_qkv_columns()
+        return self.cut(rows, when=by_rows) * width * element_bytes(self.workload, tensor)
 
     def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
         """A collective over the tp axis on a tensor of `tensor_bytes`; none at degree 1."""

@@ -17,12 +17,14 @@ from sim.costs import (
     moves,
     op_cost,
     stream_bytes,
+    token_rows,
     vocabulary_bytes,
 )
 from sim.mesh import stages_share_a_node
 from sim.ops import FusedOp, Layer
 from sim.placement import Partial
 from sim.rank import Rank
+from sim.roofline import KernelTime
 from sim.sharding import rule
 from sim.types import (
     Collective,
@@ -46,6 +48,10 @@ CHOICE_LABELS = {
     "f": "ffn hidden",
 }
 """What an einsum letter stands for when it is sharded."""
+
+
+ROUNDING = 1e-9
+"""Relative excess of a TPOT over its SLO that is put down to the order in which seconds were added up."""
 
 
 def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
@@ -165,13 +171,14 @@ def _violations(
         message = f"tp={rank.tp} does not divide {heads} heads ({', '.join(names)})"
         violations.append(Violation("heads", rank.tp, heads, message))
     if names := [name for name, kind in broken.items() if kind == "tokens"]:
-        message = f"{rank.sizes.tokens} tokens cannot be sharded over tp={rank.tp} ({', '.join(names)})"
-        violations.append(Violation("tokens", rank.tp, rank.sizes.tokens, message))
+        rows = min(token_rows(rank, rank.layer.op(name), choices[name]) for name in names)
+        message = f"{rows:g} tokens cannot be sharded over tp={rank.tp} ({', '.join(names)})"
+        violations.append(Violation("tokens", rank.tp, rows, message))
     hbm_bytes = workload.hardware.hbm_bytes
     if memory_total_bytes > hbm_bytes:
         message = f"needs {memory_total_bytes / 1e9:.1f} GB of HBM, a GPU has {hbm_bytes / 1e9:.1f} GB"
         violations.append(Violation("hbm", memory_total_bytes, hbm_bytes, message))
-    if tpot_s > workload.tpot_slo_s:
+    if tpot_s > workload.tpot_slo_s * (1 + ROUNDING):
         message = f"TPOT is {tpot_s * 1e3:.1f} ms, the SLO is {workload.tpot_slo_s * 1e3:.1f} ms"
         violations.append(Violation("tpot", tpot_s, workload.tpot_slo_s, message))
     return violations
@@ -203,6 +210,14 @@ def _first_producer(layer: Layer, op: FusedOp) -> FusedOp:
     return layer.op(layer.tensor(op.inputs[0]).producer)
 
 
+def _bound(kernels: Sequence[KernelTime]) -> str:
+    """What the longest launch waits for."""
+    longest = max(kernels, key=lambda kernel: kernel.total_s)
+    if longest.total_s > max(longest.compute_s, longest.memory_s):
+        return "launch"
+    return "compute" if longest.compute_s >= longest.memory_s else "memory"
+
+
 def _breakdown(
     rank: Rank, op: FusedOp, choices: dict[str, int], cost: OpCost, incoming: Sequence[Collective]
 ) -> OpBreakdown:
@@ -213,10 +228,6 @@ def _breakdown(
     kernel_s = sum(kernel.total_s for kernel in cost.kernels)
     compute_s = sum(kernel.compute_s for kernel in cost.kernels)
     memory_s = sum(kernel.memory_s for kernel in cost.kernels)
-    parts = {"communication": communication_s, "compute": compute_s, "memory": memory_s}
-    if kernel_s > communication_s:
-        del parts["communication"]
-        parts["launch"] = kernel_s - max(compute_s, memory_s)
     return OpBreakdown(
         name=op.name,
         choice=choice,
@@ -230,5 +241,5 @@ def _breakdown(
         memory_time_s=memory_s,
         kernel_time_s=kernel_s,
         communication_time_s=communication_s,
-        bound=max(parts, key=parts.__getitem__),
+        bound="communication" if communication_s >= kernel_s else _bound(cost.kernels),
     )

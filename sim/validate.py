@@ -5,6 +5,9 @@ from __future__ import annotations
 from sim.ops import op_names
 from sim.types import CHOICES, Strategy, Workload
 
+LARGEST = 10**9
+"""Beyond any cluster or batch; keeps products of degrees within the range of floats."""
+
 
 class StrategyError(ValueError):
     """A strategy that means nothing, as opposed to one that is merely infeasible."""
@@ -19,8 +22,8 @@ def check_strategy(workload: Workload, strategy: Strategy) -> None:
     """
     for name in ("tp", "ep", "pp", "batch"):
         value = getattr(strategy, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise StrategyError(f"{name} must be an integer of at least 1, got {value!r}")
+        if type(value) is not int or not 1 <= value <= LARGEST:
+            raise StrategyError(f"{name} must be an integer from 1 to {LARGEST:,}, got {value!r}")
     names = op_names(workload.model)
     if len(strategy.dims) != len(names):
         raise StrategyError(
@@ -28,5 +31,5 @@ def check_strategy(workload: Workload, strategy: Strategy) -> None:
             f"one of 0, 1, 2 for each of {', '.join(names)}"
         )
     for name, choice in zip(names, strategy.dims, strict=True):
-        if choice not in CHOICES:
+        if type(choice) is not int or choice not in CHOICES:
             raise StrategyError(f"the dim of {name} must be 0 (dim 0), 1 (dim 1) or 2 (none), got {choice!r}")

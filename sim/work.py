@@ -89,24 +89,17 @@ def _einsum(rank: Rank, op: FusedOp, label: str) -> Work:
 def _columns(rank: Rank, op: FusedOp, *, sharded: bool) -> int:
     model = rank.workload.model
     if op.name == "qkv_proj" and sharded:
-        heads, kv_heads = _local_heads(rank)
-        return (heads + 2 * kv_heads) * model.head_dim
+        return rank.local_qkv_columns()
     if op.name == "ffn1":  # gate and up are cut alike
         return rank.cut(model.ffn_hidden, when=sharded) * (model.ffn_in_width // model.ffn_hidden)
     assert op.equation is not None
     return rank.cut(rank.sizes.columns[op.equation[-1]], when=sharded)
 
 
-def _local_heads(rank: Rank) -> tuple[int, int]:
-    """Query and KV heads per GPU; KV heads are replicated once tp exceeds their number."""
-    model = rank.workload.model
-    return rank.cut(model.heads, when=True), rank.cut(model.kv_heads, when=True)
-
-
 def _attention(rank: Rank, op: FusedOp, label: str) -> Work:
     workload, model = rank.workload, rank.workload.model
     requests = rank.cut(rank.sizes.tokens, when=label == "t")
-    heads, kv_heads = _local_heads(rank) if label == "h" else (model.heads, model.kv_heads)
+    heads, kv_heads = rank.local_heads() if label == "h" else (model.heads, model.kv_heads)
     kv_dtype = workload.precisions.kv_cache
     kv_bytes = requests * workload.context_tokens * 2.0 * kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
     flops = 4.0 * requests * heads * model.head_dim * workload.context_tokens  # scores and values

@@ -26,8 +26,15 @@ class LearnToShardConfig(PPOConfig):
     """RLlib configuration of a search; `search` sets everything but the environment or the spaces.
 
     Example:
-        >>> config = LearnToShardConfig().search(budget=4000, seed=1).environment(env=MyEnv)
-        >>> algorithm = config.build_algo()  # then algorithm.train() until result["calls"] == 4000
+        >>> from envs.strategy_env import StrategyEnv
+        >>> from sim.catalog import load_workload
+        >>> space = StrategyEnv(load_workload("gpt_moe_1_2t_16k"))
+        >>> config = LearnToShardConfig().search(budget=4000, seed=1)
+        >>> config = config.environment(
+        ...     observation_space=space.observation_space, action_space=space.action_space
+        ... )
+        >>> config.build_agent().calls_left
+        4000
 
     Attributes:
         budget: Calls of the whole search.
