@@ -49,14 +49,15 @@ def _ascending(values: tuple[int, ...]) -> tuple[int, ...]:
 
 
 # Strict: a quoted figure or a boolean is a mistake, not a number.
-Positive = Annotated[float, Field(gt=0, strict=True), AfterValidator(_finite)]
+Positive = Annotated[float, Field(ge=1e-6, strict=True), AfterValidator(_finite)]
 NonNegative = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
-Count = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 Microseconds = Annotated[NonNegative, Field(lt=1e6)]
 GigabytesPerSecond = Annotated[Positive, Field(lt=1e6)]
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(_ascending)]
-Name = Annotated[str, Field(min_length=1)]
+# Names become file names and parts of run ids.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=100)]
 ByDtype = dict[types.Dtype, Share]
 
 
@@ -270,8 +271,8 @@ class _DegreesTable(FileSchema):
 
 class _WorkloadFile(FileSchema):
     name: Name
-    model: Name
-    hardware: Name
+    model: str
+    hardware: str
     phase: Literal["decode"]
     context_tokens: Count
     tpot_slo_ms: Positive
@@ -320,6 +321,8 @@ def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = N
     'h100_sxm.toml'
     """
     text = str(name_or_path)
+    if len(text) > 4096 or any(len(part) > 255 for part in Path(text).parts):
+        raise CatalogError(f"the name or path of a {_SINGULAR[kind]} is too long: {text[:40]}...")
     if not text.endswith(".toml"):
         shipped = configs_root() / kind / f"{text}.toml"
         if "/" not in text and shipped.is_file():
@@ -348,7 +351,8 @@ def _known_keys(schema: type[BaseModel], location: tuple[str | int, ...]) -> lis
     return list(schema.model_fields)
 
 
-def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
+def explain(error: ValidationError, schema: type[BaseModel]) -> str:
+    """What is wrong with a file or a table of options: key, expectation and value of each mistake, on one line."""
     lines: list[str] = []
     for item in error.errors():
         location = item["loc"]
@@ -375,12 +379,12 @@ def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise CatalogError(f"cannot read {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or an integer of more digits than Python reads
         raise CatalogError(f"{path} is not valid TOML: {error}") from error
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise CatalogError(f"{path}: {_explain(error, schema)}") from error
+        raise CatalogError(f"{path}: {explain(error, schema)}") from error
 
 
 def load_hardware(name_or_path: str | Path, *, beside: Path | None = None) -> types.Hardware:

@@ -40,12 +40,14 @@ class Optimum:
 
     Attributes:
         evaluation: Of the best feasible strategy, or None if there is none.
+        swept_tokens_per_s_per_gpu: Its throughput as the sweep added it up, 0.0 if there is none.
         space_size: Joint strategies in the space.
         feasible_count: How many of them break no limit.
         quantiles: Tokens/s/GPU of the feasible strategies by share, to within 0.05 %.
     """
 
     evaluation: Evaluation | None
+    swept_tokens_per_s_per_gpu: float
     space_size: int
     feasible_count: int
     quantiles: Mapping[float, float]
@@ -76,6 +78,7 @@ def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None
             progress(done, len(parts))
     return Optimum(
         evaluation=evaluate(workload, total.best) if total.best else None,
+        swept_tokens_per_s_per_gpu=total.best_tokens_per_s_per_gpu,
         space_size=space_size(workload),
         feasible_count=int(total.histogram.sum()),
         quantiles=total.quantiles(),
@@ -101,7 +104,7 @@ class _Landscape:
         """Adds feasible strategies to the histogram."""
         # Single precision halves the cost of the logarithm and blurs a bin's edge by a thousandth of its width.
         position = np.log(tokens_per_s_per_gpu.astype(np.float32)) * np.float32(_BINS_PER_E_FOLD)
-        bins = (position + np.float32(_BINS_EACH_SIDE)).astype(np.int32)
+        bins = np.clip(position + np.float32(_BINS_EACH_SIDE), 0, 2 * _BINS_EACH_SIDE - 1).astype(np.int32)
         lowest = int(bins.min())
         counts = np.bincount(bins - lowest)
         self.histogram[lowest : lowest + len(counts)] += counts

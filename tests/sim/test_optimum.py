@@ -278,6 +278,24 @@ def test_the_optimum_is_a_strategy_of_the_space_and_equals_its_evaluation(
 
 
 @pytest.mark.parametrize("name", REAL)
+def test_the_sweep_adds_up_what_evaluate_adds_up(name: str, real_optima: dict[str, Optimum]) -> None:
+    workload, rng = load_workload(name), np.random.default_rng(5)
+    relaxed = dataclasses.replace(workload, tpot_slo_s=1e6)
+    found = [real_optima[name]]
+    for _ in range(40):  # the best of one combination of degrees at a time: other degrees, other dims
+        degrees = DegreeTables(
+            *((int(rng.choice(table)),) for table in dataclasses.astuple(workload.degrees)),
+        )
+        found.append(find_optimum(dataclasses.replace(relaxed, degrees=degrees)))
+    compared = [optimum for optimum in found if optimum.evaluation is not None]
+    assert len(compared) > 10
+    for optimum in compared:
+        assert optimum.evaluation is not None
+        exact = pytest.approx(optimum.evaluation.tokens_per_s_per_gpu, rel=1e-12, abs=0)
+        assert optimum.swept_tokens_per_s_per_gpu == exact
+
+
+@pytest.mark.parametrize("name", REAL)
 def test_no_random_strategy_beats_the_optimum_and_the_feasible_share_is_that_of_a_sample(
     name: str, real_optima: dict[str, Optimum]
 ) -> None:
