@@ -3,7 +3,7 @@
 from envs.archive import AddStatus, Elite, EliteArchive
 from envs.recording import BudgetExhausted, CallGate
 from envs.reward import ImprovementReward
-from envs.rows import COMPACT_FILE, ROWS_FILE, CallRow, RowWriter, compact, read_rows
+from envs.rows import COMPACT_FILE, ROWS_FILE, CallRow, DamagedRows, RowWriter, compact, read_rows
 from envs.space import Action, StrategySpace
 from envs.strategy_env import Evaluate, Observation, SimulatorFailure, StrategyEnv
 
@@ -15,6 +15,7 @@ __all__ = [
     "BudgetExhausted",
     "CallGate",
     "CallRow",
+    "DamagedRows",
     "Elite",
     "EliteArchive",
     "Evaluate",

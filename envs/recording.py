@@ -8,12 +8,10 @@ from typing import Any, final
 import gymnasium as gym
 import numpy as np
 
-from envs.rows import CallRow, RowWriter, compact, read_rows
+from envs.rows import CallRow, RowWriter
 from envs.space import ActionLike
 from envs.strategy_env import Observation, StrategyEnv
 from sim.types import Evaluation, Strategy
-
-__all__ = ["BudgetExhausted", "CallGate", "CallRow", "RowWriter", "compact", "read_rows"]
 
 
 class BudgetExhausted(RuntimeError):

@@ -9,10 +9,10 @@ it is complete, and where both exist they agree and the JSON Lines count.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, final, get_type_hints
+
+from envs.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 ROWS_FILE = "rows.jsonl"
 COMPACT_FILE = "rows.parquet"
+
+
+class DamagedRows(ValueError):
+    """A rows file is not what a run wrote; the message begins with its path."""
 
 
 class CallRow(NamedTuple):
@@ -104,7 +108,7 @@ class RowWriter:
         Also right if the file ends in half a row, was compacted meanwhile, or (with 0 calls) does not exist.
 
         Raises:
-            ValueError: There are fewer whole rows than that.
+            ValueError: There are fewer whole rows than that, or the compacted ones are damaged.
         """
         return cls(path, file=_reopen(path, calls))
 
@@ -122,7 +126,7 @@ def compact(jsonl_path: Path, parquet_path: Path) -> None:
     """Turns a finished run's JSON Lines into Parquet and removes them; does nothing if that is done already."""
     if not jsonl_path.exists() and parquet_path.exists():
         return
-    _replace(parquet_path, lambda temporary: _frame(_load(jsonl_path)).to_parquet(temporary, index=False))
+    write_atomically(parquet_path, lambda temporary: _frame(_load(jsonl_path)).to_parquet(temporary, index=False))
     jsonl_path.unlink()
 
 
@@ -131,16 +135,19 @@ def read_rows(run_dir: Path) -> pd.DataFrame:
 
     Raises:
         FileNotFoundError: The folder holds no rows.
-        ValueError: A line is damaged (half a last line is not: that row was never reported).
+        DamagedRows: The file is not whole (half a last line is no damage: that row was never reported).
     """
-    import pandas as pd
-
+    path = run_dir / ROWS_FILE
     try:
-        return _frame(_load(run_dir / ROWS_FILE))
+        return _frame(_load(path))
     except FileNotFoundError:  # compacted, perhaps this very moment
         pass
+    except DamagedRows:
+        raise
+    except (TypeError, ValueError) as error:
+        raise DamagedRows(f"{path} is damaged: {error}") from error
     try:
-        return pd.read_parquet(run_dir / COMPACT_FILE)
+        return _read_compacted(run_dir / COMPACT_FILE)
     except FileNotFoundError:
         raise FileNotFoundError(f"no calls in {run_dir}: expected {ROWS_FILE} or {COMPACT_FILE}") from None
 
@@ -175,20 +182,9 @@ def _expand(path: Path) -> None:
     if not compacted.exists():
         return
     if not path.exists():
-        import pandas as pd
-
-        rows = (CallRow(*values) for values in pd.read_parquet(compacted).itertuples(index=False))
-        _replace(path, lambda temporary: temporary.write_bytes(b"".join(row.to_json() for row in rows)))
+        rows = (CallRow(*values) for values in _read_compacted(compacted).itertuples(index=False))
+        write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(row.to_json() for row in rows)))
     compacted.unlink()
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file that is either whole or absent, whatever interrupts this."""
-    temporary = path.with_name(path.name + ".tmp")
-    write(temporary)
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _whole_lines(path: Path) -> list[bytes]:
@@ -203,7 +199,21 @@ def _parse(line: bytes, where: str) -> CallRow:
     try:
         return CallRow(**json.loads(line))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{where} is damaged, expected one call as JSON: {error}") from error
+        raise DamagedRows(f"{where} is damaged: expected one call as JSON: {error}") from error
+
+
+def _read_compacted(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        rows = pd.read_parquet(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # which of the two depends on where pyarrow stumbles
+        raise DamagedRows(f"{path} is damaged: {error}") from error
+    if tuple(rows.columns) != CallRow._fields:
+        raise DamagedRows(f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}")
+    return rows
 
 
 def _frame(rows: list[CallRow]) -> pd.DataFrame:

@@ -1,57 +1,111 @@
-"""Writing result files so that an interrupted write leaves the old file or none, never half of one."""
+"""Result folders and the files in them: claimed by one process, written whole, checked when read."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
+from envs.files import write_atomically
 from raysearch.errors import InputError
-from sim.catalog import Kind, config_path
+from sim.catalog import Kind, config_path, explain
 from sim.types import Strategy
 
 RESULTS_ROOT = Path("results")
 """Where commands without --out put their folders, relative to the working directory."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file, and its folder if need be, through a temporary file beside it and a rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # several processes may write the same cache entry
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file; see `envs.files.write_atomically`."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes a JSON object; see `write_atomically`."""
-    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+    """Writes a JSON object; see `envs.files.write_atomically`."""
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object of a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def fresh_folder(out: Path | None, name: str) -> Path:
-    """The folder for new results: `out`, or results/<name>-<UTC time>. Creates nothing yet.
+def read_json(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
+    """The object of a JSON file of ours.
 
     Raises:
-        InputError: The folder holds something already, or cannot be made.
+        InputError: It is not what `schema` says.
+        OSError: There is no such file, or it cannot be read.
     """
-    folder = out or RESULTS_ROOT / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        raise InputError(f"cannot put results into {folder}: {existing} is not a folder that you may write to")
-    if existing == folder and any(folder.iterdir()):
-        raise InputError(f"{folder} holds results already; give --out a folder that is new or empty")
-    return folder
+    try:
+        fields = json.loads(path.read_bytes())
+        schema.model_validate(fields)
+    except ValidationError as error:
+        raise damaged(f"{path} is damaged: {explain(error, schema)}") from error
+    except ValueError as error:
+        raise damaged(f"{path} is damaged: {error}") from error
+    return fields
+
+
+def damaged(what: str) -> InputError:
+    """The error for a result that cannot be read, with what can be done about it."""
+    return InputError(f"{what}; bring it back from a copy, or run again into another folder")
+
+
+def results_folder(out: Path | None, name: str) -> Path:
+    """Where new results go: `out`, or results/<name>-<UTC time>. Creates nothing."""
+    return out or RESULTS_ROOT / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+
+
+@contextmanager
+def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
+    """Makes a folder and keeps it for this process; what is still empty at the end is removed.
+
+    The claim is a lock on the folder itself: it leaves no trace, and ends with the process however that ends.
+
+    Args:
+        folder: For results; new or empty, unless `resume`.
+        resume: Whether it may hold something.
+
+    Raises:
+        InputError: It cannot be written to, holds something already, or another process has it.
+    """
+    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    handle = _open_folder(folder)
+    try:
+        _lock(handle, folder)
+        try:
+            if not resume and any(folder.iterdir()):
+                raise InputError(f"{folder} holds results already; give --out a folder that is new or empty")
+            yield
+        finally:
+            with suppress(OSError):  # the first that holds something ends it
+                for path in made:
+                    path.rmdir()
+    finally:
+        os.close(handle)
+
+
+def _open_folder(folder: Path) -> int:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"cannot put results into {folder}: {error.strerror} ({error.filename})") from error
+    if not writable:
+        os.close(handle)
+        raise InputError(f"cannot put results into {folder}: you may not write to it")
+    return handle
+
+
+def _lock(handle: int, folder: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{folder} is in use by another search or study; give --out another folder") from None
 
 
 def anchored(kind: Kind, name_or_path: str, *, beside: Path | None = None) -> str:

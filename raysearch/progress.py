@@ -21,25 +21,45 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from raysearch.run import RunSpec
+from raysearch.records import RunSpec
 
-console = Console(stderr=True)
-"""Where progress and messages go."""
+console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+"""Where progress and messages go. Names and paths stand in them as they are: brackets and colons mean nothing."""
 
-LINE_EVERY_S = 30.0
-"""Seconds between two lines when stderr is no terminal."""
+FIRST_LINE_S = 1.0
+"""Seconds until work says how far it is when stderr is no terminal."""
+LINE_EVERY_S = 15.0
+"""Seconds between two such lines."""
 
 
-def _bars(*extra: TextColumn, transient: bool = True) -> Progress:
+def _now_and_then() -> Callable[[str], None]:
+    """Prints what it is given if stderr is no terminal and a line is due."""
+    due_s = time.monotonic() + FIRST_LINE_S
+
+    def say(text: str) -> None:
+        nonlocal due_s
+        now = time.monotonic()
+        if not console.is_terminal and now >= due_s:
+            due_s = now + LINE_EVERY_S
+            console.print(text, soft_wrap=True)
+
+    return say
+
+
+def _text(template: str) -> TextColumn:
+    return TextColumn(template, markup=False)
+
+
+def _bars(*extra: TextColumn) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        _text("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         *extra,
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
-        transient=transient,
+        transient=True,
         disable=not console.is_terminal,
     )
 
@@ -47,17 +67,29 @@ def _bars(*extra: TextColumn, transient: bool = True) -> Progress:
 @contextmanager
 def stepping(description: str) -> Iterator[Callable[[int, int], None]]:
     """A bar for work that reports (done, total)."""
+    say = _now_and_then()
     with _bars() as progress:
         task = progress.add_task(description, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+            say(f"{description}: {done:,} of {total:,} steps")
+
+        yield show
 
 
 @contextmanager
 def searching(run_id: str, budget: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """A bar for one run; give it the run's metrics."""
-    with _bars(TextColumn("{task.fields[best]}")) as progress:
+    say = _now_and_then()
+    with _bars(_text("{task.fields[best]}")) as progress:
         task = progress.add_task(run_id, total=budget, best="")
-        yield lambda metrics: progress.update(task, completed=metrics["calls"], best=_best(metrics))
+
+        def show(metrics: Mapping[str, Any]) -> None:
+            progress.update(task, completed=metrics["calls"], best=_best(metrics))
+            say(f"{run_id}: {metrics['calls']:,} of {budget:,} calls, {_best(metrics)}")
+
+        yield show
 
 
 def _best(metrics: Mapping[str, Any]) -> str:
@@ -98,11 +130,11 @@ class StudyBars(StudyDisplay):
         self._ended = set(finished)
         self._tasks: dict[str, TaskID] = {}
         self._best: dict[str, tuple[float, str, str]] = {}
-        self._overall = _bars(TextColumn("{task.fields[runs]}"))
-        self._runs = _bars(TextColumn("{task.fields[best]}"))
+        self._overall = _bars(_text("{task.fields[runs]}"))
+        self._runs = _bars(_text("{task.fields[best]}"))
         self._whole = self._overall.add_task(f"study {name}", total=sum(s.budget for s in specs.values()), runs="")
         self._live = Live(console=console, get_renderable=self._render, transient=True, refresh_per_second=4)
-        self._last_line_s = time.monotonic()
+        self._say = _now_and_then()
         self._refresh()
 
     def __enter__(self) -> StudyBars:
@@ -129,7 +161,8 @@ class StudyBars(StudyDisplay):
         if metrics["best"] > self._best.get(workload, (0.0, "", ""))[0]:
             self._best[workload] = (metrics["best"], run_id, _best(metrics))
         self._refresh()
-        self._say_now_and_then()
+        done, total = sum(self._calls.values()), sum(spec.budget for spec in self._specs.values())
+        self._say(f"{done:,} of {total:,} calls")
 
     def finished(self, run_id: str) -> None:
         """A run is done."""
@@ -148,18 +181,11 @@ class StudyBars(StudyDisplay):
             self._runs.remove_task(task)
         self._refresh()
         if not console.is_terminal:
-            console.print(f"{len(self._ended)}/{len(self._specs)} {run_id}: {how} after {calls} calls", highlight=False)
+            console.print(f"{len(self._ended)}/{len(self._specs)} {run_id}: {how} after {calls} calls", soft_wrap=True)
 
     def _refresh(self) -> None:
         runs = f"{len(self._ended)}/{len(self._specs)} runs"
         self._overall.update(self._whole, completed=sum(self._calls.values()), runs=runs)
-
-    def _say_now_and_then(self) -> None:
-        now = time.monotonic()
-        if not console.is_terminal and now - self._last_line_s >= LINE_EVERY_S:
-            self._last_line_s = now
-            done, total = sum(self._calls.values()), sum(spec.budget for spec in self._specs.values())
-            console.print(f"{done:,} of {total:,} calls", highlight=False)
 
     def _render(self) -> Group:
         lines = [Text(f"{run_id}: {text}", style="dim") for _, run_id, text in self._best.values()]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from envs.space import StrategySpace
 from raysearch.errors import InputError
 from raysearch.searcher import Searcher
-from sim.catalog import config_path, did_you_mean, list_names, read_config
+from sim.catalog import config_path, did_you_mean, explain, list_names, read_config
 
 
 class UnknownName(InputError):
@@ -85,7 +85,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     try:
         return schema.model_validate({**preset, **options})
     except ValidationError as error:
-        raise OptionsError(f"searcher {name!r}: {_explain(error, schema)}") from error
+        raise OptionsError(f"searcher {name!r}: {explain(error, schema)}") from error
 
 
 def make_searcher(name: str, space: StrategySpace, *, seed: int, budget: int, **options: Any) -> Searcher:
@@ -131,22 +131,6 @@ def _entry(name: str) -> _Entry:
     if name not in _ENTRIES:
         raise UnknownName(f"unknown searcher {name!r}: {did_you_mean(name, _ENTRIES)}")
     return _ENTRIES[name]
-
-
-def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
-    """One line for all mistakes."""
-    parts: list[str] = []
-    for item in error.errors():
-        option = ".".join(map(str, item["loc"]))
-        if item["type"] == "extra_forbidden":
-            hint = did_you_mean(option, schema.model_fields) if schema.model_fields else "it has none"
-            parts.append(f"unknown option {option!r}: {hint}")
-        elif item["type"] == "missing":
-            parts.append(f"option {option!r} is missing")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            parts.append(f"option {option!r}: {message}, got {item['input']!r}" if option else message)
-    return "; ".join(parts)
 
 
 register("random", "independent uniform samples", "raysearch.searchers.random:RandomSearcher")

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.files import write_atomically
 from raysearch.files import as_strategy
-from raysearch.results import read_runs, read_spec, run_folders
-from raysearch.run import RunSpec
+from raysearch.records import RunSpec
+from raysearch.results import read_runs, read_spec, run_folders, run_rows
 from sim.catalog import CatalogError, load_workload
 from sim.simulate import evaluate
 from sim.types import Evaluation, Workload
@@ -95,14 +96,16 @@ def write_curve(directory: Path) -> Path:
 
     Lines are means over the runs of a searcher, bands go from the worst to the best of them; a searcher that ends
     before its budget keeps its last value.
+
+    Raises:
+        InputError: The folder holds no results, or damaged ones.
+        OSError: The picture cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from envs.rows import read_rows
-
     runs = read_runs(directory)
-    rows = {run["run_id"]: read_rows(folder) for run, folder in zip(runs, run_folders(directory), strict=True)}
+    rows = {run["run_id"]: run_rows(folder) for run, folder in zip(runs, run_folders(directory), strict=True)}
     workloads = list(dict.fromkeys(run["workload"] for run in runs))
     figure = Figure(figsize=(6.4 * len(workloads), 4.8), layout="constrained")
     FigureCanvasAgg(figure)
@@ -110,9 +113,7 @@ def write_curve(directory: Path) -> Path:
     for panel, workload in zip(panels, workloads, strict=True):
         _draw(panel, [run for run in runs if run["workload"] == workload], rows)
     path = directory / CURVE_FILE
-    temporary = path.with_suffix(".tmp.png")
-    figure.savefig(temporary, dpi=120)
-    temporary.replace(path)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
     return path
 
 

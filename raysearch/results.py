@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysearch.checkpoint import whole_checkpoint
 from raysearch.errors import InputError
-from raysearch.files import read_json
-from raysearch.run import HEAD_FILE, finished_summary
-from raysearch.study import RUNS_FOLDER, STUDY_FILE
+from raysearch.files import damaged, read_json
+from raysearch.records import HEAD_FILE, STUDY_FILE, RunHead, StudyRecord
+from raysearch.run import finished_summary
+from raysearch.study import RUNS_FOLDER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +29,7 @@ def study_frame(directory: str | Path) -> pd.DataFrame:
     A run that is not complete has what its rows tell so far.
 
     Raises:
-        InputError: The folder holds no results.
+        InputError: The folder holds no results, or damaged ones.
     """
     import pandas as pd
 
@@ -36,7 +40,7 @@ def read_runs(directory: Path) -> list[dict[str, Any]]:
     """The same as `study_frame`, as dictionaries.
 
     Raises:
-        InputError: The folder holds no results.
+        InputError: The folder holds no results, or damaged ones.
     """
     return [_read_run(folder) for folder in run_folders(directory)]
 
@@ -47,44 +51,65 @@ def run_folders(directory: Path) -> list[Path]:
     Raises:
         InputError: The folder holds no results.
     """
-    if (directory / HEAD_FILE).is_file():
-        return [directory]
-    folders = sorted(path.parent for path in (directory / RUNS_FOLDER).glob(f"*/{HEAD_FILE}"))
+    folders = [directory] if os.path.isfile(directory / HEAD_FILE) else _runs_of_study(directory)
     if not folders:
         raise InputError(f"no results in {directory}: expected the folder of a study or of a search")
     return folders
 
 
+def _runs_of_study(directory: Path) -> list[Path]:
+    runs = directory / RUNS_FOLDER
+    return sorted(path.parent for path in runs.glob(f"*/{HEAD_FILE}")) if os.path.isdir(runs) else []
+
+
+def check_results(study: Path) -> None:
+    """Reads all that a study's folder holds, so that damage is told before hours are spent on the rest.
+
+    Raises:
+        InputError: Something is damaged. A damaged checkpoint is only logged: its run starts again.
+    """
+    for folder in _runs_of_study(study):
+        _read_run(folder)
+        run_rows(folder)
+        whole_checkpoint(folder)
+
+
+def run_rows(folder: Path) -> pd.DataFrame:
+    """The calls of a run, one row each; see `envs.rows`.
+
+    Raises:
+        InputError: They are damaged or gone.
+    """
+    from envs.rows import DamagedRows, read_rows
+
+    try:
+        return read_rows(folder)
+    except DamagedRows as error:
+        raise damaged(str(error)) from error
+    except FileNotFoundError as error:
+        raise damaged(f"{folder} is damaged: {error}") from error
+
+
 def planned_runs(directory: Path) -> int:
     """How many runs the folder is meant to hold when all is done."""
     study = directory / STUDY_FILE
-    return len(read_json(study)["runs"]) if study.is_file() else 1
+    return len(read_json(study, StudyRecord)["runs"]) if study.is_file() else 1
 
 
 def read_spec(directory: Path, run_id: str) -> dict[str, Any]:
     """The fields of the `RunSpec` of one of the runs in a results folder."""
-    heads = (read_json(folder / HEAD_FILE) for folder in run_folders(directory))
+    heads = (read_json(folder / HEAD_FILE, RunHead) for folder in run_folders(directory))
     return next(head["spec"] for head in heads if head["run_id"] == run_id)
 
 
 def _read_run(folder: Path) -> dict[str, Any]:
-    finished = finished_summary(folder)
-    return {**finished, "complete": True} if finished else {**_read_rows_so_far(folder), "complete": False}
+    head, finished = read_json(folder / HEAD_FILE, RunHead), finished_summary(folder)
+    return {**finished, "complete": True} if finished else {**_read_rows_so_far(folder, head), "complete": False}
 
 
-def _read_rows_so_far(folder: Path) -> dict[str, Any]:
-    from envs.rows import read_rows
-
-    head = read_json(folder / HEAD_FILE)
+def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     spec, optimum = head["spec"], head["optimum"]
-    try:
-        rows = read_rows(folder)
-    except FileNotFoundError:  # begun this very moment
-        rows = None
-    if rows is None or rows.empty:
-        found: dict[str, Any] = {"calls": 0, "unique_calls": 0, "feasible_calls": 0, "best": 0.0, "strategy": None}
-    else:
-        found = _tally(rows)
+    found = _tally(run_rows(folder))
     return {
         "run_id": head["run_id"],
         "workload": head["workload"],
@@ -112,6 +137,6 @@ def _tally(rows: pd.DataFrame) -> dict[str, Any]:
         "calls": len(rows),
         "unique_calls": len(rows.drop_duplicates([*_DEGREES, "dims"])),
         "feasible_calls": len(best_first),
-        "best": float(rows["best_so_far"].iloc[-1]),
+        "best": float(rows["best_so_far"].to_numpy().max(initial=0.0)),
         "strategy": found[0] if found else None,
     }

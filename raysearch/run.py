@@ -6,10 +6,9 @@ bit wherever they run. Nothing here knows of Ray.
 
 from __future__ import annotations
 
-import pickle
+import logging
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +17,15 @@ from envs.rows import COMPACT_FILE, ROWS_FILE, RowWriter, compact
 from envs.space import StrategySpace
 from envs.strategy_env import StrategyEnv
 from raysearch import __version__
+from raysearch.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from raysearch.errors import InputError
-from raysearch.files import read_json, strategy_dict, write_atomically, write_json
+from raysearch.files import read_json, strategy_dict, write_json
+from raysearch.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome
 from sim.catalog import load_workload
 
-HEAD_FILE = "run.json"
-SUMMARY_FILE = "summary.json"
-CHECKPOINT_FILE = "checkpoint.pkl"
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """What makes a run: equal specs give equal calls.
-
-    Attributes:
-        workload: Name in configs/workloads or the path of a TOML file.
-        searcher: Registered name.
-        seed: At least 0.
-        budget: Calls, at least 1.
-        hardware: Replaces the workload's hardware: a name or a path.
-        options: Of the searcher; what is left out takes its preset.
-    """
-
-    workload: str
-    searcher: str
-    seed: int
-    budget: int
-    hardware: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.budget < 1:
-            raise InputError(f"budget must be at least 1 call, got {self.budget}")
-        if self.seed < 0:
-            raise InputError(f"seed must be at least 0, got {self.seed}")
+_log = logging.getLogger(__name__)
 
 
 class SearchRun:
@@ -78,16 +50,17 @@ class SearchRun:
             resume: Whether to go on from the folder's checkpoint, if there is one.
 
         Raises:
-            InputError, CatalogError, UnknownName: The spec cannot be run, or is not the checkpoint's.
+            InputError, CatalogError, UnknownName: The spec cannot be run, is not the checkpoint's, or the folder
+                holds a run and is not to be resumed.
         """
         self.spec, self.out_dir, self.optimum = spec, out_dir, optimum
         self.workload = load_workload(spec.workload, spec.hardware)
-        state = self._read_checkpoint() if resume else None
         space = StrategySpace(self.workload)
         self._searcher = make_searcher(spec.searcher, space, seed=spec.seed, budget=spec.budget, **spec.options)
         env = StrategyEnv(self.workload)
+        out_dir.mkdir(parents=True, exist_ok=True)
+        state, rows = self._resumed() if resume else (None, self._new_rows())
         write_json(out_dir / HEAD_FILE, self._head())
-        rows = RowWriter.resume(out_dir / ROWS_FILE, state["gate"]["calls"] if state else 0)
         self._gate = CallGate(env, spec.budget, rows, self.run_id)
         self._observation, _ = self._gate.reset(seed=spec.seed)
         self._exhausted = False
@@ -196,13 +169,29 @@ class SearchRun:
             "exhausted": self._exhausted,
             "wall_s": self._wall_s,
         }
-        write_atomically(self.out_dir / CHECKPOINT_FILE, pickle.dumps(state))
+        write_checkpoint(self.out_dir, state)
+
+    def _new_rows(self) -> RowWriter:
+        try:
+            return RowWriter(self.out_dir / ROWS_FILE)
+        except FileExistsError as error:
+            raise InputError(str(error)) from error
+
+    def _resumed(self) -> tuple[dict[str, Any] | None, RowWriter]:
+        path = self.out_dir / ROWS_FILE
+        state = self._read_checkpoint()
+        if state:
+            try:
+                return state, RowWriter.resume(path, state["gate"]["calls"])
+            except ValueError as error:
+                _log.warning("note: %s: its run starts again from the first call", error)
+        return None, RowWriter.resume(path, 0)
 
     def _read_checkpoint(self) -> dict[str, Any] | None:
         path = self.out_dir / CHECKPOINT_FILE
-        if not path.is_file():
+        state = read_checkpoint(self.out_dir)
+        if state is None:
             return None
-        state = pickle.loads(path.read_bytes())
         if state["spec"] != asdict(self.spec):
             raise InputError(f"{path} is of another run: {state['spec']}, not {self.spec}")
         if state["config_hash"] != self.workload.config_hash:
@@ -225,9 +214,13 @@ class SearchRun:
 
 
 def finished_summary(run_dir: Path) -> dict[str, Any] | None:
-    """The summary of a finished run, or None while it is not finished."""
+    """The summary of a finished run, or None while it is not finished.
+
+    Raises:
+        InputError: It is damaged.
+    """
     path = run_dir / SUMMARY_FILE
-    return read_json(path) if path.is_file() else None
+    return read_json(path, RunSummary) if path.is_file() else None
 
 
 def finish_rows(run_dir: Path) -> None:

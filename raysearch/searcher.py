@@ -17,7 +17,7 @@ from envs.space import Action, StrategySpace
 class NoOptions(BaseModel):
     """Settings of a searcher that has none; the others derive theirs from it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,28 +8,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from envs.space import StrategySpace
 from raysearch import __version__
 from raysearch.errors import InputError
 from raysearch.files import anchored, read_json, write_json
+from raysearch.records import LARGEST_SEED, STUDY_FILE, RunSpec, StudyRecord
 from raysearch.registry import check_options, run_budget
-from raysearch.run import RunSpec
 from sim.catalog import config_path, load_workload, read_config
 from sim.types import Workload
 
-STUDY_FILE = "study.json"
 RUNS_FOLDER = "runs"
 TUNE_FOLDER = "tune"
 
-Names = Annotated[tuple[str, ...], Field(min_length=1)]
-Seed = Annotated[int, Field(ge=0, strict=True)]
+
+def _some(values: Sized) -> Sized:
+    if not values:
+        raise ValueError("expected at least one")
+    return values
+
+
+# Not Field(min_length=1): beside an item that is wrong it would complain of the length, too.
+Names = Annotated[tuple[str, ...], AfterValidator(_some)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED, strict=True)]
+Seeds = Annotated[tuple[Seed, ...], AfterValidator(_some)]
 
 
 class StudyFile(BaseModel):
@@ -52,7 +60,7 @@ class StudyFile(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     workloads: Names
     searchers: Names
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    seeds: Seeds
     budget: Annotated[int, Field(ge=1, strict=True)]
     hardware: str | None = None
     cpus_per_run: Annotated[int, Field(ge=1, strict=True)] = 1
@@ -95,8 +103,8 @@ def load_study(name_or_path: str | Path) -> Study:
     Raises:
         CatalogError, InputError: A name, value or option that cannot be run; the message says which and why.
 
-    >>> len(load_study("quickstart").specs())
-    4
+    >>> load_study("quickstart").file.name
+    'quickstart'
     """
     path = config_path("studies", name_or_path)
     file = read_config(path, StudyFile)
@@ -149,7 +157,7 @@ def check_same_study(study: Study, out: Path) -> None:
     """
     if not has_begun(out):
         raise InputError(f"nothing to resume in {out}: it has no {STUDY_FILE}")
-    kept = read_json(out / STUDY_FILE)
+    kept = read_json(out / STUDY_FILE, StudyRecord)
     now = study.file.model_dump(mode="json")
     changed = sorted(key for key in now if kept["study"].get(key) != now[key])
     if changed:

@@ -18,9 +18,13 @@ LEAST_WIDTH = 100
 
 
 def printer() -> Console:
-    """Stdout, as wide as the terminal and wide enough for every table."""
-    console = Console(highlight=False)
-    return Console(highlight=False, width=max(console.width, LEAST_WIDTH) if console.is_terminal else 120)
+    """Stdout, as wide as the terminal and wide enough for every table.
+
+    Names and paths stand in what it prints as they are: brackets and colons mean nothing.
+    """
+    console = Console()
+    width = max(console.width, LEAST_WIDTH) if console.is_terminal else 120
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def plain_table(

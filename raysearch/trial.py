@@ -9,7 +9,8 @@ from typing import Any
 
 from ray import tune
 
-from raysearch.run import RunSpec, SearchRun, finish_rows, finished_summary
+from raysearch.records import RunSpec
+from raysearch.run import SearchRun, finish_rows, finished_summary
 
 
 def trial_config(spec: RunSpec, folder: Path, *, optimum: float | None, report_every: int, cpus: int) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from raysearch.files import as_strategy, read_json, write_json
+from raysearch.files import as_strategy, write_json
 from sim.types import Strategy, Workload
 
 CACHE_VARIABLE = "RAYSEARCH_CACHE_DIR"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,10 @@ def find_yardstick(
     kept = None if fresh else _read(path)
     if kept is None:
         kept = _search(workload, progress)
-        write_json(path, asdict(kept))
+        try:
+            write_json(path, asdict(kept))
+        except OSError as error:
+            _note_unkept(path.parent, error.strerror)
     return kept
 
 
@@ -87,11 +94,21 @@ def _search(workload: Workload, progress: Callable[[int, int], None] | None) -> 
 
 def _read(path: Path) -> Yardstick | None:
     try:
-        fields: dict[str, Any] = read_json(path)
+        fields: dict[str, Any] = json.loads(path.read_bytes())
         strategy = fields.pop("strategy")
         return Yardstick(strategy=as_strategy(strategy) if strategy else None, **fields)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # absent, or not ours: it is found and written anew
+
+
+@cache  # one note, however many optima
+def _note_unkept(folder: Path, reason: str) -> None:
+    _log.warning(
+        "note: optima cannot be kept in %s (%s), so each is found anew; set %s to a folder that you may write to",
+        folder,
+        reason,
+        CACHE_VARIABLE,
+    )
 
 
 @cache

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from raysearch.commands.options import HardwareOption, JsonOption, WorkloadOption, print_json
-from raysearch.errors import RunFailed
 from raysearch.files import strategy_dict
 from raysearch.yardstick import Yardstick, find_yardstick
 from sim.catalog import load_workload
@@ -63,7 +62,8 @@ def _print(workload: Workload, found: Yardstick) -> None:
         f"searched in {found.wall_s:.1f} s"
     )
     if found.strategy is None:
-        raise RunFailed(f"no strategy of {workload.name} is feasible")
+        console.print(f"No strategy of {workload.name} is feasible.")
+        return
     rows = [(f"{float(share):.4%}", f"{value:,.2f}") for share, value in found.quantiles.items()]
     console.print(plain_table("Feasible strategies at or below", ("share", "tokens/s/GPU"), rows))
     console.print(*explanation(workload, evaluate(workload, found.strategy)), sep="\n")

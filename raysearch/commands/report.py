@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ def report_results(
       raysearch report results/smoke
       raysearch report results/smoke --json
     """
-    from raysearch.report import score, write_curve
+    from raysearch.report import score
     from raysearch.results import planned_runs, read_runs
 
     if not as_json:
@@ -31,23 +32,26 @@ def report_results(
         return
     runs = read_runs(directory)
     complete = len(runs) == planned_runs(directory) and all(run["complete"] for run in runs)
-    curve = write_curve(directory)
-    print_json(
-        {"folder": str(directory), "complete": complete, "runs": runs, "scores": score(runs), "curve": str(curve)}
-    )
+    curve = _draw_curve(directory)
+    print_json({"folder": str(directory), "complete": complete, "runs": runs, "scores": score(runs), "curve": curve})
 
 
 def print_report(directory: Path) -> None:
     """Prints scores, the best strategies and where everything lies."""
-    from raysearch.report import RATIO_BASE, best_runs, explain, score, write_curve
+    from raysearch.report import RATIO_BASE, best_runs, explain, score
     from raysearch.results import planned_runs, read_runs
     from raysearch.tables import explanation, printer, scores_table
 
     console = printer()
-    runs = read_runs(directory)
-    for run in best_runs(runs):
+    # All is read before anything is printed: what is damaged is one message and nothing else.
+    runs, planned, curve = read_runs(directory), planned_runs(directory), _draw_curve(directory)
+    best = best_runs(runs)
+    for workload in dict.fromkeys(run["workload"] for run in runs):
+        if workload not in {run["workload"] for run in best}:
+            console.print(f"No feasible strategy of {workload} was found.\n")
+    for run in best:
         explained = explain(directory, run)
-        console.print(f"[bold]Best of {run['workload']}[/]: found by {run['searcher']}, seed {run['seed']}")
+        console.print(f"Best of {run['workload']}: found by {run['searcher']}, seed {run['seed']}", style="bold")
         if explained is None:
             console.print(f"{run['strategy']} (its workload is gone or has changed, so it cannot be explained)")
         else:
@@ -56,5 +60,17 @@ def print_report(directory: Path) -> None:
     console.print(scores_table(score(runs)))
     console.print(f"f* is the exact optimum, RW is {RATIO_BASE}; in brackets f*/RW, which no ratio can exceed.")
     finished = sum(run["complete"] for run in runs)
-    console.print(f"{finished} of {planned_runs(directory)} runs finished. Results: {directory}")
-    console.print(f"Anytime curves: {write_curve(directory)}")
+    console.print(f"{finished} of {planned} runs finished. Results: {directory}")
+    if curve:
+        console.print(f"Anytime curves: {curve}")
+
+
+def _draw_curve(directory: Path) -> str | None:
+    """The path of the picture; None, with a note, where nothing may be written."""
+    from raysearch.report import write_curve
+
+    try:
+        return str(write_curve(directory))
+    except OSError as error:
+        print(f"note: no anytime curves: {error}", file=sys.stderr)
+        return None

@@ -8,7 +8,7 @@ import typer
 
 from raysearch.commands.options import HardwareOption, JsonOption, OutOption, WorkloadOption, print_json
 from raysearch.errors import Interrupted, RunFailed
-from raysearch.files import anchored, fresh_folder
+from raysearch.files import anchored, claimed, results_folder
 from raysearch.registry import check_options, run_budget
 from raysearch.yardstick import find_yardstick
 from sim.catalog import load_workload
@@ -44,7 +44,8 @@ def search_workload(
     """
     from envs.space import StrategySpace
     from raysearch.progress import stepping
-    from raysearch.run import RunSpec, SearchRun
+    from raysearch.records import RunSpec
+    from raysearch.run import SearchRun
 
     anchored_hardware = anchored("hardware", hardware) if hardware else None
     anchored_workload = anchored("workloads", workload)
@@ -53,10 +54,11 @@ def search_workload(
     if budget is None:
         budget = run_budget(searcher, StrategySpace(loaded), _DEFAULT_BUDGET)
     spec = RunSpec(anchored_workload, searcher, seed, budget, anchored_hardware)
-    folder = fresh_folder(out, f"{loaded.name}-{searcher}-s{seed}")
-    with stepping(f"exact optimum of {loaded.name}") as progress:
-        optimum = find_yardstick(loaded, progress).tokens_per_s_per_gpu
-    summary = _drive(SearchRun(spec, folder, optimum=optimum))
+    folder = results_folder(out, f"{loaded.name}-{searcher}-s{seed}")
+    with claimed(folder):
+        with stepping(f"exact optimum of {loaded.name}") as progress:
+            optimum = find_yardstick(loaded, progress).tokens_per_s_per_gpu
+        summary = _drive(SearchRun(spec, folder, optimum=optimum))
     if as_json:
         print_json({**summary, "folder": str(folder)})
     else:

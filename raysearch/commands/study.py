@@ -9,7 +9,7 @@ import typer
 
 from raysearch.commands.options import JsonOption, OutOption
 from raysearch.errors import InputError, Interrupted
-from raysearch.files import fresh_folder
+from raysearch.files import claimed, results_folder
 from raysearch.yardstick import find_yardstick
 
 if TYPE_CHECKING:
@@ -38,31 +38,33 @@ def run(
       raysearch study configs/studies/smoke.toml --out results/smoke --json
       raysearch study configs/studies/smoke.toml --out results/smoke --resume
     """
-    from raysearch.study import check_same_study, has_begun, load_study
+    from raysearch.study import has_begun, load_study
 
+    if resume and out is None:
+        raise InputError("--resume needs --out: the folder of the study to go on with")
     study = load_study(file)
-    if resume:
-        folder = _begun(out)
-        check_same_study(study, folder)
-    else:
-        folder = fresh_folder(out, study.file.name)
-    optima = _optima(study)
-    try:
-        _run_open(study, optima, folder, address, cpus, resume)
-    except Interrupted as stop:
-        if not has_begun(folder):
-            raise
-        message = f"{stop}; every call so far is kept. Go on with: raysearch study {file} --out {folder} --resume"
-        raise Interrupted(stop.signum, message) from None
+    folder = results_folder(out, study.file.name)
+    with claimed(folder, resume=resume):
+        if resume:
+            _check_begun(study, folder)
+        try:
+            _run_open(study, _optima(study), folder, address, cpus, resume)
+        except Interrupted as stop:
+            if not has_begun(folder):
+                raise
+            message = f"{stop}; every call so far is kept. Go on with: raysearch study {file} --out {folder} --resume"
+            raise Interrupted(stop.signum, message) from None
     from raysearch.commands.report import report_results
 
     report_results(folder, as_json)
 
 
-def _begun(out: Path | None) -> Path:
-    if out is None:
-        raise InputError("--resume needs --out: the folder of the study to go on with")
-    return out
+def _check_begun(study: Study, folder: Path) -> None:
+    from raysearch.results import check_results
+    from raysearch.study import check_same_study
+
+    check_same_study(study, folder)
+    check_results(folder)
 
 
 def _optima(study: Study) -> dict[str, float | None]:

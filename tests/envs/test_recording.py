@@ -20,6 +20,7 @@ from envs import (
     BudgetExhausted,
     CallGate,
     CallRow,
+    DamagedRows,
     RowWriter,
     SimulatorFailure,
     StrategyEnv,
@@ -348,7 +349,7 @@ def test_compacting_a_run_without_calls_keeps_the_columns(tmp_path: Path) -> Non
 def test_compacting_that_was_killed_halfway_loses_nothing(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     whole = path.read_bytes()
-    (tmp_path / f"{COMPACT_FILE}.tmp").write_bytes(b"PAR1 half")
+    (tmp_path / f".{COMPACT_FILE}.1").write_bytes(b"PAR1 half")
     assert len(read_rows(tmp_path)) == 3
     compact(path, tmp_path / COMPACT_FILE)
     path.write_bytes(whole)  # killed between the rename and the removal
@@ -362,6 +363,14 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     path.write_bytes(path.read_bytes().replace(b'"call": 2', b'"call" 2'))
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is damaged"):
+        read_rows(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, -1])
+def test_a_damaged_compact_file_is_named(tmp_path: Path, kept: int) -> None:
+    compact(written(tmp_path, 3), tmp_path / COMPACT_FILE)
+    (tmp_path / COMPACT_FILE).write_bytes((tmp_path / COMPACT_FILE).read_bytes()[:kept])
+    with pytest.raises(DamagedRows, match=r"rows\.parquet is damaged"):
         read_rows(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from envs.rows import read_rows
+from tests.conftest import command_environment, raysearch_command
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -119,6 +121,8 @@ SEARCH = ("search", "-w", "gpt_moe_1_2t_16k", "-s", "random", "--out", "out")
         (evaluate("--tp", "0"), "tp"),
         (evaluate("--batch", "-1"), "batch"),
         (evaluate("--pp", "two"), "--pp"),
+        (evaluate("--pp", "2.5"), "--pp"),
+        (evaluate("--pq", "2"), "--pp"),
         (evaluate("--dims", "2,1,1"), "12"),
         (evaluate("--dims", DIMS.replace("0", "3")), "3"),
         (evaluate("--dims", "megatron-ps"), "megatron-sp"),
@@ -129,6 +133,11 @@ SEARCH = ("search", "-w", "gpt_moe_1_2t_16k", "-s", "random", "--out", "out")
         ((*SEARCH, "-b", "0"), "budget"),
         ((*SEARCH, "-b", "-3"), "budget"),
         ((*SEARCH, "--seed", "-1"), "seed"),
+        ((*SEARCH, "--seed", str(2**63)), "below 2**63"),
+        ((*SEARCH, "--workload", "w" * 300), "www"),
+        ((*SEARCH, "--out", "o" * 300), "cannot put results into ooo"),
+        ((*SEARCH, "--out", "dangling"), "cannot put results into dangling"),
+        ((*SEARCH, "--out", "/proc/x"), "cannot put results into /proc/x"),
         ((*SEARCH, "--out", "full"), "holds results already"),
         ((*SEARCH, "--out", "bad.toml"), "bad.toml"),
         (("study", "quickstrat"), "did you mean 'quickstart'"),
@@ -138,6 +147,7 @@ SEARCH = ("search", "-w", "gpt_moe_1_2t_16k", "-s", "random", "--out", "out")
         (("study", "smoke", "--cpus", "0", "--out", "out"), "cpus"),
         (("report", "full"), "no results in"),
         (("report", "absent"), "no results in"),
+        (("report", "r" * 300), "no results in"),
         (("nothing",), "nothing"),
     ],
 )
@@ -147,11 +157,13 @@ def test_a_mistake_is_one_message_and_writes_nothing(
     (tmp_path / "bad.toml").write_text("name = [")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("the only copy")
+    (tmp_path / "dangling").symlink_to("nowhere")
     before = sorted(tmp_path.rglob("*"))
     refused = raysearch(*arguments, cwd=tmp_path)
     assert refused.returncode == 2
     assert message in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert refused.stderr.startswith("error: ")
+    assert refused.stderr.count("\n") == 1
     assert refused.stdout == ""
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -177,7 +189,7 @@ def test_a_stopped_search_keeps_every_row(
     assert f"{run['calls']:,} of 1,000,000 calls" in said
 
 
-LIGHT = "import sys, raysearch.cli; print([m for m in ('ray', 'torch', 'pandas', 'matplotlib') if m in sys.modules])"
+LIGHT = "import sys, raysearch.app; print([m for m in ('ray', 'torch', 'pandas', 'matplotlib') if m in sys.modules])"
 
 
 def test_the_command_starts_without_heavy_imports() -> None:
@@ -195,8 +207,78 @@ def test_commands_that_need_no_ray_start_in_under_a_second(raysearch: Command, a
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
-def test_output_into_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m raysearch list --json | head -c 1"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert "Traceback" not in shown.stderr
+@pytest.mark.parametrize("arguments", [("list",), ("list", "--json"), ("--help",), evaluate("--json")])
+def test_output_into_a_closed_pipe_ends_in_silence(arguments: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    shown = output_into(write, *arguments)
+    os.close(write)
+    assert (shown.returncode, shown.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("list", "--json"), ("--help",), evaluate("--json")])
+def test_output_onto_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        shown = output_into(full.fileno(), *arguments)
+    assert (shown.returncode, shown.stderr) == (1, "error: [Errno 28] No space left on device\n")
+
+
+def output_into(stdout: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        raysearch_command(*arguments),
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=command_environment(),
+    )
+
+
+def test_a_signal_during_the_first_imports_is_heard(tmp_path: Path) -> None:
+    (tmp_path / "gymnasium.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    environment = command_environment()
+    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"
+    stopped = subprocess.run(raysearch_command("list"), capture_output=True, text=True, env=environment)
+    assert (stopped.returncode, stopped.stderr) == (130, "interrupted by SIGINT\n")
+
+
+def test_of_two_searches_into_one_folder_one_is_refused(start: Start, tiny_workload: Path, tmp_path: Path) -> None:
+    form = ("search", "-w", tiny_workload, "-s", "random", "-b", "2000", "--out", tmp_path / "run", "--json")
+    both = [start(*form), start(*form)]
+    said = [process.communicate(timeout=100)[1] for process in both]
+    codes = [process.returncode for process in both]
+    assert sorted(codes) == [0, 2]
+    assert "error: " in said[codes.index(2)]
+    assert list(read_rows(tmp_path / "run")["call"]) == list(range(1, 2001))
+
+
+def test_a_workload_without_anything_feasible_is_a_result(
+    raysearch: Command, tiny_workload: Path, tmp_path: Path
+) -> None:
+    hopeless = tmp_path / "hopeless.toml"
+    hopeless.write_text(re.sub(r"(?m)^tpot_slo_ms = .*$", "tpot_slo_ms = 0.001", tiny_workload.read_text()))
+    best = raysearch("optimum", "-w", hopeless, "--json")
+    assert best.returncode == 0
+    assert json.loads(best.stdout)["tokens_per_s_per_gpu"] is None
+    searched = raysearch("search", "-w", hopeless, "-s", "random", "-b", "20", "--out", tmp_path / "run", "--json")
+    assert searched.returncode == 0
+    assert json.loads(searched.stdout)["strategy"] is None
+    for shown in (raysearch("optimum", "-w", hopeless), raysearch("report", tmp_path / "run")):
+        assert shown.returncode == 0
+        assert len(re.findall("o( feasible)? strategy of tiny .*(feasible|found)", shown.stdout)) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_one_note(tiny_workload: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environment = {**command_environment(), "RAYSEARCH_CACHE_DIR": str(tmp_path / "file")}
+    command = raysearch_command("optimum", "-w", tiny_workload, "--json")
+    found = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert found.returncode == 0
+    assert json.loads(found.stdout)["space_size"] == 16 * 3**12
+    assert found.stderr.count("\n") == found.stderr.count("note: optima cannot be kept") == 1
+
+
+def test_a_folder_may_have_any_name(raysearch: Command, tiny_workload: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "[/foo] :100: [red]"
+    shown = raysearch("search", "-w", tiny_workload, "-s", "random", "-b", "20", "--out", folder)
+    assert shown.returncode == 0
+    assert f"[/foo] :100: [red]{os.sep}curve.png" in shown.stdout.replace("\n", "")

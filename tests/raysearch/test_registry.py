@@ -49,11 +49,13 @@ def test_the_preset_holds_unless_an_option_is_given() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("annealing", {"inital_temperature": 3}, "unknown option 'inital_temperature': did you mean 'initial_temp"),
-        ("annealing", {"initial_temperature": -1}, "option 'initial_temperature': .*greater than 0, got -1"),
-        ("annealing", {"initial_temperature": float("nan")}, "option 'initial_temperature': .*, got nan"),
-        ("annealing", {"initial_temperature": "hot"}, "option 'initial_temperature': .* number.*, got 'hot'"),
-        ("random", {"temperature": 3}, "searcher 'random': unknown option 'temperature': it has none"),
+        ("annealing", {"inital_temperature": 3}, "inital_temperature: unknown key; did you mean 'initial_temperature'"),
+        ("annealing", {"initial_temperature": -1}, "initial_temperature: .*greater than 0, got -1"),
+        ("annealing", {"initial_temperature": float("nan")}, "initial_temperature: .*, got nan"),
+        ("annealing", {"initial_temperature": float("inf")}, "initial_temperature: .*finite number, got inf"),
+        ("annealing", {"initial_temperature": "hot"}, "initial_temperature: .* number.*, got 'hot'"),
+        ("random", {"temperature": 3}, "searcher 'random': temperature: unknown key"),
+        ("ppo_paper", {"learning_rate": float("inf")}, "learning_rate: .*finite number, got inf"),
     ],
 )
 def test_a_wrong_option_is_one_clear_error(name: str, options: dict, message: str) -> None:

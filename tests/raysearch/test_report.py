@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raysearch.commands.report import report_results
 from raysearch.errors import InputError
+from raysearch.records import RunSpec
 from raysearch.report import best_runs, explain, score, write_curve
 from raysearch.results import read_runs, study_frame
-from raysearch.run import RunSpec, SearchRun
+from raysearch.run import SearchRun
 
 
 def run(searcher: str, best: float, *, seed: int = 0, workload: str = "w", **changes: Any) -> dict[str, Any]:
@@ -131,3 +136,70 @@ def test_a_folder_without_results_is_refused(tmp_path: Path, search: Path) -> No
     shutil.copy(search / "rows.parquet", tmp_path)
     with pytest.raises(InputError, match="no results in"):
         read_runs(tmp_path)
+
+
+Damage = Callable[[bytes], bytes]
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def without(key: str) -> Damage:
+    return lambda content: json.dumps({k: v for k, v in json.loads(content).items() if k != key}).encode()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("complete", "name", "damage"),
+    [
+        (True, "run.json", half),
+        (True, "summary.json", half),
+        (True, "summary.json", lambda _: b"[]"),
+        (True, "summary.json", lambda _: b"{}"),
+        (True, "summary.json", without("best")),
+        (True, "rows.parquet", half),
+        (True, "rows.parquet", lambda _: b""),
+        (False, "run.json", half),
+        (False, "run.json", lambda _: b"{}"),
+        (False, "run.json", lambda content: content.replace(b'"seed": 0', b'"seed": "one"')),
+        (False, "rows.jsonl", lambda _: b"garbage\n"),
+        (False, "rows.jsonl", lambda _: b"{}\n"),
+        (False, "rows.jsonl", lambda content: content.replace(b'"call": 2,', b'"call": "two",')),
+        (False, "rows.jsonl", None),
+    ],
+)
+def test_damage_is_one_message_that_names_the_file_and_what_to_do(
+    tiny_workload: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    complete: bool,
+    name: str,
+    damage: Damage | None,
+    as_json: bool,
+) -> None:
+    made = SearchRun(RunSpec(str(tiny_workload), "megatron", 0, 100), tmp_path, optimum=700.0)
+    made.advance(100)
+    made.finish() if complete else made.close()
+    path = tmp_path / name
+    path.write_bytes(damage(path.read_bytes())) if damage else path.unlink()
+    named = re.escape(str(path if damage else tmp_path))
+    with pytest.raises(InputError, match=rf"^{named}.* is damaged: .*; bring it back from a copy") as error:
+        report_results(tmp_path, as_json)
+    assert "\n" not in str(error.value)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_curve_that_cannot_be_written_is_a_note(
+    search: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(search, folder)
+    (folder / "curve.png").unlink(missing_ok=True)
+    (folder / "curve.png" / "in the way").mkdir(parents=True)  # read-only folders do not stop a root user
+    report_results(folder, as_json)
+    shown = capsys.readouterr()
+    assert shown.err.startswith("note: no anytime curves: ")
+    assert "megatron" in shown.out
+    assert not as_json or json.loads(shown.out)["curve"] is None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from envs.rows import read_rows
+from envs.rows import ROWS_FILE, read_rows
+from raysearch.checkpoint import CHECKPOINT_FILE
 from raysearch.errors import InputError
-from raysearch.run import CHECKPOINT_FILE, RunSpec, SearchRun, finish_rows, finished_summary
+from raysearch.records import RunSpec
+from raysearch.run import SearchRun, finish_rows, finished_summary
 
 SEARCHERS = ["random", "random_walk", "annealing", "coordinate", "megatron", "ppo_paper"]
 NO_CLOCK = {"optimum", "fraction_of_optimum", "wall_s", "metrics"}
@@ -88,6 +91,44 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_workload: Pa
     assert finished(again) == finished(SearchRun(spec(tiny_workload), tmp_path / "straight"))
 
 
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (CHECKPOINT_FILE, lambda content: content[:-1]),
+        (CHECKPOINT_FILE, lambda content: b""),
+        (CHECKPOINT_FILE, lambda content: content[:-100] + b"?" + content[-99:]),
+        (ROWS_FILE, lambda content: b"".join(content.splitlines(keepends=True)[:5])),
+    ],
+)
+def test_a_run_with_a_damaged_checkpoint_starts_again_and_says_so(
+    tiny_workload: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: Callable[[bytes], bytes]
+) -> None:
+    killed = SearchRun(spec(tiny_workload), tmp_path / "again")
+    killed.advance(13)
+    killed.save()
+    killed.close()
+    path = tmp_path / "again" / name
+    path.write_bytes(damage(path.read_bytes()))
+    again = SearchRun(spec(tiny_workload), tmp_path / "again", resume=True)
+    assert again.calls == 0
+    assert str(path) in caplog.text
+    assert "its run starts again from the first call" in caplog.text
+    assert finished(again) == finished(SearchRun(spec(tiny_workload), tmp_path / "straight"))
+
+
+@pytest.mark.parametrize("end", [SearchRun.close, SearchRun.finish])
+def test_a_new_run_leaves_another_in_its_folder_alone(
+    tiny_workload: Path, tmp_path: Path, end: Callable[[SearchRun], object]
+) -> None:
+    first = SearchRun(spec(tiny_workload), tmp_path)
+    first.advance(10)
+    end(first)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(InputError, match="holds a run already"):
+        SearchRun(spec(tiny_workload, seed=1), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_checkpoint_of_another_run_is_refused(tiny_workload: Path, tmp_path: Path) -> None:
     run = SearchRun(spec(tiny_workload, seed=0), tmp_path)
     run.save()
@@ -132,7 +173,8 @@ def test_metrics_have_the_same_names_for_every_searcher(tiny_workload: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"budget": 0}, "budget"), ({"budget": -5}, "-5"), ({"seed": -1}, "seed")]
+    ("change", "message"),
+    [({"budget": 0}, "budget"), ({"budget": -5}, "-5"), ({"seed": -1}, "seed"), ({"seed": 2**63}, "seed")],
 )
 def test_impossible_specs_are_refused(change: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):

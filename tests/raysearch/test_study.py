@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,12 +14,16 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from envs.rows import read_rows
+from raysearch.commands.study import run as study_command
 from raysearch.errors import InputError
-from raysearch.results import study_frame
-from raysearch.run import RunSpec, SearchRun
-from raysearch.study import load_study
+from raysearch.records import RunSpec
+from raysearch.results import check_results, study_frame
+from raysearch.run import SearchRun
+from raysearch.study import load_study, run_dir
+from raysearch.study import write_study as write_record
 from sim.catalog import CatalogError
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -81,11 +86,13 @@ def test_the_shipped_studies_can_be_run(name: str) -> None:
         ({"budget": 0}, "budget"),
         ({"budget": 10.5}, "budget"),
         ({"budget": None}, "missing"),
-        ({"seeds": [-1]}, "seeds"),
-        ({"seeds": []}, "seeds"),
+        ({"seeds": [-1]}, r"seeds\.0: [^;]*$"),  # one mistake, one message
+        ({"seeds": []}, "seeds: expected at least one"),
+        ({"workloads": []}, "workloads: expected at least one"),
         ({"seeds": [1, 1]}, "must not repeat"),
         ({"cpus_per_run": 0}, "cpus_per_run"),
         ({"name": "../up"}, "name"),
+        ({"seeds": [2**63]}, "seeds"),
     ],
 )
 def test_a_study_that_cannot_be_run_is_refused(
@@ -108,6 +115,54 @@ def test_options_that_cannot_be_used_are_refused(tiny_workload: Path, tmp_path: 
     path.write_text(path.read_text() + table + "\n")
     with pytest.raises((InputError, CatalogError), match=message):
         load_study(path)
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("study.json", half),
+        ("study.json", lambda path: path.write_text("{}")),
+        ("runs/tiny-random_walk-s0/summary.json", half),
+        ("runs/tiny-random_walk-s0/rows.parquet", half),
+        ("runs/tiny-annealing-s0/run.json", half),
+        ("runs/tiny-annealing-s0/run.json", lambda path: path.write_text("{}")),
+        ("runs/tiny-annealing-s0/rows.jsonl", lambda path: path.write_text("garbage\n")),
+    ],
+)
+def test_a_damaged_study_is_not_gone_on_with(
+    tiny_workload: Path, tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    file, out = begun(tmp_path, tiny_workload)
+    damage(out / name)
+    with pytest.raises(InputError, match=rf"{re.escape(str(out / name))}.* is damaged: .*; bring it back"):
+        study_command(str(file), out=out, resume=True)
+
+
+def test_a_damaged_checkpoint_of_a_study_is_told_before_it_goes_on(
+    tiny_workload: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, out = begun(tmp_path, tiny_workload)
+    checkpoint = out / "runs/tiny-annealing-s0/checkpoint.pkl"
+    half(checkpoint)
+    check_results(out)
+    assert f"{checkpoint} is damaged: its run starts again" in caplog.text
+
+
+def begun(folder: Path, workload: Path) -> tuple[Path, Path]:
+    """A study that was killed with one run finished and one under way: its file and its folder."""
+    file, out = write_study(folder, workload, seeds=[0]), folder / "out"
+    study = load_study(file)
+    write_record(study, {str(workload): None}, out)
+    for run_id, spec in study.specs().items():
+        run = SearchRun(spec, run_dir(out, run_id))
+        run.advance(spec.budget if spec.searcher == "random_walk" else 20)
+        run.save()
+        run.finish() if run.done else run.close()
+    return file, out
 
 
 # --- on Ray ----------------------------------------------------------------------------------------
@@ -157,7 +212,11 @@ def test_tune_logs_the_same_metrics_for_every_searcher(finished: tuple[Path, str
         last = json.loads((trial / "result.json").read_text().splitlines()[-1])
         assert common <= last.keys()
         assert last["timesteps_total"] == last["calls"]
-        assert list(trial.glob("events.out.tfevents.*"))
+        logged = EventAccumulator(str(trial)).Reload()
+        assert {f"ray/tune/{name}" for name in common} <= set(logged.Tags()["scalars"])
+        for name in common:
+            final = logged.Scalars(f"ray/tune/{name}")[-1]
+            assert (final.step, final.value) == (last["calls"], pytest.approx(last[name], rel=1e-6))
     assert not list(tune.glob("*/checkpoint_*"))
 
 
@@ -214,6 +273,17 @@ def test_a_study_that_asks_for_more_cpus_than_there_are_is_refused(
     assert "3 CPUs" in refused.stderr
     assert "cpus_per_run" in refused.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_of_two_studies_into_one_folder_one_is_refused(tiny_workload: Path, tmp_path: Path, start: Start) -> None:
+    study = write_study(tmp_path, tiny_workload, seeds=[0])
+    both = [start("study", study, "--out", tmp_path / "out", "--cpus", "1", "--json") for _ in range(2)]
+    printed = [process.communicate(timeout=150) for process in both]
+    codes = [process.returncode for process in both]
+    assert sorted(codes) == [0, 2], printed
+    assert printed[codes.index(2)][1].startswith("error: ")
+    assert json.loads(printed[codes.index(0)][0])["complete"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,29 @@
+"""Writing files that an interruption leaves whole or as they were, never half written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Makes or replaces a file, and its folder if need be, through a temporary file beside it.
+
+    Args:
+        path: The file.
+        write: Given the temporary path, writes all of it there.
+
+    Raises:
+        OSError: It cannot be written; what was at `path` is still there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # several processes may write the same cache entry
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

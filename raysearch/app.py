@@ -1,0 +1,69 @@
+"""The commands, joined into one application. One file per subcommand in raysearch.commands; this one judges errors.
+
+Nothing imported here may import Ray, torch, pandas or matplotlib: most commands need none of them and start at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import typer
+
+from raysearch.commands import evaluate, listing, optimum, report, search, study
+from raysearch.errors import InputError, RunFailed
+from sim.catalog import CatalogError
+from sim.validate import StrategyError
+
+INPUT_ERROR = 2
+"""Exit code of a caller's mistake."""
+FAILURE = 1
+"""Exit code of a run that broke down, or of a disk that is full."""
+
+_ArgumentError: Any = typer.BadParameter.__base__  # of all mistakes on the command line; typer exports this one only
+
+app = typer.Typer(
+    help="Search for the fastest way to shard a large language model over many GPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("list")(listing.list_configurations)
+app.command("evaluate")(evaluate.evaluate_strategy)
+app.command("optimum")(optimum.show_optimum)
+app.command("search")(search.search_workload)
+app.command("study")(study.run)
+app.command("report")(report.report_results)
+
+
+def run() -> int:
+    """Runs the command that sys.argv names and returns the exit code; errors are told in one line."""
+    try:
+        app(prog_name="raysearch", standalone_mode=False)
+        sys.stdout.flush()  # now, while a full disk can still be told
+    except _ArgumentError as error:
+        return _fail(error.format_message(), INPUT_ERROR)
+    except (InputError, CatalogError, StrategyError) as error:
+        return _fail(error, INPUT_ERROR)
+    except RunFailed as error:
+        return _fail(error, FAILURE)
+    except OSError as error:
+        _give_up_stdout()
+        return _fail("" if isinstance(error, BrokenPipeError) else error, FAILURE)
+    return 0
+
+
+def _fail(message: object, code: int) -> int:
+    if text := str(message):  # none: the reader of a pipe has gone, or help was shown instead
+        print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def _give_up_stdout() -> None:
+    """Drops what stdout cannot take, or the interpreter would fail once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

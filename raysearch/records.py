@@ -1,0 +1,91 @@
+"""The JSON files of a results folder: what stands in them, checked whenever they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from raysearch.errors import InputError
+from sim.types import Strategy
+
+HEAD_FILE = "run.json"
+SUMMARY_FILE = "summary.json"
+STUDY_FILE = "study.json"
+LARGEST_SEED = 2**63 - 1
+"""What tables and PyTorch take as an integer."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What makes a run: equal specs give equal calls.
+
+    Attributes:
+        workload: Name in configs/workloads or the path of a TOML file.
+        searcher: Registered name.
+        seed: From 0 to `LARGEST_SEED`.
+        budget: Calls, at least 1.
+        hardware: Replaces the workload's hardware: a name or a path.
+        options: Of the searcher; what is left out takes its preset.
+    """
+
+    workload: str
+    searcher: str
+    seed: int
+    budget: int
+    hardware: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise InputError(f"budget must be at least 1 call, got {self.budget}")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise InputError(f"seed must be at least 0 and below 2**63, got {self.seed}")
+
+
+class RunHead(BaseModel):
+    """run.json: what the run is, from its first moment on."""
+
+    run_id: str
+    spec: RunSpec
+    workload: str
+    hardware: str
+    config_hash: str
+    optimum: float | None
+    version: str
+
+
+class RunSummary(BaseModel):
+    """summary.json: what a finished run found."""
+
+    run_id: str
+    workload: str
+    hardware: str
+    searcher: str
+    seed: int
+    budget: int
+    calls: int
+    unique_calls: int
+    feasible_calls: int
+    best: float
+    strategy: Strategy | None
+    digest: str
+    config_hash: str
+    version: str
+    optimum: float | None
+    fraction_of_optimum: float | None
+    wall_s: float
+    metrics: dict[str, Any]
+
+
+class StudyRecord(BaseModel):
+    """study.json: what is run in the folder."""
+
+    study: dict[str, Any]
+    runs: list[str]
+    optima: dict[str, float | None]
+    hashes: dict[str, str]
+    folder: str
+    version: str
