@@ -53,6 +53,7 @@ Positive = Annotated[float, Field(gt=0, strict=True), AfterValidator(_finite)]
 NonNegative = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
+Whole = Annotated[int, Field(ge=0, strict=True)]
 Microseconds = Annotated[NonNegative, Field(lt=1e6)]
 GigabytesPerSecond = Annotated[Positive, Field(lt=1e6)]
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(_ascending)]
@@ -229,6 +230,13 @@ class _HardwareFile(FileSchema):
         )
 
 
+class _LatentAttention(FileSchema):
+    query_rank: Count
+    kv_rank: Count
+    rope_dim: Count
+    value_dim: Count
+
+
 class _ModelFile(FileSchema):
     name: Name
     layers: Count
@@ -241,6 +249,13 @@ class _ModelFile(FileSchema):
     experts: Count
     experts_per_token: Count
     gated: Annotated[bool, Field(strict=True)]
+    shared_experts: Whole = 0
+    dense_layers: Whole = 0
+    dense_ffn_hidden: Whole = 0
+    sliding_window: Whole = 0
+    sliding_layers: Whole = 0
+    expert_bits: NonNegative = 0.0
+    latent_attention: _LatentAttention | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> _ModelFile:
@@ -248,10 +263,20 @@ class _ModelFile(FileSchema):
             raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token ({self.experts_per_token}) exceeds experts ({self.experts})")
+        for key in ("dense_layers", "sliding_layers"):
+            if getattr(self, key) > self.layers:
+                raise ValueError(f"{key} ({getattr(self, key)}) exceeds layers ({self.layers})")
+        for count, size in (("dense_layers", "dense_ffn_hidden"), ("sliding_layers", "sliding_window")):
+            if bool(getattr(self, count)) != bool(getattr(self, size)):
+                raise ValueError(f"{count} and {size} belong together: give both or neither")
         return self
 
     def to_si(self) -> types.Model:
-        return types.Model(**self.model_dump())
+        latent = self.latent_attention
+        return types.Model(
+            **self.model_dump(exclude={"latent_attention"}),
+            latent_attention=types.LatentAttention(**latent.model_dump()) if latent else None,
+        )
 
 
 class _PrecisionsTable(FileSchema):
@@ -409,6 +434,12 @@ def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) 
     path = config_path("workloads", name_or_path)
     file = read_config(path, _WorkloadFile)
     model_file = read_config(config_path("models", file.model, beside=path.parent), _ModelFile)
+    model = model_file.to_si()
+    if model.beyond_search:
+        raise CatalogError(
+            f"model {model.name!r} cannot be searched yet: it has {', '.join(model.beyond_search)}, "
+            f"which the search's fused ops do not describe (`raysearch validate` prices it)"
+        )
     # A --hardware path is the caller's, so it is relative to the working directory, not to the workload.
     hardware_path = (
         config_path("hardware", file.hardware, beside=path.parent)
@@ -421,7 +452,7 @@ def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) 
         digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
     return types.Workload(
         name=file.name,
-        model=model_file.to_si(),
+        model=model,
         hardware=hardware_file.to_si(),
         phase=file.phase,
         context_tokens=file.context_tokens,
