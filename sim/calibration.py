@@ -251,7 +251,6 @@ class Calibration:
         phi = grid_phi(series)(points)
         heights = np.log(phi @ np.array(parent["terms"])) + self._correction(grid, points, parent["g_percent"])
         if parent is not record:
-            heights = made_monotone(heights, [len(axis) for axis in axes], grid["monotone"])
             heights = heights + self._correction(grid, points, record["g_percent"])
         heights = made_monotone(heights, [len(axis) for axis in axes], grid["monotone"])
         return Table([axis.tolist() for axis in axes], heights.tolist(), grid["slopes"])
