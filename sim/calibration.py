@@ -41,7 +41,8 @@ class Calibration:
         self.data = data
         self.series: Mapping[str, Mapping[str, Any]] = data["series"]
         light = data["speed_of_light"]
-        self._flop_per_us = {dtype: light[f"{dtype.partition('_')[0]}_tflops"] * 1e6 for dtype in grid_terms.FLOP_PER_US}
+        peaks = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "mxfp4": "bf16"}  # by format of the weights
+        self._flop_per_us = {dtype: light[f"{peak}_tflops"] * 1e6 for dtype, peak in peaks.items()}
         self._hbm = light["hbm_gb_per_s"] * 1e3
         self._nvlink = light["nvlink_gb_per_s"] * 1e3
         self._network = light["network_gb_per_s"] * 1e3
@@ -157,13 +158,18 @@ class Calibration:
         ep: float,
         *,
         skewed: bool,
+        dtype: str | None = None,
     ) -> float:
-        """A whole layer on one rank as it was measured: tokens of the whole ep group, `width` after cutting."""
-        *_, dtype = series.split("/")
+        """A whole layer on one rank as it was measured: tokens of the whole ep group, `width` after cutting.
+
+        Another `dtype` than the series was measured in moves its bytes and FLOPs at the same efficiency.
+        """
+        dtype = dtype or series.rpartition("/")[2]
         active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed)
         gate = 1 if is_plain(series) else 2
         light_us = self._grouped_light_us(rows, min(active, local), (gate + 1) * hidden * width, dtype)
-        phi = moe_layer_terms(series, tokens, hidden, width, topk, experts, ep, skewed=skewed)
+        priced = f"{series.rpartition('/')[0]}/{dtype}"
+        phi = moe_layer_terms(priced, tokens, hidden, width, topk, experts, ep, skewed=skewed)
         return max(self._sum(series, phi), light_us)
 
     def _grouped_light_us(self, rows: float, active: float, area: float, dtype: str) -> float:
