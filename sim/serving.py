@@ -19,6 +19,8 @@ WeightFormat = Literal["bf16", "fp8", "fp8_block"]
 WEIGHT_BYTES: Mapping[WeightFormat, int] = {"bf16": 2, "fp8": 1, "fp8_block": 1}
 KV_BYTES: Mapping[Dtype, int] = {"bf16": 2, "fp8": 1}
 _ACTIVATION_BYTES = 2
+LAUNCH_LAYER_S = 60e-6
+"""[assumed] A step with prompts runs outside the CUDA graph: about 12 launches of 5 us per layer show."""
 
 
 class Kernels(Protocol):
@@ -122,6 +124,7 @@ class Deployment:
         attention_dp: Groups of those, each with its own requests.
         moe_tp, moe_ep: GPUs that share an expert's width, and groups of experts.
         all_to_all: Whether an expert-parallel library moves tokens between attention ranks, instead of NCCL.
+        overlap: Whether communication hides behind another half batch's kernels (two-batch overlap).
     """
 
     model: Model
@@ -135,6 +138,7 @@ class Deployment:
     moe_tp: int = 1
     moe_ep: int = 1
     all_to_all: bool = False
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Checks what the formulas rest on.
@@ -176,54 +180,23 @@ class Batch:
         context: Tokens each of them has cached.
         prompt_tokens: Tokens of prompts computed in the same step.
         prompt_length: Tokens of one such prompt.
+        all_prompt: Whether all ranks have prompts, as in a prefill deployment; else this one alone.
     """
 
     sequences: float
     context: float
     prompt_tokens: float = 0.0
     prompt_length: float = 1.0
+    all_prompt: bool = False
 
     @property
     def tokens(self) -> float:
         """All tokens of the step on this rank."""
         return self.sequences + self.prompt_tokens
 
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """How a deployment runs.
-
-    Attributes:
-        tpot_s: Mean time per output token after the first.
-        running: Sequences that decode at once on one attention rank.
-        decode_s: One step's kernels and collectives.
-        engine_s: The engine's own time per step.
-        prefill_s: Waiting for other requests' prompts, per step.
-        parts_s: `decode_s` by kind of kernel.
-        tokens_per_s_per_gpu: Output tokens of all running sequences.
-    """
-
-    tpot_s: float
-    running: float
-    decode_s: float
-    engine_s: float
-    prefill_s: float
-    parts_s: Mapping[str, float]
-    tokens_per_s_per_gpu: float
-
-
-def serve(deployment: Deployment, kernels: Kernels, engine: Engine, hbm_bytes: float, policy: MemoryPolicy) -> Serving:
-    """How fast a deployment makes tokens in the steady state.
-
-    Each of the running sequences is replaced once in `osl` steps, so that a request waits for (running - 1) / osl
-    prompts per step; `prefill_share` of that shows in its time per output token.
-    """
-    work = workload(deployment, kernels, hbm_bytes, policy)
-    engine_s = engine.step_s + engine.sequence_s * work.running
-    prefill_s = engine.prefill_share * work.prompt_s
-    tpot_s = work.decode_s + engine_s + prefill_s
-    made = work.running * deployment.attention_dp / tpot_s / deployment.gpus
-    return Serving(tpot_s, work.running, work.decode_s, engine_s, prefill_s, work.parts_s, made)
+    def tokens_of_all(self, ranks: int) -> float:
+        """All tokens of the step on `ranks` attention ranks, which compute the experts together."""
+        return self.sequences * ranks + self.prompt_tokens * (ranks if self.all_prompt else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,26 +206,75 @@ class Work:
     Attributes:
         running: Sequences that decode at once on one attention rank.
         decode_s: One decode step's kernels and collectives.
-        prompt_s: Other requests' prompts per step, at a share of one.
+        prompt_s: What one prompt adds to a decode step.
+        prompts: Prompts per step over the whole replica.
+        others_prompts: The same without those of one request's own place.
         parts_s: `decode_s` by kind of kernel.
     """
 
     running: float
     decode_s: float
     prompt_s: float
+    prompts: float
+    others_prompts: float
     parts_s: Mapping[str, float]
 
 
-def workload(deployment: Deployment, kernels: Kernels, hbm_bytes: float, policy: MemoryPolicy) -> Work:
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a deployment runs.
+
+    Attributes:
+        tpot_s: Mean time per output token after the first.
+        running: Sequences that decode at once on one attention rank.
+        work: The kernels behind it.
+        tokens_per_s_per_gpu: Output tokens of the replica with every prompt's work counted.
+    """
+
+    tpot_s: float
+    running: float
+    work: Work
+    tokens_per_s_per_gpu: float
+
+
+def serve(deployment: Deployment, kernels: Kernels, engine: Engine, hbm_bytes: float, policy: MemoryPolicy) -> Serving:
+    """How fast a deployment makes tokens in the steady state.
+
+    Each of the running sequences is replaced once in `osl` steps, so that a request waits for the prompts of the
+    others; `prefill_share` of that shows in its time per output token.
+    """
+    work = steady_work(deployment, kernels, hbm_bytes, policy)
+    step_s = work.decode_s + engine.step_s + engine.sequence_s * work.running
+    tpot_s = step_s + engine.prefill_share * work.others_prompts * work.prompt_s
+    cycle_s = step_s + work.prompts * work.prompt_s
+    made = work.running * deployment.attention_dp / cycle_s / deployment.gpus
+    return Serving(tpot_s, work.running, work, made)
+
+
+def steady_work(deployment: Deployment, kernels: Kernels, hbm_bytes: float, policy: MemoryPolicy) -> Work:
     """The kernels of a steady state: decode steps half way through the outputs, and prompts mixed into them."""
     per_rank = deployment.concurrency / deployment.attention_dp
     running = max(1.0, min(per_rank, sequence_limit(deployment, hbm_bytes, policy)))
     context = deployment.isl + deployment.osl / 2
     parts = step_parts(deployment, kernels, Batch(running, context))
-    decode_s = math.fsum(parts.values())
-    prompt = Batch(running, context, deployment.isl, deployment.isl)
-    mixed_s = math.fsum(step_parts(deployment, kernels, prompt).values())
-    return Work(running, decode_s, (running - 1) / deployment.osl * (mixed_s - decode_s), parts)
+    decode_s = step_time(deployment, parts)
+    mixed = step_parts(deployment, kernels, Batch(running, context, deployment.isl, deployment.isl))
+    prompt_s = max(0.0, step_time(deployment, mixed) - decode_s) + LAUNCH_LAYER_S * deployment.model.layers
+    sequences = running * deployment.attention_dp
+    return Work(
+        running,
+        decode_s,
+        prompt_s,
+        prompts=sequences / deployment.osl,
+        others_prompts=max(0.0, sequences - 1) / deployment.osl,
+        parts_s=parts,
+    )
+
+
+def prefill_time(deployment: Deployment, kernels: Kernels, tokens: float) -> float:
+    """Seconds of a step in which every attention rank computes `tokens` of prompts of `isl`, as a prefill worker."""
+    batch = Batch(0.0, 1.0, tokens, min(tokens, deployment.isl), all_prompt=True)
+    return step_time(deployment, step_parts(deployment, kernels, batch))
 
 
 # --- memory ---------------------------------------------------------------------------------------------
@@ -311,6 +333,13 @@ def step_parts(deployment: Deployment, kernels: Kernels, batch: Batch) -> dict[s
         "communication": _communication(deployment, kernels, batch),
         "head": head,
     }
+
+
+def step_time(deployment: Deployment, parts: Mapping[str, float]) -> float:
+    """Seconds of a step's parts, one after the other or with communication hidden behind the rest."""
+    communication = parts["communication"]
+    compute = math.fsum(seconds for part, seconds in parts.items() if part != "communication")
+    return max(compute, communication) if deployment.overlap else compute + communication
 
 
 def _grouped_attention(deployment: Deployment, kernels: Kernels, batch: Batch) -> tuple[float, float]:
@@ -372,7 +401,7 @@ def _ffn(deployment: Deployment, kernels: Kernels, batch: Batch) -> tuple[float,
     model, tp = deployment.model, deployment.attention_tp
     if not model.is_moe:
         return _dense(deployment, kernels, batch, model.layers, model.ffn_hidden / tp)
-    everyone = batch.tokens * deployment.attention_dp
+    everyone = batch.tokens_of_all(deployment.attention_dp)
     router = kernels.gemm(batch.tokens, model.experts, model.hidden, "bf16")
     routed = kernels.experts(everyone, model, deployment.moe_tp, deployment.moe_ep, deployment.weights)
     ffn_s, elementwise_s = model.moe_layers * (router + routed), 0.0
@@ -407,5 +436,5 @@ def _communication(deployment: Deployment, kernels: Kernels, batch: Batch) -> fl
     if deployment.all_to_all:
         travel_s = kernels.expert_all_to_all(batch.tokens / tp, model, deployment.gpus)
     else:
-        travel_s = kernels.exchange(batch.tokens * deployment.attention_dp * token_bytes, deployment.gpus)
+        travel_s = kernels.exchange(batch.tokens_of_all(deployment.attention_dp) * token_bytes, deployment.gpus)
     return model.layers * reduce_s + model.moe_layers * travel_s + model.dense_layers * reduce_s

@@ -29,6 +29,8 @@ _ELEMENTWISE_SHARE, _ELEMENTWISE_FLOOR_S = 0.8, 2e-6
 """[assumed] Share of the HBM bandwidth and least time of a kernel that streams activations."""
 NETWORK_LATENCY_S, NETWORK_BYTES_PER_S = 20e-6, 48e9
 """[assumed, published] Latency of a collective's passage between nodes; achieved NDR InfiniBand per GPU."""
+LOW_LATENCY_TOKENS = 1024
+"""Most tokens per rank that low-latency kernels take. [assumed] above what SGLang reserves buffers for."""
 
 
 class FittedKernels:
@@ -107,11 +109,12 @@ class FittedKernels:
         return inside_us * 1e-6 + 2 * _between_nodes_s(size_bytes / inside, degree)
 
     def expert_all_to_all(self, tokens: float, model: Model, degree: int) -> float:
-        """Seconds of DeepEP's low-latency dispatch and combine of each rank's tokens."""
+        """Seconds of DeepEP's dispatch and combine of each rank's tokens: low-latency kernels for few, else normal."""
         nodes = max(1.0, degree / NODE_GPUS)
         shape = (model.experts, model.experts_per_token, nodes)
+        mode, sms = ("low_latency", 0) if tokens <= LOW_LATENCY_TOKENS else ("normal", 24)
         return 1e-6 * sum(
-            self.calibration.expert_all_to_all_us(side, tokens, model.hidden * each, *shape)
+            self.calibration.expert_all_to_all_us(side, tokens, model.hidden * each, *shape, mode=mode, sms=sms)
             for side, each in (("dispatch", DISPATCH_EACH), ("combine", COMBINE_EACH))
         )
 

@@ -197,10 +197,23 @@ def read_csv(path: Path, schema: type[BaseModel]) -> pd.DataFrame:
     Raises:
         InputError: Names the file, the line and the column, what was expected and what was found.
     """
+    return check_rows(path, read_text(path), schema)
+
+
+def read_text(path: Path) -> pd.DataFrame:
+    """A CSV file as text, cell by cell.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
     try:
-        raw = pd.read_csv(path, keep_default_na=False, dtype=str)
+        return pd.read_csv(path, keep_default_na=False, dtype=str)
     except (OSError, ValueError, pd.errors.ParserError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
+
+
+def check_rows(path: Path, raw: pd.DataFrame, schema: type[BaseModel]) -> pd.DataFrame:
+    """The columns that a schema names of a file read as text; see `read_csv`."""
     wanted = list(schema.model_fields)
     if missing := [name for name in wanted if name not in raw.columns]:
         raise InputError(f"{path}: no column {missing[0]!r}; {did_you_mean(missing[0], raw.columns)}")
