@@ -24,8 +24,6 @@ NODE_GPUS = 8
 """GPUs of the nodes that expert all-to-alls were measured on."""
 DISPATCH_EACH, COMBINE_EACH = 1.03, 2.0
 """Bytes per element of a DeepEP message: fp8 with its scales, and bf16. [published] DeepEP's defaults."""
-_SLACK = 1.001
-"""How far outside the measured range a shape may lie before its time counts as extrapolated."""
 
 
 class Calibration:
@@ -33,12 +31,14 @@ class Calibration:
 
     Attributes:
         name: Name of the file, for people.
-        data: The file's content, see docs of `raysearch calibrate`.
+        data: The file's content.
+        digest: Of that content.
     """
 
-    def __init__(self, name: str, data: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, data: Mapping[str, Any], digest: str = "") -> None:
         self.name = name
         self.data = data
+        self.digest = digest
         self.series: Mapping[str, Mapping[str, Any]] = data["series"]
         light = data["speed_of_light"]
         peaks = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "mxfp4": "bf16"}  # by format of the weights
@@ -49,8 +49,8 @@ class Calibration:
         self.table = lru_cache(maxsize=None)(self._build_table)
         self._vertices = lru_cache(maxsize=None)(self._grid_vertices)
 
-    def __hash__(self) -> int:
-        return id(self)
+    def __reduce__(self) -> tuple[object, ...]:
+        return Calibration, (self.name, self.data, self.digest)
 
     # --- kernels ---------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Calibration:
         low_latency = mode == "low_latency"
         prefix = f"moe_alltoall_deepep/{mode}/{side}/{sms}/"
         phi = terms.expert_all_to_all(tokens, width_bytes, experts, topk, 1.0, low_latency=low_latency)
-        time_us = self._sum(prefix + "intra", phi)
+        time_us = self._sum(prefix + "intra", phi) if nodes == 1 or prefix + "intra" in self.series else 0.0
         if nodes > 1:
             phi = terms.expert_all_to_all(tokens, width_bytes, experts, topk, nodes, low_latency=low_latency)
             time_us = max(time_us, self._sum(prefix + "inter", phi))
@@ -221,20 +221,12 @@ class Calibration:
     def send_recv_us(self, tier: str, message_bytes: float) -> float:
         """Point to point, "intra" or "inter" node; crossing nodes never takes less."""
         light_us = message_bytes / (self._nvlink if tier == "intra" else self._network)
-        fitted = [self._sum(f"send_recv/{t}", terms.send_recv(message_bytes)) for t in ("intra", tier)]
-        return max(*fitted, light_us)
+        time_us = max(self._sum(f"send_recv/{tier}", terms.send_recv(message_bytes)), light_us)
+        if tier == "inter" and "send_recv/intra" in self.series:
+            return max(time_us, self.send_recv_us("intra", message_bytes))
+        return time_us
 
     # --- coefficients ------------------------------------------------------------------------------
-
-    def outside(self, series: str, **sizes: float) -> list[str]:
-        """Names of the sizes that lie outside what the series was fitted to."""
-        ranges: Mapping[str, tuple[float, float]] = self.series[series].get("range", {})
-        beyond: list[str] = []
-        for name, size in sizes.items():
-            low, high = ranges.get(name, (0.0, math.inf))
-            if not low / _SLACK <= size <= high * _SLACK:
-                beyond.append(name)
-        return beyond
 
     def _sum(self, series: str, phi: list[float]) -> float:
         return sum(map(mul, self.series[series]["terms"], phi))

@@ -6,27 +6,33 @@ key, what was expected and what was found.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
 import json
 import math
 import tomllib
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sim import types
+from sim.calibration import Calibration
+from sim.pricing import Curves
 
-Kind = Literal["hardware", "models", "workloads", "studies", "searchers"]
+Kind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration"]
 _SINGULAR = {
     "hardware": "hardware",
     "models": "model",
     "workloads": "workload",
     "studies": "study",
     "searchers": "searcher",
+    "calibration": "calibration",
 }
+_SUFFIX = {"calibration": ".json"}
 
 
 class CatalogError(ValueError):
@@ -92,13 +98,14 @@ class _Efficiency(FileSchema):
     @model_validator(mode="after")
     def _covers_every_dtype(self) -> _Efficiency:
         for table in ("compute", "memory"):
-            missing = set(types.DTYPE_BYTES) - set(getattr(self, table))
+            missing = set(types.DTYPE_BYTES) - {"fp8_block"} - set(getattr(self, table))
             if missing:
                 raise ValueError(f"{table} lacks a value for {', '.join(sorted(missing))}")
         return self
 
     def to_si(self) -> types.Efficiency:
-        return types.Efficiency(dict(self.compute), dict(self.memory), self.floor_us * 1e-6)
+        tables = ({"fp8_block": table["fp8"], **table} for table in (self.compute, self.memory))
+        return types.Efficiency(*tables, self.floor_us * 1e-6)
 
 
 class _Families(FileSchema):
@@ -205,18 +212,39 @@ class _Collectives(FileSchema):
         )
 
 
+class _ExpectedError(FileSchema):
+    """Relative errors that no cross-validation gives; defaults as in the shipped H100 file."""
+
+    serving: Share = 0.12
+    uncalibrated: Share = 0.35
+    extrapolated: Share = 0.30
+
+
 class _HardwareFile(FileSchema):
     name: Name
     node_gpus: Count
+    engine: types.Engine = "trtllm"
+    all_reduce: types.AllReduce | None = None  # the engine's own
+    calibration: Name | None = None  # medians alone
+    communication_overlap: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+    expected_error: _ExpectedError = _ExpectedError()
     compute: _Compute
     hbm: _Hbm
     efficiency: _Families
     collectives: _Collectives
 
-    def to_si(self) -> types.Hardware:
+    def to_si(self, *, beside: Path | None = None) -> types.Hardware:
+        curves = None
+        if self.calibration is not None:
+            calibration = load_calibration(self.calibration, beside=beside)
+            curves = Curves(calibration, self.engine, self.all_reduce or self.engine)
+        peaks = {"bf16": self.compute.bf16_tflops * 1e12, "fp8": self.compute.fp8_tflops * 1e12}
+        collectives = self.collectives.to_si()
+        if self.all_reduce == "nccl":
+            collectives = dataclasses.replace(collectives, custom_all_reduce=None)
         return types.Hardware(
             name=self.name,
-            peak_flop_per_s={"bf16": self.compute.bf16_tflops * 1e12, "fp8": self.compute.fp8_tflops * 1e12},
+            peak_flop_per_s={**peaks, "fp8_block": peaks["fp8"]},
             hbm_bytes=self.hbm.capacity_gb * 1e9,
             hbm_bandwidth_bytes_per_s=self.hbm.bandwidth_gb_per_s * 1e9,
             overhead_bytes=self.hbm.overhead_gb * 1e9,
@@ -226,7 +254,10 @@ class _HardwareFile(FileSchema):
                 "attention": self.efficiency.attention.to_si(),
                 "elementwise": self.efficiency.elementwise.to_si(),
             },
-            collectives=self.collectives.to_si(),
+            collectives=collectives,
+            curves=curves,
+            communication_overlap=self.communication_overlap,
+            errors=types.ErrorModel(**self.expected_error.model_dump()),
         )
 
 
@@ -281,9 +312,9 @@ class _ModelFile(FileSchema):
 
 class _PrecisionsTable(FileSchema):
     weights: types.Dtype
-    kv_cache: types.Dtype
-    activations: types.Dtype
-    dispatch: types.Dtype
+    kv_cache: Literal["bf16", "fp8"]
+    activations: Literal["bf16", "fp8"]
+    dispatch: Literal["bf16", "fp8"]
 
 
 class _DegreesTable(FileSchema):
@@ -318,7 +349,7 @@ def configs_root() -> Path:
 
 def list_names(kind: Kind) -> list[str]:
     """Names of the shipped files of a kind, sorted."""
-    return sorted(path.stem for path in (configs_root() / kind).glob("*.toml"))
+    return sorted(path.stem for path in (configs_root() / kind).glob(f"*{_SUFFIX.get(kind, '.toml')}"))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -335,7 +366,7 @@ def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = N
 
     Args:
         kind: Which folder of configs/ a name is looked up in.
-        name_or_path: A name without ".toml", or a path that ends in ".toml".
+        name_or_path: A name without ".toml", or a path that ends in ".toml" (".json" for a calibration).
         beside: A folder that relative paths are tried against first.
 
     Raises:
@@ -344,14 +375,14 @@ def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = N
     >>> config_path("hardware", "h100_sxm").name
     'h100_sxm.toml'
     """
-    text = str(name_or_path)
-    if not text.endswith(".toml"):
-        shipped = configs_root() / kind / f"{text}.toml"
+    text, suffix = str(name_or_path), _SUFFIX.get(kind, ".toml")
+    if not text.endswith(suffix):
+        shipped = configs_root() / kind / f"{text}{suffix}"
         if "/" not in text and shipped.is_file():
             return shipped
         raise CatalogError(
             f"unknown {_SINGULAR[kind]} {text!r}: {did_you_mean(text, list_names(kind))} "
-            f"(or give the path of a .toml file)"
+            f"(or give the path of a {suffix} file)"
         )
     for candidate in (beside / text if beside else None, Path(text)):
         if candidate is not None and candidate.is_file():
@@ -408,9 +439,46 @@ def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
         raise CatalogError(f"{path}: {_explain(error, schema)}") from error
 
 
+class _CalibrationFile(BaseModel):
+    """What every file of coefficients holds; `raysearch calibrate` writes more about where they come from."""
+
+    format: Literal[1]
+    speed_of_light: dict[str, Positive]
+    grids: dict[str, dict[str, Any]]
+    series: dict[str, dict[str, Any]]
+
+
+def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) -> Calibration:
+    """The fitted coefficients of a shipped name or of a file that `raysearch calibrate` wrote.
+
+    Raises:
+        CatalogError: No such file, or not one of coefficients.
+
+    >>> "gemm/trtllm/fp8" in load_calibration("h100_sxm").series
+    True
+    """
+    path = config_path("calibration", name_or_path, beside=beside)
+    try:
+        return _read_calibration(path.stem, path.read_bytes())
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(f"cannot read {path}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise CatalogError(f"{path} is not valid JSON: {error}") from error
+    except ValidationError as error:
+        raise CatalogError(f"{path}: {_explain(error, _CalibrationFile)}") from error
+
+
+@lru_cache(maxsize=8)
+def _read_calibration(name: str, content: bytes) -> Calibration:
+    data = json.loads(content)
+    _CalibrationFile.model_validate(data)
+    return Calibration(name, data, hashlib.sha256(content).hexdigest()[:16])
+
+
 def load_hardware(name_or_path: str | Path, *, beside: Path | None = None) -> types.Hardware:
     """The hardware of a shipped name or a file. Raises: CatalogError."""
-    return read_config(config_path("hardware", name_or_path, beside=beside), _HardwareFile).to_si()
+    path = config_path("hardware", name_or_path, beside=beside)
+    return read_config(path, _HardwareFile).to_si(beside=path.parent)
 
 
 def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> types.Model:
@@ -447,13 +515,21 @@ def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) 
         else config_path("hardware", hardware)
     )
     hardware_file = read_config(hardware_path, _HardwareFile)
+    si_hardware = hardware_file.to_si(beside=hardware_path.parent)
     digest = hashlib.sha256()
-    for part in (file.model_copy(update={"model": "", "hardware": ""}), model_file, hardware_file):
+    if si_hardware.curves:
+        digest.update(si_hardware.curves.calibration.digest.encode())
+    nameless = (
+        file.model_copy(update={"model": "", "hardware": ""}),
+        model_file,
+        hardware_file.model_copy(update={"calibration": None}),
+    )
+    for part in nameless:
         digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
     return types.Workload(
         name=file.name,
         model=model,
-        hardware=hardware_file.to_si(),
+        hardware=si_hardware,
         phase=file.phase,
         context_tokens=file.context_tokens,
         tpot_slo_s=file.tpot_slo_ms * 1e-3,

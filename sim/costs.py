@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sim.ops import FusedOp, Tensor
 from sim.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
+from sim.pricing import Gemm
 from sim.rank import Rank
 from sim.redistribute import collective_between, collectives_for
 from sim.roofline import Kernel, KernelTime, kernel_time
@@ -139,8 +140,8 @@ def head_s(rank: Rank, combine_choice: int) -> float:
     replicated = stream_placement(rank, combine_choice) == REPLICATE
     gather = () if replicated else rank.tp_collective("all_gather", stream.name, whole_bytes)
     norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * whole_bytes)
-    shape = (tokens, model.hidden, rank.cut(model.vocab, when=True))
-    head = gemm(rank, rank.workload.precisions.weights, shape, 1.0, rank.activation_each)
+    shape = Gemm(tokens, model.hidden, rank.cut(model.vocab, when=True))
+    head = gemm(rank, rank.workload.precisions.weights, shape, rank.activation_each)
     # Each rank offers its best token and score: 8 bytes per sequence and rank.
     sample = rank.tp_collective("all_gather", "candidates", 8.0 * tokens * rank.tp)
     return price(rank, norm).total_s + price(rank, head).total_s + seconds(gather + sample)

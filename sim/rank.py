@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sim.collectives import collective_time_s, sent_share
+from sim.collectives import collective_price, sent_share
 from sim.mesh import ep_group, tp_group
 from sim.ops import Tensor, element_bytes, layer_ops, layer_sizes, tensor_shape
 from sim.placement import Placement, Shard
@@ -71,5 +71,5 @@ class Rank:
         """A collective over the tp axis on a tensor of `tensor_bytes`; none at degree 1."""
         if self.tp == 1:
             return ()
-        time_s = collective_time_s(self.workload.hardware, kind, self.tp_group, tensor_bytes)
-        return (Collective(kind, "tp", self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), time_s),)
+        priced = collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes)
+        return (Collective(kind, "tp", self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), *priced),)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from sim.collectives import send_recv_time_s
+from sim.collectives import hand_on_s
 from sim.costs import (
     OpCost,
     choice_violation,
@@ -26,6 +26,7 @@ from sim.placement import Partial
 from sim.rank import Rank
 from sim.roofline import KernelTime
 from sim.sharding import rule
+from sim.trust import expected_error, extrapolated
 from sim.types import (
     Collective,
     Evaluation,
@@ -96,6 +97,8 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         violations=tuple(_violations(rank, strategy, choices, memory.total, tpot_s)),
         stage=stage,
         ops=ops,
+        expected_error=expected_error(workload.hardware, costs.values(), incoming.values()),
+        extrapolated=extrapolated(costs.values(), incoming.values()),
     )
 
 
@@ -115,8 +118,8 @@ def stage_time(rank: Rank, pp: int, layer_s: float, combine_choice: int) -> Stag
     first_s, last_s = embedding_s(rank, combine_choice), head_s(rank, combine_choice)
     send_recv_s = 0.0
     if pp > 1:
-        send_recv_s = send_recv_time_s(
-            workload.hardware.collectives.send_recv,
+        send_recv_s = hand_on_s(
+            workload.hardware,
             same_node=stages_share_a_node(rank.tp, rank.ep, pp, workload.hardware.node_gpus),
             sent_bytes=handed_on_bytes(rank, combine_choice),
         )
@@ -210,12 +213,8 @@ def _first_producer(layer: Layer, op: FusedOp) -> FusedOp:
     return layer.op(layer.tensor(op.inputs[0]).producer)
 
 
-def _bound(kernels: Sequence[KernelTime]) -> str:
-    """What the longest launch waits for."""
-    longest = max(kernels, key=lambda kernel: kernel.total_s)
-    if longest.total_s > max(longest.compute_s, longest.memory_s):
-        return "launch"
-    return "compute" if longest.compute_s >= longest.memory_s else "memory"
+def _total_s(kernel: KernelTime) -> float:
+    return kernel.total_s
 
 
 def _breakdown(
@@ -241,5 +240,5 @@ def _breakdown(
         memory_time_s=memory_s,
         kernel_time_s=kernel_s,
         communication_time_s=communication_s,
-        bound="communication" if communication_s >= kernel_s else _bound(cost.kernels),
+        bound="communication" if communication_s >= kernel_s else max(cost.kernels, key=_total_s).bound,
     )

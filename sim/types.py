@@ -9,10 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-Dtype = Literal["bf16", "fp8"]
-DTYPE_BYTES: Mapping[Dtype, int] = {"bf16": 2, "fp8": 1}
+if TYPE_CHECKING:
+    from sim.pricing import Curves
+
+Dtype = Literal["bf16", "fp8", "fp8_block"]
+"""fp8 has one scale per tensor, fp8_block one per 128 x 128 block of weights (for weights alone)."""
+DTYPE_BYTES: Mapping[Dtype, int] = {"bf16": 2, "fp8": 1, "fp8_block": 1}
+
+Engine = Literal["trtllm", "vllm", "sglang"]
+AllReduce = Literal["trtllm", "vllm", "sglang", "nccl"]
 
 Choice = Literal[0, 1, 2]
 """What one fused op is sharded over on the tp axis: its dim 0, its dim 1, or nothing."""
@@ -138,9 +145,31 @@ class Efficiency:
     floor_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorModel:
+    """Relative errors of what no cross-validation covers.
+
+    Attributes:
+        serving: Of a step's time against measured serving runs, beside the errors of its kernels.
+        uncalibrated: Of a kernel or collective priced by medians or by a latency model.
+        extrapolated: Of one beyond what was measured.
+    """
+
+    serving: float
+    uncalibrated: float
+    extrapolated: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Hardware:
-    """One accelerator, its node and its network."""
+    """One accelerator, its node and its network, and the software that runs on it.
+
+    Attributes:
+        efficiency: Medians that price a kernel without a fitted curve.
+        curves: Fitted curves of the engine, or None to price everything by medians.
+        communication_overlap: Share of every collective that hides behind other work.
+        errors: What to expect of figures that no cross-validation covers.
+    """
 
     name: str
     peak_flop_per_s: Mapping[Dtype, float]
@@ -150,6 +179,9 @@ class Hardware:
     node_gpus: int
     efficiency: Mapping[KernelFamily, Efficiency]
     collectives: CollectiveModel
+    curves: Curves | None = None
+    communication_overlap: float = 0.0
+    errors: ErrorModel = ErrorModel(0.12, 0.35, 0.3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +398,9 @@ class Collective:
         degree: GPUs taking part.
         tensor: What is moved.
         bytes_per_device: Bytes each GPU sends.
-        time_s: How long it takes.
+        time_s: How long it takes, less what overlaps with other work.
+        error: Expected relative error of that.
+        extrapolated: What about it no measurement covers, or "".
     """
 
     kind: str
@@ -375,6 +409,8 @@ class Collective:
     tensor: str
     bytes_per_device: float
     time_s: float
+    error: float = 0.0
+    extrapolated: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,9 +424,9 @@ class OpBreakdown:
         collectives: Redistributions of its inputs and collectives inside the op.
         work_flops: Floating-point operations.
         traffic_bytes: HBM bytes read and written.
-        compute_time_s: FLOPs at the achieved rate.
-        memory_time_s: Bytes at the achieved bandwidth.
-        kernel_time_s: The larger of both, or the launch floor.
+        compute_time_s: FLOPs at the median achieved rate.
+        memory_time_s: Bytes at the median achieved bandwidth.
+        kernel_time_s: By the fitted curve; without one the larger of both, or the launch floor.
         communication_time_s: Sum over `collectives`.
         bound: What the op's time is spent on: "compute", "memory", "launch" or "communication".
     """
@@ -447,6 +483,11 @@ class Evaluation:
     """How fast a strategy would run, why, and whether it is allowed.
 
     The figures are given for infeasible strategies too; `violations` says what is broken.
+
+    Attributes:
+        expected_error: Mean relative error to expect of the time and so of the throughput: errors of its kernels
+            and collectives on rows held out from their fit, by their share of the time, and of measured serving.
+        extrapolated: What the figure rests on that no measurement covers, largest share of the time first.
     """
 
     strategy: Strategy
@@ -457,6 +498,8 @@ class Evaluation:
     violations: tuple[Violation, ...]
     stage: StageBreakdown
     ops: tuple[OpBreakdown, ...]
+    expected_error: float
+    extrapolated: tuple[str, ...]
 
     @property
     def feasible(self) -> bool:

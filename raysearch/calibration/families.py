@@ -101,7 +101,6 @@ def rounded(coefficients: Floats) -> list[float]:
     """Four significant digits: far below the error of any fit."""
     return [float(f"{value:.4g}") for value in coefficients]
 
-
 def fit_gemm(frame: pd.DataFrame) -> Series:
     """One table per engine and dtype; bf16 is cuBLAS under all engines, so its correction is pooled first."""
     points, log_us = np.log(frame[["m", "n", "k"]].to_numpy(dtype=float)), np.log(measured_us(frame))
@@ -208,6 +207,10 @@ FITS: Mapping[str, Callable[[pd.DataFrame], Series]] = {
 def ranges(family: str, frame: pd.DataFrame) -> dict[str, dict[str, list[float]]]:
     """Smallest and largest of each size that a series was fitted to."""
     sizes = list(FAMILIES[family].sizes)
+    if family == "moe":  # what one grouped GEMM sees
+        rows, width = frame.num_tokens * frame.topk / frame.moe_ep_size, frame.inter_size / frame.moe_tp_size
+        frame = frame.assign(rows=rows, area=frame.hidden_size * width, local=frame.num_experts / frame.moe_ep_size)
+        sizes = ["rows", "area", "local"]
     spans: dict[str, dict[str, list[float]]] = {}
     for name, rows in frame.groupby(np.array(series_of(family, frame))):
         spans[str(name)] = {size: [float(rows[size].min()), float(rows[size].max())] for size in sizes}

@@ -106,6 +106,35 @@ def agg_deployment(row: pd.Series) -> ServingRow | None:
     )
 
 
+def disagg_decoder(row: pd.Series) -> ServingRow | None:
+    """The decode workers of a row with separate prefill and decode workers; None if it lacks what is needed."""
+    known, batch = known_model(str(row["model_path"])), _number(row.get("decode_batch_size"))
+    if known is None or not batch:
+        return None
+    model, published = known
+    weights = _weights(str(row["gemm_quant_mode"]), published)
+    tp, dp = _number(row.get("decode_tp_size")) or 1, _number(row.get("decode_attention_dp_size")) or 1
+    moe_tp = _number(row.get("decode_moe_tp_size")) or 1
+    if (tp * dp) % moe_tp:
+        moe_tp = tp * dp
+    return ServingRow(
+        Deployment(
+            model,
+            isl=int(row["isl"]),
+            osl=int(row["osl"]),
+            concurrency=batch * dp,
+            weights=weights,
+            kv_cache=_kv_cache(str(row["backend"]), weights),
+            attention_tp=tp,
+            attention_dp=dp,
+            moe_tp=moe_tp,
+            moe_ep=tp * dp // moe_tp,
+        ),
+        str(row["backend"]),
+        engine_of(str(row["backend"]), row["backend_version"]),
+    )
+
+
 def _number(value: Any) -> int:
     return int(value) if pd.notna(value) and float(value) >= 1 else 0
 

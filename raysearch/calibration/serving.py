@@ -1,0 +1,178 @@
+"""Fits the three parameters that an engine adds to its kernels, from measured serving runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from raysearch.calibration.tables import read_text
+from raysearch.errors import InputError
+from raysearch.calibration.deployments import ServingRow, agg_deployment
+from sim.calibration import Calibration
+from sim.serving import MEMORY_POLICIES, Engine, Work, steady_work
+from sim.serving_kernels import FittedKernels
+
+Floats = NDArray[np.float64]
+
+FILE = "endtoend_ttft_tpot.csv"
+HBM_BYTES = 85.52e9
+"""Memory of an H100 SXM 80 GB as the driver reports it: 81,559 MiB. [published] NVML."""
+NO_OVERHEAD = Engine("unknown", 0.0, 0.0, 1.0)
+_COLUMNS = (
+    "id backend backend_version model_path mode isl osl gemm_quant_mode concurrency batch_size tp_size "
+    "attention_dp_size moe_tp_size moe_ep_size silicon_tpot_ms"
+).split()
+_NUMBERS = {"isl", "osl", "silicon_tpot_ms"}
+_LOOSE_NUMBERS = {"concurrency", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"}
+
+
+def read_runs(directory: Path) -> pd.DataFrame | None:
+    """The serving runs of endtoend_ttft_tpot.csv; None if there is no such file.
+
+    Raises:
+        InputError: The file cannot be read, lacks a column, or holds an impossible value.
+    """
+    path = directory / FILE
+    if not path.exists():
+        return None
+    raw = read_text(path)
+    if missing := [name for name in _COLUMNS if name not in raw.columns]:
+        raise InputError(f"{path}: no column {missing[0]!r}")
+    frame = raw.replace("", np.nan)
+    for name in frame.columns:
+        if name in _NUMBERS or name in _LOOSE_NUMBERS or name.startswith(("decode_", "prefill_")):
+            frame[name] = _numbers(path, frame[name], needed=name in _NUMBERS)
+    return frame
+
+
+def _numbers(path: Path, column: pd.Series, *, needed: bool) -> pd.Series:
+    numbers = pd.to_numeric(column, errors="coerce")
+    wrong = (numbers.isna() & column.notna()) | (needed & ~(numbers > 0)) | np.isinf(numbers)
+    if wrong.any():
+        line = int(np.flatnonzero(wrong)[0])
+        expected = "a number above 0" if needed else "a number or nothing"
+        raise InputError(
+            f"{path}, line {line + 2}, column {column.name}: expected {expected}, got {column.iloc[line]!r}"
+        )
+    return numbers
+
+
+def agg_runs(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[ServingRow]]:
+    """The aggregated runs that can be priced, and the deployments behind them."""
+    rows = frame[frame["mode"] == "agg"]
+    deployments = [agg_deployment(row) for _, row in rows.iterrows()]
+    known = [deployment is not None for deployment in deployments]
+    return rows[known].reset_index(drop=True), [deployment for deployment in deployments if deployment is not None]
+
+
+def works_of(rows: Sequence[ServingRow], calibration: Calibration) -> list[Work]:
+    """The kernels of each deployment, before any engine's own time."""
+    kernels = {backend: FittedKernels(calibration, backend) for backend in {row.backend for row in rows}}
+    return [
+        steady_work(
+            row.deployment, kernels[row.backend], HBM_BYTES, MEMORY_POLICIES.get(row.backend, MEMORY_POLICIES["vllm"])
+        )
+        for row in rows
+    ]
+
+
+def tpot_s(work: Work, engine: Engine) -> float:
+    """Time per output token of a deployment's kernels under an engine; as `sim.serving.serve`."""
+    own_s = engine.step_s + engine.sequence_s * work.running
+    return work.decode_s + own_s + engine.prefill_share * work.others_prompts * work.prompt_s
+
+
+def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | None:
+    """Engine parameters with provenance, as the key "serving" of a coefficients file; None without serving runs.
+
+    Raises:
+        InputError: See `read_runs`.
+    """
+    frame = read_runs(directory)
+    if frame is None:
+        return None
+    runs, rows = agg_runs(frame)
+    if runs.empty:
+        return None
+    works, measured = works_of(rows, calibration), runs["silicon_tpot_ms"].to_numpy(dtype=float) / 1e3
+    names = np.array([row.engine for row in rows])
+    blind = cross_validated_tpot(runs, rows, works)
+    fitted: dict[str, Any] = {}
+    for name in sorted(set(names)):
+        own = names == name
+        engine = fit_engine(name, [work for work, mine in zip(works, own, strict=True) if mine], measured[own])
+        error = np.abs(blind[own] / measured[own] - 1)
+        fitted[name] = {
+            **{key: float(f"{value:.4g}") for key, value in asdict(engine).items() if key != "name"},
+            "rows": int(own.sum()),
+            "cross_validated": {"mape": round(float(error.mean()), 4), "median_ape": round(float(np.median(error)), 4)},
+        }
+    return {"source": FILE, "rows": len(runs), "engines": fitted}
+
+
+def engines_of(calibration: Calibration) -> Mapping[str, Engine]:
+    """The fitted engines of a coefficients file, by name; empty if it was made without serving runs."""
+    engines = calibration.data.get("serving", {}).get("engines", {})
+    return {
+        name: Engine(name, record["step_s"], record["sequence_s"], record["prefill_share"])
+        for name, record in engines.items()
+    }
+
+
+def engine_for(engines: Mapping[str, Engine], name: str) -> Engine:
+    """The engine of that name, of the same family, or one without time of its own."""
+    family = name.partition("<")[0]
+    related = [engine for known, engine in engines.items() if known.partition("<")[0] == family]
+    return engines.get(name) or (related[0] if related else next(iter(engines.values()), NO_OVERHEAD))
+
+
+def cross_validated_tpot(runs: pd.DataFrame, rows: Sequence[ServingRow], works: Sequence[Work]) -> Floats:
+    """[runs] seconds per output token, each with engine parameters fitted without its model, ISL and OSL."""
+    measured = runs["silicon_tpot_ms"].to_numpy(dtype=float) / 1e3
+    names = np.array([row.engine for row in rows])
+    group = runs.groupby(["model_path", "isl", "osl"]).ngroup().to_numpy()
+    predicted = np.zeros(len(runs))
+    for name in sorted(set(names)):
+        own = np.flatnonzero(names == name)
+        groups = np.unique(group[own])
+        fold = dict(zip(groups, np.random.default_rng(0).permutation(len(groups)) % 5, strict=True))
+        folds = np.array([fold[g] for g in group[own]])
+        for held_out in np.unique(folds):
+            test, train = own[folds == held_out], own[folds != held_out]
+            engine = fit_engine(name, [works[i] for i in train], measured[train])
+            predicted[test] = [tpot_s(works[i], engine) for i in test]
+    return predicted
+
+
+_CUT = 1.0
+"""Largest |log error| that moves the fit: a run whose stated concurrency is not what ran must not bend the rest."""
+_PRIORS = (3.0, 0.3, 0.01)
+"""Weights that pull step_s and sequence_s to zero and prefill_share to one, where rows do not say."""
+
+
+def fit_engine(name: str, works: Sequence[Work], measured_s: Floats) -> Engine:
+    """The engine whose time per output token is nearest to the measured one, in mean absolute log error."""
+    from scipy.optimize import minimize
+
+    if not len(works):
+        return Engine(name, 0.0, 0.0, 1.0)
+    decode = np.array([work.decode_s for work in works])
+    columns = np.array([[1e-3, work.others_prompts * work.prompt_s, work.running * 1e-5] for work in works])
+
+    def loss(parameters: Floats) -> float:
+        step, share, sequence = np.abs(parameters)
+        predicted = decode + columns @ np.array([step, share, sequence])
+        error = np.minimum(np.abs(np.log(predicted / measured_s)), _CUT).mean()
+        return float(error + 1e-3 * (_PRIORS[0] * step + _PRIORS[1] * sequence) + _PRIORS[2] * abs(share - 1))
+
+    starts = ([0.5, 1.0, 0.2], [2.0, 0.6, 1.0], [0.1, 1.3, 0.1])
+    options = {"maxiter": 1500, "maxfev": 1500}
+    best = min((minimize(loss, start, method="Nelder-Mead", options=options) for start in starts), key=lambda r: r.fun)
+    step, share, sequence = (float(value) for value in np.abs(best.x))
+    return Engine(name, step * 1e-3, sequence * 1e-5, share)
