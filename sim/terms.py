@@ -123,35 +123,17 @@ def expert_all_to_all(
     """
     ranks = 8 * nodes
     copies = tokens * topk if low_latency else tokens * ranks * (1 - (1 - 1 / ranks) ** topk)
-    sent = copies * width_bytes / 1e5
-    far = tokens * nodes * (1 - (1 - 1 / nodes) ** topk) * width_bytes / 1e5 if nodes > 1 else 0.0
-    hops, across = log2(nodes), float(nodes > 1)
-    return [
-        1.0,
-        sent,
-        width_bytes / 1e4,
-        experts / 1e3,
-        topk / 10,
-        tokens / 1e2,
-        tokens * width_bytes / 1e5,
-        tokens * topk / 1e3,
-        tokens * experts / 1e5,
-        experts * width_bytes / 1e7,
-        sqrt(sent),
-        sent * across,
-        sent * (nodes - 1) / nodes,
-        hops,
-        hops * sqrt(sent),
-        far,
-        nodes - 1,
-        sent * min(max(nodes / 2 - 1, 0.0), 1.0),
-        sent * min(max(nodes / 4 - 1, 0.0), 1.0),
-        min(sent, 20.0),
-        min(sent, 100.0),
-        sent * 8 / experts,
-        tokens * width_bytes / 1e5 * 8 / experts,
-        sent * 16 / (experts + 16),
-    ]
+    sent, each = copies * width_bytes / 1e5, tokens * width_bytes / 1e5
+    terms = [1.0, sent, sqrt(sent), min(sent, 20.0), min(sent, 100.0)]
+    if nodes > 1:
+        # Low latency was measured at one width, top-k and number of experts: no term may tell these apart.
+        hops = log2(nodes)
+        farther = [min(max(nodes / few - 1, 0.0), 1.0) for few in (2, 4)]
+        terms += [hops, hops * sqrt(sent), sent * (nodes - 1) / nodes, *(sent * share for share in farther)]
+        return terms if low_latency else [*terms, each, tokens / 1e2, each * nodes * (1 - (1 - 1 / nodes) ** topk)]
+    terms += [tokens / 1e2, each, width_bytes / 1e4, experts / 1e3, topk / 10, tokens * topk / 1e3]
+    terms += [tokens * experts / 1e5, experts * width_bytes / 1e7]
+    return [*terms, sent * 8 / experts, each * 8 / experts, sent * 16 / (experts + 16)]
 
 
 def send_recv(message_bytes: float) -> list[float]:

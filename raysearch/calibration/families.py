@@ -182,12 +182,12 @@ def _expert(row: Any) -> list[float]:
 
 def _sum_fit(family: str, phi: Callable[[Any], list[float]], robust: Robust) -> Callable[[pd.DataFrame], Series]:
     def fit(frame: pd.DataFrame) -> Series:
-        design = np.array([phi(row) for row in frame.itertuples(index=False)])
-        names, time = np.array(series_of(family, frame)), measured_us(frame)
-        return {
-            name: {"terms": rounded(fit_terms(design[names == name], time[names == name], robust))}
-            for name in sorted(set(names))
-        }
+        names, fitted = np.array(series_of(family, frame)), {}
+        for name in sorted(set(names)):
+            rows = frame[names == name]
+            design = np.array([phi(row) for row in rows.itertuples(index=False)])
+            fitted[name] = {"terms": rounded(fit_terms(design, measured_us(rows), robust))}
+        return fitted
 
     return fit
 
