@@ -47,7 +47,11 @@ class Kernels(Protocol):
         ...
 
     def experts(self, tokens: float, model: Model, moe_tp: int, moe_ep: int, weights: WeightFormat) -> float:
-        """Routed experts of one rank for `tokens` of the whole group, without communication."""
+        """Routed experts of one rank that sees all `tokens` of the group, without communication."""
+        ...
+
+    def dispatched_experts(self, tokens: float, model: Model, moe_ep: int, weights: WeightFormat) -> float:
+        """The same for a rank that an all-to-all sent only its own experts' share of the group's tokens."""
         ...
 
     def elementwise(self, traffic_bytes: float) -> float:
@@ -258,13 +262,14 @@ def steady_work(deployment: Deployment, kernels: Kernels, hbm_bytes: float, poli
     context = deployment.isl + deployment.osl / 2
     parts = step_parts(deployment, kernels, Batch(running, context))
     decode_s = step_time(deployment, parts)
-    mixed = step_parts(deployment, kernels, Batch(running, context, deployment.isl, deployment.isl))
-    prompt_s = max(0.0, step_time(deployment, mixed) - decode_s) + LAUNCH_LAYER_S * deployment.model.layers
     sequences = running * deployment.attention_dp
+    together = max(1.0, sequences / deployment.osl)  # prompts that share a step
+    mixed = step_parts(deployment, kernels, Batch(running, context, together * deployment.isl, deployment.isl))
+    added_s = max(0.0, step_time(deployment, mixed) - decode_s) + LAUNCH_LAYER_S * deployment.model.layers
     return Work(
         running,
         decode_s,
-        prompt_s,
+        added_s / together,
         prompts=sequences / deployment.osl,
         others_prompts=max(0.0, sequences - 1) / deployment.osl,
         parts_s=parts,
@@ -403,7 +408,10 @@ def _ffn(deployment: Deployment, kernels: Kernels, batch: Batch) -> tuple[float,
         return _dense(deployment, kernels, batch, model.layers, model.ffn_hidden / tp)
     everyone = batch.tokens_of_all(deployment.attention_dp)
     router = kernels.gemm(batch.tokens, model.experts, model.hidden, "bf16")
-    routed = kernels.experts(everyone, model, deployment.moe_tp, deployment.moe_ep, deployment.weights)
+    if deployment.all_to_all:
+        routed = kernels.dispatched_experts(everyone, model, deployment.moe_ep, deployment.weights)
+    else:
+        routed = kernels.experts(everyone, model, deployment.moe_tp, deployment.moe_ep, deployment.weights)
     ffn_s, elementwise_s = model.moe_layers * (router + routed), 0.0
     for layers, width in (
         (model.moe_layers, model.shared_experts * model.ffn_hidden / tp),

@@ -84,6 +84,20 @@ class FittedKernels:
         shape = (tokens, model.hidden, width, model.experts_per_token, model.experts, moe_ep)
         return self.calibration.moe_layer_us(series, *shape, skewed=True, dtype=dtype) * 1e-6
 
+    def dispatched_experts(self, tokens: float, model: Model, moe_ep: int, weights: WeightFormat) -> float:
+        """Seconds of a rank's experts on the tokens sent to it: a GEMM pair per expert, as no such kernel was measured.
+
+        Extrapolated: DeepEP's masked and contiguous grouped GEMMs are in no table. An expert that few tokens reach is
+        read with the probability that it is reached at all.
+        """
+        local = model.experts / moe_ep
+        rows = tokens * model.experts_per_token / model.experts
+        reached = 1 - math.exp(-rows)
+        each = max(rows / reached, 1.0)
+        gemms = self.gemm(each, model.ffn_in_width, model.hidden, weights)
+        gemms += self.gemm(each, model.hidden, model.ffn_hidden, weights)
+        return local * reached * gemms + self.elementwise(3 * local * rows * (model.ffn_hidden + model.hidden))
+
     def elementwise(self, traffic_bytes: float) -> float:
         """Seconds to stream activations."""
         return max(_ELEMENTWISE_FLOOR_S, traffic_bytes / (_ELEMENTWISE_SHARE * self.hbm_bytes_per_s))

@@ -1,0 +1,130 @@
+"""Serving runs of endtoend_ttft_tpot.csv: time per output token of aggregated and disaggregated deployments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from raysearch.calibration.deployments import ServingRow, disagg_decoder
+from raysearch.calibration.serving import (
+    agg_runs,
+    cross_validated_tpot,
+    engine_for,
+    engines_of,
+    read_runs,
+    tpot_s,
+    works_of,
+)
+from raysearch.validation.figures import Comparison, figures, within_groups
+from raysearch.validation.light import light_step_s
+from sim.calibration import Calibration
+
+Floats = NDArray[np.float64]
+_MUCH_SMALLER = 4
+"""A run contradicts another of the same server if it is faster at this many times its concurrency."""
+
+
+def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool = False) -> Comparison | None:
+    """Predicted time per output token of the aggregated runs; None if the folder has no such file.
+
+    The disaggregated runs are figures of their own in `extra`: their decode workers see no prompts.
+
+    Raises:
+        InputError: A file that cannot be used.
+    """
+    frame = read_runs(directory)
+    if frame is None:
+        return None
+    runs, rows = agg_runs(frame)
+    works, engines = works_of(rows, calibration), engines_of(calibration)
+    if held_out:
+        predicted = cross_validated_tpot(runs, rows, works) * 1e3
+    else:
+        predicted = _milliseconds([tpot_s(w, engine_for(engines, r.engine)) for w, r in zip(works, rows, strict=True)])
+    measured = runs["silicon_tpot_ms"].to_numpy(dtype=float)
+    light = _milliseconds([light_step_s(r.deployment, w.running) for w, r in zip(works, rows, strict=True)])
+    left_out = int((frame["mode"] == "agg").sum()) - len(runs)
+    odd = contradicting(runs, rows)
+    return Comparison(
+        "endtoend_ttft_tpot",
+        runs,
+        measured,
+        predicted,
+        light,
+        ("model_path", "backend"),
+        unit="ms",
+        note="time per output token of mode agg; the time to the first token is not predicted"
+        + (f"; {left_out} rows name an unknown model or no concurrency" if left_out else ""),
+        extra={
+            "rank_correlation_within_workload": _ranks(runs, rows, predicted, measured, ~odd),
+            "without_contradicting_rows": {
+                "rule": "a run faster than the same server, prompts and outputs at a quarter of its concurrency or less",
+                "left_out": int(odd.sum()),
+                **figures(measured[~odd], predicted[~odd], light[~odd]),
+            },
+            "disagg": _disaggregated(frame, calibration),
+        },
+    )
+
+
+def _milliseconds(seconds: list[float]) -> Floats:
+    return np.array(seconds, dtype=float) * 1e3
+
+
+def contradicting(runs: pd.DataFrame, rows: list[ServingRow]) -> NDArray[np.bool_]:
+    """[runs] whether a run is faster than the same server, prompts and outputs at a quarter of its concurrency.
+
+    Then the stated concurrency cannot be the batch that ran. The rule looks at measured values alone.
+    """
+    measured = runs["silicon_tpot_ms"].to_numpy(dtype=float)
+    concurrency = np.array([row.deployment.concurrency for row in rows], dtype=float)
+    degrees = [f"{row.deployment.attention_tp} {row.deployment.attention_dp} {row.deployment.moe_ep}" for row in rows]
+    odd = np.zeros(len(runs), dtype=bool)
+    for _, members in runs.groupby(["model_path", "backend", "isl", "osl", np.array(degrees)]):
+        index = members.index.to_numpy()
+        for row in index:
+            smaller = index[concurrency[index] <= concurrency[row] / _MUCH_SMALLER]
+            odd[row] = bool((measured[smaller] > measured[row]).any())
+    return odd
+
+
+def _ranks(
+    runs: pd.DataFrame, rows: list[ServingRow], predicted: Floats, measured: Floats, kept: NDArray[np.bool_]
+) -> dict[str, dict[str, object]]:
+    """Rank correlations of tokens/s/GPU inside workloads, on all rows and on those that do not contradict another."""
+    load = np.array([row.deployment.concurrency / row.deployment.gpus for row in rows])
+    labels = {
+        "model_engine_isl_osl": ["model_path", "backend", "isl", "osl"],
+        "model_isl_osl": ["model_path", "isl", "osl"],
+        "model_engine": ["model_path", "backend"],
+    }
+    result: dict[str, dict[str, object]] = {}
+    for name, columns in labels.items():
+        keys = np.array([" ".join(map(str, key)) for key in runs[columns].to_numpy()])
+        result[name] = {
+            **within_groups(load / measured, load / predicted, keys.tolist()),
+            "without_contradicting_rows": within_groups(
+                (load / measured)[kept], (load / predicted)[kept], keys[kept].tolist()
+            ),
+        }
+    return result
+
+
+def _disaggregated(frame: pd.DataFrame, calibration: Calibration) -> dict[str, object]:
+    """Errors of the decode workers of disaggregated runs: no prompts, the engine's own time as fitted."""
+    runs = frame[frame["mode"] != "agg"]
+    rows = [disagg_decoder(row) for _, row in runs.iterrows()]
+    kept = [row is not None for row in rows]
+    known = [row for row in rows if row is not None]
+    works, engines = works_of(known, calibration), engines_of(calibration)
+    predicted: list[float] = []
+    for work, row in zip(works, known, strict=True):
+        engine = engine_for(engines, row.engine)
+        predicted.append(work.decode_s + engine.step_s + engine.sequence_s * work.running)
+    light = _milliseconds([light_step_s(row.deployment, work.running) for work, row in zip(works, known, strict=True)])
+    measured = runs["silicon_tpot_ms"].to_numpy(dtype=float)[kept]
+    result = figures(measured, _milliseconds(predicted), light)
+    return {**result, "unpredicted": result["unpredicted"] + len(runs) - len(known)}
