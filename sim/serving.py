@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from sim.types import Dtype, Model
@@ -213,7 +213,7 @@ class Work:
         prompt_s: What one prompt adds to a decode step.
         prompts: Prompts per step over the whole replica.
         others_prompts: The same without those of one request's own place.
-        parts_s: `decode_s` by kind of kernel.
+        parts_s: The step by kind of kernel, before any overlap.
     """
 
     running: float
@@ -260,26 +260,26 @@ def steady_work(deployment: Deployment, kernels: Kernels, hbm_bytes: float, poli
     per_rank = deployment.concurrency / deployment.attention_dp
     running = max(1.0, min(per_rank, sequence_limit(deployment, hbm_bytes, policy)))
     context = deployment.isl + deployment.osl / 2
-    parts = step_parts(deployment, kernels, Batch(running, context))
-    decode_s = step_time(deployment, parts)
+    batch = Batch(running, context)
+    decode_s = step_time(deployment, kernels, batch)
     sequences = running * deployment.attention_dp
     together = max(1.0, sequences / deployment.osl)  # prompts that share a step
-    mixed = step_parts(deployment, kernels, Batch(running, context, together * deployment.isl, deployment.isl))
-    added_s = max(0.0, step_time(deployment, mixed) - decode_s) + LAUNCH_LAYER_S * deployment.model.layers
+    mixed = replace(batch, prompt_tokens=together * deployment.isl, prompt_length=float(deployment.isl))
+    added_s = max(0.0, step_time(deployment, kernels, mixed) - decode_s) + LAUNCH_LAYER_S * deployment.model.layers
     return Work(
         running,
         decode_s,
         added_s / together,
         prompts=sequences / deployment.osl,
         others_prompts=max(0.0, sequences - 1) / deployment.osl,
-        parts_s=parts,
+        parts_s=step_parts(deployment, kernels, batch),
     )
 
 
 def prefill_time(deployment: Deployment, kernels: Kernels, tokens: float) -> float:
     """Seconds of a step in which every attention rank computes `tokens` of prompts of `isl`, as a prefill worker."""
     batch = Batch(0.0, 1.0, tokens, min(tokens, deployment.isl), all_prompt=True)
-    return step_time(deployment, step_parts(deployment, kernels, batch))
+    return step_time(deployment, kernels, batch)
 
 
 # --- memory ---------------------------------------------------------------------------------------------
@@ -322,6 +322,16 @@ def sequence_limit(deployment: Deployment, hbm_bytes: float, policy: MemoryPolic
 # --- one step -------------------------------------------------------------------------------------------
 
 
+def step_time(deployment: Deployment, kernels: Kernels, batch: Batch) -> float:
+    """Seconds of one step. Overlapping, one half batch communicates while the other computes."""
+    if not deployment.overlap:
+        return math.fsum(step_parts(deployment, kernels, batch).values())
+    half = replace(batch, sequences=batch.sequences / 2, prompt_tokens=batch.prompt_tokens / 2)
+    parts = step_parts(deployment, kernels, half)
+    communication_s = parts.pop("communication")
+    return 2 * max(communication_s, math.fsum(parts.values()))
+
+
 def step_parts(deployment: Deployment, kernels: Kernels, batch: Batch) -> dict[str, float]:
     """Seconds of one step by kind: attention, projections, experts or ffn, elementwise, communication, head."""
     model = deployment.model
@@ -338,13 +348,6 @@ def step_parts(deployment: Deployment, kernels: Kernels, batch: Batch) -> dict[s
         "communication": _communication(deployment, kernels, batch),
         "head": head,
     }
-
-
-def step_time(deployment: Deployment, parts: Mapping[str, float]) -> float:
-    """Seconds of a step's parts, one after the other or with communication hidden behind the rest."""
-    communication = parts["communication"]
-    compute = math.fsum(seconds for part, seconds in parts.items() if part != "communication")
-    return max(compute, communication) if deployment.overlap else compute + communication
 
 
 def _grouped_attention(deployment: Deployment, kernels: Kernels, batch: Batch) -> tuple[float, float]:
@@ -423,9 +426,7 @@ def _ffn(deployment: Deployment, kernels: Kernels, batch: Batch) -> tuple[float,
     return ffn_s, elementwise_s
 
 
-def _dense(
-    deployment: Deployment, kernels: Kernels, batch: Batch, layers: int, width: float
-) -> tuple[float, float]:
+def _dense(deployment: Deployment, kernels: Kernels, batch: Batch, layers: int, width: float) -> tuple[float, float]:
     model, matrices = deployment.model, 2 if deployment.model.gated else 1
     gemms = kernels.gemm(batch.tokens, matrices * width, model.hidden, deployment.weights)
     gemms += kernels.gemm(batch.tokens, model.hidden, width, deployment.weights)

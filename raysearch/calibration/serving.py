@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raysearch.calibration.deployments import ServingRow, agg_deployment
 from raysearch.calibration.tables import read_text
 from raysearch.errors import InputError
-from raysearch.calibration.deployments import ServingRow, agg_deployment
 from sim.calibration import Calibration
 from sim.serving import MEMORY_POLICIES, Engine, Work, steady_work
 from sim.serving_kernels import FittedKernels
@@ -23,13 +23,12 @@ Floats = NDArray[np.float64]
 FILE = "endtoend_ttft_tpot.csv"
 HBM_BYTES = 85.52e9
 """Memory of an H100 SXM 80 GB as the driver reports it: 81,559 MiB. [published] NVML."""
+MUCH_SMALLER = 4
+"""A run contradicts another of the same server if it is faster at this many times its concurrency."""
 NO_OVERHEAD = Engine("unknown", 0.0, 0.0, 1.0)
-_COLUMNS = (
-    "id backend backend_version model_path mode isl osl gemm_quant_mode concurrency batch_size tp_size "
-    "attention_dp_size moe_tp_size moe_ep_size silicon_tpot_ms"
-).split()
-_NUMBERS = {"isl", "osl", "silicon_tpot_ms"}
-_LOOSE_NUMBERS = {"concurrency", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"}
+_COLUMNS = ("id", "backend", "backend_version", "model_path", "mode", "gemm_quant_mode")
+_NUMBERS = ("isl", "osl", "silicon_tpot_ms")
+_LOOSE_NUMBERS = ("concurrency", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 
 
 def read_runs(directory: Path) -> pd.DataFrame | None:
@@ -42,7 +41,7 @@ def read_runs(directory: Path) -> pd.DataFrame | None:
     if not path.exists():
         return None
     raw = read_text(path)
-    if missing := [name for name in _COLUMNS if name not in raw.columns]:
+    if missing := [name for name in (*_COLUMNS, *_NUMBERS, *_LOOSE_NUMBERS) if name not in raw.columns]:
         raise InputError(f"{path}: no column {missing[0]!r}")
     frame = raw.replace("", np.nan)
     for name in frame.columns:
@@ -88,6 +87,23 @@ def tpot_s(work: Work, engine: Engine) -> float:
     return work.decode_s + own_s + engine.prefill_share * work.others_prompts * work.prompt_s
 
 
+def contradicting(runs: pd.DataFrame, rows: list[ServingRow]) -> NDArray[np.bool_]:
+    """[runs] whether a run is faster than the same server, prompts and outputs at a quarter of its concurrency.
+
+    Then the stated concurrency cannot be the batch that ran. The rule looks at measured values alone.
+    """
+    measured = runs["silicon_tpot_ms"].to_numpy(dtype=float)
+    concurrency = np.array([row.deployment.concurrency for row in rows], dtype=float)
+    degrees = [f"{row.deployment.attention_tp} {row.deployment.attention_dp} {row.deployment.moe_ep}" for row in rows]
+    odd = np.zeros(len(runs), dtype=bool)
+    for _, members in runs.groupby(["model_path", "backend", "isl", "osl", np.array(degrees)]):
+        index = members.index.to_numpy()
+        for row in index:
+            smaller = index[concurrency[index] <= concurrency[row] / MUCH_SMALLER]
+            odd[row] = bool((measured[smaller] > measured[row]).any())
+    return odd
+
+
 def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | None:
     """Engine parameters with provenance, as the key "serving" of a coefficients file; None without serving runs.
 
@@ -101,19 +117,34 @@ def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | N
     if runs.empty:
         return None
     works, measured = works_of(rows, calibration), runs["silicon_tpot_ms"].to_numpy(dtype=float) / 1e3
-    names = np.array([row.engine for row in rows])
-    blind = cross_validated_tpot(runs, rows, works)
-    fitted: dict[str, Any] = {}
+    names, blind = [row.engine for row in rows], cross_validated_tpot(runs, rows, works)
+    odd, fitted = contradicting(runs, rows), {}
     for name in sorted(set(names)):
-        own = names == name
+        own = np.array([other == name for other in names])
         engine = fit_engine(name, [work for work, mine in zip(works, own, strict=True) if mine], measured[own])
-        error = np.abs(blind[own] / measured[own] - 1)
         fitted[name] = {
             **{key: float(f"{value:.4g}") for key, value in asdict(engine).items() if key != "name"},
-            "rows": int(own.sum()),
-            "cross_validated": {"mape": round(float(error.mean()), 4), "median_ape": round(float(np.median(error)), 4)},
+            **_held_out(blind[own & ~odd], measured[own & ~odd]),
         }
-    return {"source": FILE, "rows": len(runs), "engines": fitted}
+    return {
+        "source": FILE,
+        "contradicting_rows_left_out_of_errors": int(odd.sum()),
+        **_held_out(blind[~odd], measured[~odd]),
+        "mape_of_all_rows": _held_out(blind, measured)["mape"],
+        "engines": fitted,
+    }
+
+
+def _held_out(predicted: Floats, measured: Floats) -> dict[str, Any]:
+    """Rows and errors of predictions whose engine was fitted without their workload."""
+    error = np.abs(predicted / measured - 1)
+    if not len(error):
+        return {"rows": 0, "mape": None, "median_ape": None}
+    return {
+        "rows": len(error),
+        "mape": round(float(error.mean()), 4),
+        "median_ape": round(float(np.median(error)), 4),
+    }
 
 
 def engines_of(calibration: Calibration) -> Mapping[str, Engine]:

@@ -55,7 +55,12 @@ def report(comparison: Comparison) -> dict[str, Any]:
 
 def not_checked(reason: str) -> dict[str, Any]:
     """A family without rows: every figure is null."""
-    return {**figures(np.zeros(0), np.zeros(0), np.zeros(0)), "unit": "", "note": f"not checked: {reason}", "groups": []}
+    return {
+        **figures(np.zeros(0), np.zeros(0), np.zeros(0)),
+        "unit": "",
+        "note": f"not checked: {reason}",
+        "groups": [],
+    }
 
 
 def figures(measured: Floats, predicted: Floats, roofline: Floats) -> dict[str, Any]:

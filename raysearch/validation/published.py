@@ -28,7 +28,6 @@ from sim.serving import (
     prefill_time,
     sequence_limit,
     serve,
-    step_parts,
     step_time,
 )
 from sim.serving_kernels import FittedKernels
@@ -162,7 +161,7 @@ def _deployment(
         attention_dp=degrees["attention_dp"],
         moe_tp=1 if data_parallel or not model.is_moe else gpus,
         moe_ep=gpus if data_parallel and model.is_moe else 1,
-        all_to_all=data_parallel and backend == "sglang" or gpus > 8,
+        all_to_all=(data_parallel and backend == "sglang") or gpus > 8,
         overlap=_overlaps(row),
     )
 
@@ -213,7 +212,7 @@ def _decode(row: pd.Series, deployment: Deployment, kernels: FittedKernels, engi
     requests = float(found[1])
     drafts = 1 if "MTP" in f"{row['framework']} {row['note']}" else 0
     sequences, context = requests * (1 + drafts), (deployment.isl + row["osl"] / 2) / (1 + drafts)
-    seconds = step_time(deployment, step_parts(deployment, kernels, Batch(sequences, context)))
+    seconds = step_time(deployment, kernels, Batch(sequences, context))
     seconds += engine.step_s + engine.sequence_s * sequences
     made = requests * (1 + drafts * MTP_ACCEPTED)
     return Prediction(made / seconds, made / light_step_s(deployment, requests), requests)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from raysearch.calibration.deployments import ServingRow, disagg_decoder
 from raysearch.calibration.serving import (
     agg_runs,
+    contradicting,
     cross_validated_tpot,
     engine_for,
     engines_of,
@@ -23,8 +24,6 @@ from raysearch.validation.light import light_step_s
 from sim.calibration import Calibration
 
 Floats = NDArray[np.float64]
-_MUCH_SMALLER = 4
-"""A run contradicts another of the same server if it is faster at this many times its concurrency."""
 
 
 def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool = False) -> Comparison | None:
@@ -61,7 +60,7 @@ def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool
         extra={
             "rank_correlation_within_workload": _ranks(runs, rows, predicted, measured, ~odd),
             "without_contradicting_rows": {
-                "rule": "a run faster than the same server, prompts and outputs at a quarter of its concurrency or less",
+                "rule": "a run faster than the same server and lengths at a quarter of its concurrency or less",
                 "left_out": int(odd.sum()),
                 **figures(measured[~odd], predicted[~odd], light[~odd]),
             },
@@ -72,23 +71,6 @@ def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool
 
 def _milliseconds(seconds: list[float]) -> Floats:
     return np.array(seconds, dtype=float) * 1e3
-
-
-def contradicting(runs: pd.DataFrame, rows: list[ServingRow]) -> NDArray[np.bool_]:
-    """[runs] whether a run is faster than the same server, prompts and outputs at a quarter of its concurrency.
-
-    Then the stated concurrency cannot be the batch that ran. The rule looks at measured values alone.
-    """
-    measured = runs["silicon_tpot_ms"].to_numpy(dtype=float)
-    concurrency = np.array([row.deployment.concurrency for row in rows], dtype=float)
-    degrees = [f"{row.deployment.attention_tp} {row.deployment.attention_dp} {row.deployment.moe_ep}" for row in rows]
-    odd = np.zeros(len(runs), dtype=bool)
-    for _, members in runs.groupby(["model_path", "backend", "isl", "osl", np.array(degrees)]):
-        index = members.index.to_numpy()
-        for row in index:
-            smaller = index[concurrency[index] <= concurrency[row] / _MUCH_SMALLER]
-            odd[row] = bool((measured[smaller] > measured[row]).any())
-    return odd
 
 
 def _ranks(
