@@ -233,10 +233,26 @@ class _HardwareFile(FileSchema):
     efficiency: _Families
     collectives: _Collectives
 
+    def _check_same_machine(self, calibration: Calibration) -> None:
+        own = {
+            "bf16_tflops": self.compute.bf16_tflops,
+            "fp8_tflops": self.compute.fp8_tflops,
+            "hbm_gb_per_s": self.hbm.bandwidth_gb_per_s,
+        }
+        for name, value in own.items():
+            fitted = calibration.data["speed_of_light"].get(name)
+            if fitted != value:
+                raise CatalogError(
+                    f"calibration {calibration.name!r} was fitted where {name} = {fitted}, hardware {self.name!r} has "
+                    f"{value}: leave `calibration` out, or make one for this machine with `raysearch calibrate`"
+                )
+
     def to_si(self, *, beside: Path | None = None) -> types.Hardware:
+        """The hardware with its curves. Raises: CatalogError, for an unusable calibration."""
         curves = None
         if self.calibration is not None:
             calibration = load_calibration(self.calibration, beside=beside)
+            self._check_same_machine(calibration)
             curves = Curves(calibration, self.engine, self.all_reduce or self.engine)
         peaks = {"bf16": self.compute.bf16_tflops * 1e12, "fp8": self.compute.fp8_tflops * 1e12}
         collectives = self.collectives.to_si()

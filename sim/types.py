@@ -498,8 +498,8 @@ class Evaluation:
     violations: tuple[Violation, ...]
     stage: StageBreakdown
     ops: tuple[OpBreakdown, ...]
-    expected_error: float
-    extrapolated: tuple[str, ...]
+    expected_error: float = 0.0
+    extrapolated: tuple[str, ...] = ()
 
     @property
     def feasible(self) -> bool:
