@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -64,7 +65,7 @@ def engine_of(backend: str, version: Any) -> str:
     return backend
 
 
-def agg_deployment(row: pd.Series) -> ServingRow | None:
+def agg_deployment(row: Mapping[str, Any]) -> ServingRow | None:
     """A row of endtoend_ttft_tpot.csv with mode agg; None if it lacks what a prediction needs.
 
     The identity attention_tp * attention_dp = moe_tp * moe_ep fixes the degree that a row leaves out.
@@ -106,7 +107,7 @@ def agg_deployment(row: pd.Series) -> ServingRow | None:
     )
 
 
-def disagg_decoder(row: pd.Series) -> ServingRow | None:
+def disagg_decoder(row: Mapping[str, Any]) -> ServingRow | None:
     """The decode workers of a row with separate prefill and decode workers; None if it lacks what is needed."""
     known, batch = known_model(str(row["model_path"])), _number(row.get("decode_batch_size"))
     if known is None or not batch:

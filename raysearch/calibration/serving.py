@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,31 +43,58 @@ def read_runs(directory: Path) -> pd.DataFrame | None:
     raw = read_text(path)
     if missing := [name for name in (*_COLUMNS, *_NUMBERS, *_LOOSE_NUMBERS) if name not in raw.columns]:
         raise InputError(f"{path}: no column {missing[0]!r}")
-    frame = raw.replace("", np.nan)
-    for name in frame.columns:
+    frame = raw.copy()
+    for name in raw.columns:
         if name in _NUMBERS or name in _LOOSE_NUMBERS or name.startswith(("decode_", "prefill_")):
-            frame[name] = _numbers(path, frame[name], needed=name in _NUMBERS)
+            frame[name] = number_cells(path, name, list(raw[name]), needed=name in _NUMBERS)
     return frame
 
 
-def _numbers(path: Path, column: pd.Series, *, needed: bool) -> pd.Series:
-    numbers = pd.to_numeric(column, errors="coerce")
-    wrong = (numbers.isna() & column.notna()) | (needed & ~(numbers > 0)) | np.isinf(numbers)
-    if wrong.any():
-        line = int(np.flatnonzero(wrong)[0])
-        expected = "a number above 0" if needed else "a number or nothing"
-        raise InputError(
-            f"{path}, line {line + 2}, column {column.name}: expected {expected}, got {column.iloc[line]!r}"
-        )
-    return numbers
+def number_cells(path: Path, column: str, cells: Sequence[str], *, needed: bool) -> Floats:
+    """[rows] the numbers of a column read as text; NaN for an empty cell unless every row needs one above 0.
+
+    Raises:
+        InputError: A cell that holds no such number.
+    """
+    values = np.full(len(cells), np.nan)
+    for row, cell in enumerate(cells):
+        if not needed and cell.strip().lower() in ("", "nan"):
+            continue
+        try:
+            values[row] = float(cell)
+        except ValueError:
+            values[row] = np.inf
+        if not np.isfinite(values[row]) or (needed and values[row] <= 0):
+            expected = "a number above 0" if needed else "a number or nothing"
+            raise InputError(f"{path}, line {row + 2}, column {column}: expected {expected}, got {cell!r}")
+    return values
+
+
+def numbers_of(frame: pd.DataFrame, column: str) -> Floats:
+    """[rows] a column as floats."""
+    return np.asarray(frame[column], dtype=float)
+
+
+def rows_by(keys: Iterable[Any]) -> dict[Any, NDArray[np.int64]]:
+    """Row numbers of each key, keys in ascending order."""
+    found: dict[Any, list[int]] = {}
+    for row, key in enumerate(keys):
+        found.setdefault(key, []).append(row)
+    return {key: np.array(found[key]) for key in sorted(found)}
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """[rows] each row by column."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def agg_runs(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[ServingRow]]:
     """The aggregated runs that can be priced, and the deployments behind them."""
-    rows = frame[frame["mode"] == "agg"]
-    deployments = [agg_deployment(row) for _, row in rows.iterrows()]
-    known = [deployment is not None for deployment in deployments]
-    return rows[known].reset_index(drop=True), [deployment for deployment in deployments if deployment is not None]
+    rows = pd.DataFrame(frame[frame["mode"] == "agg"])
+    deployments = [agg_deployment(row) for row in records(rows)]
+    known = np.array([deployment is not None for deployment in deployments], dtype=bool)
+    runs = pd.DataFrame(rows[known]).reset_index(drop=True)
+    return runs, [deployment for deployment in deployments if deployment is not None]
 
 
 def works_of(rows: Sequence[ServingRow], calibration: Calibration) -> list[Work]:
@@ -92,12 +119,12 @@ def contradicting(runs: pd.DataFrame, rows: list[ServingRow]) -> NDArray[np.bool
 
     Then the stated concurrency cannot be the batch that ran. The rule looks at measured values alone.
     """
-    measured = runs["silicon_tpot_ms"].to_numpy(dtype=float)
+    measured = numbers_of(runs, "silicon_tpot_ms")
     concurrency = np.array([row.deployment.concurrency for row in rows], dtype=float)
     degrees = [f"{row.deployment.attention_tp} {row.deployment.attention_dp} {row.deployment.moe_ep}" for row in rows]
     odd = np.zeros(len(runs), dtype=bool)
-    for _, members in runs.groupby(["model_path", "backend", "isl", "osl", np.array(degrees)]):
-        index = members.index.to_numpy()
+    lengths = zip(runs["model_path"], runs["backend"], runs["isl"], runs["osl"], degrees, strict=True)
+    for index in rows_by(lengths).values():
         for row in index:
             smaller = index[concurrency[index] <= concurrency[row] / MUCH_SMALLER]
             odd[row] = bool((measured[smaller] > measured[row]).any())
@@ -116,7 +143,7 @@ def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | N
     runs, rows = agg_runs(frame)
     if runs.empty:
         return None
-    works, measured = works_of(rows, calibration), runs["silicon_tpot_ms"].to_numpy(dtype=float) / 1e3
+    works, measured = works_of(rows, calibration), numbers_of(runs, "silicon_tpot_ms") / 1e3
     names, blind = [row.engine for row in rows], cross_validated_tpot(runs, rows, works)
     odd, fitted = contradicting(runs, rows), {}
     for name in sorted(set(names)):
@@ -165,9 +192,11 @@ def engine_for(engines: Mapping[str, Engine], name: str) -> Engine:
 
 def cross_validated_tpot(runs: pd.DataFrame, rows: Sequence[ServingRow], works: Sequence[Work]) -> Floats:
     """[runs] seconds per output token, each with engine parameters fitted without its model, ISL and OSL."""
-    measured = runs["silicon_tpot_ms"].to_numpy(dtype=float) / 1e3
+    measured = numbers_of(runs, "silicon_tpot_ms") / 1e3
     names = np.array([row.engine for row in rows])
-    group = runs.groupby(["model_path", "isl", "osl"]).ngroup().to_numpy()
+    group = np.zeros(len(runs), dtype=np.int64)
+    for number, index in enumerate(rows_by(zip(runs["model_path"], runs["isl"], runs["osl"], strict=True)).values()):
+        group[index] = number
     predicted = np.zeros(len(runs))
     for name in sorted(set(names)):
         own = np.flatnonzero(names == name)

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raysearch.calibration.serving import rows_by
+
 Floats = NDArray[np.float64]
 LEAST_RANKED = 4
 """Rows below which a rank correlation says nothing."""
@@ -44,10 +46,9 @@ def report(comparison: Comparison) -> dict[str, Any]:
     """A family in JSON: its figures, and those of every group."""
     whole = figures(comparison.measured, comparison.predicted, comparison.roofline)
     groups: list[dict[str, Any]] = []
-    columns = [comparison.frame[name].astype(str) for name in comparison.groups]
-    for key, rows in pd.Series(range(len(comparison.frame))).groupby([c.to_numpy() for c in columns]):
+    columns = [[str(value) for value in comparison.frame[name]] for name in comparison.groups]
+    for key, index in rows_by(zip(*columns, strict=True)).items():
         keys = dict(zip(comparison.groups, key, strict=True))
-        index = rows.to_numpy()
         part = figures(comparison.measured[index], comparison.predicted[index], comparison.roofline[index])
         groups.append({"name": " ".join(keys.values()), "keys": keys, **part})
     return {**whole, "unit": comparison.unit, "note": comparison.note, **comparison.extra, "groups": groups}
@@ -90,17 +91,16 @@ def rank_correlation(first: Floats, second: Floats) -> float | None:
     """Spearman's rank correlation; None for few rows or where one side is constant."""
     if len(first) < LEAST_RANKED:
         return None
-    ranks = [pd.Series(values).rank().to_numpy() for values in (first, second)]
-    if any(np.ptp(rank) == 0 for rank in ranks):
+    one, two = (np.asarray(pd.Series(values).rank(), dtype=float) for values in (first, second))
+    if np.ptp(one) == 0 or np.ptp(two) == 0:
         return None
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(one, two)[0, 1])
 
 
 def within_groups(first: Floats, second: Floats, labels: Sequence[Any]) -> dict[str, Any]:
     """Rank correlations inside each group of at least four rows: how many, mean, row-weighted mean, least."""
     found: list[tuple[float, int]] = []
-    for _, rows in pd.Series(range(len(first))).groupby(np.asarray(labels, dtype=str)):
-        index = rows.to_numpy()
+    for index in rows_by(labels).values():
         correlation = rank_correlation(first[index], second[index])
         if correlation is not None:
             found.append((correlation, len(index)))

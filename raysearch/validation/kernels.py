@@ -69,15 +69,15 @@ def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, int]
     path = directory / FAMILIES[family].file
     if not path.exists():
         return None, 0
-    raw, changed = read_text(path), np.zeros(0, dtype=bool)
+    raw = read_text(path)
     changed = np.zeros(len(raw), dtype=bool)
     for column, known in _KNOWN.items():
         if column not in raw.columns or column not in FAMILIES[family].schema.model_fields or column == "scope":
             continue
         if family == "collectives" and column == "dtype":  # any text: a version's own correction or the library's
             continue
-        fixed = raw[column].map({value: nearest(value, known) for value in raw[column].unique()})
-        changed |= (fixed != raw[column]).to_numpy()
+        fixed = [nearest(value, known) for value in raw[column]]
+        changed |= np.array([new != old for new, old in zip(fixed, raw[column], strict=True)], dtype=bool)
         raw[column] = fixed
     return long_form(family, check_rows(path, raw, FAMILIES[family].schema)), int(changed.sum())
 

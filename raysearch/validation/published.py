@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from raysearch.calibration.deployments import known_model
-from raysearch.calibration.serving import HBM_BYTES, engine_for, engines_of
+from raysearch.calibration.serving import HBM_BYTES, engine_for, engines_of, number_cells, numbers_of, records, rows_by
 from raysearch.calibration.tables import read_text
 from raysearch.errors import InputError
 from raysearch.validation.figures import Comparison, figures
@@ -65,10 +65,10 @@ def compare_published(directory: Path, calibration: Calibration) -> Comparison |
     frame = read_published(directory)
     if frame is None:
         return None
-    found = [predict_published(row, calibration) for _, row in frame.iterrows()]
+    found = [predict_published(row, calibration) for row in records(frame)]
     columns = np.array([[np.nan] * 3 if p is None else [p.tokens_per_s_per_gpu, p.roofline, p.running] for p in found])
     frame = frame.assign(running=columns[:, 2], predicted=columns[:, 0])
-    measured = frame["tok_s_per_gpu"].to_numpy(dtype=float)
+    measured = numbers_of(frame, "tok_s_per_gpu")
     return Comparison(
         "endtoend",
         frame,
@@ -99,20 +99,11 @@ def read_published(directory: Path) -> pd.DataFrame | None:
     if "note" not in frame.columns:
         frame["note"] = ""
     for name in _NUMBERS:
-        numbers = pd.to_numeric(frame[name].replace("", np.nan), errors="coerce")
-        wrong = numbers.isna() & (frame[name] != "")
-        if name == "tok_s_per_gpu":
-            wrong |= ~(numbers > 0)
-        if wrong.any():
-            line = int(np.flatnonzero(wrong)[0])
-            raise InputError(
-                f"{path}, line {line + 2}, column {name}: expected a number above 0, got {frame[name].iloc[line]!r}"
-            )
-        frame[name] = numbers
+        frame[name] = number_cells(path, name, list(frame[name]), needed=name == "tok_s_per_gpu")
     return frame
 
 
-def predict_published(row: pd.Series, calibration: Calibration) -> Prediction | None:
+def predict_published(row: Mapping[str, Any], calibration: Calibration) -> Prediction | None:
     """One row, or None if it does not say enough."""
     known, degrees = known_model(str(row["model"])), _degrees(str(row["parallelism"]))
     if known is None or degrees is None or pd.isna(row["isl"]):
@@ -143,7 +134,7 @@ def _degrees(parallelism: str) -> Mapping[str, int] | None:
 
 
 def _deployment(
-    row: pd.Series, model: Model, published: WeightFormat, backend: str, degrees: Mapping[str, int]
+    row: Mapping[str, Any], model: Model, published: WeightFormat, backend: str, degrees: Mapping[str, int]
 ) -> Deployment:
     gpus = degrees["attention_tp"] * degrees["attention_dp"]
     data_parallel = degrees["attention_dp"] > 1
@@ -166,13 +157,13 @@ def _deployment(
     )
 
 
-def _overlaps(row: pd.Series) -> bool:
+def _overlaps(row: Mapping[str, Any]) -> bool:
     """Whether two batches overlap: large expert-parallel deployments do unless the row says no."""
     return row["phase"] in ("prefill", "decode") and "no-TBO" not in str(row["framework"])
 
 
 def _aggregated(
-    row: pd.Series, deployment: Deployment, kernels: FittedKernels, engine: Engine, policy: MemoryPolicy
+    row: Mapping[str, Any], deployment: Deployment, kernels: FittedKernels, engine: Engine, policy: MemoryPolicy
 ) -> Prediction:
     """A server that is always full, or one that gets so many requests a second and has Little's law's many in it."""
     rate = re.search(r"qps\s*=\s*([\d.]+)", str(row["batch_or_concurrency"]).lower())
@@ -194,7 +185,7 @@ def _aggregated(
     return Prediction(min(offered, full), min(offered, running / light_s / deployment.gpus), served.running)
 
 
-def _prefill(row: pd.Series, deployment: Deployment, kernels: FittedKernels) -> Prediction | None:
+def _prefill(row: Mapping[str, Any], deployment: Deployment, kernels: FittedKernels) -> Prediction | None:
     found = re.search(r"(\d+) tokens/GPU", str(row["batch_or_concurrency"]))
     if not found:
         return None
@@ -204,7 +195,9 @@ def _prefill(row: pd.Series, deployment: Deployment, kernels: FittedKernels) -> 
     return Prediction(tokens / seconds, tokens / light_s, tokens / deployment.isl)
 
 
-def _decode(row: pd.Series, deployment: Deployment, kernels: FittedKernels, engine: Engine) -> Prediction | None:
+def _decode(
+    row: Mapping[str, Any], deployment: Deployment, kernels: FittedKernels, engine: Engine
+) -> Prediction | None:
     """A decode worker. A drafted token doubles the tokens of a step and shares its cache reads."""
     found = re.search(r"(\d+) req/GPU", str(row["batch_or_concurrency"]))
     if not found:
@@ -219,29 +212,24 @@ def _decode(row: pd.Series, deployment: Deployment, kernels: FittedKernels, engi
 
 
 def _phases(frame: pd.DataFrame, columns: np.ndarray) -> dict[str, Any]:
-    measured = frame["tok_s_per_gpu"].to_numpy(dtype=float)
+    measured = numbers_of(frame, "tok_s_per_gpu")
     return {
-        str(phase): figures(measured[index], columns[index, 0], columns[index, 1])
-        for phase, index in frame.groupby("phase").indices.items()
+        phase: figures(measured[index], columns[index, 0], columns[index, 1])
+        for phase, index in rows_by(map(str, frame["phase"])).items()
     }
 
 
 def _cliff(frame: pd.DataFrame, predicted: np.ndarray) -> list[dict[str, Any]]:
     """Gain in tokens/s/GPU from one GPU to two, where a published table has both."""
-    rows = frame.assign(made=predicted)
-    rows = rows[rows["parallelism"].isin(["TP1", "TP2"]) & np.isfinite(rows["made"])]
-    gains: list[dict[str, Any]] = []
-    for (model, framework, isl, osl), part in rows.groupby(["model", "framework", "isl", "osl"]):
-        one, two = (part[part["parallelism"] == name] for name in ("TP1", "TP2"))
+    measured, gains = numbers_of(frame, "tok_s_per_gpu"), []
+    known, parallelism = np.isfinite(predicted), np.array(frame["parallelism"])
+    servers = list(zip(frame["model"], frame["framework"], frame["isl"].fillna(0), frame["osl"], strict=True))
+    for (model, framework, isl, osl), index in rows_by(servers).items():
+        one, two = (index[known[index] & (parallelism[index] == name)] for name in ("TP1", "TP2"))
         if len(one) == 1 and len(two) == 1:
-            gains.append(
-                {
-                    "model": model,
-                    "framework": framework,
-                    "isl": int(isl),
-                    "osl": int(osl),
-                    "measured_gain": float(two["tok_s_per_gpu"].iloc[0] / one["tok_s_per_gpu"].iloc[0]),
-                    "predicted_gain": float(two["made"].iloc[0] / one["made"].iloc[0]),
-                }
-            )
+            gain = {
+                "measured_gain": float(measured[two[0]] / measured[one[0]]),
+                "predicted_gain": float(predicted[two[0]] / predicted[one[0]]),
+            }
+            gains.append({"model": model, "framework": framework, "isl": int(isl), "osl": int(osl), **gain})
     return gains

@@ -15,7 +15,9 @@ from raysearch.calibration.serving import (
     cross_validated_tpot,
     engine_for,
     engines_of,
+    numbers_of,
     read_runs,
+    records,
     tpot_s,
     works_of,
 )
@@ -43,9 +45,9 @@ def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool
         predicted = cross_validated_tpot(runs, rows, works) * 1e3
     else:
         predicted = _milliseconds([tpot_s(w, engine_for(engines, r.engine)) for w, r in zip(works, rows, strict=True)])
-    measured = runs["silicon_tpot_ms"].to_numpy(dtype=float)
+    measured = numbers_of(runs, "silicon_tpot_ms")
     light = _milliseconds([light_step_s(r.deployment, w.running) for w, r in zip(works, rows, strict=True)])
-    left_out = int((frame["mode"] == "agg").sum()) - len(runs)
+    left_out = int(np.count_nonzero(frame["mode"] == "agg")) - len(runs)
     odd = contradicting(runs, rows)
     return Comparison(
         "endtoend_ttft_tpot",
@@ -85,7 +87,7 @@ def _ranks(
     }
     result: dict[str, dict[str, object]] = {}
     for name, columns in labels.items():
-        keys = np.array([" ".join(map(str, key)) for key in runs[columns].to_numpy()])
+        keys = np.array([" ".join(map(str, key)) for key in runs[columns].itertuples(index=False)])
         result[name] = {
             **within_groups(load / measured, load / predicted, keys.tolist()),
             "without_contradicting_rows": within_groups(
@@ -97,8 +99,8 @@ def _ranks(
 
 def _disaggregated(frame: pd.DataFrame, calibration: Calibration) -> dict[str, object]:
     """Errors of the decode workers of disaggregated runs: no prompts, the engine's own time as fitted."""
-    runs = frame[frame["mode"] != "agg"]
-    rows = [disagg_decoder(row) for _, row in runs.iterrows()]
+    runs = pd.DataFrame(frame[frame["mode"] != "agg"])
+    rows = [disagg_decoder(row) for row in records(runs)]
     kept = [row is not None for row in rows]
     known = [row for row in rows if row is not None]
     works, engines = works_of(known, calibration), engines_of(calibration)
@@ -107,6 +109,6 @@ def _disaggregated(frame: pd.DataFrame, calibration: Calibration) -> dict[str, o
         engine = engine_for(engines, row.engine)
         predicted.append(work.decode_s + engine.step_s + engine.sequence_s * work.running)
     light = _milliseconds([light_step_s(row.deployment, work.running) for work, row in zip(works, known, strict=True)])
-    measured = runs["silicon_tpot_ms"].to_numpy(dtype=float)[kept]
+    measured = numbers_of(runs, "silicon_tpot_ms")[kept]
     result = figures(measured, _milliseconds(predicted), light)
     return {**result, "unpredicted": result["unpredicted"] + len(runs) - len(known)}
