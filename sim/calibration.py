@@ -251,6 +251,8 @@ class Calibration:
         if parent is not record:
             heights = heights + self._correction(grid, points, record["g_percent"])
         heights = made_monotone(heights, [len(axis) for axis in axes], grid["monotone"])
+        if "floor_us" in parent:
+            heights = np.maximum(heights, math.log(parent["floor_us"]))
         return Table([axis.tolist() for axis in axes], heights.tolist(), grid["slopes"])
 
     def _correction(self, grid: Mapping[str, Any], points: Floats, g_percent: list[int]) -> Floats:

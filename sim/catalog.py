@@ -189,6 +189,8 @@ class _Collectives(FileSchema):
     all_reduce_gb_per_s: GigabytesPerSecond
     gather_gb_per_s: GigabytesPerSecond
     nic_gb_per_s: GigabytesPerSecond
+    nvlink_peak_gb_per_s: GigabytesPerSecond | None = None  # what was achieved, when left out
+    network_peak_gb_per_s: GigabytesPerSecond | None = None
     protocols: _Protocols
     custom_all_reduce: _CustomAllReduce | None = None  # NCCL alone when the file has no such table
     all_to_all: _PointToPoint
@@ -233,13 +235,19 @@ class _HardwareFile(FileSchema):
     efficiency: _Families
     collectives: _Collectives
 
-    def _check_same_machine(self, calibration: Calibration) -> None:
-        own = {
+    def speed_of_light(self) -> dict[str, float]:
+        """Rates that no measured time may beat."""
+        links = self.collectives
+        return {
             "bf16_tflops": self.compute.bf16_tflops,
             "fp8_tflops": self.compute.fp8_tflops,
             "hbm_gb_per_s": self.hbm.bandwidth_gb_per_s,
+            "nvlink_gb_per_s": links.nvlink_peak_gb_per_s or max(links.all_reduce_gb_per_s, links.gather_gb_per_s),
+            "network_gb_per_s": links.network_peak_gb_per_s or links.nic_gb_per_s,
         }
-        for name, value in own.items():
+
+    def _check_same_machine(self, calibration: Calibration) -> None:
+        for name, value in self.speed_of_light().items():
             fitted = calibration.data["speed_of_light"].get(name)
             if fitted != value:
                 raise CatalogError(
@@ -495,6 +503,11 @@ def load_hardware(name_or_path: str | Path, *, beside: Path | None = None) -> ty
     """The hardware of a shipped name or a file. Raises: CatalogError."""
     path = config_path("hardware", name_or_path, beside=beside)
     return read_config(path, _HardwareFile).to_si(beside=path.parent)
+
+
+def load_speed_of_light(name_or_path: str | Path) -> dict[str, float]:
+    """The peak rates of a hardware file, whose calibration need not exist yet. Raises: CatalogError."""
+    return read_config(config_path("hardware", name_or_path), _HardwareFile).speed_of_light()
 
 
 def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> types.Model:

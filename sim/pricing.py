@@ -98,6 +98,33 @@ _EAGER = {("vllm", "fp8_block"): "sglang"}
 """GEMMs timed with the host's launch overhead, which a CUDA graph hides: another engine's curve stands in. [assumed]"""
 _CUSTOM_ALL_REDUCE = {"trtllm": "trtllm_custom", "vllm": "vllm_custom_graph", "sglang": "sglang_custom_graph"}
 _KINDS = {"all_to_all": "alltoall"}
+_FAMILIES = {
+    "gemm": "GEMM",
+    "attention_decode": "attention",
+    "moe": "experts",
+    "collectives": "collective inside a node",
+    "moe_alltoall_deepep": "expert all-to-all",
+    "send_recv": "send and receive",
+}
+_SIZES = {
+    "m": "rows",
+    "n": "columns",
+    "k": "inner width",
+    "batch_size": "sequences",
+    "kv_len": "context",
+    "num_heads": "heads",
+    "num_kv_heads": "KV heads",
+    "head_dim": "head width",
+    "area": "weights per expert",
+    "local": "experts per GPU",
+    "hidden": "hidden size",
+    "num_experts": "number of experts",
+    "num_nodes": "number of nodes",
+    "tokens_per_rank": "tokens per GPU",
+    "topk": "experts per token",
+    "message_bytes": "message size",
+}
+"""Columns of the measured tables, in words."""
 
 
 class Curves:
@@ -247,9 +274,9 @@ class Curves:
             error = self._errors[series] = float(self.calibration.series[series].get("mape", 0.0))
         for (name, low, high), size in zip(self._ranges(series), sizes, strict=False):
             if size > high or size < low:
-                family = series.split("/")[0]
-                return Priced(time_us * 1e-6, error, f"{family} beyond measured {name}")
-        if dtype and not (series.endswith(dtype) or f"/{dtype}/" in series):
+                what = f"{_FAMILIES[series.split('/')[0]]} beyond measured {_SIZES.get(name, name)}"
+                return Priced(time_us * 1e-6, error, what)
+        if dtype and dtype not in series.split("/"):
             return Priced(time_us * 1e-6, error, f"{dtype} priced as {series}")
         return Priced(time_us * 1e-6, error)
 

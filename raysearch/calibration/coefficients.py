@@ -25,13 +25,17 @@ LEAST_ROWS = 30
 
 
 def fit_directory(
-    directory: Path, provenance: Mapping[str, Any], on_step: Callable[[str], None] = lambda _: None
+    directory: Path,
+    provenance: Mapping[str, Any],
+    light: Mapping[str, float],
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Fits every family whose file lies in a folder.
 
     Args:
         directory: Holds CSV files as `raysearch.calibration.tables.FAMILIES` names them.
         provenance: Source and date, written with the coefficients.
+        light: Peak rates of the machine, as `sim.catalog.load_speed_of_light` gives them.
         on_step: Called with what is about to be done.
 
     Returns:
@@ -52,23 +56,25 @@ def fit_directory(
             families[family] = {"rows": 0, "file": FAMILIES[family].file, "left_at_defaults": why}
             continue
         on_step(f"fitting {family}: {len(frame):,} rows")
-        fitted, figures = _fit(family, frame)
+        fitted, figures = _fit(family, frame, light)
         series |= fitted
         content = (directory / FAMILIES[family].file).read_bytes()
         families[family] = {"file": FAMILIES[family].file, "sha256": hashlib.sha256(content).hexdigest(), **figures}
     if not series:
         names = ", ".join(family.file for family in FAMILIES.values())
         raise InputError(f"{directory} holds none of the files to fit: {names}")
-    data = as_data(series)
+    data = as_data(series, light)
     if serving := fit_serving(directory, Calibration("just fitted", data)):
         on_step(f"fitted engines to {serving['rows']} serving runs")
         data["serving"] = serving
     return {"format": data.pop("format"), "provenance": dict(provenance), "families": families, **data}
 
 
-def _fit(family: str, frame: pd.DataFrame) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+def _fit(
+    family: str, frame: pd.DataFrame, light: Mapping[str, float]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Series with their own errors, and the family's, both on rows held out from the fit."""
-    predicted, measured = cross_validated_predictions(family, frame), measured_us(frame)
+    predicted, measured = cross_validated_predictions(family, frame, light), measured_us(frame)
     names = np.array(series_of(family, frame))
     spans, series = ranges(family, frame), FITS[family](frame)
     for name, record in series.items():
@@ -80,10 +86,8 @@ def _fit(family: str, frame: pd.DataFrame) -> tuple[dict[str, dict[str, Any]], d
                 size: [min(s[size][0] for s in inside), max(s[size][1] for s in inside)] for size in inside[0]
             }
         record |= _brief(errors(predicted[rows], measured[rows])) | {"range": spans[name]}
-    figures = {**_brief(errors(predicted, measured)), "bare_roofline_mape": 0.0}
-    light = errors(bare_roofline(family, frame), measured)
-    figures["bare_roofline_mape"] = round(light["mape"], 4)
-    return series, figures
+    bare = errors(bare_roofline(family, frame), measured)["mape"]
+    return series, {**_brief(errors(predicted, measured)), "bare_roofline_mape": round(bare, 4)}
 
 
 def _brief(figures: Mapping[str, float]) -> dict[str, float]:

@@ -72,6 +72,8 @@ GRIDS: Mapping[str, Lattice] = {
 }
 """Tables by name. The time of a collective need not grow with the degree, nor that of attention with the head."""
 
+_FLOOR_SHARE = 0.002
+"""Share of measured rows below the launch floor that a table never falls below: none but outliers."""
 _COLLECTIVE_ROBUST = Robust(rounds=8, cut=4.0, power=2.0)
 _VERSION_STIFFNESS = 10.0
 """A version of a library departs little from what its versions have in common."""
@@ -89,7 +91,8 @@ def _table_fit(
     start = lattice.spread @ np.broadcast_to(shared, lattice.spread.shape[1])
     base = np.log(phi(lattice.points) @ coefficients) + start
     g = shared + lattice.correction(points, log_us - lattice.rows(points) @ base, base, robust=robust)
-    record = {"grid": grid, "terms": rounded(coefficients), "g_percent": _percent(g)}
+    floor_us = float(f"{np.exp(np.quantile(log_us, _FLOOR_SHARE)):.4g}")
+    record = {"grid": grid, "terms": rounded(coefficients), "floor_us": floor_us, "g_percent": _percent(g)}
     return record, np.log(phi(lattice.points) @ coefficients) + lattice.spread @ g
 
 

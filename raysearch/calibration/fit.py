@@ -15,7 +15,7 @@ from raysearch.calibration.tables import FAMILIES, measured_us
 from sim.calibration import FORMAT, Calibration
 
 Floats = NDArray[np.float64]
-SPEED_OF_LIGHT = {
+H100_SXM = {
     "bf16_tflops": 989.0,
     "fp8_tflops": 1979.0,
     "hbm_gb_per_s": 3350.0,
@@ -25,7 +25,7 @@ SPEED_OF_LIGHT = {
 """Peaks no time may beat. [published] H100 SXM datasheet, NVLink 4 per direction, NDR InfiniBand per port."""
 
 
-def as_data(series: Mapping[str, Mapping[str, Any]], light: Mapping[str, float] = SPEED_OF_LIGHT) -> dict[str, Any]:
+def as_data(series: Mapping[str, Mapping[str, Any]], light: Mapping[str, float] = H100_SXM) -> dict[str, Any]:
     """What `sim.calibration.Calibration` reads: series, the grids they lie on and the speed of light."""
     return {
         "format": FORMAT,
@@ -35,9 +35,9 @@ def as_data(series: Mapping[str, Mapping[str, Any]], light: Mapping[str, float] 
     }
 
 
-def fit_family(family: str, frame: pd.DataFrame) -> Calibration:
+def fit_family(family: str, frame: pd.DataFrame, light: Mapping[str, float] = H100_SXM) -> Calibration:
     """Coefficients of one family from all rows of its frame (as `tables.read_table` gives it)."""
-    return Calibration(family, as_data(FITS[family](frame)))
+    return Calibration(family, as_data(FITS[family](frame), light))
 
 
 def fold_numbers(family: str, frame: pd.DataFrame, folds: int = 5, seed: int = 0) -> NDArray[np.int64]:
@@ -46,14 +46,16 @@ def fold_numbers(family: str, frame: pd.DataFrame, folds: int = 5, seed: int = 0
     return (np.random.default_rng(seed).permutation(group.max() + 1) % folds)[group]
 
 
-def cross_validated_predictions(family: str, frame: pd.DataFrame, folds: int = 5, seed: int = 0) -> Floats:
+def cross_validated_predictions(
+    family: str, frame: pd.DataFrame, light: Mapping[str, float] = H100_SXM, *, folds: int = 5, seed: int = 0
+) -> Floats:
     """[rows] microseconds, each from a fit that saw no row of its group; NaN for a series found in one fold only."""
     fold = fold_numbers(family, frame, folds, seed)
     predicted = np.full(len(frame), np.nan)
     for held_out in np.unique(fold):
         test = fold == held_out
         if not test.all():
-            predicted[test] = predict(family, frame[test], fit_family(family, frame[~test]))
+            predicted[test] = predict(family, frame[test], fit_family(family, frame[~test], light))
     return predicted
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
+from sim.catalog import load_speed_of_light
 
 
 def calibrate(
@@ -17,6 +18,9 @@ def calibrate(
     source: Annotated[
         str, typer.Option(help="Where the rows come from, with version and licence; kept in the file.")
     ] = "",
+    hardware: Annotated[
+        str, typer.Option(help="The machine, for the peaks that no time may beat: name in configs/hardware, or a path.")
+    ] = "h100_sxm",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that holds something else.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -30,8 +34,9 @@ def calibrate(
     \b
     Examples:
       raysearch calibrate --data measured/ --out my_machine.json
-      raysearch calibrate --data measured/ --out my_machine.json --source "own cluster, June" --force --json
-    Then name the file in a hardware file: calibration = "my_machine.json"
+      raysearch calibrate --data measured/ --out mine.json --hardware my_machine.toml --source "own cluster" --json
+    \b
+    Then name the file in that hardware file: calibration = "mine.json"
     """
     from raysearch.calibration.coefficients import fit_directory, write_coefficients
     from raysearch.errors import InputError
@@ -40,8 +45,9 @@ def calibrate(
     if out.suffix != ".json":
         raise InputError(f"--out takes the name of a .json file, got {str(out)!r}")
     provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    light = load_speed_of_light(hardware)
     with telling("calibrating") as tell:
-        content = fit_directory(data, provenance, tell)
+        content = fit_directory(data, provenance, light, tell)
     written = write_coefficients(out, content, force=force)
     if as_json:
         print_json({"out": str(out), "written": written, "families": content["families"]})
