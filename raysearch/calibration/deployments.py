@@ -137,7 +137,8 @@ def disagg_decoder(row: Mapping[str, Any]) -> ServingRow | None:
 
 
 def _number(value: Any) -> int:
-    return int(value) if pd.notna(value) and float(value) >= 1 else 0
+    """A count, or 0 for an empty cell and for the zeros that stand for "not used"."""
+    return 0 if value == "" or pd.isna(value) else max(0, int(float(value)))
 
 
 def _weights(quantisation: str, published: WeightFormat) -> WeightFormat:

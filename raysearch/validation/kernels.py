@@ -52,24 +52,28 @@ def compare_family(
     Raises:
         InputError: A file that cannot be used.
     """
-    frame, substituted = read_family(directory, family)
+    frame, note = read_family(directory, family)
     if frame is None:
         return None
     if held_out:
         predicted = cross_validated(family, frame)
     else:
         predicted = predict(family, as_fitted(family, frame, calibration), calibration)
-    note = f"{substituted} rows with unknown values were read as the nearest known ones" if substituted else ""
     groups = FAMILIES[family].groups
     return Comparison(name, frame, measured_us(frame), predicted, bare_roofline(family, frame), groups, note=note)
 
 
-def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, int]:
-    """The rows of a family in long form, and how many held a value of a closed column that is not known."""
+def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]:
+    """The rows of a family in long form, and what was done to those that no schema foresees."""
     path = directory / FAMILIES[family].file
     if not path.exists():
-        return None, 0
-    raw = read_text(path)
+        return None, ""
+    raw, notes = read_text(path), []
+    if family == "collectives" and "num_nodes" in raw.columns:
+        inside = np.array([cell.strip() in ("1", "1.0", "") for cell in raw["num_nodes"]], dtype=bool)
+        if not inside.all() and inside.any():
+            notes.append(f"{int((~inside).sum())} rows across nodes left out: the tables hold collectives of one node")
+            raw = pd.DataFrame(raw[inside]).reset_index(drop=True)
     changed = np.zeros(len(raw), dtype=bool)
     for column, known in _KNOWN.items():
         if column not in raw.columns or column not in FAMILIES[family].schema.model_fields or column == "scope":
@@ -79,7 +83,9 @@ def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, int]
         fixed = [nearest(value, known) for value in raw[column]]
         changed |= np.array([new != old for new, old in zip(fixed, raw[column], strict=True)], dtype=bool)
         raw[column] = fixed
-    return long_form(family, check_rows(path, raw, FAMILIES[family].schema)), int(changed.sum())
+    if changed.any():
+        notes.append(f"{int(changed.sum())} rows with unknown values were read as the nearest known ones")
+    return long_form(family, check_rows(path, raw, FAMILIES[family].schema)), "; ".join(notes)
 
 
 def nearest(value: str, known: tuple[str, ...]) -> str:
