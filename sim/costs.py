@@ -44,24 +44,19 @@ def price(rank: Rank, kernel: Kernel) -> KernelTime:
 
 def seconds(collectives: Sequence[Collective]) -> float:
     """Seconds of collectives that run one after the other."""
-    return sum(collective.time_s for collective in collectives)
+    return sum([collective.time_s for collective in collectives])
 
 
 def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     """The cost of one op under one choice of the strategy."""
     work = op_work(rank, op, choice)
     kernels = tuple(price(rank, kernel) for kernel in work.kernels)
-    op_rule = rule(op, rank.layer, choice)
-    tensors = [rank.layer.tensor(name) for name in (*op.inputs, op.output)]
-    placements = (*op_rule.inputs, op_rule.output)
-    return OpCost(
-        work=work,
-        kernels=kernels,
-        time_s=sum(kernel.total_s for kernel in kernels) + seconds(work.collectives),
-        activation_bytes=sum(
-            rank.local_bytes(tensor, placement) for tensor, placement in zip(tensors, placements, strict=True)
-        ),
-    )
+    op_rule, layer = rule(op, rank.layer, choice), rank.layer
+    activation_bytes = rank.local_bytes(layer.tensor(op.output), op_rule.output)
+    for name, placement in zip(op.inputs, op_rule.inputs, strict=True):
+        activation_bytes += rank.local_bytes(layer.tensor(name), placement)
+    time_s = sum([kernel.total_s for kernel in kernels]) + seconds(work.collectives)
+    return OpCost(work, kernels, time_s, activation_bytes)
 
 
 def moves(

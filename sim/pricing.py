@@ -96,6 +96,7 @@ _DTYPE_STAND_INS: dict[str, tuple[str, ...]] = {
 }
 _EAGER = {("vllm", "fp8_block"): "sglang"}
 """GEMMs timed with the host's launch overhead, which a CUDA graph hides: another engine's curve stands in. [assumed]"""
+_REMEMBERED = 1 << 16
 _CUSTOM_ALL_REDUCE = {"trtllm": "trtllm_custom", "vllm": "vllm_custom_graph", "sglang": "sglang_custom_graph"}
 _KINDS = {"all_to_all": "alltoall"}
 _FAMILIES = {
@@ -141,15 +142,18 @@ class Curves:
         self.engine = engine
         self.all_reduce = all_reduce
         self._series_of = lru_cache(maxsize=None)(self._find)
-        self._ranges = lru_cache(maxsize=None)(self._find_ranges)
-        self._errors: dict[str, float] = {}
+        self._judgement = lru_cache(maxsize=None)(self._find_judgement)
+        # Strategies share most of their kernels and messages: degrees and batches come from short tables.
+        self.kernel = lru_cache(maxsize=_REMEMBERED)(self._kernel)
+        self.collective = lru_cache(maxsize=_REMEMBERED)(self._collective)
+        self.expert_all_to_all = lru_cache(maxsize=_REMEMBERED)(self._expert_all_to_all)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Curves, (self.calibration, self.engine, self.all_reduce)
 
     # --- kernels ---------------------------------------------------------------------------------
 
-    def kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
+    def _kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
         """Seconds of a kernel, or None if the calibration knows nothing like it."""
         if isinstance(shape, Gemm):
             return self._gemm(shape, math_dtype)
@@ -196,7 +200,7 @@ class Curves:
 
     # --- messages ----------------------------------------------------------------------------------
 
-    def collective(self, kind: str, degree: int, tensor_bytes: float) -> Priced | None:
+    def _collective(self, kind: str, degree: int, tensor_bytes: float) -> Priced | None:
         """A collective inside a node on a tensor of `tensor_bytes` over the group, or None."""
         name = _KINDS.get(kind, kind)
         message_bytes = tensor_bytes / degree if kind == "all_to_all" else tensor_bytes
@@ -208,7 +212,7 @@ class Curves:
         time_us = self.calibration.collective_us(series, name, degree, message_bytes)
         return self._priced(series, time_us, (message_bytes, degree), "")
 
-    def expert_all_to_all(
+    def _expert_all_to_all(
         self, side: str, tokens: float, columns: float, each: int, experts: int, topk: int, per_node: int, nodes: int
     ) -> Priced | None:
         """DeepEP's low-latency dispatch or combine, or None.
@@ -263,20 +267,19 @@ class Curves:
         alike = [name for name in own if is_plain(name) != gated]
         return alike or own
 
-    def _find_ranges(self, series: str) -> tuple[tuple[str, float, float], ...]:
-        ranges = self.calibration.series[series].get("range", {})
-        return tuple((name, low, high) for name, (low, high) in ranges.items())
+    def _find_judgement(self, series: str, dtype: str) -> tuple[float, tuple[tuple[float, float], ...], str]:
+        """(error, measured range per size, what stands in for what) of a series that prices `dtype`."""
+        record = self.calibration.series[series]
+        stand_in = f"{dtype} priced as {series}" if dtype and dtype not in series.split("/") else ""
+        ranges = tuple((low, high) for low, high in record.get("range", {}).values())
+        return float(record.get("mape", 0.0)), ranges, stand_in
 
     def _priced(self, series: str, time_us: float, sizes: tuple[float, ...], dtype: str) -> Priced:
         """Attaches the error of a series and says which of its sizes lie outside what was measured."""
-        error = self._errors.get(series)
-        if error is None:
-            error = self._errors[series] = float(self.calibration.series[series].get("mape", 0.0))
-        for (name, low, high), size in zip(self._ranges(series), sizes, strict=False):
-            if size > high or size < low:
+        error, ranges, stand_in = self._judgement(series, dtype)
+        for index, ((low, high), size) in enumerate(zip(ranges, sizes)):  # noqa: B905 fewer sizes than columns are fine
+            if not low <= size <= high:
+                name = list(self.calibration.series[series]["range"])[index]
                 what = f"{_FAMILIES[series.split('/')[0]]} beyond measured {_SIZES.get(name, name)}"
                 return Priced(time_us * 1e-6, error, what)
-        if dtype and dtype not in series.split("/"):
-            return Priced(time_us * 1e-6, error, f"{dtype} priced as {series}")
-        return Priced(time_us * 1e-6, error)
-
+        return Priced(time_us * 1e-6, error, stand_in)

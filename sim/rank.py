@@ -31,6 +31,11 @@ class Rank:
         self.ep_group = ep_group(tp, ep, workload.hardware.node_gpus)
         self.activation_each = DTYPE_BYTES[workload.precisions.activations]
         self.weight_each = DTYPE_BYTES[workload.precisions.weights]
+        self._shapes = {
+            tensor.name: (*tensor_shape(workload.model, self.sizes, tensor), element_bytes(workload, tensor))
+            for tensor in self.layer.tensors
+        }
+        self._local_bytes: dict[tuple[str, Placement], float] = {}
 
     def cut(self, size: float, *, when: bool) -> int:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
@@ -54,18 +59,25 @@ class Rank:
 
     def tensor_bytes(self, tensor: Tensor) -> float:
         """Bytes of a whole tensor on one ep rank: the V of the redistribution table."""
-        rows, columns = tensor_shape(self.workload.model, self.sizes, tensor)
-        return rows * columns * element_bytes(self.workload, tensor)
+        rows, columns, each = self._shapes[tensor.name]
+        return rows * columns * each
 
     def local_bytes(self, tensor: Tensor, placement: Placement) -> float:
         """Bytes of a tensor on this GPU under a placement over tp."""
-        rows, columns = tensor_shape(self.workload.model, self.sizes, tensor)
+        key = (tensor.name, placement)
+        found = self._local_bytes.get(key)
+        if found is None:
+            found = self._local_bytes[key] = self._count_local_bytes(tensor, placement)
+        return found
+
+    def _count_local_bytes(self, tensor: Tensor, placement: Placement) -> float:
+        rows, columns, each = self._shapes[tensor.name]
         by_columns = isinstance(placement, Shard) and placement.dim == len(tensor.letters) - 1
         by_rows = isinstance(placement, Shard) and not by_columns
         width = self.cut(columns, when=by_columns)
         if by_columns and tensor.name == "qkv":
             width = self.local_qkv_columns()
-        return self.cut(rows, when=by_rows) * width * element_bytes(self.workload, tensor)
+        return self.cut(rows, when=by_rows) * width * each
 
     def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
         """A collective over the tp axis on a tensor of `tensor_bytes`; none at degree 1."""

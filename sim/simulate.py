@@ -16,6 +16,7 @@ from sim.costs import (
     head_s,
     moves,
     op_cost,
+    seconds,
     stream_bytes,
     token_rows,
     vocabulary_bytes,
@@ -26,7 +27,7 @@ from sim.placement import Partial
 from sim.rank import Rank
 from sim.roofline import KernelTime
 from sim.sharding import rule
-from sim.trust import expected_error, extrapolated
+from sim.trust import judge
 from sim.types import (
     Collective,
     Evaluation,
@@ -88,6 +89,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         layer_kv_bytes=sum(cost.work.kv_bytes for cost in costs.values()),
         peak_op_bytes=max(cost.activation_bytes for cost in costs.values()),
     )
+    trust = judge(workload.hardware, costs.values(), incoming.values())
     return Evaluation(
         strategy=strategy,
         tokens_per_s_per_gpu=strategy.batch * strategy.pp / (tpot_s * strategy.gpus),
@@ -97,8 +99,8 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         violations=tuple(_violations(rank, strategy, choices, memory.total, tpot_s)),
         stage=stage,
         ops=ops,
-        expected_error=expected_error(workload.hardware, costs.values(), incoming.values()),
-        extrapolated=extrapolated(costs.values(), incoming.values()),
+        expected_error=trust.expected_error,
+        extrapolated=trust.extrapolated,
     )
 
 
@@ -223,10 +225,10 @@ def _breakdown(
     choice = choices[op.name]
     op_rule = rule(op, rank.layer, choice)
     collectives = (*incoming, *cost.work.collectives)
-    communication_s = sum(collective.time_s for collective in collectives)
-    kernel_s = sum(kernel.total_s for kernel in cost.kernels)
-    compute_s = sum(kernel.compute_s for kernel in cost.kernels)
-    memory_s = sum(kernel.memory_s for kernel in cost.kernels)
+    communication_s = seconds(collectives)
+    kernel_s = sum([kernel.total_s for kernel in cost.kernels])
+    compute_s = sum([kernel.compute_s for kernel in cost.kernels])
+    memory_s = sum([kernel.memory_s for kernel in cost.kernels])
     return OpBreakdown(
         name=op.name,
         choice=choice,
@@ -234,8 +236,8 @@ def _breakdown(
         placements_in=_placements_in(rank.layer, op, choice, choices[_first_producer(rank.layer, op).name]),
         placement_out=str(op_rule.output),
         collectives=collectives,
-        work_flops=sum(kernel.flops for kernel in cost.work.kernels),
-        traffic_bytes=sum(kernel.traffic_bytes for kernel in cost.work.kernels),
+        work_flops=sum([kernel.flops for kernel in cost.work.kernels]),
+        traffic_bytes=sum([kernel.traffic_bytes for kernel in cost.work.kernels]),
         compute_time_s=compute_s,
         memory_time_s=memory_s,
         kernel_time_s=kernel_s,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from sim.costs import OpCost
 from sim.types import Collective, Hardware
@@ -12,10 +13,15 @@ _LEAST_SHARE = 0.01
 """What takes less of a layer's time than this is not worth a warning."""
 
 
-def expected_error(
-    hardware: Hardware, costs: Collection[OpCost], incoming: Collection[Iterable[Collective]]
-) -> float:
-    """Mean relative error to expect of a step.
+class Trust(NamedTuple):
+    """Mean relative error to expect, and what rests on extrapolation, the largest share of the time first."""
+
+    expected_error: float
+    extrapolated: tuple[str, ...]
+
+
+def judge(hardware: Hardware, costs: Iterable[OpCost], incoming: Iterable[Iterable[Collective]]) -> Trust:
+    """How far to trust the time of a step.
 
     Errors of one layer's kernels and collectives, weighted by time as if all erred to the same side, and the residual
     of measured serving runs on top, as if independent. [assumed]
@@ -26,35 +32,21 @@ def expected_error(
         incoming: The moves of their inputs.
     """
     total_s = off_s = 0.0
-    for time_s, error, _ in _parts(costs, incoming):
+    beyond_s: dict[str, float] = {}
+    parts: list[tuple[float, float, str]] = []
+    for cost in costs:
+        parts += [(kernel.total_s, kernel.error, kernel.extrapolated) for kernel in cost.kernels]
+        parts += [(c.time_s, c.error, c.extrapolated) for c in cost.work.collectives]
+    for collectives in incoming:
+        parts += [(c.time_s, c.error, c.extrapolated) for c in collectives]
+    for time_s, error, what in parts:
         total_s += time_s
         off_s += error * time_s
-    return math.hypot(off_s / total_s, hardware.errors.serving)
-
-
-def extrapolated(costs: Collection[OpCost], incoming: Collection[Iterable[Collective]]) -> tuple[str, ...]:
-    """What a layer's time rests on that no measurement covers, the largest share first."""
-    total_s = 0.0
-    shares: dict[str, float] = {}
-    for time_s, _, what in _parts(costs, incoming):
-        total_s += time_s
         if what:
-            shares[what] = shares.get(what, 0.0) + time_s
-    return tuple(
-        f"{what} ({share / total_s:.0%} of a layer)"
-        for what, share in sorted(shares.items(), key=lambda item: -item[1])
-        if share >= _LEAST_SHARE * total_s
+            beyond_s[what] = beyond_s.get(what, 0.0) + time_s
+    named = tuple(
+        f"{what} ({part_s / total_s:.0%} of a layer)"
+        for what, part_s in sorted(beyond_s.items(), key=lambda item: -item[1])
+        if part_s >= _LEAST_SHARE * total_s
     )
-
-
-def _parts(
-    costs: Collection[OpCost], incoming: Collection[Iterable[Collective]]
-) -> Iterator[tuple[float, float, str]]:
-    for cost in costs:
-        for kernel in cost.kernels:
-            yield kernel.total_s, kernel.error, kernel.extrapolated
-        for collective in cost.work.collectives:
-            yield collective.time_s, collective.error, collective.extrapolated
-    for collectives in incoming:
-        for collective in collectives:
-            yield collective.time_s, collective.error, collective.extrapolated
+    return Trust(math.hypot(off_s / total_s, hardware.errors.serving), named)
