@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
 
 from sim.ops import FusedOp, Tensor
 from sim.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
@@ -16,7 +18,7 @@ from sim.rank import Rank
 from sim.redistribute import collective_between, collectives_for
 from sim.roofline import Kernel, KernelTime, kernel_time
 from sim.sharding import rule
-from sim.types import NONE, Collective
+from sim.types import NONE, Collective, Workload
 from sim.work import Work, elementwise, gemm, op_work
 
 
@@ -37,6 +39,12 @@ class OpCost:
     activation_bytes: float
 
 
+@lru_cache(maxsize=1024)
+def rank_of(workload: Workload, tp: int, ep: int, batch: int) -> Rank:
+    """The busiest GPU under these degrees, with what is known of its costs."""
+    return Rank(workload, tp, ep, batch)
+
+
 def price(rank: Rank, kernel: Kernel) -> KernelTime:
     """Seconds of one kernel on the workload's hardware."""
     return kernel_time(rank.workload.hardware, kernel)
@@ -49,6 +57,14 @@ def seconds(collectives: Sequence[Collective]) -> float:
 
 def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     """The cost of one op under one choice of the strategy."""
+    key = (op.name, choice)
+    found = rank.remembered.get(key)
+    if found is None:
+        found = rank.remembered[key] = _op_cost(rank, op, choice)
+    return cast(OpCost, found)
+
+
+def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     work = op_work(rank, op, choice)
     kernels = tuple(price(rank, kernel) for kernel in work.kernels)
     op_rule, layer = rule(op, rank.layer, choice), rank.layer
@@ -72,6 +88,16 @@ def moves(
     """
     if rank.tp == 1:
         return ((),) * len(consumer_choices)
+    key = (tensor.name, producer_choice, *consumer_choices)
+    found = rank.remembered.get(key)
+    if found is None:
+        found = rank.remembered[key] = _moves(rank, tensor, producer_choice, consumer_choices)
+    return cast(tuple[tuple[Collective, ...], ...], found)
+
+
+def _moves(
+    rank: Rank, tensor: Tensor, producer_choice: int, consumer_choices: Sequence[int]
+) -> tuple[tuple[Collective, ...], ...]:
     layer = rank.layer
     source = rule(layer.op(tensor.producer), layer, producer_choice).output
     consumers = [layer.op(name) for name in tensor.consumers]

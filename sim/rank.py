@@ -17,6 +17,7 @@ class Rank:
     Attributes:
         workload, tp, ep: As given.
         layer: Ops and tensors of the model's layer.
+        remembered: Costs that `sim.costs` has worked out for this GPU already; strategies share most of them.
         sizes: The layer on one ep rank, before the tp axis cuts it.
         activation_each, weight_each: Bytes per element.
     """
@@ -36,6 +37,7 @@ class Rank:
             for tensor in self.layer.tensors
         }
         self._local_bytes: dict[tuple[str, Placement], float] = {}
+        self.remembered: dict[tuple[object, ...], object] = {}
 
     def cut(self, size: float, *, when: bool) -> int:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""

@@ -16,6 +16,7 @@ from sim.costs import (
     head_s,
     moves,
     op_cost,
+    rank_of,
     seconds,
     stream_bytes,
     token_rows,
@@ -74,7 +75,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     >>> evaluation.gpus, evaluation.feasible
     (256, True)
     """
-    rank = Rank(workload, strategy.tp, strategy.ep, strategy.batch)
+    rank = rank_of(workload, strategy.tp, strategy.ep, strategy.batch)
     choices = dict(zip(rank.layer.op_by_name, strategy.dims, strict=True))
     incoming = _incoming_collectives(rank, choices)
     costs = {op.name: op_cost(rank, op, choices[op.name]) for op in rank.layer.ops}
