@@ -68,7 +68,10 @@ def engine_of(backend: str, version: Any) -> str:
 def agg_deployment(row: Mapping[str, Any]) -> ServingRow | None:
     """A row of endtoend_ttft_tpot.csv with mode agg; None if it lacks what a prediction needs.
 
-    The identity attention_tp * attention_dp = moe_tp * moe_ep fixes the degree that a row leaves out.
+    The identity attention_tp * attention_dp = moe_tp * moe_ep fixes the degree that a row leaves out. Engines switch
+    attention data-parallelism on with a flag and go on counting all GPUs of a replica as their tensor-parallel size, so
+    a row whose attention_dp_size equals its tp_size is that many GPUs, not their product: such rows take as long as
+    plain tensor parallelism over tp_size GPUs does.
     """
     known = known_model(str(row["model_path"]))
     concurrency, per_rank = _number(row["concurrency"]), _number(row["batch_size"])
@@ -82,8 +85,9 @@ def agg_deployment(row: Mapping[str, Any]) -> ServingRow | None:
     if not dp:
         dp = concurrency // per_rank if concurrency and per_rank and model.is_moe else 1
     gpus = tp * dp
-    if model.is_moe and moe_tp * moe_ep != gpus and moe_tp * moe_ep == tp and tp % dp == 0:
-        tp, gpus = tp // dp, tp  # the engine counts all GPUs of a replica as its tensor-parallel size
+    counts_all_gpus = moe_tp * moe_ep == tp and tp % dp == 0
+    if model.is_moe and dp > 1 and (counts_all_gpus or dp == tp):
+        tp, gpus = tp // dp, tp
     if model.is_moe and moe_tp * moe_ep != gpus:
         moe_tp = moe_tp if gpus % moe_tp == 0 else gpus
         moe_ep = gpus // moe_tp

@@ -350,6 +350,13 @@ def test_a_run_states_the_degree_that_its_row_leaves_out() -> None:
     )
     assert found is not None
     assert found.deployment.moe_tp * found.deployment.moe_ep == 4
+    flag = moe | {"attention_dp_size": 4, "moe_tp_size": 1, "moe_ep_size": 16, "concurrency": 64, "batch_size": 16}
+    found = agg_deployment(flag)
+    assert found is not None  # the engine's flag: four GPUs, each with its own requests
+    assert (found.deployment.attention_tp, found.deployment.attention_dp, found.deployment.moe_ep) == (1, 4, 4)
+    found = agg_deployment(flag | {"attention_dp_size": 2, "moe_ep_size": 8})
+    assert found is not None
+    assert (found.deployment.attention_tp, found.deployment.attention_dp, found.deployment.gpus) == (4, 2, 8)
     assert agg_deployment(RUN | {"model_path": "nobody/knows-this"}) is None
 
 
