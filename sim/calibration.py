@@ -268,12 +268,20 @@ class Calibration:
 
 def grid_phi(series: str) -> Callable[[Floats], Floats]:
     """The terms of a table series as a function of [points, axes] log sizes."""
-    family, *rest = series.split("/")
-    if family == "gemm":
-        return lambda points: grid_terms.gemm(*np.exp(points).T, rest[1])
-    if family == "attention_decode":
-        return lambda points: grid_terms.attention_decode(*np.exp(points).T, rest[1])
-    return lambda points: grid_terms.collective(*np.exp(points).T, rest[0])
+    family, first, *rest = series.split("/")
+
+    def phi(points: Floats) -> Floats:
+        sizes = [np.exp(column) for column in points.T]
+        if family == "gemm":
+            m, n, k = sizes
+            return grid_terms.gemm(m, n, k, rest[0])
+        if family == "attention_decode":
+            streams, kv_len, group, head_dim = sizes
+            return grid_terms.attention_decode(streams, kv_len, group, head_dim, rest[0])
+        message_bytes, degree = sizes
+        return grid_terms.collective(message_bytes, degree, first)
+
+    return phi
 
 
 _PIECES = {"routing": (1, 5), "permute": (5, 7), "activation": (7, 8), "grouped_gemm": (8, 20)}
@@ -285,9 +293,7 @@ def is_plain(series: str) -> bool:
     return "nongated" in series
 
 
-def drawn_experts(
-    tokens: float, topk: float, experts: float, ep: float, *, skewed: bool
-) -> tuple[float, float, float]:
+def drawn_experts(tokens: float, topk: float, experts: float, ep: float, *, skewed: bool) -> tuple[float, float, float]:
     """(active experts, rows, local experts) of one rank: as many as there are rows, or as random routing finds."""
     local, rows = experts / ep, tokens * topk / ep
     active = min(local, rows)

@@ -104,8 +104,13 @@ class _Efficiency(FileSchema):
         return self
 
     def to_si(self) -> types.Efficiency:
-        tables = ({"fp8_block": table["fp8"], **table} for table in (self.compute, self.memory))
-        return types.Efficiency(*tables, self.floor_us * 1e-6)
+        compute, memory = _with_blocks(self.compute), _with_blocks(self.memory)
+        return types.Efficiency(compute, memory, self.floor_us * 1e-6)
+
+
+def _with_blocks(table: ByDtype) -> ByDtype:
+    """The table with fp8_block, which a file may leave out: as fp8."""
+    return {"fp8_block": table["fp8"], **table}
 
 
 class _Families(FileSchema):
@@ -262,13 +267,17 @@ class _HardwareFile(FileSchema):
             calibration = load_calibration(self.calibration, beside=beside)
             self._check_same_machine(calibration)
             curves = Curves(calibration, self.engine, self.all_reduce or self.engine)
-        peaks = {"bf16": self.compute.bf16_tflops * 1e12, "fp8": self.compute.fp8_tflops * 1e12}
+        fp8_flop_per_s = self.compute.fp8_tflops * 1e12
         collectives = self.collectives.to_si()
         if self.all_reduce == "nccl":
             collectives = dataclasses.replace(collectives, custom_all_reduce=None)
         return types.Hardware(
             name=self.name,
-            peak_flop_per_s={**peaks, "fp8_block": peaks["fp8"]},
+            peak_flop_per_s={
+                "bf16": self.compute.bf16_tflops * 1e12,
+                "fp8": fp8_flop_per_s,
+                "fp8_block": fp8_flop_per_s,
+            },
             hbm_bytes=self.hbm.capacity_gb * 1e9,
             hbm_bandwidth_bytes_per_s=self.hbm.bandwidth_gb_per_s * 1e9,
             overhead_bytes=self.hbm.overhead_gb * 1e9,

@@ -1,10 +1,10 @@
 """Seconds of a collective: by fitted curves inside a node, by a latency model across nodes.
 
-Across nodes no public measurement of NCCL exists, so its published latency model stands, never below the fitted
-curve of the same collective inside one node. The model is the lower envelope of lines, latency plus bytes over
-bandwidth; without a calibration it also prices the inside of a node. A library picks the fastest of its algorithms and protocols, each of which costs a fixed latency
-plus a time per byte. Their minimum is positive, continuous, concave and monotone in the message
-size by construction, so a search finds no hole in it.
+No public measurement of NCCL spans nodes, so there its published latency model stands, never below the fitted curve
+of the same collective inside one node; without a calibration the model prices the inside too. It is a lower envelope
+of lines: a library picks the fastest of its algorithms and protocols, each of which costs a fixed latency plus a time
+per byte. Their minimum is positive, continuous, concave and monotone in the message size by construction, so a search
+finds no hole in it.
 
 Sources: NCCL's tuning model for latencies and steps of ring and tree; measured medians for
 bandwidths (see the hardware file). Hierarchical: reduce-scatter inside the node, the collective

@@ -184,9 +184,7 @@ def _routed(rank: Rank, label: str) -> tuple[int, int, int]:
     return rows, copies, rank.cut(sizes.columns["d"], when=label == "d")
 
 
-def _expert_all_to_all(
-    rank: Rank, op: FusedOp, copies: float, columns: int, each: int
-) -> tuple[Collective, ...]:
+def _expert_all_to_all(rank: Rank, op: FusedOp, copies: float, columns: int, each: int) -> tuple[Collective, ...]:
     if rank.ep == 1:
         return ()
     hardware, model = rank.workload.hardware, rank.workload.model

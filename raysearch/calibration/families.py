@@ -104,6 +104,7 @@ def rounded(coefficients: Floats) -> list[float]:
     """Four significant digits: far below the error of any fit."""
     return [float(f"{value:.4g}") for value in coefficients]
 
+
 def fit_gemm(frame: pd.DataFrame) -> Series:
     """One table per engine and dtype; bf16 is cuBLAS under all engines, so its correction is pooled first."""
     points, log_us = np.log(frame[["m", "n", "k"]].to_numpy(dtype=float)), np.log(measured_us(frame))
@@ -147,9 +148,7 @@ def fit_collectives(frame: pd.DataFrame) -> Series:
     library = np.array([f"collectives/{op}/{library_of(s)}" for op, s in zip(frame.op, frame.source, strict=True)])
     for name in sorted(set(library)):
         mask = library == name
-        fitted[name], heights = _table_fit(
-            name, "collectives", points[mask], log_us[mask], robust=_COLLECTIVE_ROBUST
-        )
+        fitted[name], heights = _table_fit(name, "collectives", points[mask], log_us[mask], robust=_COLLECTIVE_ROBUST)
         for version in sorted(set(own[mask]) - {name}):
             rows = own == version
             residuals = log_us[rows] - lattice.rows(points[rows]) @ heights
@@ -187,7 +186,7 @@ def _sum_fit(family: str, phi: Callable[[Any], list[float]], robust: Robust) -> 
     def fit(frame: pd.DataFrame) -> Series:
         names, fitted = np.array(series_of(family, frame)), {}
         for name in sorted(set(names)):
-            rows = frame[names == name]
+            rows = frame.loc[names == name]
             design = np.array([phi(row) for row in rows.itertuples(index=False)])
             fitted[name] = {"terms": rounded(fit_terms(design, measured_us(rows), robust))}
         return fitted
@@ -216,7 +215,9 @@ def ranges(family: str, frame: pd.DataFrame) -> dict[str, dict[str, list[float]]
         sizes = ["rows", "area", "local"]
     spans: dict[str, dict[str, list[float]]] = {}
     for name, rows in frame.groupby(np.array(series_of(family, frame))):
-        spans[str(name)] = {size: [float(rows[size].min()), float(rows[size].max())] for size in sizes}
+        spans[str(name)] = {
+            size: [float(np.min(rows[size].to_numpy())), float(np.max(rows[size].to_numpy()))] for size in sizes
+        }
     return spans
 
 

@@ -55,7 +55,7 @@ def cross_validated_predictions(
     for held_out in np.unique(fold):
         test = fold == held_out
         if not test.all():
-            predicted[test] = predict(family, frame[test], fit_family(family, frame[~test], light))
+            predicted[test] = predict(family, frame.loc[test], fit_family(family, frame.loc[~test], light))
     return predicted
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+import scipy.sparse
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.sparse.linalg import splu
@@ -20,6 +20,7 @@ from scipy.sparse.linalg import splu
 from sim.curves import corner_weights, vertices
 
 Floats = NDArray[np.float64]
+sp: Any = scipy.sparse  # its stubs do not know that most of its functions return sparse matrices
 
 _LEAST_GAP = 0.5
 """Spacing, in log size, that the penalty sees between close vertices, where a library switches tiles."""
@@ -110,7 +111,7 @@ class Lattice:
         axes = [list(axis) for axis in self.axes]
         return {"axes": axes, "monotone": list(self.monotone), "slopes": list(self.slopes), "parts": parts}
 
-    def rows(self, points: Floats) -> sp.csr_matrix:
+    def rows(self, points: Floats) -> Any:
         """[points, vertices] interpolation on the table."""
         return _weights(points, self.log_axes)
 
@@ -143,7 +144,7 @@ class Lattice:
         return g if base is None else self._constrained(design, residuals, weight, penalty, base, g)
 
     def _constrained(
-        self, design: sp.csr_matrix, residuals: Floats, weight: Floats, penalty: Any, base: Floats, g: Floats
+        self, design: Any, residuals: Floats, weight: Floats, penalty: Any, base: Floats, g: Floats
     ) -> Floats:
         step, bound = self._rises, -(self._differences @ base)
         if (step @ g - bound).min() >= -1e-9:
@@ -163,7 +164,7 @@ class Lattice:
         return np.eye(len(self.axes)) if part.combine is None else np.array(part.combine, dtype=float)
 
     @cached_property
-    def spread(self) -> sp.csr_matrix:
+    def spread(self) -> Any:
         """[vertices, coarse vertices] g at the table's vertices."""
         blocks = [
             _weights(self.points @ self._combine(p).T, [np.log(np.array(a, dtype=float)) for a in p.axes])
@@ -172,12 +173,12 @@ class Lattice:
         return sp.hstack(blocks).tocsr()
 
     @cached_property
-    def _penalty(self) -> sp.csc_matrix:
+    def _penalty(self) -> Any:
         blocks = [_difference_penalty([np.log(np.array(a, dtype=float)) for a in p.axes], p) for p in self.parts]
         return (sp.block_diag([b.T @ b for b in blocks]) + _RIDGE * sp.eye(self.spread.shape[1])).tocsc()
 
     @cached_property
-    def _differences(self) -> sp.csr_matrix:
+    def _differences(self) -> Any:
         shape = [len(axis) for axis in self.axes]
         blocks = []
         for axis in self.monotone:
@@ -187,11 +188,11 @@ class Lattice:
         return sp.vstack(blocks).tocsr()
 
     @cached_property
-    def _rises(self) -> sp.csc_matrix:
+    def _rises(self) -> Any:
         return (self._differences @ self.spread).tocsc()
 
 
-def _weights(points: Floats, axes: Sequence[Floats]) -> sp.csr_matrix:
+def _weights(points: Floats, axes: Sequence[Floats]) -> Any:
     corners = corner_weights(points, axes)
     rows = np.arange(len(points))
     entries = [(weight[weight > 0], rows[weight > 0], index[weight > 0]) for index, weight in corners]

@@ -31,9 +31,7 @@ from sim.types import Dtype, Engine
 
 H100 = load_hardware("h100_sxm")
 FITTED = load_calibration("h100_sxm")
-BY_ENGINE = {
-    engine: dataclasses.replace(H100, curves=Curves(FITTED, engine, engine)) for engine in get_args(Engine)
-}
+BY_ENGINE = {engine: dataclasses.replace(H100, curves=Curves(FITTED, engine, engine)) for engine in get_args(Engine)}
 ENGINES = st.sampled_from(get_args(Engine))
 DTYPES = st.sampled_from(get_args(Dtype))
 KV_DTYPES = st.sampled_from(["bf16", "fp8"])
