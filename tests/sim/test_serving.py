@@ -112,9 +112,7 @@ def test_weights_fill_the_gpus_as_published_checkpoints_do() -> None:
 
 
 def test_a_group_that_does_not_add_up_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"\(4 \* 2\) must equal moe_tp \* moe_ep \(4 \* 1\)"
-    ):
+    with pytest.raises(ValueError, match=r"\(4 \* 2\) must equal moe_tp \* moe_ep \(4 \* 1\)"):
         replace(GPT_OSS, attention_dp=2)
     with pytest.raises(ValueError, match="concurrency must be at least 1, got 0"):
         replace(LLAMA_8B, concurrency=0)
