@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from sim.calibration import COMBINE_EACH, DISPATCH_EACH, NODE_GPUS, Calibration
-from sim.serving import WeightFormat
+from sim.deployment import WeightFormat
 from sim.types import Dtype, Model
 
 ENGINES = ("trtllm", "vllm", "sglang")
@@ -34,7 +34,7 @@ LOW_LATENCY_TOKENS = 1024
 
 
 class FittedKernels:
-    """`sim.serving.Kernels` of one engine.
+    """`sim.serving_step.Kernels` of one engine.
 
     Attributes:
         calibration: Fitted coefficients of the accelerator.

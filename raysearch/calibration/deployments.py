@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sim.catalog import load_model
-from sim.serving import Deployment, WeightFormat
+from sim.deployment import Deployment, WeightFormat
 from sim.types import Dtype, Model
 
 _MODELS: tuple[tuple[str, str, WeightFormat], ...] = (

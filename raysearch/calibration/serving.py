@@ -15,7 +15,8 @@ from raysearch.calibration.deployments import ServingRow, agg_deployment
 from raysearch.calibration.tables import read_text
 from raysearch.errors import InputError
 from sim.calibration import Calibration
-from sim.serving import MEMORY_POLICIES, Engine, Work, steady_work
+from sim.deployment import MEMORY_POLICIES
+from sim.serving import Engine, Work, steady_work
 from sim.serving_kernels import FittedKernels
 
 Floats = NDArray[np.float64]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.serving import WEIGHT_BYTES, Deployment, cache_bytes, weight_bytes
+from sim.deployment import WEIGHT_BYTES, Deployment, cache_bytes, weight_bytes
 
 HBM_BYTES_PER_S = 3.35e12
 FLOP_PER_S = {"bf16": 989e12, "fp8": 1979e12, "fp8_block": 1979e12}

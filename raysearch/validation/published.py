@@ -18,19 +18,10 @@ from raysearch.errors import InputError
 from raysearch.validation.figures import Comparison, figures
 from raysearch.validation.light import light_prompt_s, light_step_s
 from sim.calibration import Calibration
-from sim.serving import (
-    MEMORY_POLICIES,
-    Batch,
-    Deployment,
-    Engine,
-    MemoryPolicy,
-    WeightFormat,
-    prefill_time,
-    sequence_limit,
-    serve,
-    step_time,
-)
+from sim.deployment import MEMORY_POLICIES, Deployment, MemoryPolicy, WeightFormat, sequence_limit
+from sim.serving import Engine, prefill_time, serve
 from sim.serving_kernels import FittedKernels
+from sim.serving_step import Batch, step_time
 from sim.types import Dtype, Model
 
 FILE = "endtoend.csv"

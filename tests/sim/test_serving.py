@@ -7,21 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.catalog import CatalogError, load_calibration, load_model, load_workload
-from sim.serving import (
-    MEMORY_POLICIES,
-    Batch,
-    Deployment,
-    Engine,
-    cache_bytes,
-    prefill_time,
-    sequence_limit,
-    serve,
-    steady_work,
-    step_parts,
-    step_time,
-    weight_bytes,
-)
+from sim.deployment import MEMORY_POLICIES, Deployment, cache_bytes, sequence_limit, weight_bytes
+from sim.serving import Engine, prefill_time, serve, steady_work
 from sim.serving_kernels import FittedKernels
+from sim.serving_step import Batch, step_parts, step_time
 
 H100_BYTES = 85.5e9
 CALIBRATION = load_calibration("h100_sxm")
