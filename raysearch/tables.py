@@ -89,8 +89,9 @@ def _headline(workload: Workload, evaluation: Evaluation) -> Text:
         (f"tp {strategy.tp}, ep {strategy.ep}, pp {strategy.pp}, batch {strategy.batch}", "bold"),
         f", dims {','.join(map(str, strategy.dims))}\n",
         (f"{evaluation.tokens_per_s_per_gpu:,.2f} tokens/s/GPU", "bold"),
-        f" on {evaluation.gpus} GPUs, {evaluation.tpot_s * 1e3:.2f} ms per output token "
-        f"(allowed {workload.tpot_slo_s * 1e3:g} ms)",
+        f", ±{evaluation.expected_error:.0%}, on {evaluation.gpus} GPUs, "
+        f"{evaluation.tpot_s * 1e3:.2f} ms per output token (allowed {workload.tpot_slo_s * 1e3:g} ms)",
+        ("".join(f"\nextrapolated: {what}" for what in evaluation.extrapolated), "yellow"),
     )
 
 

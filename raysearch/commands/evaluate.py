@@ -57,6 +57,8 @@ def evaluation_dict(evaluation: Evaluation) -> dict[str, Any]:
         "feasible": evaluation.feasible,
         "strategy": strategy_dict(evaluation.strategy),
         "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
+        "expected_error": evaluation.expected_error,
+        "extrapolated": list(evaluation.extrapolated),
         "tpot_s": evaluation.tpot_s,
         "gpus": evaluation.gpus,
         "memory_bytes": {**asdict(evaluation.memory_bytes), "total": evaluation.memory_bytes.total},

@@ -23,7 +23,7 @@ def report_results(
       raysearch report results/smoke
       raysearch report results/smoke --json
     """
-    from raysearch.report import score, write_curve
+    from raysearch.report import best_figures, score, write_curve
     from raysearch.results import planned_runs, read_runs
 
     if not as_json:
@@ -33,7 +33,14 @@ def report_results(
     complete = len(runs) == planned_runs(directory) and all(run["complete"] for run in runs)
     curve = write_curve(directory)
     print_json(
-        {"folder": str(directory), "complete": complete, "runs": runs, "scores": score(runs), "curve": str(curve)}
+        {
+            "folder": str(directory),
+            "complete": complete,
+            "runs": runs,
+            "scores": score(runs),
+            "best": best_figures(directory, runs),
+            "curve": str(curve),
+        }
     )
 
 
