@@ -174,13 +174,13 @@ class NormPartial(Placement):
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:  # noqa: D102
         if np.any(tensor < 0):
             raise PlacementError(f"{self} holds norms, which are never negative")
-        if np.isinf(self.order):
-            shares = np.ones((degree, *tensor.shape)) if rng is None else rng.uniform(size=(degree, *tensor.shape))
-            return list(tensor * (shares / shares.max(0)))
         if rng is None:
-            return [tensor, *[np.zeros_like(tensor)] * (degree - 1)]
-        shares = rng.uniform(size=(degree, *tensor.shape))
-        return list(tensor * (shares / shares.sum(0)) ** (1 / self.order))
+            others = tensor if np.isinf(self.order) else np.zeros_like(tensor)
+            return [tensor, *[others] * (degree - 1)]
+        # A random owner per element, and among the others many that hold nothing of it.
+        shares = rng.uniform(size=(degree, *tensor.shape)) * (rng.uniform(size=(degree, *tensor.shape)) < 0.5)
+        shares[np.arange(degree).reshape(-1, *[1] * tensor.ndim) == rng.integers(degree, size=tensor.shape)] = 1.0
+        return list(tensor * (shares if np.isinf(self.order) else (shares / shares.sum(0)) ** (1 / self.order)))
 
     def assemble(self, pieces: Sequence[Array]) -> Array:  # noqa: D102
         parts = stack(self, pieces)
