@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from raysearch.commands import evaluate, listing, optimum, report, search, study
+from raysearch.commands import evaluate, explain, listing, optimum, report, search, study, verify_rules
 from raysearch.errors import InputError, Interrupted, RunFailed
 from sim.catalog import CatalogError
 from sim.validate import StrategyError
@@ -30,10 +30,12 @@ app = typer.Typer(
 )
 app.command("list")(listing.list_configurations)
 app.command("evaluate")(evaluate.evaluate_strategy)
+app.command("explain")(explain.explain_strategy)
 app.command("optimum")(optimum.show_optimum)
 app.command("search")(search.search_workload)
 app.command("study")(study.run)
 app.command("report")(report.report_results)
+app.command("verify-rules")(verify_rules.verify_rules)
 
 
 def main() -> None:

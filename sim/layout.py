@@ -148,7 +148,7 @@ def _claim(
 def format_named(name: str, dims: Sequence[str], layout: Layout, axes: Sequence[str]) -> str:
     """A layout in the notation `A[I_X, J_Y]`.
 
-    >>> format_named("A", "IJ", (Shard(1), Replicate()), "XY")
+    >>> format_named("A", "IJ", (Shard(1), REPLICATE), "XY")
     'A[I, J_X]'
 
     Raises:

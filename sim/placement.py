@@ -94,8 +94,18 @@ class Placement:
 
     def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
         """Shape of the largest piece."""
-        pieces = self.split(np.broadcast_to(np.zeros(()), shape), degree)
-        return max((piece.shape for piece in pieces), key=math.prod)
+        return max(self.local_shapes(shape, degree), key=math.prod)
+
+    def local_shapes(self, shape: tuple[int, ...], degree: int) -> tuple[tuple[int, ...], ...]:
+        """Shape of every rank's piece."""
+        if len(self.dims) != 1:
+            return tuple(piece.shape for piece in self.split(np.broadcast_to(np.zeros(()), shape), degree))
+        before, after = shape[: self.dims[0]], shape[self.dims[0] + 1 :]
+        return tuple((*before, len(held), *after) for held in self.held(shape[self.dims[0]], degree))
+
+    def held(self, size: int, degree: int) -> tuple[Array, ...]:
+        """Which indices of its one dim, of that size, each rank holds."""
+        return tuple(self.on(0).split(np.arange(size), degree))
 
     def local_bytes(self, shape: tuple[int, ...], degree: int, element_bytes: float) -> float:
         """Bytes of the largest piece."""
