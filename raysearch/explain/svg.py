@@ -17,11 +17,11 @@ COLOURS = {
     "all_to_all": "#16877a",
 }
 """A hue per collective, told apart by the colour-blind too; each pill also says its name."""
-KERNEL, INK, FAINT, PALE, PAPER, BAND = "#64707d", "#1d2733", "#7b8794", "#d5dbe1", "#ffffff", "#fff6d8"
+KERNEL, INK, FAINT, PAPER, BAND = "#64707d", "#1d2733", "#7b8794", "#ffffff", "#fff3c9"
 FILL = "#f2b134"
 
-WIDTH, GAP, MARGIN, TOP = 600, 30, 24, 158
-SPINE, BOX_LEFT, BOX_WIDTH, BAR_LEFT, BAR_WIDTH = 262, 142, 240, 396, 150
+WIDTH, GAP, MARGIN, TOP = 610, 30, 24, 180
+SPINE, BOX_LEFT, BOX_WIDTH, BAR_LEFT, BAR_WIDTH = 250, 110, 280, 404, 130
 TENSOR, PILL, OP, INSIDE, GLYPH = 36, 30, 50, 26, 22
 
 
@@ -43,7 +43,7 @@ def draw(heading: str, pictures: Sequence[Picture]) -> str:
     SubElement(root, "title").text = heading
     _rect(root, 0, 0, width, height, PAPER)
     _text(root, MARGIN, 36, heading, 19, weight="bold")
-    _legend(root, MARGIN, 62)
+    _legend(root, MARGIN, 64, bands=len(pictures) > 1)
     slowest_s = max(node.time_s for row in rows for node in row)
     _bands(root, rows, tops, width)
     for index, picture in enumerate(pictures):
@@ -51,7 +51,7 @@ def draw(heading: str, pictures: Sequence[Picture]) -> str:
         _header(column, picture, max(other.layer_s for other in pictures))
         _lanes(column, picture, tops)
         for node, top in zip(picture.nodes, tops, strict=True):
-            _edges(column, node, top)
+            _edges(column, node, top, note="from the layer above" if node is picture.nodes[0] else "")
             _op(column, node, top[1], slowest_s)
         _line(column, SPINE, bottom, SPINE, bottom + 8)
         _tensor(column, picture.nodes[-1].output, bottom + 8, "to the next layer")
@@ -95,16 +95,16 @@ def _bands(root: Element, rows: Sequence[Sequence[Node]], tops: Sequence[Row], w
 
 
 def _header(column: Element, picture: Picture, slowest_layer_s: float) -> None:
-    _text(column, 0, 100, picture.title, 15, weight="bold")
+    _text(column, 0, 122, picture.title, 15, weight="bold")
     state = "" if picture.feasible else "   not allowed: " + "; ".join(sorted(v[:58] for v in picture.violations)[:1])
     figures = f"{picture.tokens_per_s_per_gpu:,.1f} tokens/s/GPU   {picture.tpot_s * 1e3:.2f} ms per token"
-    _text(column, 0, 119, figures + state, 12, fill=INK if picture.feasible else COLOURS["all_reduce"])
+    _text(column, 0, 141, figures + state, 12, fill=INK if picture.feasible else COLOURS["all_reduce"])
     x, scale = 0.0, 380 / slowest_layer_s
     for colour, seconds in _shares(picture.nodes):
-        _rect(column, x, 129, seconds * scale, 12, colour)
+        _rect(column, x, 151, seconds * scale, 12, colour)
         x += seconds * scale
     share = picture.communication_s / picture.layer_s
-    _text(column, x + 8, 139, f"layer {picture.layer_s * 1e6:,.1f} µs, {share:.0%} communication", 12)
+    _text(column, x + 8, 161, f"layer {picture.layer_s * 1e6:,.1f} µs, {share:.0%} communication", 12)
 
 
 def _shares(nodes: Sequence[Node]) -> Iterator[tuple[str, float]]:
@@ -117,23 +117,23 @@ def _collectives(node: Node) -> list[Collective]:
     return [c for edge in node.edges for c in edge.collectives] + list(node.inside)
 
 
-def _edges(column: Element, node: Node, row: Row) -> None:
+def _edges(column: Element, node: Node, row: Row, note: str) -> None:
     """The tensor from the op above, on the spine, with its collectives."""
     y, box, _ = row
     _line(column, SPINE, y, SPINE, box - 1, arrow=True)
     for edge in node.edges:
         if edge.main:
-            _tensor(column, edge.held, y + 8)
+            _tensor(column, edge.held, y + 8, note)
             y += 8 + TENSOR
             for collective in edge.collectives:
-                _pill(column, SPINE - 120, y, 240, collective)
+                _pill(column, BOX_LEFT + 4, y, BOX_WIDTH - 8, collective)
                 _tensor(column, edge.arrives, y + PILL - 2)
                 y += PILL + TENSOR
 
 
 def _lanes(column: Element, picture: Picture, tops: Sequence[Row]) -> None:
     """The tensors that pass ops by, down the left side, each with its collectives where it enters."""
-    lane_of = {name: 16 + 22 * index for index, name in enumerate(("routing", "ffn_in", "residual_in", "residual_mid"))}
+    lane_of = {name: 14 + 20 * index for index, name in enumerate(("routing", "ffn_in", "residual_in", "residual_mid"))}
     lane_of["residual_mid"] = lane_of["residual_in"]
     for index, node in enumerate(picture.nodes):
         aside = [edge for edge in node.edges if not edge.main]
@@ -141,15 +141,17 @@ def _lanes(column: Element, picture: Picture, tops: Sequence[Row]) -> None:
         for place, edge in enumerate(aside):
             # It leaves the spine where its tensor stands, above the op that follows its producer.
             start = tops[edge.producer + 1][0] + 8 + TENSOR // 2
-            end, x = box + 14 + 20 * place, lane_of.get(edge.held.name, 16)
+            end, x = box + 14 + 20 * place, lane_of.get(edge.held.name, 14)
             path = f"M {SPINE - GLYPH // 2 - 2} {start} H {x + 8} Q {x} {start} {x} {start + 8} V {end - 8} "
             path += f"Q {x} {end} {x + 8} {end} H {BOX_LEFT - 6}"
             SubElement(column, "path", d=path, fill="none", stroke=FAINT).set("stroke-width", "1.4")
             _arrow(column, BOX_LEFT - 1, end, sideways=True)
-            _text(column, BOX_LEFT - 8, end - 4, edge.arrives.named, 10, fill=FAINT, anchor="end")
+            label = _text(column, 0, 0, edge.held.named, 10, fill=FAINT)
+            label.set("transform", f"translate({x + 12},{start + 14}) rotate(90)")
             for collective in edge.collectives:
                 pill_top -= 32
-                _pill(column, max(x - 12, 0), pill_top, 132, collective, small=True)
+                _pill(column, x - 14, pill_top, 128, collective, small=True)
+                _glyph(column, edge.arrives, BOX_LEFT - 40, end - GLYPH / 2)
 
 
 def _op(column: Element, node: Node, y: int, slowest_s: float) -> None:
@@ -184,7 +186,7 @@ def _tensor(column: Element, held: Held, y: float, note: str = "") -> None:
     _rect(column, SPINE - GLYPH / 2 - 3, y + 2, GLYPH + 6, GLYPH + 8, PAPER)
     _glyph(column, held, SPINE - GLYPH / 2, y + 6)
     _text(column, SPINE + GLYPH / 2 + 10, y + 21, held.named, 12)
-    extent = 7.3 * len(held.named)
+    extent = 6.7 * len(held.named)
     _text(column, SPINE + GLYPH / 2 + 18 + extent, y + 21, f"{held.placement}  {note}".strip(), 11, fill=FAINT)
 
 
@@ -220,20 +222,22 @@ def _pill(column: Element, x: float, y: float, width: float, collective: Collect
         _text(column, x + width / 2, y + 12, name, 10, fill=PAPER, anchor="middle", weight="bold")
         _text(column, x + width / 2, y + 23, figures, 10, fill=PAPER, anchor="middle")
     else:
-        line = _text(column, x + width / 2, y + 15, "", 11, fill=PAPER, anchor="middle")
-        SubElement(line, "tspan", {"font-weight": "bold"}).text = name
-        SubElement(line, "tspan").text = f"  {figures}"
+        _text(column, x + 12, y + 15, name, 11, fill=PAPER, weight="bold")
+        _text(column, x + width - 12, y + 15, figures, 11, fill=PAPER, anchor="end")
 
 
-def _legend(root: Element, x: float, y: float) -> None:
+def _legend(root: Element, left: float, y: float, *, bands: bool) -> None:
     marks = (("R", "whole on every rank"), ("S(0)", "rows cut"), ("S(1)", "columns cut"), ("P(sum)", "parts to be summed"))
+    x = left
     for placement, meaning in marks:
         _glyph(root, Held("", "", placement, 2), x, y - 15)
         _text(root, x + GLYPH + 8, y, meaning, 11)
         x += GLYPH + 26 + 6.2 * len(meaning)
-    for colour, meaning in ((KERNEL, "kernel"), *((colour, kind.replace("_", "-")) for kind, colour in COLOURS.items())):
-        _rect(root, x, y - 10, 12, 12, colour, radius=3)
-        _text(root, x + 18, y, meaning, 11)
+    colours = [(KERNEL, "kernel"), *((colour, kind.replace("_", "-")) for kind, colour in COLOURS.items())]
+    x = left
+    for colour, meaning in [*colours, (BAND, "strategies differ")] if bands else colours:
+        _rect(root, x, y + 15, 12, 12, colour, radius=3)
+        _text(root, x + 18, y + 25, meaning, 11)
         x += 36 + 6.2 * len(meaning)
 
 

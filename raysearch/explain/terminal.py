@@ -22,7 +22,7 @@ def draw(heading: str, pictures: Sequence[Picture]) -> list[RenderableType]:
     slowest_s = max(node.time_s for picture in pictures for node in picture.nodes)
     table = Table(box=None, padding=(0, 3, 0, 0), show_header=False)
     for _ in pictures:
-        table.add_column(no_wrap=True, width=56)
+        table.add_column(no_wrap=True, width=58)
     table.add_row(*(Text(picture.title, style="bold") for picture in pictures))
     table.add_row(*map(_figures, pictures))
     for nodes in zip(*(picture.nodes for picture in pictures), strict=True):
