@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sim import placement_kinds  # noqa: F401  # so that every text form parses
+from sim import placement_kinds as placement_kinds  # registers their text forms
 from sim.placement import PARTIAL, REPLICATE, Array, Placement, PlacementError, Shard, parse_placement
 
 Layout = tuple[Placement, ...]
@@ -69,9 +69,9 @@ def local_bytes(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int], 
     return math.prod(local_shape(shape, layout, degrees)) * element_bytes
 
 
-def _check(layout: Layout, degrees: Sequence[int]) -> None:
-    if len(layout) != len(degrees):
-        raise PlacementError(f"a mesh of {len(degrees)} axes takes as many placements, got {format_layout(layout)}")
+def _check(layout: Layout, axes: Sequence[object]) -> None:
+    if len(layout) != len(axes):
+        raise PlacementError(f"a mesh of {len(axes)} axes takes as many placements, got {format_layout(layout)}")
 
 
 # --- text forms ---------------------------------------------------------------------------------------
@@ -108,6 +108,7 @@ def parse_named(text: str, axes: Sequence[str]) -> tuple[str, tuple[str, ...], L
     match = re.fullmatch(r"\s*(\w+)\s*\[(.*)\]\s*(?:\{\s*U_(.+?)\s*\})?\s*", text)
     if match is None:
         raise PlacementError(f"expected a tensor such as A[I_X, J], got {text!r}")
+    axes = tuple(axes)  # a text of one-letter axes too
     layout: dict[str, Placement] = {}
     names: list[str] = []
     for dim, part in enumerate(re.split(r",(?![^{]*\})", match[2])):

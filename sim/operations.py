@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from sim import placement_kinds  # noqa: F401  # so that rules may name them
 from sim.placement import PARTIAL, REPLICATE, Array, Placement
 from sim.rules import (
     Operation,
@@ -45,6 +44,10 @@ def top_k(logits: Array) -> Array:
     """Gates `[t, e]`: the softmax over the largest `TOP_K` logits of each token, 0 elsewhere."""
     least = np.sort(logits, -1)[:, [-TOP_K]]
     return softmax(np.where(logits >= least, logits, -np.inf))
+
+
+def _relu(x: Array) -> Array:
+    return np.maximum(x, 0.0)
 
 
 def _norm(x: Array) -> Array:
@@ -92,13 +95,13 @@ OPERATIONS: dict[str, Operation] = {
     "add": Operation("residual_add", "td,td->td", np.add, free="td"),
     "multiply": Operation("multiply", "td,td->td", np.multiply, free="td"),
     "negate": Operation("negate", "td->td", np.negative, free="td"),
-    "relu": Operation("relu", "td->td", lambda x: np.maximum(x, 0.0), free="td"),
+    "relu": Operation("relu", "td->td", _relu, free="td"),
     "softmax": Operation("softmax", "td->td", softmax, free="t"),
     "top_k": Operation("top_k", "te->te", top_k, free="t"),
     "norm": Operation("norm", "td->td", _norm, free="t"),
     "activation": Operation("activation", "tfg->tf", _swiglu, free="tf", sizes={"g": 2}),
     "attention": Operation(
-        "attention", "thw,thcz->thv", _attention, free="th", sizes={"w": (QUERIES + 2) * HEAD, "z": 2 * HEAD}
+        "attention", "thu,thcz->thv", _attention, free="th", sizes={"u": (QUERIES + 2) * HEAD, "z": 2 * HEAD}
     ),
     "router": Operation("router", "td,de->te", _router, free="t"),
     "dispatch": Operation("dispatch", "td,te->etd", _dispatch, free="tde"),
@@ -186,4 +189,3 @@ add_rules(
     written(*(f"{part}, R -> {part}" for part in ("P(sum)", "P(avg)", "P(max)", "P(min)", "NP(2)"))),
 )
 add_rules("combine", combine_is_an_einsum_and_an_add, combine_sums_late)
-

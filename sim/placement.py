@@ -268,7 +268,9 @@ def join(placement: Placement, pieces: Sequence[Array], dim: int) -> Array:
     try:
         return np.concatenate(pieces, dim)
     except ValueError as error:
-        raise PlacementError(f"pieces of shapes {[piece.shape for piece in pieces]} are no {placement}: {error}") from None
+        raise PlacementError(
+            f"pieces of shapes {[piece.shape for piece in pieces]} are no {placement}: {error}"
+        ) from None
 
 
 _REDUCTIONS: dict[str, Callable[[Array], Array]] = {

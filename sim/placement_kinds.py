@@ -89,7 +89,9 @@ class InterleavedShard(Placement):
 
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:  # noqa: D102
         if self.dim < tensor.ndim and tensor.shape[self.dim] % self.sections:
-            raise PlacementError(f"{self}: {self.sections} equal sections do not fill a dim of {tensor.shape[self.dim]}")
+            raise PlacementError(
+                f"{self}: {self.sections} equal sections do not fill a dim of {tensor.shape[self.dim]}"
+            )
         return StridedShard(self.dim, self.sections).split(tensor, degree)
 
     def assemble(self, pieces: Sequence[Array]) -> Array:  # noqa: D102

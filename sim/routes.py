@@ -210,10 +210,11 @@ def _renamed_steps(axis: int, layout: Layout, problem: _Problem) -> Iterator[Ste
             striped = StridedShard(outer_held.dim, degree)
             after = _replaced(layout, {axis: REPLICATE, inner: striped})
             yield _step(axis, outer_held, REPLICATE, after, problem)
-        elif isinstance(outer_held, Replicate) and isinstance(inner_held, StridedShard) and inner_held.stripes == degree:
-            if _even(inner_held.dim, problem):
-                plain = Shard(inner_held.dim)
-                yield _step(axis, REPLICATE, plain, _replaced(layout, {axis: plain, inner: plain}), problem)
+        if not isinstance(inner_held, StridedShard) or inner_held.stripes != degree:
+            continue
+        if isinstance(outer_held, Replicate) and _even(inner_held.dim, problem):
+            plain = Shard(inner_held.dim)
+            yield _step(axis, REPLICATE, plain, _replaced(layout, {axis: plain, inner: plain}), problem)
 
 
 def _replaced(layout: Layout, changes: dict[int, Placement]) -> Layout:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim import placement_kinds  # noqa: F401  # so that they are among the registered ones
 from sim.placement import Array, Placement, PlacementError, placement_types
 from sim.rules import Operation, Rule, add_rules, rules_of, written
 
@@ -93,7 +92,9 @@ def check_operation(name: str, operation: Operation, placements: Sequence[Placem
     combinations, missing = 0, list[Rule]()
     for rule in _combinations(operation, in_play):
         combinations += 1
-        if isinstance(rule, Rule) and not any(known.run is None and known.implies(rule.inputs, rule.output) for known in rules):
+        if isinstance(rule, Rule) and not any(
+            known.run is None and known.implies(rule.inputs, rule.output) for known in rules
+        ):
             missing.append(rule)
     return Verdict(name, operation.equation, rules, combinations, tuple(wrong), tuple(missing))
 
@@ -132,9 +133,7 @@ def _refute(operation: Operation, rule: Rule, seed: int, sign: float) -> tuple[i
         placement.admissible(tensor)
         for placement, tensor in zip(rule.inputs, _tensors(operation, rng, sign), strict=True)
     ]
-    pieces = [
-        placement.split(tensor, DEGREE, rng) for placement, tensor in zip(rule.inputs, tensors, strict=True)
-    ]
+    pieces = [placement.split(tensor, DEGREE, rng) for placement, tensor in zip(rule.inputs, tensors, strict=True)]
     ranks = list(zip(*pieces, strict=True))
     with np.errstate(all="ignore"):
         try:

@@ -21,6 +21,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from sim import placement_kinds as placement_kinds  # registers their text forms
 from sim.placement import PARTIAL, REPLICATE, Array, Placement, Shard, parse_placement
 
 Run = Callable[[Sequence[Sequence[Array]]], Sequence[Array]]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +35,7 @@ def verify_rules(
       raysearch verify-rules
       raysearch verify-rules --op matmul --json
     """
+    sys.path.append(str(Path.cwd()))
     for name in module or ():
         try:
             importlib.import_module(name)
@@ -77,7 +80,9 @@ def _print(verdicts: list[Verdict]) -> None:
         (v.name, v.equation, f"{len(v.rules)}", f"{v.combinations:,}", f"{len(v.wrong)}", f"{len(v.missing)}")
         for v in verdicts
     ]
-    console.print(plain_table(None, ("operation", "equation", "rules", "combinations", "wrong", "missing"), rows, left=2))
+    console.print(
+        plain_table(None, ("operation", "equation", "rules", "combinations", "wrong", "missing"), rows, left=2)
+    )
     for verdict in verdicts:
         for rule in verdict.rules if len(verdicts) == 1 else ():
             console.print(f"  {rule}")
@@ -86,4 +91,6 @@ def _print(verdicts: list[Verdict]) -> None:
         for rule in verdict.missing:
             console.print(f"missing  {verdict.name}: {rule}")
     rules, combinations = sum(len(v.rules) for v in verdicts), sum(v.combinations for v in verdicts)
-    console.print(f"{rules} rules of {len(verdicts)} operations held against {combinations:,} combinations of placements")
+    console.print(
+        f"{rules} rules of {len(verdicts)} operations held against {combinations:,} combinations of placements"
+    )

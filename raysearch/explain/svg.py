@@ -227,7 +227,12 @@ def _pill(column: Element, x: float, y: float, width: float, collective: Collect
 
 
 def _legend(root: Element, left: float, y: float, *, bands: bool) -> None:
-    marks = (("R", "whole on every rank"), ("S(0)", "rows cut"), ("S(1)", "columns cut"), ("P(sum)", "parts to be summed"))
+    marks = (
+        ("R", "whole on every rank"),
+        ("S(0)", "rows cut"),
+        ("S(1)", "columns cut"),
+        ("P(sum)", "parts to be summed"),
+    )
     x = left
     for placement, meaning in marks:
         _glyph(root, Held("", "", placement, 2), x, y - 15)
@@ -241,9 +246,7 @@ def _legend(root: Element, left: float, y: float, *, bands: bool) -> None:
         x += 36 + 6.2 * len(meaning)
 
 
-def _rect(
-    parent: Element, x: float, y: float, width: float, height: float, fill: str, *, radius: float = 0
-) -> Element:
+def _rect(parent: Element, x: float, y: float, width: float, height: float, fill: str, *, radius: float = 0) -> Element:
     figures = {"x": x, "y": y, "width": width, "height": height, **({"rx": radius} if radius else {})}
     return SubElement(parent, "rect", {name: f"{value:g}" for name, value in figures.items()}, fill=fill)
 

@@ -13,7 +13,12 @@ from raysearch.explain.picture import Edge, Node, Picture
 from raysearch.tables import bytes_text
 from sim.types import Collective
 
-STYLES = {"all_reduce": "bold red", "reduce_scatter": "bold magenta", "all_gather": "bold blue", "all_to_all": "bold cyan"}
+STYLES = {
+    "all_reduce": "bold red",
+    "reduce_scatter": "bold magenta",
+    "all_gather": "bold blue",
+    "all_to_all": "bold cyan",
+}
 _BAR = 12
 
 
@@ -34,7 +39,9 @@ def draw(heading: str, pictures: Sequence[Picture]) -> list[RenderableType]:
         for lines in zip_longest(*(list(map(_collective, node.inside)) for node in nodes), fillvalue=Text("  │")):
             table.add_row(*lines)
     table.add_row(*(Text(f"  ▼ {picture.nodes[-1].output.named} to the next layer") for picture in pictures))
-    return [Text(heading, style="bold"), table, Text("► marks the ops on which the strategies differ")][: 1 + len(pictures)]
+    return [Text(heading, style="bold"), table, Text("► marks the ops on which the strategies differ")][
+        : 1 + len(pictures)
+    ]
 
 
 def _figures(picture: Picture) -> Text:
@@ -70,5 +77,7 @@ def _op_lines(node: Node, slowest_s: float, *, differs: bool) -> list[Text]:
     name.pad_right(max(34 - len(name), 1))
     filled = max(round(_BAR * node.time_s / slowest_s), 1)
     kernel = round(filled * node.kernel_time_s / node.time_s) if node.time_s else 0
-    name.append(f"{node.time_s * 1e6:7,.1f} us ").append("█" * kernel, style="dim").append("█" * (filled - kernel), "red")
+    name.append(f"{node.time_s * 1e6:7,.1f} us ").append("█" * kernel, style="dim").append(
+        "█" * (filled - kernel), "red"
+    )
     return [name]
