@@ -20,6 +20,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -132,8 +133,13 @@ class Placement:
         return cls(*map(int, arguments))
 
     def __str__(self) -> str:
-        arguments = [_text(getattr(self, field.name)) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return f"{self.code}({','.join(arguments)})" if arguments else self.code
+        return _written(self)
+
+
+@lru_cache(maxsize=4096)
+def _written(placement: Placement) -> str:
+    arguments = [_text(getattr(placement, field.name)) for field in dataclasses.fields(placement)]  # type: ignore[arg-type]
+    return f"{placement.code}({','.join(arguments)})" if arguments else placement.code
 
 
 def _text(value: object) -> str:

@@ -9,7 +9,7 @@ from sim.layout import format_named
 from sim.ops import FusedOp, Layer, layer_ops
 from sim.placement import parse_placement
 from sim.sharding import rule
-from sim.types import Collective, Evaluation, OpBreakdown, Workload
+from sim.types import Collective, Evaluation, OpBreakdown, Violation, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Picture:
     tpot_s: float
     layer_s: float
     communication_s: float
-    violations: tuple[str, ...]
+    violations: tuple[Violation, ...]
 
 
 def picture_of(title: str, workload: Workload, evaluation: Evaluation) -> Picture:
@@ -97,7 +97,7 @@ def picture_of(title: str, workload: Workload, evaluation: Evaluation) -> Pictur
         tpot_s=evaluation.tpot_s,
         layer_s=evaluation.stage.layer_s,
         communication_s=sum(op.communication_time_s for op in evaluation.ops),
-        violations=tuple(violation.message for violation in evaluation.violations),
+        violations=evaluation.violations,
     )
 
 

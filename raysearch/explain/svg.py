@@ -96,7 +96,8 @@ def _bands(root: Element, rows: Sequence[Sequence[Node]], tops: Sequence[Row], w
 
 def _header(column: Element, picture: Picture, slowest_layer_s: float) -> None:
     _text(column, 0, 122, picture.title, 15, weight="bold")
-    state = "" if picture.feasible else "   not allowed: " + "; ".join(sorted(v[:58] for v in picture.violations)[:1])
+    kinds = ", ".join(violation.kind for violation in picture.violations)
+    state = "" if picture.feasible else f"   not allowed: {kinds}"
     figures = f"{picture.tokens_per_s_per_gpu:,.1f} tokens/s/GPU   {picture.tpot_s * 1e3:.2f} ms per token"
     _text(column, 0, 141, figures + state, 12, fill=INK if picture.feasible else COLOURS["all_reduce"])
     x, scale = 0.0, 380 / slowest_layer_s

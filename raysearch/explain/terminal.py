@@ -47,7 +47,8 @@ def draw(heading: str, pictures: Sequence[Picture]) -> list[RenderableType]:
 def _figures(picture: Picture) -> Text:
     share = picture.communication_s / picture.layer_s
     text = f"{picture.tokens_per_s_per_gpu:,.1f} tok/s/GPU, layer {picture.layer_s * 1e6:,.1f} us, {share:.0%} comm"
-    return Text(text, style="green") if picture.feasible else Text(f"{text}, not allowed", style="red")
+    kinds = ", ".join(violation.kind for violation in picture.violations)
+    return Text(text, style="green") if picture.feasible else Text(f"{text}\nnot allowed: {kinds}", style="red")
 
 
 def _edge_lines(node: Node) -> list[Text]:
