@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 Array = NDArray[Any]
 Holds = Literal["whole", "cut", "part"]
@@ -225,20 +226,25 @@ class Replicate(Placement):
     holds = "whole"
 
     @property
-    def reads_replicated(self) -> bool:  # noqa: D102
+    @override
+    def reads_replicated(self) -> bool:
         return True
 
-    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:  # noqa: D102
+    @override
+    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
         return [tensor] * degree
 
-    def assemble(self, pieces: Sequence[Array]) -> Array:  # noqa: D102
+    @override
+    def assemble(self, pieces: Sequence[Array]) -> Array:
         return pieces[0]
 
-    def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:  # noqa: D102
+    @override
+    def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
         return shape
 
     @classmethod
-    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:  # noqa: D102
+    @override
+    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:
         return (cls(),)
 
 
@@ -252,20 +258,25 @@ class Shard(Placement):
     dim: int
 
     @property
-    def dims(self) -> tuple[int, ...]:  # noqa: D102
+    @override
+    def dims(self) -> tuple[int, ...]:
         return (self.dim,)
 
-    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:  # noqa: D102
+    @override
+    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
         return chunk(tensor, degree, self.dim)
 
-    def assemble(self, pieces: Sequence[Array]) -> Array:  # noqa: D102
+    @override
+    def assemble(self, pieces: Sequence[Array]) -> Array:
         return join(self, pieces, self.dim)
 
-    def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:  # noqa: D102
+    @override
+    def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
         return (*shape[: self.dim], -(-shape[self.dim] // degree), *shape[self.dim + 1 :])
 
     @classmethod
-    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:  # noqa: D102
+    @override
+    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:
         return [cls(dim) for dim in range(dims)]
 
 
@@ -301,7 +312,8 @@ class Partial(Placement):
             raise PlacementError(f"unknown reduction {self.op!r}; expected one of {', '.join(_REDUCTIONS)}")
 
     @property
-    def reads_replicated(self) -> bool:  # noqa: D102
+    @override
+    def reads_replicated(self) -> bool:
         return self.op != "sum"
 
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
@@ -328,10 +340,12 @@ class Partial(Placement):
         offsets = 10.0 ** rng.uniform(-3, 2, (degree, *tensor.shape))
         return [np.where(owner == rank, tensor, tensor + sign * offsets[rank]) for rank in range(degree)]
 
-    def assemble(self, pieces: Sequence[Array]) -> Array:  # noqa: D102
+    @override
+    def assemble(self, pieces: Sequence[Array]) -> Array:
         return _REDUCTIONS[self.op](stack(self, pieces))
 
-    def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:  # noqa: D102
+    @override
+    def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
         return shape
 
     def commutes(self, later: Placement) -> bool:
@@ -340,11 +354,13 @@ class Partial(Placement):
         return (self in linear and later in linear) or Placement.commutes(self, later)
 
     @classmethod
-    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:  # noqa: D102
+    @override
+    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:
         return [cls(op) for op in _REDUCTIONS]
 
     @classmethod
-    def from_arguments(cls, arguments: Sequence[str]) -> Placement:  # noqa: D102
+    @override
+    def from_arguments(cls, arguments: Sequence[str]) -> Placement:
         return cls(*arguments)
 
 

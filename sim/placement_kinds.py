@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from sim.placement import Array, Placement, PlacementError, chunk, chunk_bounds, join, register_placement, stack
 
@@ -34,14 +35,17 @@ class StridedShard(Placement):
             raise PlacementError(f"{self} needs at least 1 stripe")
 
     @property
-    def dims(self) -> tuple[int, ...]:  # noqa: D102
+    @override
+    def dims(self) -> tuple[int, ...]:
         return (self.dim,)
 
-    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:  # noqa: D102
+    @override
+    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
         stripes = [chunk(stripe, degree, self.dim) for stripe in chunk(tensor, self.stripes, self.dim)]
         return [join(self, [stripe[rank] for stripe in stripes], self.dim) for rank in range(degree)]
 
-    def assemble(self, pieces: Sequence[Array]) -> Array:  # noqa: D102
+    @override
+    def assemble(self, pieces: Sequence[Array]) -> Array:
         size = sum(piece.shape[self.dim] for piece in pieces)
         widths = [
             [end - begin for begin, end in chunk_bounds(stop - start, len(pieces))]
@@ -50,7 +54,8 @@ class StridedShard(Placement):
         return _zip_stripes(self, pieces, widths)
 
     @classmethod
-    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:  # noqa: D102
+    @override
+    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:
         return [cls(dim, 2) for dim in range(dims)]
 
 
@@ -84,21 +89,25 @@ class InterleavedShard(Placement):
             raise PlacementError(f"{self} needs at least 1 section")
 
     @property
-    def dims(self) -> tuple[int, ...]:  # noqa: D102
+    @override
+    def dims(self) -> tuple[int, ...]:
         return (self.dim,)
 
-    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:  # noqa: D102
+    @override
+    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
         if self.dim < tensor.ndim and tensor.shape[self.dim] % self.sections:
             raise PlacementError(
                 f"{self}: {self.sections} equal sections do not fill a dim of {tensor.shape[self.dim]}"
             )
         return StridedShard(self.dim, self.sections).split(tensor, degree)
 
-    def assemble(self, pieces: Sequence[Array]) -> Array:  # noqa: D102
+    @override
+    def assemble(self, pieces: Sequence[Array]) -> Array:
         return StridedShard(self.dim, self.sections).assemble(pieces)
 
     @classmethod
-    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:  # noqa: D102
+    @override
+    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:
         return [cls(dim, 3) for dim in range(dims)]
 
 
@@ -122,10 +131,12 @@ class RaggedShard(Placement):
             raise PlacementError(f"{self} needs units of at least 0, and one that is positive")
 
     @property
-    def dims(self) -> tuple[int, ...]:  # noqa: D102
+    @override
+    def dims(self) -> tuple[int, ...]:
         return (self.dim,)
 
-    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:  # noqa: D102
+    @override
+    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
         if len(self.units) != degree:
             raise PlacementError(f"{self} is for {len(self.units)} ranks, the axis has {degree}")
         size = tensor.shape[self.dim] if 0 <= self.dim < tensor.ndim else 0
@@ -134,19 +145,22 @@ class RaggedShard(Placement):
         ends = np.cumsum(self.units) * (size // sum(self.units))
         return np.split(tensor, ends[:-1], self.dim)
 
-    def assemble(self, pieces: Sequence[Array]) -> Array:  # noqa: D102
+    @override
+    def assemble(self, pieces: Sequence[Array]) -> Array:
         unit = sum(piece.shape[self.dim] for piece in pieces) / sum(self.units)
         if [piece.shape[self.dim] for piece in pieces] != [count * unit for count in self.units]:
             raise PlacementError(f"pieces of shapes {[piece.shape for piece in pieces]} are no {self}")
         return join(self, pieces, self.dim)
 
     @classmethod
-    def from_arguments(cls, arguments: Sequence[str]) -> Placement:  # noqa: D102
+    @override
+    def from_arguments(cls, arguments: Sequence[str]) -> Placement:
         dim, units = arguments
         return cls(int(dim), tuple(map(int, units.split(":"))))
 
     @classmethod
-    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:  # noqa: D102
+    @override
+    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:
         return [cls(dim, (1, 0, 2, *[0] * (degree - 3))) for dim in range(dims)] if degree >= 3 else ()
 
 
@@ -170,10 +184,12 @@ class NormPartial(Placement):
             raise PlacementError(f"{self} needs an order above 0")
 
     @property
-    def reads_replicated(self) -> bool:  # noqa: D102
+    @override
+    def reads_replicated(self) -> bool:
         return np.isinf(self.order)
 
-    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:  # noqa: D102
+    @override
+    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
         if np.any(tensor < 0):
             raise PlacementError(f"{self} holds norms, which are never negative")
         if rng is None:
@@ -184,23 +200,28 @@ class NormPartial(Placement):
         shares[np.arange(degree).reshape(-1, *[1] * tensor.ndim) == rng.integers(degree, size=tensor.shape)] = 1.0
         return list(tensor * (shares if np.isinf(self.order) else (shares / shares.sum(0)) ** (1 / self.order)))
 
-    def assemble(self, pieces: Sequence[Array]) -> Array:  # noqa: D102
+    @override
+    def assemble(self, pieces: Sequence[Array]) -> Array:
         parts = stack(self, pieces)
         if np.isinf(self.order):
             return parts.max(0)
         with np.errstate(invalid="ignore"):  # parts that an op left negative are no norms: nan equals nothing
             return np.sum(parts**self.order, 0) ** (1 / self.order) if np.all(parts >= 0) else parts.sum(0) * np.nan
 
-    def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:  # noqa: D102
+    @override
+    def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
         return shape
 
-    def admissible(self, tensor: Array) -> Array:  # noqa: D102
+    @override
+    def admissible(self, tensor: Array) -> Array:
         return np.abs(tensor)
 
     @classmethod
-    def from_arguments(cls, arguments: Sequence[str]) -> Placement:  # noqa: D102
+    @override
+    def from_arguments(cls, arguments: Sequence[str]) -> Placement:
         return cls(*map(float, arguments))
 
     @classmethod
-    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:  # noqa: D102
+    @override
+    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:
         return (cls(2.0),)
