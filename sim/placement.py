@@ -190,7 +190,7 @@ def parse_placement(text: str) -> Placement:
     if code not in _TYPES:
         near = difflib.get_close_matches(code, _TYPES, n=1, cutoff=0.1)
         hint = f": did you mean {near[0]!r}?" if near else ""
-        raise PlacementError(f"unknown placement {code!r} in {text!r}{hint} Known: {', '.join(_TYPES)}")
+        raise PlacementError(f"unknown placement {code!r} in {text!r}{hint} (known: {', '.join(_TYPES)})")
     try:
         return _TYPES[code].from_arguments([part.strip() for part in arguments.split(",")] if arguments else [])
     except (TypeError, ValueError) as error:

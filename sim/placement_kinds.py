@@ -76,7 +76,7 @@ class InterleavedShard(Placement):
     Equal to `StridedShard` where the sections are even; sections of different sizes would mix what was
     fused, so they are refused.
 
-    Source: veScale (arXiv 2509.07003), appendix on InterleavedShard.
+    The name is veScale's (arXiv 2509.07003); that sections are equal and uneven chunks allowed is ours. [assumed]
     """
 
     code = "IS"

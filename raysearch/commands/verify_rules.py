@@ -57,7 +57,7 @@ def _chosen(op: str | None) -> dict[str, Operation]:
     if op not in operations:
         near = difflib.get_close_matches(op, operations, n=1)
         hint = f": did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"unknown operation {op!r}{hint} Known: {', '.join(operations)}")
+        raise InputError(f"unknown operation {op!r}{hint} (known: {', '.join(operations)})")
     return {op: operations[op]}
 
 
