@@ -11,7 +11,18 @@ from typing import Any
 
 import typer
 
-from raysearch.commands import evaluate, listing, optimum, report, search, study
+from raysearch.commands import (
+    calibrate,
+    evaluate,
+    explain,
+    listing,
+    optimum,
+    report,
+    search,
+    study,
+    validate,
+    verify_rules,
+)
 from raysearch.errors import InputError, RunFailed
 from sim.catalog import CatalogError
 from sim.validate import StrategyError
@@ -32,10 +43,14 @@ app = typer.Typer(
 )
 app.command("list")(listing.list_configurations)
 app.command("evaluate")(evaluate.evaluate_strategy)
+app.command("explain")(explain.explain_strategy)
 app.command("optimum")(optimum.show_optimum)
 app.command("search")(search.search_workload)
 app.command("study")(study.run)
 app.command("report")(report.report_results)
+app.command("calibrate")(calibrate.calibrate)
+app.command("validate")(validate.validate)
+app.command("verify-rules")(verify_rules.verify_rules)
 
 
 def run() -> int:

@@ -79,6 +79,16 @@ def stepping(description: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
+def telling(description: str) -> Iterator[Callable[[str], None]]:
+    """A spinner for work in a few named steps; a line each when stderr is no terminal."""
+    if not console.is_terminal:
+        yield lambda step: console.print(step, highlight=False)
+        return
+    with console.status(description) as status:
+        yield lambda step: status.update(f"{description}: {step}")
+
+
+@contextmanager
 def searching(run_id: str, budget: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """A bar for one run; give it the run's metrics."""
     say = _now_and_then()

@@ -91,6 +91,24 @@ def explain(directory: Path, run: Run) -> tuple[Workload, Evaluation] | None:
     return workload, evaluate(workload, as_strategy(run["strategy"]))
 
 
+def best_figures(directory: Path, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Of the best run of each workload: its figure, the error to expect of it, and what rests on extrapolation."""
+    figures: list[dict[str, Any]] = []
+    for run in best_runs(runs):
+        explained = explain(directory, run)
+        evaluation = explained[1] if explained else None
+        figures.append(
+            {
+                "workload": run["workload"],
+                "run_id": run["run_id"],
+                "tokens_per_s_per_gpu": run["best"],
+                "expected_error": evaluation.expected_error if evaluation else None,
+                "extrapolated": list(evaluation.extrapolated) if evaluation else None,
+            }
+        )
+    return figures
+
+
 def write_curve(directory: Path) -> Path:
     """Draws best so far against calls, one panel per workload, and returns the PNG's path.
 

@@ -93,8 +93,9 @@ def _headline(workload: Workload, evaluation: Evaluation) -> Text:
         (f"tp {strategy.tp}, ep {strategy.ep}, pp {strategy.pp}, batch {strategy.batch}", "bold"),
         f", dims {','.join(map(str, strategy.dims))}\n",
         (f"{evaluation.tokens_per_s_per_gpu:,.2f} tokens/s/GPU", "bold"),
-        f" on {evaluation.gpus} GPUs, {evaluation.tpot_s * 1e3:.2f} ms per output token "
-        f"(allowed {workload.tpot_slo_s * 1e3:g} ms)",
+        f", ±{evaluation.expected_error:.0%}, on {evaluation.gpus} GPUs, "
+        f"{evaluation.tpot_s * 1e3:.2f} ms per output token (allowed {workload.tpot_slo_s * 1e3:g} ms)",
+        ("".join(f"\nextrapolated: {what}" for what in evaluation.extrapolated), "yellow"),
     )
 
 
@@ -124,7 +125,7 @@ def _op_row(op: OpBreakdown, layer_s: float) -> tuple[str, ...]:
 
 def _communication_table(evaluation: Evaluation) -> RenderableType:
     rows = [
-        (op.name, c.kind, c.tensor, f"{c.axis} = {c.degree}", _bytes(c.bytes_per_device), f"{c.time_s * 1e6:,.1f}")
+        (op.name, c.kind, c.tensor, f"{c.axis} = {c.degree}", bytes_text(c.bytes_per_device), f"{c.time_s * 1e6:,.1f}")
         for op in evaluation.ops
         for c in op.collectives
     ]
@@ -134,7 +135,8 @@ def _communication_table(evaluation: Evaluation) -> RenderableType:
     return plain_table("Communication of one layer", columns, rows, left=4)
 
 
-def _bytes(size: float) -> str:
+def bytes_text(size: float) -> str:
+    """A size in the largest decimal unit that fits."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:,.2f} {unit}"
@@ -156,8 +158,8 @@ def _stage_line(evaluation: Evaluation) -> Text:
 def _memory_table(workload: Workload, evaluation: Evaluation) -> Table:
     memory, capacity = evaluation.memory_bytes, workload.hardware.hbm_bytes
     kinds = {name: getattr(memory, name) for name in ("weights", "kv_cache", "activations", "overhead", "total")}
-    rows = [(name.replace("_", " "), _bytes(size), f"{size / capacity:.1%}") for name, size in kinds.items()]
-    return plain_table("Memory of the fullest GPU", ("kind", "size", f"of {_bytes(capacity)}"), rows)
+    rows = [(name.replace("_", " "), bytes_text(size), f"{size / capacity:.1%}") for name, size in kinds.items()]
+    return plain_table("Memory of the fullest GPU", ("kind", "size", f"of {bytes_text(capacity)}"), rows)
 
 
 def _violations(evaluation: Evaluation) -> Text:

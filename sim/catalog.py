@@ -6,27 +6,33 @@ key, what was expected and what was found.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
 import json
 import math
 import tomllib
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sim import types
+from sim.calibration import Calibration
+from sim.pricing import Curves
 
-Kind = Literal["hardware", "models", "workloads", "studies", "searchers"]
+Kind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration"]
 _SINGULAR = {
     "hardware": "hardware",
     "models": "model",
     "workloads": "workload",
     "studies": "study",
     "searchers": "searcher",
+    "calibration": "calibration",
 }
+_SUFFIX = {"calibration": ".json"}
 
 
 class CatalogError(ValueError):
@@ -53,6 +59,7 @@ Positive = Annotated[float, Field(ge=1e-6, strict=True), AfterValidator(_finite)
 NonNegative = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+Whole = Annotated[int, Field(ge=0, le=10**9, strict=True)]
 Microseconds = Annotated[NonNegative, Field(lt=1e6)]
 GigabytesPerSecond = Annotated[Positive, Field(lt=1e6)]
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(_ascending)]
@@ -92,13 +99,19 @@ class _Efficiency(FileSchema):
     @model_validator(mode="after")
     def _covers_every_dtype(self) -> _Efficiency:
         for table in ("compute", "memory"):
-            missing = set(types.DTYPE_BYTES) - set(getattr(self, table))
+            missing = set(types.DTYPE_BYTES) - {"fp8_block"} - set(getattr(self, table))
             if missing:
                 raise ValueError(f"{table} lacks a value for {', '.join(sorted(missing))}")
         return self
 
     def to_si(self) -> types.Efficiency:
-        return types.Efficiency(dict(self.compute), dict(self.memory), self.floor_us * 1e-6)
+        compute, memory = _with_blocks(self.compute), _with_blocks(self.memory)
+        return types.Efficiency(compute, memory, self.floor_us * 1e-6)
+
+
+def _with_blocks(table: ByDtype) -> ByDtype:
+    """The table with fp8_block, which a file may leave out: as fp8."""
+    return {"fp8_block": table["fp8"], **table}
 
 
 class _Families(FileSchema):
@@ -182,6 +195,8 @@ class _Collectives(FileSchema):
     all_reduce_gb_per_s: GigabytesPerSecond
     gather_gb_per_s: GigabytesPerSecond
     nic_gb_per_s: GigabytesPerSecond
+    nvlink_peak_gb_per_s: GigabytesPerSecond | None = None  # what was achieved, when left out
+    network_peak_gb_per_s: GigabytesPerSecond | None = None
     protocols: _Protocols
     custom_all_reduce: _CustomAllReduce | None = None  # NCCL alone when the file has no such table
     all_to_all: _PointToPoint
@@ -205,18 +220,65 @@ class _Collectives(FileSchema):
         )
 
 
+class _ExpectedError(FileSchema):
+    """Relative errors that no cross-validation gives; defaults as in the shipped H100 file."""
+
+    serving: Share = 0.12
+    uncalibrated: Share = 0.35
+    extrapolated: Share = 0.30
+
+
 class _HardwareFile(FileSchema):
     name: Name
     node_gpus: Count
+    engine: types.Engine = "trtllm"
+    all_reduce: types.AllReduce | None = None  # the engine's own
+    calibration: Name | None = None  # medians alone
+    communication_overlap: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+    expected_error: _ExpectedError = _ExpectedError()
     compute: _Compute
     hbm: _Hbm
     efficiency: _Families
     collectives: _Collectives
 
-    def to_si(self) -> types.Hardware:
+    def speed_of_light(self) -> dict[str, float]:
+        """Rates that no measured time may beat."""
+        links = self.collectives
+        return {
+            "bf16_tflops": self.compute.bf16_tflops,
+            "fp8_tflops": self.compute.fp8_tflops,
+            "hbm_gb_per_s": self.hbm.bandwidth_gb_per_s,
+            "nvlink_gb_per_s": links.nvlink_peak_gb_per_s or max(links.all_reduce_gb_per_s, links.gather_gb_per_s),
+            "network_gb_per_s": links.network_peak_gb_per_s or links.nic_gb_per_s,
+        }
+
+    def _check_same_machine(self, calibration: Calibration) -> None:
+        for name, value in self.speed_of_light().items():
+            fitted = calibration.data["speed_of_light"].get(name)
+            if fitted != value:
+                raise CatalogError(
+                    f"calibration {calibration.name!r} was fitted where {name} = {fitted}, hardware {self.name!r} has "
+                    f"{value}: leave `calibration` out, or make one for this machine with `raysearch calibrate`"
+                )
+
+    def to_si(self, *, beside: Path | None = None) -> types.Hardware:
+        """The hardware with its curves. Raises: CatalogError, for an unusable calibration."""
+        curves = None
+        if self.calibration is not None:
+            calibration = load_calibration(self.calibration, beside=beside)
+            self._check_same_machine(calibration)
+            curves = Curves(calibration, self.engine, self.all_reduce or self.engine)
+        fp8_flop_per_s = self.compute.fp8_tflops * 1e12
+        collectives = self.collectives.to_si()
+        if self.all_reduce == "nccl":
+            collectives = dataclasses.replace(collectives, custom_all_reduce=None)
         return types.Hardware(
             name=self.name,
-            peak_flop_per_s={"bf16": self.compute.bf16_tflops * 1e12, "fp8": self.compute.fp8_tflops * 1e12},
+            peak_flop_per_s={
+                "bf16": self.compute.bf16_tflops * 1e12,
+                "fp8": fp8_flop_per_s,
+                "fp8_block": fp8_flop_per_s,
+            },
             hbm_bytes=self.hbm.capacity_gb * 1e9,
             hbm_bandwidth_bytes_per_s=self.hbm.bandwidth_gb_per_s * 1e9,
             overhead_bytes=self.hbm.overhead_gb * 1e9,
@@ -226,8 +288,18 @@ class _HardwareFile(FileSchema):
                 "attention": self.efficiency.attention.to_si(),
                 "elementwise": self.efficiency.elementwise.to_si(),
             },
-            collectives=self.collectives.to_si(),
+            collectives=collectives,
+            curves=curves,
+            communication_overlap=self.communication_overlap,
+            errors=types.ErrorModel(**self.expected_error.model_dump()),
         )
+
+
+class _LatentAttention(FileSchema):
+    query_rank: Count
+    kv_rank: Count
+    rope_dim: Count
+    value_dim: Count
 
 
 class _ModelFile(FileSchema):
@@ -242,6 +314,13 @@ class _ModelFile(FileSchema):
     experts: Count
     experts_per_token: Count
     gated: Annotated[bool, Field(strict=True)]
+    shared_experts: Whole = 0
+    dense_layers: Whole = 0
+    dense_ffn_hidden: Whole = 0
+    sliding_window: Whole = 0
+    sliding_layers: Whole = 0
+    expert_bits: NonNegative = 0.0
+    latent_attention: _LatentAttention | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> _ModelFile:
@@ -249,17 +328,27 @@ class _ModelFile(FileSchema):
             raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token ({self.experts_per_token}) exceeds experts ({self.experts})")
+        for key in ("dense_layers", "sliding_layers"):
+            if getattr(self, key) > self.layers:
+                raise ValueError(f"{key} ({getattr(self, key)}) exceeds layers ({self.layers})")
+        for count, size in (("dense_layers", "dense_ffn_hidden"), ("sliding_layers", "sliding_window")):
+            if bool(getattr(self, count)) != bool(getattr(self, size)):
+                raise ValueError(f"{count} and {size} belong together: give both or neither")
         return self
 
     def to_si(self) -> types.Model:
-        return types.Model(**self.model_dump())
+        latent = self.latent_attention
+        return types.Model(
+            **self.model_dump(exclude={"latent_attention"}),
+            latent_attention=types.LatentAttention(**latent.model_dump()) if latent else None,
+        )
 
 
 class _PrecisionsTable(FileSchema):
     weights: types.Dtype
-    kv_cache: types.Dtype
-    activations: types.Dtype
-    dispatch: types.Dtype
+    kv_cache: Literal["bf16", "fp8"]
+    activations: Literal["bf16", "fp8"]
+    dispatch: Literal["bf16", "fp8"]
 
 
 class _DegreesTable(FileSchema):
@@ -294,7 +383,7 @@ def configs_root() -> Path:
 
 def list_names(kind: Kind) -> list[str]:
     """Names of the shipped files of a kind, sorted."""
-    return sorted(path.stem for path in (configs_root() / kind).glob("*.toml"))
+    return sorted(path.stem for path in (configs_root() / kind).glob(f"*{_SUFFIX.get(kind, '.toml')}"))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -311,7 +400,7 @@ def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = N
 
     Args:
         kind: Which folder of configs/ a name is looked up in.
-        name_or_path: A name without ".toml", or a path that ends in ".toml".
+        name_or_path: A name without ".toml", or a path that ends in ".toml" (".json" for a calibration).
         beside: A folder that relative paths are tried against first.
 
     Raises:
@@ -320,16 +409,16 @@ def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = N
     >>> config_path("hardware", "h100_sxm").name
     'h100_sxm.toml'
     """
-    text = str(name_or_path)
+    text, suffix = str(name_or_path), _SUFFIX.get(kind, ".toml")
     if len(text) > 4096 or any(len(part) > 255 for part in Path(text).parts):
         raise CatalogError(f"the name or path of a {_SINGULAR[kind]} is too long: {text[:40]}...")
-    if not text.endswith(".toml"):
-        shipped = configs_root() / kind / f"{text}.toml"
+    if not text.endswith(suffix):
+        shipped = configs_root() / kind / f"{text}{suffix}"
         if "/" not in text and shipped.is_file():
             return shipped
         raise CatalogError(
             f"unknown {_SINGULAR[kind]} {text!r}: {did_you_mean(text, list_names(kind))} "
-            f"(or give the path of a .toml file)"
+            f"(or give the path of a {suffix} file)"
         )
     for candidate in (beside / text if beside else None, Path(text)):
         if candidate is not None and candidate.is_file():
@@ -387,9 +476,51 @@ def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
         raise CatalogError(f"{path}: {explain(error, schema)}") from error
 
 
+class _CalibrationFile(BaseModel):
+    """What every file of coefficients holds; `raysearch calibrate` writes more about where they come from."""
+
+    format: Literal[1]
+    speed_of_light: dict[str, Positive]
+    grids: dict[str, dict[str, Any]]
+    series: dict[str, dict[str, Any]]
+
+
+def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) -> Calibration:
+    """The fitted coefficients of a shipped name or of a file that `raysearch calibrate` wrote.
+
+    Raises:
+        CatalogError: No such file, or not one of coefficients.
+
+    >>> "gemm/trtllm/fp8" in load_calibration("h100_sxm").series
+    True
+    """
+    path = config_path("calibration", name_or_path, beside=beside)
+    try:
+        return _read_calibration(path.stem, path.read_bytes())
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(f"cannot read {path}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise CatalogError(f"{path} is not valid JSON: {error}") from error
+    except ValidationError as error:
+        raise CatalogError(f"{path}: {explain(error, _CalibrationFile)}") from error
+
+
+@lru_cache(maxsize=8)
+def _read_calibration(name: str, content: bytes) -> Calibration:
+    data = json.loads(content)
+    _CalibrationFile.model_validate(data)
+    return Calibration(name, data, hashlib.sha256(content).hexdigest()[:16])
+
+
 def load_hardware(name_or_path: str | Path, *, beside: Path | None = None) -> types.Hardware:
     """The hardware of a shipped name or a file. Raises: CatalogError."""
-    return read_config(config_path("hardware", name_or_path, beside=beside), _HardwareFile).to_si()
+    path = config_path("hardware", name_or_path, beside=beside)
+    return read_config(path, _HardwareFile).to_si(beside=path.parent)
+
+
+def load_speed_of_light(name_or_path: str | Path) -> dict[str, float]:
+    """The peak rates of a hardware file, whose calibration need not exist yet. Raises: CatalogError."""
+    return read_config(config_path("hardware", name_or_path), _HardwareFile).speed_of_light()
 
 
 def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> types.Model:
@@ -413,6 +544,12 @@ def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) 
     path = config_path("workloads", name_or_path)
     file = read_config(path, _WorkloadFile)
     model_file = read_config(config_path("models", file.model, beside=path.parent), _ModelFile)
+    model = model_file.to_si()
+    if model.beyond_search:
+        raise CatalogError(
+            f"model {model.name!r} cannot be searched yet: it has {', '.join(model.beyond_search)}, "
+            f"which the search's fused ops do not describe (`raysearch validate` prices it)"
+        )
     # A --hardware path is the caller's, so it is relative to the working directory, not to the workload.
     hardware_path = (
         config_path("hardware", file.hardware, beside=path.parent)
@@ -420,13 +557,21 @@ def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) 
         else config_path("hardware", hardware)
     )
     hardware_file = read_config(hardware_path, _HardwareFile)
+    si_hardware = hardware_file.to_si(beside=hardware_path.parent)
     digest = hashlib.sha256()
-    for part in (file.model_copy(update={"model": "", "hardware": ""}), model_file, hardware_file):
+    if si_hardware.curves:
+        digest.update(si_hardware.curves.calibration.digest.encode())
+    nameless = (
+        file.model_copy(update={"model": "", "hardware": ""}),
+        model_file,
+        hardware_file.model_copy(update={"calibration": None}),
+    )
+    for part in nameless:
         digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
     return types.Workload(
         name=file.name,
-        model=model_file.to_si(),
-        hardware=hardware_file.to_si(),
+        model=model,
+        hardware=si_hardware,
         phase=file.phase,
         context_tokens=file.context_tokens,
         tpot_slo_s=file.tpot_slo_ms * 1e-3,

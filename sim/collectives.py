@@ -1,8 +1,10 @@
-"""Seconds of a collective, as the lower envelope of lines: latency plus bytes over bandwidth.
+"""Seconds of a collective: by fitted curves inside a node, by a latency model across nodes.
 
-A library picks the fastest of its algorithms and protocols, each of which costs a fixed latency
-plus a time per byte. Their minimum is positive, continuous, concave and monotone in the message
-size by construction, so a search finds no hole in it.
+No public measurement of NCCL spans nodes, so there its published latency model stands, never below the fitted curve
+of the same collective inside one node; without a calibration the model prices the inside too. It is a lower envelope
+of lines: a library picks the fastest of its algorithms and protocols, each of which costs a fixed latency plus a time
+per byte. Their minimum is positive, continuous, concave and monotone in the message size by construction, so a search
+finds no hole in it.
 
 Sources: NCCL's tuning model for latencies and steps of ring and tree; measured medians for
 bandwidths (see the hardware file). Hierarchical: reduce-scatter inside the node, the collective
@@ -16,6 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.mesh import Group
+from sim.pricing import Priced
 from sim.types import CollectiveModel, ExpertAllToAll, Hardware, PointToPoint, Protocol
 
 
@@ -52,7 +55,7 @@ def sent_share(kind: str, degree: int) -> float:
 
 
 def collective_time_s(hardware: Hardware, kind: str, group: Group, tensor_bytes: float) -> float:
-    """Seconds of a collective over a tp group.
+    """Seconds of a collective over a tp group by the latency model.
 
     Args:
         hardware: Whose links and library.
@@ -63,8 +66,64 @@ def collective_time_s(hardware: Hardware, kind: str, group: Group, tensor_bytes:
     return envelope_time_s(_envelope(hardware.collectives, kind, group), tensor_bytes)
 
 
+def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: float) -> Priced:
+    """Exposed seconds of a collective over a tp group, by the curves where there are any."""
+    exposed = 1 - hardware.communication_overlap
+    curves = hardware.curves
+    inside = min(group.degree, hardware.node_gpus)
+    fitted = curves.collective(kind, inside, tensor_bytes) if curves else None
+    if fitted is not None and group.nodes == 1:
+        return _judged(hardware, fitted.time_s * exposed, fitted)
+    time_s = collective_time_s(hardware, kind, group, tensor_bytes)
+    if fitted is None:
+        return Priced(time_s * exposed, hardware.errors.uncalibrated)
+    where = f"{kind.replace('_', '-')} over tp across nodes"
+    return Priced(max(time_s, fitted.time_s) * exposed, hardware.errors.extrapolated, where)
+
+
+def expert_all_to_all(
+    hardware: Hardware, side: str, group: Group, tokens: float, columns: float, each: int, experts: int, topk: int
+) -> Priced:
+    """Exposed seconds of an expert dispatch or combine.
+
+    Args:
+        hardware: Whose links and library.
+        side: "dispatch" or "combine".
+        group: The ep group.
+        tokens: Tokens of this GPU, each copied to `topk` experts.
+        columns: Hidden columns sent of each.
+        each: Bytes per element.
+        experts: Experts of the layer.
+        topk: Experts that a token visits.
+    """
+    exposed = 1 - hardware.communication_overlap
+    if hardware.curves:
+        fitted = hardware.curves.expert_all_to_all(
+            side, tokens, columns, each, experts, topk, group.per_node, group.nodes
+        )
+        if fitted is not None:
+            return _judged(hardware, fitted.time_s * exposed, fitted)
+    kernel = hardware.collectives.dispatch if side == "dispatch" else hardware.collectives.combine
+    sent_bytes = tokens * topk * columns * each * (group.degree - 1) / group.degree
+    time_s = expert_all_to_all_time_s(kernel, group, sent_bytes)
+    return Priced(time_s * exposed, hardware.errors.uncalibrated)
+
+
+def hand_on_s(hardware: Hardware, *, same_node: bool, sent_bytes: float) -> float:
+    """Seconds to hand `sent_bytes` from a GPU of one pipeline stage to one of the next."""
+    fitted = hardware.curves.send_recv(same_node=same_node, sent_bytes=sent_bytes) if hardware.curves else None
+    if fitted is not None:
+        return fitted.time_s
+    return send_recv_time_s(hardware.collectives.send_recv, same_node=same_node, sent_bytes=sent_bytes)
+
+
+def _judged(hardware: Hardware, time_s: float, fitted: Priced) -> Priced:
+    error = max(fitted.error, hardware.errors.extrapolated) if fitted.extrapolated else fitted.error
+    return Priced(time_s, error, fitted.extrapolated)
+
+
 def expert_all_to_all_time_s(kernel: ExpertAllToAll, group: Group, sent_bytes: float) -> float:
-    """Seconds of an expert dispatch or combine in which each GPU sends `sent_bytes` to the others.
+    """Seconds of an expert dispatch or combine in which each GPU sends `sent_bytes` to the others, without curves.
 
     The slower of the NVLink part and the network part, plus the kernel's latency. Latencies are
     measured at 1, 2, 4, ... nodes, linear in between and beyond in log2(nodes).
@@ -78,7 +137,7 @@ def expert_all_to_all_time_s(kernel: ExpertAllToAll, group: Group, sent_bytes: f
 
 
 def send_recv_time_s(link: PointToPoint, *, same_node: bool, sent_bytes: float) -> float:
-    """Seconds to hand `sent_bytes` from a GPU of one pipeline stage to one of the next."""
+    """Seconds of a message of `sent_bytes` over a link, without curves."""
     if same_node:
         return link.intra_latency_s + sent_bytes / link.intra_bandwidth_bytes_per_s
     return link.inter_latency_s + sent_bytes / link.inter_bandwidth_bytes_per_s

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
 
 from sim.ops import FusedOp, Tensor
 from sim.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
+from sim.pricing import Gemm
 from sim.rank import Rank
 from sim.redistribute import collective_between, collectives_for
 from sim.roofline import Kernel, KernelTime, kernel_time
 from sim.sharding import rule
-from sim.types import NONE, Collective
+from sim.types import NONE, Collective, Workload
 from sim.work import Work, elementwise, gemm, op_work
 
 
@@ -36,6 +39,12 @@ class OpCost:
     activation_bytes: float
 
 
+@lru_cache(maxsize=1024)
+def rank_of(workload: Workload, tp: int, ep: int, batch: int) -> Rank:
+    """The busiest GPU under these degrees, with what is known of its costs."""
+    return Rank(workload, tp, ep, batch)
+
+
 def price(rank: Rank, kernel: Kernel) -> KernelTime:
     """Seconds of one kernel on the workload's hardware."""
     return kernel_time(rank.workload.hardware, kernel)
@@ -43,24 +52,27 @@ def price(rank: Rank, kernel: Kernel) -> KernelTime:
 
 def seconds(collectives: Sequence[Collective]) -> float:
     """Seconds of collectives that run one after the other."""
-    return sum(collective.time_s for collective in collectives)
+    return sum([collective.time_s for collective in collectives])
 
 
 def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     """The cost of one op under one choice of the strategy."""
+    key = (op.name, choice)
+    found = rank.remembered.get(key)
+    if found is None:
+        found = rank.remembered[key] = _op_cost(rank, op, choice)
+    return cast(OpCost, found)
+
+
+def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     work = op_work(rank, op, choice)
     kernels = tuple(price(rank, kernel) for kernel in work.kernels)
-    op_rule = rule(op, rank.layer, choice)
-    tensors = [rank.layer.tensor(name) for name in (*op.inputs, op.output)]
-    placements = (*op_rule.inputs, op_rule.output)
-    return OpCost(
-        work=work,
-        kernels=kernels,
-        time_s=sum(kernel.total_s for kernel in kernels) + seconds(work.collectives),
-        activation_bytes=sum(
-            rank.local_bytes(tensor, placement) for tensor, placement in zip(tensors, placements, strict=True)
-        ),
-    )
+    op_rule, layer = rule(op, rank.layer, choice), rank.layer
+    activation_bytes = rank.local_bytes(layer.tensor(op.output), op_rule.output)
+    for name, placement in zip(op.inputs, op_rule.inputs, strict=True):
+        activation_bytes += rank.local_bytes(layer.tensor(name), placement)
+    time_s = sum([kernel.total_s for kernel in kernels]) + seconds(work.collectives)
+    return OpCost(work, kernels, time_s, activation_bytes)
 
 
 def moves(
@@ -76,6 +88,16 @@ def moves(
     """
     if rank.tp == 1:
         return ((),) * len(consumer_choices)
+    key = (tensor.name, producer_choice, *consumer_choices)
+    found = rank.remembered.get(key)
+    if found is None:
+        found = rank.remembered[key] = _moves(rank, tensor, producer_choice, consumer_choices)
+    return cast(tuple[tuple[Collective, ...], ...], found)
+
+
+def _moves(
+    rank: Rank, tensor: Tensor, producer_choice: int, consumer_choices: Sequence[int]
+) -> tuple[tuple[Collective, ...], ...]:
     layer = rank.layer
     source = rule(layer.op(tensor.producer), layer, producer_choice).output
     consumers = [layer.op(name) for name in tensor.consumers]
@@ -139,8 +161,8 @@ def head_s(rank: Rank, combine_choice: int) -> float:
     replicated = stream_placement(rank, combine_choice) == REPLICATE
     gather = () if replicated else rank.tp_collective("all_gather", stream.name, whole_bytes)
     norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * whole_bytes)
-    shape = (tokens, model.hidden, rank.cut(model.vocab, when=True))
-    head = gemm(rank, rank.workload.precisions.weights, shape, 1.0, rank.activation_each)
+    shape = Gemm(tokens, model.hidden, rank.cut(model.vocab, when=True))
+    head = gemm(rank, rank.workload.precisions.weights, shape, rank.activation_each)
     # Each rank offers its best token and score: 8 bytes per sequence and rank.
     sample = rank.tp_collective("all_gather", "candidates", 8.0 * tokens * rank.tp)
     return price(rank, norm).total_s + price(rank, head).total_s + seconds(gather + sample)

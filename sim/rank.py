@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sim.collectives import collective_time_s, sent_share
+from sim.collectives import collective_price, sent_share
 from sim.mesh import ep_group, tp_group
 from sim.ops import Tensor, element_bytes, layer_ops, layer_sizes, tensor_shape
 from sim.placement import Placement, Shard
@@ -17,6 +17,7 @@ class Rank:
     Attributes:
         workload, tp, ep: As given.
         layer: Ops and tensors of the model's layer.
+        remembered: Costs that `sim.costs` has worked out for this GPU already; strategies share most of them.
         sizes: The layer on one ep rank, before the tp axis cuts it.
         activation_each, weight_each: Bytes per element.
     """
@@ -31,6 +32,12 @@ class Rank:
         self.ep_group = ep_group(tp, ep, workload.hardware.node_gpus)
         self.activation_each = DTYPE_BYTES[workload.precisions.activations]
         self.weight_each = DTYPE_BYTES[workload.precisions.weights]
+        self._shapes = {
+            tensor.name: (*tensor_shape(workload.model, self.sizes, tensor), element_bytes(workload, tensor))
+            for tensor in self.layer.tensors
+        }
+        self._local_bytes: dict[tuple[str, Placement], float] = {}
+        self.remembered: dict[tuple[object, ...], object] = {}
 
     def cut(self, size: float, *, when: bool) -> int:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
@@ -54,22 +61,29 @@ class Rank:
 
     def tensor_bytes(self, tensor: Tensor) -> float:
         """Bytes of a whole tensor on one ep rank: the V of the redistribution table."""
-        rows, columns = tensor_shape(self.workload.model, self.sizes, tensor)
-        return rows * columns * element_bytes(self.workload, tensor)
+        rows, columns, each = self._shapes[tensor.name]
+        return rows * columns * each
 
     def local_bytes(self, tensor: Tensor, placement: Placement) -> float:
         """Bytes of a tensor on this GPU under a placement over tp."""
-        rows, columns = tensor_shape(self.workload.model, self.sizes, tensor)
+        key = (tensor.name, placement)
+        found = self._local_bytes.get(key)
+        if found is None:
+            found = self._local_bytes[key] = self._count_local_bytes(tensor, placement)
+        return found
+
+    def _count_local_bytes(self, tensor: Tensor, placement: Placement) -> float:
+        rows, columns, each = self._shapes[tensor.name]
         by_columns = isinstance(placement, Shard) and placement.dim == len(tensor.letters) - 1
         by_rows = isinstance(placement, Shard) and not by_columns
         width = self.cut(columns, when=by_columns)
         if by_columns and tensor.name == "qkv":
             width = self.local_qkv_columns()
-        return self.cut(rows, when=by_rows) * width * element_bytes(self.workload, tensor)
+        return self.cut(rows, when=by_rows) * width * each
 
     def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
         """A collective over the tp axis on a tensor of `tensor_bytes`; none at degree 1."""
         if self.tp == 1:
             return ()
-        time_s = collective_time_s(self.workload.hardware, kind, self.tp_group, tensor_bytes)
-        return (Collective(kind, "tp", self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), time_s),)
+        priced = collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes)
+        return (Collective(kind, "tp", self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), *priced),)

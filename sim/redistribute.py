@@ -1,14 +1,23 @@
-"""Which collective turns one placement into another on a mesh axis."""
+"""Which collective turns one placement into another on a mesh axis; `sim.routes` plans whole meshes."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from sim.placement import Partial, Placement, Replicate, Shard
+from sim.placement import Holds, Placement, Replicate
+
+_COLLECTIVES: dict[tuple[Holds, Holds], str | None] = {
+    ("whole", "whole"): None,
+    ("whole", "cut"): None,
+    ("cut", "whole"): "all_gather",
+    ("cut", "cut"): "all_to_all",
+    ("part", "whole"): "all_reduce",
+    ("part", "cut"): "reduce_scatter",
+}
 
 
 class RedistributionError(ValueError):
-    """No collective leads from one placement to the other in a strategy."""
+    """No collective leads from one placement to the other."""
 
 
 def collective_between(source: Placement, target: Placement) -> str | None:
@@ -23,19 +32,9 @@ def collective_between(source: Placement, target: Placement) -> str | None:
     """
     if source == target:
         return None
-    match source, target:
-        case _, Partial():
-            raise RedistributionError(f"cannot turn {source} into {target}: parts only come out of an op")
-        case Replicate(), _:
-            return None
-        case Shard(), Replicate():
-            return "all_gather"
-        case Shard(), Shard():
-            return "all_to_all"
-        case Partial(), Replicate():
-            return "all_reduce"
-        case Partial(), Shard():
-            return "reduce_scatter"
+    if target.holds == "part":
+        raise RedistributionError(f"cannot turn {source} into {target}: parts only come out of an op")
+    return _COLLECTIVES[source.holds, target.holds]
 
 
 @lru_cache(maxsize=4096)

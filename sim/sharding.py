@@ -1,23 +1,23 @@
-"""Which placements an op takes and leaves when one of its labels is sharded over the tp axis.
+"""Which placements a fused op takes and leaves under a strategy's choice.
 
-A rule is an equality: op(pieces of the inputs) = pieces of op(inputs). Einsum ops derive theirs
-from the letters; every other kind registers its own.
+The rules are those of the open registry in `sim.rules`; here one of them is picked per choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sim.ops import FusedOp, Layer
-from sim.placement import PARTIAL, REPLICATE, Placement, Shard
+from sim.operations import OPERATIONS, activation_operation
+from sim.ops import DENSE_LAYER, MOE_LAYER, FusedOp, Layer
+from sim.placement import PARTIAL, REPLICATE, Placement
+from sim.rules import Operation, Rule, einsum_operation, label_rule, rules_of
 from sim.types import NONE
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Placements over one mesh axis under which an op is right.
+class OpRule:
+    """Placements over the tp axis under which a fused op is right.
 
     Attributes:
         inputs: One per input tensor of the op.
@@ -33,99 +33,36 @@ class Rule:
     passes_partial: bool = False
 
 
-RuleFunction = Callable[[FusedOp, Layer, str], Rule]
-_RULES: dict[str, RuleFunction] = {}
-
-
-def register_rule(kind: str) -> Callable[[RuleFunction], RuleFunction]:
-    """Registers the rule of an op kind: a function of the op, its layer and the sharded label.
-
-    Raises:
-        ValueError: The kind has a rule already.
-    """
-
-    def register(function: RuleFunction) -> RuleFunction:
-        if kind in _RULES:
-            raise ValueError(f"op kind {kind!r} has a sharding rule already: {_RULES[kind].__name__}")
-        _RULES[kind] = function
-        return function
-
-    return register
-
-
-def einsum_rule(equation: str, label: str) -> tuple[tuple[Placement, ...], Placement]:
-    """Placements of an einsum's operands and result when `label` is sharded wherever it occurs.
-
-    A label that the einsum sums over leaves the result as unreduced parts. Together with
-    replicating everything and passing one partial operand through, this is all that is right.
-
-    >>> [str(p) for p in einsum_rule("td,dq->tq", "d")[0]], str(einsum_rule("td,dq->tq", "d")[1])
-    (['S(1)', 'S(0)'], 'P(sum)')
-    """
-    operands, result = equation.split("->")
-    inputs = tuple(_shard(letters, label) for letters in operands.split(","))
-    return inputs, _shard(result, label) if label in result else PARTIAL
+def operation_of(op: FusedOp, layer: Layer) -> Operation:
+    """The operation that a fused op is, with its numbers and its rules."""
+    if op.kind == "einsum":
+        assert op.equation is not None
+        return einsum_operation(op.equation)
+    if op.kind == "activation":
+        return activation_operation(layer.tensor(op.output).letters)
+    return OPERATIONS["add" if op.kind == "residual_add" else op.kind]
 
 
 @lru_cache(maxsize=1024)
-def rule(op: FusedOp, layer: Layer, choice: int) -> Rule:
+def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
     """The rule behind a strategy's choice for an op: 0 or 1 shards a label, 2 replicates."""
-    if choice == NONE:
-        weight = REPLICATE if op.equation else None
-        return Rule((REPLICATE,) * len(op.inputs), weight, REPLICATE, passes_partial=op.kind == "combine")
-    return _RULES[op.kind](op, layer, op.labels[choice])
+    operation = operation_of(op, layer)
+    whole = (REPLICATE,) * len(operation.operands)
+    picked = Rule(whole, REPLICATE) if choice == NONE else label_rule(operation, op.labels[choice])
+    return OpRule(
+        inputs=picked.inputs[: len(op.inputs)],
+        weight=picked.inputs[len(op.inputs)] if op.equation else None,
+        output=picked.output,
+        passes_partial=choice == NONE and Rule((PARTIAL, *whole[1:]), REPLICATE) in rules_of(operation, ()),
+    )
 
 
-def _shard(letters: str, label: str) -> Placement:
-    return Shard(letters.index(label)) if label in letters else REPLICATE
-
-
-def _letters(op: FusedOp, layer: Layer) -> tuple[list[str], str]:
-    return [layer.tensor(name).letters for name in op.inputs], layer.tensor(op.output).letters
-
-
-@register_rule("einsum")
-def _einsum(op: FusedOp, layer: Layer, label: str) -> Rule:
-    assert op.equation is not None
-    (activation, weight), output = einsum_rule(op.equation, label)
-    return Rule((activation,), weight, output)
-
-
-def _pointwise(op: FusedOp, layer: Layer, label: str) -> Rule:
-    inputs, output = _letters(op, layer)
-    return Rule(tuple(_shard(letters, label) for letters in inputs), None, _shard(output, label))
-
-
-register_rule("residual_add")(_pointwise)
-register_rule("activation")(_pointwise)
-# A norm sharded over hidden is pointwise once the statistic is reduced, which `sim.costs` charges.
-register_rule("norm")(_pointwise)
-
-
-@register_rule("attention")
-def _attention(op: FusedOp, layer: Layer, label: str) -> Rule:
-    placement = Shard(0) if label == "t" else Shard(1)  # requests, or heads of q, k, v and output alike
-    return Rule((placement,), None, placement)
-
-
-@register_rule("router")
-def _router(op: FusedOp, layer: Layer, label: str) -> Rule:
-    if label == "t":
-        return Rule((Shard(0),), REPLICATE, Shard(0))
-    # Logits sharded over experts are gathered inside the op: top-k needs all of them.
-    return Rule((REPLICATE,), Shard(1), REPLICATE)
-
-
-@register_rule("dispatch")
-def _dispatch(op: FusedOp, layer: Layer, label: str) -> Rule:
-    if label == "t":
-        return Rule((Shard(0), Shard(0)), None, Shard(1))  # [e, c, d]: each rank's tokens, copied to experts
-    return Rule((Shard(1), REPLICATE), None, Shard(2))
-
-
-@register_rule("combine")
-def _combine(op: FusedOp, layer: Layer, label: str) -> Rule:
-    # Sharded, the all-to-all carries only this rank's share, so parts are reduced before it.
-    if label == "t":
-        return Rule((Shard(1), Shard(0), Shard(0)), None, Shard(0))
-    return Rule((Shard(2), Shard(1), REPLICATE), None, Shard(1))
+def all_operations() -> dict[str, Operation]:
+    """Every registered operation and every einsum of the two layers, by name."""
+    einsums = {
+        f"{name}_{op.name}" if "ffn" in op.name else op.name: operation_of(op, layer)
+        for name, layer in (("dense", DENSE_LAYER), ("moe", MOE_LAYER))
+        for op in layer.ops
+        if op.kind == "einsum"
+    }
+    return OPERATIONS | {"moe_activation": activation_operation("ecf")} | einsums

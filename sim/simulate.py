@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from sim.collectives import send_recv_time_s
+from sim.collectives import hand_on_s
 from sim.costs import (
     OpCost,
     choice_violation,
@@ -16,6 +16,8 @@ from sim.costs import (
     head_s,
     moves,
     op_cost,
+    rank_of,
+    seconds,
     stream_bytes,
     token_rows,
     vocabulary_bytes,
@@ -26,6 +28,7 @@ from sim.placement import Partial
 from sim.rank import Rank
 from sim.roofline import KernelTime
 from sim.sharding import rule
+from sim.trust import judge
 from sim.types import (
     Collective,
     Evaluation,
@@ -72,7 +75,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     >>> evaluation.gpus, evaluation.feasible
     (256, True)
     """
-    rank = Rank(workload, strategy.tp, strategy.ep, strategy.batch)
+    rank = rank_of(workload, strategy.tp, strategy.ep, strategy.batch)
     choices = dict(zip(rank.layer.op_by_name, strategy.dims, strict=True))
     incoming = _incoming_collectives(rank, choices)
     costs = {op.name: op_cost(rank, op, choices[op.name]) for op in rank.layer.ops}
@@ -87,6 +90,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         layer_kv_bytes=sum(cost.work.kv_bytes for cost in costs.values()),
         peak_op_bytes=max(cost.activation_bytes for cost in costs.values()),
     )
+    trust = judge(workload.hardware, costs.values(), incoming.values())
     return Evaluation(
         strategy=strategy,
         tokens_per_s_per_gpu=strategy.batch * strategy.pp / (tpot_s * strategy.gpus),
@@ -96,6 +100,8 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         violations=tuple(_violations(rank, strategy, choices, memory.total, tpot_s)),
         stage=stage,
         ops=ops,
+        expected_error=trust.expected_error,
+        extrapolated=trust.extrapolated,
     )
 
 
@@ -115,8 +121,8 @@ def stage_time(rank: Rank, pp: int, layer_s: float, combine_choice: int) -> Stag
     first_s, last_s = embedding_s(rank, combine_choice), head_s(rank, combine_choice)
     send_recv_s = 0.0
     if pp > 1:
-        send_recv_s = send_recv_time_s(
-            workload.hardware.collectives.send_recv,
+        send_recv_s = hand_on_s(
+            workload.hardware,
             same_node=stages_share_a_node(rank.tp, rank.ep, pp, workload.hardware.node_gpus),
             sent_bytes=handed_on_bytes(rank, combine_choice),
         )
@@ -210,12 +216,8 @@ def _first_producer(layer: Layer, op: FusedOp) -> FusedOp:
     return layer.op(layer.tensor(op.inputs[0]).producer)
 
 
-def _bound(kernels: Sequence[KernelTime]) -> str:
-    """What the longest launch waits for."""
-    longest = max(kernels, key=lambda kernel: kernel.total_s)
-    if longest.total_s > max(longest.compute_s, longest.memory_s):
-        return "launch"
-    return "compute" if longest.compute_s >= longest.memory_s else "memory"
+def _total_s(kernel: KernelTime) -> float:
+    return kernel.total_s
 
 
 def _breakdown(
@@ -224,10 +226,10 @@ def _breakdown(
     choice = choices[op.name]
     op_rule = rule(op, rank.layer, choice)
     collectives = (*incoming, *cost.work.collectives)
-    communication_s = sum(collective.time_s for collective in collectives)
-    kernel_s = sum(kernel.total_s for kernel in cost.kernels)
-    compute_s = sum(kernel.compute_s for kernel in cost.kernels)
-    memory_s = sum(kernel.memory_s for kernel in cost.kernels)
+    communication_s = seconds(collectives)
+    kernel_s = sum([kernel.total_s for kernel in cost.kernels])
+    compute_s = sum([kernel.compute_s for kernel in cost.kernels])
+    memory_s = sum([kernel.memory_s for kernel in cost.kernels])
     return OpBreakdown(
         name=op.name,
         choice=choice,
@@ -235,11 +237,11 @@ def _breakdown(
         placements_in=_placements_in(rank.layer, op, choice, choices[_first_producer(rank.layer, op).name]),
         placement_out=str(op_rule.output),
         collectives=collectives,
-        work_flops=sum(kernel.flops for kernel in cost.work.kernels),
-        traffic_bytes=sum(kernel.traffic_bytes for kernel in cost.work.kernels),
+        work_flops=sum([kernel.flops for kernel in cost.work.kernels]),
+        traffic_bytes=sum([kernel.traffic_bytes for kernel in cost.work.kernels]),
         compute_time_s=compute_s,
         memory_time_s=memory_s,
         kernel_time_s=kernel_s,
         communication_time_s=communication_s,
-        bound="communication" if communication_s >= kernel_s else _bound(cost.kernels),
+        bound="communication" if communication_s >= kernel_s else max(cost.kernels, key=_total_s).bound,
     )

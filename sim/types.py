@@ -9,10 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-Dtype = Literal["bf16", "fp8"]
-DTYPE_BYTES: Mapping[Dtype, int] = {"bf16": 2, "fp8": 1}
+if TYPE_CHECKING:
+    from sim.pricing import Curves
+
+Dtype = Literal["bf16", "fp8", "fp8_block"]
+"""fp8 has one scale per tensor, fp8_block one per 128 x 128 block of weights (for weights alone)."""
+DTYPE_BYTES: Mapping[Dtype, int] = {"bf16": 2, "fp8": 1, "fp8_block": 1}
+
+Engine = Literal["trtllm", "vllm", "sglang"]
+AllReduce = Literal["trtllm", "vllm", "sglang", "nccl"]
 
 Choice = Literal[0, 1, 2]
 """What one fused op is sharded over on the tp axis: its dim 0, its dim 1, or nothing."""
@@ -138,9 +145,31 @@ class Efficiency:
     floor_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorModel:
+    """Relative errors of what no cross-validation covers.
+
+    Attributes:
+        serving: Of a step's time against measured serving runs, beside the errors of its kernels.
+        uncalibrated: Of a kernel or collective priced by medians or by a latency model.
+        extrapolated: Of one beyond what was measured.
+    """
+
+    serving: float
+    uncalibrated: float
+    extrapolated: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Hardware:
-    """One accelerator, its node and its network."""
+    """One accelerator, its node and its network, and the software that runs on it.
+
+    Attributes:
+        efficiency: Medians that price a kernel without a fitted curve.
+        curves: Fitted curves of the engine, or None to price everything by medians.
+        communication_overlap: Share of every collective that hides behind other work.
+        errors: What to expect of figures that no cross-validation covers.
+    """
 
     name: str
     peak_flop_per_s: Mapping[Dtype, float]
@@ -150,16 +179,53 @@ class Hardware:
     node_gpus: int
     efficiency: Mapping[KernelFamily, Efficiency]
     collectives: CollectiveModel
+    curves: Curves | None = None
+    communication_overlap: float = 0.0
+    errors: ErrorModel = ErrorModel(0.12, 0.35, 0.3)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention: queries and keys/values pass through low-rank latents.
+
+    The cache holds one latent and one rotary key per token, shared by all heads.
+    Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
+
+    Attributes:
+        query_rank: Width of the query latent.
+        kv_rank: Width of the cached key/value latent.
+        rope_dim: Width of the cached rotary key, and of each head's rotary query.
+        value_dim: Width of each head's value; `Model.head_dim` is that of its non-rotary query and key.
+    """
+
+    query_rank: int
+    kv_rank: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def cached_width(self) -> int:
+        """Cached elements per token and layer."""
+        return self.kv_rank + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder-only transformer whose layers are all alike.
+    """A decoder-only transformer.
+
+    The search prices models whose layers are all alike; the fields below `gated` describe what
+    public models add to that, and `sim.serving` prices it (see `beyond_search`).
 
     Attributes:
+        ffn_hidden: Width of one expert, or of the feed-forward network of a dense model.
         experts: Experts per layer; 1 means a dense feed-forward network.
         experts_per_token: Distinct experts each token visits (top-k).
         gated: Whether the activation multiplies two projections (SwiGLU) or one (GELU).
+        shared_experts: Experts beside those, of the same width, that every token visits.
+        dense_layers: Layers with a dense feed-forward network of `dense_ffn_hidden` instead of experts.
+        sliding_window: Tokens that attention sees in `sliding_layers` of the layers; 0 for no window.
+        expert_bits: Stored bits per expert weight if the model is published quantised; 0 leaves it to the deployment.
+        latent_attention: Multi-head latent attention, or None for grouped-query attention.
     """
 
     name: str
@@ -173,11 +239,35 @@ class Model:
     experts: int
     experts_per_token: int
     gated: bool
+    shared_experts: int = 0
+    dense_layers: int = 0
+    dense_ffn_hidden: int = 0
+    sliding_window: int = 0
+    sliding_layers: int = 0
+    expert_bits: float = 0.0
+    latent_attention: LatentAttention | None = None
 
     @property
     def is_moe(self) -> bool:
         """Whether the layer has a router, a dispatch and several experts."""
         return self.experts > 1
+
+    @property
+    def beyond_search(self) -> tuple[str, ...]:
+        """What this model has that the twelve fused ops of the search do not describe."""
+        features = {
+            "multi-head latent attention": self.latent_attention is not None,
+            "shared experts": self.shared_experts > 0,
+            "dense layers among the experts": self.dense_layers > 0,
+            "sliding windows": self.sliding_layers > 0,
+            "experts published quantised": self.expert_bits > 0,
+        }
+        return tuple(name for name, present in features.items() if present)
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.dense_layers if self.is_moe else 0
 
     @property
     def ffn_in_width(self) -> int:
@@ -187,7 +277,7 @@ class Model:
     @property
     def attention_width(self) -> int:
         """Columns of the attention output, heads * head_dim."""
-        return self.heads * self.head_dim
+        return self.heads * (self.latent_attention.value_dim if self.latent_attention else self.head_dim)
 
     @property
     def qkv_width(self) -> int:
@@ -197,7 +287,13 @@ class Model:
     @property
     def attention_parameters(self) -> int:
         """Projection weights of one layer's attention."""
-        return self.hidden * (self.qkv_width + self.attention_width)
+        output = self.hidden * self.attention_width
+        latent = self.latent_attention
+        if latent is None:
+            return self.hidden * self.qkv_width + output
+        query = latent.query_rank * (self.hidden + self.heads * (self.head_dim + latent.rope_dim))
+        key_value = self.hidden * latent.cached_width + latent.kv_rank * self.heads * (self.head_dim + latent.value_dim)
+        return query + key_value + output
 
     @property
     def expert_parameters(self) -> int:
@@ -205,21 +301,34 @@ class Model:
         return self.hidden * (self.ffn_in_width + self.ffn_hidden)
 
     @property
+    def dense_ffn_parameters(self) -> int:
+        """Weights of the feed-forward network of one of `dense_layers`."""
+        return self.hidden * self.dense_ffn_hidden * (3 if self.gated else 2)
+
+    @property
     def _small_parameters(self) -> int:
         router = self.hidden * self.experts if self.is_moe else 0
         return router + 2 * self.hidden
 
+    def _layer_parameters(self, experts: int) -> int:
+        """Weights of all layers when `experts` of each layer's count."""
+        with_experts = (experts + self.shared_experts) * self.expert_parameters + self._small_parameters
+        dense = self.dense_ffn_parameters + 2 * self.hidden
+        return (
+            self.layers * self.attention_parameters
+            + (self.layers - self.dense_layers) * with_experts
+            + self.dense_layers * dense
+        )
+
     @property
     def parameters(self) -> int:
         """All weights: layers, token embedding, final norm and an untied LM head."""
-        layer = self.attention_parameters + self.experts * self.expert_parameters + self._small_parameters
-        return self.layers * layer + 2 * self.vocab * self.hidden + self.hidden
+        return self._layer_parameters(self.experts) + 2 * self.vocab * self.hidden + self.hidden
 
     @property
     def active_parameters(self) -> int:
         """Weights one token is multiplied with (the embedding is a look-up and does not count)."""
-        layer = self.attention_parameters + self.experts_per_token * self.expert_parameters + self._small_parameters
-        return self.layers * layer + self.vocab * self.hidden + self.hidden
+        return self._layer_parameters(self.experts_per_token) + self.vocab * self.hidden + self.hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +398,9 @@ class Collective:
         degree: GPUs taking part.
         tensor: What is moved.
         bytes_per_device: Bytes each GPU sends.
-        time_s: How long it takes.
+        time_s: How long it takes, less what overlaps with other work.
+        error: Expected relative error of that.
+        extrapolated: What about it no measurement covers, or "".
     """
 
     kind: str
@@ -298,6 +409,8 @@ class Collective:
     tensor: str
     bytes_per_device: float
     time_s: float
+    error: float = 0.0
+    extrapolated: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,9 +424,9 @@ class OpBreakdown:
         collectives: Redistributions of its inputs and collectives inside the op.
         work_flops: Floating-point operations.
         traffic_bytes: HBM bytes read and written.
-        compute_time_s: FLOPs at the achieved rate.
-        memory_time_s: Bytes at the achieved bandwidth.
-        kernel_time_s: The larger of both, or the launch floor.
+        compute_time_s: FLOPs at the median achieved rate.
+        memory_time_s: Bytes at the median achieved bandwidth.
+        kernel_time_s: By the fitted curve; without one the larger of both, or the launch floor.
         communication_time_s: Sum over `collectives`.
         bound: What the op's time is spent on: "compute", "memory", "launch" or "communication".
     """
@@ -370,6 +483,11 @@ class Evaluation:
     """How fast a strategy would run, why, and whether it is allowed.
 
     The figures are given for infeasible strategies too; `violations` says what is broken.
+
+    Attributes:
+        expected_error: Mean relative error to expect of the time and so of the throughput: errors of its kernels
+            and collectives on rows held out from their fit, by their share of the time, and of measured serving.
+        extrapolated: What the figure rests on that no measurement covers, largest share of the time first.
     """
 
     strategy: Strategy
@@ -380,6 +498,8 @@ class Evaluation:
     violations: tuple[Violation, ...]
     stage: StageBreakdown
     ops: tuple[OpBreakdown, ...]
+    expected_error: float = 0.0
+    extrapolated: tuple[str, ...] = ()
 
     @property
     def feasible(self) -> bool:

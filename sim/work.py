@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sim.collectives import expert_all_to_all_time_s
+from sim.collectives import expert_all_to_all
 from sim.ops import ROUTING_ENTRY_BYTES, FusedOp, tensor_dtype
+from sim.pricing import DecodeAttention, ExpertActivation, Gemm, GroupedGemm, Permute, Routing, Shape
 from sim.rank import Rank
 from sim.roofline import Kernel
 from sim.sharding import rule
@@ -38,26 +39,26 @@ def op_work(rank: Rank, op: FusedOp, choice: int) -> Work:
     return _WORK[op.kind](rank, op, "" if choice == NONE else op.labels[choice])
 
 
-def elementwise(rank: Rank, flops: float, traffic_bytes: float) -> Kernel:
-    """A kernel that streams activations."""
+def elementwise(rank: Rank, flops: float, traffic_bytes: float, shape: Shape | None = None) -> Kernel:
+    """A kernel that streams activations; those around the experts' GEMMs have a measured shape."""
     dtype = rank.workload.precisions.activations
-    return Kernel("elementwise", dtype, dtype, flops, traffic_bytes)
+    return Kernel("elementwise", dtype, dtype, flops, traffic_bytes, shape)
 
 
-def gemm(rank: Rank, dtype: Dtype, shape: tuple[float, float, float], matrices: float, input_each: int) -> Kernel:
-    """A GEMM [rows, inner] x [inner, columns], or several that share the rows.
+def gemm(rank: Rank, dtype: Dtype, shape: Gemm | GroupedGemm, input_each: int) -> Kernel:
+    """A GEMM [rows, inner] x [inner, columns], or one per active expert that share the rows.
 
     Args:
         rank: Whose activations it reads and writes.
         dtype: Format of the weights and of the arithmetic.
-        shape: (rows, inner, columns), rows summed over the matrices.
-        matrices: Weight matrices streamed, one per active expert.
+        shape: Rows summed over the experts, widths, experts.
         input_each: Bytes per input element.
     """
-    rows, inner, columns = shape
+    rows, inner, columns = shape[:3]
+    matrices = shape.active if isinstance(shape, GroupedGemm) else 1.0
     weights = matrices * inner * columns * DTYPE_BYTES[dtype]
     traffic = rows * inner * input_each + weights + rows * columns * rank.activation_each
-    return Kernel("gemm", dtype, dtype, 2.0 * rows * inner * columns, traffic)
+    return Kernel("gemm", dtype, dtype, 2.0 * rows * inner * columns, traffic, shape)
 
 
 def _norm(rank: Rank, op: FusedOp, label: str) -> Work:
@@ -79,9 +80,12 @@ def _einsum(rank: Rank, op: FusedOp, label: str) -> Work:
     columns = _columns(rank, op, sharded=label == column_label)
     grouped = "e" in activation
     rows = sizes.expert_tokens if grouped else sizes.tokens
-    matrices = sizes.active_experts if grouped else 1.0
+    shape = Gemm(rows, inner, columns)
+    if grouped:
+        gated = rank.workload.model.gated
+        shape = GroupedGemm(rows, inner, columns, sizes.active_experts, sizes.local_experts, gated)
     input_each = DTYPE_BYTES[tensor_dtype(rank.workload, rank.layer.tensor(op.inputs[0]))]
-    kernel = gemm(rank, dtype, (rows, inner, columns), matrices, input_each)
+    kernel = gemm(rank, dtype, shape, input_each)
     held = sizes.local_experts if grouped else 1
     return Work((kernel,), weight_bytes=held * inner * columns * DTYPE_BYTES[dtype])
 
@@ -105,7 +109,9 @@ def _attention(rank: Rank, op: FusedOp, label: str) -> Work:
     flops = 4.0 * requests * heads * model.head_dim * workload.context_tokens  # scores and values
     new_elements = requests * 2 * (heads + kv_heads) * model.head_dim  # q, k and v in, the output out
     traffic = kv_bytes + new_elements * rank.activation_each
-    kernel = Kernel("attention", workload.precisions.activations, kv_dtype, flops, traffic)
+    multi_head = model.heads == model.kv_heads
+    shape = DecodeAttention(requests, workload.context_tokens, heads, kv_heads, model.head_dim, multi_head)
+    kernel = Kernel("attention", workload.precisions.activations, kv_dtype, flops, traffic, shape)
     return Work((kernel,), kv_bytes=kv_bytes)
 
 
@@ -118,7 +124,14 @@ def _pointwise(rank: Rank, op: FusedOp, label: str) -> Work:
         for name, placement in zip(op.inputs, op_rule.inputs, strict=True)
     )
     flops_each = 1.0 if op.kind == "residual_add" else 5.0  # SwiGLU: exp, add, divide and two products
-    return Work((elementwise(rank, flops_each * output_bytes / rank.activation_each, traffic),))
+    flops = flops_each * output_bytes / rank.activation_each
+    if op.kind == "activation" and rank.workload.model.is_moe:
+        sizes = rank.sizes
+        rows = rank.cut(sizes.expert_tokens, when=label == "c")
+        width = rank.cut(rank.workload.model.ffn_hidden, when=label == "f")
+        shape = ExpertActivation(rows, width, *_experts(rank))
+        return Work((elementwise(rank, flops, traffic, shape),))
+    return Work((elementwise(rank, flops, traffic),))
 
 
 def _router(rank: Rank, op: FusedOp, label: str) -> Work:
@@ -129,8 +142,13 @@ def _router(rank: Rank, op: FusedOp, label: str) -> Work:
     logits_bytes = rows * model.experts * rank.activation_each
     routing_bytes = rows * model.experts_per_token * ROUTING_ENTRY_BYTES
     kernels = (
-        gemm(rank, dtype, (rows, model.hidden, columns), 1.0, rank.activation_each),
-        elementwise(rank, 5.0 * rows * model.experts, logits_bytes + routing_bytes),
+        gemm(rank, dtype, Gemm(rows, model.hidden, columns), rank.activation_each),
+        elementwise(
+            rank,
+            5.0 * rows * model.experts,
+            logits_bytes + routing_bytes,
+            Routing(rows, model.experts, model.experts_per_token, *_experts(rank)),
+        ),
     )
     gather = rank.tp_collective("all_gather", "logits", logits_bytes) if label == "e" else ()
     return Work(kernels, gather, model.hidden * columns * DTYPE_BYTES[dtype])
@@ -140,16 +158,23 @@ def _dispatch(rank: Rank, op: FusedOp, label: str) -> Work:
     """Copies every token for each of its experts, then sends the copies to their ranks."""
     rows, copies, columns = _routed(rank, label)
     each = DTYPE_BYTES[rank.workload.precisions.dispatch]
-    permute = elementwise(rank, 0.0, rows * columns * rank.activation_each + copies * columns * each)
-    return Work((permute,), _expert_all_to_all(rank, op, copies * columns * each))
+    traffic = rows * columns * rank.activation_each + copies * columns * each
+    permute = elementwise(rank, 0.0, traffic, Permute(rows, copies, columns, *_experts(rank)))
+    return Work((permute,), _expert_all_to_all(rank, op, copies, columns, each))
 
 
 def _combine(rank: Rank, op: FusedOp, label: str) -> Work:
     """Sends expert results back, sums each token's by weight, adds the residual stream."""
     rows, copies, columns = _routed(rank, label)
     each = rank.activation_each
-    weighted_sum = elementwise(rank, 2.0 * copies * columns + rows * columns, (copies + 2 * rows) * columns * each)
-    return Work((weighted_sum,), _expert_all_to_all(rank, op, copies * columns * each))
+    flops, traffic = 2.0 * copies * columns + rows * columns, (copies + 2 * rows) * columns * each
+    weighted_sum = elementwise(rank, flops, traffic, Permute(rows, copies, columns, *_experts(rank)))
+    return Work((weighted_sum,), _expert_all_to_all(rank, op, copies, columns, each))
+
+
+def _experts(rank: Rank) -> tuple[Dtype, bool]:
+    """What selects the measured kernels around the experts: the format of their weights, and gating."""
+    return rank.workload.precisions.weights, rank.workload.model.gated
 
 
 def _routed(rank: Rank, label: str) -> tuple[int, int, int]:
@@ -159,14 +184,14 @@ def _routed(rank: Rank, label: str) -> tuple[int, int, int]:
     return rows, copies, rank.cut(sizes.columns["d"], when=label == "d")
 
 
-def _expert_all_to_all(rank: Rank, op: FusedOp, copies_bytes: float) -> tuple[Collective, ...]:
+def _expert_all_to_all(rank: Rank, op: FusedOp, copies: float, columns: int, each: int) -> tuple[Collective, ...]:
     if rank.ep == 1:
         return ()
-    sent_bytes = copies_bytes * (rank.ep - 1) / rank.ep
-    library = rank.workload.hardware.collectives
-    kernel = library.dispatch if op.kind == "dispatch" else library.combine
-    time_s = expert_all_to_all_time_s(kernel, rank.ep_group, sent_bytes)
-    return (Collective("all_to_all", "ep", rank.ep, "routed tokens", sent_bytes, time_s),)
+    hardware, model = rank.workload.hardware, rank.workload.model
+    shape = (copies / model.experts_per_token, columns, each, model.experts, model.experts_per_token)
+    priced = expert_all_to_all(hardware, op.kind, rank.ep_group, *shape)
+    sent_bytes = copies * columns * each * (rank.ep - 1) / rank.ep
+    return (Collective("all_to_all", "ep", rank.ep, "routed tokens", sent_bytes, *priced),)
 
 
 _WORK: dict[str, Callable[[Rank, FusedOp, str], Work]] = {

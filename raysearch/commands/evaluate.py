@@ -40,7 +40,7 @@ def evaluate_strategy(
       raysearch evaluate -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims 2,1,1,0,2,2,2,2,1,1,0,2 --json
     """
     loaded = load_workload(workload, hardware)
-    strategy = Strategy(tp, ep, pp, batch, _parse_dims(dims, loaded.model))
+    strategy = Strategy(tp, ep, pp, batch, parse_dims(dims, loaded.model))
     check_strategy(loaded, strategy)
     evaluation = evaluate(loaded, strategy)
     if as_json:
@@ -57,6 +57,8 @@ def evaluation_dict(evaluation: Evaluation) -> dict[str, Any]:
         "feasible": evaluation.feasible,
         "strategy": strategy_dict(evaluation.strategy),
         "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
+        "expected_error": evaluation.expected_error,
+        "extrapolated": list(evaluation.extrapolated),
         "tpot_s": evaluation.tpot_s,
         "gpus": evaluation.gpus,
         "memory_bytes": {**asdict(evaluation.memory_bytes), "total": evaluation.memory_bytes.total},
@@ -66,7 +68,8 @@ def evaluation_dict(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _parse_dims(text: str, model: Model) -> tuple[int, ...]:
+def parse_dims(text: str, model: Model) -> tuple[int, ...]:
+    """The dims that an option's text stands for: numbers joined by commas, or a heuristic's name."""
     if text in _NAMED_DIMS:
         return _NAMED_DIMS[text](model)
     try:

@@ -39,11 +39,14 @@ def show_optimum(
 
 
 def _as_dict(workload: Workload, found: Yardstick) -> dict[str, object]:
+    best = evaluate(workload, found.strategy) if found.strategy else None
     return {
         "workload": workload.name,
         "hardware": workload.hardware.name,
         "config_hash": workload.config_hash,
         "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
+        "expected_error": best.expected_error if best else None,
+        "extrapolated": list(best.extrapolated) if best else [],
         "strategy": strategy_dict(found.strategy) if found.strategy else None,
         "space_size": found.space_size,
         "feasible_count": found.feasible_count,

@@ -24,7 +24,7 @@ def report_results(
       raysearch report results/smoke
       raysearch report results/smoke --json
     """
-    from raysearch.report import score
+    from raysearch.report import best_figures, score
     from raysearch.results import planned_runs, read_runs
 
     if not as_json:
@@ -32,8 +32,16 @@ def report_results(
         return
     runs = read_runs(directory)
     complete = len(runs) == planned_runs(directory) and all(run["complete"] for run in runs)
-    curve = _draw_curve(directory)
-    print_json({"folder": str(directory), "complete": complete, "runs": runs, "scores": score(runs), "curve": curve})
+    print_json(
+        {
+            "folder": str(directory),
+            "complete": complete,
+            "runs": runs,
+            "scores": score(runs),
+            "best": best_figures(directory, runs),
+            "curve": _draw_curve(directory),
+        }
+    )
 
 
 def print_report(directory: Path) -> None:

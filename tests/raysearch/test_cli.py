@@ -30,7 +30,9 @@ def evaluate(*changes: str) -> tuple[str, ...]:
     return ("evaluate", "--workload", "gpt_moe_1_2t_16k", *STRATEGY, "--dims", DIMS, *changes)
 
 
-@pytest.mark.parametrize("command", ["list", "evaluate", "optimum", "search", "study", "report"])
+@pytest.mark.parametrize(
+    "command", ["list", "evaluate", "explain", "optimum", "search", "study", "report", "verify-rules"]
+)
 def test_every_command_has_help_with_examples_and_json(raysearch: Command, command: str) -> None:
     shown = raysearch(command, "--help")
     assert shown.returncode == 0

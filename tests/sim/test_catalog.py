@@ -76,8 +76,8 @@ def test_models_have_their_published_parameter_counts(name: str, total: float, a
 
 def test_h100_has_its_published_figures_in_si_units() -> None:
     hardware = load_hardware("h100_sxm")
-    assert dict(hardware.peak_flop_per_s) == {"bf16": 989e12, "fp8": 1979e12}
-    assert (hardware.hbm_bytes, hardware.hbm_bandwidth_bytes_per_s) == (80e9, 3.35e12)
+    assert dict(hardware.peak_flop_per_s) == {"bf16": 989e12, "fp8": 1979e12, "fp8_block": 1979e12}
+    assert (hardware.hbm_bytes, hardware.hbm_bandwidth_bytes_per_s) == (85.52e9, 3.35e12)
     assert hardware.overhead_bytes == 4e9
     assert hardware.node_gpus == 8
     collectives = hardware.collectives
@@ -131,7 +131,7 @@ def test_a_workload_of_ones_own_names_model_and_hardware_files_beside_it(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    written(tmp_path / "mine" / "parts" / "big.toml", HARDWARE, "capacity_gb = 80.0", "capacity_gb = 141.0")
+    written(tmp_path / "mine" / "parts" / "big.toml", HARDWARE, "capacity_gb = 85.52", "capacity_gb = 141.0")
     written(tmp_path / "mine" / "small.toml", MODEL, "layers = 56", "layers = 28")
     text = WORKLOAD.replace('"mixtral_8x22b"', '"small.toml"').replace('"h100_sxm"', '"parts/big.toml"')
     path = written(tmp_path / "mine" / "workload.toml", text)
@@ -145,7 +145,7 @@ def test_a_hardware_of_the_callers_replaces_that_of_the_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    written(tmp_path / "mine.toml", HARDWARE, "capacity_gb = 80.0", "capacity_gb = 96.0")
+    written(tmp_path / "mine.toml", HARDWARE, "capacity_gb = 85.52", "capacity_gb = 96.0")
     assert load_workload("gpt_moe_1_2t_16k", hardware="mine.toml").hardware.hbm_bytes == 96e9
     assert load_workload("gpt_moe_1_2t_16k", hardware="h100_sxm") is not None
 
@@ -161,7 +161,7 @@ def test_the_config_hash_follows_the_content_and_nothing_else(tmp_path: Path) ->
     same = load_workload(written(tmp_path / "a.toml", WORKLOAD))
     commented = load_workload(written(tmp_path / "b.toml", WORKLOAD + "\n# a comment\n"))
     other = load_workload(written(tmp_path / "c.toml", WORKLOAD, "tpot_slo_ms = 50.0", "tpot_slo_ms = 51.0"))
-    wider = written(tmp_path / "d.toml", HARDWARE, "capacity_gb = 80.0", "capacity_gb = 96.0")
+    wider = written(tmp_path / "d.toml", HARDWARE, "capacity_gb = 85.52", "capacity_gb = 96.0")
     assert shipped.config_hash == same.config_hash == commented.config_hash
     assert len({shipped.config_hash, other.config_hash, load_workload("mixtral_8x22b_8k", wider).config_hash}) == 3
 
@@ -183,7 +183,7 @@ def message_of(load: object, *arguments: object) -> str:
     ("load", "name", "expected"),
     [
         (load_hardware, "h10", "unknown hardware 'h10': did you mean 'h100_sxm'?"),
-        (load_model, "mixtral", "unknown model 'mixtral': did you mean 'mixtral_8x22b'?"),
+        (load_model, "mixtral", "unknown model 'mixtral': did you mean 'mixtral_8x7b'?"),
         (load_workload, "gpt_moe_1_2t_16", "unknown workload 'gpt_moe_1_2t_16': did you mean 'gpt_moe_1_2t_16k'?"),
         (load_hardware, "zzz", "unknown hardware 'zzz': known: h100_sxm"),
         (load_model, "nowhere.toml", "no such model file: nowhere.toml"),
@@ -211,7 +211,7 @@ def test_a_workload_that_names_an_unknown_part_is_told(tmp_path: Path, key: str,
     [
         # a typo, a wrong unit, a table that does not exist
         ("node_gpus = 8", "nodegpus = 8", "nodegpus: unknown key; did you mean 'node_gpus'?"),
-        ("capacity_gb = 80.0", "capacity_gib = 80.0", "hbm.capacity_gib: unknown key; did you mean 'capacity_gb'?"),
+        ("capacity_gb = 85.52", "capacity_gib = 85.52", "hbm.capacity_gib: unknown key; did you mean 'capacity_gb'?"),
         ("bandwidth_gb_per_s = 3350.0", "bandwidth_tb_per_s = 3.35", "did you mean 'bandwidth_gb_per_s'?"),
         ("bf16_tflops = 989.0", "bf16_pflops = 0.989", "did you mean 'bf16_tflops'?"),
         ("floor_us = 4.0", "floor_ms = 0.004", "efficiency.gemm.floor_ms: unknown key; did you mean 'floor_us'?"),
@@ -223,10 +223,10 @@ def test_a_workload_that_names_an_unknown_part_is_told(tmp_path: Path, key: str,
         ("bf16_tflops = 989.0", "bf16_tflops = inf", "compute.bf16_tflops: "),
         ("bf16_tflops = 989.0", "bf16_tflops = -989.0", "compute.bf16_tflops: "),
         ("bf16_tflops = 989.0", "bf16_tflops = 0.0", "compute.bf16_tflops: "),
-        ("capacity_gb = 80.0", "capacity_gb = -80.0", "hbm.capacity_gb: "),
-        ("capacity_gb = 80.0", "capacity_gb = 80e9", "hbm.capacity_gb: "),
-        ("capacity_gb = 80.0", "capacity_gb = nan", "hbm.capacity_gb: "),
-        ("overhead_gb = 4.0", "overhead_gb = 80.0", "overhead_gb (80.0) must stay below capacity_gb (80.0)"),
+        ("capacity_gb = 85.52", "capacity_gb = -80.0", "hbm.capacity_gb: "),
+        ("capacity_gb = 85.52", "capacity_gb = 80e9", "hbm.capacity_gb: "),
+        ("capacity_gb = 85.52", "capacity_gb = nan", "hbm.capacity_gb: "),
+        ("overhead_gb = 4.0", "overhead_gb = 90.0", "overhead_gb (90.0) must stay below capacity_gb (85.52)"),
         ("overhead_gb = 4.0", "overhead_gb = nan", "hbm.overhead_gb: "),
         ("bandwidth_gb_per_s = 3350.0", "bandwidth_gb_per_s = nan", "hbm.bandwidth_gb_per_s: "),
         ("bf16 = 0.78", "bf16 = 1.1", "efficiency.gemm.compute.bf16: "),

@@ -12,7 +12,8 @@ import pytest
 
 from sim.ops import DENSE_LAYER, MOE_LAYER, FusedOp, Layer
 from sim.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
-from sim.sharding import einsum_rule, register_rule, rule
+from sim.rules import einsum_rule
+from sim.sharding import rule
 
 Pieces = list[np.ndarray]
 RANKS = 3
@@ -345,8 +346,3 @@ def test_the_third_choice_replicates_inputs_weight_and_output() -> None:
 def test_the_small_router_weight_is_replicated_when_tokens_are_sharded() -> None:
     assert rule(MOE_LAYER.op("router"), MOE_LAYER, 0).weight == REPLICATE
     assert rule(MOE_LAYER.op("router"), MOE_LAYER, 1).output == REPLICATE
-
-
-def test_a_second_rule_for_a_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="'einsum' has a sharding rule already"):
-        register_rule("einsum")(lambda op, layer, label: rule(op, layer, 2))

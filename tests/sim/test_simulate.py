@@ -162,7 +162,7 @@ def test_the_breakdown_adds_up_to_the_result(case: tuple[Workload, Strategy]) ->
 
 @pytest.mark.parametrize(("tp", "ep", "pp", "same_node"), [(2, 2, 2, True), (8, 1, 2, False), (1, 1, 16, False)])
 def test_stages_hand_on_inside_a_node_or_across(moe: Workload, tp: int, ep: int, pp: int, same_node: bool) -> None:
-    stage = evaluate(moe, Strategy(tp, ep, pp, 1, megatron_dims(moe.model))).stage
+    stage = evaluate(by_medians(moe), Strategy(tp, ep, pp, 1, megatron_dims(moe.model))).stage
     latency_s, bandwidth = (5e-6, 350e9) if same_node else (17e-6, 35e9)
     assert stage.send_recv_s == pytest.approx(latency_s + 16384 * 2 / bandwidth, rel=1e-9, abs=0)
 
@@ -336,19 +336,25 @@ def faster(hardware: Hardware, knob: str, factor: float) -> Hardware:
     return dataclasses.replace(hardware, collectives=dataclasses.replace(model, **fields))
 
 
+def by_medians(workload: Workload) -> Workload:
+    """The same without fitted curves, which belong to one machine and follow no other's speed."""
+    return dataclasses.replace(workload, hardware=dataclasses.replace(workload.hardware, curves=None))
+
+
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(REALISTIC, st.sampled_from(["arithmetic", "hbm", "nvlink", "network"]), st.sampled_from([1.0, 1.3, 10.0, 1e4]))
 def test_faster_hardware_never_slows_a_step(case: tuple[Workload, Strategy], knob: str, factor: float) -> None:
     workload, strategy = case
+    workload = by_medians(workload)
     upgraded = dataclasses.replace(workload, hardware=faster(workload.hardware, knob, factor))
     assert evaluate(upgraded, strategy).tpot_s <= evaluate(workload, strategy).tpot_s * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("knob", ["arithmetic", "hbm", "nvlink", "network"])
 def test_every_kind_of_speed_matters_somewhere(moe: Workload, knob: str) -> None:
-    strategy = Strategy(8, 16, 2, 4096, megatron_sp_dims(moe.model))
-    upgraded = dataclasses.replace(moe, hardware=faster(moe.hardware, knob, 10.0))
-    assert evaluate(upgraded, strategy).tpot_s < evaluate(moe, strategy).tpot_s
+    strategy, workload = Strategy(8, 16, 2, 4096, megatron_sp_dims(moe.model)), by_medians(moe)
+    upgraded = dataclasses.replace(workload, hardware=faster(workload.hardware, knob, 10.0))
+    assert evaluate(upgraded, strategy).tpot_s < evaluate(workload, strategy).tpot_s
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -455,7 +461,7 @@ def test_memory_beyond_the_hbm(moe: Workload) -> None:
     strategy = Strategy(8, 16, 1, 2048, (2, 1, 2, 0, 2, 2, 2, 2, 1, 1, 0, 2))  # the KV cache on every GPU
     evaluation = evaluate(moe, strategy)
     (violation,) = [v for v in evaluation.violations if v.kind == "hbm"]
-    assert violation.needed == evaluation.memory_bytes.total > violation.allowed == 80e9
+    assert violation.needed == evaluation.memory_bytes.total > violation.allowed == 85.52e9
     assert f"{violation.needed / 1e9:.1f} GB" in violation.message
 
 

@@ -1,0 +1,223 @@
+"""Predicted microseconds of measured rows: by fitted coefficients, by the bare roofline, and cross-validated.
+
+A frame is what `raysearch.calibration.tables.read_table` returns:
+the CSV's own columns, validated. `moe_alltoall_deepep` has two sides per row: its frame is long, one row per side
+as `read_table` gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, drawn_experts, is_plain
+from sim.grid_terms import ELEMENT_BYTES, FLOP_PER_US, HBM_BYTES_PER_US, NVLINK_BYTES_PER_US
+
+Microseconds = NDArray[np.float64]
+
+SHORT_DTYPE = {"bfloat16": "bf16", "half": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "int8": "fp8"}
+"""The names of the CSV files as the simulator calls them."""
+
+
+def predict(family: str, frame: pd.DataFrame, calibration: Calibration) -> Microseconds:
+    """[rows] microseconds by the fitted curves; NaN where the calibration has no such series.
+
+    Args:
+        family: A key of `raysearch.calibration.tables.FAMILIES`.
+        frame: Its rows (long form for `moe_alltoall_deepep`).
+        calibration: Coefficients.
+    """
+    price = _PREDICT[family]
+    return np.array([_or_nan(price, calibration, row) for row in frame.itertuples(index=False)], dtype=float)
+
+
+def bare_roofline(family: str, frame: pd.DataFrame) -> Microseconds:
+    """[rows] microseconds at the published peaks of an H100 SXM: the larger of FLOP, HBM and link time."""
+    light = _ROOFLINE[family]
+    return np.array([light(row) for row in frame.itertuples(index=False)], dtype=float)
+
+
+def cross_validated(family: str, frame: pd.DataFrame) -> Microseconds:
+    """[rows] microseconds, each predicted by a fit that saw no row of its group (5 folds over the family's keys)."""
+    from raysearch.calibration.fit import cross_validated_predictions
+
+    return cross_validated_predictions(family, frame)
+
+
+def series_of(family: str, frame: pd.DataFrame) -> list[str]:
+    """[rows] name of the series in the coefficients file that prices each row."""
+    name = _SERIES[family]
+    return [name(row) for row in frame.itertuples(index=False)]
+
+
+def _or_nan(price: Callable[[Calibration, Any], float], calibration: Calibration, row: Any) -> float:
+    try:
+        return price(calibration, row)
+    except KeyError:
+        return float("nan")
+
+
+# --- one row of each family: series, fitted time, speed of light ------------------------------------------
+
+
+def _short(name: str) -> str:
+    return SHORT_DTYPE[name]
+
+
+def _gemm_us(calibration: Calibration, row: Any) -> float:
+    return calibration.gemm_us(row.framework, _short(row.dtype), row.m, row.n, row.k)
+
+
+def _decode_us(calibration: Calibration, row: Any) -> float:
+    shape = (row.batch_size, row.kv_len, row.num_heads, row.num_kv_heads, row.head_dim)
+    return calibration.attention_decode_us(row.framework, _short(row.kv_cache_dtype), *shape)
+
+
+def _prefill_us(calibration: Calibration, row: Any) -> float:
+    shape = (row.batch_size, row.isl, row.num_heads, row.num_kv_heads, row.head_dim)
+    dtypes = (_short(row.attn_dtype), _short(row.kv_cache_dtype))
+    return calibration.attention_prefill_us(row.framework, *dtypes, *shape)
+
+
+def _mla_us(calibration: Calibration, row: Any) -> float:
+    return calibration.mla_decode_us(_short(row.kv_cache_dtype), row.batch_size, row.kv_len, row.num_heads)
+
+
+def moe_shape(row: Any) -> tuple[float, float, float, float, float, float]:
+    """(tokens, hidden, width on the rank, topk, experts, ep) of a measured MoE layer."""
+    width = row.inter_size / row.moe_tp_size
+    return row.num_tokens, row.hidden_size, width, row.topk, row.num_experts, row.moe_ep_size
+
+
+def _moe_us(calibration: Calibration, row: Any) -> float:
+    return calibration.moe_layer_us(_moe_series(row), *moe_shape(row), skewed=row.distribution != "balanced")
+
+
+def _collective_us(calibration: Calibration, row: Any) -> float:
+    own, library = _collective_series(row), f"collectives/{row.op}/{library_of(row.source)}"
+    series = own if own in calibration.series else library
+    return calibration.collective_us(series, row.op, row.num_gpus, row.message_bytes)
+
+
+def _expert_us(calibration: Calibration, row: Any) -> float:
+    width = row.hidden * (DISPATCH_EACH if row.side == "dispatch" else COMBINE_EACH)
+    shape = (row.tokens_per_rank, width, row.num_experts, row.topk, row.num_nodes)
+    return calibration.expert_all_to_all_us(row.side, *shape, mode=row.mode, sms=row.comm_sms)
+
+
+def _send_recv_us(calibration: Calibration, row: Any) -> float:
+    return calibration.send_recv_us(row.scope[:5], row.message_bytes)
+
+
+def library_of(source: str) -> str:
+    """The library behind a source: every version of NCCL is "nccl", the engines' kernels are their own."""
+    return "nccl" if source.startswith("nccl") else source
+
+
+def _moe_series(row: Any) -> str:
+    return f"moe/{row.framework}/{row.kernel_source}/{_short(row.dtype)}"
+
+
+def _collective_series(row: Any) -> str:
+    library = library_of(row.source)
+    return f"collectives/{row.op}/{library}" + (f"/{row.source}/{row.dtype}" if library == "nccl" else "")
+
+
+def _decode_series(row: Any) -> str:
+    group = row.num_heads / row.num_kv_heads
+    variant = "mha" if group == 1 else "gqa" if group <= 32 else "wide"
+    return f"attention_decode/{row.framework}/{_short(row.kv_cache_dtype)}/{variant}"
+
+
+def _expert_series(row: Any) -> str:
+    tier = "intra" if row.num_nodes == 1 else "inter"
+    return f"moe_alltoall_deepep/{row.mode}/{row.side}/{row.comm_sms}/{tier}"
+
+
+_PREDICT: dict[str, Callable[[Calibration, Any], float]] = {
+    "gemm": _gemm_us,
+    "attention_decode": _decode_us,
+    "attention_prefill": _prefill_us,
+    "mla_decode": _mla_us,
+    "moe": _moe_us,
+    "collectives": _collective_us,
+    "moe_alltoall_deepep": _expert_us,
+    "send_recv": _send_recv_us,
+}
+_SERIES: dict[str, Callable[[Any], str]] = {
+    "gemm": lambda row: f"gemm/{row.framework}/{_short(row.dtype)}",
+    "attention_decode": _decode_series,
+    "attention_prefill": lambda row: (
+        f"attention_prefill/{row.framework}/{_short(row.attn_dtype)}/{_short(row.kv_cache_dtype)}"
+    ),
+    "mla_decode": lambda row: f"mla_decode/{_short(row.kv_cache_dtype)}",
+    "moe": _moe_series,
+    "collectives": _collective_series,
+    "moe_alltoall_deepep": _expert_series,
+    "send_recv": lambda row: f"send_recv/{row.scope[:5]}",
+}
+
+
+# --- the bare roofline --------------------------------------------------------------------------------
+
+_FLOP = FLOP_PER_US
+_HBM = HBM_BYTES_PER_US
+_NVLINK, _NETWORK = NVLINK_BYTES_PER_US, 50e3
+
+
+def _each(name: str) -> float:
+    return ELEMENT_BYTES[_short(name)]
+
+
+def _gemm_light(row: Any) -> float:
+    flop_us = 2 * row.m * row.n * row.k / _FLOP[_short(row.dtype)]
+    return max(flop_us, (_each(row.dtype) * (row.m + row.n) * row.k + 2 * row.m * row.n) / _HBM)
+
+
+def _decode_light(row: Any) -> float:
+    byte_us = 2 * row.batch_size * row.num_kv_heads * row.kv_len * row.head_dim * _each(row.kv_cache_dtype) / _HBM
+    return max(byte_us, 4 * row.batch_size * row.num_heads * row.head_dim * row.kv_len / _FLOP["bf16"])
+
+
+def _prefill_light(row: Any) -> float:
+    return 2 * row.batch_size * row.num_heads * row.head_dim * row.isl**2 / _FLOP[_short(row.attn_dtype)]
+
+
+def _mla_light(row: Any) -> float:
+    byte_us = row.batch_size * row.kv_len * 576 * _each(row.kv_cache_dtype) / _HBM
+    return max(byte_us, 2 * row.batch_size * row.num_heads * row.kv_len * 1088 / _FLOP["bf16"])
+
+
+def _moe_light(row: Any) -> float:
+    tokens, hidden, width, topk, experts, ep = moe_shape(row)
+    active, rows, _ = drawn_experts(tokens, topk, experts, ep, skewed=False)
+    area = (2 if is_plain(row.kernel_source) else 3) * hidden * width
+    return max(2 * rows * area / _FLOP[_short(row.dtype)], active * area * _each(row.dtype) / _HBM)
+
+
+def _collective_light(row: Any) -> float:
+    passes = 2 if row.op == "all_reduce" else 1
+    return row.message_bytes * passes * (row.num_gpus - 1) / row.num_gpus / _NVLINK
+
+
+def _expert_light(row: Any) -> float:
+    sent = row.tokens_per_rank * row.topk * row.hidden * (DISPATCH_EACH if row.side == "dispatch" else COMBINE_EACH)
+    if row.num_nodes == 1:
+        return sent * 7 / 8 / _NVLINK
+    return sent * (row.num_nodes - 1) / row.num_nodes / _NETWORK
+
+
+_ROOFLINE: dict[str, Callable[[Any], float]] = {
+    "gemm": _gemm_light,
+    "attention_decode": _decode_light,
+    "attention_prefill": _prefill_light,
+    "mla_decode": _mla_light,
+    "moe": _moe_light,
+    "collectives": _collective_light,
+    "moe_alltoall_deepep": _expert_light,
+    "send_recv": lambda row: row.message_bytes / (_NVLINK if row.scope.startswith("intra") else _NETWORK),
+}

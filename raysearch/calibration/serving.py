@@ -1,0 +1,239 @@
+"""Fits the three parameters that an engine adds to its kernels, from measured serving runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from raysearch.calibration.deployments import ServingRow, agg_deployment
+from raysearch.calibration.tables import read_text
+from raysearch.errors import InputError
+from sim.calibration import Calibration
+from sim.deployment import MEMORY_POLICIES
+from sim.serving import Engine, Work, steady_work
+from sim.serving_kernels import FittedKernels
+
+Floats = NDArray[np.float64]
+
+FILE = "endtoend_ttft_tpot.csv"
+HBM_BYTES = 85.52e9
+"""Memory of an H100 SXM 80 GB as the driver reports it: 81,559 MiB. [published] NVML."""
+MUCH_SMALLER = 4
+"""A run contradicts another of the same server if it is faster at this many times its concurrency."""
+NO_OVERHEAD = Engine("unknown", 0.0, 0.0, 1.0)
+_COLUMNS = ("id", "backend", "backend_version", "model_path", "mode", "gemm_quant_mode")
+_NUMBERS = ("isl", "osl", "silicon_tpot_ms")
+_LOOSE_NUMBERS = ("concurrency", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+
+
+def read_runs(directory: Path) -> pd.DataFrame | None:
+    """The serving runs of endtoend_ttft_tpot.csv; None if there is no such file.
+
+    Raises:
+        InputError: The file cannot be read, lacks a column, or holds an impossible value.
+    """
+    path = directory / FILE
+    if not path.exists():
+        return None
+    raw = read_text(path)
+    if missing := [name for name in (*_COLUMNS, *_NUMBERS, *_LOOSE_NUMBERS) if name not in raw.columns]:
+        raise InputError(f"{path}: no column {missing[0]!r}")
+    frame = raw.copy()
+    for name in raw.columns:
+        if name in _NUMBERS or name in _LOOSE_NUMBERS or name.startswith(("decode_", "prefill_")):
+            frame[name] = number_cells(path, name, list(raw[name]), needed=name in _NUMBERS)
+    return frame
+
+
+def number_cells(path: Path, column: str, cells: Sequence[str], *, needed: bool) -> Floats:
+    """[rows] the numbers of a column read as text; NaN for an empty cell unless every row needs one above 0.
+
+    Raises:
+        InputError: A cell that holds no such number.
+    """
+    values = np.full(len(cells), np.nan)
+    for row, cell in enumerate(cells):
+        if not needed and cell.strip().lower() in ("", "nan"):
+            continue
+        try:
+            values[row] = float(cell)
+        except ValueError:
+            values[row] = np.inf
+        if not np.isfinite(values[row]) or (needed and values[row] <= 0):
+            expected = "a number above 0" if needed else "a number or nothing"
+            raise InputError(f"{path}, line {row + 2}, column {column}: expected {expected}, got {cell!r}")
+    return values
+
+
+def numbers_of(frame: pd.DataFrame, column: str) -> Floats:
+    """[rows] a column as floats."""
+    return np.asarray(frame[column], dtype=float)
+
+
+def rows_by(keys: Iterable[Any]) -> dict[Any, NDArray[np.int64]]:
+    """Row numbers of each key, keys in ascending order."""
+    found: dict[Any, list[int]] = {}
+    for row, key in enumerate(keys):
+        found.setdefault(key, []).append(row)
+    return {key: np.array(found[key]) for key in sorted(found)}
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """[rows] each row by column."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def agg_runs(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[ServingRow]]:
+    """The aggregated runs that can be priced, and the deployments behind them."""
+    rows = pd.DataFrame(frame[frame["mode"] == "agg"])
+    deployments = [agg_deployment(row) for row in records(rows)]
+    known = np.array([deployment is not None for deployment in deployments], dtype=bool)
+    runs = pd.DataFrame(rows[known]).reset_index(drop=True)
+    return runs, [deployment for deployment in deployments if deployment is not None]
+
+
+def works_of(rows: Sequence[ServingRow], calibration: Calibration) -> list[Work]:
+    """The kernels of each deployment, before any engine's own time."""
+    kernels = {backend: FittedKernels(calibration, backend) for backend in {row.backend for row in rows}}
+    return [
+        steady_work(
+            row.deployment, kernels[row.backend], HBM_BYTES, MEMORY_POLICIES.get(row.backend, MEMORY_POLICIES["vllm"])
+        )
+        for row in rows
+    ]
+
+
+def tpot_s(work: Work, engine: Engine) -> float:
+    """Time per output token of a deployment's kernels under an engine; as `sim.serving.serve`."""
+    own_s = engine.step_s + engine.sequence_s * work.running
+    return work.decode_s + own_s + engine.prefill_share * work.others_prompts * work.prompt_s
+
+
+def contradicting(runs: pd.DataFrame, rows: list[ServingRow]) -> NDArray[np.bool_]:
+    """[runs] whether a run is faster than the same server, prompts and outputs at a quarter of its concurrency.
+
+    Then the stated concurrency cannot be the batch that ran. The rule looks at measured values alone.
+    """
+    measured = numbers_of(runs, "silicon_tpot_ms")
+    concurrency = np.array([row.deployment.concurrency for row in rows], dtype=float)
+    degrees = [f"{row.deployment.attention_tp} {row.deployment.attention_dp} {row.deployment.moe_ep}" for row in rows]
+    odd = np.zeros(len(runs), dtype=bool)
+    lengths = zip(runs["model_path"], runs["backend"], runs["isl"], runs["osl"], degrees, strict=True)
+    for index in rows_by(lengths).values():
+        for row in index:
+            smaller = index[concurrency[index] <= concurrency[row] / MUCH_SMALLER]
+            odd[row] = bool((measured[smaller] > measured[row]).any())
+    return odd
+
+
+def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | None:
+    """Engine parameters with provenance, as the key "serving" of a coefficients file; None without serving runs.
+
+    Raises:
+        InputError: See `read_runs`.
+    """
+    frame = read_runs(directory)
+    if frame is None:
+        return None
+    runs, rows = agg_runs(frame)
+    if runs.empty:
+        return None
+    works, measured = works_of(rows, calibration), numbers_of(runs, "silicon_tpot_ms") / 1e3
+    names, blind = [row.engine for row in rows], cross_validated_tpot(runs, rows, works)
+    odd, fitted = contradicting(runs, rows), {}
+    for name in sorted(set(names)):
+        own = np.array([other == name for other in names])
+        engine = fit_engine(name, [work for work, mine in zip(works, own, strict=True) if mine], measured[own])
+        fitted[name] = {
+            **{key: float(f"{value:.4g}") for key, value in asdict(engine).items() if key != "name"},
+            **_held_out(blind[own & ~odd], measured[own & ~odd]),
+        }
+    return {
+        "source": FILE,
+        "contradicting_rows_left_out_of_errors": int(odd.sum()),
+        **_held_out(blind[~odd], measured[~odd]),
+        "mape_of_all_rows": _held_out(blind, measured)["mape"],
+        "engines": fitted,
+    }
+
+
+def _held_out(predicted: Floats, measured: Floats) -> dict[str, Any]:
+    """Rows and errors of predictions whose engine was fitted without their workload."""
+    error = np.abs(predicted / measured - 1)
+    if not len(error):
+        return {"rows": 0, "mape": None, "median_ape": None}
+    return {
+        "rows": len(error),
+        "mape": round(float(error.mean()), 4),
+        "median_ape": round(float(np.median(error)), 4),
+    }
+
+
+def engines_of(calibration: Calibration) -> Mapping[str, Engine]:
+    """The fitted engines of a coefficients file, by name; empty if it was made without serving runs."""
+    engines = calibration.data.get("serving", {}).get("engines", {})
+    return {
+        name: Engine(name, record["step_s"], record["sequence_s"], record["prefill_share"])
+        for name, record in engines.items()
+    }
+
+
+def engine_for(engines: Mapping[str, Engine], name: str) -> Engine:
+    """The engine of that name, of the same family, or one without time of its own."""
+    family = name.partition("<")[0]
+    related = [engine for known, engine in engines.items() if known.partition("<")[0] == family]
+    return engines.get(name) or (related[0] if related else next(iter(engines.values()), NO_OVERHEAD))
+
+
+def cross_validated_tpot(runs: pd.DataFrame, rows: Sequence[ServingRow], works: Sequence[Work]) -> Floats:
+    """[runs] seconds per output token, each with engine parameters fitted without its model, ISL and OSL."""
+    measured = numbers_of(runs, "silicon_tpot_ms") / 1e3
+    names = np.array([row.engine for row in rows])
+    group = np.zeros(len(runs), dtype=np.int64)
+    for number, index in enumerate(rows_by(zip(runs["model_path"], runs["isl"], runs["osl"], strict=True)).values()):
+        group[index] = number
+    predicted = np.zeros(len(runs))
+    for name in sorted(set(names)):
+        own = np.flatnonzero(names == name)
+        groups = np.unique(group[own])
+        fold = dict(zip(groups, np.random.default_rng(0).permutation(len(groups)) % 5, strict=True))
+        folds = np.array([fold[g] for g in group[own]])
+        for held_out in np.unique(folds):
+            test, train = own[folds == held_out], own[folds != held_out]
+            engine = fit_engine(name, [works[i] for i in train], measured[train])
+            predicted[test] = [tpot_s(works[i], engine) for i in test]
+    return predicted
+
+
+_CUT = 1.0
+"""Largest |log error| that moves the fit: a run whose stated concurrency is not what ran must not bend the rest."""
+_PRIORS = (3.0, 0.3, 0.01)
+"""Weights that pull step_s and sequence_s to zero and prefill_share to one, where rows do not say."""
+
+
+def fit_engine(name: str, works: Sequence[Work], measured_s: Floats) -> Engine:
+    """The engine whose time per output token is nearest to the measured one, in mean absolute log error."""
+    from scipy.optimize import minimize
+
+    if not len(works):
+        return Engine(name, 0.0, 0.0, 1.0)
+    decode = np.array([work.decode_s for work in works])
+    columns = np.array([[1e-3, work.others_prompts * work.prompt_s, work.running * 1e-5] for work in works])
+
+    def loss(parameters: Floats) -> float:
+        step, share, sequence = np.abs(parameters)
+        predicted = decode + columns @ np.array([step, share, sequence])
+        error = np.minimum(np.abs(np.log(predicted / measured_s)), _CUT).mean()
+        return float(error + 1e-3 * (_PRIORS[0] * step + _PRIORS[1] * sequence) + _PRIORS[2] * abs(share - 1))
+
+    starts = ([0.5, 1.0, 0.2], [2.0, 0.6, 1.0], [0.1, 1.3, 0.1])
+    options = {"maxiter": 1500, "maxfev": 1500}
+    best = min((minimize(loss, start, method="Nelder-Mead", options=options) for start in starts), key=lambda r: r.fun)
+    step, share, sequence = (float(value) for value in np.abs(best.x))
+    return Engine(name, step * 1e-3, sequence * 1e-5, share)

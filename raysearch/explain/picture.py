@@ -1,0 +1,148 @@
+"""What a picture of a layer shows, whatever it is drawn with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sim.layout import format_named
+from sim.ops import FusedOp, Layer, layer_ops
+from sim.placement import parse_placement
+from sim.sharding import rule
+from sim.types import Collective, Evaluation, OpBreakdown, Violation, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor as it lies on the tp axis.
+
+    Attributes:
+        name: Of the tensor.
+        named: In the notation of named axes: "qkv[t, q_tp]".
+        placement: As a text: "S(1)".
+        dims: How many dims it has.
+    """
+
+    name: str
+    named: str
+    placement: str
+    dims: int
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A tensor on its way to one op.
+
+    Attributes:
+        held: As its producer left it.
+        arrives: As the op reads it.
+        collectives: Between the two.
+        main: Whether the op just above left it; others pass by some ops.
+        producer: Index of the op that left it, -1 where it comes from the layer above.
+    """
+
+    held: Held
+    arrives: Held
+    collectives: tuple[Collective, ...]
+    main: bool
+    producer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One fused op.
+
+    Attributes:
+        edges: Its inputs, the one from the op above first.
+        weight: How its weight lies, if it has one.
+        inside: Collectives that are part of the op.
+        output: What it leaves.
+    """
+
+    name: str
+    choice: int
+    label: str
+    edges: tuple[Edge, ...]
+    weight: Held | None
+    inside: tuple[Collective, ...]
+    output: Held
+    bound: str
+    kernel_time_s: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One layer under one strategy."""
+
+    title: str
+    nodes: tuple[Node, ...]
+    feasible: bool
+    tokens_per_s_per_gpu: float
+    tpot_s: float
+    layer_s: float
+    communication_s: float
+    violations: tuple[Violation, ...]
+
+
+def picture_of(title: str, workload: Workload, evaluation: Evaluation) -> Picture:
+    """The picture of an evaluated strategy."""
+    layer = layer_ops(workload.model)
+    placements = {op.output: told.placement_out for op, told in zip(layer.ops, evaluation.ops, strict=True)}
+    return Picture(
+        title=title,
+        nodes=tuple(_node(layer, op, told, placements) for op, told in zip(layer.ops, evaluation.ops, strict=True)),
+        feasible=evaluation.feasible,
+        tokens_per_s_per_gpu=evaluation.tokens_per_s_per_gpu,
+        tpot_s=evaluation.tpot_s,
+        layer_s=evaluation.stage.layer_s,
+        communication_s=sum(op.communication_time_s for op in evaluation.ops),
+        violations=evaluation.violations,
+    )
+
+
+def picture_dict(picture: Picture) -> dict[str, Any]:
+    """A picture as it stands in JSON."""
+    return asdict(picture)
+
+
+def _node(layer: Layer, op: FusedOp, told: OpBreakdown, placements: dict[str, str]) -> Node:
+    edges = [_edge(layer, op, name, told, placements[name]) for name in op.inputs]
+    weight = rule(op, layer, told.choice).weight
+    return Node(
+        name=op.name,
+        choice=told.choice,
+        label=told.label,
+        edges=tuple(sorted(edges, key=lambda edge: not edge.main)),
+        weight=held("W", op.equation.split("->")[0].split(",")[1], str(weight)) if weight and op.equation else None,
+        inside=tuple(c for c in told.collectives if not _moves_an_input(c, op)),
+        output=held(op.output, layer.tensor(op.output).letters, told.placement_out),
+        bound=told.bound,
+        kernel_time_s=told.kernel_time_s,
+        time_s=told.time_s,
+    )
+
+
+def _edge(layer: Layer, op: FusedOp, name: str, told: OpBreakdown, placement: str) -> Edge:
+    tensor, order = layer.tensor(name), list(layer.op_by_name)
+    producer, consumer = order.index(tensor.producer), order.index(op.name)
+    return Edge(
+        held=held(name, tensor.letters, placement),
+        arrives=held(name, tensor.letters, told.placements_in[name]),
+        collectives=tuple(c for c in told.collectives if c.tensor == name and _moves_an_input(c, op)),
+        main=producer == (consumer - 1) % len(order),
+        producer=producer if producer < consumer else -1,
+    )
+
+
+def _moves_an_input(collective: Collective, op: FusedOp) -> bool:
+    return collective.axis == "tp" and collective.tensor in op.inputs
+
+
+def held(name: str, letters: str, placement: str) -> Held:
+    """A tensor under a placement over tp.
+
+    >>> held("qkv", "tq", "S(1)").named
+    'qkv[t, q_tp]'
+    """
+    return Held(name, format_named(name, letters, (parse_placement(placement),), ("tp",)), placement, len(letters))

@@ -1,0 +1,1 @@
+"""Predictions against measured rows: families, figures, tables and plots."""

@@ -1,0 +1,114 @@
+"""Serving runs of endtoend_ttft_tpot.csv: time per output token of aggregated and disaggregated deployments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from raysearch.calibration.deployments import ServingRow, disagg_decoder
+from raysearch.calibration.serving import (
+    agg_runs,
+    contradicting,
+    cross_validated_tpot,
+    engine_for,
+    engines_of,
+    numbers_of,
+    read_runs,
+    records,
+    tpot_s,
+    works_of,
+)
+from raysearch.validation.figures import Comparison, figures, within_groups
+from raysearch.validation.light import light_step_s
+from sim.calibration import Calibration
+
+Floats = NDArray[np.float64]
+
+
+def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool = False) -> Comparison | None:
+    """Predicted time per output token of the aggregated runs; None if the folder has no such file.
+
+    The disaggregated runs are figures of their own in `extra`: their decode workers see no prompts.
+
+    Raises:
+        InputError: A file that cannot be used.
+    """
+    frame = read_runs(directory)
+    if frame is None:
+        return None
+    runs, rows = agg_runs(frame)
+    works, engines = works_of(rows, calibration), engines_of(calibration)
+    if held_out:
+        predicted = cross_validated_tpot(runs, rows, works) * 1e3
+    else:
+        predicted = _milliseconds([tpot_s(w, engine_for(engines, r.engine)) for w, r in zip(works, rows, strict=True)])
+    measured = numbers_of(runs, "silicon_tpot_ms")
+    light = _milliseconds([light_step_s(r.deployment, w.running) for w, r in zip(works, rows, strict=True)])
+    left_out = int(np.count_nonzero(frame["mode"] == "agg")) - len(runs)
+    odd = contradicting(runs, rows)
+    return Comparison(
+        "endtoend_ttft_tpot",
+        runs,
+        measured,
+        predicted,
+        light,
+        ("model_path", "backend"),
+        unit="ms",
+        note="time per output token of mode agg; the time to the first token is not predicted"
+        + (f"; {left_out} rows name an unknown model or no concurrency" if left_out else ""),
+        extra={
+            "rank_correlation_within_workload": _ranks(runs, rows, predicted, measured, ~odd),
+            "without_contradicting_rows": {
+                "rule": "a run faster than the same server and lengths at a quarter of its concurrency or less",
+                "left_out": int(odd.sum()),
+                **figures(measured[~odd], predicted[~odd], light[~odd]),
+            },
+            "disagg": _disaggregated(frame, calibration),
+        },
+    )
+
+
+def _milliseconds(seconds: list[float]) -> Floats:
+    return np.array(seconds, dtype=float) * 1e3
+
+
+def _ranks(
+    runs: pd.DataFrame, rows: list[ServingRow], predicted: Floats, measured: Floats, kept: NDArray[np.bool_]
+) -> dict[str, dict[str, object]]:
+    """Rank correlations of tokens/s/GPU inside workloads, on all rows and on those that do not contradict another."""
+    load = np.array([row.deployment.concurrency / row.deployment.gpus for row in rows])
+    labels = {
+        "model_engine_isl_osl": ["model_path", "backend", "isl", "osl"],
+        "model_isl_osl": ["model_path", "isl", "osl"],
+        "model_engine": ["model_path", "backend"],
+    }
+    result: dict[str, dict[str, object]] = {}
+    for name, columns in labels.items():
+        keys = np.array([" ".join(map(str, key)) for key in runs[columns].itertuples(index=False)])
+        result[name] = {
+            **within_groups(load / measured, load / predicted, keys.tolist()),
+            "without_contradicting_rows": within_groups(
+                (load / measured)[kept], (load / predicted)[kept], keys[kept].tolist()
+            ),
+        }
+    return result
+
+
+def _disaggregated(frame: pd.DataFrame, calibration: Calibration) -> dict[str, object]:
+    """Errors of the decode workers of disaggregated runs: no prompts, the engine's own time as fitted."""
+    runs = pd.DataFrame(frame[frame["mode"] != "agg"])
+    rows = [disagg_decoder(row) for row in records(runs)]
+    kept = [row is not None for row in rows]
+    known = [row for row in rows if row is not None]
+    works, engines = works_of(known, calibration), engines_of(calibration)
+    predicted: list[float] = []
+    for work, row in zip(works, known, strict=True):
+        engine = engine_for(engines, row.engine)
+        predicted.append(work.decode_s + engine.step_s + engine.sequence_s * work.running)
+    light = _milliseconds([light_step_s(row.deployment, work.running) for work, row in zip(works, known, strict=True)])
+    measured = numbers_of(runs, "silicon_tpot_ms")[kept]
+    result = figures(measured, _milliseconds(predicted), light)
+    return {**result, "unpredicted": result["unpredicted"] + len(runs) - len(known)}

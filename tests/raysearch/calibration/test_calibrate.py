@@ -1,0 +1,102 @@
+"""`raysearch calibrate`: a folder of measurements in, a file of coefficients out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from raysearch.calibration.coefficients import fit_directory
+from raysearch.calibration.fit import H100_SXM
+from raysearch.calibration.tables import read_table
+from raysearch.cli import app
+from raysearch.errors import InputError
+from sim.catalog import config_path, load_calibration, load_hardware, load_speed_of_light
+
+
+def calibrate(*arguments: object) -> dict[str, object]:
+    result = CliRunner().invoke(app, ["calibrate", *map(str, arguments), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_a_folder_becomes_a_file_that_a_hardware_file_can_name(measured: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    printed = calibrate("--data", measured, "--out", out, "--source", "own machine")
+    assert printed["written"] is True
+    families = printed["families"]
+    assert isinstance(families, dict)
+    assert families["gemm"]["rows"] == 300
+    assert families["gemm"]["median_ape"] < 0.05 < families["gemm"]["bare_roofline_mape"]
+    assert families["moe"] == {"rows": 0, "file": "moe.csv", "left_at_defaults": "no file"}
+    assert json.loads(out.read_text())["provenance"]["source"] == "own machine"
+    assert list(load_calibration(out).series) == ["gemm/trtllm/fp8"]
+    hardware = config_path("hardware", "h100_sxm").read_text().replace('"h100_sxm"', '"mine.json"', 2)
+    (tmp_path / "mine.toml").write_text(hardware.replace('name = "mine.json"', 'name = "mine"'))
+    assert load_hardware(tmp_path / "mine.toml").curves is not None
+
+
+def test_the_same_rows_give_the_same_bytes(measured: Path) -> None:
+    first, second = (json.dumps(fit_directory(measured, {}, H100_SXM)) for _ in range(2))
+    assert first == second
+
+
+def test_only_with_force_is_other_content_replaced(measured: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    calibrate("--data", measured, "--out", out)
+    assert calibrate("--data", measured, "--out", out)["written"] is False
+    out.write_text("something of mine")
+    with pytest.raises(InputError, match=r"holds something else; give --force"):
+        calibrate("--data", measured, "--out", out)
+    assert out.read_text() == "something of mine"
+    assert calibrate("--data", measured, "--out", out, "--force")["written"] is True
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["measured", "mine.json"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("latency_us", "latency_ms", r"gemm.csv: no column 'latency_us'; did you mean 'latency_ms'\?"),
+        ("trtllm,fp8,", "trtllm,fp4,", r"gemm.csv, line 2, column dtype: .*got 'fp4'"),
+        ("trtllm,fp8,", "trtllm,fp8,-", r"gemm.csv, line 2, column m: .*got '-"),
+        ("\n", "\ntrtllm,fp8,1,1,1,nan\n", r"gemm.csv, line 2, column latency_us: .*got 'nan'"),
+        ("\n", "\ntrtllm,fp8,1,1,1,0\n", r"gemm.csv, line 2, column latency_us: .*got '0'"),
+    ],
+)
+def test_a_bad_file_is_met_with_its_line_and_column(measured: Path, old: str, new: str, complaint: str) -> None:
+    path = measured / "gemm.csv"
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(InputError, match=complaint):
+        read_table(measured, "gemm")
+
+
+def test_an_empty_or_missing_folder_names_what_it_should_hold(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none of the files to fit: gemm\.csv, "):
+        fit_directory(tmp_path, {}, H100_SXM)
+    with pytest.raises(InputError, match="no such folder"):
+        fit_directory(tmp_path / "nowhere", {}, H100_SXM)
+
+
+def test_a_handful_of_rows_is_no_calibration(measured: Path) -> None:
+    path = measured / "gemm.csv"
+    path.write_text("\n".join(path.read_text().splitlines()[:20]) + "\n")
+    with pytest.raises(InputError, match="none of the files to fit"):
+        fit_directory(measured, {}, H100_SXM)
+
+
+def test_the_shipped_hardware_has_the_peaks_its_calibration_was_fitted_under() -> None:
+    assert load_speed_of_light("h100_sxm") == load_calibration("h100_sxm").data["speed_of_light"] == H100_SXM
+
+
+def test_the_shipped_coefficients_say_where_they_come_from_and_how_good_they_are() -> None:
+    data = load_calibration("h100_sxm").data
+    assert "Apache-2.0" in data["provenance"]["source"]
+    assert data["provenance"]["date"]
+    targets = {"gemm": 0.065, "attention_decode": 0.06, "collectives": 0.08, "moe_alltoall_deepep": 0.05}
+    for family, target in targets.items():
+        assert data["families"][family]["mape"] <= target
+        assert data["families"][family]["rows"] > 1000
+    assert data["families"]["moe"]["median_ape"] <= 0.12
+    assert data["families"]["attention_prefill"]["mape"] <= 0.10

@@ -1,0 +1,58 @@
+"""The fit finds what it was given, shrugs at outliers, and is judged on rows that it never saw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from raysearch.calibration.fit import errors, fit_family, fold_numbers
+from raysearch.calibration.lattice import Lattice, Part, fit_terms
+from raysearch.calibration.predict import bare_roofline, cross_validated, predict, series_of
+from sim.curves import made_monotone
+
+
+def test_terms_are_found_whatever_the_outliers() -> None:
+    rng = np.random.default_rng(1)
+    phi = np.exp(rng.uniform(-2, 2, (200, 3)))
+    time = phi @ [1.0, 0.0, 3.0]
+    time[:20] *= 30
+    assert fit_terms(phi, time) == pytest.approx([1.0, 0.0, 3.0], abs=0.02)
+
+
+def test_a_correction_keeps_the_table_from_falling_where_the_rows_do() -> None:
+    lattice = Lattice([[1, 2, 4, 8]], [Part([[1, 2, 4, 8]], (1e-4,), (1e-4,))], (0,), (1,), iterations=1000)
+    points = lattice.points.repeat(20, axis=0)
+    rows = np.array([0.0, 1.0, 0.5, 2.0]).repeat(20)  # falls in the middle
+    found = lattice.spread @ lattice.correction(points, rows, np.zeros(4))
+    assert (np.diff(found) >= -1e-3).all()
+    assert found == pytest.approx([0.0, 0.75, 0.75, 2.0], abs=0.05)
+    assert made_monotone(found, (4,), (0,)) == pytest.approx(found, abs=1e-3)
+
+
+def test_a_made_up_machine_is_recovered_on_rows_held_out(gemms: pd.DataFrame) -> None:
+    clean = slice(10, None)  # the first ten rows are the outliers
+    held_out = cross_validated("gemm", gemms)[clean]
+    measured = gemms["latency_us"].to_numpy()[clean]
+    assert errors(held_out, measured)["median_ape"] < 0.05
+    assert (
+        errors(held_out, measured)["median_ape"] < errors(bare_roofline("gemm", gemms)[clean], measured)["median_ape"]
+    )
+
+
+def test_the_fit_does_not_depend_on_the_order_of_the_rows(gemms: pd.DataFrame) -> None:
+    shuffled = gemms.sample(frac=1, random_state=3)
+    found = [predict("gemm", gemms, fit_family("gemm", rows)) for rows in (gemms, shuffled)]
+    assert found[0] == pytest.approx(found[1], rel=0.02)  # percent integers are what is kept
+
+
+def test_rows_of_one_shape_never_lie_on_both_sides_of_a_fold(gemms: pd.DataFrame) -> None:
+    fold = fold_numbers("gemm", gemms)
+    assert set(fold) == set(range(5))
+    assert (pd.Series(fold).groupby([gemms["n"], gemms["k"]]).nunique() == 1).all()
+
+
+def test_a_series_that_was_never_fitted_has_no_prediction(gemms: pd.DataFrame) -> None:
+    other = gemms.assign(framework="vllm")
+    assert np.isnan(predict("gemm", other, fit_family("gemm", gemms))).all()
+    assert set(series_of("gemm", other)) == {"gemm/vllm/fp8"}

@@ -1,0 +1,56 @@
+"""What a picture says is what the evaluation says."""
+
+from __future__ import annotations
+
+import pytest
+
+from raysearch.explain.picture import Picture, held, picture_of
+from sim.catalog import load_workload
+from sim.heuristics import megatron_dims, megatron_sp_dims
+from sim.simulate import evaluate
+from sim.types import Strategy
+
+WORKLOAD = load_workload("gpt_moe_1_2t_16k")
+MIXED = (0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 1, 0)
+
+
+def picture(dims: tuple[int, ...]) -> Picture:
+    return picture_of("title", WORKLOAD, evaluate(WORKLOAD, Strategy(8, 16, 2, 512, dims)))
+
+
+@pytest.mark.parametrize("dims", [megatron_dims(WORKLOAD.model), megatron_sp_dims(WORKLOAD.model), MIXED])
+def test_every_collective_stands_once_on_an_edge_or_in_an_op(dims: tuple[int, ...]) -> None:
+    evaluation = evaluate(WORKLOAD, Strategy(8, 16, 2, 512, dims))
+    for node, op in zip(picture(dims).nodes, evaluation.ops, strict=True):
+        shown = [c for edge in node.edges for c in edge.collectives] + list(node.inside)
+        assert sorted(map(repr, shown)) == sorted(map(repr, op.collectives))
+
+
+def test_a_tensor_arrives_as_it_was_left_unless_a_collective_or_a_slice_moved_it() -> None:
+    for dims in (megatron_dims(WORKLOAD.model), megatron_sp_dims(WORKLOAD.model), MIXED):
+        for node in picture(dims).nodes:
+            for edge in node.edges:
+                if edge.collectives:
+                    assert edge.held.placement != edge.arrives.placement
+
+
+def test_megatron_reduces_after_attention_and_late_inside_the_combine() -> None:
+    nodes = {node.name: node for node in picture(megatron_dims(WORKLOAD.model)).nodes}
+    (projected, residual) = nodes["attn_residual"].edges
+    assert (projected.main, residual.main) == (True, False)
+    assert projected.held.named == "attn_projected[t, d] {U_tp}"
+    assert [c.kind for c in projected.collectives] == ["all_reduce"]
+    assert [c.kind for c in nodes["combine"].inside] == ["all_reduce", "all_to_all"]
+    weight = nodes["qkv_proj"].weight
+    assert weight is not None
+    assert weight.named == "W[d, q_tp]"
+
+
+def test_the_stream_comes_from_the_layer_above() -> None:
+    first = picture(MIXED).nodes[0].edges[0]
+    assert (first.producer, first.main, first.held.named) == (-1, True, "residual_in[t_tp, d]")
+
+
+def test_held_tensors_have_both_notations() -> None:
+    assert held("x", "td", "S(0)").named == "x[t_tp, d]"
+    assert held("x", "ecd", "R").named == "x[e, c, d]"

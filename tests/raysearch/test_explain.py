@@ -1,0 +1,83 @@
+"""`raysearch explain` and `raysearch verify-rules`, as processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+EXPLAIN = ("explain", "-w", "gpt_moe_1_2t_16k", "--tp", "8", "--ep", "16", "--pp", "2", "--batch", "512")
+
+
+def test_explain_prints_two_strategies_side_by_side(raysearch: Command) -> None:
+    shown = raysearch(*EXPLAIN, "--dims", "megatron-sp", "--against", "megatron")
+    assert shown.returncode == 0, shown.stderr
+    assert "reduce_scatter over tp" in shown.stdout
+    assert "all_reduce over tp" in shown.stdout
+    assert "► attn_norm tokens" in shown.stdout
+    assert "…" not in shown.stdout
+
+
+def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command, tmp_path: Path) -> None:
+    path = tmp_path / "layer.svg"
+    told = json.loads(raysearch(*EXPLAIN, "--dims", "megatron", "--svg", path, "--json").stdout)
+    assert told["svg"] == str(path)
+    assert path.read_text(encoding="utf-8").startswith("<svg ")
+    (picture,) = told["pictures"]
+    assert len(picture["nodes"]) == 12
+    assert picture["nodes"][4]["edges"][0]["collectives"][0]["kind"] == "all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dims", "megatron", "--against", "megatorn"), "--dims takes numbers"),
+        (("--dims", "megatron", "--svg", "/no/such/folder/x.svg"), "cannot write --svg /no/such/folder/x.svg"),
+        (("--dims", "1,2"), "12"),
+    ],
+)
+def test_explain_refuses_a_mistake_in_one_line(raysearch: Command, options: tuple[str, ...], message: str) -> None:
+    failed = raysearch(*EXPLAIN, *options)
+    assert failed.returncode == 2
+    assert message in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_verify_rules_proves_one_operation(raysearch: Command) -> None:
+    told = json.loads(raysearch("verify-rules", "--op", "matmul", "--json").stdout)
+    assert told["proved"]
+    (op,) = told["ops"]
+    assert "S(1), S(0) -> P(sum)" in op["rules"]
+    assert op["combinations"] == 14**3
+    assert "S(1), S(0) -> P(sum)" in raysearch("verify-rules", "--op", "matmul").stdout
+
+
+def test_verify_rules_prints_the_counter_example_of_an_outsiders_wrong_rule(
+    raysearch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outsider.py").write_text(
+        "import sim.operations\nfrom sim.rules import add_rules, written\n"
+        'add_rules("relu", written("P(sum) -> P(sum)"))\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    checked = raysearch("verify-rules", "--op", "relu", "--module", "outsider", cwd=tmp_path)
+    assert checked.returncode == 1
+    assert "P(sum) -> P(sum) is wrong (seed 0, sign +1)" in " ".join(checked.stdout.split())
+    assert checked.stderr.startswith("error: rules are wrong or missing for relu")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--op", "matmull"), "unknown operation 'matmull': did you mean 'matmul'?"),
+        (("--module", "no_such_module"), "cannot import --module no_such_module"),
+    ],
+)
+def test_verify_rules_refuses_what_it_does_not_know(raysearch: Command, options: tuple[str, ...], message: str) -> None:
+    failed = raysearch("verify-rules", *options)
+    assert failed.returncode == 2
+    assert message in failed.stderr

@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from raysearch.calibration.deployments import agg_deployment, engine_of, known_model
+from raysearch.calibration.serving import agg_runs, contradicting, fit_engine, fit_serving, read_runs, tpot_s, works_of
+from raysearch.errors import InputError
+from raysearch.validation.figures import figures, rank_correlation, within_groups
+from raysearch.validation.kernels import compare_family, nearest_series
+from raysearch.validation.published import compare_published
+from raysearch.validation.serving import compare_serving
+from sim.catalog import load_calibration
+from sim.serving import Engine, Work
+
+CALIBRATION = load_calibration("h100_sxm")
+KEYS = [
+    "gemm",
+    "attention_decode",
+    "attention_prefill",
+    "mla_decode",
+    "moe",
+    "collectives",
+    "moe_alltoall_deepep",
+    "p2p_send_recv_vidur",
+    "endtoend_ttft_tpot",
+    "endtoend",
+]
+RUN = {
+    "id": "run",
+    "source": "made up",
+    "measured": "",
+    "backend": "trtllm",
+    "backend_version": "1.0.0",
+    "model_path": "meta-llama/Llama-3.1-8B-Instruct",
+    "precision": "",
+    "mode": "agg",
+    "isl": 1024,
+    "osl": 256,
+    "gemm_quant_mode": "",
+    "moe_quant_mode": "",
+    "concurrency": 16,
+    "batch_size": 16,
+    "tp_size": 2,
+    "pp_size": 1,
+    "attention_dp_size": "",
+    "moe_tp_size": 1,
+    "moe_ep_size": 1,
+    "silicon_ttft_ms": 100.0,
+    "silicon_tpot_ms": 9.0,
+}
+PUBLISHED = {
+    "model": "Llama-3.1-70B",
+    "precision": "fp8 (fp8 KV)",
+    "hardware": "H100 SXM 80GB",
+    "framework": "TensorRT-LLM 0.17",
+    "parallelism": "TP1",
+    "num_gpus": 1,
+    "batch_or_concurrency": "max (inf request rate)",
+    "isl": 500.0,
+    "osl": 2000,
+    "phase": "aggregated",
+    "tok_s_total": 800.0,
+    "tok_s_per_gpu": 800.0,
+    "source": "made up",
+    "note": "",
+}
+UNSEEN: dict[str, list[dict[str, Any]]] = {
+    "gemm.csv": [
+        {"framework": "tensorrt", "dtype": "int8_wo", "m": 3, "n": 999, "k": 17, "latency_us": 5.0},
+        {"framework": "vllm", "dtype": "fp8_block", "m": 16384, "n": 70000, "k": 128, "latency_us": 5.0},
+    ],
+    "attention_decode.csv": [
+        {
+            "framework": "new",
+            "kv_cache_dtype": "fp4",
+            "batch_size": 1,
+            "kv_len": 1,
+            "num_heads": heads,
+            "num_kv_heads": 1,
+            "head_dim": 80,
+            "latency_us": 5.0,
+        }
+        for heads in (1, 8, 128)
+    ],
+    "attention_prefill.csv": [
+        {
+            "framework": "sglang",
+            "attn_dtype": "fp8",
+            "kv_cache_dtype": kv,
+            "batch_size": 1,
+            "isl": 1,
+            "num_heads": 1,
+            "num_kv_heads": 1,
+            "head_dim": 256,
+            "latency_us": 5.0,
+        }
+        for kv in ("bfloat16", "fp8")
+    ],
+    "mla_decode.csv": [
+        {
+            "mla_dtype": "fp8",
+            "kv_cache_dtype": "int8",
+            "batch_size": 1,
+            "kv_len": 1,
+            "num_heads": 3,
+            "tp_size": 1,
+            "latency_us": 5.0,
+        }
+    ],
+    "moe.csv": [
+        {
+            "framework": "vllm",
+            "kernel_source": kernel,
+            "dtype": dtype,
+            "num_tokens": 1,
+            "hidden_size": 100,
+            "inter_size": 100,
+            "topk": 1,
+            "num_experts": 7,
+            "moe_tp_size": 1,
+            "moe_ep_size": 7,
+            "distribution": "power_law_9",
+            "latency_us": 5.0,
+        }
+        for kernel, dtype in (("unheard_of", "nvfp4"), ("sglang_fused_moe_triton", "fp8"), ("deepgemm", "bfloat16"))
+    ],
+    "collectives.csv": [
+        {
+            "source": source,
+            "op": op,
+            "dtype": "float",
+            "num_gpus": gpus,
+            "num_nodes": nodes,
+            "message_elems": 64,
+            "message_bytes": 128,
+            "latency_us": 5.0,
+        }
+        for source, op, gpus, nodes in (
+            ("nccl_9.9", "all_reduce", 2, 1),
+            ("mystery", "broadcast", 3, 1),
+            ("nccl_2.23", "all_gather", 16, 2),
+        )
+    ],
+    "moe_alltoall_deepep.csv": [
+        {
+            "source": "other",
+            "mode": mode,
+            "num_nodes": nodes,
+            "ep": 8 * nodes,
+            "hidden": 1000,
+            "topk": 3,
+            "num_experts": 33,
+            "tokens_per_rank": 5,
+            "comm_sms": sms,
+            "dispatch_us": 9.0,
+            "combine_us": 9.0,
+        }
+        for mode, nodes, sms in (("low_latency", 16, 8), ("normal", 3, 16), ("normal", 1, 0), ("hybrid", 1, 20))
+    ],
+    "p2p_send_recv_vidur.csv": [
+        {"scope": scope, "message_bytes": 1, "min_us": 1, "median_us": 5, "mean_us": 5, "std_us": 0}
+        for scope in ("intra_node", "inter_node (4 nodes)")
+    ],
+    "endtoend_ttft_tpot.csv": [
+        RUN | {"backend": "other", "tp_size": "", "silicon_tpot_ms": 9.0},
+        RUN | {"model_path": "nobody/knows-this"},
+        RUN | {"concurrency": "", "batch_size": ""},
+        RUN | {"model_path": "deepseek-ai/DeepSeek-R1", "tp_size": 8, "moe_ep_size": 8, "backend": "sglang"},
+        RUN | {"model_path": "openai/gpt-oss-120b", "tp_size": 4, "moe_tp_size": 3, "gemm_quant_mode": "nvfp4"},
+        RUN | {"model_path": "MiniMaxAI/MiniMax-M2.5", "tp_size": 4, "attention_dp_size": 4, "moe_ep_size": 16},
+        RUN | {"mode": "disagg", "decode_batch_size": 8, "decode_tp_size": 2},
+        RUN | {"mode": "disagg", "decode_batch_size": ""},
+    ],
+    "endtoend.csv": [
+        PUBLISHED,
+        PUBLISHED | {"parallelism": "TP2", "tok_s_per_gpu": 2500.0},
+        PUBLISHED | {"parallelism": "unknown"},
+        PUBLISHED | {"batch_or_concurrency": "QPS=4", "phase": "aggregated-online", "source": "500 requests"},
+        PUBLISHED
+        | {
+            "model": "DeepSeek-V3",
+            "framework": "SGLang",
+            "parallelism": "decode: attn DP72, EP72",
+            "batch_or_concurrency": "128 req/GPU",
+            "phase": "decode",
+        },
+        PUBLISHED
+        | {
+            "model": "DeepSeek-V3",
+            "framework": "SGLang",
+            "parallelism": "prefill: attn DP32, EP32",
+            "batch_or_concurrency": "16384 tokens/GPU",
+            "osl": 0,
+            "phase": "prefill",
+        },
+    ],
+}
+
+
+def write(folder: Path, file: str, rows: list[dict[str, Any]]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(folder / file, index=False)
+    return folder
+
+
+@pytest.fixture
+def unseen(tmp_path: Path) -> Path:
+    for file, rows in UNSEEN.items():
+        write(tmp_path / "data", file, rows)
+    return tmp_path / "data"
+
+
+def all_numbers(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [number for item in value.values() for number in all_numbers(item)]
+    if isinstance(value, list):
+        return [number for item in value for number in all_numbers(item)]
+    return [value] if isinstance(value, int | float) else []
+
+
+def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysearch, unseen: Path) -> None:
+    done = raysearch("validate", "--data", unseen, "--json", "--plots", unseen / "plots")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert list(result) == KEYS
+    for name, family in result.items():
+        assert {"rows", "mape", "median_ape", "p90_ape", "bias", "roofline_mape", "groups"} <= set(family), name
+        assert family["rows"] == sum(group["rows"] for group in family["groups"]) > 0
+        assert all(math.isfinite(number) for number in all_numbers(family))
+        assert (unseen / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    for name in KEYS[:8]:
+        assert result[name]["unpredicted"] == 0, name
+    assert result["endtoend_ttft_tpot"]["rows"] == 4  # an unknown model and a run without concurrency are named
+    assert "2 rows" in result["endtoend_ttft_tpot"]["note"]
+    assert result["endtoend_ttft_tpot"]["disagg"]["rows"] == 1
+    assert result["endtoend"]["rows"] == 5
+    assert result["endtoend"]["unpredicted"] == 1
+
+
+def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) -> None:
+    write(tmp_path, "gemm.csv", UNSEEN["gemm.csv"])
+    done = raysearch("validate", "--data", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert list(result) == KEYS
+    assert result["gemm"]["rows"] == 2
+    for name in KEYS[1:]:
+        assert result[name]["rows"] == 0
+        assert result[name]["mape"] is None
+        assert result[name]["groups"] == []
+        assert "not checked" in result[name]["note"]
+    table = raysearch("validate", "--data", tmp_path)
+    assert table.returncode == 0, table.stderr
+    assert "not checked" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("gemm.csv", {"latency_us": "fast"}, "latency_us"),
+        ("gemm.csv", {"m": 0}, "column m"),
+        ("endtoend_ttft_tpot.csv", {"silicon_tpot_ms": ""}, "silicon_tpot_ms"),
+        ("endtoend_ttft_tpot.csv", {"concurrency": "many"}, "line 2, column concurrency"),
+        ("endtoend.csv", {"tok_s_per_gpu": -1}, "tok_s_per_gpu"),
+    ],
+)
+def test_a_bad_cell_is_one_clear_error(raysearch, tmp_path: Path, file: str, change: dict[str, Any], said: str) -> None:
+    write(tmp_path, file, [UNSEEN[file][0] | change])
+    done = raysearch("validate", "--data", tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert file in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_column_or_folder_is_one_clear_error(raysearch, tmp_path: Path) -> None:
+    write(tmp_path, "endtoend_ttft_tpot.csv", [{"id": "x"}])
+    done = raysearch("validate", "--data", tmp_path)
+    assert done.returncode == 2
+    assert "no column 'backend'" in done.stderr
+    done = raysearch("validate", "--data", tmp_path / "nowhere")
+    assert done.returncode == 2
+    assert "no such folder" in done.stderr
+
+
+def test_figures_of_hand_made_errors() -> None:
+    measured, predicted = np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.1, 1.8, 4.0, np.nan])
+    found = figures(measured, predicted, measured / 2)
+    assert (found["rows"], found["unpredicted"]) == (3, 1)
+    assert found["mape"] == pytest.approx(0.2 / 3)
+    assert found["median_ape"] == pytest.approx(0.1)
+    assert found["bias"] == pytest.approx(0.0, abs=1e-12)
+    assert found["roofline_mape"] == pytest.approx(0.5)
+    assert found["rank_correlation"] is None  # three rows rank nothing
+    assert figures(np.zeros(0), np.zeros(0), np.zeros(0))["mape"] is None
+
+
+def test_rank_correlations_inside_groups() -> None:
+    rising = np.arange(1.0, 6.0)
+    assert rank_correlation(rising, rising**3) == pytest.approx(1.0)
+    assert rank_correlation(rising, -rising) == pytest.approx(-1.0)
+    assert rank_correlation(rising, np.ones(5)) is None
+    both = within_groups(np.tile(rising, 2), np.concatenate([rising, -rising]), ["a"] * 5 + ["b"] * 5)
+    assert (both["groups"], both["mean"], both["min"]) == (2, pytest.approx(0.0), pytest.approx(-1.0))
+
+
+def test_an_unknown_series_is_read_as_the_one_that_shares_most_with_it() -> None:
+    fitted = ["a2a/normal/dispatch/12/intra", "a2a/normal/dispatch/24/intra", "a2a/low_latency/dispatch/0/intra"]
+    assert nearest_series("a2a/normal/dispatch/20/intra", fitted) == fitted[1]
+    assert nearest_series("a2a/low_latency/dispatch/8/intra", fitted) == fitted[2]
+    assert nearest_series("a2a/x", []) is None
+
+
+def test_rows_that_the_coefficients_predict_exactly_have_no_error(tmp_path: Path) -> None:
+    rows = [
+        {"framework": "vllm", "dtype": "bfloat16", "m": m, "n": 4096, "k": 4096, "latency_us": 1.0}
+        for m in (1, 64, 4096)
+    ]
+    for row in rows:
+        row["latency_us"] = CALIBRATION.gemm_us("vllm", "bf16", row["m"], row["n"], row["k"])
+    found = compare_family("gemm", "gemm", write(tmp_path, "gemm.csv", rows), CALIBRATION)
+    assert found is not None
+    assert np.allclose(found.predicted, found.measured, rtol=1e-6)
+    assert (found.roofline <= found.predicted * (1 + 1e-12)).all()
+
+
+def test_a_run_states_the_degree_that_its_row_leaves_out() -> None:
+    plain = agg_deployment(RUN)
+    assert plain is not None
+    assert (plain.deployment.attention_tp, plain.deployment.attention_dp) == (2, 1)
+    moe = RUN | {
+        "model_path": "openai/gpt-oss-120b",
+        "tp_size": 4,
+        "moe_tp_size": 4,
+        "concurrency": 64,
+        "batch_size": 16,
+    }
+    found = agg_deployment(moe)
+    assert found is not None
+    assert (found.deployment.attention_tp, found.deployment.attention_dp, found.deployment.gpus) == (1, 4, 4)
+    found = agg_deployment(
+        RUN | {"model_path": "MiniMaxAI/MiniMax-M2.5", "tp_size": 4, "moe_tp_size": 0, "moe_ep_size": 0}
+    )
+    assert found is not None
+    assert found.deployment.moe_tp * found.deployment.moe_ep == 4
+    flag = moe | {"attention_dp_size": 4, "moe_tp_size": 1, "moe_ep_size": 16, "concurrency": 64, "batch_size": 16}
+    found = agg_deployment(flag)
+    assert found is not None  # the engine's flag: four GPUs, each with its own requests
+    assert (found.deployment.attention_tp, found.deployment.attention_dp, found.deployment.moe_ep) == (1, 4, 4)
+    found = agg_deployment(flag | {"attention_dp_size": 2, "moe_ep_size": 8})
+    assert found is not None
+    assert (found.deployment.attention_tp, found.deployment.attention_dp, found.deployment.gpus) == (4, 2, 8)
+    assert agg_deployment(RUN | {"model_path": "nobody/knows-this"}) is None
+
+
+def test_published_names_find_their_models() -> None:
+    names = {
+        "deepseek-ai/DeepSeek-V3": ("deepseek_v3", "fp8_block"),
+        "DeepSeek-V3/R1": ("deepseek_v3", "fp8_block"),
+        "Qwen/Qwen3-235B-A22B-FP8": ("qwen3_235b_a22b", "fp8_block"),
+        "Qwen3-235B-A22B": ("qwen3_235b_a22b", "bf16"),
+        "Qwen/Qwen3-32B": ("qwen3_32b", "bf16"),
+        "Llama-3.3-70B": ("llama_3_1_70b", "bf16"),
+        "Llama-4-Maverick-17B-128E": ("llama_4_maverick", "bf16"),
+        "Mixtral-8x22B": ("mixtral_8x22b", "bf16"),
+    }
+    for name, expected in names.items():
+        found = known_model(name)
+        assert found is not None
+        assert (found[0].name, found[1]) == expected
+
+
+def test_versions_of_vllm_without_asynchronous_scheduling_are_an_engine_of_their_own() -> None:
+    assert engine_of("vllm", "0.12.0") == "vllm<0.14"
+    assert engine_of("vllm", "0.18.0") == engine_of("vllm", np.nan) == "vllm"
+    assert engine_of("trtllm", "0.12.0") == "trtllm"
+
+
+def test_a_faster_run_at_much_more_concurrency_contradicts_the_slower_one(tmp_path: Path) -> None:
+    rows = [RUN | {"concurrency": c, "batch_size": c, "silicon_tpot_ms": t} for c, t in ((4, 9), (8, 10), (64, 8.5))]
+    frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", rows))
+    assert frame is not None
+    assert contradicting(*agg_runs(frame)).tolist() == [False, False, True]
+
+
+def test_engine_parameters_are_recovered_from_runs_made_with_them(tmp_path: Path) -> None:
+    truth = Engine("trtllm", 1e-3, 2e-5, 0.8)
+    rows = [
+        RUN | {"concurrency": c, "batch_size": c, "isl": isl, "osl": osl}
+        for c in (4, 16, 64, 128)
+        for isl in (256, 2048)
+        for osl in (128, 1024)
+    ]
+    frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", rows))
+    assert frame is not None
+    _, deployments = agg_runs(frame)
+    works = works_of(deployments, CALIBRATION)
+    measured = np.array([tpot_s(work, truth) for work in works])
+    found = fit_engine("trtllm", works, measured)
+    assert found.step_s == pytest.approx(truth.step_s, rel=0.1)
+    assert found.prefill_share == pytest.approx(truth.prefill_share, rel=0.05)
+    assert found.sequence_s == pytest.approx(truth.sequence_s, rel=0.1)
+    for row, seconds in zip(rows, measured, strict=True):
+        row["silicon_tpot_ms"] = seconds * 1e3
+    record = fit_serving(write(tmp_path, "endtoend_ttft_tpot.csv", rows), CALIBRATION)
+    assert record is not None
+    assert record["engines"]["trtllm"]["mape"] < 0.03
+    assert json.dumps(record, allow_nan=False)
+    assert fit_serving(tmp_path / "empty", CALIBRATION) is None
+
+
+def test_one_outlier_does_not_move_an_engine() -> None:
+    works = [Work(float(b), 5e-3 + 1e-5 * b, 30e-3, b / 512, (b - 1) / 512, {}) for b in (4, 8, 16, 32, 64, 128, 256)]
+    truth = Engine("x", 1e-3, 2e-5, 1.0)
+    measured = np.array([tpot_s(work, truth) for work in works])
+    bent = measured * np.array([1, 1, 1, 1, 1, 1, 0.05])
+    assert fit_engine("x", works, bent).step_s == pytest.approx(fit_engine("x", works, measured).step_s, rel=0.2)
+
+
+def test_serving_and_published_families_are_absent_without_their_files(tmp_path: Path) -> None:
+    assert compare_serving(tmp_path, CALIBRATION) is None
+    assert compare_published(tmp_path, CALIBRATION) is None
+
+
+def test_a_second_gpu_gives_room_for_more_than_twice_the_sequences(tmp_path: Path) -> None:
+    rows = [PUBLISHED, PUBLISHED | {"parallelism": "TP2", "tok_s_per_gpu": 2400.0}]
+    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION)
+    assert found is not None
+    (cliff,) = found.extra["capacity_cliff"]
+    assert cliff["measured_gain"] == pytest.approx(3.0)
+    assert 2 < cliff["predicted_gain"] < 6
+
+
+def test_held_out_predictions_come_from_the_folder_itself(raysearch, tmp_path: Path) -> None:
+    rows = [
+        {"framework": "vllm", "dtype": "bfloat16", "m": m, "n": n, "k": 1024, "latency_us": 10.0 + 1e-6 * m * n}
+        for m in (1, 16, 128, 1024, 4096)
+        for n in (256, 512, 1024, 2048, 4096, 8192)
+    ]
+    done = raysearch("validate", "--data", write(tmp_path, "gemm.csv", rows), "--held-out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["gemm"]["mape"] < 0.5
+
+
+def test_a_wrong_file_of_runs_is_an_input_error(tmp_path: Path) -> None:
+    write(tmp_path, "endtoend_ttft_tpot.csv", [RUN | {"isl": "long"}])
+    with pytest.raises(InputError, match="column isl"):
+        read_runs(tmp_path)
