@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from raysearch.app import app
 from raysearch.calibration.coefficients import fit_directory
 from raysearch.calibration.fit import H100_SXM
 from raysearch.calibration.tables import read_table
-from raysearch.cli import app
 from raysearch.errors import InputError
 from sim.catalog import config_path, load_calibration, load_hardware, load_speed_of_light
 

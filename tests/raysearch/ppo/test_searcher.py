@@ -55,7 +55,7 @@ def test_defaults_are_the_papers():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": 1.0}, "unknown option 'lr'"),
+        ({"lr": 1.0}, "lr: unknown key"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"confidence_threshold": 1.5}, "confidence_threshold"),
         ({"chunks": 0}, "chunks"),
