@@ -24,7 +24,7 @@ from raysearch.commands import (
     verify_rules,
 )
 from raysearch.errors import InputError, RunFailed
-from sim.catalog import CatalogError
+from sim.config_files import CatalogError
 from sim.validate import StrategyError
 
 INPUT_ERROR = 2

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from envs.files import write_atomically
 from raysearch.errors import InputError
-from sim.catalog import Kind, config_path, explain
+from sim.config_files import Kind, config_path, explain
 from sim.types import Strategy
 
 RESULTS_ROOT = Path("results")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from envs.space import StrategySpace
 from raysearch.errors import InputError
 from raysearch.searcher import Searcher
-from sim.catalog import config_path, did_you_mean, explain, list_names, read_config
+from sim.config_files import config_path, did_you_mean, explain, list_names, read_config
 
 
 class UnknownName(InputError):

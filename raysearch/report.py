@@ -11,7 +11,8 @@ from envs.files import write_atomically
 from raysearch.files import as_strategy
 from raysearch.records import RunSpec
 from raysearch.results import read_runs, read_spec, run_folders, run_rows
-from sim.catalog import CatalogError, load_workload
+from sim.catalog import load_workload
+from sim.config_files import CatalogError
 from sim.simulate import evaluate
 from sim.types import Evaluation, Workload
 

@@ -21,7 +21,8 @@ from raysearch.errors import InputError
 from raysearch.files import anchored, read_json, write_json
 from raysearch.records import LARGEST_SEED, STUDY_FILE, RunSpec, StudyRecord
 from raysearch.registry import check_options, run_budget
-from sim.catalog import config_path, load_workload, read_config
+from sim.catalog import load_workload
+from sim.config_files import config_path, read_config
 from sim.types import Workload
 
 RUNS_FOLDER = "runs"

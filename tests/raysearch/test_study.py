@@ -24,7 +24,7 @@ from raysearch.results import check_results, study_frame
 from raysearch.run import SearchRun
 from raysearch.study import load_study, run_dir
 from raysearch.study import write_study as write_record
-from sim.catalog import CatalogError
+from sim.config_files import CatalogError
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "subprocess.Popen[str]"]

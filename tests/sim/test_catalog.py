@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 from pathlib import Path
 
 import pydantic
 import pytest
 
-from sim.catalog import (
-    CatalogError,
-    config_path,
-    did_you_mean,
-    list_names,
-    load_hardware,
-    load_model,
-    load_workload,
-    read_config,
-)
+from sim.catalog import load_hardware, load_model, load_workload
+from sim.config_files import CatalogError, config_path, did_you_mean, list_names, read_config
 from sim.simulate import evaluate
 from sim.types import DegreeTables, Strategy
 
@@ -326,3 +319,15 @@ def test_loaded_values_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         workload.max_gpus = 1  # type: ignore[misc]
     assert all(math.isfinite(value) for value in workload.hardware.peak_flop_per_s.values())
+
+
+def test_a_hardware_file_may_name_a_calibration_beside_it(tmp_path: Path) -> None:
+    shipped = config_path("hardware", "h100_sxm").read_text(encoding="utf-8")
+    assert 'calibration = "h100_sxm"' in shipped
+    mine = tmp_path / "mine.toml"
+    mine.write_text(shipped.replace('calibration = "h100_sxm"', 'calibration = "fits/own.json"'), encoding="utf-8")
+    (tmp_path / "fits").mkdir()
+    shutil.copy(config_path("calibration", "h100_sxm"), tmp_path / "fits" / "own.json")
+    curves = load_hardware(mine).curves
+    assert curves is not None
+    assert curves.calibration.name == "own"

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.catalog import CatalogError, load_calibration, load_model, load_workload
+from sim.catalog import load_calibration, load_model, load_workload
+from sim.config_files import CatalogError
 from sim.deployment import MEMORY_POLICIES, Deployment, cache_bytes, sequence_limit, weight_bytes
 from sim.serving import Engine, prefill_time, serve, steady_work
 from sim.serving_kernels import FittedKernels

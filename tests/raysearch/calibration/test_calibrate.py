@@ -13,7 +13,8 @@ from raysearch.calibration.coefficients import fit_directory
 from raysearch.calibration.fit import H100_SXM
 from raysearch.calibration.tables import read_table
 from raysearch.errors import InputError
-from sim.catalog import config_path, load_calibration, load_hardware, load_speed_of_light
+from sim.catalog import load_calibration, load_hardware, load_speed_of_light
+from sim.config_files import config_path
 
 
 def calibrate(*arguments: object) -> dict[str, object]:

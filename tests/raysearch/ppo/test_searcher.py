@@ -10,7 +10,8 @@ from envs.strategy_env import StrategyEnv
 from raysearch.ppo.options import Options
 from raysearch.registry import OptionsError, check_options, make_searcher
 from raysearch.searcher import Outcome
-from sim.catalog import config_path, load_workload, read_config
+from sim.catalog import load_workload
+from sim.config_files import config_path, read_config
 from tests.raysearch.searcher_suite import SearcherSuite
 
 
