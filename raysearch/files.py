@@ -102,10 +102,14 @@ def _open_folder(folder: Path) -> int:
 
 
 def _lock(handle: int, folder: Path) -> None:
+    in_use = InputError(f"{folder} is in use by another search or study; give --out another folder")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InputError(f"{folder} is in use by another search or study; give --out another folder") from None
+        raise in_use from None
+    # Who held it may have removed the empty folder since we opened it: then the lock is on nothing that has a name.
+    if not (folder.exists() and os.path.samestat(os.fstat(handle), folder.stat())):
+        raise in_use
 
 
 def anchored(kind: Kind, name_or_path: str, *, beside: Path | None = None) -> str:

@@ -75,9 +75,9 @@ def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: 
     if fitted is not None and group.nodes == 1:
         return _judged(hardware, fitted.time_s * exposed, fitted)
     time_s = collective_time_s(hardware, kind, group, tensor_bytes)
+    where = f"{kind.replace('_', '-')} over tp across nodes" if group.nodes > 1 else ""
     if fitted is None:
-        return Priced(time_s * exposed, hardware.errors.uncalibrated)
-    where = f"{kind.replace('_', '-')} over tp across nodes"
+        return Priced(time_s * exposed, hardware.errors.uncalibrated, where)
     return Priced(max(time_s, fitted.time_s) * exposed, hardware.errors.extrapolated, where)
 
 

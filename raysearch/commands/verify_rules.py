@@ -39,8 +39,8 @@ def verify_rules(
     for name in module or ():
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            raise InputError(f"cannot import --module {name}: {error}") from None
+        except (Exception, SystemExit) as error:  # a module of the user's may raise anything
+            raise InputError(f"cannot import --module {name}: {type(error).__name__}: {error}") from None
     verdicts = [check_operation(name, operation) for name, operation in _chosen(op).items()]
     if as_json:
         print_json({"proved": all(verdict.proved for verdict in verdicts), "ops": [*map(_as_dict, verdicts)]})

@@ -81,3 +81,12 @@ def test_verify_rules_refuses_what_it_does_not_know(raysearch: Command, options:
     failed = raysearch("verify-rules", *options)
     assert failed.returncode == 2
     assert message in failed.stderr
+
+
+@pytest.mark.parametrize("body", ["raise ValueError('mine')", "import sys; sys.exit(3)", "def broken(:"])
+def test_a_module_that_cannot_be_imported_is_one_line(raysearch: Command, tmp_path: Path, body: str) -> None:
+    (tmp_path / "outsider.py").write_text(body + "\n")
+    refused = raysearch("verify-rules", "--op", "relu", "--module", "outsider", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: cannot import --module outsider: ")
+    assert len(refused.stderr.splitlines()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from envs.rows import ROWS_FILE, read_rows
 from raysearch.checkpoint import CHECKPOINT_FILE
 from raysearch.errors import InputError
+from raysearch.files import claimed
 from raysearch.records import RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
 
@@ -187,3 +189,16 @@ def test_unknown_names_and_options_are_refused_before_anything_is_written(tiny_w
     with pytest.raises(InputError, match="heat"):
         SearchRun(RunSpec(str(tiny_workload), "annealing", 0, 9, options={"heat": 3.0}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_vanished_under_the_lock_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+
+    def lock_after_the_owner_left(handle: int, operation: int) -> None:
+        (tmp_path / "run").rmdir()
+        (tmp_path / "run").mkdir()  # a third process begins anew there
+        lock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_after_the_owner_left)
+    with pytest.raises(InputError, match="in use by another"), claimed(tmp_path / "run"):
+        pass

@@ -177,6 +177,12 @@ def test_leaving_the_node_never_pays(engine: str, kind: str, message: float) -> 
     assert inside.error <= across.error
 
 
+def test_leaving_the_node_is_marked_without_curves_too() -> None:
+    medians = dataclasses.replace(H100, curves=None)
+    assert collective_price(medians, "all_reduce", Group(8, 8), 1e6).extrapolated == ""
+    assert collective_price(medians, "all_reduce", Group(16, 8), 1e6).extrapolated == "all-reduce over tp across nodes"
+
+
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(
     st.sampled_from(["dispatch", "combine"]),
