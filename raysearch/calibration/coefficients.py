@@ -65,7 +65,7 @@ def fit_directory(
         raise InputError(f"{directory} holds none of the files to fit: {names}")
     data = as_data(series, light)
     if serving := fit_serving(directory, Calibration("just fitted", data)):
-        on_step(f"fitted engines to {serving['rows']} serving runs")
+        on_step(f"fitted engines to {serving.get('rows', 0)} serving runs")
         data["serving"] = serving
     return {"format": data.pop("format"), "provenance": dict(provenance), "families": families, **data}
 

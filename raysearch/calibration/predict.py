@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, drawn_experts, is_plain
+from sim.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, MissingSeries, drawn_experts, is_plain
 from sim.grid_terms import ELEMENT_BYTES, FLOP_PER_US, HBM_BYTES_PER_US, NVLINK_BYTES_PER_US
 
 Microseconds = NDArray[np.float64]
@@ -57,7 +57,7 @@ def series_of(family: str, frame: pd.DataFrame) -> list[str]:
 def _or_nan(price: Callable[[Calibration, Any], float], calibration: Calibration, row: Any) -> float:
     try:
         return price(calibration, row)
-    except KeyError:
+    except MissingSeries:
         return float("nan")
 
 

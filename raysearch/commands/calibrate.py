@@ -50,9 +50,13 @@ def calibrate(
         content = fit_directory(data, provenance, light, tell)
     written = write_coefficients(out, content, force=force)
     if as_json:
-        print_json({"out": str(out), "written": written, "families": content["families"]})
+        print_json(
+            {"out": str(out), "written": written, "families": content["families"], "serving": content.get("serving")}
+        )
         return
     _print(content["families"])
+    if why := content.get("serving", {}).get("left_at_defaults"):
+        print(f"serving left at the defaults: {why}")
     print(f"{'wrote' if written else 'unchanged:'} {out}")
 
 

@@ -244,6 +244,37 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysear
     assert result["endtoend"]["unpredicted"] == 1
 
 
+@pytest.fixture
+def gemms_alone(tmp_path: Path) -> Path:
+    """A calibration that prices bf16 GEMMs and nothing else."""
+    data = dict(CALIBRATION.data) | {"serving": {}}
+    data["series"] = {name: record for name, record in data["series"].items() if name.startswith("gemm/")}
+    path = tmp_path / "gemms.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_rows_that_need_a_series_the_calibration_lacks_are_unpredicted(raysearch, unseen: Path, gemms_alone) -> None:
+    for how in ((), ("--held-out",)):
+        done = raysearch("validate", "--data", unseen, "--calibration", gemms_alone, "--json", *how)
+        assert done.returncode == 0, done.stderr
+        serving = json.loads(done.stdout)["endtoend_ttft_tpot"]
+        assert (serving["rows"], serving["unpredicted"], serving["disagg"]["unpredicted"]) == (0, 4, 2)
+        assert "4 rows need kernels that the calibration lacks" in serving["note"]
+    assert json.loads(done.stdout)["endtoend"]["unpredicted"] > 1
+    assert raysearch("validate", "--data", unseen, "--calibration", gemms_alone).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"osl": ""}, {"isl": ""}, {"osl": -5}, {"isl": -5}, {"isl": "", "osl": ""}], ids=str
+)
+def test_a_published_row_without_lengths_is_unpredicted(tmp_path: Path, change: dict[str, Any]) -> None:
+    rows = [PUBLISHED, PUBLISHED | {"parallelism": "TP2"}, PUBLISHED | change]
+    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION)
+    assert found is not None
+    assert np.isfinite(found.predicted).tolist() == [True, True, False]
+
+
 def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) -> None:
     write(tmp_path, "gemm.csv", UNSEEN["gemm.csv"])
     done = raysearch("validate", "--data", tmp_path, "--json")

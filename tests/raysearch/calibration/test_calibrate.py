@@ -13,6 +13,7 @@ from raysearch.calibration.coefficients import fit_directory
 from raysearch.calibration.fit import H100_SXM
 from raysearch.calibration.tables import read_table
 from raysearch.errors import InputError
+from sim.calibration import MissingSeries
 from sim.catalog import load_calibration, load_hardware, load_speed_of_light
 from sim.config_files import config_path
 
@@ -37,6 +38,24 @@ def test_a_folder_becomes_a_file_that_a_hardware_file_can_name(measured: Path, t
     hardware = config_path("hardware", "h100_sxm").read_text().replace('"h100_sxm"', '"mine.json"', 2)
     (tmp_path / "mine.toml").write_text(hardware.replace('name = "mine.json"', 'name = "mine"'))
     assert load_hardware(tmp_path / "mine.toml").curves is not None
+
+
+RUNS = """id,backend,backend_version,model_path,mode,gemm_quant_mode,isl,osl,silicon_tpot_ms,concurrency,batch_size,\
+tp_size,attention_dp_size,moe_tp_size,moe_ep_size
+run,sglang,0.5,meta-llama/Llama-3.1-8B-Instruct,agg,,1024,256,9.0,16,16,2,,1,1
+"""
+
+
+def test_serving_runs_beside_too_few_kernels_leave_serving_at_the_defaults(measured: Path, tmp_path: Path) -> None:
+    (measured / "endtoend_ttft_tpot.csv").write_text(RUNS)
+    printed = calibrate("--data", measured, "--out", tmp_path / "mine.json")
+    serving = printed["serving"]
+    assert isinstance(serving, dict)
+    assert serving["unpredicted"] == 1
+    assert "needs a kernel that no file measures" in serving["left_at_defaults"]
+    assert list(load_calibration(tmp_path / "mine.json").series) == ["gemm/trtllm/fp8"]
+    with pytest.raises(MissingSeries, match="attention_decode/sglang/bf16/gqa"):
+        load_calibration(tmp_path / "mine.json").attention_decode_us("sglang", "bf16", 1, 64, 8, 2, 128)
 
 
 def test_the_same_rows_give_the_same_bytes(measured: Path) -> None:
