@@ -238,7 +238,9 @@ class HardwareFile(FileSchema):
 
     def to_si(self, calibration: Calibration | None) -> types.Hardware:
         """The hardware, with the curves of the calibration that it names."""
-        curves = Curves(calibration, self.engine, self.all_reduce or self.engine) if calibration else None
+        curves, unknown = None, self.expected_error.uncalibrated
+        if calibration:
+            curves = Curves(calibration, self.engine, self.all_reduce or self.engine, unknown)
         fp8_flop_per_s = self.compute.fp8_tflops * 1e12
         collectives = self.collectives.to_si()
         if self.all_reduce == "nccl":

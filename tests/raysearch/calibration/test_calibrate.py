@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +14,7 @@ from raysearch.app import app
 from raysearch.calibration.coefficients import fit_directory
 from raysearch.calibration.fit import H100_SXM
 from raysearch.calibration.tables import read_table
+from raysearch.commands.calibrate import _SHARES, _row
 from raysearch.errors import InputError
 from sim.calibration import MissingSeries
 from sim.catalog import load_calibration, load_hardware, load_speed_of_light
@@ -102,8 +105,35 @@ def test_an_empty_or_missing_folder_names_what_it_should_hold(tmp_path: Path) ->
 def test_a_handful_of_rows_is_no_calibration(measured: Path) -> None:
     path = measured / "gemm.csv"
     path.write_text("\n".join(path.read_text().splitlines()[:20]) + "\n")
-    with pytest.raises(InputError, match="none of the files to fit"):
+    with pytest.raises(InputError, match=r"too little to fit: gemm\.csv has 19 rows, 30 are needed"):
         fit_directory(measured, {}, H100_SXM)
+    path.write_text("\n".join(path.read_text().splitlines()[:2]) + "\n")
+    with pytest.raises(InputError, match=r"gemm\.csv has 1 row, 30 are needed"):
+        fit_directory(measured, {}, H100_SXM)
+
+
+def test_a_series_of_few_rows_is_left_at_the_defaults(measured: Path, gemms: pd.DataFrame) -> None:
+    few = gemms.head(20).assign(framework="vllm")
+    alike = gemms.head(40).assign(framework="sglang", m=range(1, 41), n=4096, k=4096)
+    pd.concat([gemms, few, alike]).to_csv(measured / "gemm.csv", index=False)
+    content = fit_directory(measured, {}, H100_SXM)
+    assert list(content["series"]) == ["gemm/trtllm/fp8"]
+    left = content["families"]["gemm"]["series_left_at_defaults"]
+    assert left["gemm/vllm/fp8"] == "has 20 rows, 30 are needed"
+    assert "could not be cross-validated" in left["gemm/sglang/fp8"]
+    assert content["families"]["gemm"]["rows"] == 300
+
+
+def test_a_family_that_cannot_be_cross_validated_is_named_in_the_table(measured: Path, tmp_path: Path) -> None:
+    sizes = np.arange(40)
+    rows = {"mla_dtype": "bfloat16", "kv_cache_dtype": "fp8", "batch_size": 8, "kv_len": 1024, "num_heads": 16}
+    pd.DataFrame(rows | {"latency_us": 20.0 + sizes}).to_csv(measured / "mla_decode.csv", index=False)
+    out = tmp_path / "mine.json"
+    result = CliRunner().invoke(app, ["calibrate", "-d", str(measured), "-o", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "cross-validated" in result.stdout
+    assert json.loads(out.read_text())["families"]["mla_decode"]["rows"] == 0
+    assert _row("gemm", {"rows": 0, **dict.fromkeys(_SHARES)})[1:] == ("0", "-", "-", "-", "-", "-")
 
 
 def test_the_shipped_hardware_has_the_peaks_its_calibration_was_fitted_under() -> None:
