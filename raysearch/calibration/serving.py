@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysearch.calibration.deployments import ServingRow, agg_deployment
-from raysearch.calibration.tables import read_text
+from raysearch.calibration.tables import check_names, read_text
 from raysearch.errors import InputError
 from sim.calibration import Calibration, MissingSeries
 from sim.deployment import MEMORY_POLICIES
@@ -44,6 +44,7 @@ def read_runs(directory: Path) -> pd.DataFrame | None:
     raw = read_text(path)
     if missing := [name for name in (*_COLUMNS, *_NUMBERS, *_LOOSE_NUMBERS) if name not in raw.columns]:
         raise InputError(f"{path}: no column {missing[0]!r}")
+    check_names(path, "backend", raw["backend"])
     frame = raw.copy()
     for name in raw.columns:
         if name in _NUMBERS or name in _LOOSE_NUMBERS or name.startswith(("decode_", "prefill_")):

@@ -299,6 +299,9 @@ def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) ->
         ("gemm.csv", {"m": 0}, "column m"),
         ("endtoend_ttft_tpot.csv", {"silicon_tpot_ms": ""}, "silicon_tpot_ms"),
         ("endtoend_ttft_tpot.csv", {"concurrency": "many"}, "line 2, column concurrency"),
+        ("endtoend_ttft_tpot.csv", {"backend": "a/b"}, "line 2, column backend: expected a name"),
+        ("moe.csv", {"kernel_source": "my/kernel"}, "line 2, column kernel_source: expected a name"),
+        ("collectives.csv", {"source": "nccl 2"}, "line 2, column source: expected a name"),
         ("endtoend.csv", {"tok_s_per_gpu": -1}, "tok_s_per_gpu"),
     ],
 )
