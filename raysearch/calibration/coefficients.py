@@ -111,7 +111,7 @@ def _fit(
             kept &= ~rows
             del series[name]
         record |= _brief(figures) | {"range": spans[name]}
-    bare = errors(bare_roofline(family, frame)[kept], measured[kept])["mape"]
+    bare = errors(bare_roofline(family, frame, light)[kept], measured[kept])["mape"]
     figures = {**errors(predicted[kept], measured[kept]), "bare_roofline_mape": bare}
     return series, _brief(figures) | ({"series_left_at_defaults": left_out} if left_out else {})
 

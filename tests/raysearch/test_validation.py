@@ -11,11 +11,13 @@ import pytest
 
 from raysearch.calibration.deployments import agg_deployment, engine_of, known_model
 from raysearch.calibration.serving import agg_runs, contradicting, fit_engine, fit_serving, read_runs, tpot_s, works_of
+from raysearch.commands.validate import KERNEL_FAMILIES
 from raysearch.errors import InputError
 from raysearch.validation.figures import figures, rank_correlation, within_groups
 from raysearch.validation.kernels import compare_family, nearest_series
 from raysearch.validation.published import compare_published
 from raysearch.validation.serving import compare_serving
+from sim.calibration import Calibration
 from sim.catalog import load_calibration
 from sim.serving import Engine, Work
 
@@ -350,6 +352,27 @@ def test_an_unknown_series_is_read_as_the_one_that_shares_most_with_it() -> None
     assert nearest_series("a2a/normal/dispatch/20/intra", fitted) == fitted[1]
     assert nearest_series("a2a/low_latency/dispatch/8/intra", fitted) == fitted[2]
     assert nearest_series("a2a/x", []) is None
+
+
+def test_the_roofline_is_that_of_the_calibrations_machine(unseen: Path) -> None:
+    half = {name: rate / 2 for name, rate in CALIBRATION.data["speed_of_light"].items()}
+    slower = Calibration("slower", {**CALIBRATION.data, "speed_of_light": half})
+    for name, family in KERNEL_FAMILIES.items():
+        here, there = (compare_family(name, family, unseen, machine) for machine in (CALIBRATION, slower))
+        assert here is not None
+        assert there is not None
+        assert np.allclose(there.roofline, 2 * here.roofline)
+
+
+def test_held_out_rows_are_never_faster_than_the_calibrations_machine(tmp_path: Path) -> None:
+    shapes = [(m, n) for m in (64, 4096) for n in (512, 1024, 2048, 4096, 8192, 16384)]
+    row = {"framework": "vllm", "dtype": "fp8", "k": 4096}
+    rows = [row | {"m": m, "n": n, "latency_us": CALIBRATION.gemm_us("vllm", "fp8", m, n, 4096)} for m, n in shapes]
+    light = {name: rate / 100 for name, rate in CALIBRATION.data["speed_of_light"].items()}
+    slow = Calibration("slow", {**CALIBRATION.data, "speed_of_light": light})
+    found = compare_family("gemm", "gemm", write(tmp_path, "gemm.csv", rows), slow, held_out=True)
+    assert found is not None
+    assert (found.predicted >= found.roofline * (1 - 1e-9)).all()
 
 
 def test_rows_that_the_coefficients_predict_exactly_have_no_error(tmp_path: Path) -> None:
