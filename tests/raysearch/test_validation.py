@@ -458,7 +458,8 @@ def test_engine_parameters_are_recovered_from_runs_made_with_them(tmp_path: Path
     frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", rows))
     assert frame is not None
     _, deployments = agg_runs(frame)
-    works = works_of(deployments, CALIBRATION)
+    works = [work for work in works_of(deployments, CALIBRATION) if work is not None]
+    assert len(works) == len(rows)
     measured = np.array([tpot_s(work, truth) for work in works])
     found = fit_engine("trtllm", works, measured)
     assert found.step_s == pytest.approx(truth.step_s, rel=0.1)
