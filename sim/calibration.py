@@ -26,8 +26,19 @@ DISPATCH_EACH, COMBINE_EACH = 1.03, 2.0
 """Bytes per element of a DeepEP message: fp8 with its scales, and bf16. [published] DeepEP's defaults."""
 
 
+class MissingSeries(LookupError):
+    """A calibration was asked for a series that it does not hold."""
+
+
+class _Series(dict[str, Mapping[str, Any]]):
+    """Records by name; asking for one that is not there says so in the calibration's words."""
+
+    def __missing__(self, name: str) -> Mapping[str, Any]:
+        raise MissingSeries(f"the calibration holds no series {name!r}")
+
+
 class Calibration:
-    """Coefficients of one accelerator.
+    """Coefficients of one accelerator. Prices raise `MissingSeries` where it lacks what they need.
 
     Attributes:
         name: Name of the file, for people.
@@ -39,7 +50,7 @@ class Calibration:
         self.name = name
         self.data = data
         self.digest = digest
-        self.series: Mapping[str, Mapping[str, Any]] = data["series"]
+        self.series: Mapping[str, Mapping[str, Any]] = _Series(data["series"])
         light = data["speed_of_light"]
         peaks = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "mxfp4": "bf16"}  # by format of the weights
         self._flop_per_us = {dtype: light[f"{peak}_tflops"] * 1e6 for dtype, peak in peaks.items()}

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from sim import types
 from sim.calibration import Calibration
+from sim.calibration_file import CalibrationFile
 from sim.config_files import CatalogError, config_path, explain, read_config
-from sim.schemas import CalibrationFile, HardwareFile, ModelFile, WorkloadFile
+from sim.schemas import HardwareFile, ModelFile, WorkloadFile
 
 
 def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) -> Calibration:
@@ -29,17 +30,21 @@ def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) ->
         return _read_calibration(path.stem, path.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         raise CatalogError(f"cannot read {path}: {error}") from error
-    except json.JSONDecodeError as error:
-        raise CatalogError(f"{path} is not valid JSON: {error}") from error
     except ValidationError as error:
         raise CatalogError(f"{path}: {explain(error, CalibrationFile)}") from error
+    except (ValueError, RecursionError) as error:  # no JSON, NaN, too many digits, too deep
+        raise CatalogError(f"{path} is not valid JSON: {error}") from error
 
 
 @lru_cache(maxsize=8)
 def _read_calibration(name: str, content: bytes) -> Calibration:
-    data = json.loads(content)
+    data = json.loads(content, parse_constant=_refuse)
     CalibrationFile.model_validate(data)
     return Calibration(name, data, hashlib.sha256(content).hexdigest()[:16])
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"expected finite numbers, got {constant}")
 
 
 def load_hardware(name_or_path: str | Path, *, beside: Path | None = None) -> types.Hardware:

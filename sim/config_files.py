@@ -96,10 +96,13 @@ def _known_keys(schema: type[BaseModel], location: tuple[str | int, ...]) -> lis
     return list(schema.model_fields)
 
 
+_MOST_MISTAKES = 8
+
+
 def explain(error: ValidationError, schema: type[BaseModel]) -> str:
-    """What is wrong with a file or a table of options: key, expectation and value of each mistake, on one line."""
+    """What is wrong with a file or options: key, expectation and value of the first mistakes, on one line."""
     lines: list[str] = []
-    for item in error.errors():
+    for item in error.errors()[:_MOST_MISTAKES]:
         location = item["loc"]
         key = ".".join(str(part) for part in location) or "file"
         if item["type"] == "extra_forbidden":
@@ -111,7 +114,8 @@ def explain(error: ValidationError, schema: type[BaseModel]) -> str:
             message = item["msg"].removeprefix("Value error, ")
             told = "got" in message or isinstance(item["input"], dict | BaseModel)
             lines.append(f"{key}: {message}" + ("" if told else f", got {item['input']!r}"))
-    return "; ".join(lines)
+    more = error.error_count() - len(lines)
+    return "; ".join(lines) + (f"; and {more} more" if more else "")
 
 
 def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:

@@ -135,12 +135,20 @@ class Curves:
         calibration: Where they come from.
         engine: "trtllm", "vllm" or "sglang".
         all_reduce: Whose all-reduce runs inside a node: an engine's own, or "nccl".
+        uncalibrated: Relative error of a series that was never cross-validated.
     """
 
-    def __init__(self, calibration: Calibration, engine: str, all_reduce: str) -> None:
+    def __init__(
+        self,
+        calibration: Calibration,
+        engine: str,
+        all_reduce: str,
+        uncalibrated: float = 0.35,  # [assumed] as for what is priced by medians
+    ) -> None:
         self.calibration = calibration
         self.engine = engine
         self.all_reduce = all_reduce
+        self.uncalibrated = uncalibrated
         self._series_of = lru_cache(maxsize=None)(self._find)
         self._judgement = lru_cache(maxsize=None)(self._find_judgement)
         # Strategies share most of their kernels and messages: degrees and batches come from short tables.
@@ -149,7 +157,7 @@ class Curves:
         self.expert_all_to_all = lru_cache(maxsize=_REMEMBERED)(self._expert_all_to_all)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Curves, (self.calibration, self.engine, self.all_reduce)
+        return Curves, (self.calibration, self.engine, self.all_reduce, self.uncalibrated)
 
     # --- kernels ---------------------------------------------------------------------------------
 
@@ -272,7 +280,8 @@ class Curves:
         record = self.calibration.series[series]
         stand_in = f"{dtype} priced as {series}" if dtype and dtype not in series.split("/") else ""
         ranges = tuple((low, high) for low, high in record.get("range", {}).values())
-        return float(record.get("mape", 0.0)), ranges, stand_in
+        error = record.get("mape")
+        return self.uncalibrated if error is None else float(error), ranges, stand_in
 
     def _priced(self, series: str, time_us: float, sizes: tuple[float, ...], dtype: str) -> Priced:
         """Attaches the error of a series and says which of its sizes lie outside what was measured."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -20,7 +20,11 @@ def _finite(value: float) -> float:
     return value
 
 
-def _ascending(values: tuple[int, ...]) -> tuple[int, ...]:
+NumberT = TypeVar("NumberT", int, float)
+
+
+def ascending(values: tuple[NumberT, ...]) -> tuple[NumberT, ...]:
+    """The values, if they ascend without repeats. Raises: ValueError."""
     if sorted(set(values)) != list(values):
         raise ValueError("expected ascending values without repeats")
     return values
@@ -34,7 +38,7 @@ Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 Whole = Annotated[int, Field(ge=0, le=10**9, strict=True)]
 Microseconds = Annotated[NonNegative, Field(lt=1e6)]
 GigabytesPerSecond = Annotated[Positive, Field(lt=1e6)]
-Degrees = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(_ascending)]
+Degrees = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(ascending)]
 # Names become file names and parts of run ids.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=100)]
 ByDtype = dict[types.Dtype, Share]
@@ -238,7 +242,9 @@ class HardwareFile(FileSchema):
 
     def to_si(self, calibration: Calibration | None) -> types.Hardware:
         """The hardware, with the curves of the calibration that it names."""
-        curves = Curves(calibration, self.engine, self.all_reduce or self.engine) if calibration else None
+        curves, unknown = None, self.expected_error.uncalibrated
+        if calibration:
+            curves = Curves(calibration, self.engine, self.all_reduce or self.engine, unknown)
         fp8_flop_per_s = self.compute.fp8_tflops * 1e12
         collectives = self.collectives.to_si()
         if self.all_reduce == "nccl":
@@ -345,12 +351,3 @@ class WorkloadFile(FileSchema):
     load_imbalance: Annotated[Positive, Field(ge=1)]
     precisions: _PrecisionsTable
     degrees: _DegreesTable
-
-
-class CalibrationFile(BaseModel):
-    """What every file of coefficients holds; `raysearch calibrate` writes more about where they come from."""
-
-    format: Literal[1]
-    speed_of_light: dict[str, Positive]
-    grids: dict[str, dict[str, Any]]
-    series: dict[str, dict[str, Any]]

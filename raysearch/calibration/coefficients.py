@@ -21,7 +21,7 @@ from raysearch.files import write_bytes
 from sim.calibration import Calibration
 
 LEAST_ROWS = 30
-"""A family with fewer rows is left at the defaults: five folds of it would not say how well it fits."""
+"""A family or series with fewer rows is left at the defaults: five folds would not say how well it fits."""
 
 
 def fit_directory(
@@ -52,32 +52,52 @@ def fit_directory(
         on_step(f"reading {FAMILIES[family].file}")
         frame = read_table(directory, family)
         if frame is None or len(frame) < LEAST_ROWS:
-            why = "no file" if frame is None else f"only {len(frame)} rows, {LEAST_ROWS} are needed"
+            why = "no file" if frame is None else _too_few(len(frame))
             families[family] = {"rows": 0, "file": FAMILIES[family].file, "left_at_defaults": why}
             continue
         on_step(f"fitting {family}: {len(frame):,} rows")
         fitted, figures = _fit(family, frame, light)
+        if not fitted:
+            reasons = "; ".join(f"{name} {why}" for name, why in figures["series_left_at_defaults"].items())
+            families[family] = {"rows": 0, "file": FAMILIES[family].file, "left_at_defaults": reasons}
+            continue
         series |= fitted
         content = (directory / FAMILIES[family].file).read_bytes()
         families[family] = {"file": FAMILIES[family].file, "sha256": hashlib.sha256(content).hexdigest(), **figures}
     if not series:
-        names = ", ".join(family.file for family in FAMILIES.values())
-        raise InputError(f"{directory} holds none of the files to fit: {names}")
+        raise InputError(f"{directory} {_nothing_to_fit(families)}")
     data = as_data(series, light)
     if serving := fit_serving(directory, Calibration("just fitted", data)):
-        on_step(f"fitted engines to {serving['rows']} serving runs")
+        on_step(f"fitted engines to {serving.get('rows', 0)} serving runs")
         data["serving"] = serving
     return {"format": data.pop("format"), "provenance": dict(provenance), "families": families, **data}
+
+
+def _too_few(rows: int) -> str:
+    return f"has {rows} row{'s' if rows != 1 else ''}, {LEAST_ROWS} are needed"
+
+
+def _nothing_to_fit(families: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why no series came out of a folder: what is wrong with the files it has, or which it could have."""
+    found = [f"{f['file']} {f['left_at_defaults']}" for f in families.values() if f["left_at_defaults"] != "no file"]
+    if found:
+        return f"holds too little to fit: {'; '.join(found)}"
+    return f"holds none of the files to fit: {', '.join(family.file for family in FAMILIES.values())}"
 
 
 def _fit(
     family: str, frame: pd.DataFrame, light: Mapping[str, float]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Series with their own errors, and the family's, both on rows held out from the fit."""
+    """Series with their own errors, and the family's, both on rows held out from the fit.
+
+    A series that cannot be judged is left out, and so are the family's rows behind it.
+    """
     predicted, measured = cross_validated_predictions(family, frame, light), measured_us(frame)
     names = np.array(series_of(family, frame))
     spans, series = ranges(family, frame), FITS[family](frame)
-    for name, record in series.items():
+    left_out: dict[str, str] = {}
+    kept = np.ones(len(frame), dtype=bool)
+    for name, record in list(series.items()):
         rows = names == name
         if not rows.any():  # what several series have in common
             rows = np.array([other.startswith(name + "/") for other in names])
@@ -85,13 +105,31 @@ def _fit(
             spans[name] = {
                 size: [min(s[size][0] for s in inside), max(s[size][1] for s in inside)] for size in inside[0]
             }
-        record |= _brief(errors(predicted[rows], measured[rows])) | {"range": spans[name]}
-    bare = errors(bare_roofline(family, frame), measured)["mape"]
-    return series, {**_brief(errors(predicted, measured)), "bare_roofline_mape": round(bare, 4)}
+        figures = errors(predicted[rows], measured[rows])
+        if why := _unfit(record, int(rows.sum()), figures, left_out):
+            left_out[name] = why
+            kept &= ~rows
+            del series[name]
+        record |= _brief(figures) | {"range": spans[name]}
+    bare = errors(bare_roofline(family, frame, light)[kept], measured[kept])["mape"]
+    figures = {**errors(predicted[kept], measured[kept]), "bare_roofline_mape": bare}
+    return series, _brief(figures) | ({"series_left_at_defaults": left_out} if left_out else {})
 
 
-def _brief(figures: Mapping[str, float]) -> dict[str, float]:
-    return {name: value if name == "rows" else round(value, 4) for name, value in figures.items()}
+def _unfit(record: Mapping[str, Any], rows: int, figures: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
+    """Why a series is left at the defaults, or "". One that only departs from its parent needs fewer rows."""
+    if parent := record.get("parent"):
+        if parent in left_out:
+            return f"departs from {parent}, which is left at the defaults"
+    elif rows < LEAST_ROWS:
+        return _too_few(rows)
+    if figures["mape"] is None or not np.isfinite(figures["mape"]):
+        return "could not be cross-validated: too many of its rows share a shape"
+    return ""
+
+
+def _brief(figures: Mapping[str, float | None]) -> dict[str, Any]:
+    return {name: value if name == "rows" or value is None else round(value, 4) for name, value in figures.items()}
 
 
 def write_coefficients(path: Path, content: Mapping[str, Any], *, force: bool) -> bool:

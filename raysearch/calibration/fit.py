@@ -59,11 +59,11 @@ def cross_validated_predictions(
     return predicted
 
 
-def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
-    """Rows, mean, median and 90th percentile of the relative error, and its signed mean."""
+def errors(predicted: Floats, measured: Floats) -> dict[str, Any]:
+    """Rows, mean, median and 90th percentile of the relative error, and its signed mean; None without rows."""
     known = np.isfinite(predicted)
     if not known.any():
-        return {"rows": 0}
+        return {"rows": 0} | dict.fromkeys(("mape", "median_ape", "p90_ape", "bias"))
     relative = predicted[known] / measured[known] - 1
     size = np.abs(relative)
     return {
@@ -75,7 +75,7 @@ def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
     }
 
 
-def family_errors(family: str, frame: pd.DataFrame) -> tuple[dict[str, float], Floats]:
+def family_errors(family: str, frame: pd.DataFrame) -> tuple[dict[str, Any], Floats]:
     """Cross-validated errors of a family, and the predictions they rest on."""
     predicted = cross_validated_predictions(family, frame)
     return errors(predicted, measured_us(frame)), predicted

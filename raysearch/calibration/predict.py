@@ -7,15 +7,15 @@ as `read_table` gives it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, drawn_experts, is_plain
-from sim.grid_terms import ELEMENT_BYTES, FLOP_PER_US, HBM_BYTES_PER_US, NVLINK_BYTES_PER_US
+from sim.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, MissingSeries, drawn_experts, is_plain
+from sim.grid_terms import ELEMENT_BYTES
 
 Microseconds = NDArray[np.float64]
 
@@ -35,17 +35,17 @@ def predict(family: str, frame: pd.DataFrame, calibration: Calibration) -> Micro
     return np.array([_or_nan(price, calibration, row) for row in frame.itertuples(index=False)], dtype=float)
 
 
-def bare_roofline(family: str, frame: pd.DataFrame) -> Microseconds:
-    """[rows] microseconds at the published peaks of an H100 SXM: the larger of FLOP, HBM and link time."""
-    light = _ROOFLINE[family]
-    return np.array([light(row) for row in frame.itertuples(index=False)], dtype=float)
+def bare_roofline(family: str, frame: pd.DataFrame, light: Mapping[str, float]) -> Microseconds:
+    """[rows] microseconds at a machine's peak rates (as `Calibration.data["speed_of_light"]`): FLOP, HBM or link."""
+    price, peaks = _ROOFLINE[family], _Peaks(light)
+    return np.array([price(peaks, row) for row in frame.itertuples(index=False)], dtype=float)
 
 
-def cross_validated(family: str, frame: pd.DataFrame) -> Microseconds:
+def cross_validated(family: str, frame: pd.DataFrame, light: Mapping[str, float]) -> Microseconds:
     """[rows] microseconds, each predicted by a fit that saw no row of its group (5 folds over the family's keys)."""
     from raysearch.calibration.fit import cross_validated_predictions
 
-    return cross_validated_predictions(family, frame)
+    return cross_validated_predictions(family, frame, light)
 
 
 def series_of(family: str, frame: pd.DataFrame) -> list[str]:
@@ -57,7 +57,7 @@ def series_of(family: str, frame: pd.DataFrame) -> list[str]:
 def _or_nan(price: Callable[[Calibration, Any], float], calibration: Calibration, row: Any) -> float:
     try:
         return price(calibration, row)
-    except KeyError:
+    except MissingSeries:
         return float("nan")
 
 
@@ -164,54 +164,65 @@ _SERIES: dict[str, Callable[[Any], str]] = {
 
 # --- the bare roofline --------------------------------------------------------------------------------
 
-_FLOP = FLOP_PER_US
-_HBM = HBM_BYTES_PER_US
-_NVLINK, _NETWORK = NVLINK_BYTES_PER_US, 50e3
+
+class _Peaks:
+    """FLOP and bytes per microsecond of a machine."""
+
+    def __init__(self, light: Mapping[str, float]) -> None:
+        fp8 = light["fp8_tflops"] * 1e6
+        self.flop = {"bf16": light["bf16_tflops"] * 1e6, "fp8": fp8, "fp8_block": fp8}
+        self.hbm = light["hbm_gb_per_s"] * 1e3
+        self.nvlink = light["nvlink_gb_per_s"] * 1e3
+        self.network = light["network_gb_per_s"] * 1e3
 
 
 def _each(name: str) -> float:
     return ELEMENT_BYTES[_short(name)]
 
 
-def _gemm_light(row: Any) -> float:
-    flop_us = 2 * row.m * row.n * row.k / _FLOP[_short(row.dtype)]
-    return max(flop_us, (_each(row.dtype) * (row.m + row.n) * row.k + 2 * row.m * row.n) / _HBM)
+def _gemm_light(peaks: _Peaks, row: Any) -> float:
+    flop_us = 2 * row.m * row.n * row.k / peaks.flop[_short(row.dtype)]
+    return max(flop_us, (_each(row.dtype) * (row.m + row.n) * row.k + 2 * row.m * row.n) / peaks.hbm)
 
 
-def _decode_light(row: Any) -> float:
-    byte_us = 2 * row.batch_size * row.num_kv_heads * row.kv_len * row.head_dim * _each(row.kv_cache_dtype) / _HBM
-    return max(byte_us, 4 * row.batch_size * row.num_heads * row.head_dim * row.kv_len / _FLOP["bf16"])
+def _decode_light(peaks: _Peaks, row: Any) -> float:
+    byte_us = 2 * row.batch_size * row.num_kv_heads * row.kv_len * row.head_dim * _each(row.kv_cache_dtype) / peaks.hbm
+    return max(byte_us, 4 * row.batch_size * row.num_heads * row.head_dim * row.kv_len / peaks.flop["bf16"])
 
 
-def _prefill_light(row: Any) -> float:
-    return 2 * row.batch_size * row.num_heads * row.head_dim * row.isl**2 / _FLOP[_short(row.attn_dtype)]
+def _prefill_light(peaks: _Peaks, row: Any) -> float:
+    return 2 * row.batch_size * row.num_heads * row.head_dim * row.isl**2 / peaks.flop[_short(row.attn_dtype)]
 
 
-def _mla_light(row: Any) -> float:
-    byte_us = row.batch_size * row.kv_len * 576 * _each(row.kv_cache_dtype) / _HBM
-    return max(byte_us, 2 * row.batch_size * row.num_heads * row.kv_len * 1088 / _FLOP["bf16"])
+def _mla_light(peaks: _Peaks, row: Any) -> float:
+    byte_us = row.batch_size * row.kv_len * 576 * _each(row.kv_cache_dtype) / peaks.hbm
+    return max(byte_us, 2 * row.batch_size * row.num_heads * row.kv_len * 1088 / peaks.flop["bf16"])
 
 
-def _moe_light(row: Any) -> float:
+def _moe_light(peaks: _Peaks, row: Any) -> float:
     tokens, hidden, width, topk, experts, ep = moe_shape(row)
     active, rows, _ = drawn_experts(tokens, topk, experts, ep, skewed=False)
     area = (2 if is_plain(row.kernel_source) else 3) * hidden * width
-    return max(2 * rows * area / _FLOP[_short(row.dtype)], active * area * _each(row.dtype) / _HBM)
+    return max(2 * rows * area / peaks.flop[_short(row.dtype)], active * area * _each(row.dtype) / peaks.hbm)
 
 
-def _collective_light(row: Any) -> float:
+def _collective_light(peaks: _Peaks, row: Any) -> float:
     passes = 2 if row.op == "all_reduce" else 1
-    return row.message_bytes * passes * (row.num_gpus - 1) / row.num_gpus / _NVLINK
+    return row.message_bytes * passes * (row.num_gpus - 1) / row.num_gpus / peaks.nvlink
 
 
-def _expert_light(row: Any) -> float:
+def _expert_light(peaks: _Peaks, row: Any) -> float:
     sent = row.tokens_per_rank * row.topk * row.hidden * (DISPATCH_EACH if row.side == "dispatch" else COMBINE_EACH)
     if row.num_nodes == 1:
-        return sent * 7 / 8 / _NVLINK
-    return sent * (row.num_nodes - 1) / row.num_nodes / _NETWORK
+        return sent * 7 / 8 / peaks.nvlink
+    return sent * (row.num_nodes - 1) / row.num_nodes / peaks.network
 
 
-_ROOFLINE: dict[str, Callable[[Any], float]] = {
+def _send_recv_light(peaks: _Peaks, row: Any) -> float:
+    return row.message_bytes / (peaks.nvlink if row.scope.startswith("intra") else peaks.network)
+
+
+_ROOFLINE: dict[str, Callable[[_Peaks, Any], float]] = {
     "gemm": _gemm_light,
     "attention_decode": _decode_light,
     "attention_prefill": _prefill_light,
@@ -219,5 +230,7 @@ _ROOFLINE: dict[str, Callable[[Any], float]] = {
     "moe": _moe_light,
     "collectives": _collective_light,
     "moe_alltoall_deepep": _expert_light,
-    "send_recv": lambda row: row.message_bytes / (_NVLINK if row.scope.startswith("intra") else _NETWORK),
+    "send_recv": lambda peaks, row: (
+        row.message_bytes / (peaks.nvlink if row.scope.startswith("intra") else peaks.network)
+    ),
 }

@@ -12,9 +12,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysearch.calibration.deployments import ServingRow, agg_deployment
-from raysearch.calibration.tables import read_text
+from raysearch.calibration.tables import check_names, read_text
 from raysearch.errors import InputError
-from sim.calibration import Calibration
+from sim.calibration import Calibration, MissingSeries
 from sim.deployment import MEMORY_POLICIES
 from sim.serving import Engine, Work, steady_work
 from sim.serving_kernels import FittedKernels
@@ -44,6 +44,7 @@ def read_runs(directory: Path) -> pd.DataFrame | None:
     raw = read_text(path)
     if missing := [name for name in (*_COLUMNS, *_NUMBERS, *_LOOSE_NUMBERS) if name not in raw.columns]:
         raise InputError(f"{path}: no column {missing[0]!r}")
+    check_names(path, "backend", raw["backend"])
     frame = raw.copy()
     for name in raw.columns:
         if name in _NUMBERS or name in _LOOSE_NUMBERS or name.startswith(("decode_", "prefill_")):
@@ -98,15 +99,18 @@ def agg_runs(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[ServingRow]]:
     return runs, [deployment for deployment in deployments if deployment is not None]
 
 
-def works_of(rows: Sequence[ServingRow], calibration: Calibration) -> list[Work]:
-    """The kernels of each deployment, before any engine's own time."""
+def works_of(rows: Sequence[ServingRow], calibration: Calibration) -> list[Work | None]:
+    """The kernels of each deployment, before any engine's own time; None where the calibration lacks one of them."""
     kernels = {backend: FittedKernels(calibration, backend) for backend in {row.backend for row in rows}}
-    return [
-        steady_work(
-            row.deployment, kernels[row.backend], HBM_BYTES, MEMORY_POLICIES.get(row.backend, MEMORY_POLICIES["vllm"])
-        )
-        for row in rows
-    ]
+    return [_work(row, kernels[row.backend]) for row in rows]
+
+
+def _work(row: ServingRow, kernels: FittedKernels) -> Work | None:
+    policy = MEMORY_POLICIES.get(row.backend, MEMORY_POLICIES["vllm"])
+    try:
+        return steady_work(row.deployment, kernels, HBM_BYTES, policy)
+    except MissingSeries:
+        return None
 
 
 def tpot_s(work: Work, engine: Engine) -> float:
@@ -135,6 +139,8 @@ def contradicting(runs: pd.DataFrame, rows: list[ServingRow]) -> NDArray[np.bool
 def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | None:
     """Engine parameters with provenance, as the key "serving" of a coefficients file; None without serving runs.
 
+    Runs whose kernels the calibration lacks are left out and counted; where none is left, the record says why.
+
     Raises:
         InputError: See `read_runs`.
     """
@@ -144,7 +150,14 @@ def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | N
     runs, rows = agg_runs(frame)
     if runs.empty:
         return None
-    works, measured = works_of(rows, calibration), numbers_of(runs, "silicon_tpot_ms") / 1e3
+    found = works_of(rows, calibration)
+    priced = np.array([work is not None for work in found])
+    missing = {"unpredicted": int((~priced).sum())} if not priced.all() else {}
+    if not priced.any():
+        why = f"each of its {len(rows)} runs needs a kernel that no file measures"
+        return {"source": FILE, **missing, "left_at_defaults": why}
+    runs, works = pd.DataFrame(runs[priced]).reset_index(drop=True), [work for work in found if work is not None]
+    rows, measured = [rows[i] for i in np.flatnonzero(priced)], numbers_of(runs, "silicon_tpot_ms") / 1e3
     names, blind = [row.engine for row in rows], cross_validated_tpot(runs, rows, works)
     odd, fitted = contradicting(runs, rows), {}
     for name in sorted(set(names)):
@@ -156,6 +169,7 @@ def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | N
         }
     return {
         "source": FILE,
+        **missing,
         "contradicting_rows_left_out_of_errors": int(odd.sum()),
         **_held_out(blind[~odd], measured[~odd]),
         "mape_of_all_rows": _held_out(blind, measured)["mape"],
@@ -191,23 +205,26 @@ def engine_for(engines: Mapping[str, Engine], name: str) -> Engine:
     return engines.get(name) or (related[0] if related else next(iter(engines.values()), NO_OVERHEAD))
 
 
-def cross_validated_tpot(runs: pd.DataFrame, rows: Sequence[ServingRow], works: Sequence[Work]) -> Floats:
-    """[runs] seconds per output token, each with engine parameters fitted without its model, ISL and OSL."""
+def cross_validated_tpot(runs: pd.DataFrame, rows: Sequence[ServingRow], works: Sequence[Work | None]) -> Floats:
+    """[runs] seconds per output token, each with engine parameters fitted without its model, ISL and OSL.
+
+    NaN where the kernels are not known.
+    """
     measured = numbers_of(runs, "silicon_tpot_ms") / 1e3
     names = np.array([row.engine for row in rows])
     group = np.zeros(len(runs), dtype=np.int64)
     for number, index in enumerate(rows_by(zip(runs["model_path"], runs["isl"], runs["osl"], strict=True)).values()):
         group[index] = number
-    predicted = np.zeros(len(runs))
+    predicted, priced = np.full(len(runs), np.nan), {row: work for row, work in enumerate(works) if work is not None}
     for name in sorted(set(names)):
-        own = np.flatnonzero(names == name)
+        own = np.array([row for row in priced if names[row] == name], dtype=np.int64)
         groups = np.unique(group[own])
         fold = dict(zip(groups, np.random.default_rng(0).permutation(len(groups)) % 5, strict=True))
         folds = np.array([fold[g] for g in group[own]])
         for held_out in np.unique(folds):
             test, train = own[folds == held_out], own[folds != held_out]
-            engine = fit_engine(name, [works[i] for i in train], measured[train])
-            predicted[test] = [tpot_s(works[i], engine) for i in test]
+            engine = fit_engine(name, [priced[i] for i in train], measured[train])
+            predicted[test] = [tpot_s(priced[i], engine) for i in test]
     return predicted
 
 

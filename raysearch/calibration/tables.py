@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +18,10 @@ from sim.config_files import did_you_mean
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1)]
+NAME_PATTERN = r"^[A-Za-z0-9_.+-]+$"
+"""Text cells become parts of series' names, which slashes separate."""
+_NAME_WANTED = "expected a name of letters, digits and _ . + - only"
+Text = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 KvDtype = Literal["bfloat16", "fp8"]
 MathDtype = Literal["bfloat16", "fp8", "fp8_block"]
 
@@ -211,6 +216,13 @@ def read_text(path: Path) -> pd.DataFrame:
         raise InputError(f"cannot read {path}: {error}") from error
 
 
+def check_names(path: Path, column: str, cells: Iterable[str]) -> None:
+    """Raises InputError for a cell that is no name; see `NAME_PATTERN`."""
+    for line, cell in enumerate(cells, start=2):
+        if not re.fullmatch(NAME_PATTERN[1:-1], cell):
+            raise InputError(f"{path}, line {line}, column {column}: {_NAME_WANTED}, got {cell!r}")
+
+
 def check_rows(path: Path, raw: pd.DataFrame, schema: type[BaseModel]) -> pd.DataFrame:
     """The columns that a schema names of a file read as text; see `read_csv`."""
     wanted = list(schema.model_fields)
@@ -224,8 +236,9 @@ def check_rows(path: Path, raw: pd.DataFrame, schema: type[BaseModel]) -> pd.Dat
             records.append(dict(schema.model_validate(dict(zip(wanted, values, strict=True)))))
         except ValidationError as error:
             item = error.errors()[0]
+            expected = _NAME_WANTED if item.get("ctx", {}).get("pattern") == NAME_PATTERN else item["msg"]
             where = f"{path}, line {line}, column {item['loc'][0]}"
-            raise InputError(f"{where}: {item['msg']}, got {item['input']!r}") from None
+            raise InputError(f"{where}: {expected}, got {item['input']!r}") from None
     return pd.DataFrame.from_records(records, columns=wanted)
 
 

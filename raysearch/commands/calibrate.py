@@ -50,10 +50,20 @@ def calibrate(
         content = fit_directory(data, provenance, light, tell)
     written = write_coefficients(out, content, force=force)
     if as_json:
-        print_json({"out": str(out), "written": written, "families": content["families"]})
+        print_json(
+            {"out": str(out), "written": written, "families": content["families"], "serving": content.get("serving")}
+        )
         return
     _print(content["families"])
+    for figures in content["families"].values():
+        for name, why in figures.get("series_left_at_defaults", {}).items():
+            print(f"{name} left at the defaults: {why}")
+    if why := content.get("serving", {}).get("left_at_defaults"):
+        print(f"serving left at the defaults: {why}")
     print(f"{'wrote' if written else 'unchanged:'} {out}")
+
+
+_SHARES = ("mape", "median_ape", "p90_ape", "bias", "bare_roofline_mape")
 
 
 def _print(families: dict[str, dict[str, Any]]) -> None:
@@ -67,5 +77,5 @@ def _print(families: dict[str, dict[str, Any]]) -> None:
 def _row(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
     if "left_at_defaults" in figures:
         return (name, "-", f"left at the defaults: {figures['left_at_defaults']} ({figures['file']})", "", "", "", "")
-    shares = (figures[key] for key in ("mape", "median_ape", "p90_ape", "bias", "bare_roofline_mape"))
-    return (name, f"{figures['rows']:,}", *(f"{share:.1%}" for share in shares))
+    shares = (figures[key] for key in _SHARES)
+    return (name, f"{figures['rows']:,}", *("-" if share is None else f"{share:.1%}" for share in shares))

@@ -55,12 +55,14 @@ def compare_family(
     frame, note = read_family(directory, family)
     if frame is None:
         return None
+    light: dict[str, float] = calibration.data["speed_of_light"]
     if held_out:
-        predicted = cross_validated(family, frame)
+        predicted = cross_validated(family, frame, light)
     else:
         predicted = predict(family, as_fitted(family, frame, calibration), calibration)
     groups = FAMILIES[family].groups
-    return Comparison(name, frame, measured_us(frame), predicted, bare_roofline(family, frame), groups, note=note)
+    roofline = bare_roofline(family, frame, light)
+    return Comparison(name, frame, measured_us(frame), predicted, roofline, groups, note=note)
 
 
 def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]:

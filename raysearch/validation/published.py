@@ -17,7 +17,7 @@ from raysearch.calibration.tables import read_text
 from raysearch.errors import InputError
 from raysearch.validation.figures import Comparison, figures
 from raysearch.validation.light import light_prompt_s, light_step_s
-from sim.calibration import Calibration
+from sim.calibration import Calibration, MissingSeries
 from sim.deployment import MEMORY_POLICIES, Deployment, MemoryPolicy, WeightFormat, sequence_limit
 from sim.serving import Engine, prefill_time, serve
 from sim.serving_kernels import FittedKernels
@@ -56,7 +56,7 @@ def compare_published(directory: Path, calibration: Calibration) -> Comparison |
     frame = read_published(directory)
     if frame is None:
         return None
-    found = [predict_published(row, calibration) for row in records(frame)]
+    found = [_known(row, calibration) for row in records(frame)]
     columns = np.array([[np.nan] * 3 if p is None else [p.tokens_per_s_per_gpu, p.roofline, p.running] for p in found])
     frame = frame.assign(running=columns[:, 2], predicted=columns[:, 0])
     measured = numbers_of(frame, "tok_s_per_gpu")
@@ -68,10 +68,17 @@ def compare_published(directory: Path, calibration: Calibration) -> Comparison |
         columns[:, 1],
         ("phase", "model"),
         unit="tokens/s/GPU",
-        note="published throughput, none of it fitted; rows without a known model, prompt length or parallelism are "
-        "not predicted",
+        note="published throughput, none of it fitted; rows without a known model, lengths or parallelism, or whose "
+        "kernels the calibration lacks, are not predicted",
         extra={"phases": _phases(frame, columns), "capacity_cliff": _cliff(frame, columns[:, 0])},
     )
+
+
+def _known(row: Mapping[str, Any], calibration: Calibration) -> Prediction | None:
+    try:
+        return predict_published(row, calibration)
+    except MissingSeries:
+        return None
 
 
 def read_published(directory: Path) -> pd.DataFrame | None:
@@ -97,7 +104,7 @@ def read_published(directory: Path) -> pd.DataFrame | None:
 def predict_published(row: Mapping[str, Any], calibration: Calibration) -> Prediction | None:
     """One row, or None if it does not say enough."""
     known, degrees = known_model(str(row["model"])), _degrees(str(row["parallelism"]))
-    if known is None or degrees is None or pd.isna(row["isl"]):
+    if known is None or degrees is None or not (row["isl"] >= 0 and row["osl"] >= 0):
         return None
     model, published = known
     backend = next((b for name, b in _BACKENDS.items() if name in str(row["framework"]).lower()), "trtllm")

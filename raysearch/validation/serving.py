@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from raysearch.calibration.serving import (
 from raysearch.validation.figures import Comparison, figures, within_groups
 from raysearch.validation.light import light_step_s
 from sim.calibration import Calibration
+from sim.serving import Work
 
 Floats = NDArray[np.float64]
 
@@ -44,9 +47,10 @@ def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool
     if held_out:
         predicted = cross_validated_tpot(runs, rows, works) * 1e3
     else:
-        predicted = _milliseconds([tpot_s(w, engine_for(engines, r.engine)) for w, r in zip(works, rows, strict=True)])
+        pairs = list(zip(works, rows, strict=True))
+        predicted = _milliseconds([tpot_s(w, engine_for(engines, r.engine)) if w else math.nan for w, r in pairs])
     measured = numbers_of(runs, "silicon_tpot_ms")
-    light = _milliseconds([light_step_s(r.deployment, w.running) for w, r in zip(works, rows, strict=True)])
+    light, known = _light_ms(rows, works), np.isfinite(predicted)
     left_out = int(np.count_nonzero(frame["mode"] == "agg")) - len(runs)
     odd = contradicting(runs, rows)
     return Comparison(
@@ -58,9 +62,10 @@ def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool
         ("model_path", "backend"),
         unit="ms",
         note="time per output token of mode agg; the time to the first token is not predicted"
-        + (f"; {left_out} rows name an unknown model or no concurrency" if left_out else ""),
+        + (f"; {left_out} rows name an unknown model or no concurrency" if left_out else "")
+        + (f"; {int((~known).sum())} rows need kernels that the calibration lacks" if not known.all() else ""),
         extra={
-            "rank_correlation_within_workload": _ranks(runs, rows, predicted, measured, ~odd),
+            "rank_correlation_within_workload": _ranks(runs, rows, predicted, measured, known, ~odd),
             "without_contradicting_rows": {
                 "rule": "a run faster than the same server and lengths at a quarter of its concurrency or less",
                 "left_out": int(odd.sum()),
@@ -71,14 +76,26 @@ def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool
     )
 
 
+def _light_ms(rows: Sequence[ServingRow], works: Sequence[Work | None]) -> Floats:
+    """[rows] milliseconds of a step at the bare roofline; NaN where the kernels are not known."""
+    pairs = zip(works, rows, strict=True)
+    return _milliseconds([light_step_s(row.deployment, work.running) if work else math.nan for work, row in pairs])
+
+
 def _milliseconds(seconds: list[float]) -> Floats:
     return np.array(seconds, dtype=float) * 1e3
 
 
 def _ranks(
-    runs: pd.DataFrame, rows: list[ServingRow], predicted: Floats, measured: Floats, kept: NDArray[np.bool_]
+    runs: pd.DataFrame,
+    rows: list[ServingRow],
+    predicted: Floats,
+    measured: Floats,
+    known: NDArray[np.bool_],
+    kept: NDArray[np.bool_],
 ) -> dict[str, dict[str, object]]:
-    """Rank correlations of tokens/s/GPU inside workloads, on all rows and on those that do not contradict another."""
+    """Rank correlations of tokens/s/GPU inside workloads, on all known rows and on those that contradict none."""
+    kept = kept & known
     load = np.array([row.deployment.concurrency / row.deployment.gpus for row in rows])
     labels = {
         "model_engine_isl_osl": ["model_path", "backend", "isl", "osl"],
@@ -89,7 +106,7 @@ def _ranks(
     for name, columns in labels.items():
         keys = np.array([" ".join(map(str, key)) for key in runs[columns].itertuples(index=False)])
         result[name] = {
-            **within_groups(load / measured, load / predicted, keys.tolist()),
+            **within_groups((load / measured)[known], (load / predicted)[known], keys[known].tolist()),
             "without_contradicting_rows": within_groups(
                 (load / measured)[kept], (load / predicted)[kept], keys[kept].tolist()
             ),
@@ -107,8 +124,7 @@ def _disaggregated(frame: pd.DataFrame, calibration: Calibration) -> dict[str, o
     predicted: list[float] = []
     for work, row in zip(works, known, strict=True):
         engine = engine_for(engines, row.engine)
-        predicted.append(work.decode_s + engine.step_s + engine.sequence_s * work.running)
-    light = _milliseconds([light_step_s(row.deployment, work.running) for work, row in zip(works, known, strict=True)])
+        predicted.append(work.decode_s + engine.step_s + engine.sequence_s * work.running if work else math.nan)
     measured = numbers_of(runs, "silicon_tpot_ms")[kept]
-    result = figures(measured, _milliseconds(predicted), light)
+    result = figures(measured, _milliseconds(predicted), _light_ms(known, works))
     return {**result, "unpredicted": result["unpredicted"] + len(runs) - len(known)}

@@ -11,11 +11,13 @@ import pytest
 
 from raysearch.calibration.deployments import agg_deployment, engine_of, known_model
 from raysearch.calibration.serving import agg_runs, contradicting, fit_engine, fit_serving, read_runs, tpot_s, works_of
+from raysearch.commands.validate import KERNEL_FAMILIES
 from raysearch.errors import InputError
 from raysearch.validation.figures import figures, rank_correlation, within_groups
 from raysearch.validation.kernels import compare_family, nearest_series
 from raysearch.validation.published import compare_published
 from raysearch.validation.serving import compare_serving
+from sim.calibration import Calibration
 from sim.catalog import load_calibration
 from sim.serving import Engine, Work
 
@@ -244,6 +246,37 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysear
     assert result["endtoend"]["unpredicted"] == 1
 
 
+@pytest.fixture
+def gemms_alone(tmp_path: Path) -> Path:
+    """A calibration that prices bf16 GEMMs and nothing else."""
+    data = dict(CALIBRATION.data) | {"serving": {}}
+    data["series"] = {name: record for name, record in data["series"].items() if name.startswith("gemm/")}
+    path = tmp_path / "gemms.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_rows_that_need_a_series_the_calibration_lacks_are_unpredicted(raysearch, unseen: Path, gemms_alone) -> None:
+    for how in ((), ("--held-out",)):
+        done = raysearch("validate", "--data", unseen, "--calibration", gemms_alone, "--json", *how)
+        assert done.returncode == 0, done.stderr
+        serving = json.loads(done.stdout)["endtoend_ttft_tpot"]
+        assert (serving["rows"], serving["unpredicted"], serving["disagg"]["unpredicted"]) == (0, 4, 2)
+        assert "4 rows need kernels that the calibration lacks" in serving["note"]
+    assert json.loads(done.stdout)["endtoend"]["unpredicted"] > 1
+    assert raysearch("validate", "--data", unseen, "--calibration", gemms_alone).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"osl": ""}, {"isl": ""}, {"osl": -5}, {"isl": -5}, {"isl": "", "osl": ""}], ids=str
+)
+def test_a_published_row_without_lengths_is_unpredicted(tmp_path: Path, change: dict[str, Any]) -> None:
+    rows = [PUBLISHED, PUBLISHED | {"parallelism": "TP2"}, PUBLISHED | change]
+    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION)
+    assert found is not None
+    assert np.isfinite(found.predicted).tolist() == [True, True, False]
+
+
 def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) -> None:
     write(tmp_path, "gemm.csv", UNSEEN["gemm.csv"])
     done = raysearch("validate", "--data", tmp_path, "--json")
@@ -268,6 +301,9 @@ def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) ->
         ("gemm.csv", {"m": 0}, "column m"),
         ("endtoend_ttft_tpot.csv", {"silicon_tpot_ms": ""}, "silicon_tpot_ms"),
         ("endtoend_ttft_tpot.csv", {"concurrency": "many"}, "line 2, column concurrency"),
+        ("endtoend_ttft_tpot.csv", {"backend": "a/b"}, "line 2, column backend: expected a name"),
+        ("moe.csv", {"kernel_source": "my/kernel"}, "line 2, column kernel_source: expected a name"),
+        ("collectives.csv", {"source": "nccl 2"}, "line 2, column source: expected a name"),
         ("endtoend.csv", {"tok_s_per_gpu": -1}, "tok_s_per_gpu"),
     ],
 )
@@ -316,6 +352,28 @@ def test_an_unknown_series_is_read_as_the_one_that_shares_most_with_it() -> None
     assert nearest_series("a2a/normal/dispatch/20/intra", fitted) == fitted[1]
     assert nearest_series("a2a/low_latency/dispatch/8/intra", fitted) == fitted[2]
     assert nearest_series("a2a/x", []) is None
+
+
+def test_the_roofline_is_that_of_the_calibrations_machine(unseen: Path) -> None:
+    half = {name: rate / 2 for name, rate in CALIBRATION.data["speed_of_light"].items()}
+    slower = Calibration("slower", {**CALIBRATION.data, "speed_of_light": half})
+    for name, family in KERNEL_FAMILIES.items():
+        here, there = (compare_family(name, family, unseen, machine) for machine in (CALIBRATION, slower))
+        assert here is not None
+        assert there is not None
+        assert np.allclose(there.roofline, 2 * here.roofline)
+
+
+def test_held_out_rows_are_never_faster_than_the_calibrations_machine(tmp_path: Path) -> None:
+    shapes = [(m, n) for m in (64, 4096) for n in (512, 1024, 2048, 4096, 8192, 16384)]
+    row = {"framework": "vllm", "dtype": "fp8", "k": 4096}
+    rows = [row | {"m": m, "n": n, "latency_us": CALIBRATION.gemm_us("vllm", "fp8", m, n, 4096)} for m, n in shapes]
+    light = {name: rate / 100 for name, rate in CALIBRATION.data["speed_of_light"].items()}
+    slow = Calibration("slow", {**CALIBRATION.data, "speed_of_light": light})
+    found = compare_family("gemm", "gemm", write(tmp_path, "gemm.csv", rows), slow, held_out=True)
+    assert found is not None
+    flop_us = np.array([2 * m * n * 4096 / (light["fp8_tflops"] * 1e6) for m, n in shapes])
+    assert (found.predicted >= flop_us * (1 - 1e-9)).all()
 
 
 def test_rows_that_the_coefficients_predict_exactly_have_no_error(tmp_path: Path) -> None:
@@ -401,7 +459,8 @@ def test_engine_parameters_are_recovered_from_runs_made_with_them(tmp_path: Path
     frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", rows))
     assert frame is not None
     _, deployments = agg_runs(frame)
-    works = works_of(deployments, CALIBRATION)
+    works = [work for work in works_of(deployments, CALIBRATION) if work is not None]
+    assert len(works) == len(rows)
     measured = np.array([tpot_s(work, truth) for work in works])
     found = fit_engine("trtllm", works, measured)
     assert found.step_s == pytest.approx(truth.step_s, rel=0.1)

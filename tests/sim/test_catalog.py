@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import re
 import shutil
 from pathlib import Path
 
 import pydantic
 import pytest
 
-from sim.catalog import load_hardware, load_model, load_workload
+from sim.catalog import load_calibration, load_hardware, load_model, load_workload
 from sim.config_files import CatalogError, config_path, did_you_mean, list_names, read_config
 from sim.simulate import evaluate
 from sim.types import DegreeTables, Strategy
@@ -319,6 +321,70 @@ def test_loaded_values_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         workload.max_gpus = 1  # type: ignore[misc]
     assert all(math.isfinite(value) for value in workload.hardware.peak_flop_per_s.values())
+
+
+def _damage(path: tuple[str, ...], value: object) -> str:
+    """The shipped coefficients with one entry replaced; None takes it away, "cut" its last number."""
+    data = json.loads(config_path("calibration", "h100_sxm").read_text(encoding="utf-8"))
+    *above, last = path
+    entry = data
+    for key in above:
+        entry = entry[key]
+    if value is None:
+        del entry[last]
+    else:
+        entry[last] = entry[last][:-1] if value == "cut" else value
+    return json.dumps(data)
+
+
+GEMM = ("series", "gemm/trtllm/fp8")
+VERSION = ("series", "collectives/all_gather/nccl/nccl_2.23/half")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ((*GEMM, "g_percent"), "cut", "expected 432 values in g_percent, got 431"),
+        ((*GEMM, "g_percent"), None, "g_percent"),
+        ((*GEMM, "g_percent"), [10**7] * 432, "less than or equal to 1000"),
+        ((*GEMM, "terms"), "abc", "terms"),
+        ((*GEMM, "terms"), None, "expected 14 terms"),
+        ((*GEMM, "terms"), "cut", "expected 14 terms"),
+        ((*GEMM, "terms"), [0.0] * 14, "not all of them 0"),
+        ((*GEMM, "terms"), [math.nan] * 14, "NaN"),
+        ((*GEMM, "terms"), [-1.0] * 14, "greater than or equal to 0"),
+        ((*GEMM, "terms"), [1e300] * 14, "less than"),
+        ((*GEMM, "floor_us"), -1.0, "floor_us"),
+        ((*GEMM, "floor_us"), math.inf, "Infinity"),
+        ((*GEMM, "grid"), "gem", "did you mean 'gemm'"),
+        ((*GEMM, "grid"), "collectives", "axes"),
+        ((*GEMM, "grid"), None, "series 'gemm/trtllm/fp8'"),
+        ((*GEMM, "mape"), "small", "mape"),
+        ((*GEMM, "range"), {"m": [1]}, "range"),
+        ((*VERSION, "parent"), "collectives/nothing", "parent"),
+        ((*VERSION, "parent"), "gemm/trtllm/fp8", "parent"),
+        ((*VERSION, "parent"), VERSION[1], "parent"),
+        (("series", "gemm/trtllm/fp3"), {"grid": "gemm", "terms": [1.0] * 14}, "gemm/trtllm/fp3"),
+        (("series", "moe/x"), {"terms": [1.0] * 20}, "unknown series"),
+        (("series", "send_recv/inter", "terms"), "cut", "expected 5 terms"),
+        (("grids", "gemm", "axes"), [[1, 2]], "gemm"),
+        (("grids", "gemm", "slopes"), "cut", "slopes"),
+        (("grids", "gemm", "monotone"), [7], "monotone"),
+        (("grids", "gemm", "parts"), [], "parts"),
+        (("speed_of_light", "hbm_gb_per_s"), None, "hbm_gb_per_s: missing"),
+        (("serving", "engines"), {"vllm": {"step_s": -1}}, "step_s"),
+        (("series",), [], "series"),
+    ],
+)
+def test_a_damaged_calibration_is_one_clear_error(
+    tmp_path: Path, path: tuple[str, ...], value: object, said: str
+) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(_damage(path, value), encoding="utf-8")
+    with pytest.raises(CatalogError, match=re.escape(said)) as caught:
+        load_calibration(file)
+    assert str(file) in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_hardware_file_may_name_a_calibration_beside_it(tmp_path: Path) -> None:

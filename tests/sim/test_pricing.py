@@ -56,6 +56,17 @@ def priced(engine: str, shape: Shape, dtype: str, kv_dtype: str = "bf16") -> flo
     return found.time_s
 
 
+@pytest.mark.parametrize("missing", [{}, {"mape": None}])
+def test_a_series_without_a_cross_validated_error_counts_as_uncalibrated(missing: dict[str, None]) -> None:
+    name = "gemm/trtllm/fp8"
+    record = {key: value for key, value in FITTED.series[name].items() if key != "mape"} | missing
+    curves = Curves(Calibration("mine", {**FITTED.data, "series": {name: record}}), "trtllm", "nccl", 0.4)
+    for kept in (curves, pickle.loads(pickle.dumps(curves))):
+        found = kept.kernel(Gemm(64, 4096, 4096), "fp8", "bf16")
+        assert found is not None
+        assert found.error == 0.4
+
+
 def grows(time: Callable[..., float], sizes: dict[str, float], factor: float, *, along: tuple[str, ...]) -> None:
     """Time must not fall with any of the sizes, and hardly move when one hardly moves."""
     base = time(**sizes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -12,7 +14,9 @@ from raysearch.app import app
 from raysearch.calibration.coefficients import fit_directory
 from raysearch.calibration.fit import H100_SXM
 from raysearch.calibration.tables import read_table
+from raysearch.commands.calibrate import _SHARES, _row
 from raysearch.errors import InputError
+from sim.calibration import MissingSeries
 from sim.catalog import load_calibration, load_hardware, load_speed_of_light
 from sim.config_files import config_path
 
@@ -39,6 +43,24 @@ def test_a_folder_becomes_a_file_that_a_hardware_file_can_name(measured: Path, t
     assert load_hardware(tmp_path / "mine.toml").curves is not None
 
 
+RUNS = """id,backend,backend_version,model_path,mode,gemm_quant_mode,isl,osl,silicon_tpot_ms,concurrency,batch_size,\
+tp_size,attention_dp_size,moe_tp_size,moe_ep_size
+run,sglang,0.5,meta-llama/Llama-3.1-8B-Instruct,agg,,1024,256,9.0,16,16,2,,1,1
+"""
+
+
+def test_serving_runs_beside_too_few_kernels_leave_serving_at_the_defaults(measured: Path, tmp_path: Path) -> None:
+    (measured / "endtoend_ttft_tpot.csv").write_text(RUNS)
+    printed = calibrate("--data", measured, "--out", tmp_path / "mine.json")
+    serving = printed["serving"]
+    assert isinstance(serving, dict)
+    assert serving["unpredicted"] == 1
+    assert "needs a kernel that no file measures" in serving["left_at_defaults"]
+    assert list(load_calibration(tmp_path / "mine.json").series) == ["gemm/trtllm/fp8"]
+    with pytest.raises(MissingSeries, match="attention_decode/sglang/bf16/gqa"):
+        load_calibration(tmp_path / "mine.json").attention_decode_us("sglang", "bf16", 1, 64, 8, 2, 128)
+
+
 def test_the_same_rows_give_the_same_bytes(measured: Path) -> None:
     first, second = (json.dumps(fit_directory(measured, {}, H100_SXM)) for _ in range(2))
     assert first == second
@@ -62,6 +84,9 @@ def test_only_with_force_is_other_content_replaced(measured: Path, tmp_path: Pat
         ("latency_us", "latency_ms", r"gemm.csv: no column 'latency_us'; did you mean 'latency_ms'\?"),
         ("trtllm,fp8,", "trtllm,fp4,", r"gemm.csv, line 2, column dtype: .*got 'fp4'"),
         ("trtllm,fp8,", "trtllm,fp8,-", r"gemm.csv, line 2, column m: .*got '-"),
+        ("trtllm,", "trt/llm,", r"gemm.csv, line 2, column framework: expected a name of letters.*, got 'trt/llm'"),
+        ("trtllm,", ",", r"gemm.csv, line 2, column framework: expected a name of letters.*, got ''"),
+        ("trtllm,", '"trt llm",', r"gemm.csv, line 2, column framework: expected a name of letters.*, got 'trt llm'"),
         ("\n", "\ntrtllm,fp8,1,1,1,nan\n", r"gemm.csv, line 2, column latency_us: .*got 'nan'"),
         ("\n", "\ntrtllm,fp8,1,1,1,0\n", r"gemm.csv, line 2, column latency_us: .*got '0'"),
     ],
@@ -83,8 +108,35 @@ def test_an_empty_or_missing_folder_names_what_it_should_hold(tmp_path: Path) ->
 def test_a_handful_of_rows_is_no_calibration(measured: Path) -> None:
     path = measured / "gemm.csv"
     path.write_text("\n".join(path.read_text().splitlines()[:20]) + "\n")
-    with pytest.raises(InputError, match="none of the files to fit"):
+    with pytest.raises(InputError, match=r"too little to fit: gemm\.csv has 19 rows, 30 are needed"):
         fit_directory(measured, {}, H100_SXM)
+    path.write_text("\n".join(path.read_text().splitlines()[:2]) + "\n")
+    with pytest.raises(InputError, match=r"gemm\.csv has 1 row, 30 are needed"):
+        fit_directory(measured, {}, H100_SXM)
+
+
+def test_a_series_of_few_rows_is_left_at_the_defaults(measured: Path, gemms: pd.DataFrame) -> None:
+    few = gemms.head(20).assign(framework="vllm")
+    alike = gemms.head(40).assign(framework="sglang", m=range(1, 41), n=4096, k=4096)
+    pd.concat([gemms, few, alike]).to_csv(measured / "gemm.csv", index=False)
+    content = fit_directory(measured, {}, H100_SXM)
+    assert list(content["series"]) == ["gemm/trtllm/fp8"]
+    left = content["families"]["gemm"]["series_left_at_defaults"]
+    assert left["gemm/vllm/fp8"] == "has 20 rows, 30 are needed"
+    assert "could not be cross-validated" in left["gemm/sglang/fp8"]
+    assert content["families"]["gemm"]["rows"] == 300
+
+
+def test_a_family_that_cannot_be_cross_validated_is_named_in_the_table(measured: Path, tmp_path: Path) -> None:
+    sizes = np.arange(40)
+    rows = {"mla_dtype": "bfloat16", "kv_cache_dtype": "fp8", "batch_size": 8, "kv_len": 1024, "num_heads": 16}
+    pd.DataFrame(rows | {"latency_us": 20.0 + sizes}).to_csv(measured / "mla_decode.csv", index=False)
+    out = tmp_path / "mine.json"
+    result = CliRunner().invoke(app, ["calibrate", "-d", str(measured), "-o", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "cross-validated" in result.stdout
+    assert json.loads(out.read_text())["families"]["mla_decode"]["rows"] == 0
+    assert _row("gemm", {"rows": 0, **dict.fromkeys(_SHARES)})[1:] == ("0", "-", "-", "-", "-", "-")
 
 
 def test_the_shipped_hardware_has_the_peaks_its_calibration_was_fitted_under() -> None:
