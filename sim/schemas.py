@@ -20,10 +20,10 @@ def _finite(value: float) -> float:
     return value
 
 
-NumberT = TypeVar("NumberT", int, float)
+Numeric = TypeVar("Numeric", int, float)
 
 
-def ascending(values: tuple[NumberT, ...]) -> tuple[NumberT, ...]:
+def ascending(values: tuple[Numeric, ...]) -> tuple[Numeric, ...]:
     """The values, if they ascend without repeats. Raises: ValueError."""
     if sorted(set(values)) != list(values):
         raise ValueError("expected ascending values without repeats")
