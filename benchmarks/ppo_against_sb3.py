@@ -66,7 +66,7 @@ def run_ours(workload: Workload, budget: int, seed: int) -> float:
         action = searcher.ask(observation)
         assert action is not None
         observation, reward, _, _, info = env.step(action)
-        searcher.tell(action, Outcome(info["raw"], info["feasible"], reward, info["best"], observation))
+        searcher.tell(action, Outcome.of(observation, reward, info))
     return env.best
 
 

@@ -387,6 +387,13 @@ class Violation:
     allowed: float
     message: str
 
+    @property
+    def excess(self) -> float:
+        """How far the limit is missed, > 0: log(needed / allowed), or 1 where that says nothing (no divisor)."""
+        if 0 < self.allowed < self.needed < math.inf:
+            return math.log(self.needed / self.allowed)
+        return 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:
@@ -505,3 +512,8 @@ class Evaluation:
     def feasible(self) -> bool:
         """Whether no limit is broken."""
         return not self.violations
+
+    @property
+    def excess(self) -> float:
+        """By how much limits are missed, all of them together, in factors of e; 0 if feasible."""
+        return math.fsum(violation.excess for violation in self.violations)

@@ -38,7 +38,7 @@ def search(workload, budget: int, **options):
     for _ in range(budget):
         action = searcher.ask(observation)
         observation, reward, _, _, info = env.step(action)
-        searcher.tell(action, Outcome(info["raw"], info["feasible"], reward, info["best"], observation))
+        searcher.tell(action, Outcome.of(observation, reward, info))
     return searcher
 
 
