@@ -177,6 +177,15 @@ def stream_placement(rank: Rank, combine_choice: int) -> Placement:
     return rule(rank.layer.op("combine"), rank.layer, combine_choice).output
 
 
+def ends_s(rank: Rank, combine_choice: int) -> tuple[float, float]:
+    """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
+    key = ("ends", combine_choice)
+    found = rank.remembered.get(key)
+    if found is None:
+        found = rank.remembered[key] = (embedding_s(rank, combine_choice), head_s(rank, combine_choice))
+    return cast(tuple[float, float], found)
+
+
 def embedding_s(rank: Rank, combine_choice: int) -> float:
     """Seconds of the vocabulary-parallel look-up, whose parts are reduced to the layers' placement."""
     stream = rank.layer.tensor("residual_in")

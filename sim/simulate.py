@@ -10,10 +10,9 @@ from sim.breakdown import explain
 from sim.collectives import hand_on_s
 from sim.costs import (
     OpCost,
-    embedding_s,
+    ends_s,
     handed_on_bytes,
     head_activation_bytes,
-    head_s,
     moves_s,
     op_cost,
     rank_of,
@@ -92,7 +91,7 @@ def stage_time(rank: Rank, pp: int, layer_s: float, combine_choice: int) -> Stag
     """
     workload = rank.workload
     layers = layers_per_stage(workload, pp)
-    first_s, last_s = embedding_s(rank, combine_choice), head_s(rank, combine_choice)
+    first_s, last_s = ends_s(rank, combine_choice)
     send_recv_s = 0.0
     if pp > 1:
         send_recv_s = hand_on_s(
@@ -100,8 +99,8 @@ def stage_time(rank: Rank, pp: int, layer_s: float, combine_choice: int) -> Stag
             same_node=stages_share_a_node(rank.tp, rank.ep, pp, workload.hardware.node_gpus),
             sent_bytes=handed_on_bytes(rank, combine_choice),
         )
-    ends_s = first_s + last_s if pp == 1 else max(first_s, last_s)
-    return StageBreakdown(layers, layer_s, first_s, last_s, send_recv_s, layers * layer_s + ends_s + send_recv_s)
+    both_s = first_s + last_s if pp == 1 else max(first_s, last_s)
+    return StageBreakdown(layers, layer_s, first_s, last_s, send_recv_s, layers * layer_s + both_s + send_recv_s)
 
 
 def memory_bytes(
