@@ -53,7 +53,7 @@ def explain(workload: Workload, strategy: Strategy) -> Explanation:
 def _incoming_collectives(rank: Rank, choices: dict[str, int]) -> dict[str, list[Collective]]:
     incoming: dict[str, list[Collective]] = {name: [] for name in choices}
     for tensor in rank.layer.tensors:
-        ends = tuple([choices[name] for name in (tensor.producer, *tensor.consumers)])
+        ends = tuple([choices[name] for name in tensor.ends])
         for name, move in zip(tensor.consumers, moves(rank.layer, tensor, ends), strict=True):
             if move:
                 incoming[name].extend(rank.tp_collective(move.kind, move.tensor.name, move.tensor_bytes(rank)))

@@ -149,24 +149,11 @@ def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...]) -> tuple[Move 
     )
 
 
-def moves_s(rank: Rank, tensor: Tensor, choices: tuple[int, ...]) -> tuple[float, ...]:
-    """Seconds of `moves` on the busiest GPU."""
-    key = (tensor.name, choices)
-    found = rank.remembered.get(key)
-    if found is None:
-        found = rank.remembered[key] = _moves_s(rank, tensor, choices)
-    return cast(tuple[float, ...], found)
-
-
-def _moves_s(rank: Rank, tensor: Tensor, choices: tuple[int, ...]) -> tuple[float, ...]:
-    if rank.tp == 1:
-        return (0.0,) * len(tensor.consumers)
-    return tuple(
-        [
-            rank.tp_price(move.kind, move.tensor_bytes(rank)).time_s if move else 0.0
-            for move in moves(rank.layer, tensor, choices)
-        ]
-    )
+def move_s(rank: Rank, move: Move | None) -> float:
+    """Seconds of a redistribution on the busiest GPU."""
+    if move is None or rank.tp == 1:
+        return 0.0
+    return rank.tp_price(move.kind, move.tensor_bytes(rank)).time_s
 
 
 # --- both ends of the model ---------------------------------------------------------------------------

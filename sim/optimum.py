@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.costs import head_activation_bytes, moves_s, op_cost
+from sim.costs import head_activation_bytes, move_s, moves, op_cost
 from sim.ops import Tensor, layer_ops
 from sim.rank import Rank
 from sim.simulate import ROUNDING, degree_violations, evaluate, layers_per_stage, memory_bytes, stage_time
@@ -129,7 +129,7 @@ class _Tables:
     """
 
     def __init__(self, rank: Rank) -> None:
-        self.tensors = {tensor.name: (tensor.producer, *tensor.consumers) for tensor in rank.layer.tensors}
+        self.tensors = {tensor.name: tensor.ends for tensor in rank.layer.tensors}
         costs = {op.name: [op_cost(rank, op, choice) for choice in CHOICES] for op in rank.layer.ops}
         self.time_s = {name: np.array([c.time_s for c in row]) for name, row in costs.items()}
         self.weight_bytes = {name: np.array([c.weight_bytes for c in row]) for name, row in costs.items()}
@@ -142,7 +142,7 @@ class _Tables:
 def _move_table(rank: Rank, tensor: Tensor) -> Floats:
     table = np.zeros((len(CHOICES),) * (1 + len(tensor.consumers)))
     for choices in itertools.product(CHOICES, repeat=table.ndim):
-        table[choices] = sum(moves_s(rank, tensor, choices))
+        table[choices] = sum([move_s(rank, move) for move in moves(rank.layer, tensor, choices)])
     return table
 
 

@@ -13,7 +13,8 @@ from sim.costs import (
     ends_s,
     handed_on_bytes,
     head_activation_bytes,
-    moves_s,
+    move_s,
+    moves,
     op_cost,
     rank_of,
     stream_bytes,
@@ -72,9 +73,10 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
 def _layer_s(rank: Rank, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> float:
     incoming_s = dict.fromkeys(choices, 0.0)
     for tensor in rank.layer.tensors:
-        ends = tuple([choices[name] for name in (tensor.producer, *tensor.consumers)])
-        for name, move_s in zip(tensor.consumers, moves_s(rank, tensor, ends), strict=True):
-            incoming_s[name] += move_s
+        ends = tuple([choices[name] for name in tensor.ends])
+        for name, move in zip(tensor.consumers, moves(rank.layer, tensor, ends), strict=True):
+            if move:
+                incoming_s[name] += move_s(rank, move)
     return sum([cost.kernel_s + (incoming_s[name] + cost.collective_s) for name, cost in costs.items()])
 
 
