@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import lru_cache
 
 from sim.collectives import collective_price, sent_share
 from sim.mesh import ep_group, tp_group
-from sim.ops import Tensor, element_bytes, layer_ops, layer_sizes, tensor_shape
+from sim.ops import Tensor, element_bytes, layer_ops, layer_sizes, tensor_columns
 from sim.pricing import Priced
 from sim.sharding import Side
 from sim.types import DTYPE_BYTES, Collective, Workload
+
+
+@lru_cache(maxsize=64)
+def _widths(workload: Workload) -> Mapping[str, tuple[int, int]]:
+    """(columns, bytes per element) of every tensor: what no degree changes."""
+    return {
+        tensor.name: (tensor_columns(workload.model, tensor), element_bytes(workload, tensor))
+        for tensor in layer_ops(workload.model).tensors
+    }
 
 
 class Rank:
@@ -33,11 +44,7 @@ class Rank:
         self.ep_group = ep_group(tp, ep, workload.hardware.node_gpus)
         self.activation_each = DTYPE_BYTES[workload.precisions.activations]
         self.weight_each = DTYPE_BYTES[workload.precisions.weights]
-        self._shapes = {
-            tensor.name: (*tensor_shape(workload.model, self.sizes, tensor), element_bytes(workload, tensor))
-            for tensor in self.layer.tensors
-        }
-        self._local_bytes: dict[tuple[str, Side], float] = {}
+        self._widths = _widths(workload)
         self.remembered: dict[tuple[object, ...], object] = {}
 
     def cut(self, size: float, *, when: bool) -> int:
@@ -62,23 +69,18 @@ class Rank:
 
     def tensor_bytes(self, tensor: Tensor) -> float:
         """Bytes of a whole tensor on one ep rank: the V of the redistribution table."""
-        rows, columns, each = self._shapes[tensor.name]
-        return rows * columns * each
+        columns, each = self._widths[tensor.name]
+        return self._rows(tensor) * columns * each
 
     def local_bytes(self, tensor: Tensor, side: Side) -> float:
         """Bytes of a tensor on this GPU when tp cuts that side of it."""
-        key = (tensor.name, side)
-        found = self._local_bytes.get(key)
-        if found is None:
-            found = self._local_bytes[key] = self._count_local_bytes(tensor, side)
-        return found
+        columns, each = self._widths[tensor.name]
+        if side == "columns":
+            columns = self.local_qkv_columns() if tensor.name == "qkv" else self.cut(columns, when=True)
+        return self.cut(self._rows(tensor), when=side == "rows") * columns * each
 
-    def _count_local_bytes(self, tensor: Tensor, side: Side) -> float:
-        rows, columns, each = self._shapes[tensor.name]
-        width = self.cut(columns, when=side == "columns")
-        if side == "columns" and tensor.name == "qkv":
-            width = self.local_qkv_columns()
-        return self.cut(rows, when=side == "rows") * width * each
+    def _rows(self, tensor: Tensor) -> float:
+        return self.sizes.expert_tokens if tensor.by_expert else self.sizes.tokens
 
     def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
         """A collective over the tp axis on a tensor of `tensor_bytes`; none at degree 1."""
