@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, cast
 
-from sim.ops import FusedOp, Layer, Tensor
+from sim.ops import FusedOp, Layer, Tensor, by_expert
 from sim.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from sim.pricing import Gemm
 from sim.rank import Rank
@@ -68,9 +68,10 @@ def seconds(collectives: Sequence[Collective]) -> float:
 def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     """The cost of one op under one choice of the strategy."""
     key = (op.name, choice)
-    found = rank.remembered.get(key)
+    remembered = rank.remembered if by_expert(op, rank.layer) else rank.remembered_of_tokens
+    found = remembered.get(key)
     if found is None:
-        found = rank.remembered[key] = _op_cost(rank, op, choice)
+        found = remembered[key] = _op_cost(rank, op, choice)
     return cast(OpCost, found)
 
 
@@ -167,9 +168,9 @@ def stream_placement(rank: Rank, combine_choice: int) -> Placement:
 def ends_s(rank: Rank, combine_choice: int) -> tuple[float, float]:
     """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
     key = ("ends", combine_choice)
-    found = rank.remembered.get(key)
+    found = rank.remembered_of_tokens.get(key)
     if found is None:
-        found = rank.remembered[key] = (embedding_s(rank, combine_choice), head_s(rank, combine_choice))
+        found = rank.remembered_of_tokens[key] = (embedding_s(rank, combine_choice), head_s(rank, combine_choice))
     return cast(tuple[float, float], found)
 
 

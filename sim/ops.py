@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from sim.types import DTYPE_BYTES, Dtype, Model, Workload
@@ -141,6 +142,12 @@ DENSE_LAYER = _layer(_ATTENTION + _DENSE_FFN, _LETTERS | {"ffn_mid": "tf", "ffn_
 def layer_ops(model: Model) -> Layer:
     """The layer of a model: 12 fused ops for mixture-of-experts, 10 for dense."""
     return MOE_LAYER if model.is_moe else DENSE_LAYER
+
+
+@lru_cache(maxsize=1024)
+def by_expert(op: FusedOp, layer: Layer) -> bool:
+    """Whether an op works on the tokens' copies for experts; the others know nothing of the ep axis but their tokens."""
+    return any(layer.tensor(name).by_expert for name in (op.output, *op.inputs))
 
 
 def op_names(model: Model) -> tuple[str, ...]:

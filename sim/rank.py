@@ -23,6 +23,11 @@ def _widths(workload: Workload) -> Mapping[str, tuple[int, int]]:
     }
 
 
+@lru_cache(maxsize=1024)
+def _remembered_of_tokens(workload: Workload, tp: int, tokens: int) -> dict[tuple[object, ...], object]:
+    return {}
+
+
 class Rank:
     """The busiest GPU under (tp, ep, batch). Pipeline stages do not change what a layer does on it.
 
@@ -30,6 +35,7 @@ class Rank:
         workload, tp, ep: As given.
         layer: Ops and tensors of the model's layer.
         remembered: Costs that `sim.costs` has worked out for this GPU already; strategies share most of them.
+        remembered_of_tokens: The same of what the experts have no part in, shared with every GPU of as many tokens.
         sizes: The layer on one ep rank, before the tp axis cuts it.
         activation_each, weight_each: Bytes per element.
     """
@@ -46,6 +52,7 @@ class Rank:
         self.weight_each = DTYPE_BYTES[workload.precisions.weights]
         self._widths = _widths(workload)
         self.remembered: dict[tuple[object, ...], object] = {}
+        self.remembered_of_tokens = _remembered_of_tokens(workload, tp, self.sizes.tokens)
 
     def cut(self, size: float, *, when: bool) -> int:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
