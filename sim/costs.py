@@ -152,9 +152,7 @@ def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...]) -> tuple[Move 
 
 def move_s(rank: Rank, move: Move | None) -> float:
     """Seconds of a redistribution on the busiest GPU."""
-    if move is None or rank.tp == 1:
-        return 0.0
-    return rank.tp_price(move.kind, move.tensor_bytes(rank)).time_s
+    return rank.tp_s(move.kind, move.tensor_bytes(rank)) if move else 0.0
 
 
 # --- both ends of the model ---------------------------------------------------------------------------
@@ -179,8 +177,8 @@ def embedding_s(rank: Rank, combine_choice: int) -> float:
     stream = rank.layer.tensor("residual_in")
     whole_bytes = rank.tensor_bytes(stream)
     kind = collective_between(PARTIAL, stream_placement(rank, combine_choice))
-    reduce = rank.tp_collective(kind, stream.name, whole_bytes) if kind else ()
-    return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + seconds(reduce)
+    reduce_s = rank.tp_s(kind, whole_bytes) if kind else 0.0
+    return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + reduce_s
 
 
 def head_s(rank: Rank, combine_choice: int) -> float:
@@ -189,13 +187,13 @@ def head_s(rank: Rank, combine_choice: int) -> float:
     stream = rank.layer.tensor("residual_in")
     whole_bytes = rank.tensor_bytes(stream)
     replicated = stream_placement(rank, combine_choice) == REPLICATE
-    gather = () if replicated else rank.tp_collective("all_gather", stream.name, whole_bytes)
+    gather_s = 0.0 if replicated else rank.tp_s("all_gather", whole_bytes)
     norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * whole_bytes)
     shape = Gemm(tokens, model.hidden, rank.cut(model.vocab, when=True))
     head = gemm(rank, rank.workload.precisions.weights, shape, rank.activation_each)
     # Each rank offers its best token and score: 8 bytes per sequence and rank.
-    sample = rank.tp_collective("all_gather", "candidates", 8.0 * tokens * rank.tp)
-    return price(rank, norm).total_s + price(rank, head).total_s + seconds(gather + sample)
+    sample_s = rank.tp_s("all_gather", 8.0 * tokens * rank.tp)
+    return price(rank, norm).total_s + price(rank, head).total_s + (gather_s + sample_s)
 
 
 def vocabulary_bytes(rank: Rank) -> float:

@@ -146,7 +146,7 @@ def layer_ops(model: Model) -> Layer:
 
 @lru_cache(maxsize=1024)
 def by_expert(op: FusedOp, layer: Layer) -> bool:
-    """Whether an op works on the tokens' copies for experts; the others know nothing of the ep axis but their tokens."""
+    """Whether an op works on the tokens' copies for experts; to the others the ep axis only says how many tokens."""
     return any(layer.tensor(name).by_expert for name in (op.output, *op.inputs))
 
 

@@ -93,9 +93,12 @@ class Rank:
         """A collective over the tp axis on a tensor of `tensor_bytes`; none at degree 1."""
         if self.tp == 1:
             return ()
-        priced = self.tp_price(kind, tensor_bytes)
+        priced = self._tp_price(kind, tensor_bytes)
         return (Collective(kind, "tp", self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), *priced),)
 
-    def tp_price(self, kind: str, tensor_bytes: float) -> Priced:
-        """The price of a collective over the tp axis on a tensor of `tensor_bytes`."""
+    def tp_s(self, kind: str, tensor_bytes: float) -> float:
+        """Seconds of that collective."""
+        return self._tp_price(kind, tensor_bytes).time_s if self.tp > 1 else 0.0
+
+    def _tp_price(self, kind: str, tensor_bytes: float) -> Priced:
         return collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes)

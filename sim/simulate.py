@@ -75,8 +75,7 @@ def _layer_s(rank: Rank, choices: Mapping[str, int], costs: Mapping[str, OpCost]
     for tensor in rank.layer.tensors:
         ends = tuple([choices[name] for name in tensor.ends])
         for name, move in zip(tensor.consumers, moves(rank.layer, tensor, ends), strict=True):
-            if move:
-                incoming_s[name] += move_s(rank, move)
+            incoming_s[name] += move_s(rank, move)
     return sum([cost.kernel_s + (incoming_s[name] + cost.collective_s) for name, cost in costs.items()])
 
 
