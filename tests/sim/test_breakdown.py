@@ -94,5 +94,5 @@ def test_an_evaluation_is_a_value_whether_or_not_it_was_read() -> None:
     assert other != read
     with pytest.raises(dataclasses.FrozenInstanceError):
         read.ops = ()  # type: ignore[misc]
-    with pytest.raises(AttributeError, match="no attribute 'opps'"):
-        _ = read.opps  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no attribute 'bound'"):
+        _ = read.bound  # type: ignore[attr-defined]
