@@ -67,6 +67,7 @@ class Critic:
         generator = torch.Generator().manual_seed(int(call_rng(seed, 0, _STREAM).integers(2**63)))
         self.ensemble.reset_parameters(generator, active=len(sizes))
         self._optimizer = torch.optim.Adam(self.ensemble.parameters(), lr=options.critic_learning_rate, fused=True)
+        self._inputs = torch.zeros(0, self._features.shape[1])
         self.trained = False
 
     def pick(self, candidates: np.ndarray) -> np.ndarray:
@@ -81,11 +82,12 @@ class Critic:
     def learn(self, memory: CallMemory) -> None:
         """Takes some gradient steps, every member on random calls of its own from all of the search."""
         options, calls = self._options, memory.calls
+        self._inputs = torch.cat([self._inputs, self._rows(memory.actions[len(self._inputs) :])])
         quantiles = torch.from_numpy(ndtri(share_below(memory.merits)).astype(np.float32))
         rng = call_rng(self._seed, calls, _STREAM)
         shape = (options.critic_steps, options.critic_members, min(options.critic_batch, calls))
-        for index in rng.integers(calls, size=shape):
-            errors = self.ensemble(self._rows(memory.actions[index])) - quantiles[torch.from_numpy(index)]
+        for index in torch.from_numpy(rng.integers(calls, size=shape)):
+            errors = self.ensemble(self._inputs[index]) - quantiles[index]
             self._optimizer.zero_grad()
             errors.square().mean(1).sum().backward()
             self._optimizer.step()
@@ -96,13 +98,14 @@ class Critic:
         return torch.from_numpy(self._features[actions + self._starts].sum(-2))
 
     def get_state(self) -> dict[str, Any]:
-        """Weights and moments, as copies."""
+        """Weights and moments, as copies; the inputs follow from the calls."""
         state = {"weights": self.ensemble.state_dict(), "moments": self._optimizer.state_dict()["state"]}
         return {"trained": self.trained, "tensors": copy.deepcopy(convert_to_numpy(state))}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes back to a snapshot."""
         self.trained = state["trained"]
+        self._inputs = self._inputs[:0]
         # Copies: torch would go on to write into the snapshot's own arrays.
         tensors: Any = convert_to_torch_tensor(copy.deepcopy(state["tensors"]))
         self.ensemble.load_state_dict(tensors["weights"])

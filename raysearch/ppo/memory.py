@@ -33,16 +33,17 @@ class CallMemory:
         capacity: Most calls.
         sizes: Values of each coordinate, [A].
         elites: T, the most elites.
+        apart: Two elites differ in one of the first `apart` coordinates.
 
     Attributes:
         calls: Calls so far.
         elites: Numbers of the elite calls, best first; the earlier one first among equals.
     """
 
-    def __init__(self, capacity: int, sizes: Sequence[int], elites: int) -> None:
+    def __init__(self, capacity: int, sizes: Sequence[int], elites: int, *, apart: int = ORDERED) -> None:
         self.calls = 0
         self.elites: list[int] = []
-        self._capacity = elites
+        self._capacity, self._apart = elites, apart
         self._actions = np.zeros((capacity, len(sizes)), np.int16)
         self._merits = np.zeros(capacity)
         self._largest = np.maximum(np.array(sizes) - 1, 1).astype(np.float32)
@@ -67,11 +68,13 @@ class CallMemory:
         self.calls += 1
         self._actions[call], self._merits[call] = action, merit
         self._seen.add(self._rank(action))
-        own = action[:ORDERED]
-        rivals = [other for other in self.elites if np.array_equal(self._actions[other, :ORDERED], own)]
+        rivals = [other for other in self.elites if self._alike(self._actions[other], action)]
         if all(merit > self._merits[other] for other in rivals):
             kept = [other for other in self.elites if other not in rivals]
             self.elites = sorted([*kept, call], key=lambda each: (-self._merits[each], each))[: self._capacity]
+
+    def _alike(self, one: np.ndarray, other: np.ndarray) -> bool:
+        return bool((one[: self._apart] == other[: self._apart]).all())
 
     def observe(self) -> np.ndarray:
         """Elites as an environment shows them, float32 `[T, A]`: index over the largest of its table, padding -1."""
