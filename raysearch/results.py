@@ -25,7 +25,8 @@ def study_frame(directory: str | Path) -> pd.DataFrame:
     """One row per run of a results folder, ready for pandas.
 
     Columns: run_id, workload, hardware, searcher, seed, budget, calls, unique_calls, feasible_calls, best
-    (tokens/s/GPU), optimum (f*), fraction_of_optimum, wall_s, strategy, digest, config_hash, version, complete.
+    (tokens/s/GPU), optimum (f*), fraction_of_optimum, wall_s, improvements ([call, wall_s] of each), strategy, digest,
+    config_hash, version, complete.
     A run that is not complete has what its rows tell so far.
 
     Raises:
@@ -104,7 +105,9 @@ def read_spec(directory: Path, run_id: str) -> dict[str, Any]:
 
 def _read_run(folder: Path) -> dict[str, Any]:
     head, finished = read_json(folder / HEAD_FILE, RunHead), finished_summary(folder)
-    return {**finished, "complete": True} if finished else {**_read_rows_so_far(folder, head), "complete": False}
+    if finished is None:
+        return {**_read_rows_so_far(folder, head), "complete": False}
+    return {"improvements": None, **finished, "complete": True}  # older results hold no improvements
 
 
 def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,6 +124,7 @@ def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
         "optimum": optimum,
         "fraction_of_optimum": found["best"] / optimum if optimum else None,
         "wall_s": None,
+        "improvements": None,
         "digest": None,
         "config_hash": head["config_hash"],
         "version": head["version"],
