@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.rows import CallRow, DamagedRows, read_rows
 from raysearch.checkpoint import whole_checkpoint
 from raysearch.errors import InputError
 from raysearch.files import damaged, read_json
@@ -75,16 +76,14 @@ def check_results(study: Path) -> None:
         whole_checkpoint(folder)
 
 
-def run_rows(folder: Path) -> pd.DataFrame:
-    """The calls of a run, one row each; see `envs.rows`.
+def run_rows(folder: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
+    """The calls of a run, one row each; see `envs.rows.read_rows`.
 
     Raises:
         InputError: They are damaged or gone.
     """
-    from envs.rows import DamagedRows, read_rows
-
     try:
-        return read_rows(folder)
+        return read_rows(folder, columns)
     except DamagedRows as error:
         raise damaged(str(error)) from error
     except FileNotFoundError as error:
@@ -95,6 +94,12 @@ def planned_runs(directory: Path) -> int:
     """How many runs the folder is meant to hold when all is done."""
     study = directory / STUDY_FILE
     return len(read_json(study, StudyRecord)["runs"]) if study.is_file() else 1
+
+
+def planned_budget(directory: Path, runs: Sequence[Mapping[str, Any]]) -> int:
+    """Calls at which the runs of a folder are compared: the study's budget, or that of a run by itself."""
+    study = directory / STUDY_FILE
+    return read_json(study, StudyRecord)["study"]["budget"] if study.is_file() else runs[0]["budget"]
 
 
 def read_spec(directory: Path, run_id: str) -> dict[str, Any]:
