@@ -27,17 +27,10 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def study_file(folder: Path, workload: Path, **changes: Any) -> Path:
-    keys = {
-        "name": "s",
-        "workloads": [str(workload)],
-        "searchers": ["random", "megatron"],
-        "seeds": [0, 1],
-        "budget": 60,
-    }
+    keys = {"name": "s", "workloads": [str(workload)], "searchers": ["random", "megatron"], "seeds": [0, 1]}
+    keys |= {"budget": 60, **changes}
     path = folder / "study.toml"
-    path.write_text(
-        "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**keys, "budget": 60, **changes}.items())
-    )
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
     return path
 
 
