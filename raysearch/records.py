@@ -45,7 +45,7 @@ class RunSpec:
 
     @property
     def in_flight(self) -> int:
-        """Most calls that are asked for and not told yet; one more than workers, so that none waits for the searcher."""
+        """Most calls asked for and not told yet: one more than workers, so that none waits for the searcher."""
         return self.workers + 1
 
     def __post_init__(self) -> None:

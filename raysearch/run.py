@@ -50,7 +50,7 @@ class SearchRun:
         *,
         optimum: float | None = None,
         resume: bool = False,
-        patience: Patience = Patience(),
+        patience: Patience | None = None,
     ) -> None:
         """Starts a run from its first call, or goes on from its last checkpoint.
 
@@ -59,7 +59,7 @@ class SearchRun:
             out_dir: The run's folder. Rows beyond the checkpoint's calls are dropped: they are computed again.
             optimum: f* of the workload, tokens/s/GPU. For the scores only: no searcher sees it.
             resume: Whether to go on from the folder's checkpoint, if there is one.
-            patience: With a simulator that hangs or fails.
+            patience: With a simulator that hangs or fails; by default `Patience()`.
 
         Raises:
             InputError, CatalogError, UnknownName: The spec cannot be run, is not the checkpoint's, or the folder
@@ -69,6 +69,7 @@ class SearchRun:
         self.workload = load_workload(spec.workload, spec.hardware)
         self._space = searched_space(self.workload, spec.simulator)
         self._searcher = make_searcher(spec.searcher, self._space, seed=spec.seed, budget=spec.budget, **spec.options)
+        patience = patience or Patience()
         self._simulator = open_simulator(spec.simulator, self.workload, patience, workers=spec.workers)
         env = StrategyEnv(self.workload, evaluate=self._simulator, space=self._space, retries=patience.retries)
         out_dir.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from sim.types import Evaluation, Memory, StageBreakdown, Strategy, Violation, W
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How a strategy does, in a black box's words. Limits are not its business: raysearch holds it against the workload.
+    """How a strategy does, in a black box's words. Limits are not its business: the workload has them.
 
     Attributes:
         tokens_per_s_per_gpu: Generated tokens per second and GPU; what is searched for. Finite, >= 0.
@@ -38,6 +38,8 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
     """What a black box answered, as an evaluation.
 
     Args:
+        workload: Whose limits hold.
+        strategy: What was asked about.
         answer: A `Measurement`, or an `Evaluation` of the strategy, which is passed on as it is.
 
     Raises:

@@ -33,6 +33,7 @@ class SimulatorWorker:
         self._workload = workload
 
     def evaluate(self, strategy: Strategy) -> Evaluation:
+        """What the black box says."""
         return self._simulate(self._workload, strategy)
 
     def pid(self) -> int:
