@@ -24,8 +24,6 @@ Floats = NDArray[np.float64]
 FILE = "endtoend_ttft_tpot.csv"
 HBM_BYTES = 85.52e9
 """Memory of an H100 SXM 80 GB as the driver reports it: 81,559 MiB. [published] NVML."""
-MUCH_SMALLER = 4
-"""A run contradicts another of the same server if it is faster at this many times its concurrency."""
 NO_OVERHEAD = Engine("unknown", 0.0, 0.0, 1.0)
 _COLUMNS = ("id", "backend", "backend_version", "model_path", "mode", "gemm_quant_mode")
 _NUMBERS = ("isl", "osl", "silicon_tpot_ms")
@@ -113,27 +111,15 @@ def _work(row: ServingRow, kernels: FittedKernels) -> Work | None:
         return None
 
 
+def stating_their_batch(rows: Sequence[ServingRow]) -> NDArray[np.bool_]:
+    """[rows] whether a run says how many requests could run at once; engines are fitted to those alone."""
+    return np.array([row.states_its_batch for row in rows], dtype=bool)
+
+
 def tpot_s(work: Work, engine: Engine) -> float:
     """Time per output token of a deployment's kernels under an engine; as `sim.serving.serve`."""
     own_s = engine.step_s + engine.sequence_s * work.running
     return work.decode_s + own_s + engine.prefill_share * work.others_prompts * work.prompt_s
-
-
-def contradicting(runs: pd.DataFrame, rows: list[ServingRow]) -> NDArray[np.bool_]:
-    """[runs] whether a run is faster than the same server, prompts and outputs at a quarter of its concurrency.
-
-    Then the stated concurrency cannot be the batch that ran. The rule looks at measured values alone.
-    """
-    measured = numbers_of(runs, "silicon_tpot_ms")
-    concurrency = np.array([row.deployment.concurrency for row in rows], dtype=float)
-    degrees = [f"{row.deployment.attention_tp} {row.deployment.attention_dp} {row.deployment.moe_ep}" for row in rows]
-    odd = np.zeros(len(runs), dtype=bool)
-    lengths = zip(runs["model_path"], runs["backend"], runs["isl"], runs["osl"], degrees, strict=True)
-    for index in rows_by(lengths).values():
-        for row in index:
-            smaller = index[concurrency[index] <= concurrency[row] / MUCH_SMALLER]
-            odd[row] = bool((measured[smaller] > measured[row]).any())
-    return odd
 
 
 def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | None:
@@ -158,21 +144,20 @@ def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | N
         return {"source": FILE, **missing, "left_at_defaults": why}
     runs, works = pd.DataFrame(runs[priced]).reset_index(drop=True), [work for work in found if work is not None]
     rows, measured = [rows[i] for i in np.flatnonzero(priced)], numbers_of(runs, "silicon_tpot_ms") / 1e3
-    names, blind = [row.engine for row in rows], cross_validated_tpot(runs, rows, works)
-    odd, fitted = contradicting(runs, rows), {}
-    for name in sorted(set(names)):
-        own = np.array([other == name for other in names])
-        engine = fit_engine(name, [work for work, mine in zip(works, own, strict=True) if mine], measured[own])
+    blind, fitted = cross_validated_tpot(runs, rows, works), {}
+    for name in sorted({row.engine for row in rows}):
+        own = np.array([row.engine == name for row in rows])
+        train = np.flatnonzero(own & stating_their_batch(rows))
+        engine = fit_engine(name, [works[i] for i in train], measured[train])
         fitted[name] = {
             **{key: float(f"{value:.4g}") for key, value in asdict(engine).items() if key != "name"},
-            **_held_out(blind[own & ~odd], measured[own & ~odd]),
+            **_held_out(blind[own], measured[own]),
         }
     return {
         "source": FILE,
         **missing,
-        "contradicting_rows_left_out_of_errors": int(odd.sum()),
-        **_held_out(blind[~odd], measured[~odd]),
-        "mape_of_all_rows": _held_out(blind, measured)["mape"],
+        "batch_not_stated": int((~stating_their_batch(rows)).sum()),
+        **_held_out(blind, measured),
         "engines": fitted,
     }
 
@@ -216,13 +201,14 @@ def cross_validated_tpot(runs: pd.DataFrame, rows: Sequence[ServingRow], works: 
     for number, index in enumerate(rows_by(zip(runs["model_path"], runs["isl"], runs["osl"], strict=True)).values()):
         group[index] = number
     predicted, priced = np.full(len(runs), np.nan), {row: work for row, work in enumerate(works) if work is not None}
+    stating = stating_their_batch(rows)
     for name in sorted(set(names)):
         own = np.array([row for row in priced if names[row] == name], dtype=np.int64)
         groups = np.unique(group[own])
         fold = dict(zip(groups, np.random.default_rng(0).permutation(len(groups)) % 5, strict=True))
         folds = np.array([fold[g] for g in group[own]])
         for held_out in np.unique(folds):
-            test, train = own[folds == held_out], own[folds != held_out]
+            test, train = own[folds == held_out], own[(folds != held_out) & stating[own]]
             engine = fit_engine(name, [priced[i] for i in train], measured[train])
             predicted[test] = [tpot_s(priced[i], engine) for i in test]
     return predicted

@@ -122,19 +122,19 @@ def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _serving_lines(serving: Mapping[str, Any]) -> str:
-    clean, disagg = serving["without_contradicting_rows"], serving["disagg"]
+    sure, disagg = serving["rows_that_state_their_batch"], serving["disagg"]
     lines = []
-    if clean["rows"]:
+    if sure["rows"] and sure["rows"] < serving["rows"]:
         lines.append(
-            f"serving without {clean['left_out']} runs whose stated concurrency cannot be what ran "
-            f"({clean['rule']}): mean error {clean['mape']:.1%}, median {clean['median_ape']:.1%}"
+            f"serving, {sure['rows']} runs that state what could run at once: mean error {sure['mape']:.1%}, "
+            f"median {sure['median_ape']:.1%}"
         )
     for name, found in serving["rank_correlation_within_workload"].items():
-        kept = found["without_contradicting_rows"]
+        kept = found["rows_that_state_their_batch"]
         if kept["mean"] is not None:
             lines.append(
                 f"rank of tokens/s/GPU within {name.replace('_', ' x ')}: {found['mean']:.3f} over {found['groups']} "
-                f"workloads; without those runs {kept['mean']:.3f}"
+                f"workloads; of those runs alone {kept['mean']:.3f}"
             )
     if disagg["rows"]:
         lines.append(f"{disagg['rows']} disaggregated decode workers: mean error {disagg['mape']:.1%}")

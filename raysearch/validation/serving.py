@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from raysearch.calibration.deployments import ServingRow, disagg_decoder
 from raysearch.calibration.serving import (
     agg_runs,
-    contradicting,
     cross_validated_tpot,
     engine_for,
     engines_of,
     numbers_of,
     read_runs,
     records,
+    stating_their_batch,
     tpot_s,
     works_of,
 )
@@ -52,7 +52,8 @@ def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool
     measured = numbers_of(runs, "silicon_tpot_ms")
     light, known = _light_ms(rows, works), np.isfinite(predicted)
     left_out = int(np.count_nonzero(frame["mode"] == "agg")) - len(runs)
-    odd = contradicting(runs, rows)
+    stating = stating_their_batch(rows)
+    guessed = int((~stating).sum())
     return Comparison(
         "endtoend_ttft_tpot",
         runs,
@@ -63,14 +64,11 @@ def compare_serving(directory: Path, calibration: Calibration, *, held_out: bool
         unit="ms",
         note="time per output token of mode agg; the time to the first token is not predicted"
         + (f"; {left_out} rows name an unknown model or no concurrency" if left_out else "")
-        + (f"; {int((~known).sum())} rows need kernels that the calibration lacks" if not known.all() else ""),
+        + (f"; {int((~known).sum())} rows need kernels that the calibration lacks" if not known.all() else "")
+        + (f"; {guessed} rows state their client's concurrency, not their server's limit" if guessed else ""),
         extra={
-            "rank_correlation_within_workload": _ranks(runs, rows, predicted, measured, known, ~odd),
-            "without_contradicting_rows": {
-                "rule": "a run faster than the same server and lengths at a quarter of its concurrency or less",
-                "left_out": int(odd.sum()),
-                **figures(measured[~odd], predicted[~odd], light[~odd]),
-            },
+            "rank_correlation_within_workload": _ranks(runs, rows, predicted, measured, known, stating),
+            "rows_that_state_their_batch": figures(measured[stating], predicted[stating], light[stating]),
             "disagg": _disaggregated(frame, calibration),
         },
     )
@@ -92,11 +90,14 @@ def _ranks(
     predicted: Floats,
     measured: Floats,
     known: NDArray[np.bool_],
-    kept: NDArray[np.bool_],
+    stating: NDArray[np.bool_],
 ) -> dict[str, dict[str, object]]:
-    """Rank correlations of tokens/s/GPU inside workloads, on all known rows and on those that contradict none."""
-    kept = kept & known
-    load = np.array([row.deployment.concurrency / row.deployment.gpus for row in rows])
+    """Rank correlations of tokens/s/GPU inside workloads, on all known rows and on those that state their batch.
+
+    Tokens/s/GPU are the stated requests in flight over the time per token and the GPUs, measured and predicted alike.
+    """
+    kept = stating & known
+    load = np.array([row.stated / row.deployment.gpus for row in rows])
     labels = {
         "model_engine_isl_osl": ["model_path", "backend", "isl", "osl"],
         "model_isl_osl": ["model_path", "isl", "osl"],
@@ -107,7 +108,7 @@ def _ranks(
         keys = np.array([" ".join(map(str, key)) for key in runs[columns].itertuples(index=False)])
         result[name] = {
             **within_groups((load / measured)[known], (load / predicted)[known], keys[known].tolist()),
-            "without_contradicting_rows": within_groups(
+            "rows_that_state_their_batch": within_groups(
                 (load / measured)[kept], (load / predicted)[kept], keys[kept].tolist()
             ),
         }
