@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -106,7 +106,7 @@ def agg_deployment(row: Mapping[str, Any]) -> ServingRow | None:
     dp = _number(row["attention_dp_size"])
     moe_tp, moe_ep = _number(row["moe_tp_size"]) or 1, _number(row["moe_ep_size"]) or 1
     if not dp:
-        dp = concurrency // per_rank if concurrency and per_rank and model.is_moe else 1
+        dp = max(1, concurrency // per_rank) if per_rank and model.is_moe else 1
     gpus = tp * dp
     counts_all_gpus = moe_tp * moe_ep == tp and tp % dp == 0
     if model.is_moe and dp > 1 and (counts_all_gpus or dp == tp):
@@ -141,6 +141,11 @@ def _hides_the_servers_limit(row: Mapping[str, Any], model: Model, stated: int) 
     """Whether a row is of the script behind `CLIENT_OF_512`. Its server ran one of `SWEPT`: the middle one is taken."""
     dump = str(row.get("source", "")).startswith("source_file=")  # InferenceX, as the database names its dumps
     return dump and row["backend"] == "vllm" and model.name == "gpt_oss_120b" and stated == CLIENT_OF_512
+
+
+def as_stated(row: ServingRow) -> ServingRow:
+    """The row with as many requests at once as it states, whatever is known of its server."""
+    return replace(row, deployment=replace(row.deployment, concurrency=row.stated))
 
 
 def disagg_decoder(row: Mapping[str, Any]) -> ServingRow | None:

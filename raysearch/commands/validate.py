@@ -35,7 +35,15 @@ SERVING_FAMILIES: Mapping[str, str] = {
 def validate(
     data: Annotated[Path, typer.Option("--data", "-d", help="Folder with CSV files of measurements.")],
     calibration: Annotated[
-        str, typer.Option(help="Coefficients to check: name in configs/calibration, or the path of a JSON file.")
+        str | None,
+        typer.Option(
+            help="Coefficients to check: name in configs/calibration, or the path of a JSON file.  "
+            "[default: those that the hardware names]"
+        ),
+    ] = None,
+    hardware: Annotated[
+        str,
+        typer.Option(help="The machine, for its peaks and its memory: name in configs/hardware, or a path."),
     ] = "h100_sxm",
     plots: Annotated[Path | None, typer.Option(help="Folder for a PNG per family, predicted against measured.")] = None,
     held_out: Annotated[
@@ -53,18 +61,19 @@ def validate(
       raysearch validate --data measured/
       raysearch validate --data measured/ --json --plots pictures/
       raysearch validate --data measured/ --held-out
+      raysearch validate --data measured/ --hardware my_machine.toml
     """
     from raysearch.progress import telling
     from raysearch.validation.figures import not_checked, report
-    from sim.catalog import load_calibration
+    from sim.catalog import load_calibrated
 
     if not data.is_dir():
         raise InputError(f"no such folder: {data}")
-    loaded = load_calibration(calibration)
+    loaded, hbm_bytes = load_calibrated(hardware, calibration)
     result: dict[str, dict[str, Any]] = {}
     pictures: list[Path] = []
     with telling("validating") as tell:
-        for name, compare in _comparisons(data, loaded, held_out=held_out).items():
+        for name, compare in _comparisons(data, loaded, hbm_bytes, held_out=held_out).items():
             tell(name)
             comparison = compare()
             result[name] = not_checked("no such file") if comparison is None else report(comparison)
@@ -78,7 +87,9 @@ def validate(
     _print(result, pictures)
 
 
-def _comparisons(data: Path, calibration: Calibration, *, held_out: bool) -> dict[str, Callable[[], Comparison | None]]:
+def _comparisons(
+    data: Path, calibration: Calibration, hbm_bytes: float, *, held_out: bool
+) -> dict[str, Callable[[], Comparison | None]]:
     from raysearch.validation.kernels import compare_family
     from raysearch.validation.published import compare_published
     from raysearch.validation.serving import compare_serving
@@ -88,8 +99,8 @@ def _comparisons(data: Path, calibration: Calibration, *, held_out: bool) -> dic
 
     return {
         **{name: kernels(name, family) for name, family in KERNEL_FAMILIES.items()},
-        "endtoend_ttft_tpot": lambda: compare_serving(data, calibration, held_out=held_out),
-        "endtoend": lambda: compare_published(data, calibration),
+        "endtoend_ttft_tpot": lambda: compare_serving(data, calibration, hbm_bytes, held_out=held_out),
+        "endtoend": lambda: compare_published(data, calibration, hbm_bytes),
     }
 
 
