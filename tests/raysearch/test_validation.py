@@ -328,7 +328,11 @@ def test_a_bad_cell_is_one_clear_error(raysearch, tmp_path: Path, file: str, cha
         ("endtoend_ttft_tpot.csv", {"isl": 0.5}, "line 2, column isl: expected a whole number above 0"),
         ("endtoend_ttft_tpot.csv", {"osl": 1e32}, "line 2, column osl: expected a whole number above 0, at most"),
         ("endtoend_ttft_tpot.csv", {"tp_size": 10**32}, "line 2, column tp_size: expected a whole number or nothing"),
-        ("gemm.csv", {"m": 10**32}, "line 2, column m: Input should be less than or equal to 1000000000"),
+        (
+            "gemm.csv",
+            {"dtype": "fp8", "m": 10**32},
+            "line 2, column m: Input should be less than or equal to 1000000000",
+        ),
         ("collectives.csv", {"message_bytes": 10**32}, "line 2, column message_bytes: Input should be less than"),
     ],
 )
