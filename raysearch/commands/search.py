@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raysearch.commands.options import HardwareOption, JsonOption, OutOption, WorkloadOption, print_json
 from raysearch.errors import Interrupted, RunFailed
-from raysearch.files import anchored, claimed, results_folder
+from raysearch.files import anchored, as_strategy, claimed, results_folder
 from raysearch.registry import check_options, run_budget
 from raysearch.yardstick import find_yardstick
 from sim.catalog import load_workload
+from sim.simulate import evaluate
 
 if TYPE_CHECKING:
     from raysearch.run import SearchRun
+    from sim.types import Workload
 
 _CALLS_BETWEEN_UPDATES = 20
 _DEFAULT_BUDGET = 4000
@@ -60,11 +63,19 @@ def search_workload(
             optimum = find_yardstick(loaded, progress).tokens_per_s_per_gpu
         summary = _drive(SearchRun(spec, folder, optimum=optimum))
     if as_json:
-        print_json({**summary, "folder": str(folder)})
+        print_json({**summary, **_trust(loaded, summary["strategy"]), "folder": str(folder)})
     else:
         from raysearch.commands.report import print_report
 
         print_report(folder)
+
+
+def _trust(workload: Workload, strategy: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The error to expect of the best strategy's figure, and what of it no measurement covers."""
+    if strategy is None:
+        return {"expected_error": None, "extrapolated": None}
+    best = evaluate(workload, as_strategy(strategy))
+    return {"expected_error": best.expected_error, "extrapolated": list(best.extrapolated)}
 
 
 def _drive(run: SearchRun) -> dict[str, Any]:
