@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raysearch.calibration.deployments import SWEPT, agg_deployment, as_stated, engine_of, known_model
 from raysearch.calibration.serving import agg_runs, fit_engine, fit_serving, read_runs, works_of
@@ -17,12 +19,16 @@ from raysearch.commands.validate import KERNEL_FAMILIES
 from raysearch.errors import InputError
 from raysearch.validation.figures import figures, rank_correlation, within_groups
 from raysearch.validation.kernels import compare_family, nearest_series
+from raysearch.validation.light import light_step_s
 from raysearch.validation.published import compare_published, read_published
 from raysearch.validation.serving import compare_serving
 from sim.calibration import Calibration
-from sim.catalog import load_calibrated, load_calibration
+from sim.catalog import load_calibrated, load_calibration, load_model
 from sim.config_files import CatalogError, config_path
+from sim.deployment import Deployment
 from sim.serving import Engine, Work, time_per_token
+from sim.serving_kernels import FittedKernels
+from sim.serving_step import Batch, step_time
 
 CALIBRATION = load_calibration("h100_sxm")
 H100_BYTES = 85.52e9
@@ -405,6 +411,30 @@ def test_an_unknown_series_is_read_as_the_one_that_shares_most_with_it() -> None
     assert nearest_series("a2a/normal/dispatch/20/intra", fitted) == fitted[1]
     assert nearest_series("a2a/low_latency/dispatch/8/intra", fitted) == fitted[2]
     assert nearest_series("a2a/x", []) is None
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(
+    st.sampled_from(["llama_3_1_8b", "qwen3_32b", "gpt_oss_120b", "deepseek_v3", "mixtral_8x7b"]),
+    st.sampled_from(["trtllm", "vllm", "sglang"]),
+    st.sampled_from(["bf16", "fp8", "fp8_block"]),
+    st.sampled_from(["bf16", "fp8"]),
+    st.integers(0, 4),
+    st.integers(0, 3),
+    st.booleans(),
+    st.floats(1, 1e4),
+    st.integers(1, 200_000),
+)
+def test_no_serving_step_beats_the_speed_of_light(
+    name: str, engine: str, weights: Any, kv_cache: Any, tp: int, dp: int, parallel: bool, running: float, isl: int
+) -> None:
+    model, gpus = load_model(name), 2**tp * (2**dp if load_model(name).is_moe else 1)
+    cut = {"attention_tp": 2**tp, "attention_dp": gpus // 2**tp}
+    cut |= {"moe_tp": 1, "moe_ep": gpus} if parallel and model.is_moe else {"moe_tp": gpus, "moe_ep": 1}
+    deployment = Deployment(model, isl, 2, 1, weights, kv_cache, **cut, all_to_all=parallel and model.is_moe)
+    light_s = light_step_s(deployment, running, CALIBRATION.data["speed_of_light"])
+    seconds = step_time(deployment, FittedKernels(CALIBRATION, engine), Batch(running, isl + 1.0))
+    assert light_s * (1 - 1e-9) <= seconds < math.inf
 
 
 def test_the_roofline_is_that_of_the_calibrations_machine(unseen: Path) -> None:
