@@ -88,7 +88,7 @@ def search_workload(
 
 
 def _trust(workload: Workload, strategy: Mapping[str, Any] | None, simulator: str | None) -> dict[str, Any]:
-    """The error to expect of the best strategy's figure, and what of it no measurement covers; our simulator's alone."""
+    """The error to expect of our own simulator's best figure, and what of it no measurement covers."""
     if strategy is None or simulator is not None:
         return {"expected_error": None, "extrapolated": None}
     best = evaluate(workload, as_strategy(strategy))
