@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.calibration import COMBINE_EACH, DISPATCH_EACH, NODE_GPUS, Calibration, is_plain
+from sim.calibration import COMBINE_EACH, DISPATCH_EACH, NODE_GPUS, WIDEST_GROUP, Calibration, is_plain
 from sim.types import Dtype
 
 
@@ -96,7 +96,8 @@ _DTYPE_STAND_INS: dict[str, tuple[str, ...]] = {
 }
 _EAGER = {("vllm", "fp8_block"): "sglang"}
 """GEMMs timed with the host's launch overhead, which a CUDA graph hides: another engine's curve stands in. [assumed]"""
-_REMEMBERED = 1 << 16
+REMEMBERED = 1 << 16
+"""Prices of a kind that are kept: strategies share most, as degrees and batches come from short tables."""
 _CUSTOM_ALL_REDUCE = {"trtllm": "trtllm_custom", "vllm": "vllm_custom_graph", "sglang": "sglang_custom_graph"}
 _KINDS = {"all_to_all": "alltoall"}
 _FAMILIES = {
@@ -126,6 +127,8 @@ _SIZES = {
     "message_bytes": "message size",
 }
 """Columns of the measured tables, in words."""
+_WIDE = f"attention of more than {WIDEST_GROUP} query heads per KV head"
+"""Another kernel, up to 15 times slower in TensorRT-LLM; no row says where between 32 and 48 heads it takes over."""
 
 
 class Curves:
@@ -151,17 +154,13 @@ class Curves:
         self.uncalibrated = uncalibrated
         self._series_of = lru_cache(maxsize=None)(self._find)
         self._judgement = lru_cache(maxsize=None)(self._find_judgement)
-        # Strategies share most of their kernels and messages: degrees and batches come from short tables.
-        self.kernel = lru_cache(maxsize=_REMEMBERED)(self._kernel)
-        self.collective = lru_cache(maxsize=_REMEMBERED)(self._collective)
-        self.expert_all_to_all = lru_cache(maxsize=_REMEMBERED)(self._expert_all_to_all)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Curves, (self.calibration, self.engine, self.all_reduce, self.uncalibrated)
 
     # --- kernels ---------------------------------------------------------------------------------
 
-    def _kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
+    def kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
         """Seconds of a kernel, or None if the calibration knows nothing like it."""
         if isinstance(shape, Gemm):
             return self._gemm(shape, math_dtype)
@@ -186,7 +185,11 @@ class Curves:
         time_us = self.calibration.attention_decode_us(
             engine, priced_as, sequences, kv_len, heads, kv_heads, head_dim, multi_head=multi_head
         )
-        return self._priced(series, time_us, (sequences, kv_len, heads, kv_heads, head_dim), dtype)
+        sizes = (sequences, kv_len, heads, kv_heads, head_dim)
+        if multi_head or heads <= WIDEST_GROUP * kv_heads:
+            return self._priced(series, time_us, sizes, dtype)
+        wide = self._priced(f"attention_decode/{engine}/{priced_as}/wide", time_us, sizes, dtype)
+        return wide._replace(extrapolated=wide.extrapolated or _WIDE)
 
     def _expert_kernel(self, shape: GroupedGemm | Routing | Permute | ExpertActivation, dtype: str) -> Priced | None:
         series = self._series_of("moe", dtype, gated=shape.gated)
@@ -208,7 +211,7 @@ class Curves:
 
     # --- messages ----------------------------------------------------------------------------------
 
-    def _collective(self, kind: str, degree: int, tensor_bytes: float) -> Priced | None:
+    def collective(self, kind: str, degree: int, tensor_bytes: float) -> Priced | None:
         """A collective inside a node on a tensor of `tensor_bytes` over the group, or None."""
         name = _KINDS.get(kind, kind)
         message_bytes = tensor_bytes / degree if kind == "all_to_all" else tensor_bytes
@@ -220,7 +223,7 @@ class Curves:
         time_us = self.calibration.collective_us(series, name, degree, message_bytes)
         return self._priced(series, time_us, (message_bytes, degree), "")
 
-    def _expert_all_to_all(
+    def expert_all_to_all(
         self, side: str, tokens: float, columns: float, each: int, experts: int, topk: int, per_node: int, nodes: int
     ) -> Priced | None:
         """DeepEP's low-latency dispatch or combine, or None.
