@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
+from sim.mesh_moves import axes_of, mesh_collectives
 from sim.ops import FusedOp, Tensor
 from sim.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from sim.pricing import Gemm
@@ -18,7 +19,7 @@ from sim.rank import Rank
 from sim.redistribute import collective_between, collectives_for
 from sim.roofline import Kernel, KernelTime, kernel_time
 from sim.sharding import rule
-from sim.types import NONE, Collective, Workload
+from sim.types import Collective, Workload
 from sim.work import Work, elementwise, gemm, op_work
 
 
@@ -40,9 +41,11 @@ class OpCost:
 
 
 @lru_cache(maxsize=1024)
-def rank_of(workload: Workload, tp: int, ep: int, batch: int) -> Rank:
+def rank_of(
+    workload: Workload, tp: int, ep: int, batch: int, *, cp: int = 1, axis: str = "tp", experts_axis: str = "ep"
+) -> Rank:
     """The busiest GPU under these degrees, with what is known of its costs."""
-    return Rank(workload, tp, ep, batch)
+    return Rank(workload, tp, ep, batch, cp=cp, axis=axis, experts_axis=experts_axis)
 
 
 def price(rank: Rank, kernel: Kernel) -> KernelTime:
@@ -68,7 +71,7 @@ def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     work = op_work(rank, op, choice)
     kernels = tuple(price(rank, kernel) for kernel in work.kernels)
     op_rule, layer = rule(op, rank.layer, choice), rank.layer
-    activation_bytes = rank.local_bytes(layer.tensor(op.output), op_rule.output)
+    activation_bytes = work.buffer_bytes + rank.local_bytes(layer.tensor(op.output), op_rule.output)
     for name, placement in zip(op.inputs, op_rule.inputs, strict=True):
         activation_bytes += rank.local_bytes(layer.tensor(name), placement)
     time_s = sum([kernel.total_s for kernel in kernels]) + seconds(work.collectives)
@@ -106,9 +109,30 @@ def _moves(
         result = layer.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
         return (rank.tp_collective("all_reduce", result.name, rank.tensor_bytes(result)),)
     targets = tuple(r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True))
+    if rank.cp > 1 and tensor.name == "qkv":
+        return (_queries_to_heads(rank, source, *targets),)
     return tuple(
         rank.tp_collective(kind, tensor.name, _moved_bytes(rank, tensor, target)) if kind else ()
         for kind, target in zip(collectives_for(source, targets), targets, strict=True)
+    )
+
+
+def _queries_to_heads(rank: Rank, source: Placement, target: Placement) -> tuple[Collective, ...]:
+    """Moves queries, keys and values on the mesh (tp, cp): every GPU that shares a context takes the same of them.
+
+    The projection leaves heads cut over tp alone, tokens and parts over both axes.
+    """
+    columns = rank.sizes.columns["q"]
+    if target == Shard(1):
+        columns = rank.head_tp * rank.local_qkv_columns()
+    return mesh_collectives(
+        rank.workload.hardware,
+        axes_of(tp=rank.head_tp, cp=rank.cp),
+        (source, REPLICATE if source == Shard(1) else source),
+        (target, REPLICATE),
+        (rank.sizes.tokens, columns),
+        rank.activation_each,
+        "qkv",
     )
 
 
@@ -121,10 +145,10 @@ def _moved_bytes(rank: Rank, tensor: Tensor, target: Placement) -> float:
 
 def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
     """The kind of limit that a choice breaks at this tp degree: "heads", "tokens" or None."""
-    if choice == NONE:
-        return None
-    label = op.labels[choice]
-    if label in ("h", "q") and rank.workload.model.heads % rank.tp:
+    label = op.label(choice)
+    if label == "h" and rank.workload.model.heads % rank.tp:
+        return "heads"
+    if label == "q" and rank.workload.model.heads % rank.head_tp:
         return "heads"
     if label in ("t", "c") and token_rows(rank, op, choice) < rank.tp:
         return "tokens"
@@ -133,7 +157,7 @@ def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
 
 def token_rows(rank: Rank, op: FusedOp, choice: int) -> float:
     """Rows that an op sharded over tokens has to share out: tokens, or their copies for experts."""
-    return rank.sizes.expert_tokens if op.labels[choice] == "c" else rank.sizes.tokens
+    return rank.sizes.expert_tokens if op.label(choice) == "c" else rank.sizes.tokens
 
 
 # --- both ends of the model ---------------------------------------------------------------------------

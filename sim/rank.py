@@ -15,17 +15,27 @@ class Rank:
     """The busiest GPU under (tp, ep, batch). Pipeline stages do not change what a layer does on it.
 
     Attributes:
-        workload, tp, ep: As given.
+        workload, tp, ep: As given; in the extended space tp counts the whole group that shares a sequence's
+            attention (tp * cp), or the one that shares an expert (moe_tp).
+        cp: Degree over which the context is cut, the innermost part of the group.
+        head_tp: Degree over which heads are cut, tp / cp.
+        axis, experts_axis: How collectives over the group and between groups name their axis.
         layer: Ops and tensors of the model's layer.
         remembered: Costs that `sim.costs` has worked out for this GPU already; strategies share most of them.
         sizes: The layer on one ep rank, before the tp axis cuts it.
         activation_each, weight_each: Bytes per element.
     """
 
-    def __init__(self, workload: Workload, tp: int, ep: int, batch: int) -> None:
+    def __init__(
+        self, workload: Workload, tp: int, ep: int, batch: int, *, cp: int = 1, axis: str = "tp", experts_axis: str = "ep"
+    ) -> None:
         self.workload = workload
         self.tp = tp
         self.ep = ep
+        self.cp = cp
+        self.head_tp = tp // cp
+        self.axis = axis
+        self.experts_axis = experts_axis
         self.layer = layer_ops(workload.model)
         self.sizes = layer_sizes(workload, ep, batch)
         self.tp_group = tp_group(tp, workload.hardware.node_gpus)
@@ -43,6 +53,11 @@ class Rank:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
         return math.ceil(size / self.tp) if when else math.ceil(size)
 
+    def active_experts_of_a_share(self) -> float:
+        """Expected local experts that one of `tp` equal shares of the tokens visits: an idle expert idles more often."""
+        sizes = self.sizes
+        return sizes.local_experts * (1 - (1 - sizes.active_experts / sizes.local_experts) ** (1 / self.tp))
+
     def local_heads(self) -> tuple[int, int]:
         """Query heads of a GPU when heads are sharded, and the KV heads they read, which several GPUs may hold.
 
@@ -50,7 +65,7 @@ class Rank:
         into the most groups.
         """
         model = self.workload.model
-        heads, group = self.cut(model.heads, when=True), model.heads // model.kv_heads
+        heads, group = math.ceil(model.heads / self.head_tp), model.heads // model.kv_heads
         last_offset = group - math.gcd(heads, group)
         return heads, min(model.kv_heads, (last_offset + heads - 1) // group + 1)
 
@@ -79,11 +94,13 @@ class Rank:
         width = self.cut(columns, when=by_columns)
         if by_columns and tensor.name == "qkv":
             width = self.local_qkv_columns()
+        if by_rows and tensor.name == "qkv":  # attention cuts requests as it cuts heads; the cp group shares them
+            return math.ceil(rows / self.head_tp) * width * each
         return self.cut(rows, when=by_rows) * width * each
 
     def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
-        """A collective over the tp axis on a tensor of `tensor_bytes`; none at degree 1."""
+        """A collective over the group on a tensor of `tensor_bytes`; none at degree 1."""
         if self.tp == 1:
             return ()
-        priced = collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes)
-        return (Collective(kind, "tp", self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), *priced),)
+        priced = collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes, self.axis)
+        return (Collective(kind, self.axis, self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), *priced),)

@@ -41,6 +41,7 @@ from sim.types import (
 )
 
 CHOICE_LABELS = {
+    "": "none",
     "t": "tokens",
     "c": "tokens",
     "d": "hidden",
@@ -233,7 +234,7 @@ def _breakdown(
     return OpBreakdown(
         name=op.name,
         choice=choice,
-        label=CHOICE_LABELS[op.labels[choice]] if choice < len(op.labels) else "none",
+        label=CHOICE_LABELS[op.label(choice)],
         placements_in=_placements_in(rank.layer, op, choice, choices[_first_producer(rank.layer, op).name]),
         placement_out=str(op_rule.output),
         collectives=collectives,
