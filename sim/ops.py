@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sim.types import (
@@ -36,12 +36,17 @@ class Tensor:
         letters: One einsum letter per dim, e.g. "td".
         producer: Op that leaves it.
         consumers: Ops that read it, in layer order.
+        ends: The producer, then the consumers.
     """
 
     name: str
     letters: str
     producer: str
     consumers: tuple[str, ...]
+    ends: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", (self.producer, *self.consumers))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

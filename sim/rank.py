@@ -7,7 +7,8 @@ import math
 from sim.collectives import collective_price, sent_share
 from sim.mesh import ep_group, tp_group
 from sim.ops import Tensor, element_bytes, layer_ops, layer_sizes, tensor_shape
-from sim.placement import Placement, Shard
+from sim.pricing import Priced
+from sim.sharding import Side
 from sim.types import DTYPE_BYTES, Collective, Workload
 
 
@@ -46,7 +47,7 @@ class Rank:
             tensor.name: (*tensor_shape(workload.model, self.sizes, tensor), element_bytes(workload, tensor))
             for tensor in self.layer.tensors
         }
-        self._local_bytes: dict[tuple[str, Placement], float] = {}
+        self._local_bytes: dict[tuple[str, Side], float] = {}
         self.remembered: dict[tuple[object, ...], object] = {}
 
     def cut(self, size: float, *, when: bool) -> int:
@@ -79,28 +80,30 @@ class Rank:
         rows, columns, each = self._shapes[tensor.name]
         return rows * columns * each
 
-    def local_bytes(self, tensor: Tensor, placement: Placement) -> float:
-        """Bytes of a tensor on this GPU under a placement over tp."""
-        key = (tensor.name, placement)
+    def local_bytes(self, tensor: Tensor, side: Side) -> float:
+        """Bytes of a tensor on this GPU when tp cuts that side of it."""
+        key = (tensor.name, side)
         found = self._local_bytes.get(key)
         if found is None:
-            found = self._local_bytes[key] = self._count_local_bytes(tensor, placement)
+            found = self._local_bytes[key] = self._count_local_bytes(tensor, side)
         return found
 
-    def _count_local_bytes(self, tensor: Tensor, placement: Placement) -> float:
+    def _count_local_bytes(self, tensor: Tensor, side: Side) -> float:
         rows, columns, each = self._shapes[tensor.name]
-        by_columns = isinstance(placement, Shard) and placement.dim == len(tensor.letters) - 1
-        by_rows = isinstance(placement, Shard) and not by_columns
-        width = self.cut(columns, when=by_columns)
-        if by_columns and tensor.name == "qkv":
+        width = self.cut(columns, when=side == "columns")
+        if side == "columns" and tensor.name == "qkv":
             width = self.local_qkv_columns()
-        if by_rows and tensor.name == "qkv":  # attention cuts requests as it cuts heads; the cp group shares them
+        if side == "rows" and tensor.name == "qkv":  # attention cuts requests as it cuts heads, over tp alone
             return math.ceil(rows / self.head_tp) * width * each
-        return self.cut(rows, when=by_rows) * width * each
+        return self.cut(rows, when=side == "rows") * width * each
 
     def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
         """A collective over the group on a tensor of `tensor_bytes`; none at degree 1."""
         if self.tp == 1:
             return ()
-        priced = collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes, self.axis)
+        priced = self.tp_price(kind, tensor_bytes)
         return (Collective(kind, self.axis, self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), *priced),)
+
+    def tp_price(self, kind: str, tensor_bytes: float) -> Priced:
+        """The price of a collective over the group on a tensor of `tensor_bytes`."""
+        return collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes, self.axis)

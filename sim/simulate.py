@@ -3,56 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import partial
 
+from sim.breakdown import explain
 from sim.collectives import hand_on_s
 from sim.costs import (
     OpCost,
-    choice_violation,
-    embedding_s,
+    ends_s,
     handed_on_bytes,
     head_activation_bytes,
-    head_s,
-    moves,
     op_cost,
-    rank_of,
-    seconds,
-    stream_bytes,
     token_rows,
     vocabulary_bytes,
 )
 from sim.mesh import stages_share_a_node
-from sim.ops import FusedOp, Layer
-from sim.placement import Partial
 from sim.rank import Rank
-from sim.roofline import KernelTime
-from sim.sharding import rule
-from sim.trust import judge
-from sim.types import (
-    Collective,
-    Evaluation,
-    Memory,
-    OpBreakdown,
-    StageBreakdown,
-    Strategy,
-    Violation,
-    Workload,
-)
-
-CHOICE_LABELS = {
-    "": "none",
-    "t": "tokens",
-    "c": "tokens",
-    "d": "hidden",
-    "q": "heads",
-    "h": "heads",
-    "a": "heads",
-    "e": "experts",
-    "f": "ffn hidden",
-}
-"""What an einsum letter stands for when it is sharded."""
-
+from sim.two_meshes import Sides, sides_of_strategy
+from sim.types import Evaluation, Memory, StageBreakdown, Strategy, Violation, Workload
 
 ROUNDING = 1e-9
 """Relative excess of a TPOT over its SLO that is put down to the order in which seconds were added up."""
@@ -76,34 +44,37 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     >>> evaluation.gpus, evaluation.feasible
     (256, True)
     """
-    rank = rank_of(workload, strategy.tp, strategy.ep, strategy.batch)
+    sides = sides_of_strategy(workload, strategy)
+    rank, rank_by_op = sides.experts, sides.rank_by_op
     choices = dict(zip(rank.layer.op_by_name, strategy.dims, strict=True))
-    incoming = _incoming_collectives(rank, choices)
-    costs = {op.name: op_cost(rank, op, choices[op.name]) for op in rank.layer.ops}
-    ops = tuple(_breakdown(rank, op, choices, costs[op.name], incoming[op.name]) for op in rank.layer.ops)
-    layer_s = sum(op.time_s for op in ops)
-    stage = stage_time(rank, strategy.pp, layer_s, choices["combine"])
+    costs = {op.name: op_cost(rank_by_op[op.name], op, choices[op.name]) for op in rank.layer.ops}
+    stage = stage_time(rank, strategy.pp, _layer_s(sides, choices, costs), choices["combine"])
     tpot_s = strategy.pp * stage.total_s
     memory = memory_bytes(
-        rank,
+        sides,
         strategy.pp,
-        layer_weight_bytes=sum(cost.work.weight_bytes for cost in costs.values()),
-        layer_kv_bytes=sum(cost.work.kv_bytes for cost in costs.values()),
-        peak_op_bytes=max(cost.activation_bytes for cost in costs.values()),
+        layer_weight_bytes=sum([cost.weight_bytes for cost in costs.values()]),
+        layer_kv_bytes=sum([cost.kv_bytes for cost in costs.values()]),
+        peak_op_bytes=max([cost.activation_bytes for cost in costs.values()]),
     )
-    trust = judge(workload.hardware, costs.values(), incoming.values())
     return Evaluation(
         strategy=strategy,
         tokens_per_s_per_gpu=strategy.batch * strategy.pp / (tpot_s * strategy.gpus),
         tpot_s=tpot_s,
         gpus=strategy.gpus,
         memory_bytes=memory,
-        violations=tuple(_violations(rank, strategy, choices, memory.total, tpot_s)),
+        violations=tuple(_violations(sides, strategy, choices, costs, memory.total, tpot_s)),
         stage=stage,
-        ops=ops,
-        expected_error=trust.expected_error,
-        extrapolated=trust.extrapolated,
-    )
+    ).explained_by(partial(explain, workload, strategy))
+
+
+def _layer_s(sides: Sides, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> float:
+    incoming_s = dict.fromkeys(choices, 0.0)
+    for tensor in sides.experts.layer.tensors:
+        ends = tuple([choices[name] for name in tensor.ends])
+        for name, move_s in zip(tensor.consumers, sides.moves_s(tensor, ends), strict=True):
+            incoming_s[name] += move_s
+    return sum([cost.kernel_s + (incoming_s[name] + cost.collective_s) for name, cost in costs.items()])
 
 
 def layers_per_stage(workload: Workload, pp: int) -> int:
@@ -119,7 +90,7 @@ def stage_time(rank: Rank, pp: int, layer_s: float, combine_choice: int) -> Stag
     """
     workload = rank.workload
     layers = layers_per_stage(workload, pp)
-    first_s, last_s = embedding_s(rank, combine_choice), head_s(rank, combine_choice)
+    first_s, last_s = ends_s(rank, combine_choice)
     send_recv_s = 0.0
     if pp > 1:
         send_recv_s = hand_on_s(
@@ -127,28 +98,28 @@ def stage_time(rank: Rank, pp: int, layer_s: float, combine_choice: int) -> Stag
             same_node=stages_share_a_node(rank.tp, rank.ep, pp, workload.hardware.node_gpus),
             sent_bytes=handed_on_bytes(rank, combine_choice),
         )
-    ends_s = first_s + last_s if pp == 1 else max(first_s, last_s)
-    return StageBreakdown(layers, layer_s, first_s, last_s, send_recv_s, layers * layer_s + ends_s + send_recv_s)
+    both_s = first_s + last_s if pp == 1 else max(first_s, last_s)
+    return StageBreakdown(layers, layer_s, first_s, last_s, send_recv_s, layers * layer_s + both_s + send_recv_s)
 
 
 def memory_bytes(
-    rank: Rank, pp: int, *, layer_weight_bytes: float, layer_kv_bytes: float, peak_op_bytes: float
+    sides: Sides, pp: int, *, layer_weight_bytes: float, layer_kv_bytes: float, peak_op_bytes: float
 ) -> Memory:
     """Bytes on a GPU of the fullest stage.
 
     Args:
-        rank: The busiest GPU.
+        sides: The busiest GPU.
         pp: Pipeline stages; as many microbatches are in flight, each with its KV cache.
         layer_weight_bytes: Weights of one layer.
         layer_kv_bytes: KV cache of one layer and one microbatch.
         peak_op_bytes: Largest inputs plus output of any op of the layer.
     """
-    layers = layers_per_stage(rank.workload, pp)
+    rank, layers = sides.experts, layers_per_stage(sides.experts.workload, pp)
     vocabularies = 2 if pp == 1 else 1  # embedding and LM head meet on one stage
     return Memory(
         weights=layers * layer_weight_bytes + vocabularies * vocabulary_bytes(rank),
         kv_cache=layers * pp * layer_kv_bytes,
-        activations=stream_bytes(rank) + max(peak_op_bytes, head_activation_bytes(rank)),
+        activations=sides.stream_bytes() + max(peak_op_bytes, head_activation_bytes(rank)),
         overhead=rank.workload.hardware.overhead_bytes,
     )
 
@@ -167,20 +138,36 @@ def degree_violations(workload: Workload, tp: int, ep: int, pp: int) -> list[Vio
     return violations
 
 
+def mesh_violations(workload: Workload, tp: int, cp: int, dp: int, ep: int) -> list[Violation]:
+    """Limits that attention's own degrees break: one must be able to lay both meshes on the same GPUs."""
+    violations: list[Violation] = []
+    gpus, group = tp * cp * dp, tp * cp
+    if gpus % ep:
+        message = f"tp*dp*cp ({tp}*{dp}*{cp}) must equal moe_tp*ep, but ep={ep} does not divide it"
+        violations.append(Violation("meshes", ep, gpus, message))
+    elif (moe_tp := gpus // ep) % group and group % moe_tp:
+        message = f"groups of tp*cp={group} and of moe_tp={moe_tp} GPUs do not fit: one must divide the other"
+        violations.append(Violation("meshes", moe_tp, group, message))
+    if workload.context_tokens % cp:
+        message = f"cp={cp} does not divide the context of {workload.context_tokens} tokens"
+        violations.append(Violation("context", cp, workload.context_tokens, message))
+    return violations
+
+
 def _violations(
-    rank: Rank, strategy: Strategy, choices: dict[str, int], memory_total_bytes: float, tpot_s: float
+    sides: Sides,
+    strategy: Strategy,
+    choices: Mapping[str, int],
+    costs: Mapping[str, OpCost],
+    memory_total_bytes: float,
+    tpot_s: float,
 ) -> list[Violation]:
-    workload = rank.workload
-    violations = degree_violations(workload, strategy.tp, strategy.ep, strategy.pp)
-    broken = {op.name: choice_violation(rank, op, choices[op.name]) for op in rank.layer.ops}
-    if names := [name for name, kind in broken.items() if kind == "heads"]:
-        heads = workload.model.heads
-        message = f"tp={rank.tp} does not divide {heads} heads ({', '.join(names)})"
-        violations.append(Violation("heads", rank.tp, heads, message))
-    if names := [name for name, kind in broken.items() if kind == "tokens"]:
-        rows = min(token_rows(rank, rank.layer.op(name), choices[name]) for name in names)
-        message = f"{rows:g} tokens cannot be sharded over tp={rank.tp} ({', '.join(names)})"
-        violations.append(Violation("tokens", rank.tp, rows, message))
+    workload = sides.experts.workload
+    violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
+    if strategy.extended:
+        violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
+    for rank in sides.ranks:
+        violations += _choice_violations(rank, choices, {n: c for n, c in costs.items() if sides.rank_by_op[n] is rank})
     hbm_bytes = workload.hardware.hbm_bytes
     if memory_total_bytes > hbm_bytes:
         message = f"needs {memory_total_bytes / 1e9:.1f} GB of HBM, a GPU has {hbm_bytes / 1e9:.1f} GB"
@@ -191,58 +178,15 @@ def _violations(
     return violations
 
 
-def _incoming_collectives(rank: Rank, choices: dict[str, int]) -> dict[str, list[Collective]]:
-    incoming: dict[str, list[Collective]] = {name: [] for name in choices}
-    for tensor in rank.layer.tensors:
-        consumer_choices = [choices[name] for name in tensor.consumers]
-        for name, collectives in zip(
-            tensor.consumers, moves(rank, tensor, choices[tensor.producer], consumer_choices), strict=True
-        ):
-            incoming[name].extend(collectives)
-    return incoming
-
-
-@lru_cache(maxsize=1024)
-def _placements_in(layer: Layer, op: FusedOp, choice: int, producer_choice: int) -> Mapping[str, str]:
-    """Placement of each input as the op reads it; parts that it passes through show as parts."""
-    op_rule = rule(op, layer, choice)
-    placements = [str(placement) for placement in op_rule.inputs]
-    left = rule(_first_producer(layer, op), layer, producer_choice).output
-    if op_rule.passes_partial and isinstance(left, Partial):
-        placements[0] = str(left)
-    return dict(zip(op.inputs, placements, strict=True))
-
-
-def _first_producer(layer: Layer, op: FusedOp) -> FusedOp:
-    return layer.op(layer.tensor(op.inputs[0]).producer)
-
-
-def _total_s(kernel: KernelTime) -> float:
-    return kernel.total_s
-
-
-def _breakdown(
-    rank: Rank, op: FusedOp, choices: dict[str, int], cost: OpCost, incoming: Sequence[Collective]
-) -> OpBreakdown:
-    choice = choices[op.name]
-    op_rule = rule(op, rank.layer, choice)
-    collectives = (*incoming, *cost.work.collectives)
-    communication_s = seconds(collectives)
-    kernel_s = sum([kernel.total_s for kernel in cost.kernels])
-    compute_s = sum([kernel.compute_s for kernel in cost.kernels])
-    memory_s = sum([kernel.memory_s for kernel in cost.kernels])
-    return OpBreakdown(
-        name=op.name,
-        choice=choice,
-        label=CHOICE_LABELS[op.label(choice)],
-        placements_in=_placements_in(rank.layer, op, choice, choices[_first_producer(rank.layer, op).name]),
-        placement_out=str(op_rule.output),
-        collectives=collectives,
-        work_flops=sum([kernel.flops for kernel in cost.work.kernels]),
-        traffic_bytes=sum([kernel.traffic_bytes for kernel in cost.work.kernels]),
-        compute_time_s=compute_s,
-        memory_time_s=memory_s,
-        kernel_time_s=kernel_s,
-        communication_time_s=communication_s,
-        bound="communication" if communication_s >= kernel_s else max(cost.kernels, key=_total_s).bound,
-    )
+def _choice_violations(rank: Rank, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> list[Violation]:
+    """What the choices of the ops on one side break."""
+    violations: list[Violation] = []
+    if names := [name for name, cost in costs.items() if cost.broken == "heads"]:
+        heads = rank.workload.model.heads
+        message = f"{rank.axis}={rank.tp} does not divide {heads} heads ({', '.join(names)})"
+        violations.append(Violation("heads", rank.tp, heads, message))
+    if names := [name for name, cost in costs.items() if cost.broken == "tokens"]:
+        rows = min(token_rows(rank, rank.layer.op(name), choices[name]) for name in names)
+        message = f"{rows:g} tokens cannot be sharded over {rank.axis}={rank.tp} ({', '.join(names)})"
+        violations.append(Violation("tokens", rank.tp, rows, message))
+    return violations

@@ -10,13 +10,14 @@ two sides are one, and everything is as in the paper's space.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
-from sim.costs import moves, rank_of
-from sim.mesh_moves import Axis, mesh_collectives
-from sim.ops import FusedOp, Tensor
+from sim.costs import Move, move_s, moves, rank_of, seconds, stream_bytes
+from sim.mesh_moves import Axis, axes_of, mesh_collectives
+from sim.ops import Tensor
 from sim.placement import REPLICATE, Placement, Shard
 from sim.rank import Rank
 from sim.sharding import rule
@@ -29,72 +30,134 @@ Moves = tuple[tuple[Collective, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sides:
-    """The busiest GPU as a member of its attention group and of its expert group: one `Rank` where they are equal."""
+    """The busiest GPU as a member of its attention group and of its expert group: one `Rank` where they are equal.
+
+    Attributes:
+        rank_by_op: The side on which an op runs, by its name.
+    """
 
     attention: Rank
     experts: Rank
+    rank_by_op: Mapping[str, Rank]
 
-    def rank(self, op: FusedOp | str) -> Rank:
-        """The side on which an op runs."""
-        name = op if isinstance(op, str) else op.name
-        return self.attention if name in ATTENTION_SIDE else self.experts
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Both sides, or the one that they are."""
+        return (self.attention,) if self.attention is self.experts else (self.attention, self.experts)
 
-    def moves(self, tensor: Tensor, producer_choice: int, consumer_choices: Sequence[int]) -> Moves:
-        """The redistributions of a tensor, one tuple per consumer; see `sim.costs.moves`."""
-        source, target = self.rank(tensor.producer), self.rank(tensor.consumers[0])
-        if source is target:
-            return moves(source, tensor, producer_choice, consumer_choices)
-        return self._crossing(tensor, producer_choice, tuple(consumer_choices))
+    def stream_bytes(self) -> float:
+        """Bytes of the residual stream, held whole through every op of whichever side has more of it."""
+        return max([stream_bytes(rank) for rank in self.ranks])
 
-    def _crossing(self, tensor: Tensor, producer_choice: int, consumer_choices: tuple[int, ...]) -> Moves:
-        """Every consumer is on the other side. What is moved for one is not moved again, nor is a piece of it."""
-        layer = self.attention.layer
-        left = rule(layer.op(tensor.producer), layer, producer_choice).output
+    def moves_s(self, tensor: Tensor, ends: tuple[int, ...]) -> tuple[float, ...]:
+        """Seconds of the redistribution of a tensor to each of its consumers.
+
+        Args:
+            tensor: What is moved.
+            ends: Choices of the op that leaves it, then of `tensor.consumers`.
+        """
+        rank = self.rank_by_op[tensor.producer]
+        if self._within_a_group(tensor):
+            return tuple([move_s(rank, move) for move in moves(rank.layer, tensor, ends)])
+        key = (tensor.name, self.rank_by_op[tensor.consumers[0]].tp, ends)
+        found = rank.remembered.get(key)
+        if found is None:
+            found = rank.remembered[key] = tuple([seconds(moved) for moved in self._mesh_moves(tensor, ends)])
+        return cast(tuple[float, ...], found)
+
+    def moves(self, tensor: Tensor, ends: tuple[int, ...]) -> Moves:
+        """The collectives of that, in order, per consumer."""
+        if not self._within_a_group(tensor):
+            return self._mesh_moves(tensor, ends)
+        rank = self.rank_by_op[tensor.producer]
+        return tuple(_collectives(rank, move) for move in moves(rank.layer, tensor, ends))
+
+    def _within_a_group(self, tensor: Tensor) -> bool:
+        """Whether one axis says how the tensor lies, before and after."""
+        rank = self.rank_by_op[tensor.producer]
+        return rank is self.rank_by_op[tensor.consumers[0]] and (rank.cp == 1 or tensor.name != "qkv")
+
+    def _mesh_moves(self, tensor: Tensor, ends: tuple[int, ...]) -> Moves:
+        """Every consumer is on one side. What is moved for one is not moved again, nor is a piece of it."""
+        layer = self.experts.layer
+        source = rule(layer.op(tensor.producer), layer, ends[0]).output
         consumers = [layer.op(name) for name in tensor.consumers]
         targets = [
             rule(op, layer, choice).inputs[op.inputs.index(tensor.name)]
-            for op, choice in zip(consumers, consumer_choices, strict=True)
+            for op, choice in zip(consumers, ends[1:], strict=True)
         ]
-        result: list[tuple[Collective, ...]] = []
-        for index, target in enumerate(targets):
-            held = target in targets[:index] or (target != REPLICATE and REPLICATE in targets)
-            result.append(() if held else self._cross(tensor, left, target))
-        return tuple(result)
+        moved = self._queries if tensor.name == "qkv" else self._crossing
+        return tuple(
+            ()
+            if target in targets[:index] or (target != REPLICATE and REPLICATE in targets)
+            else moved(tensor, source, target)
+            for index, target in enumerate(targets)
+        )
 
-    def _cross(self, tensor: Tensor, source: Placement, target: Placement) -> tuple[Collective, ...]:
-        mesh, attention_first = self._mesh(), tensor.producer in ATTENTION_SIDE
-        layouts = (self._layout(self.attention, source), self._layout(self.experts, target))
-        if not attention_first:
-            layouts = (self._layout(self.experts, source), self._layout(self.attention, target))
-        group = max(self.attention, self.experts, key=lambda rank: rank.tp)
-        shape = (group.sizes.tokens, group.sizes.columns["d"])
-        hardware = group.workload.hardware
-        return mesh_collectives(hardware, mesh, *layouts, shape, group.activation_each, tensor.name)
+    def _queries(self, tensor: Tensor, source: Placement, target: Placement) -> tuple[Collective, ...]:
+        """Queries, keys and values on the mesh (tp, cp): all GPUs that share a context take the same of them.
 
-    def _mesh(self) -> tuple[Axis, Axis]:
-        """The larger group as a mesh of groups of the smaller one. Where they do not fit, which is a violation: nearly."""
+        The projection leaves heads cut over tp alone, tokens and parts over both axes.
+        """
+        rank = self.attention
+        by_heads = target == Shard(1)
+        columns = rank.head_tp * rank.local_qkv_columns() if by_heads else rank.sizes.columns["q"]
+        return mesh_collectives(
+            rank.workload.hardware,
+            axes_of(tp=rank.head_tp, cp=rank.cp),
+            (source, REPLICATE if source == Shard(1) else source),
+            (target, REPLICATE),
+            (rank.sizes.tokens, columns),
+            rank.activation_each,
+            tensor.name,
+        )
+
+    def _crossing(self, tensor: Tensor, source: Placement, target: Placement) -> tuple[Collective, ...]:
+        """The residual stream from one side to the other."""
+        larger = max(self.attention, self.experts, key=lambda rank: rank.tp)
+        return mesh_collectives(
+            larger.workload.hardware,
+            self._mesh(),
+            self._layout(tensor.producer, source),
+            self._layout(tensor.consumers[0], target),
+            (larger.sizes.tokens, larger.sizes.columns["d"]),
+            larger.activation_each,
+            tensor.name,
+        )
+
+    def _mesh(self) -> tuple[Axis, ...]:
+        """The larger group as a mesh of groups of the smaller one; nearly, where they do not fit, which is a violation."""
         larger, smaller = sorted((self.attention, self.experts), key=lambda rank: -rank.tp)
         inner = math.gcd(larger.tp, smaller.tp)
         outer = "moe_ep" if larger is self.attention else "dp"
         return Axis(outer, larger.tp // inner, inner), Axis(smaller.axis, inner, 1)
 
-    def _layout(self, rank: Rank, placement: Placement) -> tuple[Placement, Placement]:
-        """A placement over a side's group on the mesh of both: the groups of the smaller side each have own tokens."""
+    def _layout(self, op: str, placement: Placement) -> tuple[Placement, ...]:
+        """A placement over an op's group on the mesh of both: every group of the smaller side has tokens of its own."""
         larger = max(self.attention.tp, self.experts.tp)
-        return (placement if rank.tp == larger else Shard(0)), placement
+        return (placement if self.rank_by_op[op].tp == larger else Shard(0)), placement
+
+
+def _collectives(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
+    return rank.tp_collective(move.kind, move.tensor.name, move.tensor_bytes(rank)) if move else ()
+
+
+def sides(attention: Rank, experts: Rank) -> Sides:
+    """Both sides of a GPU; pass one `Rank` twice for the paper's single mesh."""
+    by_op = {name: attention if name in ATTENTION_SIDE else experts for name in experts.layer.op_by_name}
+    return Sides(attention, experts, by_op)
 
 
 @lru_cache(maxsize=1024)
 def sides_of(workload: Workload, tp: int, cp: int, dp: int, ep: int, batch: int) -> Sides:
     """Both sides of a GPU under these degrees, with what is known of their costs."""
     group = tp * cp
-    moe_tp = -(-group * dp // ep)
     if cp == 1 and dp == ep:
         both = rank_of(workload, tp, ep, batch)
-        return Sides(both, both)
-    return Sides(
+        return sides(both, both)
+    return sides(
         rank_of(workload, group, dp, batch, cp=cp, axis="tp" if cp == 1 else "tp x cp"),
-        rank_of(workload, moe_tp, ep, batch, axis="moe_tp", experts_axis="moe_ep"),
+        rank_of(workload, -(-group * dp // ep), ep, batch, axis="moe_tp", experts_axis="moe_ep"),
     )
 
 

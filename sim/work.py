@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sim.collectives import expert_all_to_all
 from sim.context import merge_partials
@@ -12,15 +12,14 @@ from sim.ops import ROUTING_ENTRY_BYTES, FusedOp, gathers_weight, tensor_dtype
 from sim.pricing import DecodeAttention, ExpertActivation, Gemm, GroupedGemm, Permute, Routing, Shape
 from sim.rank import Rank
 from sim.roofline import Kernel
-from sim.sharding import rule
+from sim.sharding import held
 from sim.types import DTYPE_BYTES, NONE, Collective, Dtype
 
 _STATISTIC_BYTES = 4
 """A norm's sum of squares is kept in fp32."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """One op under one choice, before it is priced.
 
     Attributes:
@@ -50,7 +49,7 @@ def _gathering(rank: Rank, work: Work) -> Work:
         return work
     gather = rank.tp_collective("all_gather", "weight", work.weight_bytes)
     at_rest = work.weight_bytes / rank.tp
-    return replace(work, collectives=gather, weight_bytes=at_rest, buffer_bytes=work.weight_bytes)
+    return work._replace(collectives=gather, weight_bytes=at_rest, buffer_bytes=work.weight_bytes)
 
 
 def elementwise(rank: Rank, flops: float, traffic_bytes: float, shape: Shape | None = None) -> Kernel:
@@ -140,12 +139,9 @@ def _attention(rank: Rank, op: FusedOp, label: str) -> Work:
 
 def _pointwise(rank: Rank, op: FusedOp, label: str) -> Work:
     """Reads every input once, writes the output once."""
-    op_rule = rule(op, rank.layer, op.labels.index(label) if label else NONE)
-    output_bytes = rank.local_bytes(rank.layer.tensor(op.output), op_rule.output)
-    traffic = output_bytes + sum(
-        rank.local_bytes(rank.layer.tensor(name), placement)
-        for name, placement in zip(op.inputs, op_rule.inputs, strict=True)
-    )
+    output, *inputs = held(op, rank.layer, op.labels.index(label) if label else NONE)
+    output_bytes = rank.local_bytes(*output)
+    traffic = output_bytes + sum([rank.local_bytes(*each) for each in inputs])
     flops_each = 1.0 if op.kind == "residual_add" else 5.0  # SwiGLU: exp, add, divide and two products
     flops = flops_each * output_bytes / rank.activation_each
     if op.kind == "activation" and rank.workload.model.is_moe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,7 +118,8 @@ def test_the_rules_agree_with_those_of_dtensor_but_for_the_explained() -> None:
     in_play = [parse_placement(text) for text in ("R", "S(0)", "P(sum)", "P(avg)", "P(max)", "P(min)")]
     for name, theirs in json.loads(asked.stdout).items():
         rules = rules_of(OPERATIONS[name], in_play)
-        ours = {str(rule) for rule in rules if "NP" not in str(rule)}  # DTensor's norms are private to its norm ops
+        # DTensor's norms are private to its norm ops, and it has no parts of a softmax and no gathers inside a rule.
+        ours = {str(rule) for rule in rules if rule.run is None and not re.search("NP|LSE", str(rule))}
         assert ours - set(theirs) == TORCH_LACKS[name], name
         assert set(theirs) - ours == TORCH_LISTS_WHAT_WE_IMPLY.get(name, set()), name
         for text in set(theirs) - ours:
