@@ -71,7 +71,7 @@ class FusedOp:
     @property
     def choices(self) -> tuple[int, ...]:
         """Choices that the op has in the extended space."""
-        return CHOICES if self.equation is None else GEMM_CHOICES
+        return GEMM_CHOICES if self.kind == "einsum" else CHOICES
 
     def label(self, choice: int) -> str:
         """The einsum letter that a choice shards, "" for none.
@@ -82,7 +82,7 @@ class FusedOp:
         if choice in (NONE, GATHERED):
             return ""
         if choice in (TOKENS, GATHERED_TOKENS):
-            assert self.equation is not None
+            assert self.kind == "einsum" and self.equation is not None
             return self.equation[-2]
         return self.labels[choice]
 

@@ -100,6 +100,8 @@ class Placement:
 
     def local_shapes(self, shape: tuple[int, ...], degree: int) -> tuple[tuple[int, ...], ...]:
         """Shape of every rank's piece."""
+        if self.holds != "cut":
+            return (shape,) * degree
         if len(self.dims) != 1:
             return tuple(piece.shape for piece in self.split(np.broadcast_to(np.zeros(()), shape), degree))
         before, after = shape[: self.dims[0]], shape[self.dims[0] + 1 :]

@@ -151,14 +151,21 @@ def sides(attention: Rank, experts: Rank) -> Sides:
 @lru_cache(maxsize=1024)
 def sides_of(workload: Workload, tp: int, cp: int, dp: int, ep: int, batch: int) -> Sides:
     """Both sides of a GPU under these degrees, with what is known of their costs."""
-    group = tp * cp
     if cp == 1 and dp == ep:
         both = rank_of(workload, tp, ep, batch)
         return sides(both, both)
-    return sides(
-        rank_of(workload, group, dp, batch, cp=cp, axis="tp" if cp == 1 else "tp x cp"),
-        rank_of(workload, -(-group * dp // ep), ep, batch, axis="moe_tp", experts_axis="moe_ep"),
-    )
+    moe_tp = -(-tp * cp * dp // ep)
+    return sides(attention_rank(workload, tp, cp, dp, batch), experts_rank(workload, moe_tp, ep, batch))
+
+
+def attention_rank(workload: Workload, tp: int, cp: int, dp: int, batch: int) -> Rank:
+    """The busiest GPU as a member of an attention group."""
+    return rank_of(workload, tp * cp, dp, batch, cp=cp, axis="tp" if cp == 1 else "tp x cp")
+
+
+def experts_rank(workload: Workload, moe_tp: int, ep: int, batch: int) -> Rank:
+    """The busiest GPU as a member of an expert group."""
+    return rank_of(workload, moe_tp, ep, batch, axis="moe_tp", experts_axis="moe_ep")
 
 
 def sides_of_strategy(workload: Workload, strategy: Strategy) -> Sides:
