@@ -56,5 +56,5 @@ def merge_partials(rank: Rank, queries: float, *, whole: bool) -> Merge:
 
 def _collective(rank: Rank, kind: str, tensor: str, tensor_bytes: float) -> Collective:
     hardware = rank.workload.hardware
-    priced = collective_price(hardware, kind, group(1, rank.cp, hardware.node_gpus), tensor_bytes, axis="cp")
+    priced = collective_price(hardware, kind, group(1, rank.cp, hardware.node_gpus), tensor_bytes, "cp")
     return Collective(kind, "cp", rank.cp, tensor, tensor_bytes * sent_share(kind, rank.cp), *priced)

@@ -58,6 +58,11 @@ class Placement:
         return False
 
     @property
+    def pieces(self) -> int:
+        """Chunks per rank: all ranks hold equally much of a dim that they and the ranks divide; 0 if unknown."""
+        return 0
+
+    @property
     def dims(self) -> tuple[int, ...]:
         """Tensor dims that it cuts."""
         return ()
@@ -102,6 +107,9 @@ class Placement:
         """Shape of every rank's piece."""
         if self.holds != "cut":
             return (shape,) * degree
+        if self.pieces and all(shape[dim] % (self.pieces * degree) == 0 for dim in self.dims):
+            (dim,) = self.dims
+            return ((*shape[:dim], shape[dim] // degree, *shape[dim + 1 :]),) * degree
         if len(self.dims) != 1:
             return tuple(piece.shape for piece in self.split(np.broadcast_to(np.zeros(()), shape), degree))
         before, after = shape[: self.dims[0]], shape[self.dims[0] + 1 :]
@@ -263,6 +271,11 @@ class Shard(Placement):
     @override
     def dims(self) -> tuple[int, ...]:
         return (self.dim,)
+
+    @property
+    @override
+    def pieces(self) -> int:
+        return 1
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:

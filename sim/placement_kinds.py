@@ -39,6 +39,11 @@ class StridedShard(Placement):
     def dims(self) -> tuple[int, ...]:
         return (self.dim,)
 
+    @property
+    @override
+    def pieces(self) -> int:
+        return self.stripes
+
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
         stripes = [chunk(stripe, degree, self.dim) for stripe in chunk(tensor, self.stripes, self.dim)]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.collectives import sent_share
 from sim.layout import Layout, Pieces, format_layout
@@ -73,6 +74,7 @@ class _Problem:
     shape: tuple[int, ...]
     element_bytes: float
     fused: bool = False
+    stripes: bool = True
 
 
 def cheapest_route(
@@ -84,6 +86,7 @@ def cheapest_route(
     price: Callable[[Step], float] = lambda step: step.bytes_per_device,
     *,
     fused: bool = False,
+    stripes: bool = True,
 ) -> Route:
     """The cheapest steps from one layout to another; of equally cheap ones the fewest.
 
@@ -95,12 +98,13 @@ def cheapest_route(
         element_bytes: Bytes per element.
         price: What a step costs, 0 or more; the bytes each rank sends by default, or seconds.
         fused: Whether one collective may also run over neighbouring axes that lie alike, as over one axis.
+        stripes: Whether stripes are tried on the way, besides those that gathering an outer axis leaves.
 
     Raises:
         RedistributionError: The target has parts where the source has none.
         PlacementError: The tensor cannot lie so.
     """
-    problem = _Problem(tuple(degrees), tuple(shape), element_bytes, fused)
+    problem = _Problem(tuple(degrees), tuple(shape), element_bytes, fused, stripes)
     for layout in (source, target):
         largest_shape(layout, problem.degrees, problem.shape)
     choices = [_candidates(axis, source, target, problem) for axis in range(len(degrees))]
@@ -158,7 +162,7 @@ def _candidates(axis: int, source: Layout, target: Layout, problem: _Problem) ->
     dims = range(len(problem.shape))
     others = {degree for other, degree in enumerate(problem.degrees) if other != axis and degree > 1}
     shards = [Shard(dim) for dim in dims]
-    stripes = [StridedShard(dim, degree) for dim in dims for degree in sorted(others)]
+    stripes = [StridedShard(dim, degree) for dim in dims for degree in sorted(others) if problem.stripes]
     found = dict.fromkeys([REPLICATE, *shards, *stripes, source[axis], target[axis]])
     return tuple(placement for placement in found if placement.holds != "part")
 
@@ -278,8 +282,17 @@ def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...
     held, wanted = (cut.held(shape[cut.dims[0]], degree) for cut in (source, target))
     size, wanted_size = shape[source.dims[0]], shape[target.dims[0]]
     if source.dims == target.dims:
-        return max(len(np.setdiff1d(mine, kept)) for mine, kept in zip(held, wanted, strict=True)) / size
+        owner, next_owner = (_owners(pieces, size) for pieces in (held, wanted))
+        sent = np.bincount(owner[owner != next_owner], minlength=degree)
+        return float(sent.max()) / size
     return max(len(mine) / size * (1 - len(kept) / wanted_size) for mine, kept in zip(held, wanted, strict=True))
+
+
+def _owners(pieces: Sequence[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
+    """Which rank holds each index."""
+    owner = np.empty(size, dtype=np.int64)
+    owner[np.concatenate(pieces)] = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
+    return owner
 
 
 def _fits(layout: Layout, problem: _Problem) -> bool:
