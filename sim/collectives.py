@@ -111,6 +111,7 @@ def expert_all_to_all(
     return Priced(time_s * exposed, hardware.errors.uncalibrated)
 
 
+@lru_cache(maxsize=REMEMBERED)
 def hand_on_s(hardware: Hardware, *, same_node: bool, sent_bytes: float) -> float:
     """Seconds to hand `sent_bytes` from a GPU of one pipeline stage to one of the next."""
     fitted = hardware.curves.send_recv(same_node=same_node, sent_bytes=sent_bytes) if hardware.curves else None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, cast
 
-from sim.ops import FusedOp, Layer, Tensor
+from sim.ops import FusedOp, Layer, Tensor, by_expert
 from sim.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from sim.pricing import Gemm
 from sim.rank import Rank
@@ -70,9 +70,10 @@ def seconds(collectives: Sequence[Collective]) -> float:
 def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     """The cost of one op under one choice of the strategy."""
     key = (op.name, choice)
-    found = rank.remembered.get(key)
+    remembered = rank.remembered if by_expert(op, rank.layer) else rank.remembered_of_tokens
+    found = remembered.get(key)
     if found is None:
-        found = rank.remembered[key] = _op_cost(rank, op, choice)
+        found = remembered[key] = _op_cost(rank, op, choice)
     return cast(OpCost, found)
 
 
@@ -153,9 +154,7 @@ def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...]) -> tuple[Move 
 
 def move_s(rank: Rank, move: Move | None) -> float:
     """Seconds of a redistribution on the busiest GPU."""
-    if move is None or rank.tp == 1:
-        return 0.0
-    return rank.tp_price(move.kind, move.tensor_bytes(rank)).time_s
+    return rank.tp_s(move.kind, move.tensor_bytes(rank)) if move else 0.0
 
 
 # --- both ends of the model ---------------------------------------------------------------------------
@@ -169,9 +168,9 @@ def stream_placement(rank: Rank, combine_choice: int) -> Placement:
 def ends_s(rank: Rank, combine_choice: int) -> tuple[float, float]:
     """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
     key = ("ends", combine_choice)
-    found = rank.remembered.get(key)
+    found = rank.remembered_of_tokens.get(key)
     if found is None:
-        found = rank.remembered[key] = (embedding_s(rank, combine_choice), head_s(rank, combine_choice))
+        found = rank.remembered_of_tokens[key] = (embedding_s(rank, combine_choice), head_s(rank, combine_choice))
     return cast(tuple[float, float], found)
 
 
@@ -180,8 +179,8 @@ def embedding_s(rank: Rank, combine_choice: int) -> float:
     stream = rank.layer.tensor("residual_in")
     whole_bytes = rank.tensor_bytes(stream)
     kind = collective_between(PARTIAL, stream_placement(rank, combine_choice))
-    reduce = rank.tp_collective(kind, stream.name, whole_bytes) if kind else ()
-    return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + seconds(reduce)
+    reduce_s = rank.tp_s(kind, whole_bytes) if kind else 0.0
+    return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + reduce_s
 
 
 def head_s(rank: Rank, combine_choice: int) -> float:
@@ -190,13 +189,13 @@ def head_s(rank: Rank, combine_choice: int) -> float:
     stream = rank.layer.tensor("residual_in")
     whole_bytes = rank.tensor_bytes(stream)
     replicated = stream_placement(rank, combine_choice) == REPLICATE
-    gather = () if replicated else rank.tp_collective("all_gather", stream.name, whole_bytes)
+    gather_s = 0.0 if replicated else rank.tp_s("all_gather", whole_bytes)
     norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * whole_bytes)
     shape = Gemm(tokens, model.hidden, rank.cut(model.vocab, when=True))
     head = gemm(rank, rank.workload.precisions.weights, shape, rank.activation_each)
     # Each rank offers its best token and score: 8 bytes per sequence and rank.
-    sample = rank.tp_collective("all_gather", "candidates", 8.0 * tokens * rank.tp)
-    return price(rank, norm).total_s + price(rank, head).total_s + seconds(gather + sample)
+    sample_s = rank.tp_s("all_gather", 8.0 * tokens * rank.tp)
+    return price(rank, norm).total_s + price(rank, head).total_s + (gather_s + sample_s)
 
 
 def vocabulary_bytes(rank: Rank) -> float:

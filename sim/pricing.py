@@ -97,7 +97,7 @@ _DTYPE_STAND_INS: dict[str, tuple[str, ...]] = {
 _EAGER = {("vllm", "fp8_block"): "sglang"}
 """GEMMs timed with the host's launch overhead, which a CUDA graph hides: another engine's curve stands in. [assumed]"""
 REMEMBERED = 1 << 16
-"""Prices of kernels and of messages that are kept. Strategies share most: degrees and batches come from short tables."""
+"""Prices of a kind that are kept: strategies share most, as degrees and batches come from short tables."""
 _CUSTOM_ALL_REDUCE = {"trtllm": "trtllm_custom", "vllm": "vllm_custom_graph", "sglang": "sglang_custom_graph"}
 _KINDS = {"all_to_all": "alltoall"}
 _FAMILIES = {

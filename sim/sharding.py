@@ -71,7 +71,7 @@ def _gathering(operation: Operation, picked: Rule) -> Rule:
 
 @lru_cache(maxsize=1024)
 def held(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, Side], ...]:
-    """The tensors that an op leaves and reads under a choice, its output first, and the side along which tp cuts each."""
+    """The tensors that an op leaves and reads under a choice, its output first, and the side that tp cuts of each."""
     op_rule = rule(op, layer, choice)
     tensors = [layer.tensor(name) for name in (op.output, *op.inputs)]
     placements = (op_rule.output, *op_rule.inputs)

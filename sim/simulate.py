@@ -34,8 +34,8 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         strategy: Degrees, batch and one choice per fused op; see `sim.validate.check_strategy`.
 
     Returns:
-        Throughput, latency, memory by kind, violations with amounts and a breakdown per op. An
-        infeasible strategy has its figures too.
+        Throughput, latency, memory by kind, violations with amounts and a breakdown per op, which is worked
+        out when it is read. An infeasible strategy has its figures too.
 
     >>> from sim.catalog import load_workload
     >>> from sim.heuristics import megatron_dims

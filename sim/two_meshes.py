@@ -59,7 +59,8 @@ class Sides:
         rank = self.rank_by_op[tensor.producer]
         if self._within_a_group(tensor):
             return tuple([move_s(rank, move) for move in moves(rank.layer, tensor, ends)])
-        key = (tensor.name, self.rank_by_op[tensor.consumers[0]].tp, ends)
+        other = self.rank_by_op[tensor.consumers[0]]
+        key = (tensor.name, other.tp, other.sizes.tokens, ends)
         found = rank.remembered.get(key)
         if found is None:
             found = rank.remembered[key] = tuple([seconds(moved) for moved in self._mesh_moves(tensor, ends)])
