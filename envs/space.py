@@ -9,15 +9,16 @@ import numpy as np
 from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 
-from sim.ops import op_names
-from sim.types import CHOICES, Strategy, Workload
+from sim.spaces import space_of
+from sim.types import Strategy, Workload
 
 Action = NDArray[np.int64]
-"""Indices into the tables of a `StrategySpace`, [A]: tp, ep, pp, batch, then one choice per fused op."""
+"""Indices into the tables of a `StrategySpace`, [A]: tp, ep, pp, batch, one choice per fused op; extended: cp, dp."""
 ActionLike = NDArray[np.integer[Any]]
 """What is taken for an action: any integer type."""
 
 _DEGREES = ("tp", "ep", "pp", "batch")
+_OWN_DEGREES = ("cp", "dp")
 
 
 @final
@@ -34,18 +35,20 @@ class StrategySpace:
 
     Attributes:
         workload: What the space belongs to.
-        names: Name of each coordinate, [A]: the degrees, then the fused ops.
+        names: Name of each coordinate, [A]: the degrees, the fused ops; in the extended space attention's cp and dp.
         sizes: Number of values of each coordinate, [A].
     """
 
     def __init__(self, workload: Workload) -> None:
-        degrees = workload.degrees
-        ops = op_names(workload.model)
+        space = space_of(workload)
+        self._own = _OWN_DEGREES if workload.space == "extended" else ()
+        self._ops = len(space.choices)
         self.workload = workload
-        self.names: tuple[str, ...] = (*_DEGREES, *ops)
+        self.names: tuple[str, ...] = (*_DEGREES, *space.choices, *self._own)
         self._tables: tuple[tuple[int, ...], ...] = (
-            *(degrees.tp, degrees.ep, degrees.pp, degrees.batch),
-            *(CHOICES for _ in ops),
+            *(space.tp, space.ep, space.pp, space.batch),
+            *space.choices.values(),
+            *((space.cp, space.dp) if self._own else ()),
         )
         self.sizes: tuple[int, ...] = tuple(len(table) for table in self._tables)
         self._nvec = np.array(self.sizes, dtype=np.int64)
@@ -80,12 +83,14 @@ class StrategySpace:
         Raises:
             ValueError: A degree is not in its table, or the dims do not fit the workload's ops.
         """
-        if len(strategy.dims) != len(self.names) - len(_DEGREES):
+        if len(strategy.dims) != self._ops:
             raise ValueError(
-                f"expected {len(self.names) - len(_DEGREES)} dims, got {len(strategy.dims)}: "
-                f"one per fused op of {self.workload.model.name}"
+                f"expected {self._ops} dims, got {len(strategy.dims)}: one per fused op of {self.workload.model.name}"
             )
-        values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *strategy.dims)
+        if strategy.extended and not self._own:
+            raise ValueError(f"{self.workload.name} searches the paper's space, where cp is 1 and dp is ep")
+        own = (strategy.cp, strategy.attention_dp) if self._own else ()
+        values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *strategy.dims, *own)
         for name, value, table in zip(self.names, values, self._tables, strict=True):
             if value not in table:
                 raise ValueError(f"{name} is {value}, but {self.workload.name} searches only {table}")
@@ -134,5 +139,7 @@ class StrategySpace:
         return moved
 
     def _strategy(self, indices: tuple[int, ...]) -> Strategy:
-        tp, ep, pp, batch, *dims = (table[index] for index, table in zip(indices, self._tables, strict=True))
-        return Strategy(tp=tp, ep=ep, pp=pp, batch=batch, dims=tuple(dims))
+        tp, ep, pp, batch, *rest = (table[index] for index, table in zip(indices, self._tables, strict=True))
+        dims, (cp, dp) = tuple(rest[: self._ops]), rest[self._ops :] or (1, ep)
+        # The paper's strategies are themselves here too.
+        return Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp)

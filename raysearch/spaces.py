@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from raysearch.files import as_strategy, strategy_dict, write_json
-from raysearch.yardstick import cache_dir, note_unkept, simulator_digest
+from raysearch.yardstick import cache_dir, find_yardstick, note_unkept, simulator_digest
 from sim.spaces import EXTENSIONS, Space, extended_space, heuristic_space, paper_space
 from sim.types import Strategy, Workload
 
@@ -67,6 +67,13 @@ def best_of_space(workload: Workload, name: str, progress: Progress | None = Non
         except OSError as error:
             note_unkept(path.parent, error.strerror)
     return kept
+
+
+def optimum_value(workload: Workload, progress: Progress | None = None) -> float | None:
+    """f* of the space that the workload's searches have, in tokens/s/GPU; None if nothing is feasible."""
+    if workload.space == "extended":
+        return best_of_space(workload, "extended", progress).tokens_per_s_per_gpu
+    return find_yardstick(workload, progress).tokens_per_s_per_gpu
 
 
 def _search(space: Space, progress: Progress | None) -> SpaceBest:

@@ -74,6 +74,11 @@ class Space:
         return Strategy(tp, ep, pp, batch, tuple(dims), cp, dp or ep)
 
 
+def space_of(workload: Workload) -> Space:
+    """The space that a search of the workload has."""
+    return extended_space(workload) if workload.space == "extended" else paper_space(workload)
+
+
 def paper_space(workload: Workload) -> Space:
     """The space of "Learning to Shard": three choices per op, one mesh."""
     return extended_space(workload, ())

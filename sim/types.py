@@ -395,6 +395,7 @@ class Workload:
         load_imbalance: Tokens of the busiest ep rank over the mean, >= 1.
         degrees: The searched degree tables.
         config_hash: Digest of everything above, of the model and of the hardware.
+        space: Which strategies a search may choose; see `sim.spaces`.
     """
 
     name: str
@@ -408,6 +409,7 @@ class Workload:
     load_imbalance: float
     degrees: DegreeTables
     config_hash: str
+    space: Literal["paper", "extended"] = "paper"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,12 @@ def show_optimum(
     workload: WorkloadOption,
     hardware: HardwareOption = None,
     space: Annotated[
-        SpaceName, typer.Option(help="'extended' adds meshes of their own for attention and experts, and choices.")
-    ] = SpaceName.paper,
+        SpaceName | None,
+        typer.Option(
+            help="'extended' adds meshes of their own for attention and experts, and choices.  "
+            "[default: as the workload says, else 'paper']"
+        ),
+    ] = None,
     against: Annotated[
         bool, typer.Option("--against", help="Compare heuristics, the paper's space and what each extension adds.")
     ] = False,
@@ -49,7 +53,7 @@ def show_optimum(
     from raysearch.progress import stepping
 
     loaded = load_workload(workload, hardware)
-    if against or space is SpaceName.extended:
+    if against or (space or loaded.space) == SpaceName.extended:
         names = list(SPACES) if against else ["extended"]
         bests: dict[str, SpaceBest] = {}
         for name in names:

@@ -10,7 +10,7 @@ from raysearch.commands.options import HardwareOption, JsonOption, OutOption, Wo
 from raysearch.errors import Interrupted, RunFailed
 from raysearch.files import anchored, claimed, results_folder
 from raysearch.registry import check_options, run_budget
-from raysearch.yardstick import find_yardstick
+from raysearch.spaces import optimum_value
 from sim.catalog import load_workload
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def search_workload(
     folder = results_folder(out, f"{loaded.name}-{searcher}-s{seed}")
     with claimed(folder):
         with stepping(f"exact optimum of {loaded.name}") as progress:
-            optimum = find_yardstick(loaded, progress).tokens_per_s_per_gpu
+            optimum = optimum_value(loaded, progress)
         summary = _drive(SearchRun(spec, folder, optimum=optimum))
     if as_json:
         print_json({**summary, "folder": str(folder)})
