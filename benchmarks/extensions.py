@@ -23,7 +23,10 @@ from sim.types import Evaluation, Workload
 
 SHORT = [f"gpt_moe_{model}_{context}" for model in ("1_2t", "1_6t") for context in ("16k", "32k", "64k")]
 LONG = [f"gpt_moe_{model}_{context}" for model in ("1_2t", "1_6t") for context in ("256k", "1m")]
-OBJECTIVES_MS = {"gpt_moe_1_2t_256k": (100, 50, 30, 20), "gpt_moe_1_2t_1m": (200, 50, 35, 25, 20)}
+OBJECTIVES_MS = {
+    "gpt_moe_1_2t_256k": (100, 50, 30, 20, 15, 12, 10),
+    "gpt_moe_1_2t_1m": (200, 50, 35, 25, 20, 15, 12, 10),
+}
 
 
 def best_evaluations(workload: Workload) -> dict[str, Evaluation | None]:

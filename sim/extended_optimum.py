@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.costs import OpCost, head_activation_bytes, op_cost, rank_of
+from sim.costs import OpCost, head_activation_bytes, op_cost
 from sim.ops import layer_ops
 from sim.rank import Rank
 from sim.simulate import ROUNDING, degree_violations, evaluate, layers_per_stage, memory_bytes, stage_time
@@ -69,9 +69,7 @@ def find_best(space: Space, progress: Callable[[int, int], None] | None = None) 
     search.run(progress)
     best = search.best
     tuples = len(space.tp) * len(space.cp) * len(space.dp or (0,)) * len(space.ep) * len(space.pp) * len(space.batch)
-    return Best(
-        evaluate(space.workload, best) if best else None, search.best_value, space.size, search.opened, tuples
-    )
+    return Best(evaluate(space.workload, best) if best else None, search.best_value, space.size, search.opened, tuples)
 
 
 class _Side:
@@ -157,7 +155,9 @@ def _front(side: _Side) -> _Front:
     peak = np.max([per_row(name, lambda cost: cost.activation_bytes) for name in ops], axis=0)
     figures = np.stack([time_s, weight, kv, peak], axis=1)
     group = choices[:, 0] * _CHOICES + choices[:, -1]
-    kept = np.concatenate([rows[_unbeaten(figures[rows])] for g in np.unique(group) for rows in [np.flatnonzero(group == g)]])
+    kept = np.concatenate(
+        [rows[_unbeaten(figures[rows])] for g in np.unique(group) for rows in [np.flatnonzero(group == g)]]
+    )
     return _Front(choices[kept], *figures[kept].T)
 
 
@@ -214,7 +214,9 @@ class _Search:
                 attention, experts = self._pair(mesh, batch)
                 if attention.possible and experts.possible:
                     found += [
-                        (bound, mesh, batch, pp) for pp in stages if (bound := self._bound(attention, experts, mesh, batch, pp))
+                        (bound, mesh, batch, pp)
+                        for pp in stages
+                        if (bound := self._bound(attention, experts, mesh, batch, pp))
                     ]
             if progress:
                 progress(done, 2 * len(meshes))
@@ -296,7 +298,9 @@ class _Search:
         tokens, moe_tp = math.ceil(batch / dp), tp * cp * dp // ep
         keys = ("attention", tp, cp, tokens), ("experts", moe_tp, ep, batch)
         if keys[0] not in self._sides:  # attention's side knows nothing of other groups: one will do
-            self._sides[keys[0]] = _Side(attention_rank(self.workload, tp, cp, 1, tokens), self._attention_ops, self.space)
+            self._sides[keys[0]] = _Side(
+                attention_rank(self.workload, tp, cp, 1, tokens), self._attention_ops, self.space
+            )
         if keys[1] not in self._sides:
             self._sides[keys[1]] = _Side(experts_rank(self.workload, moe_tp, ep, batch), self._expert_ops, self.space)
         return self._sides[keys[0]], self._sides[keys[1]]

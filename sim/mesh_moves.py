@@ -58,7 +58,8 @@ def mesh_collectives(
     Args:
         hardware: Whose links and library.
         axes: Of the mesh, outermost first.
-        source, target: One placement per axis.
+        source: One placement per axis, as it lies.
+        target: The same as it shall lie.
         shape: Of the whole tensor on the mesh.
         element_bytes: Bytes per element.
         tensor: What is moved, by name.
@@ -78,7 +79,9 @@ def mesh_collectives(
         return _on_one_axis(hardware, axes[0], source[0], target[0], math.prod(shape) * element_bytes, tensor)
     degrees = [axis.degree for axis in axes]
     smaller, factor = _smaller_alike(shape, math.prod(degrees))
-    route = cheapest_route(source, target, degrees, smaller, element_bytes * factor, microseconds, fused=True, stripes=False)
+    route = cheapest_route(
+        source, target, degrees, smaller, element_bytes * factor, microseconds, fused=True, stripes=False
+    )
     return tuple(collective for step in route.steps if (collective := priced(step)))
 
 

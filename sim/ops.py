@@ -86,7 +86,8 @@ class FusedOp:
         if choice in (NONE, GATHERED):
             return ""
         if choice in (TOKENS, GATHERED_TOKENS):
-            assert self.kind == "einsum" and self.equation is not None
+            assert self.kind == "einsum"
+            assert self.equation is not None
             return self.equation[-2]
         return self.labels[choice]
 

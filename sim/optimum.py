@@ -229,7 +229,9 @@ def _fits_memory(
 ) -> NDArray[np.bool_] | None:
     """[left, right] whether a layer fits into HBM; None when all do."""
     layers = layers_per_stage(rank.workload, pp)
-    fixed = memory_bytes(sides(rank, rank), pp, layer_weight_bytes=0.0, layer_kv_bytes=0.0, peak_op_bytes=own_peak_bytes)
+    fixed = memory_bytes(
+        sides(rank, rank), pp, layer_weight_bytes=0.0, layer_kv_bytes=0.0, peak_op_bytes=own_peak_bytes
+    )
     head_bytes = max(own_peak_bytes, head_activation_bytes(rank))
     budget = rank.workload.hardware.hbm_bytes - fixed.total
     held = [layers * (segment.weight_bytes + pp * segment.kv_bytes) for segment in (left, right)]

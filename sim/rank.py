@@ -45,7 +45,15 @@ class Rank:
     """
 
     def __init__(
-        self, workload: Workload, tp: int, ep: int, batch: int, *, cp: int = 1, axis: str = "tp", experts_axis: str = "ep"
+        self,
+        workload: Workload,
+        tp: int,
+        ep: int,
+        batch: int,
+        *,
+        cp: int = 1,
+        axis: str = "tp",
+        experts_axis: str = "ep",
     ) -> None:
         self.workload = workload
         self.tp = tp
@@ -69,7 +77,7 @@ class Rank:
         return math.ceil(size / self.tp) if when else math.ceil(size)
 
     def active_experts_of_a_share(self) -> float:
-        """Expected local experts that one of `tp` equal shares of the tokens visits: an idle expert idles more often."""
+        """Expected local experts that one of `tp` equal shares of the tokens visits: more of them stay idle."""
         sizes = self.sizes
         return sizes.local_experts * (1 - (1 - sizes.active_experts / sizes.local_experts) ** (1 / self.tp))
 

@@ -2,8 +2,8 @@
 
 A shortest path over layouts (Dijkstra), so a detour is found where it pays: reduce-scatter, all-reduce
 and all-gather on a mesh of two axes move less than an all-reduce over one after the other. An edge
-changes the placement on one axis by one collective, or on neighbouring axes at once. It is right if the later axes' cuts commute with
-it, as cuts of other dims do; two axes on one dim need the striped forms of `_renamed_steps`.
+changes the placement on one axis, or on neighbouring axes at once, by one collective. It is right if the later
+axes' cuts commute with it, as cuts of other dims do; two axes on one dim need the striped forms of `_renamed_steps`.
 
 >>> from sim.layout import format_layout, parse_layout
 >>> route = cheapest_route(parse_layout("P(sum), P(sum)"), parse_layout("R, R"), (2, 8), (16, 64), 2)
@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -246,16 +246,14 @@ def _renamed_steps(axis: int, layout: Layout, problem: _Problem) -> Iterator[Ste
             yield _step(axis, REPLICATE, plain, _replaced(layout, {axis: plain, inner: plain}), problem)
 
 
-def _replaced(layout: Layout, changes: dict[int, Placement]) -> Layout:
+def _replaced(layout: Layout, changes: Mapping[int, Placement]) -> Layout:
     return tuple(changes.get(axis, placement) for axis, placement in enumerate(layout))
 
 
 # --- prices -------------------------------------------------------------------------------------------
 
 
-def _step(
-    axis: int, source: Placement, target: Placement, after: Layout, problem: _Problem, span: int = 1
-) -> Step:
+def _step(axis: int, source: Placement, target: Placement, after: Layout, problem: _Problem, span: int = 1) -> Step:
     collective, degree = collective_between(source, target), math.prod(problem.degrees[axis : axis + span])
     sent_bytes = 0.0
     if collective is not None:

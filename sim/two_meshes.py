@@ -127,7 +127,7 @@ class Sides:
         )
 
     def _mesh(self) -> tuple[Axis, ...]:
-        """The larger group as a mesh of groups of the smaller one; nearly, where they do not fit, which is a violation."""
+        """The larger group as a mesh of groups of the smaller one; where they do not fit, a violation, nearly that."""
         larger, smaller = sorted((self.attention, self.experts), key=lambda rank: -rank.tp)
         inner = math.gcd(larger.tp, smaller.tp)
         outer = "moe_ep" if larger is self.attention else "dp"

@@ -22,6 +22,7 @@ from sim.catalog import load_workload
 from sim.simulate import evaluate
 from sim.types import Evaluation
 
+
 def evaluate_strategy(
     workload: WorkloadOption,
     tp: TpOption,

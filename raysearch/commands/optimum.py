@@ -107,7 +107,9 @@ def _space_rows(bests: Mapping[str, SpaceBest]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, best in bests.items():
         value = best.tokens_per_s_per_gpu
-        what = f"{degrees_text(best.strategy)}; {''.join(map(str, best.strategy.dims))}" if best.strategy else "none fits"
+        what = (
+            f"{degrees_text(best.strategy)}; {''.join(map(str, best.strategy.dims))}" if best.strategy else "none fits"
+        )
         told = (f"{best.space_size:.1e}", f"{best.wall_s:.1f}", f"{value:,.2f}" if value else "-")
         rows.append((name, what, *told, gain(value, "megatron"), gain(value, "paper")))
     return rows

@@ -57,8 +57,8 @@ def strategy_of(
     check_strategy(workload, strategy)
     if moe_tp is not None and moe_tp * ep != strategy.stage_gpus:
         raise InputError(
-            f"tp * dp * cp ({tp} * {strategy.attention_dp} * {cp}) must equal --moe-tp times --moe-ep ({moe_tp} * {ep}); "
-            f"leave out --moe-tp or --dp, and it follows"
+            f"tp * dp * cp ({tp} * {strategy.attention_dp} * {cp}) must equal --moe-tp times --moe-ep "
+            f"({moe_tp} * {ep}); leave out --moe-tp or --dp, and it follows"
         )
     return strategy
 

@@ -132,9 +132,7 @@ def test_no_neighbour_of_the_best_is_better() -> None:
     assert found.evaluation is not None
     best = found.evaluation.strategy
     degrees = {"tp": space.tp, "cp": space.cp, "dp": space.dp, "ep": space.ep, "pp": space.pp, "batch": space.batch}
-    neighbours = [
-        dataclasses.replace(best, **{name: value}) for name, table in degrees.items() for value in table
-    ]
+    neighbours = [dataclasses.replace(best, **{name: value}) for name, table in degrees.items() for value in table]
     for index, choices in enumerate(space.choices.values()):
         neighbours += [
             dataclasses.replace(best, dims=(*best.dims[:index], choice, *best.dims[index + 1 :])) for choice in choices

@@ -154,7 +154,13 @@ def test_one_collective_may_run_over_neighbouring_axes(source: str, target: str,
     whole_bytes = 64 * 128 * 2
     # Priced per step, so that one is cheaper than two.
     route = cheapest_route(
-        parse_layout(source), parse_layout(target), (4, 8), (64, 128), 2, lambda step: 1e6 * bool(step.collective), fused=True
+        parse_layout(source),
+        parse_layout(target),
+        (4, 8),
+        (64, 128),
+        2,
+        lambda step: 1e6 * bool(step.collective),
+        fused=True,
     )
     assert [(step.collective, step.axis, step.span) for step in route.steps] == [(collective, 0, 2)]
     assert route.bytes_per_device == pytest.approx(sent * whole_bytes)

@@ -7,6 +7,7 @@ hidden 64, eight experts of 96, and 1000 cached tokens.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_attention_over_the_context_by_hand(toy_moe: Workload) -> None:
     new = 8 * 2 * (4 + 1) * 16 * 2  # queries, key and value in, results out, in bf16
     part = 8 * 4 * (16 * 2 + 4)  # a result of 16 in bf16 and a logarithm in fp32 per token and head
     assert evaluation.memory_bytes.kv_cache == 4 * (8 * 250 * 2 * 1 * 16)
-    # The merge reads one part of each head from every GPU of the group, its own included, and writes 8 tokens of a head.
+    # The merge reads a part of its head from every GPU of the group, its own included, and writes 8 tokens of it.
     assert attention.traffic_bytes == 8 * 250 * 2 * 16 + new + part + 8 * 1 * 16 * 2
     assert attention.work_flops == 4 * 8 * 4 * 16 * 250 + 2 * 8 * 4 * 16
     # Every GPU keeps a quarter of its parts and sends the others.
@@ -257,7 +258,7 @@ def test_a_longer_context_never_takes_less_time_or_memory(cp: int) -> None:
     found = [
         evaluate(dataclasses.replace(workload, context_tokens=tokens), strategy) for tokens in (2**14, 2**17, 2**20)
     ]
-    for shorter, longer in zip(found, found[1:], strict=False):
+    for shorter, longer in itertools.pairwise(found):
         assert shorter.tpot_s < longer.tpot_s
         assert shorter.memory_bytes.kv_cache < longer.memory_bytes.kv_cache
 
@@ -268,7 +269,10 @@ def test_a_longer_context_never_takes_less_time_or_memory(cp: int) -> None:
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (Strategy(2, 4, 1, 8, (NONE,) * 12, dp=1), "tp*dp*cp (2*1*1) must equal moe_tp*ep, but ep=4 does not divide it"),
+        (
+            Strategy(2, 4, 1, 8, (NONE,) * 12, dp=1),
+            "tp*dp*cp (2*1*1) must equal moe_tp*ep, but ep=4 does not divide it",
+        ),
         (
             Strategy(4, 2, 1, 48, (NONE,) * 12, dp=3),
             "groups of tp*cp=4 and of moe_tp=6 GPUs do not fit: one must divide the other",
