@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from sim.placement import Array, Placement, PlacementError, chunk, chunk_bounds, join, register_placement, stack
@@ -39,10 +40,12 @@ class StridedShard(Placement):
     def dims(self) -> tuple[int, ...]:
         return (self.dim,)
 
-    @property
     @override
-    def pieces(self) -> int:
-        return self.stripes
+    def owners(self, size: int, degree: int) -> NDArray[np.int64]:
+        width = max(-(-size // self.stripes), 1)
+        stripe, within = np.divmod(np.arange(size), width)
+        each = -(-np.minimum(width, size - stripe * width) // degree)
+        return within // each
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.collectives import sent_share
 from sim.layout import Layout, Pieces, format_layout
@@ -277,20 +276,12 @@ def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...
         return sent_share("all_to_all", degree)
     if len(source.dims) != 1 or len(target.dims) != 1:
         return 1 / degree  # [assumed] unknown cuts keep nothing where it is
-    held, wanted = (cut.held(shape[cut.dims[0]], degree) for cut in (source, target))
-    size, wanted_size = shape[source.dims[0]], shape[target.dims[0]]
+    owner, wanted = (cut.owners(shape[cut.dims[0]], degree) for cut in (source, target))
+    size, counts = len(owner), np.bincount(owner, minlength=degree)
     if source.dims == target.dims:
-        owner, next_owner = (_owners(pieces, size) for pieces in (held, wanted))
-        sent = np.bincount(owner[owner != next_owner], minlength=degree)
-        return float(sent.max()) / size
-    return max(len(mine) / size * (1 - len(kept) / wanted_size) for mine, kept in zip(held, wanted, strict=True))
-
-
-def _owners(pieces: Sequence[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
-    """Which rank holds each index."""
-    owner = np.empty(size, dtype=np.int64)
-    owner[np.concatenate(pieces)] = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
-    return owner
+        return float(np.bincount(owner[owner != wanted], minlength=degree).max()) / size
+    kept = np.bincount(wanted, minlength=degree) / len(wanted)
+    return float((counts / size * (1 - kept)).max())
 
 
 def _fits(layout: Layout, problem: _Problem) -> bool:
