@@ -33,21 +33,27 @@ class StrategySpace:
         >>> space.decode(space.nvec - 1).batch
         4096
 
+    Args:
+        workload: What the space belongs to.
+        fixed_dims: Dims of every strategy, where only degrees and batch are searched.
+
     Attributes:
         workload: What the space belongs to.
         names: Name of each coordinate, [A]: the degrees, the fused ops; in the extended space attention's cp and dp.
         sizes: Number of values of each coordinate, [A].
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, *, fixed_dims: tuple[int, ...] | None = None) -> None:
         space = space_of(workload)
-        self._own = _OWN_DEGREES if workload.space == "extended" else ()
-        self._ops = len(space.choices)
+        choices = space.choices if fixed_dims is None else {}
+        self._own = _OWN_DEGREES if workload.space == "extended" and fixed_dims is None else ()
+        self._ops = len(choices)
+        self._fixed_dims = fixed_dims
         self.workload = workload
-        self.names: tuple[str, ...] = (*_DEGREES, *space.choices, *self._own)
+        self.names: tuple[str, ...] = (*_DEGREES, *choices, *self._own)
         self._tables: tuple[tuple[int, ...], ...] = (
             *(space.tp, space.ep, space.pp, space.batch),
-            *space.choices.values(),
+            *choices.values(),
             *((space.cp, space.dp) if self._own else ()),
         )
         self.sizes: tuple[int, ...] = tuple(len(table) for table in self._tables)
@@ -83,14 +89,10 @@ class StrategySpace:
         Raises:
             ValueError: A degree is not in its table, or the dims do not fit the workload's ops.
         """
-        if len(strategy.dims) != self._ops:
-            raise ValueError(
-                f"expected {self._ops} dims, got {len(strategy.dims)}: one per fused op of {self.workload.model.name}"
-            )
         if strategy.extended and not self._own:
             raise ValueError(f"{self.workload.name} searches the paper's space, where cp is 1 and dp is ep")
         own = (strategy.cp, strategy.attention_dp) if self._own else ()
-        values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *strategy.dims, *own)
+        values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *self._searched_dims(strategy.dims), *own)
         for name, value, table in zip(self.names, values, self._tables, strict=True):
             if value not in table:
                 raise ValueError(f"{name} is {value}, but {self.workload.name} searches only {table}")
@@ -138,8 +140,19 @@ class StrategySpace:
             moved[coordinate] = (moved[coordinate] + step) % self._nvec[coordinate]
         return moved
 
+    def _searched_dims(self, dims: tuple[int, ...]) -> tuple[int, ...]:
+        if self._fixed_dims is not None:
+            if dims != self._fixed_dims:
+                raise ValueError(f"expected dims {self._fixed_dims}, which are not searched here, got {dims}")
+            return ()
+        if len(dims) != self._ops:
+            raise ValueError(
+                f"expected {self._ops} dims, got {len(dims)}: one per fused op of {self.workload.model.name}"
+            )
+        return dims
+
     def _strategy(self, indices: tuple[int, ...]) -> Strategy:
         tp, ep, pp, batch, *rest = (table[index] for index, table in zip(indices, self._tables, strict=True))
-        dims, (cp, dp) = tuple(rest[: self._ops]), rest[self._ops :] or (1, ep)
+        dims, (cp, dp) = self._fixed_dims or tuple(rest[: self._ops]), rest[self._ops :] or (1, ep)
         # The paper's strategies are themselves here too.
         return Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp)

@@ -40,6 +40,8 @@ class _DegreeSweep(Searcher):
             return None
         indices = np.unravel_index(self._proposed, self.space.sizes[:4])
         self._proposed += 1
+        if len(self.space.sizes) == len(indices):  # degrees only: no dims are searched
+            return np.array(indices, dtype=np.int64)
         tables = self.space.workload.degrees
         tp, ep, pp, batch = (
             table[index] for table, index in zip((tables.tp, tables.ep, tables.pp, tables.batch), indices, strict=True)
