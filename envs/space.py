@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
@@ -45,7 +46,7 @@ class StrategySpace:
 
     def __init__(self, workload: Workload, *, fixed_dims: tuple[int, ...] | None = None) -> None:
         space = space_of(workload)
-        choices = space.choices if fixed_dims is None else {}
+        choices: Mapping[str, tuple[int, ...]] = space.choices if fixed_dims is None else {}
         self._own = _OWN_DEGREES if workload.space == "extended" and fixed_dims is None else ()
         self._ops = len(choices)
         self._fixed_dims = fixed_dims
