@@ -13,6 +13,8 @@ from sim.costs import (
     ends_s,
     handed_on_bytes,
     head_activation_bytes,
+    move_s,
+    moves,
     op_cost,
     token_rows,
     vocabulary_bytes,
@@ -70,10 +72,15 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
 
 def _layer_s(sides: Sides, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> float:
     incoming_s = dict.fromkeys(choices, 0.0)
-    for tensor in sides.experts.layer.tensors:
+    rank, one_mesh = sides.experts, sides.attention is sides.experts
+    for tensor in rank.layer.tensors:
         ends = tuple([choices[name] for name in tensor.ends])
-        for name, move_s in zip(tensor.consumers, sides.moves_s(tensor, ends), strict=True):
-            incoming_s[name] += move_s
+        if one_mesh:  # as `Sides.moves_s` has it, without asking per tensor: this is a search's innermost loop
+            for name, move in zip(tensor.consumers, moves(rank.layer, tensor, ends), strict=True):
+                incoming_s[name] += move_s(rank, move)
+        else:
+            for name, seconds in zip(tensor.consumers, sides.moves_s(tensor, ends), strict=True):
+                incoming_s[name] += seconds
     return sum([cost.kernel_s + (incoming_s[name] + cost.collective_s) for name, cost in costs.items()])
 
 
@@ -166,8 +173,10 @@ def _violations(
     violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
     if strategy.extended:
         violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
-    for rank in sides.ranks:
-        violations += _choice_violations(rank, choices, {n: c for n, c in costs.items() if sides.rank_by_op[n] is rank})
+    if broken := {name: cost for name, cost in costs.items() if cost.broken}:
+        for rank in sides.ranks:
+            on_side = {name: cost for name, cost in broken.items() if sides.rank_by_op[name] is rank}
+            violations += _choice_violations(rank, choices, on_side)
     hbm_bytes = workload.hardware.hbm_bytes
     if memory_total_bytes > hbm_bytes:
         message = f"needs {memory_total_bytes / 1e9:.1f} GB of HBM, a GPU has {hbm_bytes / 1e9:.1f} GB"
@@ -179,7 +188,7 @@ def _violations(
 
 
 def _choice_violations(rank: Rank, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> list[Violation]:
-    """What the choices of the ops on one side break."""
+    """What the choices of some ops of one side break."""
     violations: list[Violation] = []
     if names := [name for name, cost in costs.items() if cost.broken == "heads"]:
         heads = rank.workload.model.heads
