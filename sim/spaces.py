@@ -11,7 +11,7 @@ attention and experts and three choices per op. Each extension widens it:
 >>> from sim.catalog import load_workload
 >>> workload = load_workload("gpt_moe_1_2t_16k")
 >>> f"{paper_space(workload).size:,} {extended_space(workload).size:,}"
-'2,763,493,200 2,475,973,951,488'
+'2,763,493,200 2,476,089,907,200'
 """
 
 from __future__ import annotations
