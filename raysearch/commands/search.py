@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysearch.commands.options import HardwareOption, JsonOption, OutOption, WorkloadOption, print_json
+from raysearch.claim import claimed
 from raysearch.errors import Interrupted, RunFailed
-from raysearch.files import anchored, claimed, results_folder
+from raysearch.files import anchored, results_folder
 from raysearch.registry import check_options, run_budget
 from raysearch.yardstick import find_yardstick
 from sim.catalog import load_workload

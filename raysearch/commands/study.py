@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysearch.commands.options import JsonOption, OutOption
-from raysearch.errors import InputError, Interrupted
-from raysearch.files import claimed, results_folder
+from raysearch.claim import claimed
+from raysearch.errors import InputError, Interrupted, RunFailed
+from raysearch.files import results_folder
 from raysearch.yardstick import find_yardstick
 
 if TYPE_CHECKING:
