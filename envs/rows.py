@@ -9,6 +9,7 @@ it is complete, and where both exist they agree and the JSON Lines count.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, final, get_type_hints
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 ROWS_FILE = "rows.jsonl"
 COMPACT_FILE = "rows.parquet"
+
+
+class RowsTaken(RuntimeError):
+    """Another process goes on with the run; the message begins with the path of its rows."""
 
 
 class DamagedRows(ValueError):
@@ -113,9 +118,30 @@ class RowWriter:
         return cls(path, file=_reopen(path, calls))
 
     def write(self, row: CallRow) -> None:
-        """Appends one row."""
-        self._file.write(row.to_json())
-        self._file.flush()
+        """Appends one row.
+
+        Raises:
+            OSError: It cannot be written. Part of it may be on disk, which `resume` drops.
+        """
+        line = row.to_json()
+        while line:  # an unbuffered file may take a part; one with a buffer would try again to write it when closed
+            line = line[self._file.write(line) :]
+
+    def check_ours(self) -> None:
+        """Makes sure that no other process has resumed the run since.
+
+        A process may outlive its being given up for dead, say behind a broken network. What it still writes goes into
+        a file that has lost its name to the other's; before it writes elsewhere in the folder, it must ask here.
+
+        Raises:
+            RowsTaken: Another process has it.
+        """
+        try:
+            ours = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except (FileNotFoundError, ValueError):  # it is finished, and compacted; or closed
+            ours = False
+        if not ours:
+            raise RowsTaken(f"{self.path} is in the hands of another process, which goes on with the run")
 
     def close(self) -> None:
         """Closes the file; a second time does nothing."""
@@ -126,7 +152,7 @@ def compact(jsonl_path: Path, parquet_path: Path) -> None:
     """Turns a finished run's JSON Lines into Parquet and removes them; does nothing if that is done already."""
     if not jsonl_path.exists() and parquet_path.exists():
         return
-    write_atomically(parquet_path, lambda temporary: _frame(_load(jsonl_path)).to_parquet(temporary, index=False))
+    write_atomically(parquet_path, lambda temporary: _to_parquet(_load(jsonl_path), temporary))
     jsonl_path.unlink()
 
 
@@ -160,7 +186,7 @@ def _create(path: Path) -> BinaryIO:
     for existing in (path, _compacted(path)):
         if existing.exists():
             raise FileExistsError(f"{existing} holds a run already: resume it or choose another folder")
-    return path.open("xb")
+    return path.open("xb", buffering=0)
 
 
 def _reopen(path: Path, calls: int) -> BinaryIO:
@@ -171,9 +197,9 @@ def _reopen(path: Path, calls: int) -> BinaryIO:
             f"{path} holds {len(lines)} whole rows, but the run was saved after {calls} calls: "
             "this is not the folder of that run, or rows were removed"
         )
-    file = path.open("ab")
-    file.truncate(sum(len(line) for line in lines[:calls]))
-    return file
+    # A new file, not the old one cut short: a process that still holds the old one must not write into ours.
+    write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(lines[:calls])))
+    return path.open("ab", buffering=0)
 
 
 def _expand(path: Path) -> None:
@@ -214,6 +240,10 @@ def _read_compacted(path: Path) -> pd.DataFrame:
     if tuple(rows.columns) != CallRow._fields:
         raise DamagedRows(f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}")
     return rows
+
+
+def _to_parquet(rows: list[CallRow], path: Path) -> None:
+    _frame(rows).to_parquet(path, index=False, compression="zstd")  # a quarter less than pandas's own choice
 
 
 def _frame(rows: list[CallRow]) -> pd.DataFrame:

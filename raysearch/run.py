@@ -61,6 +61,7 @@ class SearchRun:
         out_dir.mkdir(parents=True, exist_ok=True)
         state, rows = self._resumed() if resume else (None, self._new_rows())
         write_json(out_dir / HEAD_FILE, self._head())
+        self._rows = rows
         self._gate = CallGate(env, spec.budget, rows, self.run_id)
         self._observation, _ = self._gate.reset(seed=spec.seed)
         self._exhausted = False
@@ -144,7 +145,11 @@ class SearchRun:
         """Writes the summary, with scores and wall time, then turns the rows into Parquet; returns what it wrote.
 
         The summary comes first: a run that is killed in between is finished, and `finish_rows` mends its rows.
+
+        Raises:
+            RowsTaken: See `save`.
         """
+        self._rows.check_ours()
         metrics = self.metrics()
         scores = {"optimum": self.optimum, "fraction_of_optimum": metrics["fraction_of_optimum"]}
         written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}
@@ -160,7 +165,12 @@ class SearchRun:
         self._searcher.close()
 
     def save(self) -> None:
-        """Replaces the checkpoint in the run's folder: all that a later process needs to go on bit-identically."""
+        """Replaces the checkpoint in the run's folder: all that a later process needs to go on bit-identically.
+
+        Raises:
+            RowsTaken: Another process has resumed the run meanwhile; nothing was written.
+        """
+        self._rows.check_ours()
         state = {
             "spec": asdict(self.spec),
             "config_hash": self.workload.config_hash,
