@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from envs.recording import CallGate
 from envs.rows import COMPACT_FILE, ROWS_FILE, RowWriter, compact
-from envs.space import StrategySpace
+from envs.space import Action, StrategySpace
 from envs.strategy_env import StrategyEnv
 from raysearch import __version__
 from raysearch.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
@@ -23,8 +24,10 @@ from raysearch.files import read_json, strategy_dict, write_json
 from raysearch.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome
+from raysearch.suspect import suspected
 from sim.catalog import load_workload
 
+_NO_SUSPICION = nullcontext()
 _log = logging.getLogger(__name__)
 
 
@@ -55,8 +58,8 @@ class SearchRun:
         """
         self.spec, self.out_dir, self.optimum = spec, out_dir, optimum
         self.workload = load_workload(spec.workload, spec.hardware)
-        space = StrategySpace(self.workload)
-        self._searcher = make_searcher(spec.searcher, space, seed=spec.seed, budget=spec.budget, **spec.options)
+        self._space = StrategySpace(self.workload)
+        self._searcher = make_searcher(spec.searcher, self._space, seed=spec.seed, budget=spec.budget, **spec.options)
         env = StrategyEnv(self.workload)
         out_dir.mkdir(parents=True, exist_ok=True)
         state, rows = self._resumed() if resume else (None, self._new_rows())
@@ -102,11 +105,17 @@ class SearchRun:
         if action is None:
             self._exhausted = True
             return False
-        observation, reward, _, _, info = self._gate.step(action)
+        with self._suspicion(action):
+            observation, reward, _, _, info = self._gate.step(action)
         self._observation = observation
         outcome = Outcome(info["raw"], info["feasible"], float(reward), info["best"], observation)
         self._searcher.tell(action, outcome)
         return True
+
+    def _suspicion(self, action: Action) -> AbstractContextManager[None]:
+        if self.calls != self._rows.found:
+            return _NO_SUSPICION
+        return suspected(self.out_dir, self.calls + 1, self._space.decode(action))
 
     def metrics(self) -> dict[str, Any]:
         """How far the run is: the same names for every searcher, then the searcher's own under "searcher/"."""
