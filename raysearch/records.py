@@ -87,5 +87,4 @@ class StudyRecord(BaseModel):
     runs: list[str]
     optima: dict[str, float | None]
     hashes: dict[str, str]
-    folder: str
     version: str

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysearch.commands.options import HardwareOption, JsonOption, OutOption, WorkloadOption, print_json
 from raysearch.claim import claimed
+from raysearch.commands.options import HardwareOption, JsonOption, OutOption, WorkloadOption, print_json
 from raysearch.errors import Interrupted, RunFailed
 from raysearch.files import anchored, results_folder
 from raysearch.registry import check_options, run_budget
@@ -82,6 +82,8 @@ def _drive(run: SearchRun) -> dict[str, Any]:
         raise Interrupted(stop.signum, f"{stop} after {_kept(run)}") from None
     except SimulatorFailure as failure:
         raise RunFailed(f"{failure}; stopped after {_kept(run)}") from failure
+    except OSError as error:
+        raise RunFailed(f"cannot write results: {error.strerror or error}; stopped after {_kept(run)}") from error
     finally:
         run.close()
 
