@@ -153,12 +153,22 @@ class RowWriter:
         self._file.close()
 
 
-def compact(jsonl_path: Path, parquet_path: Path) -> None:
-    """Turns a finished run's JSON Lines into Parquet and removes them; does nothing if that is done already."""
-    if not jsonl_path.exists() and parquet_path.exists():
-        return
-    write_atomically(parquet_path, lambda temporary: _to_parquet(_load(jsonl_path), temporary))
-    jsonl_path.unlink()
+def compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = None) -> None:
+    """Turns a finished run's JSON Lines into Parquet and removes them; does nothing if that is done already.
+
+    Raises:
+        RowsTaken: There are not as many rows as `calls`: another process is making them again.
+    """
+    try:
+        rows = _load(jsonl_path)
+    except FileNotFoundError:
+        if parquet_path.exists():
+            return
+        raise
+    if calls is not None and len(rows) != calls:
+        raise RowsTaken(f"{jsonl_path} holds {len(rows)} rows of {calls}: another process goes on with the run")
+    write_atomically(parquet_path, lambda temporary: _to_parquet(rows, temporary))
+    jsonl_path.unlink(missing_ok=True)  # who went on with the run may have been as fast
 
 
 def read_rows(run_dir: Path) -> pd.DataFrame:

@@ -243,5 +243,10 @@ def finished_summary(run_dir: Path) -> dict[str, Any] | None:
 
 
 def finish_rows(run_dir: Path) -> None:
-    """Turns a finished run's rows into Parquet unless that has been done."""
-    compact(run_dir / ROWS_FILE, run_dir / COMPACT_FILE)
+    """Turns a finished run's rows into Parquet unless that has been done.
+
+    Raises:
+        RowsTaken: Another process makes the run again, beyond its checkpoint.
+    """
+    finished = finished_summary(run_dir)
+    compact(run_dir / ROWS_FILE, run_dir / COMPACT_FILE, calls=finished["calls"] if finished else None)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
 Start = Callable[..., "subprocess.Popen[str]"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SEARCHERS = ["ppo_paper", "annealing"]
-BUDGET = 2500
+BUDGET = 1500
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_study_survives_every_signal_a_move_and_a_killed_run(
     interrupted = start(*command)
     wait_for_rows(interrupted, out, 150)
     os.killpg(interrupted.pid, signal.SIGINT)  # as a terminal does: to Ray's processes too
-    _, said = interrupted.communicate(timeout=60)
+    _, said = interrupted.communicate(timeout=150)
     assert interrupted.returncode == 130, said
     assert f"raysearch study {study} --out {out} --resume" in said
     kept = rows_of(out)
@@ -80,7 +80,7 @@ def test_a_study_survives_every_signal_a_move_and_a_killed_run(
     terminated = start(*command, "--resume")
     wait_for_rows(terminated, out, kept + 150)
     terminated.terminate()
-    _, said = terminated.communicate(timeout=60)
+    _, said = terminated.communicate(timeout=150)
     assert terminated.returncode == 143, said
     kept = rows_of(out)
 
@@ -93,7 +93,7 @@ def test_a_study_survives_every_signal_a_move_and_a_killed_run(
     out.rename(moved)
     mended = start("study", study, "--out", moved, "--cpus", "1", "--json", "--resume")
     kill_a_run(mended, moved)
-    printed, said = mended.communicate(timeout=120)
+    printed, said = mended.communicate(timeout=300)
     assert mended.returncode == 0, said
     assert {run["searcher"]: run["digest"] for run in json.loads(printed)["runs"]} == undisturbed
     assert digests(moved) == undisturbed
@@ -116,7 +116,7 @@ def test_a_run_moves_from_a_host_that_dies_and_goes_on_without_a_driver_that_was
 
     killed.kill()  # the run, on a host of its own, lives on for a second or two, beside the one that is resumed
     resumed = start(*command, "--resume")
-    printed, said = resumed.communicate(timeout=120)
+    printed, said = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, said
     assert {run["searcher"]: run["digest"] for run in json.loads(printed)["runs"]} == undisturbed
     assert digests(out) == undisturbed
@@ -156,7 +156,7 @@ def test_a_full_disk_stops_a_study_with_one_message_until_there_is_room_again(
     study = write_study(tmp_path, tiny_workload, searchers=["annealing"])
     command = shlex.join(raysearch_command("study", study, "--out", tmp_path / "disk/out", "--cpus", "1"))
     script = FULL_DISK.format(disk=tmp_path / "disk", study=command, kept=tmp_path / "kept")
-    done = subprocess.run(mounting(script), capture_output=True, text=True, env=command_environment(), timeout=200)
+    done = subprocess.run(mounting(script), capture_output=True, text=True, env=command_environment(), timeout=600)
     full, *_ = re.split(r"code \d\n", done.stderr)
     assert re.findall(r"code (\d)\n", done.stderr) == ["1", "0"], done.stderr
     (error,) = re.findall("^error: .*$", full, re.MULTILINE)
@@ -181,10 +181,10 @@ def rows_of(out: Path) -> int:
 
 
 def wait_for_rows(process: subprocess.Popen[str], out: Path, rows: int) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 150
     while rows_of(out) < rows:
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, f"{rows_of(out)} of {rows} rows after 90 s"
+        assert time.monotonic() < deadline, f"{rows_of(out)} of {rows} rows after 150 s"
         time.sleep(0.02)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -110,6 +111,9 @@ def test_a_process_that_was_given_up_for_dead_cannot_harm_the_run_that_another_g
             end()
     lost.close()
     assert len(read_rows(tmp_path / "run")) == 30
+    shutil.copy(tmp_path / "straight" / "summary.json", tmp_path / "run")  # as if it had asked a moment earlier
+    with pytest.raises(RowsTaken, match="30 rows of 60"):
+        finish_rows(tmp_path / "run")
     assert finished(successor) == straight
     with pytest.raises(RowsTaken):  # nor once the other is done
         lost.save()

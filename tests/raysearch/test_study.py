@@ -132,6 +132,7 @@ def half(path: Path) -> None:
         ("study.json", lambda path: path.write_text("{}")),
         ("runs/tiny-random_walk-s0/summary.json", half),
         ("runs/tiny-random_walk-s0/rows.parquet", half),
+        ("runs/tiny-random_walk-s0", lambda path: (path / "rows.jsonl").write_text("")),
         ("runs/tiny-annealing-s0/run.json", half),
         ("runs/tiny-annealing-s0/run.json", lambda path: path.write_text("{}")),
         ("runs/tiny-annealing-s0/rows.jsonl", lambda path: path.write_text("garbage\n")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from envs.rows import read_rows
 from envs.strategy_env import StrategyEnv
+from raysearch.checkpoint import CHECKPOINT_FILE
 from raysearch.records import RunSpec
 from raysearch.run import SearchRun, finished_summary
 from raysearch.trial import FAILURE, SearchTrial, trial_config
@@ -23,12 +24,15 @@ FAILING_CALL = 30
 
 
 @pytest.fixture
-def trial(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SearchTrial:
-    """Of a run of 60 calls that reports every 25."""
+def trial(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SearchTrial]:
+    """Of a run of 60 calls that reports every 25, each time with a checkpoint."""
+    monkeypatch.setattr("raysearch.trial.SAVE_EVERY_S", 0.0)
     monkeypatch.setenv("HOME", str(tmp_path))  # Tune makes folders there
     spec = RunSpec(str(tiny_workload), "annealing", seed=0, budget=60)
     folder = tmp_path / "runs" / "tiny-annealing-s0"
-    return SearchTrial(trial_config(spec, folder, optimum=None, report_every=25, cpus=1))
+    trial = SearchTrial(trial_config(spec, folder, optimum=None, report_every=25, cpus=1))
+    yield trial
+    trial.stop()
 
 
 def straight(workload: Path, folder: Path) -> str:
@@ -97,6 +101,18 @@ def test_a_folder_that_takes_no_more_ends_the_run_with_a_reason(
     while not trial.step()["done"]:
         pass
     assert len(read_rows(Path(trial.config["run"]["folder"]))) == 60
+
+
+def test_a_fast_run_saves_itself_once_in_a_while_and_a_slow_one_at_every_report(
+    trial: SearchTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Path(trial.config["run"]["folder"]) / CHECKPOINT_FILE
+    monkeypatch.setattr("raysearch.trial.SAVE_EVERY_S", 1000.0)
+    trial.step()
+    assert not checkpoint.exists()
+    monkeypatch.setattr("raysearch.trial.SAVE_EVERY_S", 0.0)
+    trial.step()
+    assert checkpoint.exists()
 
 
 def test_a_trial_that_starts_again_after_the_runs_end_reports_the_same(trial: SearchTrial) -> None:
