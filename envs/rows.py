@@ -98,16 +98,12 @@ class RowWriter:
     Args:
         path: A file that does not exist yet; its folder does.
 
-    Attributes:
-        found: Whole rows that were there when `resume` came, kept or not; None if there was no file.
-
     Raises:
         FileExistsError: There are rows already, plain or compacted.
     """
 
-    def __init__(self, path: Path, *, file: BinaryIO | None = None, found: int | None = None) -> None:
+    def __init__(self, path: Path, *, file: BinaryIO | None = None) -> None:
         self.path = path
-        self.found = found
         self._file = file or _create(path)
 
     @classmethod
@@ -119,8 +115,7 @@ class RowWriter:
         Raises:
             ValueError: There are fewer whole rows than that, or the compacted ones are damaged.
         """
-        file, found = _reopen(path, calls)
-        return cls(path, file=file, found=found)
+        return cls(path, file=_reopen(path, calls))
 
     def write(self, row: CallRow) -> None:
         """Appends one row.
@@ -204,10 +199,9 @@ def _create(path: Path) -> BinaryIO:
     return path.open("xb", buffering=0)
 
 
-def _reopen(path: Path, calls: int) -> tuple[BinaryIO, int | None]:
+def _reopen(path: Path, calls: int) -> BinaryIO:
     _expand(path)
-    found = _whole_lines(path) if path.exists() else None
-    lines = found or []
+    lines = _whole_lines(path) if path.exists() else []
     if len(lines) < calls:
         raise ValueError(
             f"{path} holds {len(lines)} whole rows, but the run was saved after {calls} calls: "
@@ -215,7 +209,7 @@ def _reopen(path: Path, calls: int) -> tuple[BinaryIO, int | None]:
         )
     # A new file, not the old one cut short: a process that still holds the old one must not write into ours.
     write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(lines[:calls])))
-    return path.open("ab", buffering=0), None if found is None else len(found)
+    return path.open("ab", buffering=0)
 
 
 def _expand(path: Path) -> None:

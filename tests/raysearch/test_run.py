@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +13,6 @@ from raysearch.checkpoint import CHECKPOINT_FILE
 from raysearch.errors import InputError
 from raysearch.records import RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
-from sim.types import Strategy
-from tests.conftest import command_environment
 
 SEARCHERS = ["random", "random_walk", "annealing", "coordinate", "megatron", "ppo_paper"]
 NO_CLOCK = {"optimum", "fraction_of_optimum", "wall_s", "metrics"}
@@ -118,52 +114,6 @@ def test_a_process_that_was_given_up_for_dead_cannot_harm_the_run_that_another_g
     with pytest.raises(RowsTaken):  # nor once the other is done
         lost.save()
     assert read_rows(tmp_path / "run").equals(read_rows(tmp_path / "straight"))
-
-
-SUICIDAL = """
-import os, sys
-from pathlib import Path
-from sim import simulate
-
-evaluate = simulate.evaluate
-
-def deadly(workload, strategy):
-    if str(strategy) == sys.argv[2]:
-        os._exit(1)
-    return evaluate(workload, strategy)
-
-simulate.evaluate = deadly
-from envs.strategy_env import SimulatorFailure
-from raysearch.records import RunSpec
-from raysearch.run import SearchRun
-
-run = SearchRun(RunSpec(sys.argv[1], "annealing", 0, 60), Path(sys.argv[3]), resume=True)
-try:
-    while not run.done:
-        run.advance(7)
-        run.save()
-except SimulatorFailure as failure:
-    print(failure)
-run.close()
-"""
-
-
-@pytest.mark.parametrize("call", [1, 8])
-def test_a_simulator_that_takes_its_process_with_it_is_told_of_with_the_strategy(
-    tiny_workload: Path, tmp_path: Path, call: int
-) -> None:
-    straight = finished(SearchRun(spec(tiny_workload), tmp_path / "straight"))
-    row = read_rows(tmp_path / "straight").iloc[call - 1]
-    degrees = [int(row[name]) for name in ("tp", "ep", "pp", "batch")]
-    deadly = Strategy(*degrees, dims=tuple(map(int, row.dims.split(","))))
-    command = [sys.executable, "-c", SUICIDAL, str(tiny_workload), str(deadly), str(tmp_path / "run")]
-    for code, said in ((1, ""), (1, ""), (0, f"the simulator failed on {deadly}: its process died at call {call},")):
-        made = subprocess.run(command, capture_output=True, text=True, env=command_environment())
-        assert (made.returncode, made.stdout[: len(said)]) == (code, said), made.stderr
-        assert len(read_rows(tmp_path / "run")) == call - 1
-    mended = SearchRun(spec(tiny_workload), tmp_path / "run", resume=True)
-    assert finished(mended) == straight
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.json", "rows.parquet", "summary.json"}
 
 
 @pytest.mark.parametrize(
