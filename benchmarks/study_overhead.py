@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from raysearch.records import STUDY_FILE
 from raysearch.results import read_runs
 from raysearch.yardstick import find_yardstick
 from sim.catalog import load_workload
@@ -66,6 +67,8 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     wall_s = time.perf_counter() - started
     runs = read_runs(out)
     work_s = sum(run["wall_s"] for run in runs)
+    # study.json is written once Ray is there, the last summary when the last run ends.
+    span_s = max(path.stat().st_mtime for path in out.glob("runs/*/summary.json")) - (out / STUDY_FILE).stat().st_mtime
     size_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     return {
         "runs": len(runs),
@@ -74,7 +77,9 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "wall / work": wall_s / work_s,
         "runs per minute": 60 * len(runs) / wall_s,
         "slot use, %": 100 * work_s / (options.cpus * wall_s),
+        "start and end, s": wall_s - span_s,
         "overhead per run, slot s": (options.cpus * wall_s - work_s) / len(runs),
+        "  without start and end": (options.cpus * span_s - work_s) / len(runs),
         "size per run, KB": size_bytes / len(runs) / 1e3,
         "size of 180 runs, MB": 180 * size_bytes / len(runs) / 1e6,
     }

@@ -17,7 +17,7 @@ from raysearch.records import RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
 
 SAVE_EVERY_S = 2.0
-"""[assumed] Work that a run may lose with its process; saving so often takes 1 % of a PPO run, whose 6.6 MB take 20 ms."""
+"""[assumed] Work that a run may lose with its process; so often, PPO's 6.6 MB take 1 % of its time."""
 FAILURE = "failure"
 """Key of a trial's last report if its run cannot go on; the value says why."""
 
