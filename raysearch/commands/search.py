@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,16 +20,18 @@ from raysearch.commands.options import (
     print_json,
 )
 from raysearch.errors import Interrupted, RunFailed
-from raysearch.files import anchored, results_folder
+from raysearch.files import anchored, as_strategy, results_folder
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
 from raysearch.yardstick import find_yardstick
 from sim.catalog import load_workload
+from sim.simulate import evaluate
 from sim.types import Workload
 
 if TYPE_CHECKING:
     from raysearch.run import SearchRun
+    from sim.types import Workload
 
 _CALLS_BETWEEN_UPDATES = 20
 _DEFAULT_BUDGET = 4000
@@ -78,11 +81,19 @@ def search_workload(
         )
         summary = _drive(SearchRun(spec, folder, optimum=_optimum(loaded, simulator), patience=patience))
     if as_json:
-        print_json({**summary, "folder": str(folder)})
+        print_json({**summary, **_trust(loaded, summary["strategy"], simulator), "folder": str(folder)})
     else:
         from raysearch.commands.report import print_report
 
         print_report(folder)
+
+
+def _trust(workload: Workload, strategy: Mapping[str, Any] | None, simulator: str | None) -> dict[str, Any]:
+    """The error to expect of our own simulator's best figure, and what of it no measurement covers."""
+    if strategy is None or simulator is not None:
+        return {"expected_error": None, "extrapolated": None}
+    best = evaluate(workload, as_strategy(strategy))
+    return {"expected_error": best.expected_error, "extrapolated": list(best.extrapolated)}
 
 
 def _optimum(workload: Workload, simulator: str | None) -> float | None:
