@@ -27,6 +27,10 @@ _TAIL_BYTES = 16384
 """[assumed] More than two rows of any workload take."""
 
 
+class RowsTaken(RuntimeError):
+    """Another process goes on with the run; the message begins with the path of its rows."""
+
+
 class DamagedRows(ValueError):
     """A rows file is not what a run wrote; the message begins with its path."""
 
@@ -134,21 +138,52 @@ class RowWriter:
         return cls(path, file=_reopen(path, calls))
 
     def write(self, row: CallRow) -> None:
-        """Appends one row."""
-        self._file.write(row.to_json())
-        self._file.flush()
+        """Appends one row.
+
+        Raises:
+            OSError: It cannot be written. Part of it may be on disk, which `resume` drops.
+        """
+        line = row.to_json()
+        while line:  # an unbuffered file may take a part; one with a buffer would try again to write it when closed
+            line = line[self._file.write(line) :]
+
+    def check_ours(self) -> None:
+        """Makes sure that no other process has resumed the run since.
+
+        A process may outlive its being given up for dead, say behind a broken network. What it still writes goes into
+        a file that has lost its name to the other's; before it writes elsewhere in the folder, it must ask here.
+
+        Raises:
+            RowsTaken: Another process has it.
+        """
+        try:
+            ours = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except (FileNotFoundError, ValueError):  # it is finished, and compacted; or closed
+            ours = False
+        if not ours:
+            raise RowsTaken(f"{self.path} is in the hands of another process, which goes on with the run")
 
     def close(self) -> None:
         """Closes the file; a second time does nothing."""
         self._file.close()
 
 
-def compact(jsonl_path: Path, parquet_path: Path) -> None:
-    """Turns a finished run's JSON Lines into Parquet and removes them; does nothing if that is done already."""
-    if not jsonl_path.exists() and parquet_path.exists():
-        return
-    write_atomically(parquet_path, lambda temporary: _frame(_load(jsonl_path)).to_parquet(temporary, index=False))
-    jsonl_path.unlink()
+def compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = None) -> None:
+    """Turns a finished run's JSON Lines into Parquet and removes them; does nothing if that is done already.
+
+    Raises:
+        RowsTaken: There are not as many rows as `calls`: another process is making them again.
+    """
+    try:
+        rows = _load(jsonl_path)
+    except FileNotFoundError:
+        if parquet_path.exists():
+            return
+        raise
+    if calls is not None and len(rows) != calls:
+        raise RowsTaken(f"{jsonl_path} holds {len(rows)} rows of {calls}: another process goes on with the run")
+    write_atomically(parquet_path, lambda temporary: _to_parquet(rows, temporary))
+    jsonl_path.unlink(missing_ok=True)  # who went on with the run may have been as fast
 
 
 def read_rows(run_dir: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
@@ -204,7 +239,7 @@ def _create(path: Path) -> BinaryIO:
     for existing in (path, _compacted(path)):
         if existing.exists():
             raise FileExistsError(f"{existing} holds a run already: resume it or choose another folder")
-    return path.open("xb")
+    return path.open("xb", buffering=0)
 
 
 def _reopen(path: Path, calls: int) -> BinaryIO:
@@ -215,9 +250,9 @@ def _reopen(path: Path, calls: int) -> BinaryIO:
             f"{path} holds {len(lines)} whole rows, but the run was saved after {calls} calls: "
             "this is not the folder of that run, or rows were removed"
         )
-    file = path.open("ab")
-    file.truncate(sum(len(line) for line in lines[:calls]))
-    return file
+    # A new file, not the old one cut short: a process that still holds the old one must not write into ours.
+    write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(lines[:calls])))
+    return path.open("ab", buffering=0)
 
 
 def _expand(path: Path) -> None:
@@ -258,6 +293,10 @@ def _read_compacted(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.
         raise
     except (OSError, ValueError) as error:  # which of the two depends on where pyarrow stumbles
         raise DamagedRows(f"{path} is damaged: {error}") from error
+
+
+def _to_parquet(rows: list[CallRow], path: Path) -> None:
+    _frame(rows).to_parquet(path, index=False, compression="zstd")  # a quarter less than pandas's own choice
 
 
 def _frame(rows: list[CallRow]) -> pd.DataFrame:

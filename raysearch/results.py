@@ -71,8 +71,9 @@ def check_results(study: Path) -> None:
         InputError: Something is damaged. A damaged checkpoint is only logged: its run starts again.
     """
     for folder in _runs_of_study(study):
-        _read_run(folder)
-        run_rows(folder)
+        run, rows = _read_run(folder), run_rows(folder)
+        if len(rows) != run["calls"]:
+            raise damaged(f"{folder} is damaged: it holds {len(rows)} rows of {run['calls']} calls")
         whole_checkpoint(folder)
 
 

@@ -53,7 +53,7 @@ class StudyFile(BaseModel):
         budget: Calls per run; a heuristic that sweeps all degrees makes as many as there are.
         hardware: Replaces every workload's hardware.
         cpus_per_run: CPUs that Ray reserves for a run. A run computes on one.
-        report_every: Calls between two reports to Ray Tune; each is also a checkpoint.
+        report_every: Calls between two reports to Ray Tune, and at least as many between two checkpoints.
         options: Per searcher; what is left out takes the searcher's preset.
     """
 
@@ -83,7 +83,7 @@ class Study:
     workloads: Mapping[str, Workload]
 
     def specs(self) -> dict[str, RunSpec]:
-        """All runs by run id, workload by workload, in the file's order."""
+        """All runs by run id, workloads in turn: whenever a study is stopped, each has had its share."""
         return {
             f"{workload.name}-{searcher}-s{seed}": RunSpec(
                 workload=text,
@@ -93,9 +93,9 @@ class Study:
                 hardware=self.file.hardware,
                 options=self.file.options.get(searcher, {}),
             )
-            for text, workload in self.workloads.items()
             for seed in self.file.seeds
             for searcher in self.file.searchers
+            for text, workload in self.workloads.items()
         }
 
 
@@ -141,7 +141,6 @@ def write_study(study: Study, optima: Mapping[str, float | None], out: Path) -> 
         "budgets": {run_id: spec.budget for run_id, spec in study.specs().items()},
         "optima": dict(optima),
         "hashes": _hashes(study),
-        "folder": str(out.resolve()),
         "version": __version__,
     }
     write_json(out / STUDY_FILE, content)
@@ -167,8 +166,6 @@ def check_same_study(study: Study, out: Path) -> None:
         raise InputError(
             f"{out} was started with other values of {', '.join(changed)}: resume with the same study file"
         )
-    if kept["folder"] != str(out.resolve()):
-        raise InputError(f"{out} was moved from {kept['folder']} while unfinished: move it back to resume")
     if kept["hashes"] != _hashes(study):
         raise InputError(f"a workload's configuration changed since {out} was started; bring it back, or start anew")
 

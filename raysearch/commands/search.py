@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raysearch.claim import claimed
 from raysearch.commands.options import (
     HardwareOption,
     JsonOption,
@@ -19,7 +20,7 @@ from raysearch.commands.options import (
     print_json,
 )
 from raysearch.errors import Interrupted, RunFailed
-from raysearch.files import anchored, as_strategy, claimed, results_folder
+from raysearch.files import anchored, as_strategy, results_folder
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
@@ -119,6 +120,8 @@ def _drive(run: SearchRun) -> dict[str, Any]:
         raise Interrupted(stop.signum, f"{stop} after {_kept(run)}") from None
     except SimulatorFailure as failure:
         raise RunFailed(f"{failure}; stopped after {_kept(run)}") from failure
+    except OSError as error:
+        raise RunFailed(f"cannot write results: {error.strerror or error}; stopped after {_kept(run)}") from error
     finally:
         run.close()
 

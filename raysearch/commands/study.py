@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raysearch.claim import claimed
 from raysearch.commands.options import JsonOption, OutOption
-from raysearch.errors import InputError, Interrupted
-from raysearch.files import claimed, results_folder
+from raysearch.errors import InputError, Interrupted, RunFailed
+from raysearch.files import results_folder
 from raysearch.spaces import optimum_value
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ def run(
             _check_begun(study, folder)
         try:
             _run_open(study, _optima(study), folder, address, cpus, resume)
-        except Interrupted as stop:
+        except (Interrupted, RunFailed) as stop:
             if not has_begun(folder):
                 raise
-            message = f"{stop}; every call so far is kept. Go on with: raysearch study {file} --out {folder} --resume"
-            raise Interrupted(stop.signum, message) from None
+            rest = f"every call so far is kept. Go on with: raysearch study {file} --out {folder} --resume"
+            if isinstance(stop, Interrupted):
+                raise Interrupted(stop.signum, f"{stop}; {rest}") from None
+            raise RunFailed(f"{stop}; {rest}") from stop
     from raysearch.commands.report import report_results
 
     report_results(folder, as_json)
@@ -80,11 +83,13 @@ def _optima(study: Study) -> dict[str, float | None]:
 def _run_open(
     study: Study, optima: dict[str, float | None], folder: Path, address: str | None, cpus: int | None, resume: bool
 ) -> None:
-    from raysearch.run import finished_summary
+    from raysearch.run import finish_rows, finished_summary
     from raysearch.study import run_dir
 
     summaries = {run_id: finished_summary(run_dir(folder, run_id)) for run_id in study.specs()}
     finished = {run_id: summary for run_id, summary in summaries.items() if summary}
+    for run_id in finished:  # one may have been killed between its summary and the last step
+        finish_rows(run_dir(folder, run_id))
     if len(finished) == len(summaries):
         return
     from raysearch.journal import Journal
