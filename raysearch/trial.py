@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.util import get_node_ip_address
 
-from raysearch.records import RunSpec
+from raysearch.errors import RunFailed
+from raysearch.records import STUDY_FILE, RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
 
 
@@ -80,6 +82,9 @@ class SearchTrial(tune.Trainable):
         return tune.PlacementGroupFactory([{"CPU": float(config["run"]["cpus"])}])
 
     def _build(self, folder: Path) -> SearchRun:
+        study = folder.parents[1]
+        if not (study / STUDY_FILE).is_file():  # on a node that joined later than the study looked
+            raise RunFailed(f"node {get_node_ip_address()} does not see the results folder {study}")
         spec = RunSpec(**{field.name: self._trial[field.name] for field in fields(RunSpec)})
         return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True)
 

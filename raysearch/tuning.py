@@ -21,6 +21,7 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new output prints a bann
 import ray
 from ray import tune
 
+from raysearch.cluster import check_room, check_shared
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.progress import StudyDisplay
 from raysearch.run import finished_summary
@@ -59,12 +60,13 @@ def run_study(
         resume: Whether to go on from Tune's last snapshot, if it wrote one.
 
     Raises:
-        InputError: The cluster cannot run it, ever.
+        InputError: The cluster cannot run it, ever, or does not see the study's folder.
         Interrupted: By a signal; every row is kept.
         RunFailed: Some runs broke down; the others are finished.
     """
     with _ray(address, cpus):
-        _check_resources(study.file.cpus_per_run)
+        check_room(study.file.cpus_per_run)
+        check_shared(out)
         if not resume:
             write_study(study, optima, out)
         token = _display.set(display)
@@ -128,16 +130,6 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise InputError(f"no Ray cluster answers at {address!r}: {error}") from error
-
-
-def _check_resources(cpus_per_run: int) -> None:
-    """Refuses a study that would wait for ever."""
-    largest = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
-    if cpus_per_run > largest:
-        raise InputError(
-            f"every run asks for {cpus_per_run} CPUs, but the largest node of this Ray has {largest}: "
-            f"lower cpus_per_run in the study, or give Ray more CPUs"
-        )
 
 
 def _tuner(study: Study, optima: Mapping[str, float | None], out: Path, resume: bool) -> tune.Tuner:

@@ -1,0 +1,103 @@
+"""A cluster of two hosts, each with a network and an sshd of its own: results in one place, whatever befalls a host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Cluster, link, make_key, missing, start_host
+from tests.cluster.studies import digests, digests_alone, hosts, write_study
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+HEAD, WORKER = "10.99.7.1", "10.99.7.2"
+
+
+@dataclass(frozen=True)
+class Pair:
+    cluster: Cluster
+    unshared: Path  # a folder that the worker has another of
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    root = tmp_path_factory.mktemp("cluster")
+    unshared = root / "unshared"
+    unshared.mkdir()
+    key = make_key(root / "key")
+    head, worker = start_host(root / "head", HEAD, key), start_host(root / "worker", WORKER, key, hidden=unshared)
+    try:
+        link(head, worker)
+        cluster = Cluster(root, head, [worker])
+        said = cluster.ray("up", "--yes")
+        assert said.returncode == 0, said.stdout + said.stderr
+        wait_until(lambda: "2 local.cluster.node" in cluster.ray("exec", "ray status").stdout, "the worker joins")
+        yield Pair(cluster, unshared)
+    finally:
+        worker.kill()
+        head.kill()
+
+
+def wait_until(true: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
+        time.sleep(0.1)
+
+
+def test_the_runs_of_a_study_are_on_both_hosts_and_their_results_in_one_place(
+    pair: Pair, tiny_workload: Path, tmp_path: Path
+) -> None:
+    study = write_study(tmp_path / "study.toml", tiny_workload, searchers=["annealing"], seeds=[0, 1, 2], budget=5000)
+    out = tmp_path / "out"
+    done = pair.cluster.ray("submit", "raysearch/__main__.py", "--", "study", study, "--address", "auto", "--out", out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set().union(*hosts(out).values()) == {HEAD, WORKER}
+    assert digests(out) == digests_alone(study, tmp_path / "alone")
+    assert not list(out.glob(".probe*"))
+
+
+def test_a_results_folder_that_a_host_does_not_see_is_refused_before_anything_runs(
+    pair: Pair, tiny_workload: Path, tmp_path: Path
+) -> None:
+    study = write_study(tmp_path / "study.toml", tiny_workload, searchers=["annealing"], seeds=[0], budget=60)
+    out = pair.unshared / "out"
+    refused = pair.cluster.ray(
+        "submit", "raysearch/__main__.py", "--", "study", study, "--address", "auto", "--out", out
+    )
+    assert refused.returncode != 0
+    assert f"error: node {WORKER} cannot use the results folder {out}" in refused.stdout
+    assert "--out must be a folder that all nodes share" in refused.stdout
+    assert "Traceback" not in refused.stdout
+    assert not out.exists()
+
+
+def test_a_study_survives_the_loss_of_a_host(pair: Pair, tiny_workload: Path, tmp_path: Path) -> None:
+    study = write_study(
+        tmp_path / "study.toml", tiny_workload, searchers=["annealing"], seeds=[0, 1, 2, 3], budget=10_000
+    )
+    out = tmp_path / "out"
+    submitted = pair.cluster.start(
+        "ray",
+        "submit",
+        pair.cluster.file,
+        "raysearch/__main__.py",
+        "--",
+        "study",
+        study,
+        "--address",
+        "auto",
+        "--out",
+        out,
+    )
+    wait_until(lambda: any(WORKER in seen for seen in hosts(out).values()), "a run reports from the worker")
+    pair.cluster.workers[0].kill()
+    printed, _ = submitted.communicate(timeout=180)
+    assert submitted.returncode == 0, printed
+    moved = [run_id for run_id, seen in hosts(out).items() if seen == {HEAD, WORKER}]
+    assert len(moved) == 1, hosts(out)
+    assert digests(out) == digests_alone(study, tmp_path / "alone")
