@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,17 +110,18 @@ def start_host(root: Path, address: str, key: Path, *, hidden: Path | None = Non
     start = " && ".join(["ip link set lo up", *mounts, f"exec {_found('sshd')} -D -e -f {root / 'sshd_config'}"])
     with (root / "sshd.log").open("wb") as log:
         process = subprocess.Popen([*_NAMESPACES, "sh", "-c", start], stdout=log, stderr=log)
-    host = Host(address, home, key, process)
-    _wait_for_sshd(host, root / "sshd.log")
-    return host
+    said = root / "sshd.log"
+    wait_until(lambda: "Server listening" in said.read_text() or process.poll() is not None, "sshd listens")
+    assert process.poll() is None, said.read_text()
+    return Host(address, home, key, process)
 
 
-def _wait_for_sshd(host: Host, log: Path) -> None:
-    deadline = time.monotonic() + 20
-    while "Server listening" not in log.read_text():
-        assert host.process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, f"no sshd after 20 s: {log.read_text()}"
-        time.sleep(0.02)
+def wait_until(true: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
+    """Returns as soon as something holds."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
+        time.sleep(0.05)
 
 
 def link(one: Host, other: Host) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import LOOPBACK, Cluster, make_key, missing, start_host
+from tests.cluster.hosts import LOOPBACK, OBJECT_STORE_BYTES, Cluster, make_key, missing, start_host, wait_until
 from tests.cluster.studies import digests, digests_alone, write_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
@@ -75,7 +75,23 @@ def test_ray_job_submit_runs_a_study_from_the_uploaded_checkout(
     assert digests(out) == expected
 
 
+def test_a_results_folder_that_a_node_does_not_see_is_refused_before_anything_runs(
+    up: tuple[Cluster, subprocess.CompletedProcess[str]], study: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "unshared/out"
+    out.parent.mkdir()
+    start = f"mount -t tmpfs none {out.parent} && ray start --address={LOOPBACK}:6379 --num-cpus=0"
+    joined = up[0].ray("exec", f"unshare --mount sh -c '{start} --object-store-memory={OBJECT_STORE_BYTES}'")
+    assert joined.returncode == 0, joined.stdout + joined.stderr
+    refused = up[0].ray("submit", "raysearch/__main__.py", "--", "study", study, "--address", "auto", "--out", out)
+    assert refused.returncode != 0
+    said = " ".join(refused.stdout.split())
+    assert f"error: node {LOOPBACK} cannot use the results folder {out}: it does not see what the driver put" in said
+    assert "Traceback" not in said
+    assert not out.exists()
+
+
 def test_ray_down_leaves_nothing_running(up: tuple[Cluster, subprocess.CompletedProcess[str]]) -> None:
     said = up[0].ray("down", "--yes")
     assert said.returncode == 0, said.stdout + said.stderr
-    assert all(process.startswith("sshd") for process in up[0].head.processes())
+    wait_until(lambda: all(process.startswith("sshd") for process in up[0].head.processes()), "Ray's processes end")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Cluster, link, make_key, missing, start_host
+from tests.cluster.hosts import Cluster, link, make_key, missing, start_host, wait_until
 from tests.cluster.studies import digests, digests_alone, hosts, write_study
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(missing()), reason=missing())]
@@ -40,13 +39,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     finally:
         worker.kill()
         head.kill()
-
-
-def wait_until(true: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
-        time.sleep(0.1)
 
 
 def test_the_runs_of_a_study_are_on_both_hosts_and_their_results_in_one_place(
