@@ -129,7 +129,7 @@ class Meter(StudyBars):
         super().__init__(*args)
         self.times: list[float] = []
         self.driver_cpu: list[float] = []
-        self.peaks: dict[str, float] = {"driver_rss": 0, "gcs_rss": 0, "gcs_cpu_s": 0, "raylet_cpu_s": 0, "store": 0}
+        self.peaks = dict.fromkeys(("driver_rss", "driver_files", "gcs_rss", "gcs_cpu_s", "raylet_cpu_s", "store"), 0.0)
         self._me = psutil.Process()
         self._ray = {name: self._child(name) for name in ("gcs_server", "raylet")} if ray.is_initialized() else {}
 
@@ -147,6 +147,7 @@ class Meter(StudyBars):
         gcs, raylet = self._ray["gcs_server"], self._ray["raylet"]
         now = {
             "driver_rss": self._me.memory_info().rss,
+            "driver_files": self._me.num_fds(),
             "gcs_rss": gcs.memory_info().rss,
             "gcs_cpu_s": sum(gcs.cpu_times()[:2]),
             "raylet_cpu_s": sum(raylet.cpu_times()[:2]),
@@ -197,6 +198,7 @@ def _figures(meter: Meter, out: Path, wall_s: float) -> dict[str, Any]:
     return {
         "reports": reports,
         "wall_s": wall_s,
+        "driver_cpu_s": meter.driver_cpu[-1] - meter.driver_cpu[0],
         "driver_cpu_ms_per_report": 1e3 * (meter.driver_cpu[-1] - meter.driver_cpu[0]) / (reports - 1),
         "driver_cpu_ms_per_report_later": 1e3 * later[1] / (reports - half - 1),
         "driver_cpu_s_before_the_first": meter.driver_cpu[0],
