@@ -99,7 +99,8 @@ def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) 
         if hardware is None
         else config_path("hardware", hardware)
     )
-    hardware_file = read_config(hardware_path, HardwareFile)
+    chosen = {key: value for key in ("engine", "all_reduce") if (value := getattr(file, key)) is not None}
+    hardware_file = read_config(hardware_path, HardwareFile).model_copy(update=chosen)
     si_hardware = _with_curves(hardware_file, hardware_path)
     digest = hashlib.sha256()
     if si_hardware.curves:

@@ -344,6 +344,8 @@ class WorkloadFile(FileSchema):
     name: Name
     model: str
     hardware: str
+    engine: types.Engine | None = None  # the hardware file's
+    all_reduce: types.AllReduce | None = None  # the hardware file's
     phase: Literal["decode"]
     context_tokens: Count
     tpot_slo_ms: Positive

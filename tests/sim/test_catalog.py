@@ -397,3 +397,16 @@ def test_a_hardware_file_may_name_a_calibration_beside_it(tmp_path: Path) -> Non
     curves = load_hardware(mine).curves
     assert curves is not None
     assert curves.calibration.name == "own"
+
+
+def test_a_workload_chooses_engine_and_library_over_its_hardware(tmp_path: Path) -> None:
+    text = config_path("workloads", "mixtral_8x22b_8k").read_text(encoding="utf-8")
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace("phase =", 'engine = "vllm"\nall_reduce = "nccl"\nphase ='), encoding="utf-8")
+    plain, chosen = load_workload("mixtral_8x22b_8k"), load_workload(path)
+    assert plain.hardware.collectives.custom_all_reduce is not None
+    assert chosen.hardware.collectives.custom_all_reduce is None
+    assert plain.hardware.curves is not None
+    assert chosen.hardware.curves is not None
+    assert (plain.hardware.curves.engine, chosen.hardware.curves.engine) == ("trtllm", "vllm")
+    assert plain.config_hash != chosen.config_hash
