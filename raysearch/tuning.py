@@ -149,7 +149,7 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path, resume: 
     ]
     return tune.Tuner(
         SearchTrial,
-        param_space={"run": tune.grid_search(configs)},
+        param_space={"run": tune.grid_search(Grid(configs))},
         tune_config=tune.TuneConfig(
             metric="best",
             mode="max",
@@ -166,6 +166,16 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path, resume: 
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # runs keep their own, one each
         ),
     )
+
+
+class Grid(list[Any]):
+    """What a grid search goes over, never copied.
+
+    Ray Tune would copy it whole for each of its values: of ten thousand runs the first would wait for minutes.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Grid:
+        return self
 
 
 def _run_id(trial: Any) -> str:
