@@ -149,7 +149,7 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path, resume: 
     ]
     return tune.Tuner(
         SearchTrial,
-        param_space={"run": tune.grid_search(Grid(configs))},
+        param_space={"run": Grid(grid_search=configs)},
         tune_config=tune.TuneConfig(
             metric="best",
             mode="max",
@@ -168,10 +168,10 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path, resume: 
     )
 
 
-class Grid(list[Any]):
-    """What a grid search goes over, never copied.
+class Grid(dict[str, Any]):
+    """What `tune.grid_search` returns, but never copied.
 
-    Ray Tune would copy it whole for each of its values: of ten thousand runs the first would wait for minutes.
+    Ray Tune would copy the whole grid for each of its values: of ten thousand runs the first would wait for minutes.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Grid:
