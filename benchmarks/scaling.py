@@ -123,7 +123,7 @@ def seat_trials(seats: int, step_s: float) -> None:
 
 
 class Meter(StudyBars):
-    """The display of a study, which also takes the time of every report and looks at Ray's processes now and then."""
+    """The display of a study, taking the time of every report and looking at Ray's processes now and then."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -214,7 +214,7 @@ def _figures(meter: Meter, out: Path, wall_s: float) -> dict[str, Any]:
 def main() -> None:
     """Measures each setting in a process of its own and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrent", type=int, help="runs at a time; without it, the three settings of the docs")
+    parser.add_argument("--concurrent", type=int, help="runs at a time; without it, those of docs/scaling.md")
     parser.add_argument("--runs", type=int, help="in all; else as many as are concurrent")
     parser.add_argument("--seats", type=int, default=10, help="runs that share a process")
     parser.add_argument("--reports", type=int, default=10, help="per run")
