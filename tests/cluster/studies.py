@@ -35,7 +35,9 @@ def digests(out: Path) -> dict[str, str]:
 def hosts(out: Path) -> dict[str, set[str]]:
     """The addresses of the hosts that reported of each run of a study."""
     reports = {path.parent.name: path.read_text(encoding="utf-8") for path in out.glob("tune/*/result.json")}
-    return {run_id: {json.loads(line)["node_ip"] for line in text.splitlines()} for run_id, text in reports.items()}
+    # The last line may be under way: what follows the last line break does not count.
+    lines = {run_id: text.split("\n")[:-1] for run_id, text in reports.items()}
+    return {run_id: {json.loads(line)["node_ip"] for line in whole} for run_id, whole in lines.items()}
 
 
 def digests_alone(study: Path, folder: Path) -> dict[str, str]:
