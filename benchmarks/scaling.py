@@ -32,8 +32,8 @@ from ray.air.execution.resources.placement_group import PlacementGroupAcquiredRe
 
 from raysearch import tuning
 from raysearch.errors import Interrupted
-from raysearch.progress import StudyBars
 from raysearch.study import StudyFile, check_study
+from raysearch.study_display import StudyBars
 from raysearch.trial import SearchTrial
 
 CALLS_PER_REPORT = 200
@@ -182,7 +182,7 @@ def measure(concurrent: int, runs: int, seats: int, reports: int, step_s: float)
     if seats > 1:
         seat_trials(seats, step_s)
     with tempfile.TemporaryDirectory() as folder:
-        meter, out = Meter("scaling", study.specs(), set()), Path(folder)
+        meter, out = Meter("scaling", study.specs(), {}), Path(folder)
         started = time.perf_counter()
         with suppress(Interrupted):  # it finds no summaries: dummies write none
             tuning.run_study(study, {"gpt_moe_1_2t_16k": 643.86}, out, display=meter, cpus=1)

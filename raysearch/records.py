@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from raysearch.errors import InputError
 from sim.types import Strategy
@@ -70,7 +70,11 @@ class RunHead(BaseModel):
 
 
 class RunSummary(BaseModel):
-    """summary.json: what a finished run found."""
+    """summary.json: what a finished run found.
+
+    `improvements` are the calls that raised the best, each with the run's seconds when it was made; results of older
+    versions have none.
+    """
 
     run_id: str
     workload: str
@@ -89,14 +93,16 @@ class RunSummary(BaseModel):
     optimum: float | None
     fraction_of_optimum: float | None
     wall_s: float
+    improvements: list[tuple[int, float]] | None = None
     metrics: dict[str, Any]
 
 
 class StudyRecord(BaseModel):
-    """study.json: what is run in the folder."""
+    """study.json: what is run in the folder; results of older versions have no `budgets` by run id."""
 
     study: dict[str, Any]
     runs: list[str]
+    budgets: dict[str, int] = Field(default_factory=dict)
     optima: dict[str, float | None]
     hashes: dict[str, str]
     folder: str

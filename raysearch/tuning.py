@@ -20,9 +20,9 @@ from ray import tune
 
 from raysearch.cluster import check_room, check_shared
 from raysearch.errors import Interrupted, RunFailed
-from raysearch.progress import StudyDisplay
 from raysearch.run import finished_summary
 from raysearch.study import TUNE_FOLDER, Study, run_dir, write_study
+from raysearch.study_display import StudyDisplay
 from raysearch.trial import SearchTrial, trial_config
 
 MAX_FAILURES = 2
