@@ -12,14 +12,14 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, final, get_type_hints
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final, get_type_hints
 
 from envs.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.types import Evaluation
+    from sim.types import Evaluation, Strategy
 
 ROWS_FILE = "rows.jsonl"
 COMPACT_FILE = "rows.parquet"
@@ -38,7 +38,7 @@ class CallRow(NamedTuple):
         run_id: Which run.
         call: Number of the call, from 1.
         tp, ep, pp, batch: The strategy's degrees.
-        dims: Its choices, "2,1,...".
+        dims: Its choices, "2,1,..."; beyond the paper's space with attention's degrees behind them, ";cp=2;dp=16".
         tokens_per_s_per_gpu: As simulated, of infeasible strategies too.
         tpot_s: Time per output token.
         memory_bytes: Of the fullest GPU, all kinds.
@@ -74,7 +74,7 @@ class CallRow(NamedTuple):
             ep=strategy.ep,
             pp=strategy.pp,
             batch=strategy.batch,
-            dims=",".join(map(str, strategy.dims)),
+            dims=dims_text(strategy),
             # A plugged-in simulator may return numpy scalars, whose text depends on numpy's version.
             tokens_per_s_per_gpu=float(evaluation.tokens_per_s_per_gpu),
             tpot_s=float(evaluation.tpot_s),
@@ -88,6 +88,23 @@ class CallRow(NamedTuple):
     def to_json(self) -> bytes:
         """One line of the JSON Lines file."""
         return json.dumps(self._asdict()).encode() + b"\n"
+
+
+def dims_text(strategy: Strategy) -> str:
+    """What of a strategy the columns of its degrees do not say; see `CallRow`."""
+    dims = ",".join(map(str, strategy.dims))
+    return f"{dims};cp={strategy.cp};dp={strategy.attention_dp}" if strategy.extended else dims
+
+
+def parse_dims_text(text: str) -> dict[str, Any]:
+    """The fields of a strategy that `dims_text` wrote.
+
+    >>> parse_dims_text("2,1,0;cp=4;dp=2")
+    {'dims': [2, 1, 0], 'cp': 4, 'dp': 2}
+    """
+    dims, *own = text.split(";")
+    fields = (part.split("=") for part in own)
+    return {"dims": [int(choice) for choice in dims.split(",")], **{name: int(value) for name, value in fields}}
 
 
 @final

@@ -124,7 +124,8 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
 
         Returns:
             Observation after the call, reward, False, False, and info: `evaluation`, `raw` (tokens/s/GPU, 0.0 if
-            infeasible), `feasible` and `best` (best raw, this call included).
+            infeasible), `feasible`, `excess` (by how much limits are missed, see `Evaluation.excess`) and `best` (best
+            raw, this call included).
 
         Raises:
             SimulatorFailure: See `evaluate`; nothing changed.
@@ -136,7 +137,13 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         reward = self._reward(raw, self.best, feasible)
         if feasible and self.archive.add(raw, self.space.indices(action)) is AddStatus.ADDED:
             self._observation = self._observe()
-        info = {"evaluation": evaluation, "raw": raw, "feasible": feasible, "best": self.best}
+        info = {
+            "evaluation": evaluation,
+            "raw": raw,
+            "feasible": feasible,
+            "excess": evaluation.excess,
+            "best": self.best,
+        }
         return self.observation, reward, False, False, info
 
     def get_state(self) -> dict[str, Any]:

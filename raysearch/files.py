@@ -145,14 +145,24 @@ def anchored(kind: Kind, name_or_path: str, *, beside: Path | None = None) -> st
 
 
 def strategy_dict(strategy: Strategy) -> dict[str, Any]:
-    """A strategy as it stands in JSON: tp, ep, pp, batch and the list dims."""
-    return {
+    """A strategy as it stands in JSON: tp, ep, pp, batch, the list dims; beyond the paper's space also cp and dp."""
+    fields: dict[str, Any] = {
         "tp": strategy.tp,
         "ep": strategy.ep,
         "pp": strategy.pp,
         "batch": strategy.batch,
         "dims": list(strategy.dims),
     }
+    return fields | ({"cp": strategy.cp, "dp": strategy.attention_dp} if strategy.extended else {})
+
+
+def degrees_text(strategy: Strategy) -> str:
+    """Degrees and batch in words."""
+    rest = f"pp {strategy.pp}, batch {strategy.batch}"
+    if not strategy.extended:
+        return f"tp {strategy.tp}, ep {strategy.ep}, {rest}"
+    attention = f"attention tp {strategy.tp}, cp {strategy.cp}, dp {strategy.attention_dp}"
+    return f"{attention}; experts tp {strategy.moe_tp}, ep {strategy.ep}; {rest}"
 
 
 def as_strategy(fields: Mapping[str, Any]) -> Strategy:

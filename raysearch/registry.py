@@ -164,3 +164,8 @@ register(
     "Learning to Shard: PPO with attention over the elites, the paper's settings",
     "raysearch.ppo.searcher:PPOSearcher",
 )
+register(
+    "ppo",
+    "PPO with attention that copies from the elites, and a critic of strategies: this project's own",
+    "raysearch.ppo.searcher:CopyPPOSearcher",
+)

@@ -121,7 +121,7 @@ class SearchRun:
         observation, reward, _, _, info = self._gate.step(action)
         self._asked.popleft()
         self._observation = observation
-        outcome = Outcome(info["raw"], info["feasible"], float(reward), info["best"], observation)
+        outcome = Outcome.of(observation, reward, info)
         self._searcher.tell(action, outcome)
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ class Outcome:
         reward: The environment's reward (eq. 1).
         best: Best raw so far, this call included.
         observation: Elite history after the call, [T, A] float32.
+        excess: By how much limits are missed, in factors of e (`Evaluation.excess`); 0 if feasible.
     """
 
     raw: float
@@ -37,6 +39,12 @@ class Outcome:
     reward: float
     best: float
     observation: NDArray[np.float32]
+    excess: float = 0.0
+
+    @classmethod
+    def of(cls, observation: NDArray[np.float32], reward: float, info: Mapping[str, Any]) -> Outcome:
+        """What one step of a `StrategyEnv` returned."""
+        return cls(info["raw"], info["feasible"], float(reward), info["best"], observation, info["excess"])
 
 
 class Searcher(abc.ABC):

@@ -23,7 +23,7 @@ from raysearch.files import anchored, as_strategy, claimed, results_folder
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
-from raysearch.yardstick import find_yardstick
+from raysearch.spaces import optimum_value
 from sim.catalog import load_workload
 from sim.simulate import evaluate
 from sim.types import Workload
@@ -102,7 +102,7 @@ def _optimum(workload: Workload, simulator: str | None) -> float | None:
     if simulator is not None:
         return None
     with stepping(f"exact optimum of {workload.name}") as progress:
-        return find_yardstick(workload, progress).tokens_per_s_per_gpu
+        return optimum_value(workload, progress)
 
 
 def _drive(run: SearchRun) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 from raysearch.commands.options import JsonOption, OutOption
 from raysearch.errors import InputError, Interrupted
 from raysearch.files import claimed, results_folder
-from raysearch.yardstick import find_yardstick
+from raysearch.spaces import optimum_value
 
 if TYPE_CHECKING:
     from raysearch.study import Study
@@ -73,7 +73,7 @@ def _optima(study: Study) -> dict[str, float | None]:
     optima: dict[str, float | None] = {}
     for text, workload in study.workloads.items():
         with stepping(f"exact optimum of {workload.name}") as progress:
-            optima[text] = find_yardstick(workload, progress).tokens_per_s_per_gpu
+            optima[text] = optimum_value(workload, progress)
     return optima
 
 

@@ -63,7 +63,7 @@ class Run:
             return False
         self.actions.append(action)
         observation, reward, _, _, info = self.gate.step(action)
-        self.searcher.tell(action, Outcome(info["raw"], info["feasible"], reward, info["best"], observation))
+        self.searcher.tell(action, Outcome.of(observation, reward, info))
         self.observation = observation
         return True
 
