@@ -10,11 +10,12 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.util import get_node_ip_address
 
 from envs.rows import RowsTaken
 from envs.strategy_env import SimulatorFailure
-from raysearch.errors import InputError
-from raysearch.records import RunSpec
+from raysearch.errors import InputError, RunFailed
+from raysearch.records import STUDY_FILE, RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
 
 SAVE_EVERY_S = 2.0
@@ -109,6 +110,9 @@ class SearchTrial(tune.Trainable):
         return tune.PlacementGroupFactory([{"CPU": float(config["run"]["cpus"])}])
 
     def _build(self, folder: Path) -> SearchRun:
+        study = folder.parents[1]
+        if not (study / STUDY_FILE).is_file():  # on a node that joined later than the study looked
+            raise RunFailed(f"node {get_node_ip_address()} does not see the results folder {study}")
         spec = RunSpec(**{field.name: self._trial[field.name] for field in fields(RunSpec)})
         return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True)
 

@@ -17,11 +17,11 @@ os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # of which we 
 from raysearch.connection import connected  # before Ray, whose environment it prepares
 
 # isort: split
-import ray
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback, TBXLoggerCallback
 
-from raysearch.errors import InputError, Interrupted, RunFailed
+from raysearch.cluster import check_room, check_shared
+from raysearch.errors import Interrupted, RunFailed
 from raysearch.run import finished_summary
 from raysearch.study import TUNE_FOLDER, Study, run_dir, write_study
 from raysearch.study_display import StudyDisplay
@@ -55,12 +55,13 @@ def run_study(
         resume: Whether the folder holds the beginnings of the study.
 
     Raises:
-        InputError: The cluster cannot run it, ever.
+        InputError: The cluster cannot run it, ever, or does not see the study's folder.
         Interrupted: By a signal; every row is kept.
         RunFailed: Some runs broke down; the others are finished.
     """
     with connected(address, cpus):
-        _check_resources(study.file.cpus_per_run)
+        check_room(study.file.cpus_per_run)
+        check_shared(out)
         if not resume:
             write_study(study, optima, out)
         token = _display.set(display)
@@ -110,16 +111,6 @@ class _Relay(tune.Callback):
         _display.get().failed(trial.config["run"]["run_id"])
 
 
-def _check_resources(cpus_per_run: int) -> None:
-    """Refuses a study that would wait for ever."""
-    largest = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
-    if cpus_per_run > largest:
-        raise InputError(
-            f"every run asks for {cpus_per_run} CPUs, but the largest node of this Ray has {largest}: "
-            f"lower cpus_per_run in the study, or give Ray more CPUs"
-        )
-
-
 def _tuner(study: Study, optima: Mapping[str, float | None], out: Path) -> tune.Tuner:
     """A Tune experiment of the runs that are not finished.
 
@@ -140,7 +131,7 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path) -> tune.
     ]
     return tune.Tuner(
         SearchTrial,
-        param_space={"run": tune.grid_search(configs)},
+        param_space={"run": Grid(grid_search=configs)},
         tune_config=tune.TuneConfig(
             metric="best",
             mode="max",
@@ -157,6 +148,16 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path) -> tune.
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # runs keep their own, one each
         ),
     )
+
+
+class Grid(dict[str, Any]):
+    """What `tune.grid_search` returns, but never copied.
+
+    Ray Tune would copy the whole grid for each of its values: of ten thousand runs the first would wait for minutes.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Grid:
+        return self
 
 
 def _run_id(trial: Any) -> str:
