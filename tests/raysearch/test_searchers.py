@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,70 @@ class TestMegatronSP(TestMegatron):
     @pytest.fixture
     def name(self) -> str:
         return "megatron_sp"
+
+
+class TestAnnealingTuned(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "annealing_tuned"
+
+
+class TestMCMC(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "mcmc"
+
+
+class TestGenetic(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "genetic"
+
+
+class TestAntColony(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "ant_colony"
+
+
+class LibrarySuite(SearcherSuite):
+    """Of the slow ones: just beyond what they sample at random to begin with."""
+
+    @pytest.fixture
+    def budget(self) -> int:
+        return 24
+
+
+class TestOptunaTPE(LibrarySuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "optuna_tpe"
+
+
+class TestOptunaCmaEs(LibrarySuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "optuna_cmaes"
+
+    @pytest.fixture
+    def options(self) -> dict[str, Any]:
+        return {"population": 6, "restart_after": 15}
+
+
+class TestNevergrad(LibrarySuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "nevergrad"
+
+
+class TestSB3PPO(LibrarySuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "sb3_ppo"
+
+    @pytest.fixture
+    def options(self) -> dict[str, Any]:
+        return {"embedding": 16}
 
 
 def outcome(raw: float) -> Outcome:
