@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.mesh import Group
-from sim.pricing import Priced
+from sim.pricing import REMEMBERED, Priced
 from sim.types import CollectiveModel, ExpertAllToAll, Hardware, PointToPoint, Protocol
 
 
@@ -34,7 +34,7 @@ Envelope = tuple[Line, ...]
 
 def envelope_time_s(lines: Envelope, message_bytes: float) -> float:
     """Seconds of the fastest line; 0 when there is none, as for a group of one."""
-    return min((line.latency_s + message_bytes * line.seconds_per_byte for line in lines), default=0.0)
+    return min([latency_s + message_bytes * per_byte_s for latency_s, per_byte_s in lines], default=0.0)
 
 
 def sent_share(kind: str, degree: int) -> float:
@@ -66,6 +66,7 @@ def collective_time_s(hardware: Hardware, kind: str, group: Group, tensor_bytes:
     return envelope_time_s(_envelope(hardware.collectives, kind, group), tensor_bytes)
 
 
+@lru_cache(maxsize=REMEMBERED)
 def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: float) -> Priced:
     """Exposed seconds of a collective over a tp group, by the curves where there are any."""
     exposed = 1 - hardware.communication_overlap
@@ -81,6 +82,7 @@ def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: 
     return Priced(max(time_s, fitted.time_s) * exposed, hardware.errors.extrapolated, where)
 
 
+@lru_cache(maxsize=REMEMBERED)
 def expert_all_to_all(
     hardware: Hardware, side: str, group: Group, tokens: float, columns: float, each: int, experts: int, topk: int
 ) -> Priced:
@@ -109,6 +111,7 @@ def expert_all_to_all(
     return Priced(time_s * exposed, hardware.errors.uncalibrated)
 
 
+@lru_cache(maxsize=REMEMBERED)
 def hand_on_s(hardware: Hardware, *, same_node: bool, sent_bytes: float) -> float:
     """Seconds to hand `sent_bytes` from a GPU of one pipeline stage to one of the next."""
     fitted = hardware.curves.send_recv(same_node=same_node, sent_bytes=sent_bytes) if hardware.curves else None

@@ -7,36 +7,46 @@ the same numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import NamedTuple, cast
 
-from sim.ops import FusedOp, Tensor
+from sim.ops import FusedOp, Layer, Tensor, by_expert
 from sim.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from sim.pricing import Gemm
 from sim.rank import Rank
 from sim.redistribute import collective_between, collectives_for
 from sim.roofline import Kernel, KernelTime, kernel_time
-from sim.sharding import rule
+from sim.sharding import held, rule, side
 from sim.types import NONE, Collective, Workload
-from sim.work import Work, elementwise, gemm, op_work
+from sim.work import elementwise, gemm, op_work
 
 
-@dataclass(frozen=True, slots=True)
-class OpCost:
+class OpCost(NamedTuple):
     """One fused op under one choice on the busiest GPU, without the moves of its inputs.
 
+    Numbers alone, because a search keeps one for every op, choice and degree that it has come by; `sim.breakdown`
+    works out again what is behind them.
+
     Attributes:
-        work: What it does.
-        kernels: Seconds of each of its launches.
-        time_s: Launches and the op's own collectives, one after the other.
+        kernel_s: Its launches, one after the other.
+        collective_s: Communication inside the op.
+        weight_bytes: Weights of the op that the GPU holds.
+        kv_bytes: KV cache of one layer and one microbatch that the GPU holds.
         activation_bytes: Its inputs and its output on one GPU.
+        broken: The kind of limit that the choice breaks: "heads", "tokens" or None.
     """
 
-    work: Work
-    kernels: tuple[KernelTime, ...]
-    time_s: float
+    kernel_s: float
+    collective_s: float
+    weight_bytes: float
+    kv_bytes: float
     activation_bytes: float
+    broken: str | None
+
+    @property
+    def time_s(self) -> float:
+        """Launches and the op's own collectives, one after the other."""
+        return self.kernel_s + self.collective_s
 
 
 @lru_cache(maxsize=1024)
@@ -58,65 +68,23 @@ def seconds(collectives: Sequence[Collective]) -> float:
 def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     """The cost of one op under one choice of the strategy."""
     key = (op.name, choice)
-    found = rank.remembered.get(key)
+    remembered = rank.remembered if by_expert(op, rank.layer) else rank.remembered_of_tokens
+    found = remembered.get(key)
     if found is None:
-        found = rank.remembered[key] = _op_cost(rank, op, choice)
+        found = remembered[key] = _op_cost(rank, op, choice)
     return cast(OpCost, found)
 
 
 def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     work = op_work(rank, op, choice)
-    kernels = tuple(price(rank, kernel) for kernel in work.kernels)
-    op_rule, layer = rule(op, rank.layer, choice), rank.layer
-    activation_bytes = rank.local_bytes(layer.tensor(op.output), op_rule.output)
-    for name, placement in zip(op.inputs, op_rule.inputs, strict=True):
-        activation_bytes += rank.local_bytes(layer.tensor(name), placement)
-    time_s = sum([kernel.total_s for kernel in kernels]) + seconds(work.collectives)
-    return OpCost(work, kernels, time_s, activation_bytes)
-
-
-def moves(
-    rank: Rank, tensor: Tensor, producer_choice: int, consumer_choices: Sequence[int]
-) -> tuple[tuple[Collective, ...], ...]:
-    """The redistributions of a tensor over tp, one tuple per consumer.
-
-    Args:
-        rank: The busiest GPU.
-        tensor: What is moved.
-        producer_choice: Choice of the op that leaves it.
-        consumer_choices: Choices of `tensor.consumers`, in that order.
-    """
-    if rank.tp == 1:
-        return ((),) * len(consumer_choices)
-    key = (tensor.name, producer_choice, *consumer_choices)
-    found = rank.remembered.get(key)
-    if found is None:
-        found = rank.remembered[key] = _moves(rank, tensor, producer_choice, consumer_choices)
-    return cast(tuple[tuple[Collective, ...], ...], found)
-
-
-def _moves(
-    rank: Rank, tensor: Tensor, producer_choice: int, consumer_choices: Sequence[int]
-) -> tuple[tuple[Collective, ...], ...]:
-    layer = rank.layer
-    source = rule(layer.op(tensor.producer), layer, producer_choice).output
-    consumers = [layer.op(name) for name in tensor.consumers]
-    rules = [rule(op, layer, choice) for op, choice in zip(consumers, consumer_choices, strict=True)]
-    if isinstance(source, Partial) and rules[0].passes_partial:
-        result = layer.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
-        return (rank.tp_collective("all_reduce", result.name, rank.tensor_bytes(result)),)
-    targets = tuple(r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True))
-    return tuple(
-        rank.tp_collective(kind, tensor.name, _moved_bytes(rank, tensor, target)) if kind else ()
-        for kind, target in zip(collectives_for(source, targets), targets, strict=True)
+    return OpCost(
+        kernel_s=sum([price(rank, kernel).total_s for kernel in work.kernels]),
+        collective_s=seconds(work.collectives),
+        weight_bytes=work.weight_bytes,
+        kv_bytes=work.kv_bytes,
+        activation_bytes=sum([rank.local_bytes(*each) for each in held(op, rank.layer, choice)]),
+        broken=choice_violation(rank, op, choice),
     )
-
-
-def _moved_bytes(rank: Rank, tensor: Tensor, target: Placement) -> float:
-    """V of the redistribution table; heads take the KV heads they share with other GPUs along."""
-    if tensor.name == "qkv" and target == Shard(1):
-        return rank.tp * rank.local_bytes(tensor, target)
-    return rank.tensor_bytes(tensor)
 
 
 def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
@@ -136,6 +104,57 @@ def token_rows(rank: Rank, op: FusedOp, choice: int) -> float:
     return rank.sizes.expert_tokens if op.labels[choice] == "c" else rank.sizes.tokens
 
 
+# --- moves between ops --------------------------------------------------------------------------------
+
+
+class Move(NamedTuple):
+    """A redistribution over tp, whatever the degrees.
+
+    Attributes:
+        kind: Its collective.
+        tensor: What is moved.
+        by_heads: Whether heads are cut, which take the KV heads they share with other GPUs along.
+    """
+
+    kind: str
+    tensor: Tensor
+    by_heads: bool = False
+
+    def tensor_bytes(self, rank: Rank) -> float:
+        """V of the redistribution table."""
+        if self.by_heads:
+            return rank.tp * rank.local_bytes(self.tensor, "columns")
+        return rank.tensor_bytes(self.tensor)
+
+
+@lru_cache(maxsize=4096)
+def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...]) -> tuple[Move | None, ...]:
+    """The redistribution of a tensor to each of its consumers.
+
+    Args:
+        layer: Of the tensor.
+        tensor: What is moved.
+        choices: Of the op that leaves it, then of `tensor.consumers`.
+    """
+    producer_choice, *consumer_choices = choices
+    source = rule(layer.op(tensor.producer), layer, producer_choice).output
+    consumers = [layer.op(name) for name in tensor.consumers]
+    rules = [rule(op, layer, choice) for op, choice in zip(consumers, consumer_choices, strict=True)]
+    if isinstance(source, Partial) and rules[0].passes_partial:
+        result = layer.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
+        return (Move("all_reduce", result),)
+    targets = tuple(r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True))
+    return tuple(
+        Move(kind, tensor, by_heads=tensor.name == "qkv" and target == Shard(1)) if kind else None
+        for kind, target in zip(collectives_for(source, targets), targets, strict=True)
+    )
+
+
+def move_s(rank: Rank, move: Move | None) -> float:
+    """Seconds of a redistribution on the busiest GPU."""
+    return rank.tp_s(move.kind, move.tensor_bytes(rank)) if move else 0.0
+
+
 # --- both ends of the model ---------------------------------------------------------------------------
 
 
@@ -144,13 +163,22 @@ def stream_placement(rank: Rank, combine_choice: int) -> Placement:
     return rule(rank.layer.op("combine"), rank.layer, combine_choice).output
 
 
+def ends_s(rank: Rank, combine_choice: int) -> tuple[float, float]:
+    """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
+    key = ("ends", combine_choice)
+    found = rank.remembered_of_tokens.get(key)
+    if found is None:
+        found = rank.remembered_of_tokens[key] = (embedding_s(rank, combine_choice), head_s(rank, combine_choice))
+    return cast(tuple[float, float], found)
+
+
 def embedding_s(rank: Rank, combine_choice: int) -> float:
     """Seconds of the vocabulary-parallel look-up, whose parts are reduced to the layers' placement."""
     stream = rank.layer.tensor("residual_in")
     whole_bytes = rank.tensor_bytes(stream)
     kind = collective_between(PARTIAL, stream_placement(rank, combine_choice))
-    reduce = rank.tp_collective(kind, stream.name, whole_bytes) if kind else ()
-    return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + seconds(reduce)
+    reduce_s = rank.tp_s(kind, whole_bytes) if kind else 0.0
+    return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + reduce_s
 
 
 def head_s(rank: Rank, combine_choice: int) -> float:
@@ -159,13 +187,13 @@ def head_s(rank: Rank, combine_choice: int) -> float:
     stream = rank.layer.tensor("residual_in")
     whole_bytes = rank.tensor_bytes(stream)
     replicated = stream_placement(rank, combine_choice) == REPLICATE
-    gather = () if replicated else rank.tp_collective("all_gather", stream.name, whole_bytes)
+    gather_s = 0.0 if replicated else rank.tp_s("all_gather", whole_bytes)
     norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * whole_bytes)
     shape = Gemm(tokens, model.hidden, rank.cut(model.vocab, when=True))
     head = gemm(rank, rank.workload.precisions.weights, shape, rank.activation_each)
     # Each rank offers its best token and score: 8 bytes per sequence and rank.
-    sample = rank.tp_collective("all_gather", "candidates", 8.0 * tokens * rank.tp)
-    return price(rank, norm).total_s + price(rank, head).total_s + seconds(gather + sample)
+    sample_s = rank.tp_s("all_gather", 8.0 * tokens * rank.tp)
+    return price(rank, norm).total_s + price(rank, head).total_s + (gather_s + sample_s)
 
 
 def vocabulary_bytes(rank: Rank) -> float:
@@ -181,7 +209,8 @@ def stream_bytes(rank: Rank) -> float:
 
 def handed_on_bytes(rank: Rank, combine_choice: int) -> float:
     """Bytes of the residual stream that one GPU hands to the next stage."""
-    return rank.local_bytes(rank.layer.tensor("residual_in"), stream_placement(rank, combine_choice))
+    stream = rank.layer.tensor("residual_in")
+    return rank.local_bytes(stream, side(stream, stream_placement(rank, combine_choice)))
 
 
 def head_activation_bytes(rank: Rank) -> float:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from sim.types import DTYPE_BYTES, Dtype, Model, Workload
@@ -25,12 +26,20 @@ class Tensor:
         letters: One einsum letter per dim, e.g. "td".
         producer: Op that leaves it.
         consumers: Ops that read it, in layer order.
+        ends: The producer, then the consumers.
+        by_expert: Whether its rows are the tokens' copies for experts.
     """
 
     name: str
     letters: str
     producer: str
     consumers: tuple[str, ...]
+    ends: tuple[str, ...] = field(init=False)
+    by_expert: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", (self.producer, *self.consumers))
+        object.__setattr__(self, "by_expert", "c" in self.letters)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,6 +144,12 @@ def layer_ops(model: Model) -> Layer:
     return MOE_LAYER if model.is_moe else DENSE_LAYER
 
 
+@lru_cache(maxsize=1024)
+def by_expert(op: FusedOp, layer: Layer) -> bool:
+    """Whether an op works on the tokens' copies for experts; to the others the ep axis only says how many tokens."""
+    return any(layer.tensor(name).by_expert for name in (op.output, *op.inputs))
+
+
 def op_names(model: Model) -> tuple[str, ...]:
     """Names of the fused ops, in the order of `Strategy.dims`."""
     return tuple(op.name for op in layer_ops(model).ops)
@@ -175,15 +190,20 @@ def layer_sizes(workload: Workload, ep: int, batch: int) -> LayerSizes:
         expert_tokens=tokens * model.experts_per_token * imbalance,
         local_experts=local_experts,
         active_experts=local_experts * (1 - idle),
-        columns={
-            "d": model.hidden,
-            "q": model.qkv_width,
-            "a": model.attention_width,
-            "e": model.experts,
-            "k": model.experts_per_token,
-            "f": model.ffn_hidden,
-        },
+        columns=feature_widths(model),
     )
+
+
+def feature_widths(model: Model) -> dict[str, int]:
+    """Width of every feature label."""
+    return {
+        "d": model.hidden,
+        "q": model.qkv_width,
+        "a": model.attention_width,
+        "e": model.experts,
+        "k": model.experts_per_token,
+        "f": model.ffn_hidden,
+    }
 
 
 ROUTING_ENTRY_BYTES = 8
@@ -192,10 +212,13 @@ ROUTING_ENTRY_BYTES = 8
 
 def tensor_shape(model: Model, sizes: LayerSizes, tensor: Tensor) -> tuple[float, int]:
     """[rows, columns] of a tensor on one ep rank."""
-    rows = sizes.expert_tokens if "c" in tensor.letters else sizes.tokens
+    return sizes.expert_tokens if tensor.by_expert else sizes.tokens, tensor_columns(model, tensor)
+
+
+def tensor_columns(model: Model, tensor: Tensor) -> int:
+    """Columns of a tensor before the tp axis cuts it."""
     # ffn1 leaves gate and up side by side; both are cut alike, so f is one label of doubled width.
-    columns = model.ffn_in_width if tensor.name == "ffn_mid" else sizes.columns[tensor.letters[-1]]
-    return rows, columns
+    return model.ffn_in_width if tensor.name == "ffn_mid" else feature_widths(model)[tensor.letters[-1]]
 
 
 def element_bytes(workload: Workload, tensor: Tensor) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.costs import choice_violation, head_activation_bytes, moves, op_cost, seconds
+from sim.costs import head_activation_bytes, move_s, moves, op_cost
 from sim.ops import Tensor, layer_ops
 from sim.rank import Rank
 from sim.simulate import ROUNDING, degree_violations, evaluate, layers_per_stage, memory_bytes, stage_time
@@ -129,21 +129,20 @@ class _Tables:
     """
 
     def __init__(self, rank: Rank) -> None:
-        self.tensors = {tensor.name: (tensor.producer, *tensor.consumers) for tensor in rank.layer.tensors}
+        self.tensors = {tensor.name: tensor.ends for tensor in rank.layer.tensors}
         costs = {op.name: [op_cost(rank, op, choice) for choice in CHOICES] for op in rank.layer.ops}
         self.time_s = {name: np.array([c.time_s for c in row]) for name, row in costs.items()}
-        self.weight_bytes = {name: np.array([c.work.weight_bytes for c in row]) for name, row in costs.items()}
-        self.kv_bytes = {name: np.array([c.work.kv_bytes for c in row]) for name, row in costs.items()}
+        self.weight_bytes = {name: np.array([c.weight_bytes for c in row]) for name, row in costs.items()}
+        self.kv_bytes = {name: np.array([c.kv_bytes for c in row]) for name, row in costs.items()}
         self.peak_bytes = {name: np.array([c.activation_bytes for c in row]) for name, row in costs.items()}
-        self.allowed = {op.name: [c for c in CHOICES if choice_violation(rank, op, c) is None] for op in rank.layer.ops}
+        self.allowed = {name: [c for c in CHOICES if row[c].broken is None] for name, row in costs.items()}
         self.move_s = {tensor.name: _move_table(rank, tensor) for tensor in rank.layer.tensors}
 
 
 def _move_table(rank: Rank, tensor: Tensor) -> Floats:
     table = np.zeros((len(CHOICES),) * (1 + len(tensor.consumers)))
-    for producer, *consumers in itertools.product(CHOICES, repeat=table.ndim):
-        per_consumer = moves(rank, tensor, producer, consumers)
-        table[(producer, *consumers)] = sum(seconds(collectives) for collectives in per_consumer)
+    for choices in itertools.product(CHOICES, repeat=table.ndim):
+        table[choices] = sum([move_s(rank, move) for move in moves(rank.layer, tensor, choices)])
     return table
 
 

@@ -96,7 +96,8 @@ _DTYPE_STAND_INS: dict[str, tuple[str, ...]] = {
 }
 _EAGER = {("vllm", "fp8_block"): "sglang"}
 """GEMMs timed with the host's launch overhead, which a CUDA graph hides: another engine's curve stands in. [assumed]"""
-_REMEMBERED = 1 << 16
+REMEMBERED = 1 << 16
+"""Prices of a kind that are kept: strategies share most, as degrees and batches come from short tables."""
 _CUSTOM_ALL_REDUCE = {"trtllm": "trtllm_custom", "vllm": "vllm_custom_graph", "sglang": "sglang_custom_graph"}
 _KINDS = {"all_to_all": "alltoall"}
 _FAMILIES = {
@@ -151,17 +152,13 @@ class Curves:
         self.uncalibrated = uncalibrated
         self._series_of = lru_cache(maxsize=None)(self._find)
         self._judgement = lru_cache(maxsize=None)(self._find_judgement)
-        # Strategies share most of their kernels and messages: degrees and batches come from short tables.
-        self.kernel = lru_cache(maxsize=_REMEMBERED)(self._kernel)
-        self.collective = lru_cache(maxsize=_REMEMBERED)(self._collective)
-        self.expert_all_to_all = lru_cache(maxsize=_REMEMBERED)(self._expert_all_to_all)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Curves, (self.calibration, self.engine, self.all_reduce, self.uncalibrated)
 
     # --- kernels ---------------------------------------------------------------------------------
 
-    def _kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
+    def kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
         """Seconds of a kernel, or None if the calibration knows nothing like it."""
         if isinstance(shape, Gemm):
             return self._gemm(shape, math_dtype)
@@ -208,7 +205,7 @@ class Curves:
 
     # --- messages ----------------------------------------------------------------------------------
 
-    def _collective(self, kind: str, degree: int, tensor_bytes: float) -> Priced | None:
+    def collective(self, kind: str, degree: int, tensor_bytes: float) -> Priced | None:
         """A collective inside a node on a tensor of `tensor_bytes` over the group, or None."""
         name = _KINDS.get(kind, kind)
         message_bytes = tensor_bytes / degree if kind == "all_to_all" else tensor_bytes
@@ -220,7 +217,7 @@ class Curves:
         time_us = self.calibration.collective_us(series, name, degree, message_bytes)
         return self._priced(series, time_us, (message_bytes, degree), "")
 
-    def _expert_all_to_all(
+    def expert_all_to_all(
         self, side: str, tokens: float, columns: float, each: int, experts: int, topk: int, per_node: int, nodes: int
     ) -> Priced | None:
         """DeepEP's low-latency dispatch or combine, or None.

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import lru_cache
 
 from sim.collectives import collective_price, sent_share
 from sim.mesh import ep_group, tp_group
-from sim.ops import Tensor, element_bytes, layer_ops, layer_sizes, tensor_shape
-from sim.placement import Placement, Shard
+from sim.ops import Tensor, element_bytes, layer_ops, layer_sizes, tensor_columns
+from sim.pricing import Priced
+from sim.sharding import Side
 from sim.types import DTYPE_BYTES, Collective, Workload
+
+
+@lru_cache(maxsize=64)
+def _widths(workload: Workload) -> Mapping[str, tuple[int, int]]:
+    """(columns, bytes per element) of every tensor: what no degree changes."""
+    return {
+        tensor.name: (tensor_columns(workload.model, tensor), element_bytes(workload, tensor))
+        for tensor in layer_ops(workload.model).tensors
+    }
+
+
+@lru_cache(maxsize=1024)
+def _remembered_of_tokens(workload: Workload, tp: int, tokens: int) -> dict[tuple[object, ...], object]:
+    return {}
 
 
 class Rank:
@@ -18,6 +35,7 @@ class Rank:
         workload, tp, ep: As given.
         layer: Ops and tensors of the model's layer.
         remembered: Costs that `sim.costs` has worked out for this GPU already; strategies share most of them.
+        remembered_of_tokens: The same of what the experts have no part in, shared with every GPU of as many tokens.
         sizes: The layer on one ep rank, before the tp axis cuts it.
         activation_each, weight_each: Bytes per element.
     """
@@ -32,12 +50,9 @@ class Rank:
         self.ep_group = ep_group(tp, ep, workload.hardware.node_gpus)
         self.activation_each = DTYPE_BYTES[workload.precisions.activations]
         self.weight_each = DTYPE_BYTES[workload.precisions.weights]
-        self._shapes = {
-            tensor.name: (*tensor_shape(workload.model, self.sizes, tensor), element_bytes(workload, tensor))
-            for tensor in self.layer.tensors
-        }
-        self._local_bytes: dict[tuple[str, Placement], float] = {}
+        self._widths = _widths(workload)
         self.remembered: dict[tuple[object, ...], object] = {}
+        self.remembered_of_tokens = _remembered_of_tokens(workload, tp, self.sizes.tokens)
 
     def cut(self, size: float, *, when: bool) -> int:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
@@ -61,29 +76,29 @@ class Rank:
 
     def tensor_bytes(self, tensor: Tensor) -> float:
         """Bytes of a whole tensor on one ep rank: the V of the redistribution table."""
-        rows, columns, each = self._shapes[tensor.name]
-        return rows * columns * each
+        columns, each = self._widths[tensor.name]
+        return self._rows(tensor) * columns * each
 
-    def local_bytes(self, tensor: Tensor, placement: Placement) -> float:
-        """Bytes of a tensor on this GPU under a placement over tp."""
-        key = (tensor.name, placement)
-        found = self._local_bytes.get(key)
-        if found is None:
-            found = self._local_bytes[key] = self._count_local_bytes(tensor, placement)
-        return found
+    def local_bytes(self, tensor: Tensor, side: Side) -> float:
+        """Bytes of a tensor on this GPU when tp cuts that side of it."""
+        columns, each = self._widths[tensor.name]
+        if side == "columns":
+            columns = self.local_qkv_columns() if tensor.name == "qkv" else self.cut(columns, when=True)
+        return self.cut(self._rows(tensor), when=side == "rows") * columns * each
 
-    def _count_local_bytes(self, tensor: Tensor, placement: Placement) -> float:
-        rows, columns, each = self._shapes[tensor.name]
-        by_columns = isinstance(placement, Shard) and placement.dim == len(tensor.letters) - 1
-        by_rows = isinstance(placement, Shard) and not by_columns
-        width = self.cut(columns, when=by_columns)
-        if by_columns and tensor.name == "qkv":
-            width = self.local_qkv_columns()
-        return self.cut(rows, when=by_rows) * width * each
+    def _rows(self, tensor: Tensor) -> float:
+        return self.sizes.expert_tokens if tensor.by_expert else self.sizes.tokens
 
     def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
         """A collective over the tp axis on a tensor of `tensor_bytes`; none at degree 1."""
         if self.tp == 1:
             return ()
-        priced = collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes)
+        priced = self._tp_price(kind, tensor_bytes)
         return (Collective(kind, "tp", self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), *priced),)
+
+    def tp_s(self, kind: str, tensor_bytes: float) -> float:
+        """Seconds of that collective."""
+        return self._tp_price(kind, tensor_bytes).time_s if self.tp > 1 else 0.0
+
+    def _tp_price(self, kind: str, tensor_bytes: float) -> Priced:
+        return collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes)

@@ -7,9 +7,10 @@ the median achieved FLOP/s, its traffic at the median bandwidth, and its launch 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
-from sim.pricing import Shape
+from sim.pricing import REMEMBERED, Shape
 from sim.types import Dtype, Hardware, KernelFamily
 
 _OVERHEAD_BOUND = 2.0
@@ -56,6 +57,7 @@ class KernelTime(NamedTuple):
     extrapolated: str
 
 
+@lru_cache(maxsize=REMEMBERED)
 def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
     """Seconds of a kernel on one GPU of the hardware."""
     family, math_dtype, stream_dtype, flops, traffic_bytes, shape = kernel

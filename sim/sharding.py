@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from sim.operations import OPERATIONS, activation_operation
-from sim.ops import DENSE_LAYER, MOE_LAYER, FusedOp, Layer
-from sim.placement import PARTIAL, REPLICATE, Placement
+from sim.ops import DENSE_LAYER, MOE_LAYER, FusedOp, Layer, Tensor
+from sim.placement import PARTIAL, REPLICATE, Placement, Shard
 from sim.rules import Operation, Rule, einsum_operation, label_rule, rules_of
 from sim.types import NONE
+
+Side = Literal["rows", "columns", "neither"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,22 @@ def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
         output=picked.output,
         passes_partial=choice == NONE and Rule((PARTIAL, *whole[1:]), REPLICATE) in rules_of(operation, ()),
     )
+
+
+@lru_cache(maxsize=1024)
+def held(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, Side], ...]:
+    """The tensors that an op leaves and reads under a choice, its output first, and the side that tp cuts of each."""
+    op_rule = rule(op, layer, choice)
+    tensors = [layer.tensor(name) for name in (op.output, *op.inputs)]
+    placements = (op_rule.output, *op_rule.inputs)
+    return tuple((tensor, side(tensor, cut)) for tensor, cut in zip(tensors, placements, strict=True))
+
+
+def side(tensor: Tensor, placement: Placement) -> Side:
+    """Which side of [rows, columns] a placement cuts; the last dim is the columns, any other a part of the rows."""
+    if not isinstance(placement, Shard):
+        return "neither"
+    return "columns" if placement.dim == len(tensor.letters) - 1 else "rows"
 
 
 def all_operations() -> dict[str, Operation]:

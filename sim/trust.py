@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sim.costs import OpCost
-from sim.types import Collective, Hardware
+from sim.types import Hardware
 
 _LEAST_SHARE = 0.01
 """What takes less of a layer's time than this is not worth a warning."""
@@ -20,7 +19,7 @@ class Trust(NamedTuple):
     extrapolated: tuple[str, ...]
 
 
-def judge(hardware: Hardware, costs: Iterable[OpCost], incoming: Iterable[Iterable[Collective]]) -> Trust:
+def judge(hardware: Hardware, parts: Iterable[tuple[float, float, str]]) -> Trust:
     """How far to trust the time of a step.
 
     Errors of one layer's kernels and collectives, weighted by time as if all erred to the same side, and the residual
@@ -28,17 +27,10 @@ def judge(hardware: Hardware, costs: Iterable[OpCost], incoming: Iterable[Iterab
 
     Args:
         hardware: Whose residual.
-        costs: Of the layer's ops.
-        incoming: The moves of their inputs.
+        parts: Of a layer: seconds, expected relative error and what no measurement covers, or "".
     """
     total_s = off_s = 0.0
     beyond_s: dict[str, float] = {}
-    parts: list[tuple[float, float, str]] = []
-    for cost in costs:
-        parts += [(kernel.total_s, kernel.error, kernel.extrapolated) for kernel in cost.kernels]
-        parts += [(c.time_s, c.error, c.extrapolated) for c in cost.work.collectives]
-    for collectives in incoming:
-        parts += [(c.time_s, c.error, c.extrapolated) for c in collectives]
     for time_s, error, what in parts:
         total_s += time_s
         off_s += error * time_s

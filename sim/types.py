@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from sim.pricing import Curves
@@ -485,13 +485,23 @@ class Memory:
         return math.fsum((self.weights, self.kv_cache, self.activations, self.overhead))
 
 
-@dataclass(frozen=True, slots=True)
+class Explanation(NamedTuple):
+    """The part of an `Evaluation` that a reader wants and a search does not."""
+
+    ops: tuple[OpBreakdown, ...]
+    expected_error: float
+    extrapolated: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """How fast a strategy would run, why, and whether it is allowed.
 
-    The figures are given for infeasible strategies too; `violations` says what is broken.
+    The figures are given for infeasible strategies too; `violations` says what is broken. What `Explanation` names may
+    be left out until someone reads it, compares the evaluation, pickles it or prints it: see `explained_by`.
 
     Attributes:
+        ops: Per fused op of one layer, in the order of `Strategy.dims`.
         expected_error: Mean relative error to expect of the time and so of the throughput: errors of its kernels
             and collectives on rows held out from their fit, by their share of the time, and of measured serving.
         extrapolated: What the figure rests on that no measurement covers, largest share of the time first.
@@ -504,9 +514,10 @@ class Evaluation:
     memory_bytes: Memory
     violations: tuple[Violation, ...]
     stage: StageBreakdown
-    ops: tuple[OpBreakdown, ...]
-    expected_error: float = 0.0
-    extrapolated: tuple[str, ...] = ()
+    # Defaults come from factories: a default in the class would be found before an explanation that is yet to come.
+    ops: tuple[OpBreakdown, ...] = field(default_factory=tuple[OpBreakdown, ...])
+    expected_error: float = field(default_factory=float)
+    extrapolated: tuple[str, ...] = field(default_factory=tuple[str, ...])
 
     @property
     def feasible(self) -> bool:
@@ -517,3 +528,25 @@ class Evaluation:
     def excess(self) -> float:
         """By how much limits are missed, all of them together, in factors of e; 0 if feasible."""
         return math.fsum(violation.excess for violation in self.violations)
+
+    def explained_by(self, explain: Callable[[], Explanation]) -> Evaluation:
+        """The same figures, with an explanation that is worked out when it is first asked for.
+
+        Args:
+            explain: Pure: whoever asks, and whenever, gets the same.
+        """
+        evaluation = object.__new__(Evaluation)
+        figures = {name: value for name, value in vars(self).items() if name not in Explanation._fields}
+        vars(evaluation).update(figures, _explain=explain)
+        return evaluation
+
+    if not TYPE_CHECKING:  # a type checker would take it for any attribute at all
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in Explanation._fields or "_explain" not in vars(self):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            vars(self).update(vars(self)["_explain"]()._asdict())
+            return vars(self)[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}

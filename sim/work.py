@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sim.collectives import expert_all_to_all
 from sim.ops import ROUTING_ENTRY_BYTES, FusedOp, tensor_dtype
 from sim.pricing import DecodeAttention, ExpertActivation, Gemm, GroupedGemm, Permute, Routing, Shape
 from sim.rank import Rank
 from sim.roofline import Kernel
-from sim.sharding import rule
+from sim.sharding import held
 from sim.types import DTYPE_BYTES, NONE, Collective, Dtype
 
 _STATISTIC_BYTES = 4
 """A norm's sum of squares is kept in fp32."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """One op under one choice, before it is priced.
 
     Attributes:
@@ -117,12 +116,9 @@ def _attention(rank: Rank, op: FusedOp, label: str) -> Work:
 
 def _pointwise(rank: Rank, op: FusedOp, label: str) -> Work:
     """Reads every input once, writes the output once."""
-    op_rule = rule(op, rank.layer, op.labels.index(label) if label else NONE)
-    output_bytes = rank.local_bytes(rank.layer.tensor(op.output), op_rule.output)
-    traffic = output_bytes + sum(
-        rank.local_bytes(rank.layer.tensor(name), placement)
-        for name, placement in zip(op.inputs, op_rule.inputs, strict=True)
-    )
+    output, *inputs = held(op, rank.layer, op.labels.index(label) if label else NONE)
+    output_bytes = rank.local_bytes(*output)
+    traffic = output_bytes + sum([rank.local_bytes(*each) for each in inputs])
     flops_each = 1.0 if op.kind == "residual_add" else 5.0  # SwiGLU: exp, add, divide and two products
     flops = flops_each * output_bytes / rank.activation_each
     if op.kind == "activation" and rank.workload.model.is_moe:
