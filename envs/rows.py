@@ -3,12 +3,13 @@
 At every moment, also after a kill, one file holds all rows: the Parquet file replaces the JSON Lines only once
 it is complete, and where both exist they agree and the JSON Lines count.
 """
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# (pandas has no stubs of its own and leaves parts of its interface untyped)
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# (pandas and pyarrow have no stubs of their own and leave parts of their interface untyped)
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, final, get_type_hints
 
@@ -130,8 +131,12 @@ def compact(jsonl_path: Path, parquet_path: Path) -> None:
     jsonl_path.unlink()
 
 
-def read_rows(run_dir: Path) -> pd.DataFrame:
-    """All whole rows of a run, one column per field of `CallRow`, while it runs or afterwards.
+def read_rows(run_dir: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
+    """All whole rows of a run, while it runs or afterwards.
+
+    Args:
+        run_dir: The run's folder.
+        columns: The fields of `CallRow` that are wanted; few are read faster.
 
     Raises:
         FileNotFoundError: The folder holds no rows.
@@ -139,7 +144,7 @@ def read_rows(run_dir: Path) -> pd.DataFrame:
     """
     path = run_dir / ROWS_FILE
     try:
-        return _frame(_load(path))
+        return _frame(_load(path)).reindex(columns=list(columns))
     except FileNotFoundError:  # compacted, perhaps this very moment
         pass
     except DamagedRows:
@@ -147,7 +152,7 @@ def read_rows(run_dir: Path) -> pd.DataFrame:
     except (TypeError, ValueError) as error:
         raise DamagedRows(f"{path} is damaged: {error}") from error
     try:
-        return _read_compacted(run_dir / COMPACT_FILE)
+        return _read_compacted(run_dir / COMPACT_FILE, columns)
     except FileNotFoundError:
         raise FileNotFoundError(f"no calls in {run_dir}: expected {ROWS_FILE} or {COMPACT_FILE}") from None
 
@@ -202,18 +207,18 @@ def _parse(line: bytes, where: str) -> CallRow:
         raise DamagedRows(f"{where} is damaged: expected one call as JSON: {error}") from error
 
 
-def _read_compacted(path: Path) -> pd.DataFrame:
+def _read_compacted(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
     import pandas as pd
+    from pyarrow import parquet
 
     try:
-        rows = pd.read_parquet(path)
-    except FileNotFoundError:
+        if tuple(parquet.read_schema(path).names) != CallRow._fields:
+            raise DamagedRows(f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}")
+        return pd.read_parquet(path, columns=list(columns))
+    except (FileNotFoundError, DamagedRows):
         raise
     except (OSError, ValueError) as error:  # which of the two depends on where pyarrow stumbles
         raise DamagedRows(f"{path} is damaged: {error}") from error
-    if tuple(rows.columns) != CallRow._fields:
-        raise DamagedRows(f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}")
-    return rows
 
 
 def _frame(rows: list[CallRow]) -> pd.DataFrame:

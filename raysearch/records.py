@@ -58,7 +58,11 @@ class RunHead(BaseModel):
 
 
 class RunSummary(BaseModel):
-    """summary.json: what a finished run found."""
+    """summary.json: what a finished run found.
+
+    `improvements` are the calls that raised the best, each with the run's seconds when it was made; results of older
+    versions have none.
+    """
 
     run_id: str
     workload: str
@@ -77,6 +81,7 @@ class RunSummary(BaseModel):
     optimum: float | None
     fraction_of_optimum: float | None
     wall_s: float
+    improvements: list[tuple[int, float]] | None = None
     metrics: dict[str, Any]
 
 

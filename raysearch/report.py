@@ -1,29 +1,61 @@
-"""What a study found: scores per workload and searcher, the best strategy of each workload, and anytime curves."""
+"""What a study found: scores per workload and searcher, the best strategy of each workload, statistics, pictures."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from envs.files import write_atomically
+from raysearch.comparison import compare
+from raysearch.curves import read_curves
 from raysearch.files import as_strategy
 from raysearch.records import RunSpec
-from raysearch.results import read_runs, read_spec, run_folders, run_rows
+from raysearch.results import planned_runs, read_runs, read_spec
 from sim.catalog import load_workload
 from sim.config_files import CatalogError
 from sim.simulate import evaluate
 from sim.types import Evaluation, Workload
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 Run = dict[str, Any]
 
 RATIO_BASE = "random_walk"
 """The searcher that ratios are taken to: the neighbour walk, which changes one choice at a time."""
-CURVE_FILE = "curve.png"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a results folder says.
+
+    Attributes:
+        runs: As `raysearch.results.read_runs` gives them.
+        planned: How many there are to be.
+        scores: As `score` gives them.
+        statistics: As `raysearch.comparison.compare` gives them; None while no workload and seed has been finished
+            by every searcher.
+    """
+
+    runs: list[Run]
+    planned: int
+    scores: list[dict[str, Any]]
+    statistics: dict[str, Any] | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run is there and finished."""
+        return len(self.runs) == self.planned and all(run["complete"] for run in self.runs)
+
+
+def read_report(directory: Path) -> Report:
+    """Reads and judges a results folder: finished, broken off or still running.
+
+    Raises:
+        InputError: The folder holds no results, or damaged ones.
+    """
+    runs = read_runs(directory)
+    curves = read_curves(directory, runs)
+    return Report(runs, planned_runs(directory), score(runs), compare(curves) if curves.blocks else None)
 
 
 def score(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -108,52 +140,3 @@ def best_figures(directory: Path, runs: Sequence[Run]) -> list[dict[str, Any]]:
             }
         )
     return figures
-
-
-def write_curve(directory: Path) -> Path:
-    """Draws best so far against calls, one panel per workload, and returns the PNG's path.
-
-    Lines are means over the runs of a searcher, bands go from the worst to the best of them; a searcher that ends
-    before its budget keeps its last value.
-
-    Raises:
-        InputError: The folder holds no results, or damaged ones.
-        OSError: The picture cannot be written.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    runs = read_runs(directory)
-    rows = {run["run_id"]: run_rows(folder) for run, folder in zip(runs, run_folders(directory), strict=True)}
-    workloads = list(dict.fromkeys(run["workload"] for run in runs))
-    figure = Figure(figsize=(6.4 * len(workloads), 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(workloads), squeeze=False)[0]
-    for panel, workload in zip(panels, workloads, strict=True):
-        _draw(panel, [run for run in runs if run["workload"] == workload], rows)
-    path = directory / CURVE_FILE
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
-    return path
-
-
-def _draw(panel: Any, runs: Sequence[Run], rows: dict[str, pd.DataFrame]) -> None:
-    import numpy as np
-
-    optimum = runs[0]["optimum"]
-    length = max(len(rows[run["run_id"]]) for run in runs)
-    calls = np.arange(1, length + 1)
-    for searcher in dict.fromkeys(run["searcher"] for run in runs):
-        curves = [rows[run["run_id"]]["best_so_far"].to_numpy() for run in runs if run["searcher"] == searcher]
-        held = [np.pad(curve, (0, length - len(curve)), mode="edge") for curve in curves if len(curve)]
-        if held:
-            values = np.stack(held) / (optimum or 1.0)  # [runs, calls]
-            (line,) = panel.plot(calls, values.mean(axis=0), label=searcher, drawstyle="steps-post")
-            panel.fill_between(calls, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.15, lw=0)
-    panel.set(
-        title=runs[0]["workload"],
-        xlabel="calls",
-        ylabel="best so far / exact optimum" if optimum else "best so far [tokens/s/GPU]",
-        xscale="log",
-    )
-    if panel.lines:
-        panel.legend()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.rows import CallRow, DamagedRows, read_rows
 from raysearch.checkpoint import whole_checkpoint
 from raysearch.errors import InputError
 from raysearch.files import damaged, read_json
@@ -25,7 +26,8 @@ def study_frame(directory: str | Path) -> pd.DataFrame:
     """One row per run of a results folder, ready for pandas.
 
     Columns: run_id, workload, hardware, searcher, seed, budget, calls, unique_calls, feasible_calls, best
-    (tokens/s/GPU), optimum (f*), fraction_of_optimum, wall_s, strategy, digest, config_hash, version, complete.
+    (tokens/s/GPU), optimum (f*), fraction_of_optimum, wall_s, improvements ([call, wall_s] of each), strategy, digest,
+    config_hash, version, complete.
     A run that is not complete has what its rows tell so far.
 
     Raises:
@@ -74,16 +76,14 @@ def check_results(study: Path) -> None:
         whole_checkpoint(folder)
 
 
-def run_rows(folder: Path) -> pd.DataFrame:
-    """The calls of a run, one row each; see `envs.rows`.
+def run_rows(folder: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
+    """The calls of a run, one row each; see `envs.rows.read_rows`.
 
     Raises:
         InputError: They are damaged or gone.
     """
-    from envs.rows import DamagedRows, read_rows
-
     try:
-        return read_rows(folder)
+        return read_rows(folder, columns)
     except DamagedRows as error:
         raise damaged(str(error)) from error
     except FileNotFoundError as error:
@@ -96,6 +96,12 @@ def planned_runs(directory: Path) -> int:
     return len(read_json(study, StudyRecord)["runs"]) if study.is_file() else 1
 
 
+def planned_budget(directory: Path, runs: Sequence[Mapping[str, Any]]) -> int:
+    """Calls at which the runs of a folder are compared: the study's budget, or that of a run by itself."""
+    study = directory / STUDY_FILE
+    return read_json(study, StudyRecord)["study"]["budget"] if study.is_file() else runs[0]["budget"]
+
+
 def read_spec(directory: Path, run_id: str) -> dict[str, Any]:
     """The fields of the `RunSpec` of one of the runs in a results folder."""
     heads = (read_json(folder / HEAD_FILE, RunHead) for folder in run_folders(directory))
@@ -104,7 +110,9 @@ def read_spec(directory: Path, run_id: str) -> dict[str, Any]:
 
 def _read_run(folder: Path) -> dict[str, Any]:
     head, finished = read_json(folder / HEAD_FILE, RunHead), finished_summary(folder)
-    return {**finished, "complete": True} if finished else {**_read_rows_so_far(folder, head), "complete": False}
+    if finished is None:
+        return {**_read_rows_so_far(folder, head), "complete": False}
+    return {"improvements": None, **finished, "complete": True}  # older results hold no improvements
 
 
 def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,6 +129,7 @@ def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
         "optimum": optimum,
         "fraction_of_optimum": found["best"] / optimum if optimum else None,
         "wall_s": None,
+        "improvements": None,
         "digest": None,
         "config_hash": head["config_hash"],
         "version": head["version"],

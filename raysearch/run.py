@@ -65,11 +65,13 @@ class SearchRun:
         self._observation, _ = self._gate.reset(seed=spec.seed)
         self._exhausted = False
         self._wall_s = 0.0
+        self._improvements: list[tuple[int, float]] = []
         if state:
             self._gate.set_state(state["gate"])
             self._searcher.set_state(state["searcher"])
             self._observation = env.observation
             self._exhausted, self._wall_s = state["exhausted"], state["wall_s"]
+            self._improvements = state["improvements"]
 
     @property
     def run_id(self) -> str:
@@ -88,13 +90,16 @@ class SearchRun:
 
     def advance(self, calls: int) -> None:
         """Makes at most `calls` further calls; fewer if the run is done before."""
-        started = time.perf_counter()
+        began = time.perf_counter() - self._wall_s
         try:
             for _ in range(min(calls, self._gate.calls_left)):
+                best = self._gate.best_raw
                 if not self._call():
                     break
+                if self._gate.best_raw > best:
+                    self._improvements.append((self.calls, time.perf_counter() - began))
         finally:
-            self._wall_s += time.perf_counter() - started
+            self._wall_s = time.perf_counter() - began
 
     def _call(self) -> bool:
         action = self._searcher.ask(self._observation)
@@ -141,13 +146,15 @@ class SearchRun:
         }
 
     def finish(self) -> dict[str, Any]:
-        """Writes the summary, with scores and wall time, then turns the rows into Parquet; returns what it wrote.
+        """Writes the summary, with scores and wall times, then turns the rows into Parquet; returns what it wrote.
 
+        Between two improvements the best stays as it is, so their times are all of the anytime curve against time.
         The summary comes first: a run that is killed in between is finished, and `finish_rows` mends its rows.
         """
         metrics = self.metrics()
         scores = {"optimum": self.optimum, "fraction_of_optimum": metrics["fraction_of_optimum"]}
         written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}
+        written["improvements"] = self._improvements
         write_json(self.out_dir / SUMMARY_FILE, written)
         self.close()
         finish_rows(self.out_dir)
@@ -168,6 +175,7 @@ class SearchRun:
             "searcher": self._searcher.get_state(),
             "exhausted": self._exhausted,
             "wall_s": self._wall_s,
+            "improvements": self._improvements,
         }
         write_checkpoint(self.out_dir, state)
 

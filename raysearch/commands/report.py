@@ -4,57 +4,63 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from raysearch.report import Report
 
 
 def report_results(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Report a study or a search: scores, the best strategy of each workload explained, anytime curves.
+    """Report a study or a search: scores, statistics over seeds, the best strategy of each workload explained.
 
-    Works on unfinished and running studies too. Writes curve.png into the folder.
+    Works on unfinished and running studies too. Writes the pictures curve.png and, of several searchers,
+    comparison.png into the folder. What the figures mean: docs/statistics.md.
 
     \b
     Examples:
       raysearch report results/smoke
       raysearch report results/smoke --json
     """
-    from raysearch.report import best_figures, score
-    from raysearch.results import planned_runs, read_runs
+    from raysearch.report import best_figures, read_report
 
     if not as_json:
         print_report(directory)
         return
-    runs = read_runs(directory)
-    complete = len(runs) == planned_runs(directory) and all(run["complete"] for run in runs)
+    report = read_report(directory)
     print_json(
         {
             "folder": str(directory),
-            "complete": complete,
-            "runs": runs,
-            "scores": score(runs),
-            "best": best_figures(directory, runs),
-            "curve": _draw_curve(directory),
+            "complete": report.complete,
+            "runs": report.runs,
+            "scores": report.scores,
+            "best": best_figures(directory, report.runs),
+            "statistics": report.statistics,
+            "curve": None,
+            "comparison": None,
+            **_draw(directory, report),
         }
     )
 
 
 def print_report(directory: Path) -> None:
-    """Prints scores, the best strategies and where everything lies."""
-    from raysearch.report import RATIO_BASE, best_runs, explain, score
-    from raysearch.results import planned_runs, read_runs
+    """Prints scores, statistics, the best strategies and where everything lies."""
+    from raysearch.report import RATIO_BASE, best_runs, explain, read_report
+    from raysearch.statistics_tables import statistics_tables
     from raysearch.tables import explanation, printer, scores_table
 
     console = printer()
     # All is read before anything is printed: what is damaged is one message and nothing else.
-    runs, planned, curve = read_runs(directory), planned_runs(directory), _draw_curve(directory)
-    best = best_runs(runs)
-    for workload in dict.fromkeys(run["workload"] for run in runs):
+    report = read_report(directory)
+    pictures = _draw(directory, report)
+    best = best_runs(report.runs)
+    for workload in dict.fromkeys(run["workload"] for run in report.runs):
         if workload not in {run["workload"] for run in best}:
             console.print(f"No feasible strategy of {workload} was found.\n")
     for run in best:
@@ -65,20 +71,25 @@ def print_report(directory: Path) -> None:
         else:
             console.print(*explanation(*explained), sep="\n")
         console.print()
-    console.print(scores_table(score(runs)))
+    if report.statistics:
+        console.print(*statistics_tables(report.statistics), "", sep="\n")
+    console.print(scores_table(report.scores))
     console.print(f"f* is the exact optimum, RW is {RATIO_BASE}; in brackets f*/RW, which no ratio can exceed.")
-    finished = sum(run["complete"] for run in runs)
-    console.print(f"{finished} of {planned} runs finished. Results: {directory}")
-    if curve:
-        console.print(f"Anytime curves: {curve}")
+    finished = sum(run["complete"] for run in report.runs)
+    console.print(f"{finished} of {report.planned} runs finished. Results: {directory}")
+    for what, name in (("Anytime curves", "curve"), ("Comparison", "comparison")):
+        if name in pictures:
+            console.print(f"{what}: {pictures[name]}")
 
 
-def _draw_curve(directory: Path) -> str | None:
-    """The path of the picture; None, with a note, where nothing may be written."""
-    from raysearch.report import write_curve
+def _draw(directory: Path, report: Report) -> dict[str, str]:
+    """Paths of the pictures by name; none, with a note, where nothing may be written."""
+    from raysearch.figures import write_figures
 
+    if report.statistics is None:
+        return {}
     try:
-        return str(write_curve(directory))
+        return {name: str(path) for name, path in write_figures(directory, report.statistics).items()}
     except OSError as error:
-        print(f"note: no anytime curves: {error}", file=sys.stderr)
-        return None
+        print(f"note: no pictures: {error}", file=sys.stderr)
+        return {}

@@ -14,7 +14,7 @@ import pytest
 from raysearch.commands.report import report_results
 from raysearch.errors import InputError
 from raysearch.records import RunSpec
-from raysearch.report import best_runs, explain, score, write_curve
+from raysearch.report import best_runs, explain, read_report, score
 from raysearch.results import read_runs, study_frame
 from raysearch.run import SearchRun
 
@@ -106,7 +106,21 @@ def test_a_run_without_a_row_yet_has_zero_calls(tiny_workload: Path, tmp_path: P
     SearchRun(RunSpec(str(tiny_workload), "random", 0, 100), tmp_path).close()
     (row,) = study_frame(tmp_path).to_dict("records")
     assert (row["calls"], row["best"], row["strategy"]) == (0, 0.0, None)
-    assert write_curve(tmp_path).is_file()
+    assert read_report(tmp_path).statistics is None
+    report_results(tmp_path)
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_an_interrupted_search_is_judged_by_the_calls_it_made(tiny_workload: Path, tmp_path: Path) -> None:
+    going = SearchRun(RunSpec(str(tiny_workload), "megatron", 0, 100), tmp_path, optimum=700.0)
+    going.advance(10)
+    going.close()
+    statistics = read_report(tmp_path).statistics
+    assert statistics is not None
+    assert statistics["budget"] == 10
+    scores = statistics["searchers"]["megatron"]["scores"]
+    assert scores == {"calls": [10], "value": [going._gate.best_raw / 700.0], "low": None, "high": None}
+    assert statistics["searchers"]["megatron"]["curve_by_time"] is None  # not timed until it is finished
 
 
 def test_the_best_strategy_is_explained_by_evaluating_it_again(search: Path) -> None:
@@ -122,10 +136,6 @@ def test_the_best_strategy_is_explained_by_evaluating_it_again(search: Path) -> 
 def test_a_workload_that_changed_is_not_explained(search: Path) -> None:
     (told,) = read_runs(search)
     assert explain(search, {**told, "config_hash": "other"}) is None
-
-
-def test_the_curve_is_a_picture(search: Path) -> None:
-    assert write_curve(search).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path, search: Path) -> None:
@@ -200,6 +210,6 @@ def test_a_curve_that_cannot_be_written_is_a_note(
     (folder / "curve.png" / "in the way").mkdir(parents=True)  # read-only folders do not stop a root user
     report_results(folder, as_json)
     shown = capsys.readouterr()
-    assert shown.err.startswith("note: no anytime curves: ")
+    assert shown.err.startswith("note: no pictures: ")
     assert "megatron" in shown.out
     assert not as_json or json.loads(shown.out)["curve"] is None

@@ -6,6 +6,7 @@ import fcntl
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from envs.rows import ROWS_FILE, read_rows
@@ -16,7 +17,7 @@ from raysearch.records import RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
 
 SEARCHERS = ["random", "random_walk", "annealing", "coordinate", "megatron", "ppo_paper"]
-NO_CLOCK = {"optimum", "fraction_of_optimum", "wall_s", "metrics"}
+NO_CLOCK = {"optimum", "fraction_of_optimum", "wall_s", "improvements", "metrics"}
 
 
 def spec(workload: Path, searcher: str = "annealing", seed: int = 0, budget: int = 60) -> RunSpec:
@@ -82,6 +83,24 @@ def test_a_run_killed_after_its_checkpoint_ends_as_if_never_stopped(
     assert resumed.calls == 13
     assert finished(resumed) == straight
     assert read_rows(tmp_path / "resumed").equals(read_rows(tmp_path / "straight"))
+
+
+def test_every_improvement_is_timed_also_across_a_resume(tiny_workload: Path, tmp_path: Path) -> None:
+    killed = SearchRun(spec(tiny_workload, budget=200), tmp_path)
+    killed.advance(40)
+    killed.save()
+    killed.advance(20)
+    killed.close()
+    run = SearchRun(spec(tiny_workload, budget=200), tmp_path, resume=True)
+    run.advance(200)
+    summary = run.finish()
+    best = read_rows(tmp_path)["best_so_far"].to_numpy()
+    rises = (np.flatnonzero(np.diff(best, prepend=0.0)) + 1).tolist()
+    assert rises[0] <= 40 < rises[-1]
+    assert [call for call, _ in summary["improvements"]] == rises
+    times = [wall_s for _, wall_s in summary["improvements"]]
+    assert times == sorted(times)
+    assert 0.0 < times[0] <= times[-1] <= summary["wall_s"]
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_workload: Path, tmp_path: Path) -> None:
