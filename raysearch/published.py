@@ -8,10 +8,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import RenderableType
 
-from raysearch.files import read_json
+from raysearch.files import damaged, read_json
 from raysearch.records import STUDY_FILE, StudyRecord
 from raysearch.tables import plain_table
 
@@ -46,7 +46,10 @@ def read_published(directory: Path) -> Published | None:
     """
     path = directory / STUDY_FILE
     section = read_json(path, StudyRecord)["study"].get("published") if path.is_file() else None
-    return Published.model_validate(section) if section else None
+    try:
+        return Published.model_validate(section) if section else None
+    except ValidationError as error:
+        raise damaged(f"{path} is damaged: its section published is {section}") from error
 
 
 def beside_published(published: Published, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

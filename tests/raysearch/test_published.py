@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from raysearch.published import Published, beside_published, published_table
+from raysearch.errors import InputError
+from raysearch.published import Published, beside_published, published_table, read_published
 
 
 def run(searcher: str, best: float, *, workload: str = "w", optimum: float | None = 600.0) -> dict[str, Any]:
@@ -57,6 +60,19 @@ def test_without_the_base_or_its_success_there_is_no_ratio() -> None:
 def test_without_an_optimum_there_is_no_bound() -> None:
     runs = [run("walk", 100.0, optimum=None), run("agent", 200.0, optimum=None)]
     assert by_key(beside_published(published(), runs))["w", "agent"]["ratios"]["walk"] == {"ours": 2.0, "bound": None}
+
+
+def test_a_study_folder_says_what_was_published(tmp_path: Path) -> None:
+    record = {"study": {"published": published().model_dump(mode="json")}, "runs": [], "optima": {}, "hashes": {}}
+    (tmp_path / "study.json").write_text(json.dumps({**record, "folder": "f", "version": "v"}))
+    assert read_published(tmp_path) == published()
+    (tmp_path / "study.json").write_text(json.dumps({**record, "study": {}, "folder": "f", "version": "v"}))
+    assert read_published(tmp_path) is None
+    (tmp_path / "study.json").write_text(
+        json.dumps({**record, "study": {"published": 3}, "folder": "f", "version": "v"})
+    )
+    with pytest.raises(InputError, match="damaged"):
+        read_published(tmp_path)
 
 
 def test_the_table_shows_ours_theirs_and_the_bound_of_every_workload() -> None:
