@@ -1,6 +1,6 @@
 """Tunes the searchers that others' methods stand behind, each with the same effort, on workloads kept for tuning.
 
-    python benchmarks/tune_peers.py          # every peer: 8 configurations on 6 workloads, 1000 calls each
+    python benchmarks/tune_peers.py          # every peer: 12 configurations on 6 workloads
     python benchmarks/tune_peers.py --peer genetic --out tuning.jsonl
 
 A configuration's score is f/f* averaged over workloads, seeds and four points of the run (a tenth, a quarter, a half
@@ -36,7 +36,8 @@ SEEDS = (100,)
 CALLS = 1000
 POINTS = (0.1, 0.25, 0.5, 1.0)
 
-# Eight each. The first is the library's default, or what its source proposes.
+# Twelve each. The first is the library's default, or what its source proposes; the last four lie around the best of
+# the first eight.
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "annealing_tuned": tuple(
         {"initial_temperature": hot, "final_temperature": cold, "chains": chains}
@@ -49,11 +50,28 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], ...]] = {
             (1.0, 0.01, 4),
             (0.3, 0.01, 4),
             (0.3, 0.01, 10),
+            (0.1, 0.01, 4),
+            (0.1, 0.03, 1),
+            (0.2, 0.02, 4),
+            (0.05, 0.02, 1),
         )
     ),
     "mcmc": tuple(
         {"beta": beta, "patience": patience}
-        for beta, patience in ((1.0, 0), (2.0, 0), (3.0, 0), (5.0, 0), (10.0, 0), (2.0, 400), (3.0, 100), (10.0, 100))
+        for beta, patience in (
+            (1.0, 0),
+            (2.0, 0),
+            (3.0, 0),
+            (5.0, 0),
+            (10.0, 0),
+            (2.0, 400),
+            (3.0, 100),
+            (10.0, 100),
+            (2.5, 0),
+            (3.0, 200),
+            (4.0, 0),
+            (4.0, 400),
+        )
     ),
     "genetic": tuple(
         {"population": population, "offspring": offspring, "mutations": mutations, "crossover": crossover}
@@ -66,6 +84,10 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], ...]] = {
             (50, 1, 3.0, 0.9),
             (20, 1, 3.0, 0.9),
             (50, 1, 1.5, 0.5),
+            (10, 1, 3.0, 0.9),
+            (20, 1, 5.0, 0.9),
+            (20, 5, 3.0, 0.9),
+            (30, 1, 3.0, 0.9),
         )
     ),
     "ant_colony": tuple(
@@ -79,6 +101,10 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], ...]] = {
             (10, 0.1, 0.15, 0.5, 50),
             (10, 0.1, 0.05, 1.0, 50),
             (5, 0.1, 0.1, 0.5, 40),
+            (10, 0.3, 0.15, 0.5, 50),
+            (10, 0.2, 0.3, 0.5, 50),
+            (10, 0.3, 0.3, 0.5, 50),
+            (5, 0.2, 0.15, 0.5, 50),
         )
     ),
     "optuna_tpe": tuple(

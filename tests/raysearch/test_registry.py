@@ -43,6 +43,13 @@ def test_the_class_behind_a_name_bears_it(name: str) -> None:
     assert isinstance(make_searcher(name, SPACE, seed=0, budget=1), searcher_class(name))
 
 
+def test_a_missing_extra_is_one_message_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "raysearch.searchers.sb3_ppo", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"sb3_ppo.* needs Stable-Baselines3: pip install 'raysearch\[sb3\]'"):
+        check_options("sb3_ppo", {})
+
+
 def test_the_preset_holds_unless_an_option_is_given() -> None:
     assert check_options("annealing", {}).model_dump() == {"initial_temperature": 100.0}
     assert check_options("annealing", {"initial_temperature": 3}).model_dump() == {"initial_temperature": 3.0}
