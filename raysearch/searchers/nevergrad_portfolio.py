@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from envs.space import Action, StrategySpace
 from raysearch.merit import merit
 from raysearch.searcher import NoOptions, Outcome, Searcher
+from sim.types import CHOICES
 
 if TYPE_CHECKING:
     from nevergrad.optimization.base import Optimizer
     from nevergrad.parametrization.core import Parameter
 
-_DEGREES = 4
-_CHOICES = 3
+_DEGREES = 4  # leading coordinates: tp, ep, pp and batch
 
 
 class NevergradOptions(NoOptions):
@@ -73,7 +73,7 @@ class NevergradSearcher(Searcher):
             ]
         else:
             degrees = [p.TransitionChoice(range(size)) for size in sizes]
-        return p.Tuple(*degrees, p.TransitionChoice(range(_CHOICES), repetitions=choices))
+        return p.Tuple(*degrees, p.TransitionChoice(CHOICES, repetitions=choices))
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """The action that Nevergrad's next candidate stands for."""

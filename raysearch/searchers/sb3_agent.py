@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 
 Observation = NDArray[np.float32]
 
+_HEADS = 4  # [assumed] the paper names no number
+
 
 class EliteExtractor(BaseFeaturesExtractor):
     """The paper's network up to the pooled features, as a user of Stable-Baselines3 would write it."""
 
-    def __init__(self, observation_space: gymnasium.Space[Any], width: int, heads: int) -> None:
+    def __init__(self, observation_space: gymnasium.Space[Any], width: int) -> None:
         super().__init__(observation_space, width)
         assert observation_space.shape is not None
         self.embedding = nn.Linear(observation_space.shape[-1], width)
-        self.encoder = nn.TransformerEncoderLayer(width, heads, dim_feedforward=width, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoderLayer(width, _HEADS, dim_feedforward=width, dropout=0.0, batch_first=True)
 
     def forward(self, observations: Tensor) -> Tensor:
         """`[N, T, A]` to `[N, width]`."""
@@ -62,6 +64,7 @@ class SB3Agent:
     """
 
     def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: SB3Options) -> None:
+        torch.set_num_threads(1)  # the networks are small, and the order of sums must not depend on the machine
         self.restarts, self.confidence = 0, 0.0
         self._space, self._budget, self._options = space, budget, options
         self._calls = self._born = 0
@@ -82,10 +85,7 @@ class SB3Agent:
                 n_epochs=self._options.gradient_steps,
                 policy_kwargs={
                     "features_extractor_class": EliteExtractor,
-                    "features_extractor_kwargs": {
-                        "width": self._options.embedding,
-                        "heads": self._options.attention_heads,
-                    },
+                    "features_extractor_kwargs": {"width": self._options.embedding},
                     "net_arch": [self._options.embedding],
                 },
                 device="cpu",

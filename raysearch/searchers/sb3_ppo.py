@@ -27,8 +27,7 @@ class SB3Options(NoOptions):
         learning_rate: Of the first call; it falls to 0 on a cosine over the budget.
         confidence_threshold: tau: the agent restarts once every head's largest probability reaches it.
         chunks: An agent lives for budget / chunks calls at most.
-        embedding: Width of the strategy embedding, of the encoder block and of the MLPs.
-        attention_heads: Heads of the encoder block; divides `embedding`.
+        embedding: Width of the strategy embedding, of the encoder block (4 heads) and of the MLPs.
     """
 
     rollout_calls: Annotated[int, Field(ge=2)]
@@ -37,7 +36,6 @@ class SB3Options(NoOptions):
     confidence_threshold: Annotated[float, Field(ge=0, le=1)]
     chunks: Annotated[int, Field(ge=1)]
     embedding: Annotated[int, Field(ge=1, multiple_of=4)]
-    attention_heads: Annotated[int, Field(ge=1)]
 
 
 @final
