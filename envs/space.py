@@ -32,16 +32,21 @@ class StrategySpace:
         >>> space.decode(space.nvec - 1).batch
         4096
 
+    Args:
+        workload: What the space belongs to.
+        fixed_dims: Dims of every strategy, where only degrees and batch are searched.
+
     Attributes:
         workload: What the space belongs to.
         names: Name of each coordinate, [A]: the degrees, then the fused ops.
         sizes: Number of values of each coordinate, [A].
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, *, fixed_dims: tuple[int, ...] | None = None) -> None:
         degrees = workload.degrees
-        ops = op_names(workload.model)
+        ops = op_names(workload.model) if fixed_dims is None else ()
         self.workload = workload
+        self._fixed_dims = fixed_dims
         self.names: tuple[str, ...] = (*_DEGREES, *ops)
         self._tables: tuple[tuple[int, ...], ...] = (
             *(degrees.tp, degrees.ep, degrees.pp, degrees.batch),
@@ -80,12 +85,7 @@ class StrategySpace:
         Raises:
             ValueError: A degree is not in its table, or the dims do not fit the workload's ops.
         """
-        if len(strategy.dims) != len(self.names) - len(_DEGREES):
-            raise ValueError(
-                f"expected {len(self.names) - len(_DEGREES)} dims, got {len(strategy.dims)}: "
-                f"one per fused op of {self.workload.model.name}"
-            )
-        values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *strategy.dims)
+        values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *self._searched_dims(strategy.dims))
         for name, value, table in zip(self.names, values, self._tables, strict=True):
             if value not in table:
                 raise ValueError(f"{name} is {value}, but {self.workload.name} searches only {table}")
@@ -133,6 +133,18 @@ class StrategySpace:
             moved[coordinate] = (moved[coordinate] + step) % self._nvec[coordinate]
         return moved
 
+    def _searched_dims(self, dims: tuple[int, ...]) -> tuple[int, ...]:
+        if self._fixed_dims is not None:
+            if dims != self._fixed_dims:
+                raise ValueError(f"expected dims {self._fixed_dims}, which are not searched here, got {dims}")
+            return ()
+        expected = len(self.names) - len(_DEGREES)
+        if len(dims) != expected:
+            raise ValueError(
+                f"expected {expected} dims, got {len(dims)}: one per fused op of {self.workload.model.name}"
+            )
+        return dims
+
     def _strategy(self, indices: tuple[int, ...]) -> Strategy:
         tp, ep, pp, batch, *dims = (table[index] for index, table in zip(indices, self._tables, strict=True))
-        return Strategy(tp=tp, ep=ep, pp=pp, batch=batch, dims=tuple(dims))
+        return Strategy(tp=tp, ep=ep, pp=pp, batch=batch, dims=self._fixed_dims or tuple(dims))

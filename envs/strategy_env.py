@@ -65,6 +65,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         elites: Rows of the observation, T.
         reward: From (raw, best before the call, feasible) to the reward.
         retries: How often a failing evaluation is tried again before `SimulatorFailure`.
+        space: What actions choose from; by default all strategies of the workload.
     """
 
     def __init__(
@@ -75,10 +76,11 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         elites: int = 3,
         reward: Reward = _PAPER_REWARD,
         retries: int = 0,
+        space: StrategySpace | None = None,
     ) -> None:
         if retries < 0:
             raise ValueError(f"expected retries >= 0, got {retries}")
-        self.space = StrategySpace(workload)
+        self.space = space or StrategySpace(workload)
         self.archive = EliteArchive(elites)
         self.action_space = self.space.action_space
         self.observation_space = Box(_PADDING, 1.0, (elites, len(self.space.sizes)), np.float32)

@@ -80,9 +80,10 @@ def stepping(description: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def telling(description: str) -> Iterator[Callable[[str], None]]:
-    """A spinner for work in a few named steps; a line each when stderr is no terminal."""
+    """A spinner for work in a few named steps; a line now and then when stderr is no terminal."""
     if not console.is_terminal:
-        yield lambda step: console.print(step, highlight=False)
+        say = _now_and_then()
+        yield lambda step: say(f"{description}: {step}")
         return
     with console.status(description) as status:
         yield lambda step: status.update(f"{description}: {step}")

@@ -29,6 +29,9 @@ class RunSpec:
         budget: Calls, at least 1.
         hardware: Replaces the workload's hardware: a name or a path.
         options: Of the searcher; what is left out takes its preset.
+        simulator: Name of a plugged-in black box, see `raysearch.simulators.plugin`; None for our own.
+        workers: Processes that evaluate; 0 evaluates where the searcher runs. It decides how far ahead the searcher
+            is asked, and so what it calls.
     """
 
     workload: str
@@ -37,12 +40,21 @@ class RunSpec:
     budget: int
     hardware: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    simulator: str | None = None
+    workers: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Most calls asked for and not told yet: one more than workers, so that none waits for the searcher."""
+        return self.workers + 1
 
     def __post_init__(self) -> None:
         if self.budget < 1:
             raise InputError(f"budget must be at least 1 call, got {self.budget}")
         if not 0 <= self.seed <= LARGEST_SEED:
             raise InputError(f"seed must be at least 0 and below 2**63, got {self.seed}")
+        if self.workers < 0:
+            raise InputError(f"workers must be at least 0, got {self.workers}")
 
 
 class RunHead(BaseModel):

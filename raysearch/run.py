@@ -1,20 +1,22 @@
 """One run: a searcher on a workload with a seed and a budget of calls, and the one loop that drives it.
 
 Every searcher, alone or in a study, is driven by `SearchRun.advance`, so equal specs give equal calls bit for
-bit wherever they run. Nothing here knows of Ray.
+bit wherever they run. With workers the searcher is asked ahead, and told in the order in which it was asked: what it
+sees depends on how far ahead that is, never on which worker was faster.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from envs.recording import CallGate
 from envs.rows import COMPACT_FILE, ROWS_FILE, RowWriter, compact
-from envs.space import StrategySpace
+from envs.space import Action
 from envs.strategy_env import StrategyEnv
 from raysearch import __version__
 from raysearch.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
@@ -23,6 +25,7 @@ from raysearch.files import read_json, strategy_dict, write_json
 from raysearch.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome
+from raysearch.simulators.opening import Patience, open_simulator, searched_space
 from sim.catalog import load_workload
 
 _log = logging.getLogger(__name__)
@@ -40,7 +43,15 @@ class SearchRun:
     >>> run.close()
     """
 
-    def __init__(self, spec: RunSpec, out_dir: Path, *, optimum: float | None = None, resume: bool = False) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        out_dir: Path,
+        *,
+        optimum: float | None = None,
+        resume: bool = False,
+        patience: Patience | None = None,
+    ) -> None:
         """Starts a run from its first call, or goes on from its last checkpoint.
 
         Args:
@@ -48,6 +59,7 @@ class SearchRun:
             out_dir: The run's folder. Rows beyond the checkpoint's calls are dropped: they are computed again.
             optimum: f* of the workload, tokens/s/GPU. For the scores only: no searcher sees it.
             resume: Whether to go on from the folder's checkpoint, if there is one.
+            patience: With a simulator that hangs or fails; by default `Patience()`.
 
         Raises:
             InputError, CatalogError, UnknownName: The spec cannot be run, is not the checkpoint's, or the folder
@@ -55,23 +67,23 @@ class SearchRun:
         """
         self.spec, self.out_dir, self.optimum = spec, out_dir, optimum
         self.workload = load_workload(spec.workload, spec.hardware)
-        space = StrategySpace(self.workload)
-        self._searcher = make_searcher(spec.searcher, space, seed=spec.seed, budget=spec.budget, **spec.options)
-        env = StrategyEnv(self.workload)
+        self._space = searched_space(self.workload, spec.simulator)
+        self._searcher = make_searcher(spec.searcher, self._space, seed=spec.seed, budget=spec.budget, **spec.options)
+        patience = patience or Patience()
+        self._simulator = open_simulator(spec.simulator, self.workload, patience, workers=spec.workers)
+        env = StrategyEnv(self.workload, evaluate=self._simulator, space=self._space, retries=patience.retries)
         out_dir.mkdir(parents=True, exist_ok=True)
         state, rows = self._resumed() if resume else (None, self._new_rows())
         write_json(out_dir / HEAD_FILE, self._head())
         self._gate = CallGate(env, spec.budget, rows, self.run_id)
         self._observation, _ = self._gate.reset(seed=spec.seed)
+        self._asked: deque[Action] = deque()  # by the searcher, and not told yet
         self._exhausted = False
         self._wall_s = 0.0
         self._improvements: list[tuple[int, float]] = []
         if state:
-            self._gate.set_state(state["gate"])
-            self._searcher.set_state(state["searcher"])
+            self._go_on_from(state)
             self._observation = env.observation
-            self._exhausted, self._wall_s = state["exhausted"], state["wall_s"]
-            self._improvements = state["improvements"]
 
     @property
     def run_id(self) -> str:
@@ -86,7 +98,7 @@ class SearchRun:
     @property
     def done(self) -> bool:
         """Whether the budget is spent or the searcher has nothing left to propose."""
-        return self._exhausted or self._gate.calls_left == 0
+        return self._gate.calls_left == 0 or (self._exhausted and not self._asked)
 
     def advance(self, calls: int) -> None:
         """Makes at most `calls` further calls; fewer if the run is done before."""
@@ -102,15 +114,25 @@ class SearchRun:
             self._wall_s = time.perf_counter() - began
 
     def _call(self) -> bool:
-        action = self._searcher.ask(self._observation)
-        if action is None:
-            self._exhausted = True
+        self._ask_ahead()
+        if not self._asked:
             return False
+        action = self._asked[0]
         observation, reward, _, _, info = self._gate.step(action)
+        self._asked.popleft()
         self._observation = observation
         outcome = Outcome.of(observation, reward, info)
         self._searcher.tell(action, outcome)
         return True
+
+    def _ask_ahead(self) -> None:
+        while not self._exhausted and len(self._asked) < min(self.spec.in_flight, self._gate.calls_left):
+            action = self._searcher.ask(self._observation)
+            if action is None:
+                self._exhausted = True
+            else:
+                self._asked.append(action)
+                self._simulator.prefetch(self._space.decode(action))
 
     def metrics(self) -> dict[str, Any]:
         """How far the run is: the same names for every searcher, then the searcher's own under "searcher/"."""
@@ -165,6 +187,7 @@ class SearchRun:
         """Lets go of the rows file and of what the searcher holds; every row is on disk."""
         self._gate.close()
         self._searcher.close()
+        self._simulator.close()
 
     def save(self) -> None:
         """Replaces the checkpoint in the run's folder: all that a later process needs to go on bit-identically."""
@@ -173,11 +196,21 @@ class SearchRun:
             "config_hash": self.workload.config_hash,
             "gate": self._gate.get_state(),
             "searcher": self._searcher.get_state(),
+            "asked": list(self._asked),
             "exhausted": self._exhausted,
             "wall_s": self._wall_s,
             "improvements": self._improvements,
         }
         write_checkpoint(self.out_dir, state)
+
+    def _go_on_from(self, state: dict[str, Any]) -> None:
+        self._gate.set_state(state["gate"])
+        self._searcher.set_state(state["searcher"])
+        self._exhausted, self._wall_s = state["exhausted"], state["wall_s"]
+        self._improvements = state["improvements"]
+        for action in state["asked"]:
+            self._asked.append(action)
+            self._simulator.prefetch(self._space.decode(action))
 
     def _new_rows(self) -> RowWriter:
         try:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -13,11 +11,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-# Ray reads these when it is imported. What the user has set stays.
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a token that another cluster left must not change ours
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new output prints a banner even when told to be silent
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # read on import; the new output prints a banner even when silent
 
+from raysearch.connection import connected  # before Ray, whose environment it prepares
+
+# isort: split
 import ray
 from ray import tune
 
@@ -29,10 +27,6 @@ from raysearch.trial import SearchTrial, trial_config
 
 MAX_FAILURES = 2
 """[assumed] Restarts of a run whose process dies, before the run counts as failed."""
-CONNECT_TIMEOUT_S = 5.0
-"""[assumed] A cluster that does not answer within it is not there."""
-OBJECT_STORE_BYTES = 100 * 1024**2
-"""[assumed] Runs exchange only small dictionaries; Ray's default of 30 % of the memory would be in the way."""
 
 _display: ContextVar[StudyDisplay] = ContextVar("display of the study that is running")
 
@@ -63,7 +57,7 @@ def run_study(
         Interrupted: By a signal; every row is kept.
         RunFailed: Some runs broke down; the others are finished.
     """
-    with _ray(address, cpus):
+    with connected(address, cpus):
         _check_resources(study.file.cpus_per_run)
         if not resume:
             write_study(study, optima, out)
@@ -93,41 +87,6 @@ class _Relay(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         _display.get().failed(trial.config["run"]["run_id"])
-
-
-@contextmanager
-def _ray(address: str | None, cpus: int | None) -> Iterator[None]:
-    """A connection to Ray; what was there before is left as it was."""
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `_judge` tells of failed runs, without tracebacks
-    if ray.is_initialized():
-        yield
-        return
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    _check_reachable(address)
-    try:
-        if address == "local":
-            ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
-        else:
-            ray.init(address, **quiet)
-    except (ConnectionError, ValueError) as error:
-        raise InputError(f"cannot connect to Ray at {address!r}: {error}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Refuses host:port addresses where nobody listens: Ray itself would retry for minutes."""
-    host, _, port = address.rpartition(":")
-    if "://" in address or not (host and port.isdigit()):
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
-        raise InputError(f"no Ray cluster answers at {address!r}: {error}") from error
 
 
 def _check_resources(cpus_per_run: int) -> None:

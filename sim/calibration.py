@@ -22,6 +22,8 @@ FORMAT = 1
 """Version of the coefficients file."""
 NODE_GPUS = 8
 """GPUs of the nodes that expert all-to-alls were measured on."""
+WIDEST_GROUP = 32
+"""Query heads per KV head up to which an engine's usual decode attention runs; beyond, a slower one is measured."""
 DISPATCH_EACH, COMBINE_EACH = 1.03, 2.0
 """Bytes per element of a DeepEP message: fp8 with its scales, and bf16. [published] DeepEP's defaults."""
 
@@ -105,8 +107,8 @@ class Calibration:
         if multi_head:
             fitted = self.table(prefix + "mha")(*point)
         else:
-            fitted = self.table(prefix + "gqa")(*point[:2], log(min(group, 32.0)), point[3])
-            if group > 32:
+            fitted = self.table(prefix + "gqa")(*point[:2], log(min(group, WIDEST_GROUP)), point[3])
+            if group > WIDEST_GROUP:
                 fitted = max(fitted, self.table(prefix + "wide")(*point))
         byte_us = 2 * streams * kv_len * head_dim * grid_terms.ELEMENT_BYTES[kv_dtype] / self._hbm
         flop_us = 4 * sequences * heads * head_dim * kv_len / self._flop_per_us["bf16"]

@@ -73,9 +73,11 @@ class _EngineRecord(BaseModel):
     step_s: Coefficient
     sequence_s: Coefficient
     prefill_share: Coefficient
+    launch_layer_s: Coefficient = 0.0
 
 
 class _Serving(BaseModel):
+    mape: Coefficient | None = None
     engines: dict[str, _EngineRecord] = {}
 
 

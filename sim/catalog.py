@@ -66,6 +66,26 @@ def load_speed_of_light(name_or_path: str | Path) -> dict[str, float]:
     return read_config(config_path("hardware", name_or_path), HardwareFile).speed_of_light()
 
 
+def load_memory_bytes(name_or_path: str | Path) -> float:
+    """The HBM of one GPU of a hardware file, whose calibration need not exist yet. Raises: CatalogError."""
+    return read_config(config_path("hardware", name_or_path), HardwareFile).hbm.capacity_gb * 1e9
+
+
+def load_calibrated(hardware: str | Path, calibration: str | Path | None = None) -> tuple[Calibration, float]:
+    """The coefficients that a hardware file names, or others for the same machine, and its bytes of HBM per GPU.
+
+    Raises:
+        CatalogError: An unknown name, a bad file, or coefficients of a machine with other peak rates.
+    """
+    path = config_path("hardware", hardware)
+    file = read_config(path, HardwareFile)
+    if calibration is None and file.calibration is None:
+        raise CatalogError(f"hardware {file.name!r} names no calibration: say which coefficients to use")
+    loaded = load_calibration(calibration or file.calibration or "", beside=None if calibration else path.parent)
+    file.check_same_machine(loaded)
+    return loaded, file.hbm.capacity_gb * 1e9
+
+
 def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> types.Model:
     """The model of a shipped name or a file. Raises: CatalogError."""
     return read_config(config_path("models", name_or_path, beside=beside), ModelFile).to_si()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.calibration import COMBINE_EACH, DISPATCH_EACH, NODE_GPUS, Calibration, is_plain
+from sim.calibration import COMBINE_EACH, DISPATCH_EACH, NODE_GPUS, WIDEST_GROUP, Calibration, is_plain
 from sim.types import Dtype
 
 
@@ -127,6 +127,8 @@ _SIZES = {
     "message_bytes": "message size",
 }
 """Columns of the measured tables, in words."""
+_WIDE = f"attention of more than {WIDEST_GROUP} query heads per KV head"
+"""Another kernel, up to 15 times slower in TensorRT-LLM; no row says where between 32 and 48 heads it takes over."""
 
 
 class Curves:
@@ -183,7 +185,11 @@ class Curves:
         time_us = self.calibration.attention_decode_us(
             engine, priced_as, sequences, kv_len, heads, kv_heads, head_dim, multi_head=multi_head
         )
-        return self._priced(series, time_us, (sequences, kv_len, heads, kv_heads, head_dim), dtype)
+        sizes = (sequences, kv_len, heads, kv_heads, head_dim)
+        if multi_head or heads <= WIDEST_GROUP * kv_heads:
+            return self._priced(series, time_us, sizes, dtype)
+        wide = self._priced(f"attention_decode/{engine}/{priced_as}/wide", time_us, sizes, dtype)
+        return wide._replace(extrapolated=wide.extrapolated or _WIDE)
 
     def _expert_kernel(self, shape: GroupedGemm | Routing | Permute | ExpertActivation, dtype: str) -> Priced | None:
         series = self._series_of("moe", dtype, gated=shape.gated)

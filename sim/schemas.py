@@ -199,9 +199,14 @@ class _Collectives(FileSchema):
 class _ExpectedError(FileSchema):
     """Relative errors that no cross-validation gives; defaults as in the shipped H100 file."""
 
-    serving: Share = 0.12
+    serving: Share | None = None  # that of the calibration's serving runs, held out; else as uncalibrated
     uncalibrated: Share = 0.35
     extrapolated: Share = 0.30
+
+    def to_si(self, calibration: Calibration | None) -> types.ErrorModel:
+        measured = calibration.data.get("serving", {}).get("mape") if calibration else None
+        serving = next(error for error in (self.serving, measured, self.uncalibrated) if error is not None)
+        return types.ErrorModel(serving, self.uncalibrated, self.extrapolated)
 
 
 class HardwareFile(FileSchema):
@@ -268,7 +273,7 @@ class HardwareFile(FileSchema):
             collectives=collectives,
             curves=curves,
             communication_overlap=self.communication_overlap,
-            errors=types.ErrorModel(**self.expected_error.model_dump()),
+            errors=self.expected_error.to_si(calibration),
         )
 
 

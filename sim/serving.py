@@ -13,9 +13,6 @@ from dataclasses import dataclass, replace
 from sim.deployment import Deployment, MemoryPolicy, sequence_limit
 from sim.serving_step import Batch, Kernels, step_parts, step_time
 
-LAUNCH_LAYER_S = 60e-6
-"""[assumed] A step with prompts runs outside the CUDA graph: about 12 launches of 5 us per layer show."""
-
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -25,12 +22,15 @@ class Engine:
         step_s: Time of a step that no kernel accounts for.
         sequence_s: The same for each running sequence: sampling, detokenising, bookkeeping.
         prefill_share: Share of the other requests' prompt work that a running request waits for.
+        launch_layer_s: Time in which the host launches one layer's kernels when a prompt keeps a step out of the CUDA
+            graph. The decode step before it hides as much of this as it lasts; for the rest the GPU waits.
     """
 
     name: str
     step_s: float
     sequence_s: float
     prefill_share: float
+    launch_layer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,11 @@ class Work:
     Attributes:
         running: Sequences that decode at once on one attention rank.
         decode_s: One decode step's kernels and collectives.
-        prompt_s: What one prompt adds to a decode step.
+        prompt_s: What one prompt's kernels add to a decode step.
         prompts: Prompts per step over the whole replica.
         others_prompts: The same without those of one request's own place.
+        together: Prompts that share a step where there are any.
+        layers: Of the model.
         parts_s: The step by kind of kernel, before any overlap.
     """
 
@@ -51,7 +53,13 @@ class Work:
     prompt_s: float
     prompts: float
     others_prompts: float
+    together: float
+    layers: int
     parts_s: Mapping[str, float]
+
+    def launch_s(self, engine: Engine) -> float:
+        """Time that a step with prompts waits for its launches."""
+        return max(0.0, engine.launch_layer_s * self.layers - self.decode_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +86,20 @@ def serve(deployment: Deployment, kernels: Kernels, engine: Engine, hbm_bytes: f
     others; `prefill_share` of that shows in its time per output token.
     """
     work = steady_work(deployment, kernels, hbm_bytes, policy)
-    step_s = work.decode_s + engine.step_s + engine.sequence_s * work.running
-    tpot_s = step_s + engine.prefill_share * work.others_prompts * work.prompt_s
-    cycle_s = step_s + work.prompts * work.prompt_s
+    cycle_s = step_alone(work, engine) + work.prompts * (work.prompt_s + work.launch_s(engine) / work.together)
     made = work.running * deployment.attention_dp / cycle_s / deployment.gpus
-    return Serving(tpot_s, work.running, work, made)
+    return Serving(time_per_token(work, engine), work.running, work, made)
+
+
+def step_alone(work: Work, engine: Engine) -> float:
+    """Seconds of a step without prompts."""
+    return work.decode_s + engine.step_s + engine.sequence_s * work.running
+
+
+def time_per_token(work: Work, engine: Engine) -> float:
+    """Mean seconds per output token after the first, under an engine."""
+    waits_s = engine.prefill_share * work.prompt_s + work.launch_s(engine) / work.together
+    return step_alone(work, engine) + work.others_prompts * waits_s
 
 
 def steady_work(deployment: Deployment, kernels: Kernels, hbm_bytes: float, policy: MemoryPolicy) -> Work:
@@ -95,13 +112,15 @@ def steady_work(deployment: Deployment, kernels: Kernels, hbm_bytes: float, poli
     sequences = running * deployment.attention_dp
     together = max(1.0, sequences / deployment.osl)  # prompts that share a step
     mixed = replace(batch, prompt_tokens=together * deployment.isl, prompt_length=float(deployment.isl))
-    added_s = max(0.0, step_time(deployment, kernels, mixed) - decode_s) + LAUNCH_LAYER_S * deployment.model.layers
+    added_s = max(0.0, step_time(deployment, kernels, mixed) - decode_s)
     return Work(
         running,
         decode_s,
         added_s / together,
         prompts=sequences / deployment.osl,
         others_prompts=max(0.0, sequences - 1) / deployment.osl,
+        together=together,
+        layers=deployment.model.layers,
         parts_s=step_parts(deployment, kernels, batch),
     )
 

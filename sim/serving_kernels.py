@@ -27,8 +27,8 @@ _EXPERTS_MXFP4 = "moe/trtllm/moe_torch_flow_cutlass/fp8"
 """[assumed] No kernel with MXFP4 weights was measured: this one's efficiency at the bytes of MXFP4."""
 _ELEMENTWISE_SHARE, _ELEMENTWISE_FLOOR_S = 0.8, 2e-6
 """[assumed] Share of the HBM bandwidth and least time of a kernel that streams activations."""
-NETWORK_LATENCY_S, NETWORK_BYTES_PER_S = 20e-6, 48e9
-"""[assumed, published] Latency of a collective's passage between nodes; achieved NDR InfiniBand per GPU."""
+NETWORK_LATENCY_S, NETWORK_SHARE = 20e-6, 0.96
+"""[assumed, published] Latency of a collective's passage between nodes; 48 of NDR InfiniBand's 50 GB/s are achieved."""
 LOW_LATENCY_TOKENS = 1024
 """Most tokens per rank that low-latency kernels take. [assumed] above what SGLang reserves buffers for."""
 
@@ -39,13 +39,16 @@ class FittedKernels:
     Attributes:
         calibration: Fitted coefficients of the accelerator.
         engine: One of `ENGINES`; another name is priced as "vllm".
-        hbm_bytes_per_s: For kernels that stream activations.
+        hbm_bytes_per_s: Peak of the calibration's machine, for kernels that stream activations.
+        network_bytes_per_s: Achieved between its nodes, per GPU.
     """
 
-    def __init__(self, calibration: Calibration, engine: str, hbm_bytes_per_s: float = 3.35e12) -> None:
+    def __init__(self, calibration: Calibration, engine: str) -> None:
+        light: Mapping[str, float] = calibration.data["speed_of_light"]
         self.calibration = calibration
         self.engine = engine if engine in ENGINES else "vllm"
-        self.hbm_bytes_per_s = hbm_bytes_per_s
+        self.hbm_bytes_per_s = light["hbm_gb_per_s"] * 1e9
+        self.network_bytes_per_s = light["network_gb_per_s"] * 1e9 * NETWORK_SHARE
 
     def gemm(self, rows: float, columns: float, inner: float, weights: WeightFormat) -> float:
         """Seconds of [rows, inner] x [inner, columns]."""
@@ -109,7 +112,7 @@ class FittedKernels:
         inside = min(degree, NODE_GPUS)
         series = f"collectives/all_reduce/{_CUSTOM_ALL_REDUCE[self.engine]}"
         inside_s = self.calibration.collective_us(series, "all_reduce", inside, size_bytes) * 1e-6
-        return inside_s + 2 * _between_nodes_s(size_bytes / inside, degree)
+        return inside_s + 2 * self._between_nodes_s(size_bytes / inside, degree)
 
     def exchange(self, size_bytes: float, degree: int) -> float:
         """Seconds of an all-gather to `size_bytes` and a reduce-scatter of as much, by NCCL."""
@@ -120,7 +123,7 @@ class FittedKernels:
             self.calibration.collective_us(f"collectives/{kind}/nccl", kind, inside, size_bytes)
             for kind in ("all_gather", "reduce_scatter")
         )
-        return inside_us * 1e-6 + 2 * _between_nodes_s(size_bytes / inside, degree)
+        return inside_us * 1e-6 + 2 * self._between_nodes_s(size_bytes / inside, degree)
 
     def expert_all_to_all(self, tokens: float, model: Model, degree: int) -> float:
         """Seconds of DeepEP's dispatch and combine of each rank's tokens: low-latency kernels for few, else normal."""
@@ -132,10 +135,9 @@ class FittedKernels:
             for side, each in (("dispatch", DISPATCH_EACH), ("combine", COMBINE_EACH))
         )
 
-
-def _between_nodes_s(share_bytes: float, degree: int) -> float:
-    """One passage between nodes of each GPU's share; nothing inside a node. Extrapolated: no such row is published."""
-    nodes = math.ceil(degree / NODE_GPUS)
-    if nodes == 1:
-        return 0.0
-    return NETWORK_LATENCY_S * math.log2(nodes) + share_bytes * (nodes - 1) / nodes / NETWORK_BYTES_PER_S
+    def _between_nodes_s(self, share_bytes: float, degree: int) -> float:
+        """One passage between nodes of each GPU's share; nothing inside one. Extrapolated: no such row is published."""
+        nodes = math.ceil(degree / NODE_GPUS)
+        if nodes == 1:
+            return 0.0
+        return NETWORK_LATENCY_S * math.log2(nodes) + share_bytes * (nodes - 1) / nodes / self.network_bytes_per_s

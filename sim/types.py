@@ -382,7 +382,7 @@ class Workload:
 class Violation:
     """One broken limit: what was needed and what is allowed, in the unit the kind implies."""
 
-    kind: Literal["hbm", "tpot", "gpus", "layers", "heads", "experts", "tokens"]
+    kind: Literal["hbm", "tpot", "gpus", "layers", "heads", "experts", "tokens", "unsupported"]
     needed: float
     allowed: float
     message: str

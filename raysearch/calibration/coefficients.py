@@ -28,6 +28,7 @@ def fit_directory(
     directory: Path,
     provenance: Mapping[str, Any],
     light: Mapping[str, float],
+    hbm_bytes: float,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Fits every family whose file lies in a folder.
@@ -36,6 +37,7 @@ def fit_directory(
         directory: Holds CSV files as `raysearch.calibration.tables.FAMILIES` names them.
         provenance: Source and date, written with the coefficients.
         light: Peak rates of the machine, as `sim.catalog.load_speed_of_light` gives them.
+        hbm_bytes: Memory of one GPU: how many requests a serving run holds at once.
         on_step: Called with what is about to be done.
 
     Returns:
@@ -67,7 +69,7 @@ def fit_directory(
     if not series:
         raise InputError(f"{directory} {_nothing_to_fit(families)}")
     data = as_data(series, light)
-    if serving := fit_serving(directory, Calibration("just fitted", data)):
+    if serving := fit_serving(directory, Calibration("just fitted", data), hbm_bytes):
         on_step(f"fitted engines to {serving.get('rows', 0)} serving runs")
         data["serving"] = serving
     return {"format": data.pop("format"), "provenance": dict(provenance), "families": families, **data}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,13 +35,36 @@ _MODELS: tuple[tuple[str, str, WeightFormat], ...] = (
 )
 
 
+CLIENT_OF_512 = 512
+"""Requests that InferenceX's script of gpt-oss-120b on H100 held open whatever step of the sweep it ran.
+
+[published] SemiAnalysisAI/InferenceX: benchmarks/gptoss_fp4_h100_docker.sh starts vLLM with `--max-num-seqs=$CONC` and
+asynchronous scheduling and sends `CONC * 10` requests; from pull request 227 to 310 (merged 2025-12-08, which calls it
+a bug) its client ran with `--max-concurrency 512`. Such a row states the client's 512 and nowhere the server's limit.
+"""
+SWEPT = (4, 8, 16, 32, 64)
+"""[published] Steps of that sweep, .github/configs/master.yaml, gptoss-fp4-h100-vllm: conc-start 4, conc-end 64."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServingRow:
-    """A deployment and the engine that runs it; `engine` is a name in the fitted serving parameters."""
+    """A deployment and the engine that runs it.
+
+    Attributes:
+        engine: Its name in the fitted serving parameters.
+        stated: Requests in flight as the row states them; another number than the deployment's where the server's own
+            limit is not in the row.
+    """
 
     deployment: Deployment
     backend: str
     engine: str
+    stated: int
+
+    @property
+    def states_its_batch(self) -> bool:
+        """Whether the row says how many requests could run at once."""
+        return self.stated == self.deployment.concurrency
 
 
 @lru_cache(maxsize=64)
@@ -83,7 +106,7 @@ def agg_deployment(row: Mapping[str, Any]) -> ServingRow | None:
     dp = _number(row["attention_dp_size"])
     moe_tp, moe_ep = _number(row["moe_tp_size"]) or 1, _number(row["moe_ep_size"]) or 1
     if not dp:
-        dp = concurrency // per_rank if concurrency and per_rank and model.is_moe else 1
+        dp = max(1, concurrency // per_rank) if per_rank and model.is_moe else 1
     gpus = tp * dp
     counts_all_gpus = moe_tp * moe_ep == tp and tp % dp == 0
     if model.is_moe and dp > 1 and (counts_all_gpus or dp == tp):
@@ -93,12 +116,14 @@ def agg_deployment(row: Mapping[str, Any]) -> ServingRow | None:
         moe_ep = gpus // moe_tp
     if not model.is_moe:
         moe_tp, moe_ep = gpus, 1
+    stated = concurrency or per_rank * dp
+    hidden = _hides_the_servers_limit(row, model, stated)
     return ServingRow(
         Deployment(
             model,
             isl=int(row["isl"]),
             osl=int(row["osl"]),
-            concurrency=concurrency or per_rank * dp,
+            concurrency=SWEPT[len(SWEPT) // 2] if hidden else stated,
             weights=weights,
             kv_cache=_kv_cache(str(row["backend"]), weights),
             attention_tp=tp,
@@ -107,8 +132,20 @@ def agg_deployment(row: Mapping[str, Any]) -> ServingRow | None:
             moe_ep=moe_ep,
         ),
         str(row["backend"]),
-        engine_of(str(row["backend"]), row["backend_version"]),
+        "vllm" if hidden else engine_of(str(row["backend"]), row["backend_version"]),
+        stated,
     )
+
+
+def _hides_the_servers_limit(row: Mapping[str, Any], model: Model, stated: int) -> bool:
+    """Whether a row is of the script behind `CLIENT_OF_512`. Its server ran one of `SWEPT`: the middle one is taken."""
+    dump = str(row.get("source", "")).startswith("source_file=")  # InferenceX, as the database names its dumps
+    return dump and row["backend"] == "vllm" and model.name == "gpt_oss_120b" and stated == CLIENT_OF_512
+
+
+def as_stated(row: ServingRow) -> ServingRow:
+    """The row with as many requests at once as it states, whatever is known of its server."""
+    return replace(row, deployment=replace(row.deployment, concurrency=row.stated))
 
 
 def disagg_decoder(row: Mapping[str, Any]) -> ServingRow | None:
@@ -137,6 +174,7 @@ def disagg_decoder(row: Mapping[str, Any]) -> ServingRow | None:
         ),
         str(row["backend"]),
         engine_of(str(row["backend"]), row["backend_version"]),
+        batch * dp,
     )
 
 

@@ -1,4 +1,4 @@
-"""Fits the three parameters that an engine adds to its kernels, from measured serving runs."""
+"""Fits the four parameters that an engine adds to its kernels, from measured serving runs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysearch.calibration.deployments import ServingRow, agg_deployment
-from raysearch.calibration.tables import check_names, read_text
+from raysearch.calibration.tables import LARGEST, check_names, read_text
 from raysearch.errors import InputError
 from sim.calibration import Calibration, MissingSeries
 from sim.deployment import MEMORY_POLICIES
-from sim.serving import Engine, Work, steady_work
+from sim.serving import Engine, Work, steady_work, time_per_token
 from sim.serving_kernels import FittedKernels
 
 Floats = NDArray[np.float64]
 
 FILE = "endtoend_ttft_tpot.csv"
-HBM_BYTES = 85.52e9
-"""Memory of an H100 SXM 80 GB as the driver reports it: 81,559 MiB. [published] NVML."""
-MUCH_SMALLER = 4
-"""A run contradicts another of the same server if it is faster at this many times its concurrency."""
+_PARAMETERS = ("step_s", "sequence_s", "prefill_share", "launch_layer_s")
 NO_OVERHEAD = Engine("unknown", 0.0, 0.0, 1.0)
 _COLUMNS = ("id", "backend", "backend_version", "model_path", "mode", "gemm_quant_mode")
 _NUMBERS = ("isl", "osl", "silicon_tpot_ms")
@@ -48,11 +45,12 @@ def read_runs(directory: Path) -> pd.DataFrame | None:
     frame = raw.copy()
     for name in raw.columns:
         if name in _NUMBERS or name in _LOOSE_NUMBERS or name.startswith(("decode_", "prefill_")):
-            frame[name] = number_cells(path, name, list(raw[name]), needed=name in _NUMBERS)
+            needed, whole = name in _NUMBERS, not name.endswith("_ms")
+            frame[name] = number_cells(path, name, list(raw[name]), needed=needed, whole=whole)
     return frame
 
 
-def number_cells(path: Path, column: str, cells: Sequence[str], *, needed: bool) -> Floats:
+def number_cells(path: Path, column: str, cells: Sequence[str], *, needed: bool, whole: bool) -> Floats:
     """[rows] the numbers of a column read as text; NaN for an empty cell unless every row needs one above 0.
 
     Raises:
@@ -66,8 +64,9 @@ def number_cells(path: Path, column: str, cells: Sequence[str], *, needed: bool)
             values[row] = float(cell)
         except ValueError:
             values[row] = np.inf
-        if not np.isfinite(values[row]) or (needed and values[row] <= 0):
-            expected = "a number above 0" if needed else "a number or nothing"
+        bad = not abs(values[row]) <= LARGEST or (whole and values[row] % 1)
+        if bad or (needed and values[row] <= 0):
+            expected = f"a {'whole ' * whole}number {'above 0' if needed else 'or nothing'}, at most {LARGEST:,}"
             raise InputError(f"{path}, line {row + 2}, column {column}: expected {expected}, got {cell!r}")
     return values
 
@@ -99,44 +98,26 @@ def agg_runs(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[ServingRow]]:
     return runs, [deployment for deployment in deployments if deployment is not None]
 
 
-def works_of(rows: Sequence[ServingRow], calibration: Calibration) -> list[Work | None]:
+def works_of(rows: Sequence[ServingRow], calibration: Calibration, hbm_bytes: float) -> list[Work | None]:
     """The kernels of each deployment, before any engine's own time; None where the calibration lacks one of them."""
     kernels = {backend: FittedKernels(calibration, backend) for backend in {row.backend for row in rows}}
-    return [_work(row, kernels[row.backend]) for row in rows]
+    return [_work(row, kernels[row.backend], hbm_bytes) for row in rows]
 
 
-def _work(row: ServingRow, kernels: FittedKernels) -> Work | None:
+def _work(row: ServingRow, kernels: FittedKernels, hbm_bytes: float) -> Work | None:
     policy = MEMORY_POLICIES.get(row.backend, MEMORY_POLICIES["vllm"])
     try:
-        return steady_work(row.deployment, kernels, HBM_BYTES, policy)
+        return steady_work(row.deployment, kernels, hbm_bytes, policy)
     except MissingSeries:
         return None
 
 
-def tpot_s(work: Work, engine: Engine) -> float:
-    """Time per output token of a deployment's kernels under an engine; as `sim.serving.serve`."""
-    own_s = engine.step_s + engine.sequence_s * work.running
-    return work.decode_s + own_s + engine.prefill_share * work.others_prompts * work.prompt_s
+def stating_their_batch(rows: Sequence[ServingRow]) -> NDArray[np.bool_]:
+    """[rows] whether a run says how many requests could run at once; engines are fitted to those alone."""
+    return np.array([row.states_its_batch for row in rows], dtype=bool)
 
 
-def contradicting(runs: pd.DataFrame, rows: list[ServingRow]) -> NDArray[np.bool_]:
-    """[runs] whether a run is faster than the same server, prompts and outputs at a quarter of its concurrency.
-
-    Then the stated concurrency cannot be the batch that ran. The rule looks at measured values alone.
-    """
-    measured = numbers_of(runs, "silicon_tpot_ms")
-    concurrency = np.array([row.deployment.concurrency for row in rows], dtype=float)
-    degrees = [f"{row.deployment.attention_tp} {row.deployment.attention_dp} {row.deployment.moe_ep}" for row in rows]
-    odd = np.zeros(len(runs), dtype=bool)
-    lengths = zip(runs["model_path"], runs["backend"], runs["isl"], runs["osl"], degrees, strict=True)
-    for index in rows_by(lengths).values():
-        for row in index:
-            smaller = index[concurrency[index] <= concurrency[row] / MUCH_SMALLER]
-            odd[row] = bool((measured[smaller] > measured[row]).any())
-    return odd
-
-
-def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | None:
+def fit_serving(directory: Path, calibration: Calibration, hbm_bytes: float) -> dict[str, Any] | None:
     """Engine parameters with provenance, as the key "serving" of a coefficients file; None without serving runs.
 
     Runs whose kernels the calibration lacks are left out and counted; where none is left, the record says why.
@@ -150,7 +131,7 @@ def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | N
     runs, rows = agg_runs(frame)
     if runs.empty:
         return None
-    found = works_of(rows, calibration)
+    found = works_of(rows, calibration, hbm_bytes)
     priced = np.array([work is not None for work in found])
     missing = {"unpredicted": int((~priced).sum())} if not priced.all() else {}
     if not priced.any():
@@ -158,21 +139,20 @@ def fit_serving(directory: Path, calibration: Calibration) -> dict[str, Any] | N
         return {"source": FILE, **missing, "left_at_defaults": why}
     runs, works = pd.DataFrame(runs[priced]).reset_index(drop=True), [work for work in found if work is not None]
     rows, measured = [rows[i] for i in np.flatnonzero(priced)], numbers_of(runs, "silicon_tpot_ms") / 1e3
-    names, blind = [row.engine for row in rows], cross_validated_tpot(runs, rows, works)
-    odd, fitted = contradicting(runs, rows), {}
-    for name in sorted(set(names)):
-        own = np.array([other == name for other in names])
-        engine = fit_engine(name, [work for work, mine in zip(works, own, strict=True) if mine], measured[own])
+    blind, fitted = cross_validated_tpot(runs, rows, works), {}
+    for name in sorted({row.engine for row in rows}):
+        own = np.array([row.engine == name for row in rows])
+        train = np.flatnonzero(own & stating_their_batch(rows))
+        engine = fit_engine(name, [works[i] for i in train], measured[train])
         fitted[name] = {
             **{key: float(f"{value:.4g}") for key, value in asdict(engine).items() if key != "name"},
-            **_held_out(blind[own & ~odd], measured[own & ~odd]),
+            **_held_out(blind[own], measured[own]),
         }
     return {
         "source": FILE,
         **missing,
-        "contradicting_rows_left_out_of_errors": int(odd.sum()),
-        **_held_out(blind[~odd], measured[~odd]),
-        "mape_of_all_rows": _held_out(blind, measured)["mape"],
+        "batch_not_stated": int((~stating_their_batch(rows)).sum()),
+        **_held_out(blind, measured),
         "engines": fitted,
     }
 
@@ -192,10 +172,7 @@ def _held_out(predicted: Floats, measured: Floats) -> dict[str, Any]:
 def engines_of(calibration: Calibration) -> Mapping[str, Engine]:
     """The fitted engines of a coefficients file, by name; empty if it was made without serving runs."""
     engines = calibration.data.get("serving", {}).get("engines", {})
-    return {
-        name: Engine(name, record["step_s"], record["sequence_s"], record["prefill_share"])
-        for name, record in engines.items()
-    }
+    return {name: Engine(name, *(record.get(field, 0.0) for field in _PARAMETERS)) for name, record in engines.items()}
 
 
 def engine_for(engines: Mapping[str, Engine], name: str) -> Engine:
@@ -216,22 +193,26 @@ def cross_validated_tpot(runs: pd.DataFrame, rows: Sequence[ServingRow], works: 
     for number, index in enumerate(rows_by(zip(runs["model_path"], runs["isl"], runs["osl"], strict=True)).values()):
         group[index] = number
     predicted, priced = np.full(len(runs), np.nan), {row: work for row, work in enumerate(works) if work is not None}
+    stating = stating_their_batch(rows)
     for name in sorted(set(names)):
         own = np.array([row for row in priced if names[row] == name], dtype=np.int64)
         groups = np.unique(group[own])
         fold = dict(zip(groups, np.random.default_rng(0).permutation(len(groups)) % 5, strict=True))
         folds = np.array([fold[g] for g in group[own]])
         for held_out in np.unique(folds):
-            test, train = own[folds == held_out], own[folds != held_out]
+            test, train = own[folds == held_out], own[(folds != held_out) & stating[own]]
             engine = fit_engine(name, [priced[i] for i in train], measured[train])
-            predicted[test] = [tpot_s(priced[i], engine) for i in test]
+            predicted[test] = [time_per_token(priced[i], engine) for i in test]
     return predicted
 
 
 _CUT = 1.0
 """Largest |log error| that moves the fit: a run whose stated concurrency is not what ran must not bend the rest."""
-_PRIORS = (3.0, 0.3, 0.01)
-"""Weights that pull step_s and sequence_s to zero and prefill_share to one, where rows do not say."""
+_UNITS = (1e-3, 1e-5, 1.0, 1e-5)
+"""Seconds or share that count as one in the fit, in the order of an engine's parameters."""
+_PRIORS = (3e-3, 3e-4, 1e-2, 1e-5)
+"""Weights that pull prefill_share to one and the others to zero, where rows do not say."""
+_STARTS = ((0.5, 0.2, 1.0, 6.0), (2.0, 1.0, 0.6, 20.0), (0.1, 0.1, 1.3, 2.0))
 
 
 def fit_engine(name: str, works: Sequence[Work], measured_s: Floats) -> Engine:
@@ -240,17 +221,18 @@ def fit_engine(name: str, works: Sequence[Work], measured_s: Floats) -> Engine:
 
     if not len(works):
         return Engine(name, 0.0, 0.0, 1.0)
-    decode = np.array([work.decode_s for work in works])
-    columns = np.array([[1e-3, work.others_prompts * work.prompt_s, work.running * 1e-5] for work in works])
+    running, decode_s, prompts, waits_s, layers = np.array(
+        [(w.running, w.decode_s, w.others_prompts / w.together, w.others_prompts * w.prompt_s, w.layers) for w in works]
+    ).T
 
     def loss(parameters: Floats) -> float:
-        step, share, sequence = np.abs(parameters)
-        predicted = decode + columns @ np.array([step, share, sequence])
+        step_s, sequence_s, share, launch_s = np.abs(parameters) * _UNITS
+        launches_s = prompts * np.maximum(0, layers * launch_s - decode_s)
+        predicted = decode_s + step_s + sequence_s * running + share * waits_s + launches_s
         error = np.minimum(np.abs(np.log(predicted / measured_s)), _CUT).mean()
-        return float(error + 1e-3 * (_PRIORS[0] * step + _PRIORS[1] * sequence) + _PRIORS[2] * abs(share - 1))
+        return float(error + np.dot(_PRIORS, np.abs(np.abs(parameters) - (0, 0, 1, 0))))
 
-    starts = ([0.5, 1.0, 0.2], [2.0, 0.6, 1.0], [0.1, 1.3, 0.1])
-    options = {"maxiter": 1500, "maxfev": 1500}
-    best = min((minimize(loss, start, method="Nelder-Mead", options=options) for start in starts), key=lambda r: r.fun)
-    step, share, sequence = (float(value) for value in np.abs(best.x))
-    return Engine(name, step * 1e-3, sequence * 1e-5, share)
+    options = {"maxiter": 3000, "maxfev": 3000}
+    found = [minimize(loss, start, method="Nelder-Mead", options=options) for start in _STARTS]
+    best = min(found, key=lambda result: result.fun)
+    return Engine(name, *(float(value) for value in np.abs(best.x) * _UNITS))

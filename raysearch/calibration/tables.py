@@ -16,8 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from raysearch.errors import InputError
 from sim.config_files import did_you_mean
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+LARGEST = 10**9
+"""No size, count or time in these files is larger; what is would be a slip, and its products overflow."""
+Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Bytes = Annotated[int, Field(ge=1, le=LARGEST**2 // 10**6)]
 NAME_PATTERN = r"^[A-Za-z0-9_.+-]+$"
 """Text cells become parts of series' names, which slashes separate."""
 _NAME_WANTED = "expected a name of letters, digits and _ . + - only"
@@ -90,9 +93,9 @@ class _Collective(_Row):
     source: Text
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
     dtype: Text
-    num_gpus: Annotated[int, Field(ge=2)]
+    num_gpus: Annotated[int, Field(ge=2, le=LARGEST)]
     num_nodes: Annotated[int, Field(ge=1, le=1)]
-    message_bytes: Count
+    message_bytes: Bytes
     latency_us: Positive
 
 
@@ -103,14 +106,14 @@ class _ExpertAllToAll(_Row):
     topk: Count
     num_experts: Count
     tokens_per_rank: Count
-    comm_sms: Annotated[int, Field(ge=0)]
+    comm_sms: Annotated[int, Field(ge=0, le=LARGEST)]
     dispatch_us: Positive
     combine_us: Positive
 
 
 class _SendRecv(_Row):
     scope: Annotated[str, Field(pattern="^int(er|ra)_node")]
-    message_bytes: Count
+    message_bytes: Bytes
     median_us: Positive
 
 

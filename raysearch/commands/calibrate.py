@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
-from sim.catalog import load_speed_of_light
+from sim.catalog import load_memory_bytes, load_speed_of_light
 
 
 def calibrate(
@@ -19,7 +19,10 @@ def calibrate(
         str, typer.Option(help="Where the rows come from, with version and licence; kept in the file.")
     ] = "",
     hardware: Annotated[
-        str, typer.Option(help="The machine, for the peaks that no time may beat: name in configs/hardware, or a path.")
+        str,
+        typer.Option(
+            help="The machine, for its memory and the peaks that no time may beat: name in configs/hardware, or a path."
+        ),
     ] = "h100_sxm",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that holds something else.")] = False,
     as_json: JsonOption = False,
@@ -47,7 +50,7 @@ def calibrate(
     provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     light = load_speed_of_light(hardware)
     with telling("calibrating") as tell:
-        content = fit_directory(data, provenance, light, tell)
+        content = fit_directory(data, provenance, light, load_memory_bytes(hardware), tell)
     written = write_coefficients(out, content, force=force)
     if as_json:
         print_json(

@@ -20,6 +20,16 @@ OutOption = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Folder for the results, new or empty.  [default: results/NAME-UTC TIME]"),
 ]
+SimulatorOption = Annotated[
+    str | None,
+    typer.Option(help="Search another black box: module:function, or an installed entry point.  [default: our own]"),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(min=0, help="Processes that evaluate for a run.  [default: by how long a call takes]"),
+]
+TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="Longest wait for an answer of a worker.")]
+RetriesOption = Annotated[int, typer.Option(help="How often a failing call is tried again before the run stops.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysearch.commands.options import HardwareOption, JsonOption, OutOption, WorkloadOption, print_json
+from raysearch.commands.options import (
+    HardwareOption,
+    JsonOption,
+    OutOption,
+    RetriesOption,
+    SimulatorOption,
+    TimeoutOption,
+    WorkersOption,
+    WorkloadOption,
+    print_json,
+)
 from raysearch.errors import Interrupted, RunFailed
-from raysearch.files import anchored, claimed, results_folder
+from raysearch.files import anchored, as_strategy, claimed, results_folder
 from raysearch.registry import check_options, run_budget
+from raysearch.simulators.choice import evaluating
+from raysearch.simulators.opening import Patience, searched_space
 from raysearch.yardstick import find_yardstick
 from sim.catalog import load_workload
+from sim.simulate import evaluate
+from sim.types import Workload
 
 if TYPE_CHECKING:
     from raysearch.run import SearchRun
+    from sim.types import Workload
 
 _CALLS_BETWEEN_UPDATES = 20
 _DEFAULT_BUDGET = 4000
@@ -30,6 +46,10 @@ def search_workload(
         typer.Option("--budget", "-b", help="Strategies to evaluate. [default: 4000, or a heuristic's whole sweep]"),
     ] = None,
     hardware: HardwareOption = None,
+    simulator: SimulatorOption = None,
+    workers: WorkersOption = None,
+    timeout_s: TimeoutOption = Patience.timeout_s,
+    retries: RetriesOption = Patience.retries,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -41,9 +61,8 @@ def search_workload(
     Examples:
       raysearch search -w gpt_moe_1_2t_16k -s annealing
       raysearch search -w gpt_moe_1_2t_16k -s ppo_paper --seed 1 --budget 4000 --out results/ppo --json
+      raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --workers 8
     """
-    from envs.space import StrategySpace
-    from raysearch.progress import stepping
     from raysearch.records import RunSpec
     from raysearch.run import SearchRun
 
@@ -51,20 +70,39 @@ def search_workload(
     anchored_workload = anchored("workloads", workload)
     loaded = load_workload(anchored_workload, anchored_hardware)
     check_options(searcher, {})
+    patience = Patience(timeout_s, retries)
     if budget is None:
-        budget = run_budget(searcher, StrategySpace(loaded), _DEFAULT_BUDGET)
-    spec = RunSpec(anchored_workload, searcher, seed, budget, anchored_hardware)
+        budget = run_budget(searcher, searched_space(loaded, simulator), _DEFAULT_BUDGET)
     folder = results_folder(out, f"{loaded.name}-{searcher}-s{seed}")
-    with claimed(folder):
-        with stepping(f"exact optimum of {loaded.name}") as progress:
-            optimum = find_yardstick(loaded, progress).tokens_per_s_per_gpu
-        summary = _drive(SearchRun(spec, folder, optimum=optimum))
+    with claimed(folder), evaluating(simulator, loaded, patience, workers) as chosen:
+        spec = RunSpec(
+            anchored_workload, searcher, seed, budget, anchored_hardware, simulator=simulator, workers=chosen
+        )
+        summary = _drive(SearchRun(spec, folder, optimum=_optimum(loaded, simulator), patience=patience))
     if as_json:
-        print_json({**summary, "folder": str(folder)})
+        print_json({**summary, **_trust(loaded, summary["strategy"], simulator), "folder": str(folder)})
     else:
         from raysearch.commands.report import print_report
 
         print_report(folder)
+
+
+def _trust(workload: Workload, strategy: Mapping[str, Any] | None, simulator: str | None) -> dict[str, Any]:
+    """The error to expect of our own simulator's best figure, and what of it no measurement covers."""
+    if strategy is None or simulator is not None:
+        return {"expected_error": None, "extrapolated": None}
+    best = evaluate(workload, as_strategy(strategy))
+    return {"expected_error": best.expected_error, "extrapolated": list(best.extrapolated)}
+
+
+def _optimum(workload: Workload, simulator: str | None) -> float | None:
+    """f* of our own simulator; of no other one it is known."""
+    from raysearch.progress import stepping
+
+    if simulator is not None:
+        return None
+    with stepping(f"exact optimum of {workload.name}") as progress:
+        return find_yardstick(workload, progress).tokens_per_s_per_gpu
 
 
 def _drive(run: SearchRun) -> dict[str, Any]:

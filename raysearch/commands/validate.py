@@ -35,7 +35,15 @@ SERVING_FAMILIES: Mapping[str, str] = {
 def validate(
     data: Annotated[Path, typer.Option("--data", "-d", help="Folder with CSV files of measurements.")],
     calibration: Annotated[
-        str, typer.Option(help="Coefficients to check: name in configs/calibration, or the path of a JSON file.")
+        str | None,
+        typer.Option(
+            help="Coefficients to check: name in configs/calibration, or the path of a JSON file.  "
+            "[default: those that the hardware names]"
+        ),
+    ] = None,
+    hardware: Annotated[
+        str,
+        typer.Option(help="The machine, for its peaks and its memory: name in configs/hardware, or a path."),
     ] = "h100_sxm",
     plots: Annotated[Path | None, typer.Option(help="Folder for a PNG per family, predicted against measured.")] = None,
     held_out: Annotated[
@@ -53,18 +61,19 @@ def validate(
       raysearch validate --data measured/
       raysearch validate --data measured/ --json --plots pictures/
       raysearch validate --data measured/ --held-out
+      raysearch validate --data measured/ --hardware my_machine.toml
     """
     from raysearch.progress import telling
     from raysearch.validation.figures import not_checked, report
-    from sim.catalog import load_calibration
+    from sim.catalog import load_calibrated
 
     if not data.is_dir():
         raise InputError(f"no such folder: {data}")
-    loaded = load_calibration(calibration)
+    loaded, hbm_bytes = load_calibrated(hardware, calibration)
     result: dict[str, dict[str, Any]] = {}
     pictures: list[Path] = []
     with telling("validating") as tell:
-        for name, compare in _comparisons(data, loaded, held_out=held_out).items():
+        for name, compare in _comparisons(data, loaded, hbm_bytes, held_out=held_out).items():
             tell(name)
             comparison = compare()
             result[name] = not_checked("no such file") if comparison is None else report(comparison)
@@ -78,7 +87,9 @@ def validate(
     _print(result, pictures)
 
 
-def _comparisons(data: Path, calibration: Calibration, *, held_out: bool) -> dict[str, Callable[[], Comparison | None]]:
+def _comparisons(
+    data: Path, calibration: Calibration, hbm_bytes: float, *, held_out: bool
+) -> dict[str, Callable[[], Comparison | None]]:
     from raysearch.validation.kernels import compare_family
     from raysearch.validation.published import compare_published
     from raysearch.validation.serving import compare_serving
@@ -88,8 +99,8 @@ def _comparisons(data: Path, calibration: Calibration, *, held_out: bool) -> dic
 
     return {
         **{name: kernels(name, family) for name, family in KERNEL_FAMILIES.items()},
-        "endtoend_ttft_tpot": lambda: compare_serving(data, calibration, held_out=held_out),
-        "endtoend": lambda: compare_published(data, calibration),
+        "endtoend_ttft_tpot": lambda: compare_serving(data, calibration, hbm_bytes, held_out=held_out),
+        "endtoend": lambda: compare_published(data, calibration, hbm_bytes),
     }
 
 
@@ -122,19 +133,19 @@ def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _serving_lines(serving: Mapping[str, Any]) -> str:
-    clean, disagg = serving["without_contradicting_rows"], serving["disagg"]
+    sure, disagg = serving["rows_that_state_their_batch"], serving["disagg"]
     lines = []
-    if clean["rows"]:
+    if sure["rows"] and sure["rows"] < serving["rows"]:
         lines.append(
-            f"serving without {clean['left_out']} runs whose stated concurrency cannot be what ran "
-            f"({clean['rule']}): mean error {clean['mape']:.1%}, median {clean['median_ape']:.1%}"
+            f"serving, {sure['rows']} runs that state what could run at once: mean error {sure['mape']:.1%}, "
+            f"median {sure['median_ape']:.1%}"
         )
     for name, found in serving["rank_correlation_within_workload"].items():
-        kept = found["without_contradicting_rows"]
+        kept = found["rows_that_state_their_batch"]
         if kept["mean"] is not None:
             lines.append(
                 f"rank of tokens/s/GPU within {name.replace('_', ' x ')}: {found['mean']:.3f} over {found['groups']} "
-                f"workloads; without those runs {kept['mean']:.3f}"
+                f"workloads; of those runs alone {kept['mean']:.3f}"
             )
     if disagg["rows"]:
         lines.append(f"{disagg['rows']} disaggregated decode workers: mean error {disagg['mape']:.1%}")

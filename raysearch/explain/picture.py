@@ -73,7 +73,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One layer under one strategy."""
+    """One layer under one strategy.
+
+    Attributes:
+        expected_error: Relative error to expect of its figures.
+        extrapolated: What of them no measurement covers.
+    """
 
     title: str
     nodes: tuple[Node, ...]
@@ -83,6 +88,8 @@ class Picture:
     layer_s: float
     communication_s: float
     violations: tuple[Violation, ...]
+    expected_error: float
+    extrapolated: tuple[str, ...]
 
 
 def picture_of(title: str, workload: Workload, evaluation: Evaluation) -> Picture:
@@ -98,6 +105,8 @@ def picture_of(title: str, workload: Workload, evaluation: Evaluation) -> Pictur
         layer_s=evaluation.stage.layer_s,
         communication_s=sum(op.communication_time_s for op in evaluation.ops),
         violations=evaluation.violations,
+        expected_error=evaluation.expected_error,
+        extrapolated=evaluation.extrapolated,
     )
 
 

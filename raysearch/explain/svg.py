@@ -27,7 +27,7 @@ from sim.types import Collective
 
 WIDTH, GAP, MARGIN, TOP = 610, 30, 24, 180
 SPINE, BOX_LEFT, BOX_WIDTH, BAR_LEFT, BAR_WIDTH = 250, 110, 280, 404, 130
-TENSOR, PILL, OP, INSIDE = 36, 30, 50, 26
+TENSOR, PILL, OP, INSIDE, NOTE = 36, 30, 50, 26, 16
 
 
 def draw(heading: str, pictures: Sequence[Picture]) -> str:
@@ -35,7 +35,7 @@ def draw(heading: str, pictures: Sequence[Picture]) -> str:
     rows = list(zip(*(picture.nodes for picture in pictures), strict=True))
     tops, bottom = _rows(rows)
     width = 2 * MARGIN + len(pictures) * WIDTH + (len(pictures) - 1) * GAP
-    height = bottom + TENSOR + 40
+    height = bottom + TENSOR + 40 + NOTE * max(len(picture.extrapolated) for picture in pictures)
     root = Element(
         "svg",
         xmlns="http://www.w3.org/2000/svg",
@@ -60,6 +60,8 @@ def draw(heading: str, pictures: Sequence[Picture]) -> str:
             _op(column, node, top[1], slowest_s)
         line(column, SPINE, bottom, SPINE, bottom + 8)
         tensor(column, picture.nodes[-1].output, SPINE, bottom + 8, "to the next layer")
+        for number, what in enumerate(picture.extrapolated):
+            text(column, 0, bottom + TENSOR + 28 + NOTE * number, f"extrapolated: {what}", 11, fill=FAINT)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
@@ -103,7 +105,8 @@ def _header(column: Element, picture: Picture, slowest_layer_s: float) -> None:
     text(column, 0, 122, picture.title, 15, weight="bold")
     kinds = ", ".join(violation.kind for violation in picture.violations)
     state = "" if picture.feasible else f"   not allowed: {kinds}"
-    figures = f"{picture.tokens_per_s_per_gpu:,.1f} tokens/s/GPU   {picture.tpot_s * 1e3:.2f} ms per token"
+    figures = f"{picture.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ±{picture.expected_error:.0%}"
+    figures += f"   {picture.tpot_s * 1e3:.2f} ms per token"
     text(column, 0, 141, figures + state, 12, fill=INK if picture.feasible else COLOURS["all_reduce"])
     x, scale = 0.0, 380 / slowest_layer_s
     for colour, seconds in _shares(picture.nodes):

@@ -39,14 +39,22 @@ def draw(heading: str, pictures: Sequence[Picture]) -> list[RenderableType]:
         for lines in zip_longest(*(list(map(_collective, node.inside)) for node in nodes), fillvalue=Text("  │")):
             table.add_row(*lines)
     table.add_row(*(Text(f"  ▼ {picture.nodes[-1].output.named} to the next layer") for picture in pictures))
-    return [Text(heading, style="bold"), table, Text("► marks the ops on which the strategies differ")][
-        : 1 + len(pictures)
-    ]
+    marks = [Text("► marks the ops on which the strategies differ")] if len(pictures) > 1 else []
+    return [Text(heading, style="bold"), table, *marks, *map(_extrapolated, filter(_extrapolates, pictures))]
+
+
+def _extrapolates(picture: Picture) -> bool:
+    return bool(picture.extrapolated)
+
+
+def _extrapolated(picture: Picture) -> Text:
+    return Text(f"extrapolated in {picture.title}: {'; '.join(picture.extrapolated)}", style="yellow")
 
 
 def _figures(picture: Picture) -> Text:
     share = picture.communication_s / picture.layer_s
-    text = f"{picture.tokens_per_s_per_gpu:,.1f} tok/s/GPU, layer {picture.layer_s * 1e6:,.1f} us, {share:.0%} comm"
+    text = f"{picture.tokens_per_s_per_gpu:,.1f} tok/s/GPU ±{picture.expected_error:.0%}"
+    text += f", layer {picture.layer_s * 1e6:,.1f} us, {share:.0%} comm"
     kinds = ", ".join(violation.kind for violation in picture.violations)
     return Text(text, style="green") if picture.feasible else Text(f"{text}\nnot allowed: {kinds}", style="red")
 

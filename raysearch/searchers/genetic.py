@@ -50,7 +50,6 @@ class GeneticSearcher(Searcher):
         super().__init__(space, seed=seed, budget=budget, options=options)
         self._algorithm = self._make(int(self.rng.integers(2**32)))
         self._children: list[Action] = []  # not asked for yet
-        self._awaited = 0  # size of the generation that is being called
         self._told: list[tuple[Action, float, float]] = []
 
     def _make(self, seed: int) -> Any:  # a GA, whose attributes pymoo types as perhaps None
@@ -79,10 +78,9 @@ class GeneticSearcher(Searcher):
         return algorithm.setup(problem, termination=NoTermination())
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
-        """The next child of the generation; a uniform action if pymoo finds none that is new."""
-        if not self._children and not self._awaited:
+        """The next child; a uniform action if pymoo finds none that is new."""
+        if not self._children:
             self._children = self._breed()
-            self._awaited = len(self._children)
         return self._children.pop() if self._children else self.space.sample(self.rng)
 
     def _breed(self) -> list[Action]:
@@ -94,13 +92,14 @@ class GeneticSearcher(Searcher):
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Notes the call; the last of a generation lets the fittest survive."""
         self._told.append((action.copy(), -outcome.raw, outcome.excess))
-        if len(self._told) >= max(self._awaited, 1):
+        started = self._algorithm.is_initialized
+        if len(self._told) == (self.options.offspring if started else self.options.population):
             self._survive()
 
     def _survive(self) -> None:
         actions, costs, excesses = zip(*self._told, strict=True)
         self._algorithm.tell(infills=_population(np.stack(actions), np.array(costs), np.array(excesses)))
-        self._told, self._awaited = [], 0
+        self._told = []
 
     def get_state(self) -> dict[str, Any]:
         """The generators, the population and the unfinished generation."""
@@ -110,7 +109,7 @@ class GeneticSearcher(Searcher):
             "rng": self.rng.bit_generator.state,
             "pymoo": copy.deepcopy(algorithm.random_state.bit_generator.state),
             "survivors": copy.deepcopy(survivors),
-            "generation": copy.deepcopy((self._children, self._awaited, self._told)),
+            "generation": copy.deepcopy((self._children, self._told)),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -122,7 +121,7 @@ class GeneticSearcher(Searcher):
             self._algorithm.ask()
             self._algorithm.tell(infills=_population(choices, costs[:, 0], excesses[:, 0]))
         self._algorithm.random_state.bit_generator.state = state["pymoo"]
-        self._children, self._awaited, self._told = copy.deepcopy(state["generation"])
+        self._children, self._told = copy.deepcopy(state["generation"])
 
 
 def _population(actions: NDArray[Any], costs: NDArray[np.float64], excesses: NDArray[np.float64]) -> Population:

@@ -40,8 +40,9 @@ class _DegreeSweep(Searcher):
             return None
         degrees = np.unravel_index(self._proposed, self.space.sizes[:4])
         self._proposed += 1
-        # A choice is its own index.
-        return np.array([*degrees, *self.dims(self.space.workload.model)], dtype=np.int64)
+        # A choice is its own index. Where a space has degrees only, its dims are not searched.
+        choices = self.dims(self.space.workload.model)[: len(self.space.sizes) - len(degrees)]
+        return np.array([*degrees, *choices], dtype=np.int64)
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Learns nothing."""

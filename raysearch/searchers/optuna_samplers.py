@@ -158,7 +158,7 @@ class OptunaTPESearcher(_OptunaSearcher):
             prior_weight=self.options.prior_weight,
             multivariate=True,
             group=self.options.group,
-            constant_liar=False,  # for calls in flight, of which there are none
+            constant_liar=False,  # slows every call down, and serves only those in flight
             seed=seed,
         )
 

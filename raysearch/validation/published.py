@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from raysearch.calibration.deployments import known_model
-from raysearch.calibration.serving import HBM_BYTES, engine_for, engines_of, number_cells, numbers_of, records, rows_by
+from raysearch.calibration.serving import engine_for, engines_of, number_cells, numbers_of, records, rows_by
 from raysearch.calibration.tables import read_text
 from raysearch.errors import InputError
 from raysearch.validation.figures import Comparison, figures
@@ -45,7 +45,7 @@ class Prediction:
     running: float
 
 
-def compare_published(directory: Path, calibration: Calibration) -> Comparison | None:
+def compare_published(directory: Path, calibration: Calibration, hbm_bytes: float) -> Comparison | None:
     """Predicted tokens/s/GPU of the published rows; None if the folder has no such file.
 
     Nothing was fitted to these rows.
@@ -56,7 +56,7 @@ def compare_published(directory: Path, calibration: Calibration) -> Comparison |
     frame = read_published(directory)
     if frame is None:
         return None
-    found = [_known(row, calibration) for row in records(frame)]
+    found = [_known(row, calibration, hbm_bytes) for row in records(frame)]
     columns = np.array([[np.nan] * 3 if p is None else [p.tokens_per_s_per_gpu, p.roofline, p.running] for p in found])
     frame = frame.assign(running=columns[:, 2], predicted=columns[:, 0])
     measured = numbers_of(frame, "tok_s_per_gpu")
@@ -74,9 +74,9 @@ def compare_published(directory: Path, calibration: Calibration) -> Comparison |
     )
 
 
-def _known(row: Mapping[str, Any], calibration: Calibration) -> Prediction | None:
+def _known(row: Mapping[str, Any], calibration: Calibration, hbm_bytes: float) -> Prediction | None:
     try:
-        return predict_published(row, calibration)
+        return predict_published(row, calibration, hbm_bytes)
     except MissingSeries:
         return None
 
@@ -97,11 +97,12 @@ def read_published(directory: Path) -> pd.DataFrame | None:
     if "note" not in frame.columns:
         frame["note"] = ""
     for name in _NUMBERS:
-        frame[name] = number_cells(path, name, list(frame[name]), needed=name == "tok_s_per_gpu")
+        measured = name == "tok_s_per_gpu"
+        frame[name] = number_cells(path, name, list(frame[name]), needed=measured, whole=not measured)
     return frame
 
 
-def predict_published(row: Mapping[str, Any], calibration: Calibration) -> Prediction | None:
+def predict_published(row: Mapping[str, Any], calibration: Calibration, hbm_bytes: float) -> Prediction | None:
     """One row, or None if it does not say enough."""
     known, degrees = known_model(str(row["model"])), _degrees(str(row["parallelism"]))
     if known is None or degrees is None or not (row["isl"] >= 0 and row["osl"] >= 0):
@@ -116,7 +117,7 @@ def predict_published(row: Mapping[str, Any], calibration: Calibration) -> Predi
     if row["phase"] == "decode":
         return _decode(row, deployment, kernels, engine)
     policy = TENSORRT_LLM_TABLES if backend == "trtllm" else MEMORY_POLICIES[backend]
-    return _aggregated(row, deployment, kernels, engine, policy)
+    return _aggregated(row, deployment, kernels, engine, hbm_bytes, policy)
 
 
 def _degrees(parallelism: str) -> Mapping[str, int] | None:
@@ -161,25 +162,31 @@ def _overlaps(row: Mapping[str, Any]) -> bool:
 
 
 def _aggregated(
-    row: Mapping[str, Any], deployment: Deployment, kernels: FittedKernels, engine: Engine, policy: MemoryPolicy
+    row: Mapping[str, Any],
+    deployment: Deployment,
+    kernels: FittedKernels,
+    engine: Engine,
+    hbm_bytes: float,
+    policy: MemoryPolicy,
 ) -> Prediction:
     """A server that is always full, or one that gets so many requests a second and has Little's law's many in it."""
     rate = re.search(r"qps\s*=\s*([\d.]+)", str(row["batch_or_concurrency"]).lower())
-    running = sequence_limit(deployment, HBM_BYTES, policy) * deployment.attention_dp
-    light_s = light_step_s(deployment, running / deployment.attention_dp)
-    light_s += running / deployment.osl * light_prompt_s(deployment, deployment.isl)
+    light: dict[str, float] = kernels.calibration.data["speed_of_light"]
+    running = sequence_limit(deployment, hbm_bytes, policy) * deployment.attention_dp
+    light_s = light_step_s(deployment, running / deployment.attention_dp, light)
+    light_s += running / deployment.osl * light_prompt_s(deployment, deployment.isl, light)
     if not rate:
-        full = serve(deployment, kernels, engine, HBM_BYTES, policy)
+        full = serve(deployment, kernels, engine, hbm_bytes, policy)
         return Prediction(full.tokens_per_s_per_gpu, running / light_s / deployment.gpus, full.running)
-    served = serve(replace(deployment, concurrency=1), kernels, engine, HBM_BYTES, policy)
+    served = serve(replace(deployment, concurrency=1), kernels, engine, hbm_bytes, policy)
     for _ in range(20):
         in_flight = float(rate[1]) * deployment.osl * served.tpot_s
-        served = serve(replace(deployment, concurrency=max(1, round(in_flight))), kernels, engine, HBM_BYTES, policy)
+        served = serve(replace(deployment, concurrency=max(1, round(in_flight))), kernels, engine, hbm_bytes, policy)
     offered = float(rate[1]) * deployment.osl / deployment.gpus
     if asked := re.search(r"(\d+) requests", str(row.get("source", ""))):  # a short test: its last answers run on alone
         arriving_s = float(asked[1]) / float(rate[1])
         offered *= arriving_s / (arriving_s + deployment.osl * served.tpot_s)
-    full = serve(deployment, kernels, engine, HBM_BYTES, policy).tokens_per_s_per_gpu
+    full = serve(deployment, kernels, engine, hbm_bytes, policy).tokens_per_s_per_gpu
     return Prediction(min(offered, full), min(offered, running / light_s / deployment.gpus), served.running)
 
 
@@ -189,7 +196,7 @@ def _prefill(row: Mapping[str, Any], deployment: Deployment, kernels: FittedKern
         return None
     tokens = float(found[1])
     seconds = prefill_time(deployment, kernels, tokens)
-    light_s = light_prompt_s(deployment, tokens * deployment.gpus)
+    light_s = light_prompt_s(deployment, tokens * deployment.gpus, kernels.calibration.data["speed_of_light"])
     return Prediction(tokens / seconds, tokens / light_s, tokens / deployment.isl)
 
 
@@ -206,7 +213,8 @@ def _decode(
     seconds = step_time(deployment, kernels, Batch(sequences, context))
     seconds += engine.step_s + engine.sequence_s * sequences
     made = requests * (1 + drafts * MTP_ACCEPTED)
-    return Prediction(made / seconds, made / light_step_s(deployment, requests), requests)
+    light_s = light_step_s(deployment, requests, kernels.calibration.data["speed_of_light"])
+    return Prediction(made / seconds, made / light_s, requests)
 
 
 def _phases(frame: pd.DataFrame, columns: np.ndarray) -> dict[str, Any]:

@@ -98,6 +98,9 @@ def test_search_scores_a_run_against_the_optimum(raysearch: Command, tiny_worklo
     assert len(read_rows(tmp_path / "run")) == 150
     reported = json.loads(raysearch("report", tmp_path / "run", "--json").stdout)
     assert reported["runs"][0]["best"] == told["best"]
+    (best,) = reported["best"]
+    assert 0 < told["expected_error"] == best["expected_error"] < 1
+    assert told["extrapolated"] == best["extrapolated"]
     table = raysearch("report", tmp_path / "run").stdout
     assert "annealing" in table
     assert "Violations: none" in table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ def test_explain_prints_two_strategies_side_by_side(raysearch: Command) -> None:
     assert "all_reduce over tp" in shown.stdout
     assert "► attn_norm tokens" in shown.stdout
     assert "…" not in shown.stdout
+    assert re.search(r"tok/s/GPU ±\d+%, layer", shown.stdout)
+    assert "extrapolated in megatron (2,1,1,0,2,2,2,2,1,1,0,2): expert all-to-all beyond" in shown.stdout
 
 
 def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command, tmp_path: Path) -> None:
@@ -29,6 +32,10 @@ def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command
     assert path.read_text(encoding="utf-8").startswith("<svg ")
     (picture,) = told["pictures"]
     assert len(picture["nodes"]) == 12
+    assert 0 < picture["expected_error"] < 1
+    for what in picture["extrapolated"]:
+        assert f"extrapolated: {what}" in path.read_text(encoding="utf-8")
+    assert picture["extrapolated"]
     assert picture["nodes"][4]["edges"][0]["collectives"][0]["kind"] == "all_reduce"
 
 

@@ -2,26 +2,36 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from raysearch.calibration.deployments import agg_deployment, engine_of, known_model
-from raysearch.calibration.serving import agg_runs, contradicting, fit_engine, fit_serving, read_runs, tpot_s, works_of
+from raysearch.calibration.deployments import SWEPT, agg_deployment, as_stated, engine_of, known_model
+from raysearch.calibration.serving import agg_runs, fit_engine, fit_serving, read_runs, works_of
+from raysearch.calibration.tables import read_table
 from raysearch.commands.validate import KERNEL_FAMILIES
 from raysearch.errors import InputError
 from raysearch.validation.figures import figures, rank_correlation, within_groups
 from raysearch.validation.kernels import compare_family, nearest_series
-from raysearch.validation.published import compare_published
+from raysearch.validation.light import light_step_s
+from raysearch.validation.published import compare_published, read_published
 from raysearch.validation.serving import compare_serving
 from sim.calibration import Calibration
-from sim.catalog import load_calibration
-from sim.serving import Engine, Work
+from sim.catalog import load_calibrated, load_calibration, load_model
+from sim.config_files import CatalogError, config_path
+from sim.deployment import Deployment
+from sim.serving import Engine, Work, time_per_token
+from sim.serving_kernels import FittedKernels
+from sim.serving_step import Batch, step_time
 
 CALIBRATION = load_calibration("h100_sxm")
+H100_BYTES = 85.52e9
 KEYS = [
     "gemm",
     "attention_decode",
@@ -272,7 +282,7 @@ def test_rows_that_need_a_series_the_calibration_lacks_are_unpredicted(raysearch
 )
 def test_a_published_row_without_lengths_is_unpredicted(tmp_path: Path, change: dict[str, Any]) -> None:
     rows = [PUBLISHED, PUBLISHED | {"parallelism": "TP2"}, PUBLISHED | change]
-    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION)
+    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION, H100_BYTES)
     assert found is not None
     assert np.isfinite(found.predicted).tolist() == [True, True, False]
 
@@ -316,6 +326,31 @@ def test_a_bad_cell_is_one_clear_error(raysearch, tmp_path: Path, file: str, cha
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("endtoend.csv", {"isl": 0.5}, "line 2, column isl: expected a whole number or nothing"),
+        ("endtoend.csv", {"num_gpus": 10**32}, "line 2, column num_gpus: expected a whole number or nothing"),
+        ("endtoend_ttft_tpot.csv", {"isl": 0.5}, "line 2, column isl: expected a whole number above 0"),
+        ("endtoend_ttft_tpot.csv", {"osl": 1e32}, "line 2, column osl: expected a whole number above 0, at most"),
+        ("endtoend_ttft_tpot.csv", {"tp_size": 10**32}, "line 2, column tp_size: expected a whole number or nothing"),
+        (
+            "gemm.csv",
+            {"dtype": "fp8", "m": 10**32},
+            "line 2, column m: Input should be less than or equal to 1000000000",
+        ),
+        ("collectives.csv", {"message_bytes": 10**32}, "line 2, column message_bytes: Input should be less than"),
+    ],
+)
+def test_impossible_counts_are_named_with_line_and_column(
+    tmp_path: Path, file: str, change: dict[str, Any], said: str
+) -> None:
+    write(tmp_path, file, [UNSEEN[file][0] | change])
+    reader = {"endtoend.csv": read_published, "endtoend_ttft_tpot.csv": read_runs}.get(file)
+    with pytest.raises(InputError, match=re.escape(file) + ", " + re.escape(said)):
+        reader(tmp_path) if reader else read_table(tmp_path, file.removesuffix(".csv"))
+
+
 def test_a_missing_column_or_folder_is_one_clear_error(raysearch, tmp_path: Path) -> None:
     write(tmp_path, "endtoend_ttft_tpot.csv", [{"id": "x"}])
     done = raysearch("validate", "--data", tmp_path)
@@ -324,6 +359,30 @@ def test_a_missing_column_or_folder_is_one_clear_error(raysearch, tmp_path: Path
     done = raysearch("validate", "--data", tmp_path / "nowhere")
     assert done.returncode == 2
     assert "no such folder" in done.stderr
+
+
+def test_the_machine_of_a_hardware_file_sets_memory_peaks_and_coefficients(raysearch, tmp_path: Path) -> None:
+    rows = [PUBLISHED, PUBLISHED | {"parallelism": "TP2", "tok_s_per_gpu": 2500.0}]
+    write(tmp_path, "endtoend.csv", rows)
+    text = config_path("hardware", "h100_sxm").read_text(encoding="utf-8")
+    files = {"same": text, "roomy": text.replace("85.52", "160.0"), "other": text.replace("3350.0", "4800.0")}
+    files["medians"] = text.replace('calibration = "h100_sxm"', "")
+    for name, content in files.items():
+        (tmp_path / f"{name}.toml").write_text(content, encoding="utf-8")
+
+    def gain(hardware: str | Path, calibration: str | None = None) -> float:
+        found = compare_published(tmp_path, *load_calibrated(hardware, calibration))
+        assert found is not None
+        return found.extra["capacity_cliff"][0]["predicted_gain"]
+
+    assert gain("h100_sxm") == gain(tmp_path / "same.toml") > 2
+    assert gain(tmp_path / "roomy.toml") < 1.5  # with room on one GPU there is no cliff
+    assert gain(tmp_path / "medians.toml", "h100_sxm") == gain("h100_sxm")
+    with pytest.raises(CatalogError, match="names no calibration"):
+        gain(tmp_path / "medians.toml")
+    done = raysearch("validate", "--data", tmp_path, "--hardware", tmp_path / "other.toml")
+    assert done.returncode == 2
+    assert "was fitted where hbm_gb_per_s = 3350.0" in done.stderr
 
 
 def test_figures_of_hand_made_errors() -> None:
@@ -352,6 +411,30 @@ def test_an_unknown_series_is_read_as_the_one_that_shares_most_with_it() -> None
     assert nearest_series("a2a/normal/dispatch/20/intra", fitted) == fitted[1]
     assert nearest_series("a2a/low_latency/dispatch/8/intra", fitted) == fitted[2]
     assert nearest_series("a2a/x", []) is None
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(
+    st.sampled_from(["llama_3_1_8b", "qwen3_32b", "gpt_oss_120b", "deepseek_v3", "mixtral_8x7b"]),
+    st.sampled_from(["trtllm", "vllm", "sglang"]),
+    st.sampled_from(["bf16", "fp8", "fp8_block"]),
+    st.sampled_from(["bf16", "fp8"]),
+    st.integers(0, 4),
+    st.integers(0, 3),
+    st.booleans(),
+    st.floats(1, 1e4),
+    st.integers(1, 200_000),
+)
+def test_no_serving_step_beats_the_speed_of_light(
+    name: str, engine: str, weights: Any, kv_cache: Any, tp: int, dp: int, parallel: bool, running: float, isl: int
+) -> None:
+    model, gpus = load_model(name), 2**tp * (2**dp if load_model(name).is_moe else 1)
+    cut = {"attention_tp": 2**tp, "attention_dp": gpus // 2**tp}
+    cut |= {"moe_tp": 1, "moe_ep": gpus} if parallel and model.is_moe else {"moe_tp": gpus, "moe_ep": 1}
+    deployment = Deployment(model, isl, 2, 1, weights, kv_cache, **cut, all_to_all=parallel and model.is_moe)
+    light_s = light_step_s(deployment, running, CALIBRATION.data["speed_of_light"])
+    seconds = step_time(deployment, FittedKernels(CALIBRATION, engine), Batch(running, isl + 1.0))
+    assert light_s * (1 - 1e-9) <= seconds < math.inf
 
 
 def test_the_roofline_is_that_of_the_calibrations_machine(unseen: Path) -> None:
@@ -416,6 +499,9 @@ def test_a_run_states_the_degree_that_its_row_leaves_out() -> None:
     assert found is not None
     assert (found.deployment.attention_tp, found.deployment.attention_dp, found.deployment.gpus) == (4, 2, 8)
     assert agg_deployment(RUN | {"model_path": "nobody/knows-this"}) is None
+    found = agg_deployment(moe | {"concurrency": 8, "batch_size": 16})  # a replica that is never full
+    assert found is not None
+    assert found.deployment.gpus == 4
 
 
 def test_published_names_find_their_models() -> None:
@@ -441,15 +527,54 @@ def test_versions_of_vllm_without_asynchronous_scheduling_are_an_engine_of_their
     assert engine_of("trtllm", "0.12.0") == "trtllm"
 
 
-def test_a_faster_run_at_much_more_concurrency_contradicts_the_slower_one(tmp_path: Path) -> None:
-    rows = [RUN | {"concurrency": c, "batch_size": c, "silicon_tpot_ms": t} for c, t in ((4, 9), (8, 10), (64, 8.5))]
-    frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", rows))
-    assert frame is not None
-    assert contradicting(*agg_runs(frame)).tolist() == [False, False, True]
+def test_a_run_of_the_hard_coded_client_is_read_as_the_middle_of_its_sweep(tmp_path: Path) -> None:
+    hidden = RUN | {
+        "source": "source_file=2026-04-06.csv",
+        "backend": "vllm",
+        "backend_version": "0.11.2",
+        "model_path": "openai/gpt-oss-120b",
+        "tp_size": 4,
+        "moe_tp_size": 4,
+        "concurrency": 512,
+        "batch_size": 512,
+    }
+    found = agg_deployment(hidden)
+    assert found is not None
+    assert (found.deployment.concurrency, found.stated, found.states_its_batch) == (16, 512, False)
+    assert found.engine == "vllm"  # the script schedules asynchronously
+    assert as_stated(found).deployment.concurrency == 512
+    assert sorted(SWEPT)[len(SWEPT) // 2] == 16
+    changes = ({"concurrency": 64}, {"backend": "trtllm"}, {"source": "own"}, {"model_path": "MiniMaxAI/MiniMax-M2.5"})
+    for change in changes:
+        other = agg_deployment(hidden | change)
+        assert other is not None
+        assert other.states_its_batch
+        assert other.deployment.concurrency == other.stated
+
+
+def test_runs_that_hide_their_batch_move_no_engine_and_are_scored(tmp_path: Path) -> None:
+    told = [RUN | {"concurrency": c, "batch_size": c, "backend": "vllm", "isl": i} for c in (4, 64) for i in (256, 512)]
+    hidden = RUN | {"backend": "vllm", "model_path": "openai/gpt-oss-120b", "source": "source_file=x", "tp_size": 1}
+    hidden |= {"concurrency": 512, "batch_size": 512, "silicon_tpot_ms": 900.0}
+    alone, both = (write(tmp_path / str(len(rows)), "endtoend_ttft_tpot.csv", rows) for rows in (told, [*told, hidden]))
+    fits = [fit_serving(folder, CALIBRATION, H100_BYTES) for folder in (alone, both)]
+    assert fits[0] is not None
+    assert fits[1] is not None
+    first, second = (fit["engines"]["vllm"] for fit in fits if fit)
+    assert [first[name] for name in ("step_s", "prefill_share")] == [
+        second[name] for name in ("step_s", "prefill_share")
+    ]
+    assert (fits[1]["batch_not_stated"], fits[1]["rows"]) == (1, 5)
+    found = compare_serving(both, CALIBRATION, H100_BYTES)
+    assert found is not None
+    assert np.isfinite(found.predicted).all()
+    assert found.extra["rows_that_state_their_batch"]["rows"] == 4
+    assert found.extra["every_row_taken_literally"]["rows"] == 5
+    assert "1 rows state their client's concurrency" in found.note
 
 
 def test_engine_parameters_are_recovered_from_runs_made_with_them(tmp_path: Path) -> None:
-    truth = Engine("trtllm", 1e-3, 2e-5, 0.8)
+    truth = Engine("trtllm", 1e-3, 2e-5, 0.8, 2e-4)
     rows = [
         RUN | {"concurrency": c, "batch_size": c, "isl": isl, "osl": osl}
         for c in (4, 16, 64, 128)
@@ -459,38 +584,41 @@ def test_engine_parameters_are_recovered_from_runs_made_with_them(tmp_path: Path
     frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", rows))
     assert frame is not None
     _, deployments = agg_runs(frame)
-    works = [work for work in works_of(deployments, CALIBRATION) if work is not None]
+    works = [work for work in works_of(deployments, CALIBRATION, H100_BYTES) if work is not None]
     assert len(works) == len(rows)
-    measured = np.array([tpot_s(work, truth) for work in works])
+    measured = np.array([time_per_token(work, truth) for work in works])
     found = fit_engine("trtllm", works, measured)
     assert found.step_s == pytest.approx(truth.step_s, rel=0.1)
     assert found.prefill_share == pytest.approx(truth.prefill_share, rel=0.05)
     assert found.sequence_s == pytest.approx(truth.sequence_s, rel=0.1)
     for row, seconds in zip(rows, measured, strict=True):
         row["silicon_tpot_ms"] = seconds * 1e3
-    record = fit_serving(write(tmp_path, "endtoend_ttft_tpot.csv", rows), CALIBRATION)
+    record = fit_serving(write(tmp_path, "endtoend_ttft_tpot.csv", rows), CALIBRATION, H100_BYTES)
     assert record is not None
     assert record["engines"]["trtllm"]["mape"] < 0.03
     assert json.dumps(record, allow_nan=False)
-    assert fit_serving(tmp_path / "empty", CALIBRATION) is None
+    assert fit_serving(tmp_path / "empty", CALIBRATION, H100_BYTES) is None
 
 
 def test_one_outlier_does_not_move_an_engine() -> None:
-    works = [Work(float(b), 5e-3 + 1e-5 * b, 30e-3, b / 512, (b - 1) / 512, {}) for b in (4, 8, 16, 32, 64, 128, 256)]
+    works = [
+        Work(float(b), 5e-3 + 1e-5 * b, 30e-3, b / 512, (b - 1) / 512, 1.0, 32, {})
+        for b in (4, 8, 16, 32, 64, 128, 256)
+    ]
     truth = Engine("x", 1e-3, 2e-5, 1.0)
-    measured = np.array([tpot_s(work, truth) for work in works])
+    measured = np.array([time_per_token(work, truth) for work in works])
     bent = measured * np.array([1, 1, 1, 1, 1, 1, 0.05])
     assert fit_engine("x", works, bent).step_s == pytest.approx(fit_engine("x", works, measured).step_s, rel=0.2)
 
 
 def test_serving_and_published_families_are_absent_without_their_files(tmp_path: Path) -> None:
-    assert compare_serving(tmp_path, CALIBRATION) is None
-    assert compare_published(tmp_path, CALIBRATION) is None
+    assert compare_serving(tmp_path, CALIBRATION, H100_BYTES) is None
+    assert compare_published(tmp_path, CALIBRATION, H100_BYTES) is None
 
 
 def test_a_second_gpu_gives_room_for_more_than_twice_the_sequences(tmp_path: Path) -> None:
     rows = [PUBLISHED, PUBLISHED | {"parallelism": "TP2", "tok_s_per_gpu": 2400.0}]
-    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION)
+    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION, H100_BYTES)
     assert found is not None
     (cliff,) = found.extra["capacity_cliff"]
     assert cliff["measured_gain"] == pytest.approx(3.0)

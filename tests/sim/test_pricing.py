@@ -6,6 +6,7 @@ import dataclasses
 import math
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from sim.calibration import Calibration
 from sim.catalog import load_calibration, load_hardware
 from sim.collectives import collective_price, expert_all_to_all, hand_on_s
+from sim.config_files import config_path
 from sim.mesh import Group, tp_group
 from sim.pricing import (
     Curves,
@@ -275,6 +277,30 @@ def test_what_lies_outside_the_measured_range_says_so_and_is_less_sure() -> None
     outside = kernel_time(H100, Kernel("gemm", "fp8", "fp8", 1, 1, Gemm(64, 4096, 1e7)))
     assert (inside.extrapolated, outside.extrapolated) == ("", "GEMM beyond measured columns")
     assert inside.error < H100.errors.extrapolated <= outside.error
+
+
+def test_attention_of_more_query_heads_than_an_engine_is_built_for_is_marked() -> None:
+    for engine in ("trtllm", "vllm", "sglang"):
+        curves = Curves(FITTED, engine, engine)
+        usual, wide = (
+            curves.kernel(DecodeAttention(64, 8192, heads, 1, 128, False), "bf16", "fp8") for heads in (32, 64)
+        )
+        assert usual is not None
+        assert wide is not None
+        assert usual.extrapolated == ""
+        assert wide.extrapolated == "attention of more than 32 query heads per KV head"
+        assert wide.time_s >= usual.time_s
+        assert wide.error == FITTED.series[f"attention_decode/{engine}/fp8/wide"]["mape"]
+
+
+def test_the_error_of_serving_is_that_of_the_calibrations_held_out_runs(tmp_path: Path) -> None:
+    assert H100.errors.serving == FITTED.data["serving"]["mape"]
+    text = config_path("hardware", "h100_sxm").read_text(encoding="utf-8")
+    path = tmp_path / "x.toml"
+    path.write_text(text.replace("[expected_error]", "[expected_error]\nserving = 0.2"), encoding="utf-8")
+    assert load_hardware(path).errors.serving == 0.2
+    path.write_text(text.replace('calibration = "h100_sxm"', ""), encoding="utf-8")
+    assert load_hardware(path).errors.serving == load_hardware(path).errors.uncalibrated  # never compared with any
 
 
 def test_nccl_alone_is_slower_than_an_engines_own_all_reduce_on_small_messages() -> None:

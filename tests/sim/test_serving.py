@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.calibration import Calibration
 from sim.catalog import load_calibration, load_model, load_workload
 from sim.config_files import CatalogError
 from sim.deployment import MEMORY_POLICIES, Deployment, cache_bytes, sequence_limit, weight_bytes
@@ -154,7 +155,8 @@ def test_a_second_gpu_more_than_doubles_a_model_that_barely_fits_one() -> None:
 @given(st.sampled_from([LLAMA_8B, GPT_OSS, DEEPSEEK]), st.integers(1, 4096), st.integers(1, 4096))
 def test_more_concurrency_never_makes_tokens_come_faster(base: Deployment, first: int, second: int) -> None:
     few, many = (replace(base, concurrency=c) for c in sorted((first, second)))
-    assert tpot(few, "vllm") <= tpot(many, "vllm") * (1 + 1e-9)
+    for own in (IDLE, Engine("host", 1e-3, 1e-5, 0.5, 5e-4)):
+        assert tpot(few, "vllm", own) <= tpot(many, "vllm", own) * (1 + 1e-9)
 
 
 @given(st.integers(1, 100_000), st.integers(1, 100_000))
@@ -178,7 +180,11 @@ def test_more_tokens_never_take_less(first: float, second: float) -> None:
 
 
 def test_a_faster_memory_never_slows_activations() -> None:
-    slow, fast = (FittedKernels(CALIBRATION, "vllm", hbm_bytes_per_s=rate) for rate in (3e12, 6e12))
+    light = CALIBRATION.data["speed_of_light"]
+    machines = [
+        Calibration("x", CALIBRATION.data | {"speed_of_light": light | {"hbm_gb_per_s": r}}) for r in (3e3, 6e3)
+    ]
+    slow, fast = (FittedKernels(machine, "vllm") for machine in machines)
     for size in (1.0, 1e6, 1e9):
         assert fast.elementwise(size) <= slow.elementwise(size)
     batch = Batch(256, 4096)
@@ -207,6 +213,10 @@ def test_an_engine_adds_its_own_time_and_its_share_of_prompts() -> None:
     work = steady_work(LLAMA_8B, base, H100_BYTES, policy)
     busy = serve(LLAMA_8B, base, Engine("busy", 1e-3, 1e-5, 0.5), H100_BYTES, policy)
     assert busy.tpot_s == pytest.approx(work.decode_s + 1e-3 + 32e-5 + 0.5 * 31 / 256 * work.prompt_s)
+    hosted = serve(LLAMA_8B, base, Engine("host", 0.0, 0.0, 0.0, 1.0), H100_BYTES, policy)
+    assert hosted.tpot_s == pytest.approx(work.decode_s + 31 / 256 * (32 * 1.0 - work.decode_s))
+    hidden = serve(LLAMA_8B, base, Engine("host", 0.0, 0.0, 0.0, work.decode_s / 32), H100_BYTES, policy)
+    assert hidden.tpot_s == pytest.approx(work.decode_s)  # launched while the step before runs
     single = steady_work(replace(LLAMA_8B, concurrency=1), base, H100_BYTES, policy)
     assert single.others_prompts == 0
 

@@ -1,0 +1,130 @@
+"""How much faster a search on a slow black box gets with workers, and what asking ahead costs in quality.
+
+    python benchmarks/rollout_workers.py                   # wall time against one worker, 50 ms a call
+    python benchmarks/rollout_workers.py --quality         # f/f* against calls in flight, on our own simulator
+    python benchmarks/rollout_workers.py --overhead        # a call in this process against one through a worker
+
+A worker of the first table sleeps, so that it needs no core of its own; what is left over is the searcher's time and
+Ray's. Start-up of Ray and of the workers is not counted. The second table needs no clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from raysearch.connection import connected
+from raysearch.records import RunSpec
+from raysearch.run import SearchRun
+from raysearch.simulators.opening import Patience, open_simulator
+from raysearch.yardstick import find_yardstick
+from sim import simulate
+from sim.catalog import load_workload
+from sim.types import Evaluation, Strategy, Workload
+
+CALL_S = 0.05
+SLOW = "rollout_workers:slow"
+WORKLOAD = "gpt_moe_1_2t_16k"
+
+
+def slow(workload: Workload, strategy: Strategy) -> Evaluation:
+    """Our simulator, as slow as a measurement of a real engine's kernels."""
+    time.sleep(CALL_S)
+    return simulate.evaluate(workload, strategy)
+
+
+slow.fingerprint = str(time.time_ns())  # never answered from an earlier benchmark's cache
+
+
+def wall_s(searcher: str, workers: int, calls: int, seed: int) -> float:
+    """Seconds for `calls` calls of a run, after its first ones have brought everything up."""
+    with tempfile.TemporaryDirectory() as folder:
+        slow.fingerprint = str(time.time_ns())
+        spec = RunSpec(WORKLOAD, searcher, seed=seed, budget=calls + 2 * workers, simulator=SLOW, workers=workers)
+        with contextlib.closing(SearchRun(spec, Path(folder))) as run:
+            run.advance(2 * workers)
+            started = time.perf_counter()
+            run.advance(calls)
+            return time.perf_counter() - started
+
+
+def fraction_of_optimum(searcher: str, workers: int, seed: int, budget: int) -> float:
+    """f/f* of one run."""
+    optimum = find_yardstick(load_workload(WORKLOAD)).tokens_per_s_per_gpu
+    with tempfile.TemporaryDirectory() as folder:
+        spec = RunSpec(WORKLOAD, searcher, seed=seed, budget=budget, workers=workers)
+        with contextlib.closing(SearchRun(spec, Path(folder), optimum=optimum)) as run:
+            run.advance(budget)
+            return run.metrics()["fraction_of_optimum"]
+
+
+def show_speed(searcher: str, counts: list[int], calls: int) -> None:
+    """Prints the ratio of one worker's wall time to that of several."""
+    alone = None
+    for workers in counts:
+        taken = wall_s(searcher, workers, calls, seed=0)
+        alone = alone or taken
+        print(f"{searcher}: {workers} workers, {calls} calls of 50 ms: {taken:.2f} s, {alone / taken:.2f}x one worker")
+        sys.stdout.flush()
+
+
+def show_quality(searcher: str, counts: list[int], seeds: int, budget: int) -> None:
+    """Prints f/f* per number of calls in flight."""
+    for workers in counts:
+        found = [fraction_of_optimum(searcher, workers, seed, budget) for seed in range(seeds)]
+        spread = statistics.stdev(found) if seeds > 1 else 0.0
+        in_flight = workers + 1
+        print(f"{searcher}: {in_flight} in flight: f/f* {statistics.mean(found):.3f} +- {spread:.3f} ({seeds} seeds)")
+        sys.stdout.flush()
+
+
+def show_overhead(calls: int) -> None:
+    """Prints what a call costs here and through a worker, one at a time."""
+    workload = load_workload(WORKLOAD)
+    rng = np.random.default_rng(0)
+    from envs.space import StrategySpace
+
+    space = StrategySpace(workload)
+    strategies = [space.decode(space.sample(rng)) for _ in range(calls)]
+    per_call: dict[int, float] = {}
+    for workers in (0, 1):
+        with contextlib.closing(open_simulator(None, workload, Patience(), workers=workers)) as simulator:
+            simulator(workload, strategies[0])
+            started = time.perf_counter()
+            for strategy in strategies:
+                simulator(workload, strategy)
+            per_call[workers] = (time.perf_counter() - started) / calls
+    here, there = per_call[0], per_call[1]
+    print(f"a call here {here * 1e3:.2f} ms, through a worker {there * 1e3:.2f} ms: {there / here:.1f}x")
+
+
+def main() -> None:
+    """Prints the tables that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--searcher", default="ppo")
+    parser.add_argument("--workers", type=int, nargs="+")
+    parser.add_argument("--calls", type=int, default=400)
+    parser.add_argument("--budget", type=int, default=4000)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--quality", action="store_true")
+    parser.add_argument("--overhead", action="store_true")
+    asked = parser.parse_args()
+    counts = asked.workers or ([0, 1, 2, 4, 8, 16] if asked.quality else [1, 2, 4, 8])
+    with connected(cpus=max(counts) + 1):
+        if asked.overhead:
+            show_overhead(asked.calls)
+        elif asked.quality:
+            show_quality(asked.searcher, counts, asked.seeds, asked.budget)
+        else:
+            show_speed(asked.searcher, counts, asked.calls)
+
+
+if __name__ == "__main__":
+    main()

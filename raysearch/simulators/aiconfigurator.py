@@ -1,0 +1,112 @@
+"""AIConfigurator's performance database as a black box: degrees only, one decode step per call.
+
+Install it with `pip install 'raysearch[aiconfigurator]'` and search it with `--simulator aiconfigurator`. It reads
+kernels measured on the accelerator (H100 SXM unless the hardware is another of its systems) under TensorRT-LLM.
+
+A strategy's mesh in its words: attention has tensor size tp and data size ep, experts have tensor size tp and expert
+size ep, so that tp * ep = moe_tp * moe_ep; the batch of a microbatch is spread over the ep data ranks.
+
+Source: NVIDIA, github.com/ai-dynamo/aiconfigurator (Apache-2.0), version 0.12.
+"""
+# pyright: reportMissingImports=false
+# (an optional extra)
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from raysearch.errors import InputError
+from raysearch.simulators.measurement import Measurement
+from sim.types import Strategy, Workload
+
+BACKEND = "trtllm"
+HUGGING_FACE = {
+    "qwen3_235b_a22b": "Qwen/Qwen3-235B-A22B-FP8",
+    "mixtral_8x22b": "mistralai/Mixtral-8x22B-v0.1",
+    "llama_3_1_405b": "meta-llama/Meta-Llama-3.1-405B",
+}
+"""Its names of the shipped models."""
+_KV_PRECISION = {"bf16": "bfloat16", "fp8": "fp8"}
+
+
+def measure(workload: Workload, strategy: Strategy) -> Measurement:
+    """One decode step as AIConfigurator interpolates it; what its database does not cover is not supported.
+
+    Raises:
+        InputError: The package is missing, or it does not know the model or the hardware.
+    """
+    unsupported = _unsupported(workload, strategy)
+    if unsupported is not None:
+        return unsupported
+    from aiconfigurator.sdk.errors import PerfDataNotAvailableError
+
+    try:
+        row = _decode_step(workload, strategy)
+    except PerfDataNotAvailableError as error:
+        return Measurement(unsupported=str(error).partition("{")[0].strip())
+    return Measurement(
+        tokens_per_s_per_gpu=float(row["tokens/s/gpu"]),
+        tpot_s=float(row["tpot"]) * 1e-3,
+        gpus=int(row["num_total_gpus"]),
+        memory_bytes=float(row["memory"]) * 2**30,
+    )
+
+
+measure.degrees_only = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _unsupported(workload: Workload, strategy: Strategy) -> Measurement | None:
+    model = workload.model
+    if strategy.batch % strategy.ep:
+        return Measurement(unsupported=f"ep={strategy.ep} data ranks do not divide a batch of {strategy.batch}")
+    if model.layers % strategy.pp:
+        return Measurement(unsupported=f"pp={strategy.pp} does not divide {model.layers} layers")
+    if model.heads % strategy.tp:
+        return Measurement(unsupported=f"tp={strategy.tp} does not divide {model.heads} heads")
+    if model.experts % strategy.ep:
+        return Measurement(unsupported=f"ep={strategy.ep} does not divide {model.experts} experts")
+    return None
+
+
+def _decode_step(workload: Workload, strategy: Strategy) -> Any:
+    from aiconfigurator.sdk import common, config, models
+    from aiconfigurator.sdk.inference_session import InferenceSession
+
+    weights = "fp8" if workload.precisions.weights == "fp8" else "bfloat16"
+    parallel = config.ModelConfig(
+        tp_size=strategy.tp,
+        pp_size=strategy.pp,
+        attention_dp_size=strategy.ep,
+        moe_tp_size=strategy.tp,
+        moe_ep_size=strategy.ep,
+        gemm_quant_mode=common.GEMMQuantMode[weights],
+        moe_quant_mode=common.MoEQuantMode[weights],
+        kvcache_quant_mode=common.KVCacheQuantMode[_KV_PRECISION[workload.precisions.kv_cache]],
+        fmha_quant_mode=common.FMHAQuantMode.bfloat16,
+    )
+    database, backend = _session(workload.hardware.name)
+    model = models.get_model(_model_path(workload.model.name), parallel, BACKEND)
+    runtime = config.RuntimeConfig(batch_size=strategy.batch // strategy.ep, isl=workload.context_tokens, osl=2)
+    summary = InferenceSession(model, database, backend).run_static(runtime, "static_gen", stride=1)
+    return summary.get_summary_df().iloc[0]
+
+
+@cache
+def _session(system: str) -> tuple[Any, Any]:
+    """The database and the backend, loaded once per process: seconds against a fraction of a millisecond per call."""
+    try:
+        from aiconfigurator.sdk import perf_database
+        from aiconfigurator.sdk.backends.factory import get_backend
+    except ImportError as error:
+        raise InputError("AIConfigurator is not installed: pip install 'raysearch[aiconfigurator]'") from error
+    version = perf_database.get_latest_database_version(system, BACKEND)
+    if version is None:
+        raise InputError(f"AIConfigurator has no {BACKEND} data of hardware {system!r}")
+    return perf_database.get_database(system, BACKEND, version), get_backend(BACKEND)
+
+
+def _model_path(name: str) -> str:
+    if name not in HUGGING_FACE:
+        raise InputError(f"AIConfigurator stands for the models {', '.join(HUGGING_FACE)} here, got {name!r}")
+    return HUGGING_FACE[name]

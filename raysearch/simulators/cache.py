@@ -1,0 +1,101 @@
+"""Answers of a plugged-in black box on disk: a strategy that any run has asked about is not asked about again."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from raysearch.simulators.protocol import Simulator
+from sim.types import Evaluation, Strategy, Workload
+
+_log = logging.getLogger(__name__)
+_BUSY_S = 30.0  # [assumed] longest wait for another process that writes
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS answers (workload TEXT, strategy TEXT, answer TEXT, PRIMARY KEY (workload, strategy))"
+)
+
+
+class AnswerCache:
+    """Answers from disk where they are, else from a black box, which are then kept.
+
+    Failures are not kept. One file serves any number of processes of one host; where it cannot be used (a network
+    folder without locks, a full disk) the search goes on without it, after one note.
+
+    Args:
+        source: The black box.
+        path: SQLite file of this very simulator; made if missing.
+        workload: What the strategies are for.
+    """
+
+    def __init__(self, source: Simulator, path: Path, workload: Workload) -> None:
+        self._source = source
+        self._path = path
+        self._key = workload.config_hash
+        self._ready: dict[Strategy, Evaluation] = {}
+
+    def prefetch(self, strategy: Strategy) -> None:
+        """Looks the strategy up, and passes on what is not known."""
+        if strategy in self._ready:
+            return
+        known = self._read(strategy)
+        if known is None:
+            self._source.prefetch(strategy)
+        else:
+            self._ready[strategy] = known
+
+    def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
+        """The kept answer, or a new one that is kept from now on. Raises what the black box raises."""
+        known = self._ready.pop(strategy, None) or self._read(strategy)
+        if known is not None:
+            return known
+        answer = self._source(workload, strategy)
+        self._write(strategy, answer)
+        return answer
+
+    def close(self) -> None:
+        """Closes the black box."""
+        self._source.close()
+
+    def _read(self, strategy: Strategy) -> Evaluation | None:
+        try:
+            with closing(self._open()) as database:
+                query = "SELECT answer FROM answers WHERE workload = ? AND strategy = ?"
+                row = database.execute(query, (self._key, repr(strategy))).fetchone()
+            return _evaluations().validate_json(row[0]) if row else None
+        except ValidationError:  # of another version: it is asked for and written anew
+            return None
+        except (sqlite3.Error, OSError) as error:
+            _note_unused(self._path, str(error))
+            return None
+
+    def _write(self, strategy: Strategy, answer: Evaluation) -> None:
+        try:
+            content = _evaluations().dump_json(answer).decode()
+            with closing(self._open()) as database, database:
+                database.execute(
+                    "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (self._key, repr(strategy), content)
+                )
+        except (sqlite3.Error, OSError) as error:
+            _note_unused(self._path, str(error))
+
+    def _open(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(self._path, timeout=_BUSY_S)
+        database.execute(_SCHEMA)
+        return database
+
+
+@cache
+def _evaluations() -> TypeAdapter[Evaluation]:
+    return TypeAdapter(Evaluation)
+
+
+@cache  # one note, however many answers
+def _note_unused(path: Path, reason: str) -> None:
+    _log.warning("note: answers of the simulator are not kept in %s (%s), so each is asked for anew", path, reason)

@@ -1,0 +1,89 @@
+"""How many workers a black box is worth, by measurement, and Ray for as long as they are needed."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+
+from envs.strategy_env import SimulatorFailure, StrategyEnv
+from raysearch.errors import RunFailed
+from raysearch.simulators.opening import Patience, searched_space
+from sim.types import Strategy, Workload
+
+WORTH_WORKERS_S = 0.005
+"""[assumed] Well above what a call through a worker costs the searcher: benchmarks/rollout_workers.py prints that."""
+TRIED_CALLS = 3
+"""[assumed] The first call of a black box often loads something; the median leaves it out."""
+
+
+@contextmanager
+def evaluating(simulator: str | None, workload: Workload, patience: Patience, workers: int | None) -> Iterator[int]:
+    """The number of workers for one run, and Ray for as long as it needs them.
+
+    Args:
+        simulator: Name of a plugged-in black box; None for our own.
+        workload: What is searched.
+        patience: With the simulator.
+        workers: As the user chose. None: none for our own simulator, which answers faster than a worker is reached;
+            for a plugged-in one as `choose_workers` measures.
+
+    Raises:
+        InputError, RunFailed: The simulator cannot be used.
+    """
+    if simulator is None and not workers:
+        yield 0
+        return
+    from raysearch.connection import connected
+
+    cpus = max(workers or 0, os.cpu_count() or 1)  # of a Ray of our own; whoever asks for more workers gets them
+    with connected(cpus=cpus):
+        if workers is None:
+            assert simulator is not None
+            workers = choose_workers(simulator, workload, patience, cpus)
+        yield workers
+
+
+def choose_workers(simulator: str, workload: Workload, patience: Patience, available: int) -> int:
+    """Workers for a run that was not told how many: all that are available if the black box is slow, else one.
+
+    It is tried on a few strategies before, in a worker, so that one that cannot work at all is found out here. The
+    choice decides how far ahead searchers are asked and so what they call; it is told, to be given again.
+
+    Args:
+        simulator: Name of a plugged-in black box.
+        workload: What is searched.
+        patience: With the simulator.
+        available: Most workers. Ray must be connected.
+
+    Raises:
+        RunFailed: It raised, hung, died, or gave no measurement.
+    """
+    call_s = _measured_call_s(simulator, workload, patience)
+    workers = max(1, available) if call_s >= WORTH_WORKERS_S else 1
+    print(f"note: a call of {simulator} takes {call_s * 1e3:.3g} ms: --workers {workers}", file=sys.stderr)
+    return workers
+
+
+def _measured_call_s(simulator: str, workload: Workload, patience: Patience) -> float:
+    from raysearch.simulators.pool import SimulatorPool
+
+    space = searched_space(workload, simulator)
+    strategies = [space.decode(space.sample(np.random.default_rng(seed))) for seed in range(TRIED_CALLS)]
+    with closing(SimulatorPool(simulator, workload, workers=1, timeout_s=patience.timeout_s)) as pool:
+        env = StrategyEnv(workload, evaluate=pool, space=space, retries=patience.retries)
+        try:
+            return statistics.median(_timed(env, strategy) for strategy in strategies)
+        except SimulatorFailure as failure:
+            raise RunFailed(f"{failure}; tried before the search, which has not begun") from failure
+
+
+def _timed(env: StrategyEnv, strategy: Strategy) -> float:
+    started = time.perf_counter()
+    env.evaluate(strategy)
+    return time.perf_counter() - started

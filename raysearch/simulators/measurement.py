@@ -1,0 +1,91 @@
+"""What a plugged-in simulator returns, and how it becomes an evaluation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sim.types import Evaluation, Memory, StageBreakdown, Strategy, Violation, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """How a strategy does, in a black box's words. Limits are not its business: the workload has them.
+
+    Attributes:
+        tokens_per_s_per_gpu: Generated tokens per second and GPU; what is searched for. Finite, >= 0.
+        tpot_s: Time per output token, seconds; held against the workload's SLO.
+        gpus: Devices in use; held against the device budget. None: tp * ep * pp.
+        memory_bytes: Of the fullest GPU; held against the HBM. 0.0 if the simulator does not model it.
+        unsupported: Why the strategy cannot be run at all; the figures are then without meaning.
+        excess: By how much a strategy that is not supported is beyond what is: needed over allowed, > 1. Searchers
+            that learn from infeasible calls use it.
+
+    Example:
+        >>> Measurement(tokens_per_s_per_gpu=500.0, tpot_s=0.04).unsupported
+        ''
+    """
+
+    tokens_per_s_per_gpu: float = 0.0
+    tpot_s: float = 0.0
+    gpus: int | None = None
+    memory_bytes: float = 0.0
+    unsupported: str = ""
+    excess: float = 2.0
+
+
+def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Evaluation:
+    """What a black box answered, as an evaluation.
+
+    Args:
+        workload: Whose limits hold.
+        strategy: What was asked about.
+        answer: A `Measurement`, or an `Evaluation` of the strategy, which is passed on as it is.
+
+    Raises:
+        ValueError: It is neither, or a figure is not finite or negative.
+
+    >>> from sim.catalog import load_workload
+    >>> from sim.types import Strategy
+    >>> workload, strategy = load_workload("gpt_moe_1_2t_16k"), Strategy(8, 1, 1, 64, (0,) * 12)
+    >>> slow = as_evaluation(workload, strategy, Measurement(tokens_per_s_per_gpu=100.0, tpot_s=0.08))
+    >>> [violation.message for violation in slow.violations]
+    ['TPOT is 80.0 ms, the SLO is 50.0 ms']
+    """
+    if isinstance(answer, Evaluation):
+        return answer
+    if not isinstance(answer, Measurement):
+        raise ValueError(f"expected a raysearch.simulators.Measurement or a sim.types.Evaluation, got {answer!r}")
+    for name in ("tokens_per_s_per_gpu", "tpot_s", "memory_bytes"):
+        value = getattr(answer, name)
+        if not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"expected a finite {name} >= 0, got {value!r}")
+    gpus = strategy.gpus if answer.gpus is None else answer.gpus
+    layers = math.ceil(workload.model.layers / strategy.pp)
+    return Evaluation(
+        strategy=strategy,
+        tokens_per_s_per_gpu=float(answer.tokens_per_s_per_gpu),
+        tpot_s=float(answer.tpot_s),
+        gpus=gpus,
+        memory_bytes=Memory(weights=0.0, kv_cache=0.0, activations=0.0, overhead=float(answer.memory_bytes)),
+        violations=tuple(_violations(workload, answer, gpus)),
+        stage=StageBreakdown(layers, 0.0, 0.0, 0.0, 0.0, total_s=float(answer.tpot_s)),
+        ops=(),
+    )
+
+
+def _violations(workload: Workload, answer: Measurement, gpus: int) -> list[Violation]:
+    if answer.unsupported:
+        return [Violation("unsupported", answer.excess, 1.0, answer.unsupported)]
+    found: list[Violation] = []
+    if gpus > workload.max_gpus:
+        message = f"needs {gpus:,} GPUs, the budget is {workload.max_gpus:,}"
+        found.append(Violation("gpus", gpus, workload.max_gpus, message))
+    hbm_bytes = workload.hardware.hbm_bytes
+    if answer.memory_bytes > hbm_bytes:
+        message = f"needs {answer.memory_bytes / 1e9:.1f} GB of HBM, a GPU has {hbm_bytes / 1e9:.1f} GB"
+        found.append(Violation("hbm", answer.memory_bytes, hbm_bytes, message))
+    if answer.tpot_s > workload.tpot_slo_s:
+        message = f"TPOT is {answer.tpot_s * 1e3:.1f} ms, the SLO is {workload.tpot_slo_s * 1e3:.1f} ms"
+        found.append(Violation("tpot", answer.tpot_s, workload.tpot_slo_s, message))
+    return found

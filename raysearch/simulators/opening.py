@@ -1,0 +1,78 @@
+"""Where a run's evaluations come from: this process, or workers with a cache on disk in front of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.space import StrategySpace
+from raysearch.errors import InputError
+from raysearch.simulators.protocol import InProcess, Simulator
+from raysearch.yardstick import cache_dir
+from sim import simulate
+from sim.heuristics import megatron_dims
+from sim.types import Workload
+
+
+@dataclass(frozen=True)
+class Patience:
+    """With a simulator that hangs or fails.
+
+    Attributes:
+        timeout_s: Longest wait for an answer of a worker.
+        retries: How often a failing call is tried again before the run stops.
+    """
+
+    timeout_s: float = 600.0  # [assumed] a compile-and-run of a real engine fits
+    retries: int = 1  # [assumed] once helps against a lost process; a strategy that always fails stops the run
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise InputError(f"timeout must be above 0 s, got {self.timeout_s:g}")
+        if self.retries < 0:
+            raise InputError(f"retries must be at least 0, got {self.retries}")
+
+
+def open_simulator(simulator: str | None, workload: Workload, patience: Patience, *, workers: int) -> Simulator:
+    """What evaluates strategies of a workload; with workers, Ray must be connected.
+
+    Args:
+        simulator: Name of a plugged-in black box; None for our own.
+        workload: What the strategies are for.
+        patience: How long to wait for a worker.
+        workers: Processes that evaluate; 0 is this one.
+
+    Raises:
+        InputError: There is no such simulator, or it was given no worker.
+    """
+    if workers == 0:
+        if simulator is not None:
+            raise InputError(f"simulator {simulator!r} may hang or die, so it needs workers: expected >= 1, got 0")
+        return InProcess(simulate.evaluate)
+    from raysearch.simulators.cache import AnswerCache
+    from raysearch.simulators.plugin import load_plugin
+    from raysearch.simulators.pool import SimulatorPool
+
+    pool = SimulatorPool(simulator, workload, workers=workers, timeout_s=patience.timeout_s)
+    if simulator is None:
+        return pool
+    return AnswerCache(pool, answers_dir() / f"{load_plugin(simulator).fingerprint}.sqlite", workload)
+
+
+def answers_dir() -> Path:
+    """Where answers of plugged-in simulators are kept, beside the optima."""
+    return cache_dir() / "answers"
+
+
+def searched_space(workload: Workload, simulator: str | None) -> StrategySpace:
+    """The space of a workload; of a simulator that knows degrees only, with Megatron-LM's dims throughout.
+
+    Raises:
+        InputError: There is no such simulator.
+    """
+    if simulator is None:
+        return StrategySpace(workload)
+    from raysearch.simulators.plugin import load_plugin
+
+    degrees_only = load_plugin(simulator).degrees_only
+    return StrategySpace(workload, fixed_dims=megatron_dims(workload.model) if degrees_only else None)

@@ -1,0 +1,120 @@
+"""Finds a black box by name: "module:function", or an entry point that a package declares."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from envs.strategy_env import Evaluate
+from raysearch.errors import InputError
+from raysearch.simulators.measurement import as_evaluation
+from sim import simulate
+from sim.config_files import did_you_mean
+from sim.types import Evaluation, Strategy, Workload
+
+ENTRY_POINTS = "raysearch.simulators"
+"""Group in which a package's pyproject.toml declares simulators."""
+OWN = "raysearch"
+"""Name of the simulator of this package."""
+
+
+class Plugin:
+    """A black box and what is known about it.
+
+    A black box is any callable from `(sim.types.Workload, sim.types.Strategy)` to a
+    `raysearch.simulators.measurement.Measurement`. It must be pure: equal strategies give equal answers. It may carry
+    two attributes: `degrees_only`, True if the dims make no difference to it, and `fingerprint`, a text that changes
+    when its answers do (its database's version, say); without one, its module's source stands for it.
+
+    Attributes:
+        name: As the user gave it.
+        degrees_only: Whether only tp, ep, pp and batch are searched.
+    """
+
+    def __init__(self, name: str, function: Callable[[Workload, Strategy], Any]) -> None:
+        self.name = name
+        self.degrees_only = bool(getattr(function, "degrees_only", False))
+        self._function = function
+
+    def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
+        """Asks the black box. Raises whatever it raises, and ValueError for an answer that is none."""
+        return as_evaluation(workload, strategy, self._function(workload, strategy))
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest that decides whether answers kept on disk still hold."""
+        own = getattr(self._function, "fingerprint", None)
+        text = str(own) if own is not None else _source(self._function)
+        return hashlib.sha256(f"{self.name}\0{text}".encode()).hexdigest()[:16]
+
+
+def load_simulator(name: str | None) -> Evaluate:
+    """The black box of that name, imported now; None stands for our own.
+
+    Raises:
+        InputError: There is none, it cannot be imported, or it is not callable with two arguments.
+    """
+    return simulate.evaluate if name in (None, OWN) else load_plugin(name)
+
+
+def load_plugin(name: str) -> Plugin:
+    """A plugged-in black box by "module:function" or by the name of an entry point.
+
+    Modules are also found in the working directory. Raises: InputError, see `load_simulator`.
+    """
+    function = _imported(_entry_point(name))
+    if not callable(function):
+        raise InputError(f"simulator {name!r} is {function!r}: expected a function of a workload and a strategy")
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise InputError(
+            f"simulator {name!r}: expected to call it with (workload, strategy), but its signature is "
+            f"{inspect.signature(function)}: {error}"
+        ) from error
+    except ValueError:  # no signature: written in C; the first call shows
+        pass
+    return Plugin(name, function)
+
+
+def _entry_point(name: str) -> EntryPoint:
+    if ":" in name:
+        return EntryPoint(name, name, ENTRY_POINTS)
+    declared = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in declared:
+        raise InputError(
+            f"unknown simulator {name!r}: {did_you_mean(name, [*declared, OWN])} (or give module:function of your own)"
+        )
+    return declared[name]
+
+
+def _imported(point: EntryPoint) -> Any:
+    module, _, attribute = point.value.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:  # an installed command does not look there by itself
+        sys.path.append(here)
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # whatever a foreign module raises while it is imported
+        raise InputError(
+            f"simulator {point.name!r}: cannot import {module}: {type(error).__name__}: {error}"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            hint = did_you_mean(part, [key for key in vars(found) if not key.startswith("_")])
+            raise InputError(f"simulator {point.name!r}: {found.__name__} has no {part!r}; {hint}")
+        found = getattr(found, part)
+    return found
+
+
+def _source(function: Any) -> str:
+    try:
+        return Path(inspect.getfile(inspect.unwrap(function))).read_text(encoding="utf-8")
+    except (TypeError, OSError, UnicodeDecodeError):
+        return repr(type(function))

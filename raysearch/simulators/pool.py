@@ -1,0 +1,140 @@
+"""A black box in workers of its own: Ray actors that evaluate several strategies at a time.
+
+The caller asks ahead (`prefetch`) and collects in the order of its calls, so what it sees depends on how far ahead it
+asks and never on which worker was faster. A worker that hangs or dies is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from raysearch.simulators.plugin import load_simulator
+from sim.types import Evaluation, Strategy, Workload
+
+START_TIMEOUT_S = 120.0
+"""[assumed] Longest wait for a new worker: for a free CPU, a process, and the import of the black box."""
+
+
+class NoAnswer(RuntimeError):
+    """A worker hung or died over a strategy, or could not be started."""
+
+
+@ray.remote(num_cpus=1, max_restarts=0)
+class SimulatorWorker:
+    """Holds the black box and asks it, one strategy at a time."""
+
+    def __init__(self, simulator: str | None, workload: Workload) -> None:
+        self._simulate = load_simulator(simulator)
+        self._workload = workload
+
+    def evaluate(self, strategy: Strategy) -> Evaluation:
+        """What the black box says."""
+        return self._simulate(self._workload, strategy)
+
+    def pid(self) -> int:
+        """Process id, for tests and for whoever looks for it in `ps`."""
+        return os.getpid()
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    worker: int
+    answer: Any  # ObjectRef of an Evaluation
+
+
+class SimulatorPool:
+    """A black box behind `workers` processes; called like one, and told ahead what will be asked.
+
+    Strategies go to the workers in turn. Ray must be connected, with a free CPU per worker.
+
+    Args:
+        simulator: Name of the black box, see `load_plugin`; None for our own.
+        workload: What the strategies are for.
+        workers: At least 1.
+        timeout_s: How long an answer may take once its turn has come; a worker that takes longer is killed.
+    """
+
+    def __init__(self, simulator: str | None, workload: Workload, *, workers: int, timeout_s: float) -> None:
+        self._simulator = simulator
+        self._workload = ray.put(workload)
+        self._timeout_s = timeout_s
+        self._workers: list[Any] = [None] * workers
+        self._up: list[Any] = [None] * workers  # answered by a worker as soon as it is started, before any call
+        for worker in range(workers):
+            self._start(worker)
+        self._in_flight: dict[Strategy, _Call] = {}
+        self._asked = 0
+
+    def prefetch(self, strategy: Strategy) -> None:
+        """Begins to evaluate a strategy that will be asked for; nothing if that has begun already."""
+        if strategy not in self._in_flight:
+            worker = self._asked % len(self._workers)
+            self._asked += 1
+            self._in_flight[strategy] = self._begin(strategy, worker)
+
+    def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
+        """The evaluation of a strategy, waiting for it.
+
+        Raises:
+            NoAnswer: The worker hung or died; it is replaced.
+            Exception: What the black box raised.
+        """
+        self.prefetch(strategy)
+        call = self._in_flight.pop(strategy)
+        alone = all(other.worker != call.worker for other in self._in_flight.values())
+        try:
+            return self._collect(call)
+        except NoAnswer:
+            if alone:
+                raise
+        # Another call may have been the worker's end. Whose fault it is shows when this one is alone with a new worker.
+        return self._collect(self._begin(strategy, call.worker))
+
+    def close(self) -> None:
+        """Ends the workers; what is in flight is dropped."""
+        for worker in self._workers:
+            ray.kill(worker)
+        self._workers, self._in_flight = [], {}
+
+    def _start(self, worker: int) -> None:
+        self._workers[worker] = SimulatorWorker.remote(self._simulator, self._workload)
+        self._up[worker] = self._workers[worker].pid.remote()
+
+    def _begin(self, strategy: Strategy, worker: int) -> _Call:
+        return _Call(worker, self._workers[worker].evaluate.remote(strategy))
+
+    def _collect(self, call: _Call) -> Evaluation:
+        self._wait_for(call.worker)
+        try:
+            return ray.get(call.answer, timeout=self._timeout_s)
+        except GetTimeoutError as error:
+            self._replace(call.worker)
+            raise NoAnswer(f"no answer within {self._timeout_s:g} s") from error
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayActorError as error:
+            self._replace(call.worker)
+            raise NoAnswer("the worker's process died") from error
+
+    def _wait_for(self, worker: int) -> None:
+        """Waits for a new worker, so that no answer's time counts its start."""
+        if self._up[worker] is None:
+            return
+        try:
+            ray.get(self._up[worker], timeout=START_TIMEOUT_S)
+        except GetTimeoutError as error:
+            raise NoAnswer(f"no worker started within {START_TIMEOUT_S:g} s: are there free CPUs?") from error
+        except RayActorError:  # the call says so, too
+            pass
+        self._up[worker] = None
+
+    def _replace(self, worker: int) -> None:
+        """Puts a new worker in place; what the old one had taken on is begun again when it is asked for."""
+        ray.kill(self._workers[worker])
+        self._start(worker)
+        self._in_flight = {strategy: call for strategy, call in self._in_flight.items() if call.worker != worker}

@@ -1,0 +1,39 @@
+"""What a run asks its evaluations of, and the simplest of that kind."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from envs.strategy_env import Evaluate
+from sim.types import Evaluation, Strategy, Workload
+
+
+class Simulator(Protocol):
+    """A black box that can be told ahead what it will be asked."""
+
+    def prefetch(self, strategy: Strategy) -> None:
+        """Begins to evaluate a strategy, if it can."""
+
+    def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
+        """The evaluation of a strategy."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of what it holds."""
+
+
+class InProcess:
+    """A black box called where the searcher runs."""
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        self._evaluate = evaluate
+
+    def prefetch(self, strategy: Strategy) -> None:
+        """Nothing: there is nobody else to do it."""
+
+    def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
+        """The evaluation of a strategy."""
+        return self._evaluate(workload, strategy)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,93 @@
+"""Black boxes for tests, plugged in as tests.raysearch.simulators.boxes:NAME."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+from raysearch.simulators.measurement import Measurement
+from sim.types import Strategy, Workload
+
+BAD_BATCH = 64
+LOG = "RAYSEARCH_TEST_LOG"
+
+
+def hilly(workload: Workload, strategy: Strategy) -> Measurement:
+    """Slopes, and an infeasible third."""
+    _note(strategy)
+    if (strategy.tp + strategy.ep + sum(strategy.dims)) % 3 == 0:
+        return Measurement(unsupported="the sum is divisible by three")
+    return Measurement(10.0 * strategy.tp + strategy.batch / strategy.pp + 50.0 * sum(strategy.dims), tpot_s=0.01)
+
+
+def uneven(workload: Workload, strategy: Strategy) -> Measurement:
+    """`hilly`, in a time that differs from strategy to strategy and from run to run."""
+    time.sleep((hash((strategy, os.getpid())) % 7) * 1e-3)
+    return hilly(workload, strategy)
+
+
+def by_degrees(workload: Workload, strategy: Strategy) -> Measurement:
+    """Knows nothing of dims."""
+    return Measurement(float(strategy.batch / strategy.gpus), tpot_s=0.01)
+
+
+by_degrees.degrees_only = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def slow(workload: Workload, strategy: Strategy) -> Measurement:
+    """As a real measurement would be, on a small scale."""
+    time.sleep(0.02)
+    return hilly(workload, strategy)
+
+
+def hangs(workload: Workload, strategy: Strategy) -> Measurement:
+    """Never answers about one batch."""
+    if strategy.batch == BAD_BATCH:
+        time.sleep(1e6)
+    return hilly(workload, strategy)
+
+
+def dies(workload: Workload, strategy: Strategy) -> Measurement:
+    """Takes its process with it over one batch."""
+    if strategy.batch == BAD_BATCH:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return hilly(workload, strategy)
+
+
+def raises(workload: Workload, strategy: Strategy) -> Measurement:
+    """Fails over one batch."""
+    if strategy.batch == BAD_BATCH:
+        raise ZeroDivisionError("no such batch")
+    return hilly(workload, strategy)
+
+
+def nan(workload: Workload, strategy: Strategy) -> Measurement:
+    """Does not know one batch, and does not say so."""
+    return Measurement(math.nan, tpot_s=0.01) if strategy.batch == BAD_BATCH else hilly(workload, strategy)
+
+
+def dies_once(workload: Workload, strategy: Strategy) -> Measurement:
+    """Takes its process with it, once for every strategy of one batch."""
+    if strategy.batch == BAD_BATCH:
+        mark = Path(os.environ[LOG]).parent / f"died-{strategy.tp}-{strategy.ep}-{strategy.pp}-{sum(strategy.dims)}"
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return hilly(workload, strategy)
+
+
+def _note(strategy: Strategy) -> None:
+    if LOG in os.environ:
+        with open(os.environ[LOG], "a", encoding="utf-8") as log:
+            log.write(f"{strategy}\n")
+
+
+def one_argument(workload: Workload) -> Measurement:
+    """Has the wrong signature."""
+    return Measurement()
+
+
+not_callable = 3

@@ -1,0 +1,33 @@
+"""A small Ray for the workers, and a cache of answers of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raysearch.yardstick import CACHE_VARIABLE
+from tests.raysearch.simulators.boxes import LOG
+
+
+@pytest.fixture(scope="package")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the black boxes of the package note what they were asked."""
+    return tmp_path_factory.mktemp("asked") / "log.txt"
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _ray(log: Path) -> Iterator[None]:
+    from raysearch.connection import connected
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOG, str(log))  # before Ray starts: workers inherit it
+        with connected(cpus=9):
+            yield
+
+
+@pytest.fixture(autouse=True)
+def _own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    log.unlink(missing_ok=True)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from raysearch.errors import InputError
+from raysearch.simulators.measurement import Measurement, as_evaluation
+from raysearch.simulators.opening import searched_space
+from raysearch.simulators.plugin import load_plugin
+from sim.catalog import load_workload
+from sim.heuristics import megatron_dims
+from sim.simulate import evaluate
+from sim.types import Strategy
+
+BOXES = "tests.raysearch.simulators.boxes:"
+WORKLOAD = load_workload("gpt_moe_1_2t_16k")
+STRATEGY = Strategy(8, 2, 4, 64, (0,) * 12)
+
+
+def test_a_measurement_is_held_against_the_limits_of_the_workload() -> None:
+    hbm_bytes = WORKLOAD.hardware.hbm_bytes
+    allowed = Measurement(500.0, tpot_s=0.05, gpus=WORKLOAD.max_gpus, memory_bytes=hbm_bytes)
+    assert as_evaluation(WORKLOAD, STRATEGY, allowed).feasible
+    for broken, kind in (
+        (Measurement(500.0, tpot_s=0.0501), "tpot"),
+        (Measurement(500.0, gpus=WORKLOAD.max_gpus + 1), "gpus"),
+        (Measurement(500.0, memory_bytes=hbm_bytes + 1), "hbm"),
+        (Measurement(unsupported="no such kernel", excess=3.0), "unsupported"),
+    ):
+        (violation,) = as_evaluation(WORKLOAD, STRATEGY, broken).violations
+        assert violation.kind == kind
+        assert violation.needed > violation.allowed
+
+
+def test_without_a_figure_for_the_devices_the_degrees_give_it() -> None:
+    assert as_evaluation(WORKLOAD, STRATEGY, Measurement(500.0)).gpus == 8 * 2 * 4
+
+
+def test_an_evaluation_passes_as_it_is() -> None:
+    own = evaluate(WORKLOAD, STRATEGY)
+    assert as_evaluation(WORKLOAD, STRATEGY, own) is own
+
+
+@pytest.mark.parametrize(
+    "answer", [3.0, None, Measurement(math.nan), Measurement(math.inf), Measurement(-1.0), Measurement(1.0, math.nan)]
+)
+def test_what_is_no_measurement_is_refused(answer: object) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        as_evaluation(WORKLOAD, STRATEGY, answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere:f", "cannot import nowhere: ModuleNotFoundError"),
+        (BOXES + "hily", "has no 'hily'; did you mean 'hilly'"),
+        (BOXES + "one_argument", "its signature is"),
+        (BOXES + "not_callable", "expected a function of a workload and a strategy"),
+        ("no_entry_point", "unknown simulator 'no_entry_point'"),
+    ],
+)
+def test_a_simulator_that_cannot_be_used_is_one_clear_error(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        load_plugin(name)
+
+
+def test_a_simulator_of_degrees_only_is_searched_over_degrees_only() -> None:
+    space = searched_space(WORKLOAD, BOXES + "by_degrees")
+    tables = WORKLOAD.degrees
+    assert space.size == len(tables.tp) * len(tables.ep) * len(tables.pp) * len(tables.batch)
+    strategy = space.decode(space.nvec - 1)
+    assert strategy.dims == megatron_dims(WORKLOAD.model)
+    assert space.encode(strategy).tolist() == (space.nvec - 1).tolist()
+    with pytest.raises(ValueError, match="not searched here"):
+        space.encode(STRATEGY)
+
+
+def test_answers_are_told_apart_by_the_source_of_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "def measure(workload, strategy): return {}\n"
+    (tmp_path / "mine_a.py").write_text(source.format(1), encoding="utf-8")
+    (tmp_path / "mine_b.py").write_text(source.format(2), encoding="utf-8")
+    kept = load_plugin("mine_a:measure").fingerprint
+    assert kept == load_plugin("mine_a:measure").fingerprint
+    assert kept != load_plugin("mine_b:measure").fingerprint

@@ -1,0 +1,164 @@
+"""Runs whose calls are evaluated by workers, with simulators that fail in every way there is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from envs.rows import read_rows
+from envs.space import StrategySpace
+from envs.strategy_env import SimulatorFailure
+from raysearch.records import RunSpec
+from raysearch.run import SearchRun
+from raysearch.simulators.choice import choose_workers
+from raysearch.simulators.opening import Patience
+from raysearch.simulators.pool import SimulatorPool
+from sim.catalog import load_workload
+from sim.config_files import config_path
+from sim.simulate import evaluate
+from tests.raysearch.simulators.boxes import BAD_BATCH
+
+BOXES = "tests.raysearch.simulators.boxes:"
+WORKLOAD = "gpt_moe_1_2t_16k"
+SHORT = Patience(timeout_s=2.0, retries=1)
+pytestmark = pytest.mark.slow
+
+NewRun = Callable[..., SearchRun]
+
+
+@pytest.fixture
+def new_run(tmp_path: Path) -> Iterator[NewRun]:
+    with contextlib.ExitStack() as stack:
+
+        def start(folder: str, box: str | None, *, workers: int, searcher="annealing", budget=60, workload=WORKLOAD):
+            name = BOXES + box if box else None
+            spec = RunSpec(str(workload), searcher, seed=0, budget=budget, simulator=name, workers=workers)
+            return stack.enter_context(contextlib.closing(SearchRun(spec, tmp_path / folder, patience=SHORT)))
+
+        yield start
+
+
+def finished(run: SearchRun) -> dict:
+    run.advance(run.spec.budget)
+    assert run.done
+    return run.summary()
+
+
+@pytest.mark.parametrize("searcher", ["random", "annealing", "coordinate", "ppo_paper"])
+def test_what_is_found_depends_on_how_far_ahead_is_asked_and_not_on_time(new_run: NewRun, searcher: str) -> None:
+    calm = finished(new_run("calm", "hilly", workers=3, searcher=searcher))
+    uneven = finished(new_run("uneven", "uneven", workers=3, searcher=searcher))
+    assert calm["calls"] == calm["budget"]
+    assert uneven["digest"] == calm["digest"]
+
+
+def test_a_searcher_that_learns_nothing_calls_the_same_however_many_workers_there_are(new_run: NewRun) -> None:
+    digests = {
+        finished(new_run(f"w{workers}", None, workers=workers, searcher="random"))["digest"] for workers in (0, 3)
+    }
+    assert len(digests) == 1
+
+
+def test_a_sweep_ends_by_itself_with_all_its_calls(new_run: NewRun, tmp_path: Path) -> None:
+    text = config_path("workloads", WORKLOAD).read_text(encoding="utf-8")
+    few = re.sub(r"^(tp|pp|batch) = .*$", r"\1 = [1, 2, 4]", text, flags=re.MULTILINE)
+    (tmp_path / "few.toml").write_text(few, encoding="utf-8")
+    run = new_run("sweep", "by_degrees", workers=2, searcher="megatron", budget=10_000, workload=tmp_path / "few.toml")
+    summary = finished(run)
+    assert summary["calls"] == summary["unique_calls"] == 3 * 5 * 3 * 3
+
+
+def test_the_budget_is_never_exceeded_ahead_of_it(new_run: NewRun, log: Path) -> None:
+    finished(new_run("exact", "hilly", workers=4, searcher="random", budget=11))
+    assert len(log.read_text().splitlines()) == 11
+
+
+def test_a_resumed_run_equals_one_that_was_never_stopped(new_run: NewRun) -> None:
+    whole = finished(new_run("whole", "hilly", workers=3, searcher="ppo_paper"))
+    first = new_run("cut", "uneven", workers=3, searcher="ppo_paper")
+    first.advance(23)
+    first.save()
+    first.advance(5)  # lost with the process, and made again
+    first.close()
+    spec, folder = first.spec, first.out_dir
+    with contextlib.closing(SearchRun(spec, folder, resume=True, patience=SHORT)) as second:
+        assert second.calls == 23
+        assert finished(second)["digest"] != ""
+        assert second.summary()["digest"] == whole["digest"]
+    assert read_rows(folder)["call"].tolist() == list(range(1, 61))
+
+
+def test_a_worker_killed_in_the_middle_changes_nothing(new_run: NewRun) -> None:
+    whole = finished(new_run("whole", "slow", workers=2))
+    run = new_run("hurt", "hilly", workers=2)
+    run.advance(20)
+    pool = run._simulator._source  # pyright: ignore[reportAttributeAccessIssue]
+    os.kill(ray.get(pool._workers[0].pid.remote()), signal.SIGKILL)
+    assert finished(run)["digest"] == whole["digest"]
+    assert read_rows(run.out_dir)["call"].tolist() == list(range(1, 61))
+
+
+def test_a_simulator_that_dies_once_per_strategy_is_asked_again(new_run: NewRun) -> None:
+    whole = finished(new_run("whole", "hilly", workers=2, searcher="random", budget=30))
+    hurt = finished(new_run("hurt", "dies_once", workers=2, searcher="random", budget=30))
+    assert hurt["digest"] == whole["digest"]
+
+
+@pytest.mark.parametrize(
+    ("box", "reason"),
+    [
+        ("hangs", "no answer within 2 s"),
+        ("dies", "process died"),
+        ("raises", "ZeroDivisionError: no such batch"),
+        ("nan", "finite tokens_per_s_per_gpu"),
+    ],
+)
+def test_a_simulator_that_always_fails_stops_the_run_at_the_strategy_and_keeps_every_row(
+    new_run: NewRun, box: str, reason: str
+) -> None:
+    run = new_run("run", box, workers=2, searcher="random", budget=200)
+    with pytest.raises(SimulatorFailure, match=reason) as failure:
+        run.advance(200)
+    assert failure.value.strategy.batch == BAD_BATCH
+    rows = read_rows(run.out_dir)
+    assert len(rows) == run.calls
+    assert BAD_BATCH not in rows["batch"].tolist()
+
+
+def test_what_was_answered_once_is_not_asked_again_and_failures_are(new_run: NewRun, log: Path) -> None:
+    first = finished(new_run("first", "hilly", workers=2, searcher="random"))
+    asked = log.read_text().splitlines()
+    second = finished(new_run("second", "hilly", workers=2, searcher="random"))
+    assert second["digest"] == first["digest"]
+    assert log.read_text().splitlines() == asked
+
+
+def test_a_cache_that_cannot_be_used_is_one_note_and_no_more(
+    new_run: NewRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("RAYSEARCH_CACHE_DIR", str(tmp_path / "a file" / "cache"))
+    assert finished(new_run("run", "hilly", workers=1, budget=5))["calls"] == 5
+    assert caplog.text.count("are not kept") == 1
+
+
+def test_our_own_simulator_says_the_same_in_workers() -> None:
+    workload = load_workload(WORKLOAD)
+    with contextlib.closing(SimulatorPool(None, workload, workers=1, timeout_s=30.0)) as pool:
+        strategy = StrategySpace(workload).decode(StrategySpace(workload).nvec - 1)
+        assert pool(workload, strategy) == evaluate(workload, strategy)
+
+
+@pytest.mark.parametrize(("box", "workers"), [("hilly", 1), ("slow", 4)])
+def test_a_slow_black_box_gets_the_workers_and_a_fast_one_a_single_one(
+    box: str, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert choose_workers(BOXES + box, load_workload(WORKLOAD), SHORT, available=4) == workers
+    assert f"--workers {workers}" in capsys.readouterr().err
