@@ -372,12 +372,13 @@ def test_peers_find_their_way_out_of_infeasible_ground(name: str) -> None:
     assert found >= 2
 
 
-def test_what_was_never_asked_is_learned_from_as_well() -> None:
-    for name in ("genetic", "ant_colony", "optuna_tpe", "optuna_cmaes", "nevergrad"):
-        searcher = make_searcher(name, SPACE, seed=0, budget=50)
-        for k in range(20):
-            ask(searcher)
-            searcher.tell(SPACE.nvec - 1, told(100.0 + k))
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_learn_from_calls_in_flight_and_from_what_they_never_asked(name: str) -> None:
+    searcher = make_searcher(name, SPACE, seed=0, budget=100)
+    for k in range(6):
+        for action in [ask(searcher) for _ in range(4)]:
+            searcher.tell(action, told(10.0))
+        searcher.tell(SPACE.nvec - 1, told(100.0 + k))
 
 
 def test_pheromone_never_falls_below_its_least_share() -> None:
