@@ -9,6 +9,7 @@ it is complete, and where both exist they agree and the JSON Lines count.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, final, get_type_hints
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 ROWS_FILE = "rows.jsonl"
 COMPACT_FILE = "rows.parquet"
+_TAIL_BYTES = 16384
+"""[assumed] More than two rows of any workload take."""
 
 
 class DamagedRows(ValueError):
@@ -155,6 +158,25 @@ def read_rows(run_dir: Path, columns: Sequence[str] = CallRow._fields) -> pd.Dat
         return _read_compacted(run_dir / COMPACT_FILE, columns)
     except FileNotFoundError:
         raise FileNotFoundError(f"no calls in {run_dir}: expected {ROWS_FILE} or {COMPACT_FILE}") from None
+
+
+def last_row(run_dir: Path) -> CallRow | None:
+    """The last whole row of a run under way, whose `call` is how far it is; None before the first and once compacted.
+
+    Reads the end of the file only.
+
+    Raises:
+        DamagedRows: The line is not what a run wrote.
+    """
+    path = run_dir / ROWS_FILE
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    whole = [line for line in lines[-2:] if line.endswith(b"\n")]
+    return _parse(whole[-1], f"{path}, last line") if whole else None
 
 
 def _compacted(path: Path) -> Path:

@@ -19,6 +19,7 @@ from raysearch.commands import (
     optimum,
     report,
     search,
+    status,
     study,
     validate,
     verify_rules,
@@ -47,6 +48,7 @@ app.command("explain")(explain.explain_strategy)
 app.command("optimum")(optimum.show_optimum)
 app.command("search")(search.search_workload)
 app.command("study")(study.run)
+app.command("status")(status.show_status)
 app.command("report")(report.report_results)
 app.command("calibrate")(calibrate.calibrate)
 app.command("validate")(validate.validate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -59,6 +60,10 @@ def results_folder(out: Path | None, name: str) -> Path:
     return out or RESULTS_ROOT / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
+_LOOK_S = 0.1
+"""A claim is tried again after it: `in_use` holds the lock for the moment of its look."""
+
+
 @contextmanager
 def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
     """Makes a folder and keeps it for this process; what is still empty at the end is removed.
@@ -103,13 +108,30 @@ def _open_folder(folder: Path) -> int:
 
 def _lock(handle: int, folder: Path) -> None:
     in_use = InputError(f"{folder} is in use by another search or study; give --out another folder")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise in_use from None
+    if not _locked(handle, fcntl.LOCK_EX):
+        time.sleep(_LOOK_S)
+        if not _locked(handle, fcntl.LOCK_EX):
+            raise in_use
     # Who held it may have removed the empty folder since we opened it: then the lock is on nothing that has a name.
     if not (folder.exists() and os.path.samestat(os.fstat(handle), folder.stat())):
         raise in_use
+
+
+def _locked(handle: int, how: int) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process has claimed the folder, on this machine or, if the file system tells, on another."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        return not _locked(handle, fcntl.LOCK_SH)  # let go of with the handle, at once
+    finally:
+        os.close(handle)
 
 
 def anchored(kind: Kind, name_or_path: str, *, beside: Path | None = None) -> str:

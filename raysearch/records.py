@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from raysearch.errors import InputError
 from sim.types import Strategy
@@ -98,10 +98,11 @@ class RunSummary(BaseModel):
 
 
 class StudyRecord(BaseModel):
-    """study.json: what is run in the folder."""
+    """study.json: what is run in the folder; results of older versions have no `budgets` by run id."""
 
     study: dict[str, Any]
     runs: list[str]
+    budgets: dict[str, int] = Field(default_factory=dict)
     optima: dict[str, float | None]
     hashes: dict[str, str]
     folder: str

@@ -2,6 +2,7 @@
 
 <study folder>/
   study.json         what is run: the file's content with paths made absolute, the optima, the version
+  journal.jsonl      which run started and ended when, see raysearch.journal
   runs/<run id>/     one folder per run, see raysearch.run
   tune/              Ray Tune's own files: its snapshot for a resume, TensorBoard logs, result.json
 """
@@ -159,6 +160,7 @@ def write_study(study: Study, optima: Mapping[str, float | None], out: Path) -> 
     content = {
         "study": study.file.model_dump(mode="json"),
         "runs": list(study.specs()),
+        "budgets": {run_id: spec.budget for run_id, spec in study.specs().items()},
         "optima": dict(optima),
         "hashes": _hashes(study),
         "folder": str(out.resolve()),

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 
 from raysearch.records import RunSpec
@@ -49,6 +50,7 @@ class SearchTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Makes the next `report_every` calls and reports how far the run is."""
+        _name_process(self._trial["run_id"])
         folder = Path(self._trial["folder"])
         finished = finished_summary(folder)
         if finished is not None:  # the study was killed after the run's end and before Tune had noted it
@@ -87,3 +89,11 @@ class SearchTrial(tune.Trainable):
     def _report(metrics: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
         # TensorBoard takes timesteps_total for its x axis: calls, the same for every searcher and after a resume.
         return {**metrics, "timesteps_total": metrics["calls"], "done": done}
+
+
+def _name_process(run_id: str) -> None:
+    """Shows the run in the dashboard's list of worker processes and in ps; Ray takes it away when the step is done.
+
+    A name of the actor, which Ray's dashboard lists too, would be that of its first run: actors are reused.
+    """
+    ray._raylet.setproctitle(f"ray::SearchTrial {run_id}")  # pyright: ignore[reportAttributeAccessIssue]

@@ -20,9 +20,9 @@ import ray
 from ray import tune
 
 from raysearch.errors import InputError, Interrupted, RunFailed
-from raysearch.progress import StudyDisplay
 from raysearch.run import finished_summary
 from raysearch.study import TUNE_FOLDER, Study, run_dir, write_study
+from raysearch.study_display import StudyDisplay
 from raysearch.trial import SearchTrial, trial_config
 
 MAX_FAILURES = 2

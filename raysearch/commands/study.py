@@ -83,11 +83,14 @@ def _run_open(
     from raysearch.run import finished_summary
     from raysearch.study import run_dir
 
-    finished = {run_id for run_id in study.specs() if finished_summary(run_dir(folder, run_id))}
-    if len(finished) == len(study.specs()):
+    summaries = {run_id: finished_summary(run_dir(folder, run_id)) for run_id in study.specs()}
+    finished = {run_id: summary for run_id, summary in summaries.items() if summary}
+    if len(finished) == len(summaries):
         return
-    from raysearch.progress import StudyBars
+    from raysearch.journal import Journal
+    from raysearch.study_display import Displays, StudyBars
     from raysearch.tuning import run_study
 
-    with StudyBars(study.file.name, study.specs(), finished) as display:
+    with StudyBars(study.file.name, study.specs(), finished) as bars:
+        display = Displays(bars, Journal(folder))
         run_study(study, optima, folder, display=display, address=address, cpus=cpus, resume=resume)

@@ -27,7 +27,7 @@ HUGGING_FACE = {
     "llama_3_1_405b": "meta-llama/Meta-Llama-3.1-405B",
 }
 """Its names of the shipped models."""
-_KV_PRECISION = {"bf16": "bfloat16", "fp8": "fp8"}
+_PRECISION = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
 
 
 def measure(workload: Workload, strategy: Strategy) -> Measurement:
@@ -73,7 +73,7 @@ def _decode_step(workload: Workload, strategy: Strategy) -> Any:
     from aiconfigurator.sdk import common, config, models
     from aiconfigurator.sdk.inference_session import InferenceSession
 
-    weights = "fp8" if workload.precisions.weights == "fp8" else "bfloat16"
+    weights = _PRECISION[workload.precisions.weights]
     parallel = config.ModelConfig(
         tp_size=strategy.tp,
         pp_size=strategy.pp,
@@ -82,7 +82,7 @@ def _decode_step(workload: Workload, strategy: Strategy) -> Any:
         moe_ep_size=strategy.ep,
         gemm_quant_mode=common.GEMMQuantMode[weights],
         moe_quant_mode=common.MoEQuantMode[weights],
-        kvcache_quant_mode=common.KVCacheQuantMode[_KV_PRECISION[workload.precisions.kv_cache]],
+        kvcache_quant_mode=common.KVCacheQuantMode[_PRECISION[workload.precisions.kv_cache]],
         fmha_quant_mode=common.FMHAQuantMode.bfloat16,
     )
     database, backend = _session(workload.hardware.name)

@@ -208,6 +208,12 @@ def test_a_study_prints_nothing_but_json_with_a_record_per_run(finished: tuple[P
         assert 0 <= run["best"] <= run["optimum"]
         assert run["fraction_of_optimum"] == run["best"] / run["optimum"]
         assert run["wall_s"] > 0
+        assert bool(run["improvements"]) == (run["best"] > 0)
+    statistics = printed["statistics"]
+    assert set(statistics["searchers"]) == set(SEARCHERS)
+    assert (statistics["budget"], statistics["seeds"], statistics["left_out"]) == (60, [2], 0)
+    assert len(statistics["pairs"]) == 6
+    assert Path(printed["comparison"]).is_file()
 
 
 @pytest.mark.slow
@@ -224,6 +230,7 @@ def test_a_study_makes_the_calls_that_its_runs_make_alone(
 def test_tune_logs_the_same_metrics_for_every_searcher(finished: tuple[Path, str]) -> None:
     tune = finished[0] / "out" / "tune"
     common = {"calls", "best", "fraction_of_optimum", "unique_calls", "feasible_calls", "wall_s"}
+    tags: set[frozenset[str]] = set()
     for searcher in SEARCHERS:
         trial = tune / f"tiny-{searcher}-s0"
         last = json.loads((trial / "result.json").read_text().splitlines()[-1])
@@ -234,6 +241,8 @@ def test_tune_logs_the_same_metrics_for_every_searcher(finished: tuple[Path, str
         for name in common:
             final = logged.Scalars(f"ray/tune/{name}")[-1]
             assert (final.step, final.value) == (last["calls"], pytest.approx(last[name], rel=1e-6))
+        tags.add(frozenset(tag for tag in logged.Tags()["scalars"] if not tag.startswith("ray/tune/searcher/")))
+    assert len(tags) == 1  # all else that TensorBoard shows is the same for every searcher, too
     assert not list(tune.glob("*/checkpoint_*"))
 
 

@@ -1,0 +1,88 @@
+"""`raysearch status`: how far a study is, from another terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raysearch.commands.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from raysearch.status import StudyStatus
+
+WATCH_EVERY_S = 2.0
+"""Seconds between two looks."""
+
+
+def show_status(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 s until nothing runs any more.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell how far a study or a search is: running, stopped or finished.
+
+    Reads only the files in DIR and disturbs nobody. Run it on the machine that the study was started from: on others
+    some file systems do not tell whether it still runs. With --watch, --json prints an object per line.
+
+    \b
+    Examples:
+      raysearch status results/smoke
+      raysearch status results/smoke --watch
+      raysearch status results/smoke --json
+    """
+    from raysearch.status import read_status
+
+    if watch:
+        _watch(directory, as_json)
+    elif as_json:
+        print_json(_plain(directory, read_status(directory)))
+    else:
+        from raysearch.status_table import status_text
+        from raysearch.tables import printer
+
+        printer().print(*status_text(directory, read_status(directory), time.time()), sep="\n")
+
+
+def _watch(directory: Path, as_json: bool) -> None:
+    from rich.console import Group
+    from rich.live import Live
+
+    from raysearch.status import read_status
+    from raysearch.status_table import status_text
+    from raysearch.tables import printer
+
+    status = read_status(directory)
+    console = printer()
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            if as_json:
+                print(json.dumps(_plain(directory, status), allow_nan=False), flush=True)
+            else:
+                live.update(Group(*status_text(directory, status, time.time())), refresh=console.is_terminal)
+            if status.state != "running":
+                break
+            time.sleep(WATCH_EVERY_S)
+            status = read_status(directory)
+
+
+def _plain(directory: Path, status: StudyStatus) -> dict[str, Any]:
+    return {
+        "folder": str(directory),
+        "state": status.state,
+        "finished_runs": sum(run.state == "finished" for run in status.runs),
+        "calls": sum(run.calls for run in status.runs),
+        "remaining_s": status.remaining_s,
+        "changed": _utc(status.changed_s),
+        "best": [run.run_id for run in status.best()],
+        "runs": [{**(fields := asdict(run)), "changed": _utc(fields.pop("changed_s"))} for run in status.runs],
+    }
+
+
+def _utc(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,179 @@
+"""The status of a study, read while it runs, when it was stopped and when it is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysearch.commands import status as status_command
+from raysearch.commands.status import show_status
+from raysearch.errors import InputError
+from raysearch.files import claimed, in_use
+from raysearch.journal import JOURNAL_FILE, Journal
+from raysearch.run import SearchRun
+from raysearch.status import StudyStatus, read_status
+from raysearch.study import load_study, run_dir, write_study
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def study_file(folder: Path, workload: Path, **changes: Any) -> Path:
+    keys = {"name": "s", "workloads": [str(workload)], "searchers": ["random", "megatron"], "seeds": [0, 1]}
+    keys |= {"budget": 60, **changes}
+    path = folder / "study.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
+    return path
+
+
+@pytest.fixture
+def out(tiny_workload: Path, tmp_path: Path) -> Path:
+    """A study with one run finished, one 20 calls on, one that failed at once, and one that never began."""
+    study = load_study(study_file(tmp_path, tiny_workload))
+    write_study(study, {str(tiny_workload): 800.0}, tmp_path / "out")
+    journal = Journal(tmp_path / "out")
+    specs = study.specs()
+    for run_id, calls in (("tiny-megatron-s0", 60), ("tiny-random-s0", 20)):
+        journal.started(run_id)
+        run = SearchRun(specs[run_id], run_dir(tmp_path / "out", run_id), optimum=800.0)
+        run.advance(calls)
+        if run.done:
+            run.finish()
+            journal.finished(run_id)
+        run.close()
+    journal.started("tiny-random-s1")
+    journal.failed("tiny-random-s1")
+    return tmp_path / "out"
+
+
+def states(status: StudyStatus) -> dict[str, str]:
+    return {run.run_id: run.state for run in status.runs}
+
+
+def test_a_live_study_has_runs_under_way_and_a_forecast(out: Path) -> None:
+    with claimed(out, resume=True):
+        status = read_status(out)
+    assert status.state == "running"
+    assert states(status) == {
+        "tiny-random-s0": "running",
+        "tiny-megatron-s0": "finished",
+        "tiny-random-s1": "failed",
+        "tiny-megatron-s1": "waiting",
+    }
+    assert [(run.calls, run.budget) for run in status.runs] == [(20, 60), (16, 16), (0, 60), (0, 16)]
+    under_way, finished, *_ = status.runs
+    assert finished.fraction_of_optimum == finished.best / 800.0
+    assert under_way.fraction_of_optimum == under_way.best / 800.0
+    assert status.remaining_s is not None
+    assert status.remaining_s > 0
+    assert [run.best for run in status.best()] == [max(run.best for run in status.runs)]
+    assert abs(time.time() - status.changed_s) < 60
+
+
+def test_a_study_that_stopped_tells_what_failed_and_what_was_cut_short(out: Path) -> None:
+    status = read_status(out)
+    assert (status.state, status.remaining_s) == ("failed", None)
+    assert states(status)["tiny-random-s0"] == "interrupted"
+
+
+def test_a_study_that_goes_on_starts_from_waiting_runs(out: Path) -> None:
+    with claimed(out, resume=True):
+        Journal(out)
+        status = read_status(out)
+    assert set(states(status).values()) == {"finished", "waiting"}
+    assert status.runs[0].calls == 20
+
+
+def test_half_a_row_and_half_an_event_do_not_count(out: Path) -> None:
+    for path in (out / "runs/tiny-random-s0/rows.jsonl", out / JOURNAL_FILE):
+        with path.open("ab") as file:
+            file.write(b'{"run_id": "tiny-ran')
+    status = read_status(out)
+    assert (status.runs[0].calls, status.runs[0].state) == (20, "interrupted")
+
+
+def test_damage_and_folders_without_results_are_refused(out: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no results in"):
+        read_status(tmp_path)
+    (out / "runs/tiny-random-s0/rows.jsonl").write_text("garbage\n")
+    with pytest.raises(InputError, match=r"rows\.jsonl, last line is damaged: .*; bring it back"):
+        read_status(out)
+
+
+def test_looking_neither_claims_a_folder_nor_keeps_others_from_it(tmp_path: Path) -> None:
+    assert not in_use(tmp_path)
+    with claimed(tmp_path):
+        assert in_use(tmp_path)
+        with pytest.raises(InputError, match="in use by another"), claimed(tmp_path):
+            pass
+    assert not in_use(tmp_path)
+
+
+def test_a_search_by_itself_has_a_status_too(
+    tiny_workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = next(iter(load_study(study_file(tmp_path, tiny_workload)).specs().values()))
+    run = SearchRun(spec, tmp_path / "run", optimum=800.0)
+    run.advance(30)
+    assert states(read_status(tmp_path / "run")) == {"tiny-random-s0": "interrupted"}
+    with claimed(tmp_path / "run", resume=True):
+        assert read_status(tmp_path / "run").state == "running"
+    run.advance(30)
+    run.finish()
+    show_status(tmp_path / "run", watch=True)  # ends at once: nothing runs
+    shown = capsys.readouterr().out
+    assert f"{tmp_path / 'run'}: finished, 1 of 1 runs finished, 60 of 60 calls, last" in " ".join(shown.split())
+    assert shown.strip().splitlines()[-1].split()[:4] == ["tiny-random-s0", "finished", "60", "60"]
+
+
+def test_watching_looks_again_until_nothing_runs(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim = claimed(out, resume=True)
+    claim.__enter__()
+    monkeypatch.setattr(status_command.time, "sleep", lambda _: claim.__exit__(None, None, None))
+    show_status(out, watch=True, as_json=True)
+    assert [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()] == ["running", "failed"]
+
+
+@pytest.mark.slow
+def test_a_real_study_is_seen_running_by_name_and_then_stopped(
+    tiny_workload: Path, tmp_path: Path, start: Start, raysearch: Command
+) -> None:
+    file, folder = study_file(tmp_path, tiny_workload, searchers=["random"], seeds=[0], budget=10**6), tmp_path / "out"
+    process = start("study", file, "--out", folder, "--cpus", "1")
+    wait_until(process, lambda: (folder / "study.json").exists() and read_status(folder).runs[0].calls > 400)
+    assert read_status(folder).state == "running"
+    wait_until(process, lambda: any("tiny-random-s0" in title for title in titles_below(process.pid)))
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    told = json.loads(raysearch("status", folder, "--json").stdout)
+    assert (told["state"], told["finished_runs"], told["remaining_s"]) == ("interrupted", 0, None)
+    assert told["runs"][0]["state"] == "interrupted"
+    assert told["runs"][0]["calls"] == told["calls"] > 400
+
+
+def wait_until(process: subprocess.Popen[str], happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def titles_below(pid: int) -> list[str]:
+    """The titles of all descendants of a process."""
+    try:
+        children = [int(c) for path in Path(f"/proc/{pid}/task").glob("*/children") for c in path.read_text().split()]
+        own = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
+    except OSError:  # one has just ended
+        return []
+    return own + [title for child in children for title in titles_below(child)]
