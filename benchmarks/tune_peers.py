@@ -125,6 +125,10 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], ...]] = {
             (10, 24, 0.2, 50, 1.0, "ordered"),
             (10, 24, 0.1, 25, 0.3, "ordered"),
             (10, 24, 0.1, 10, 3.0, "ordered"),
+            (10, 24, 0.2, 50, 0.3, "ordered"),
+            (10, 96, 0.2, 50, 1.0, "ordered"),
+            (10, 24, 0.3, 100, 1.0, "ordered"),
+            (10, 48, 0.2, 50, 0.5, "ordered"),
         )
     ),
     "optuna_cmaes": tuple(
