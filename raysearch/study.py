@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from envs.space import StrategySpace
 from raysearch import __version__
 from raysearch.errors import InputError
 from raysearch.files import anchored, read_json, write_json
+from raysearch.published import Published
 from raysearch.records import LARGEST_SEED, STUDY_FILE, RunSpec, StudyRecord
 from raysearch.registry import check_options, run_budget
 from sim.catalog import load_workload
@@ -42,6 +43,20 @@ Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED, strict=True)]
 Seeds = Annotated[tuple[Seed, ...], AfterValidator(_some)]
 
 
+class Tuning(BaseModel):
+    """The section [tuning] of a study file: what the searchers' options were chosen on, which a study must not report.
+
+    Attributes:
+        workloads: Names in configs/workloads, or paths (tried beside the study file first).
+        seeds: Of those runs.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    workloads: Names
+    seeds: Seeds
+
+
 class StudyFile(BaseModel):
     """The schema of configs/studies/*.toml.
 
@@ -55,6 +70,8 @@ class StudyFile(BaseModel):
         cpus_per_run: CPUs that Ray reserves for a run. A run computes on one.
         report_every: Calls between two reports to Ray Tune, and at least as many between two checkpoints.
         options: Per searcher; what is left out takes the searcher's preset.
+        tuning: What the presets were tuned on, if they were.
+        published: Figures of others that `raysearch report` prints beside the study's own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,6 +85,8 @@ class StudyFile(BaseModel):
     cpus_per_run: Annotated[int, Field(ge=1, strict=True)] = 1
     report_every: Annotated[int, Field(ge=1, strict=True)] = 200
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    tuning: Tuning | None = None
+    published: Published | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +149,9 @@ def check_study(file: StudyFile) -> Study:
     names = [workload.name for workload in workloads.values()]
     if len(set(names)) < len(names):
         raise InputError(f"two workloads of a study must not share a name, got {names}")
+    _check_published(file, names)
+    if file.tuning:
+        _check_disjoint(file.tuning, file, workloads)
     return Study(file, workloads)
 
 
@@ -187,7 +209,35 @@ def _check_searchers(file: StudyFile) -> None:
             raise InputError(f"options for {name!r}, which is not among the searchers {list(file.searchers)}")
 
 
+def _check_disjoint(tuning: Tuning, file: StudyFile, workloads: Mapping[str, Workload]) -> None:
+    """Refuses to report what searchers were tuned on; one workload under two names counts as one."""
+    tuned = {load_workload(text).config_hash for text in tuning.workloads}
+    names = [workload.name for workload in workloads.values() if workload.config_hash in tuned]
+    names += [workload.name for workload in workloads.values() if workload.name in tuning.workloads]
+    if names:
+        raise InputError(f"workloads {sorted(set(names))} are named under [tuning]: report others than were tuned on")
+    if seeds := sorted(set(file.seeds) & set(tuning.seeds)):
+        raise InputError(f"seeds {seeds} are named under [tuning]: report others than were tuned on")
+
+
+def _check_published(file: StudyFile, workloads: Sequence[str]) -> None:
+    if file.published is None:
+        return
+    told = {name for ratios in file.published.ratios.values() for name in ratios}
+    for values, known, what in (
+        (file.published.ratios, workloads, "workload"),
+        ((*file.published.bases, *sorted(told)), file.searchers, "searcher"),
+    ):
+        for name in values:
+            if name not in known:
+                raise InputError(f"published: {what} {name!r} is not among the study's, {list(known)}")
+
+
 def _with_absolute_paths(file: StudyFile, folder: Path) -> StudyFile:
     hardware = anchored("hardware", file.hardware, beside=folder) if file.hardware else None
     workloads = tuple(anchored("workloads", text, beside=folder) for text in file.workloads)
-    return file.model_copy(update={"hardware": hardware, "workloads": workloads})
+    tuning = file.tuning
+    if tuning:
+        tuned = tuple(anchored("workloads", text, beside=folder) for text in tuning.workloads)
+        tuning = tuning.model_copy(update={"workloads": tuned})
+    return file.model_copy(update={"hardware": hardware, "workloads": workloads, "tuning": tuning})

@@ -21,7 +21,7 @@ from raysearch.results import check_results, study_frame
 from raysearch.run import SearchRun
 from raysearch.study import load_study, run_dir
 from raysearch.study import write_study as write_record
-from sim.config_files import CatalogError
+from sim.config_files import CatalogError, list_names
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -75,7 +75,7 @@ def test_options_reach_their_searcher_alone(tiny_workload: Path, tmp_path: Path)
     assert by_searcher == {"random_walk": {}, "annealing": {"initial_temperature": 30.0}}
 
 
-@pytest.mark.parametrize("name", ["quickstart", "smoke"])
+@pytest.mark.parametrize("name", sorted(list_names("studies")))
 def test_the_shipped_studies_can_be_run(name: str) -> None:
     assert load_study(name).file.name == name
 
@@ -112,12 +112,29 @@ def test_a_study_that_cannot_be_run_is_refused(
         ("[options.annealing]\ntemp = 1.0", "temp"),
         ("[options.coordinate]", "not among the searchers"),
         ("[options", "not valid TOML"),
+        ('[tuning]\nworkloads = ["{workload}"]\nseeds = [7]', r"workloads \['tiny'\] are named under \[tuning\]"),
+        ('[tuning]\nworkloads = ["llama_3_1_405b_8k"]\nseeds = [1, 7]', r"seeds \[1\] are named under \[tuning\]"),
+        ('[tuning]\nworkloads = ["llama_3_1_405b"]\nseeds = [7]', "did you mean 'llama_3_1_405b_8k'"),
+        ('[published]\n{published}\nbases = ["random"]\n[published.ratios]', "searcher 'random' is not among the"),
+        ('[published]\n{published}\nbases = ["annealing"]\n[published.ratios.w]', "workload 'w' is not among the"),
+        ('[published]\nsource = "x"\nstatistic = "median"', "statistic"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused(tiny_workload: Path, tmp_path: Path, table: str, message: str) -> None:
+def test_sections_that_cannot_be_used_are_refused(
+    tiny_workload: Path, tmp_path: Path, table: str, message: str
+) -> None:
     path = write_study(tmp_path, tiny_workload)
+    table = table.replace("{workload}", str(tiny_workload)).replace("{published}", 'source = "x"\nstatistic = "mean"')
     path.write_text(path.read_text() + table + "\n")
     with pytest.raises((InputError, CatalogError), match=message):
+        load_study(path)
+
+
+def test_a_workload_that_was_tuned_on_is_known_under_another_name(tiny_workload: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy.toml").write_text(tiny_workload.read_text())
+    path = write_study(tmp_path, tiny_workload)
+    path.write_text(path.read_text() + '[tuning]\nworkloads = ["copy.toml"]\nseeds = [7]\n')
+    with pytest.raises(InputError, match="tuned on"):
         load_study(path)
 
 
