@@ -15,15 +15,26 @@ PROBE_TIMEOUT_S = 120.0
 """[assumed] A node that has not started a process and read a file within it never will."""
 
 
-def check_room(cpus_per_run: int) -> None:
+def check_room(cpus_per_run: int, workers: int = 0) -> None:
     """Refuses a study that would wait for ever.
 
-    Nodes without CPUs say nothing: where there are no others, the workers are still to be started.
+    Nodes without CPUs say nothing: where there are no others, those with CPUs are still to be started.
+
+    Args:
+        cpus_per_run: Of the searching part of a run, on one node.
+        workers: Processes that evaluate for a run, with one CPU each, on any node.
 
     Raises:
-        InputError: No node can hold a run.
+        InputError: No run fits.
     """
-    largest = max((int(node["Resources"].get("CPU", 0)) for node in _alive()), default=0)
+    cpus = [int(node["Resources"].get("CPU", 0)) for node in _alive()]
+    largest, total = max(cpus, default=0), sum(cpus)
+    if 0 < total < cpus_per_run + workers and largest >= cpus_per_run:
+        mend = f"run with --workers {total - cpus_per_run}" if total > cpus_per_run else "give Ray more CPUs"
+        raise InputError(
+            f"every run needs {cpus_per_run + workers} CPUs ({cpus_per_run} to search, {workers} to evaluate), "
+            f"the cluster has {total}: {mend}"
+        )
     if 0 < largest < cpus_per_run:
         raise InputError(
             f"every run asks for {cpus_per_run} CPUs, but the largest node of this Ray has {largest}: "

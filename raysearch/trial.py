@@ -17,14 +17,24 @@ from envs.strategy_env import SimulatorFailure
 from raysearch.errors import InputError, RunFailed
 from raysearch.records import STUDY_FILE, RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
+from raysearch.simulators.opening import Patience
 
 SAVE_EVERY_S = 2.0
 """[assumed] Work that a run may lose with its process; so often, PPO's 6.6 MB take 1 % of its time."""
+_PATIENCE = Patience()
 FAILURE = "failure"
 """Key of a trial's last report if its run cannot go on; the value says why."""
 
 
-def trial_config(spec: RunSpec, folder: Path, *, optimum: float | None, report_every: int, cpus: int) -> dict[str, Any]:
+def trial_config(
+    spec: RunSpec,
+    folder: Path,
+    *,
+    optimum: float | None,
+    report_every: int,
+    cpus: int,
+    patience: Patience = _PATIENCE,
+) -> dict[str, Any]:
     """What a trial needs to know, as plain values.
 
     Args:
@@ -32,7 +42,8 @@ def trial_config(spec: RunSpec, folder: Path, *, optimum: float | None, report_e
         folder: Absolute; where the run's rows and summary go. On a cluster: a folder that all nodes share.
         optimum: f* of the workload, for the scores only.
         report_every: Calls between two reports; a checkpoint is made with one if `SAVE_EVERY_S` have passed.
-        cpus: Reserved for the trial.
+        cpus: Reserved for the trial; each of its workers has one more.
+        patience: With the workers.
     """
     return {
         "run": {
@@ -42,6 +53,7 @@ def trial_config(spec: RunSpec, folder: Path, *, optimum: float | None, report_e
             "optimum": optimum,
             "report_every": report_every,
             "cpus": cpus,
+            **asdict(patience),
         }
     }
 
@@ -106,15 +118,17 @@ class SearchTrial(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """The CPUs that the study reserves per run."""
-        return tune.PlacementGroupFactory([{"CPU": float(config["run"]["cpus"])}])
+        """The CPUs that the study reserves per run: for the searcher, and one for each worker."""
+        run = config["run"]
+        return tune.PlacementGroupFactory([{"CPU": float(run["cpus"])}, *[{"CPU": 1.0}] * run["workers"]])
 
     def _build(self, folder: Path) -> SearchRun:
         study = folder.parents[1]
         if not (study / STUDY_FILE).is_file():  # on a node that joined later than the study looked
             raise RunFailed(f"node {get_node_ip_address()} does not see the results folder {study}")
         spec = RunSpec(**{field.name: self._trial[field.name] for field in fields(RunSpec)})
-        return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True)
+        patience = Patience(self._trial["timeout_s"], self._trial["retries"])
+        return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True, patience=patience)
 
     @staticmethod
     def _report(metrics: Mapping[str, Any], *, done: bool) -> dict[str, Any]:

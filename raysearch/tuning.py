@@ -60,7 +60,7 @@ def run_study(
         RunFailed: Some runs broke down; the others are finished.
     """
     with connected(address, cpus):
-        check_room(study.file.cpus_per_run)
+        check_room(study.file.cpus_per_run, study.file.workers_per_run)
         check_shared(out)
         if not resume:
             write_study(study, optima, out)
@@ -125,6 +125,7 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path) -> tune.
             optimum=optima[spec.workload],
             report_every=study.file.report_every,
             cpus=study.file.cpus_per_run,
+            patience=study.file.patience,
         )["run"]
         for run_id, spec in study.specs().items()
         if finished_summary(run_dir(out, run_id)) is None
