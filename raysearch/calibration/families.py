@@ -88,12 +88,15 @@ def _table_fit(
     """The record of a series, and the log time of its table's vertices; `shared` is a correction to start from."""
     lattice, phi = GRIDS[grid], grid_phi(series)
     coefficients = fit_terms(phi(points), np.exp(log_us), robust)
-    start = lattice.spread @ np.broadcast_to(shared, lattice.spread.shape[1])
-    base = np.log(phi(lattice.points) @ coefficients) + start
-    g = shared + lattice.correction(points, log_us - lattice.rows(points) @ base, base, robust=robust)
     floor_us = float(f"{np.exp(np.quantile(log_us, _FLOOR_SHARE)):.4g}")
+    at_vertices = phi(lattice.points)
+    if (at_vertices @ coefficients).min() <= 0:  # rows so far from small sizes that no term says what those take
+        coefficients[0] = floor_us
+    base_us = np.log(at_vertices @ coefficients)
+    base = base_us + lattice.spread @ np.broadcast_to(shared, lattice.spread.shape[1])
+    g = shared + lattice.correction(points, log_us - lattice.rows(points) @ base, base, robust=robust)
     record = {"grid": grid, "terms": rounded(coefficients), "floor_us": floor_us, "g_percent": _percent(g)}
-    return record, np.log(phi(lattice.points) @ coefficients) + lattice.spread @ g
+    return record, base_us + lattice.spread @ g
 
 
 def _percent(g: Floats) -> list[int]:

@@ -15,7 +15,7 @@ from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
 from sim.catalog import load_workload
 from sim.simulate import evaluate
-from sim.types import Workload
+from sim.types import Strategy, Workload
 
 
 class SpaceName(StrEnum):
@@ -71,15 +71,17 @@ def show_optimum(
 
 def _show_spaces(workload: Workload, bests: Mapping[str, SpaceBest], *, as_json: bool) -> None:
     if as_json:
-        print_json({"workload": workload.name, "hardware": workload.hardware.name, "spaces": _spaces_dict(bests)})
+        print_json(
+            {"workload": workload.name, "hardware": workload.hardware.name, "spaces": _spaces_dict(workload, bests)}
+        )
         return
     from raysearch.tables import explanation, plain_table, printer
 
     console = printer()
     if len(bests) > 1:
-        columns = ("space", "best strategy", "strategies", "s", "tok/s/GPU", "x megatron", "x paper")
+        columns = ("space", "best strategy", "strategies", "s", "tok/s/GPU", "error", "x megatron", "x paper")
         title = f"{workload.name}: the exact best of each space"
-        console.print(plain_table(title, columns, _space_rows(bests), left=2, wrap=("best strategy",)))
+        console.print(plain_table(title, columns, _space_rows(workload, bests), left=2, wrap=("best strategy",)))
         return
     (best,) = bests.values()
     console.print(
@@ -92,14 +94,21 @@ def _show_spaces(workload: Workload, bests: Mapping[str, SpaceBest], *, as_json:
     console.print(*explanation(workload, evaluate(workload, best.strategy)), sep="\n")
 
 
-def _spaces_dict(bests: Mapping[str, SpaceBest]) -> dict[str, object]:
+def _spaces_dict(workload: Workload, bests: Mapping[str, SpaceBest]) -> dict[str, object]:
+    return {name: {**asdict(best), **_judged(workload, best.strategy)} for name, best in bests.items()}
+
+
+def _judged(workload: Workload, strategy: Strategy | None) -> dict[str, object]:
+    """A best strategy and how far to trust its figure, for JSON."""
+    best = evaluate(workload, strategy) if strategy else None
     return {
-        name: {**asdict(best), "strategy": strategy_dict(best.strategy) if best.strategy else None}
-        for name, best in bests.items()
+        "expected_error": best.expected_error if best else None,
+        "extrapolated": list(best.extrapolated) if best else [],
+        "strategy": strategy_dict(strategy) if strategy else None,
     }
 
 
-def _space_rows(bests: Mapping[str, SpaceBest]) -> list[tuple[str, ...]]:
+def _space_rows(workload: Workload, bests: Mapping[str, SpaceBest]) -> list[tuple[str, ...]]:
     def gain(value: float | None, name: str) -> str:
         base = bests[name].tokens_per_s_per_gpu
         return f"{value / base:.3f}" if value and base else "-"
@@ -110,21 +119,19 @@ def _space_rows(bests: Mapping[str, SpaceBest]) -> list[tuple[str, ...]]:
         what = (
             f"{degrees_text(best.strategy)}; {''.join(map(str, best.strategy.dims))}" if best.strategy else "none fits"
         )
-        told = (f"{best.space_size:.1e}", f"{best.wall_s:.1f}", f"{value:,.2f}" if value else "-")
+        error = f"±{evaluate(workload, best.strategy).expected_error:.0%}" if best.strategy else "-"
+        told = (f"{best.space_size:.1e}", f"{best.wall_s:.1f}", f"{value:,.2f}" if value else "-", error)
         rows.append((name, what, *told, gain(value, "megatron"), gain(value, "paper")))
     return rows
 
 
 def _as_dict(workload: Workload, found: Yardstick) -> dict[str, object]:
-    best = evaluate(workload, found.strategy) if found.strategy else None
     return {
         "workload": workload.name,
         "hardware": workload.hardware.name,
         "config_hash": workload.config_hash,
         "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
-        "expected_error": best.expected_error if best else None,
-        "extrapolated": list(best.extrapolated) if best else [],
-        "strategy": strategy_dict(found.strategy) if found.strategy else None,
+        **_judged(workload, found.strategy),
         "space_size": found.space_size,
         "feasible_count": found.feasible_count,
         "feasible_share": found.feasible_share,

@@ -91,10 +91,12 @@ def test_optimum_compares_the_spaces_and_agrees_with_the_sweep_of_the_paper_s(
     values = {name: best["tokens_per_s_per_gpu"] or 0.0 for name, best in spaces.items()}
     assert values["paper"] == pytest.approx(swept, rel=1e-12)
     assert values["extended"] >= max(values.values()) * (1 - 1e-12)
+    assert all(0 < best["expected_error"] < 1 and isinstance(best["extrapolated"], list) for best in spaces.values())
     alone = json.loads(raysearch("optimum", "-w", tiny_workload, "--space", "extended", "--json").stdout)["spaces"]
     assert alone == {"extended": spaces["extended"]}  # from the cache: even its wall time is the same
     table = raysearch("optimum", "-w", tiny_workload, "--against").stdout
     assert f"{values['extended']:,.2f}" in table
+    assert f"±{spaces['extended']['expected_error']:.0%}" in table
 
 
 def test_a_search_of_the_extended_space_is_scored_against_its_own_optimum(

@@ -57,3 +57,15 @@ def test_a_series_that_was_never_fitted_has_no_prediction(gemms: pd.DataFrame) -
     other = gemms.assign(framework="vllm")
     assert np.isnan(predict("gemm", other, fit_family("gemm", gemms))).all()
     assert set(series_of("gemm", other)) == {"gemm/vllm/fp8"}
+
+
+def test_rows_far_from_small_sizes_leave_no_vertex_without_a_time() -> None:
+    rng = np.random.default_rng(3)
+    batch, kv_len = 2 ** rng.integers(9, 15, 60), 2 ** rng.integers(4, 8, 60)
+    heads = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 128}
+    rows = pd.DataFrame({"framework": "vllm", "kv_cache_dtype": "fp8", "batch_size": batch, "kv_len": kv_len, **heads})
+    rows["latency_us"] = 0.05 * (2 * batch - 528)  # exactly a term that is zero for few streams
+    found = fit_family("attention_decode", rows)
+    few, many = (found.attention_decode_us("vllm", "fp8", b, 128, 8, 2, 128) for b in (1, 2**14))
+    assert 1 < few < many
+    assert errors(predict("attention_decode", rows, found), rows["latency_us"].to_numpy())["median_ape"] < 0.05
