@@ -116,7 +116,7 @@ def explain(directory: Path, run: Run) -> tuple[Workload, Evaluation] | None:
     """The best strategy of a run, evaluated again; None if its workload can no longer be loaded or has changed."""
     spec = RunSpec(**read_spec(directory, run["run_id"]))
     try:
-        workload = load_workload(spec.workload, spec.hardware)
+        workload = load_workload(spec.workload, spec.hardware, spec.space)
     except CatalogError:
         return None
     if workload.config_hash != run["config_hash"]:

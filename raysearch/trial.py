@@ -109,7 +109,8 @@ class SearchTrial(tune.Trainable):
         return tune.PlacementGroupFactory([{"CPU": float(config["run"]["cpus"])}])
 
     def _build(self, folder: Path) -> SearchRun:
-        spec = RunSpec(**{field.name: self._trial[field.name] for field in fields(RunSpec)})
+        known = (field.name for field in fields(RunSpec))
+        spec = RunSpec(**{name: self._trial[name] for name in known if name in self._trial})  # older ones name no space
         return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True)
 
     @staticmethod
