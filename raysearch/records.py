@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -32,6 +32,7 @@ class RunSpec:
         simulator: Name of a plugged-in black box, see `raysearch.simulators.plugin`; None for our own.
         workers: Processes that evaluate; 0 evaluates where the searcher runs. It decides how far ahead the searcher
             is asked, and so what it calls.
+        space: Replaces the workload's strategy space.
     """
 
     workload: str
@@ -42,6 +43,7 @@ class RunSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     simulator: str | None = None
     workers: int = 0
+    space: Literal["paper", "extended"] | None = None
 
     @property
     def in_flight(self) -> int:

@@ -122,7 +122,7 @@ def explain(directory: Path, run: Run) -> tuple[Workload, Evaluation] | None:
     if spec.simulator is not None:
         return None
     try:
-        workload = load_workload(spec.workload, spec.hardware)
+        workload = load_workload(spec.workload, spec.hardware, spec.space)
     except CatalogError:
         return None
     if workload.config_hash != run["config_hash"]:

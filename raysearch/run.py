@@ -66,7 +66,7 @@ class SearchRun:
                 holds a run and is not to be resumed.
         """
         self.spec, self.out_dir, self.optimum = spec, out_dir, optimum
-        self.workload = load_workload(spec.workload, spec.hardware)
+        self.workload = load_workload(spec.workload, spec.hardware, spec.space)
         self._space = searched_space(self.workload, spec.simulator)
         self._searcher = make_searcher(spec.searcher, self._space, seed=spec.seed, budget=spec.budget, **spec.options)
         patience = patience or Patience()
@@ -243,7 +243,7 @@ class SearchRun:
         state = read_checkpoint(self.out_dir)
         if state is None:
             return None
-        if state["spec"] != asdict(self.spec):
+        if {"space": None, **state["spec"]} != asdict(self.spec):  # older checkpoints name no space
             raise InputError(f"{path} is of another run: {state['spec']}, not {self.spec}")
         if state["config_hash"] != self.workload.config_hash:
             raise InputError(

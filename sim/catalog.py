@@ -6,6 +6,7 @@ import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -91,12 +92,15 @@ def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> types
     return read_config(config_path("models", name_or_path, beside=beside), ModelFile).to_si()
 
 
-def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) -> types.Workload:
+def load_workload(
+    name_or_path: str | Path, hardware: str | Path | None = None, space: Literal["paper", "extended"] | None = None
+) -> types.Workload:
     """A workload with its model and hardware.
 
     Args:
         name_or_path: A name in configs/workloads or the path of a TOML file.
         hardware: Replaces the hardware that the file names.
+        space: Replaces the strategy space that the file names; see `sim.spaces`.
 
     Raises:
         CatalogError: An unknown name or an unusable file.
@@ -106,6 +110,8 @@ def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) 
     """
     path = config_path("workloads", name_or_path)
     file = read_config(path, WorkloadFile)
+    if space is not None:
+        file = file.model_copy(update={"space": space})
     model_file = read_config(config_path("models", file.model, beside=path.parent), ModelFile)
     model = model_file.to_si()
     if model.beyond_search:

@@ -57,11 +57,19 @@ def assemble(pieces: Pieces, layout: Layout, degrees: Sequence[int]) -> Array:
 
 
 def local_shape(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int]) -> tuple[int, ...]:
-    """Shape of the largest piece that any rank holds."""
+    """Shape of the largest piece that any rank holds: not always that of the largest piece's largest piece.
+
+    >>> local_shape((7,), parse_layout("S(0), SS(0,3)"), (2, 4))  # the second half, of 3, leaves one rank all of it
+    (3,)
+
+    Raises:
+        PlacementError: There is not one placement per axis, or one cannot cut its tensor on some rank.
+    """
     _check(layout, degrees)
+    shapes = {shape}
     for placement, degree in zip(layout, degrees, strict=True):
-        shape = placement.local_shape(shape, degree)
-    return shape
+        shapes = {local for held in shapes for local in placement.local_shapes(held, degree)}
+    return max(shapes, key=math.prod)
 
 
 def local_bytes(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int], element_bytes: float) -> float:
@@ -88,7 +96,9 @@ def parse_layout(text: str) -> Layout:
     Raises:
         PlacementError: Some part is no placement.
     """
-    inner = text.strip().removeprefix("[").removesuffix("]")
+    inner = text.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1]
     return tuple(parse_placement(part) for part in re.split(r",(?![^(]*\))", inner)) if inner.strip() else ()
 
 
@@ -122,7 +132,9 @@ def parse_named(text: str, axes: Sequence[str]) -> tuple[str, tuple[str, ...], L
 
 
 def _subscript(subscript: str, axes: Sequence[str], text: str) -> list[str]:
-    inner = subscript.strip().removeprefix("{").removesuffix("}")
+    inner = subscript.strip()
+    if inner.startswith("{") and inner.endswith("}"):
+        inner = inner[1:-1]
     if not inner:
         return []
     split_up = [part.strip() for part in inner.split(",")] if "," in inner or inner in axes else list(inner)

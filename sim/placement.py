@@ -102,11 +102,16 @@ class Placement:
         """Shape of every rank's piece."""
         if self.holds != "cut":
             return (shape,) * degree
+        self._check_dims(shape)
         if len(self.dims) != 1:
             return tuple(piece.shape for piece in self.split(np.broadcast_to(np.zeros(()), shape), degree))
         before, after = shape[: self.dims[0]], shape[self.dims[0] + 1 :]
         counts = np.bincount(self.owners(shape[self.dims[0]], degree), minlength=degree)
         return tuple((*before, count, *after) for count in counts.tolist())
+
+    def _check_dims(self, shape: tuple[int, ...]) -> None:
+        if any(not 0 <= dim < len(shape) for dim in self.dims):
+            raise PlacementError(f"{self} cuts a dim that a tensor of {len(shape)} dims has not; dims count from 0")
 
     def held(self, size: int, degree: int) -> tuple[Array, ...]:
         """Which indices of its one dim, of that size, each rank holds."""
@@ -156,7 +161,7 @@ def _written(placement: Placement) -> str:
 def _text(value: object) -> str:
     if isinstance(value, tuple):
         return ":".join(map(str, value))  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).removesuffix(".0")  # a float in full, so that it is read back as it was
 
 
 # --- the open set and its text forms ------------------------------------------------------------------
@@ -286,6 +291,7 @@ class Shard(Placement):
 
     @override
     def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
+        self._check_dims(shape)
         return (*shape[: self.dim], -(-shape[self.dim] // degree), *shape[self.dim + 1 :])
 
     @classmethod

@@ -25,7 +25,7 @@ from functools import lru_cache
 import numpy as np
 
 from sim.collectives import sent_share
-from sim.layout import Layout, Pieces, format_layout
+from sim.layout import Layout, Pieces, format_layout, local_shape
 from sim.placement import REPLICATE, Placement, PlacementError, Replicate, Shard
 from sim.placement_kinds import StridedShard
 from sim.redistribute import RedistributionError, collective_between
@@ -269,10 +269,13 @@ def _step(axis: int, source: Placement, target: Placement, after: Layout, proble
 def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...], degree: int) -> float:
     """Bytes that the busiest rank sends over the bytes of the tensor, when one cut is turned into another.
 
-    Between plain shards of different dims it is the (n - 1) / n^2 of the redistribution table; along one dim
-    only what changes hands counts.
+    Only what changes hands counts, which is why no detour is cheaper. Between even shards of different dims it is
+    the (n - 1) / n^2 of the redistribution table.
     """
-    if isinstance(source, Shard) and isinstance(target, Shard) and source != target:
+    if not math.prod(shape):
+        return 0.0
+    plain = isinstance(source, Shard) and isinstance(target, Shard) and source != target
+    if plain and all(shape[cut.dims[0]] % degree == 0 for cut in (source, target)):
         return sent_share("all_to_all", degree)
     if len(source.dims) != 1 or len(target.dims) != 1:
         return 1 / degree  # [assumed] unknown cuts keep nothing where it is
@@ -294,14 +297,5 @@ def _fits(layout: Layout, problem: _Problem) -> bool:
 
 @lru_cache(maxsize=65536)
 def largest_shape(layout: Layout, degrees: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the largest piece, having made sure that every rank's piece can be cut.
-
-    Raises:
-        PlacementError: Some rank's cannot.
-    """
-    if len(layout) != len(degrees):
-        raise PlacementError(f"a mesh of {len(degrees)} axes takes as many placements, got {format_layout(layout)}")
-    shapes = {shape}
-    for placement, degree in zip(layout, degrees, strict=True):
-        shapes = {local for held in shapes for local in placement.local_shapes(held, degree)}
-    return max(shapes, key=math.prod)
+    """`local_shape`, remembered: routes ask for the same few again and again."""
+    return local_shape(shape, layout, degrees)

@@ -117,6 +117,9 @@ def add_rule(operation: Operation, text: str) -> None:
 
 def counter_example(operation: Operation, rule: Rule) -> CounterExample | None:
     """The numbers that refute a rule, or None if all agree."""
+    if len(rule.inputs) != len(operation.operands):
+        reason = f"it places {len(rule.inputs)} operands, {operation.equation} has {len(operation.operands)}"
+        return CounterExample(rule, SEEDS[0], 1.0, None, reason)
     for seed, sign in itertools.product(SEEDS, (1.0, -1.0)):
         try:
             refuted = _refute(operation, rule, seed, sign)
@@ -140,6 +143,8 @@ def _refute(operation: Operation, rule: Rule, seed: int, sign: float) -> tuple[i
             got = rule.run(ranks) if rule.run else [operation.compute(*operands) for operands in ranks]
         except (ValueError, IndexError) as error:
             return None, f"the pieces do not fit each other: {error}"
+        if len(got) != DEGREE:
+            return None, f"results for {len(got)} ranks, should be {DEGREE}"
         return difference(rule.output, got, operation.compute(*tensors))
 
 

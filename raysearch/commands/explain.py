@@ -17,12 +17,14 @@ from raysearch.commands.strategy import (
     MoeTpOption,
     PpOption,
     TpOption,
+    second_strategy_of,
     strategy_of,
 )
 from raysearch.errors import InputError
 from raysearch.files import degrees_text
 from sim.catalog import load_workload
 from sim.simulate import evaluate
+from sim.types import Strategy
 
 
 def explain_strategy(
@@ -33,7 +35,11 @@ def explain_strategy(
     batch: BatchOption,
     dims: DimsOption,
     against: Annotated[
-        str | None, typer.Option(help="Dims of a second strategy of the same degrees, as --dims takes them.")
+        str | None,
+        typer.Option(
+            help="A second strategy: dims as --dims takes them, and the degrees in which it differs, as in "
+            "'megatron tp=8 cp=1'."
+        ),
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file instead of the terminal.")] = None,
     cp: CpOption = 1,
@@ -48,16 +54,18 @@ def explain_strategy(
     Examples:
       raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron
       raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --against megatron --svg layer.svg
+      raysearch explain -w gpt_moe_1_2t_1m --tp 1 --cp 8 --dp 16 --ep 16 --pp 1 --batch 64 --dims 201022210102 --against "megatron tp=8 cp=1"
     """  # noqa: E501
-    from raysearch.explain.picture import Picture, picture_dict, picture_of
+    from raysearch.explain.picture import picture_dict, picture_of
 
     loaded = load_workload(workload, hardware)
-    pictures: list[Picture] = []
-    for text in (dims, against) if against is not None else (dims,):
-        strategy = strategy_of(loaded, tp, ep, pp, batch, text, cp, dp, moe_tp)
-        title = f"{text} ({','.join(map(str, strategy.dims))})" if not text[:1].isdigit() else f"dims {text}"
-        pictures.append(picture_of(title, loaded, evaluate(loaded, strategy)))
-    heading = f"{loaded.name} on {loaded.hardware.name}: {degrees_text(strategy)}"
+    shown = [(dims, strategy_of(loaded, tp, ep, pp, batch, dims, cp, dp, moe_tp))]
+    if against is not None:
+        degrees = {"tp": tp, "ep": ep, "pp": pp, "batch": batch, "cp": cp, "dp": dp, "moe_tp": moe_tp}
+        shown.append(second_strategy_of(loaded, against, degrees))
+    pictures = [picture_of(_title(text, strategy), loaded, evaluate(loaded, strategy)) for text, strategy in shown]
+    on_degrees = " | ".join(dict.fromkeys(degrees_text(strategy) for _, strategy in shown))
+    heading = f"{loaded.name} on {loaded.hardware.name}: {on_degrees}"
     if svg is not None:
         _write(svg, heading, pictures)
     if as_json:
@@ -69,6 +77,10 @@ def explain_strategy(
         from raysearch.tables import printer
 
         printer().print(*draw(heading, pictures), sep="\n")
+
+
+def _title(dims: str, strategy: Strategy) -> str:
+    return f"dims {dims}" if dims[:1].isdigit() else f"{dims} ({','.join(map(str, strategy.dims))})"
 
 
 def _write(path: Path, heading: str, pictures: list) -> None:

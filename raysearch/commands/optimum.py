@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from raysearch.commands.options import HardwareOption, JsonOption, WorkloadOption, print_json
+from raysearch.commands.options import HardwareOption, JsonOption, SpaceName, SpaceOption, WorkloadOption, print_json
 from raysearch.files import degrees_text, strategy_dict
 from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
@@ -18,23 +17,10 @@ from sim.simulate import evaluate
 from sim.types import Strategy, Workload
 
 
-class SpaceName(StrEnum):
-    """What may be searched."""
-
-    paper = "paper"
-    extended = "extended"
-
-
 def show_optimum(
     workload: WorkloadOption,
     hardware: HardwareOption = None,
-    space: Annotated[
-        SpaceName | None,
-        typer.Option(
-            help="'extended' adds meshes of their own for attention and experts, and choices.  "
-            "[default: as the workload says, else 'paper']"
-        ),
-    ] = None,
+    space: SpaceOption = None,
     against: Annotated[
         bool, typer.Option("--against", help="Compare heuristics, the paper's space and what each extension adds.")
     ] = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,22 @@ WorkloadOption = Annotated[
 HardwareOption = Annotated[
     str | None,
     typer.Option(help="Replaces the workload's hardware: name in configs/hardware, or the path of a TOML file."),
+]
+
+
+class SpaceName(StrEnum):
+    """What may be searched."""
+
+    paper = "paper"
+    extended = "extended"
+
+
+SpaceOption = Annotated[
+    SpaceName | None,
+    typer.Option(
+        help="'extended' adds meshes of their own for attention and experts, and choices.  "
+        "[default: as the workload says, else 'paper']"
+    ),
 ]
 OutOption = Annotated[
     Path | None,

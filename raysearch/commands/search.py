@@ -14,6 +14,7 @@ from raysearch.commands.options import (
     OutOption,
     RetriesOption,
     SimulatorOption,
+    SpaceOption,
     TimeoutOption,
     WorkersOption,
     WorkloadOption,
@@ -47,6 +48,7 @@ def search_workload(
         typer.Option("--budget", "-b", help="Strategies to evaluate. [default: 4000, or a heuristic's whole sweep]"),
     ] = None,
     hardware: HardwareOption = None,
+    space: SpaceOption = None,
     simulator: SimulatorOption = None,
     workers: WorkersOption = None,
     timeout_s: TimeoutOption = Patience.timeout_s,
@@ -62,6 +64,7 @@ def search_workload(
     Examples:
       raysearch search -w gpt_moe_1_2t_16k -s annealing
       raysearch search -w gpt_moe_1_2t_16k -s ppo_paper --seed 1 --budget 4000 --out results/ppo --json
+      raysearch search -w gpt_moe_1_2t_1m -s annealing --space extended
       raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --workers 8
     """
     from raysearch.records import RunSpec
@@ -69,7 +72,8 @@ def search_workload(
 
     anchored_hardware = anchored("hardware", hardware) if hardware else None
     anchored_workload = anchored("workloads", workload)
-    loaded = load_workload(anchored_workload, anchored_hardware)
+    chosen_space = space.value if space else None
+    loaded = load_workload(anchored_workload, anchored_hardware, chosen_space)
     check_options(searcher, {})
     patience = Patience(timeout_s, retries)
     if budget is None:
@@ -77,7 +81,14 @@ def search_workload(
     folder = results_folder(out, f"{loaded.name}-{searcher}-s{seed}")
     with claimed(folder), evaluating(simulator, loaded, patience, workers) as chosen:
         spec = RunSpec(
-            anchored_workload, searcher, seed, budget, anchored_hardware, simulator=simulator, workers=chosen
+            anchored_workload,
+            searcher,
+            seed,
+            budget,
+            anchored_hardware,
+            simulator=simulator,
+            workers=chosen,
+            space=chosen_space,
         )
         summary = _drive(SearchRun(spec, folder, optimum=_optimum(loaded, simulator), patience=patience))
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -64,12 +65,37 @@ def strategy_of(
 
 
 def parse_dims(text: str, model: Model) -> tuple[int, ...]:
-    """The dims that an option's text stands for: numbers joined by commas, or a heuristic's name."""
+    """The dims that an option's text stands for: numbers joined by commas or not at all, or a heuristic's name."""
     if text in _NAMED_DIMS:
         return _NAMED_DIMS[text](model)
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(int(part) for part in (text.split(",") if "," in text else text.strip()))
     except ValueError:
         raise InputError(
             f"--dims takes numbers joined by commas, or one of {', '.join(_NAMED_DIMS)}; got {text!r}"
         ) from None
+
+
+def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int | None]) -> tuple[str, Strategy]:
+    """The dims, as written, and the strategy of a text such as "megatron" or "megatron tp=8 cp=1".
+
+    Args:
+        workload: Whose strategy it is.
+        text: Dims, and any degrees in which it differs from the first strategy, by their option's name.
+        degrees: The first strategy's, as `strategy_of` names them.
+
+    Raises:
+        InputError: As of `strategy_of`, or the text is no dims and degrees.
+    """
+    words = text.split()
+    dims = [word for word in words if "=" not in word]
+    changed: dict[str, int] = {}
+    for name, _, value in (word.partition("=") for word in words if "=" in word):
+        known = "ep" if name == "moe-ep" else name.replace("-", "_")
+        if known not in degrees or not value.isdecimal():
+            names = ", ".join(degrees).replace("_", "-")
+            raise InputError(f"--against takes degrees such as tp=8, of {names}; got {name}={value!r}")
+        changed[known] = int(value)
+    if len(dims) != 1:
+        raise InputError(f"--against takes dims, and degrees if they differ, such as 'megatron tp=8'; got {text!r}")
+    return dims[0], strategy_of(workload, dims=dims[0], **{**degrees, **changed})  # type: ignore[arg-type]

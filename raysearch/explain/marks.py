@@ -19,6 +19,8 @@ COLOURS = {
 KERNEL, INK, FAINT, PAPER, BAND = "#64707d", "#1d2733", "#7b8794", "#ffffff", "#fff3c9"
 FILL = "#f2b134"
 GLYPH = 22
+LETTER = 0.58
+"""Width of a letter over its size, half of them bold. [assumed] of DejaVu Sans, the widest of the fonts asked for"""
 
 
 def tensor(column: Element, held: Held, x: float, y: float, note: str = "") -> None:
@@ -63,8 +65,14 @@ def pill(column: Element, x: float, y: float, width: float, collective: Collecti
         text(column, x + width / 2, y + 12, name, 10, fill=PAPER, anchor="middle", weight="bold")
         text(column, x + width / 2, y + 23, figures, 10, fill=PAPER, anchor="middle")
     else:
-        text(column, x + 12, y + 15, name, 11, fill=PAPER, weight="bold")
-        text(column, x + width - 12, y + 15, figures, 11, fill=PAPER, anchor="end")
+        size = fitting(f"{name}  {figures}", width - 24, 11)
+        text(column, x + 12, y + 15, name, size, fill=PAPER, weight="bold")
+        text(column, x + width - 12, y + 15, figures, size, fill=PAPER, anchor="end")
+
+
+def fitting(words: str, width: float, size: int) -> int:
+    """The font size, at most `size`, at which words are no wider than `width`."""
+    return min(size, int(width / (LETTER * len(words))))
 
 
 def rect(parent: Element, x: float, y: float, width: float, height: float, fill: str, *, radius: float = 0) -> Element:

@@ -15,6 +15,7 @@ from raysearch.explain.marks import (
     KERNEL,
     PAPER,
     arrow,
+    fitting,
     glyph,
     line,
     pill,
@@ -47,7 +48,7 @@ def draw(heading: str, pictures: Sequence[Picture]) -> str:
     root.set("font-family", "Inter, 'Helvetica Neue', 'DejaVu Sans', Arial, sans-serif")
     SubElement(root, "title").text = heading
     rect(root, 0, 0, width, height, PAPER)
-    text(root, MARGIN, 36, heading, 19, weight="bold")
+    text(root, MARGIN, 36, heading, fitting(heading, width - 2 * MARGIN, 19), weight="bold")
     _legend(root, MARGIN, 64, bands=len(pictures) > 1)
     slowest_s = max(node.time_s for row in rows for node in row)
     _bands(root, rows, tops, width)
@@ -57,7 +58,7 @@ def draw(heading: str, pictures: Sequence[Picture]) -> str:
         _lanes(column, picture, tops)
         for node, top in zip(picture.nodes, tops, strict=True):
             _edges(column, node, top, note="from the layer above" if node is picture.nodes[0] else "")
-            _op(column, node, top[1], slowest_s)
+            _op(column, node, top, slowest_s)
         line(column, SPINE, bottom, SPINE, bottom + 8)
         tensor(column, picture.nodes[-1].output, SPINE, bottom + 8, "to the next layer")
         for number, what in enumerate(picture.extrapolated):
@@ -163,8 +164,10 @@ def _lanes(column: Element, picture: Picture, tops: Sequence[Row]) -> None:
                 glyph(column, edge.arrives, BOX_LEFT - 40, end - GLYPH / 2)
 
 
-def _op(column: Element, node: Node, y: int, slowest_s: float) -> None:
+def _op(column: Element, node: Node, row: Row, slowest_s: float) -> None:
+    _, y, end = row
     height = OP + INSIDE * len(node.inside)
+    line(column, SPINE, y + height - 2, SPINE, end)  # where the op beside it is taller
     box = rect(column, BOX_LEFT, y, BOX_WIDTH, height - 2, "#f5f7f9", radius=7)
     box.set("stroke", INK)
     text(column, BOX_LEFT + 12, y + 20, node.name, 14, weight="bold")

@@ -19,7 +19,9 @@ STYLES = {
     "all_gather": "bold blue",
     "all_to_all": "bold cyan",
 }
-_BAR = 12
+_BAR = 9
+_NAME = 37
+"""Columns for an op and how its weight lies: "► ffn2 ffn hidden  W[e, f_moe_tp, d]" fits."""
 
 
 def draw(heading: str, pictures: Sequence[Picture]) -> list[RenderableType]:
@@ -83,7 +85,7 @@ def _op_lines(node: Node, slowest_s: float, *, differs: bool) -> list[Text]:
     name = Text(f"{'►' if differs else ' '} ").append(node.name, style="bold").append(label, style="yellow")
     if node.weight:
         name.append(f"  {node.weight.named}", style="dim")
-    name.pad_right(max(34 - len(name), 1))
+    name.pad_right(max(_NAME - len(name), 1))
     filled = max(round(_BAR * node.time_s / slowest_s), 1)
     kernel = round(filled * node.kernel_time_s / node.time_s) if node.time_s else 0
     name.append(f"{node.time_s * 1e6:7,.1f} us ").append("█" * kernel, style="dim").append(

@@ -25,6 +25,21 @@ def test_explain_prints_two_strategies_side_by_side(raysearch: Command) -> None:
     assert "extrapolated in megatron (2,1,1,0,2,2,2,2,1,1,0,2): expert all-to-all beyond" in shown.stdout
 
 
+def test_explain_takes_a_second_strategy_of_other_degrees(raysearch: Command) -> None:
+    context = ("--tp", "1", "--cp", "8", "--dp", "16", "--ep", "16", "--pp", "1", "--batch", "64")
+    options = ("explain", "-w", "gpt_moe_1_2t_1m", *context, "--dims", "201022210102", "--json")
+    told = json.loads(raysearch(*options, "--against", "megatron tp=8 cp=1").stdout)
+    assert told["heading"].endswith(
+        "attention tp 1, cp 8, dp 16; experts tp 8, ep 16; pp 1, batch 64 | tp 8, ep 16, pp 1, batch 64"
+    )
+    first, second = told["pictures"]
+    assert [edge["kind"] for edge in first["nodes"][2]["inside"]] == ["all_to_all"]
+    assert second["nodes"][2]["inside"] == []
+    alone = ("evaluate", "-w", "gpt_moe_1_2t_1m", "--tp", "8", "--ep", "16", "--pp", "1", "--batch", "64")
+    told = json.loads(raysearch(*alone, "--dims", "2,1,1,0,2,2,2,2,1,1,0,2", "--json").stdout)
+    assert told["tokens_per_s_per_gpu"] == second["tokens_per_s_per_gpu"]
+
+
 def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command, tmp_path: Path) -> None:
     path = tmp_path / "layer.svg"
     told = json.loads(raysearch(*EXPLAIN, "--dims", "megatron", "--svg", path, "--json").stdout)
@@ -43,6 +58,9 @@ def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command
     ("options", "message"),
     [
         (("--dims", "megatron", "--against", "megatorn"), "--dims takes numbers"),
+        (("--dims", "megatron", "--against", "tp=4"), "--against takes dims, and degrees"),
+        (("--dims", "megatron", "--against", "megatron tq=4"), "--against takes degrees such as tp=8, of tp, ep, pp"),
+        (("--dims", "megatron", "--against", "megatron tp=four"), "got tp='four'"),
         (("--dims", "megatron", "--svg", "/no/such/folder/x.svg"), "cannot write --svg /no/such/folder/x.svg"),
         (("--dims", "1,2"), "12"),
     ],

@@ -123,4 +123,17 @@ def test_a_search_of_the_extended_space_is_scored_against_its_own_optimum(
     strategies = [parse_dims_text(text) for text in rows["dims"]]
     assert any("cp" in strategy for strategy in strategies)
     assert all(len(strategy["dims"]) == 12 for strategy in strategies)
-    assert json.loads(raysearch("report", tmp_path / "run", "--json").stdout)["runs"][0]["best"] == told["best"]
+    report = json.loads(raysearch("report", tmp_path / "run", "--json").stdout)
+    assert report["runs"][0]["best"] == told["best"]
+
+
+def test_an_option_chooses_the_space_as_a_workload_file_does(
+    raysearch: Command, tiny_workload: Path, tiny_extended: Path, tmp_path: Path
+) -> None:
+    form = ("search", "-s", "annealing", "--seed", "1", "--budget", "60", "--json")
+    by_file = json.loads(raysearch(*form, "-w", tiny_extended, "--out", tmp_path / "file").stdout)
+    by_option = json.loads(raysearch(*form, "-w", tiny_workload, "--space", "extended", "--out", tmp_path / "o").stdout)
+    same = ("best", "strategy", "optimum", "calls", "expected_error", "extrapolated")
+    assert [by_option[key] for key in same] == [by_file[key] for key in same]
+    assert any("cp" in parse_dims_text(text) for text in read_rows(tmp_path / "o")["dims"])
+    assert json.loads(raysearch("report", tmp_path / "o", "--json").stdout)["runs"][0]["best"] == by_option["best"]

@@ -47,6 +47,27 @@ def test_layouts_parse_and_print() -> None:
     assert parse_layout("S(0), R") == (Shard(0), REPLICATE)
 
 
+def test_a_bracket_that_is_never_closed_is_refused() -> None:
+    for text in ("[R", "R]"):
+        with pytest.raises(PlacementError, match="expected a placement such as"):
+            parse_layout(text)
+    with pytest.raises(PlacementError, match=r"names axis '{'"):
+        parse_named("A[I_{X]", "XY")
+
+
+def test_the_largest_piece_may_come_of_a_smaller_one() -> None:
+    # Chunks of 4 and 3: stripes of the 4 are 2, 2 and none, of the 3 one each, and one rank has all of those.
+    layout = parse_layout("S(0), SS(0,3)")
+    assert sorted({piece.size for piece in split(np.arange(7), layout, (2, 4)).values()}) == [0, 2, 3]
+    assert local_shape((7,), layout, (2, 4)) == (3,)
+
+
+@pytest.mark.parametrize("text", ["S(1)", "S(-1)", "SS(1,2)", "RS(1,1:1)"])
+def test_the_shape_of_a_dim_that_a_tensor_has_not_is_refused(text: str) -> None:
+    with pytest.raises(PlacementError, match=r"dims count from 0"):
+        local_shape((4,), parse_layout(text), (2,))
+
+
 def test_a_layout_needs_one_placement_per_axis() -> None:
     with pytest.raises(PlacementError, match=r"a mesh of 2 axes takes as many placements, got \[R\]"):
         split(np.zeros(3), (REPLICATE,), (2, 2))

@@ -28,6 +28,7 @@ from sim.placement import (
 EVERY = [
     "R", "S(0)", "S(1)", "P(sum)", "P(avg)", "P(max)", "P(min)",
     "SS(0,2)", "SS(1,3)", "IS(0,3)", "RS(0,1:0:2)", "RS(1,0:0:1)", "NP(1)", "NP(2)", "NP(inf)",
+    "NP(2.7182818284)",
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from sim.routes import cheapest_route, execute
 CUTS = ["R", "S(0)", "S(1)", "SS(0,2)", "SS(1,3)", "SS(0,3)", "RS(0,1:2)", "RS(1,1:0)", "IS(1,2)"]
 PARTS = ["P(sum)", "P(avg)", "P(max)", "NP(2)"]
 MESHES = st.sampled_from([(2, 3), (3, 2), (2, 2), (4, 2), (2, 2, 2)])
-SHAPES = st.sampled_from([(12, 12), (7, 5), (24, 8), (16, 16), (5, 12)])
+SHAPES = st.sampled_from([(12, 12), (7, 5), (24, 8), (16, 16), (5, 12), (1, 1), (0, 5)])
 
 
 def layouts(texts: list[str]) -> st.SearchStrategy[list[str]]:
@@ -61,7 +61,8 @@ def test_a_route_moves_the_right_numbers(
 
 
 @settings(deadline=None, max_examples=60)
-@given(degrees=st.sampled_from([(2, 3), (2, 2), (4, 2)]), shape=SHAPES, texts=st.tuples(*[layouts(CUTS)] * 3))
+@given(degrees=st.sampled_from([(2,), (2, 3), (2, 2), (4, 2)]), shape=SHAPES, texts=st.tuples(*[layouts(CUTS)] * 3))
+@example((2,), (1, 1), (["S(0)"] * 3, ["SS(0,2)"] * 3, ["S(1)"] * 3))
 def test_a_detour_is_never_cheaper(
     degrees: tuple[int, ...], shape: tuple[int, int], texts: tuple[list[str], ...]
 ) -> None:
@@ -118,6 +119,22 @@ def test_weights_gathered_over_an_outer_axis_leave_stripes_without_moving_the_in
 def test_bytes_along_one_dim_count_only_what_changes_hands() -> None:
     route = cheapest_route(parse_layout("RS(0,1:1:1:1)"), parse_layout("RS(0,1:1:2:0)"), (4,), (16, 1), 1)
     assert route.bytes_per_device == 4  # the last rank gives its four rows to its neighbour
+
+
+def test_uneven_shards_send_what_changes_hands() -> None:
+    # One row, one column: the first rank has all of it, cut either way.
+    assert cheapest_route((Shard(0),), (Shard(1),), (2,), (1, 1), 2).bytes_per_device == 0
+    # 3 x 4 over two ranks: the first of rows 2 + 1 gives 2 x 2, the second 1 x 2.
+    assert cheapest_route((Shard(0),), (Shard(1),), (2,), (3, 4), 1).bytes_per_device == 4
+
+
+@pytest.mark.parametrize("degrees", [(1,), (1, 1), (1, 1, 1)])
+def test_axes_of_one_rank_send_nothing(degrees: tuple[int, ...]) -> None:
+    for source, target in itertools.product(
+        ("R", "S(0)", "S(1)", "P(sum)", "SS(0,2)"), ("R", "S(0)", "S(1)", "SS(1,3)")
+    ):
+        layouts = ((parse_placement(text),) * len(degrees) for text in (source, target))
+        assert cheapest_route(*layouts, degrees, (6, 4), 2).bytes_per_device == 0
 
 
 def test_parts_stay_parts_and_are_never_made() -> None:

@@ -6,13 +6,14 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sim.operations import OPERATIONS
-from sim.placement import PARTIAL, REPLICATE, Partial, Shard, parse_placement
+from sim.placement import PARTIAL, REPLICATE, Array, Partial, Shard, parse_placement
 from sim.rule_check import DEGREE, check_operation, counter_example
 from sim.rules import SOURCES, Operation, Rule, einsum_operation, label_rules, rules_of, written
 from sim.sharding import all_operations
@@ -88,6 +89,23 @@ def test_communication_inside_is_part_of_the_equality() -> None:
     assert str(inside) == "S(1) -> S(1) (with communication inside)"
     assert counter_example(OPERATIONS["norm"], inside) is None
     assert counter_example(OPERATIONS["norm"], Rule(inside.inputs, inside.output)) is not None
+
+
+def test_a_rule_of_too_few_operands_is_wrong_not_a_crash() -> None:
+    found = counter_example(OPERATIONS["matmul"], Rule((Shard(0),), Shard(0)))
+    assert found is not None
+    assert "it places 1 operands, ij,jk->ik has 2" in str(found)
+
+
+def test_a_rule_whose_communication_forgets_ranks_is_wrong() -> None:
+    def halves(ranks: Sequence[Sequence[Array]]) -> list[Array]:
+        return np.array_split(np.concatenate([x for (x,) in ranks]), [8])  # 15 rows: S(0) over two ranks, not four
+
+    found = counter_example(
+        OPERATIONS["negate"], Rule((Shard(0),), Shard(0), run=lambda ranks: [-x for x in halves(ranks)])
+    )
+    assert found is not None
+    assert "results for 2 ranks, should be 4" in str(found)
 
 
 def test_a_placement_that_fits_no_tensor_refutes_its_rule() -> None:

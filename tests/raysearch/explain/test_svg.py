@@ -55,6 +55,21 @@ def test_nothing_lies_outside_the_canvas() -> None:
             assert 0 <= y <= y + h <= height
 
 
+def test_a_collective_s_name_does_not_run_into_its_figures() -> None:
+    workload = load_workload("gpt_moe_1_2t_1m")
+    strategy = Strategy(1, 16, 1, 64, (2, 0, 1, 0, 2, 2, 2, 1, 0, 1, 0, 2), 8, 16)
+    root = ElementTree.fromstring(draw("heading " * 20, [picture_of("x", workload, evaluate(workload, strategy))]))
+    texts = {text.text or "": text for text in root.iter(f"{SVG}text")}
+    name, figures = (
+        next(text for text in texts if part in text) for part in ("reduce-scatter over moe_tp", "860.16 kB")
+    )
+    begin, end = (float(texts[words].attrib["x"]) for words in (name, figures))
+    letters = len(name + figures) * float(texts[name].attrib["font-size"])
+    assert begin + 0.58 * letters < end
+    heading = texts["heading " * 20]
+    assert 0.58 * len(heading.text or "") * float(heading.attrib["font-size"]) < float(root.attrib["width"])
+
+
 def test_texts_are_escaped() -> None:
     first = pictures(load_workload("gpt_moe_1_2t_16k"))[0]
     drawn = draw("</svg><script>", [replace(first, title='"&<>')])
