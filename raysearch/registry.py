@@ -160,6 +160,41 @@ register(
     "raysearch.searchers.megatron:MegatronSPSearcher",
 )
 register(
+    "annealing_tuned",
+    "simulated annealing on the logarithm of throughput, infeasible calls graded, tuned",
+    "raysearch.searchers.annealing:TunedAnnealingSearcher",
+)
+register(
+    "mcmc",
+    "Metropolis-Hastings over strategies, as FlexFlow searches",
+    "raysearch.searchers.mcmc:MCMCSearcher",
+)
+register(
+    "genetic",
+    "genetic algorithm of pymoo: tournament, uniform crossover, mutation",
+    "raysearch.searchers.genetic:GeneticSearcher",
+)
+register(
+    "ant_colony",
+    "max-min ant system: pheromone on every value of every choice",
+    "raysearch.searchers.ant_colony:AntColonySearcher",
+)
+register(
+    "optuna_tpe",
+    "Optuna's tree-structured Parzen estimator, multivariate",
+    "raysearch.searchers.optuna_samplers:OptunaTPESearcher",
+)
+register(
+    "optuna_cmaes",
+    "Optuna's CMA-ES, restarted",
+    "raysearch.searchers.optuna_samplers:OptunaCmaEsSearcher",
+)
+register(
+    "nevergrad",
+    "Nevergrad's own choice of optimiser for discrete spaces",
+    "raysearch.searchers.nevergrad_portfolio:NevergradSearcher",
+)
+register(
     "ppo_paper",
     "Learning to Shard: PPO with attention over the elites, the paper's settings",
     "raysearch.ppo.searcher:PPOSearcher",
@@ -168,4 +203,9 @@ register(
     "ppo",
     "PPO with attention that copies from the elites, and a critic of strategies: this project's own",
     "raysearch.ppo.searcher:CopyPPOSearcher",
+)
+register(
+    "sb3_ppo",
+    "Learning to Shard's agent on Stable-Baselines3; needs raysearch[sb3]",
+    "raysearch.searchers.sb3_ppo:SB3PPOSearcher",
 )

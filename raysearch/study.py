@@ -9,19 +9,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from envs.space import StrategySpace
 from raysearch import __version__
 from raysearch.errors import InputError
 from raysearch.files import anchored, read_json, write_json
+from raysearch.published import Published
 from raysearch.records import LARGEST_SEED, STUDY_FILE, RunSpec, StudyRecord
 from raysearch.registry import check_options, run_budget
+from raysearch.simulators.opening import Patience, searched_space
 from sim.catalog import load_workload
 from sim.config_files import config_path, read_config
 from sim.types import Workload
@@ -42,6 +43,20 @@ Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED, strict=True)]
 Seeds = Annotated[tuple[Seed, ...], AfterValidator(_some)]
 
 
+class Tuning(BaseModel):
+    """The section [tuning] of a study file: what the searchers' options were chosen on, which a study must not report.
+
+    Attributes:
+        workloads: Names in configs/workloads, or paths (tried beside the study file first).
+        seeds: Of those runs.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    workloads: Names
+    seeds: Seeds
+
+
 class StudyFile(BaseModel):
     """The schema of configs/studies/*.toml.
 
@@ -52,9 +67,16 @@ class StudyFile(BaseModel):
         seeds: One run per workload, searcher and seed.
         budget: Calls per run; a heuristic that sweeps all degrees makes as many as there are.
         hardware: Replaces every workload's hardware.
-        cpus_per_run: CPUs that Ray reserves for a run. A run computes on one.
-        report_every: Calls between two reports to Ray Tune; each is also a checkpoint.
+        simulator: A plugged-in black box instead of our own simulator, see docs/black_boxes.md.
+        workers: Processes that evaluate for each run, beside the one that searches; by default 1 for a plugged-in
+            black box and none for our own simulator.
+        timeout_s: Longest wait for an answer of a worker.
+        retries: How often a failing call is tried again before its run stops.
+        cpus_per_run: CPUs that Ray reserves for the searching part of a run, which computes on one.
+        report_every: Calls between two reports to Ray Tune, and at least as many between two checkpoints.
         options: Per searcher; what is left out takes the searcher's preset.
+        tuning: What the presets were tuned on, if they were.
+        published: Figures of others that `raysearch report` prints beside the study's own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,9 +87,25 @@ class StudyFile(BaseModel):
     seeds: Seeds
     budget: Annotated[int, Field(ge=1, strict=True)]
     hardware: str | None = None
+    simulator: str | None = None
+    workers: Annotated[int, Field(ge=0, strict=True)] | None = None
+    timeout_s: Annotated[float, Field(gt=0)] = Patience.timeout_s
+    retries: Annotated[int, Field(ge=0, strict=True)] = Patience.retries
     cpus_per_run: Annotated[int, Field(ge=1, strict=True)] = 1
     report_every: Annotated[int, Field(ge=1, strict=True)] = 200
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    tuning: Tuning | None = None
+    published: Published | None = None
+
+    @property
+    def workers_per_run(self) -> int:
+        """Processes that evaluate for each run."""
+        return int(self.simulator is not None) if self.workers is None else self.workers
+
+    @property
+    def patience(self) -> Patience:
+        """With the workers."""
+        return Patience(self.timeout_s, self.retries)
 
 
 @dataclass(frozen=True)
@@ -83,24 +121,30 @@ class Study:
     workloads: Mapping[str, Workload]
 
     def specs(self) -> dict[str, RunSpec]:
-        """All runs by run id, workload by workload, in the file's order."""
+        """All runs by run id, workloads in turn: whenever a study is stopped, each has had its share."""
         return {
             f"{workload.name}-{searcher}-s{seed}": RunSpec(
                 workload=text,
                 searcher=searcher,
                 seed=seed,
-                budget=run_budget(searcher, StrategySpace(workload), self.file.budget),
+                budget=run_budget(searcher, searched_space(workload, self.file.simulator), self.file.budget),
                 hardware=self.file.hardware,
                 options=self.file.options.get(searcher, {}),
+                simulator=self.file.simulator,
+                workers=self.file.workers_per_run,
             )
-            for text, workload in self.workloads.items()
             for seed in self.file.seeds
             for searcher in self.file.searchers
+            for text, workload in self.workloads.items()
         }
 
 
-def load_study(name_or_path: str | Path) -> Study:
+def load_study(name_or_path: str | Path, **instead: Any) -> Study:
     """Reads and checks a study file.
+
+    Args:
+        name_or_path: A name in configs/studies or the path of a TOML file.
+        instead: Values that replace the file's; None leaves it as it is.
 
     Raises:
         CatalogError, InputError: A name, value or option that cannot be run; the message says which and why.
@@ -110,6 +154,7 @@ def load_study(name_or_path: str | Path) -> Study:
     """
     path = config_path("studies", name_or_path)
     file = read_config(path, StudyFile)
+    file = file.model_copy(update={key: value for key, value in instead.items() if value is not None})
     try:
         return check_study(_with_absolute_paths(file, path.parent))
     except InputError as error:
@@ -130,6 +175,11 @@ def check_study(file: StudyFile) -> Study:
     names = [workload.name for workload in workloads.values()]
     if len(set(names)) < len(names):
         raise InputError(f"two workloads of a study must not share a name, got {names}")
+    _check_published(file, names)
+    if file.tuning:
+        _check_disjoint(file.tuning, file, workloads)
+    for workload in workloads.values():
+        searched_space(workload, file.simulator)  # the simulator is there, and fits
     return Study(file, workloads)
 
 
@@ -141,7 +191,6 @@ def write_study(study: Study, optima: Mapping[str, float | None], out: Path) -> 
         "budgets": {run_id: spec.budget for run_id, spec in study.specs().items()},
         "optima": dict(optima),
         "hashes": _hashes(study),
-        "folder": str(out.resolve()),
         "version": __version__,
     }
     write_json(out / STUDY_FILE, content)
@@ -167,8 +216,6 @@ def check_same_study(study: Study, out: Path) -> None:
         raise InputError(
             f"{out} was started with other values of {', '.join(changed)}: resume with the same study file"
         )
-    if kept["folder"] != str(out.resolve()):
-        raise InputError(f"{out} was moved from {kept['folder']} while unfinished: move it back to resume")
     if kept["hashes"] != _hashes(study):
         raise InputError(f"a workload's configuration changed since {out} was started; bring it back, or start anew")
 
@@ -190,7 +237,35 @@ def _check_searchers(file: StudyFile) -> None:
             raise InputError(f"options for {name!r}, which is not among the searchers {list(file.searchers)}")
 
 
+def _check_disjoint(tuning: Tuning, file: StudyFile, workloads: Mapping[str, Workload]) -> None:
+    """Refuses to report what searchers were tuned on; one workload under two names counts as one."""
+    tuned = {load_workload(text).config_hash for text in tuning.workloads}
+    names = [workload.name for workload in workloads.values() if workload.config_hash in tuned]
+    names += [workload.name for workload in workloads.values() if workload.name in tuning.workloads]
+    if names:
+        raise InputError(f"workloads {sorted(set(names))} are named under [tuning]: report others than were tuned on")
+    if seeds := sorted(set(file.seeds) & set(tuning.seeds)):
+        raise InputError(f"seeds {seeds} are named under [tuning]: report others than were tuned on")
+
+
+def _check_published(file: StudyFile, workloads: Sequence[str]) -> None:
+    if file.published is None:
+        return
+    told = {name for ratios in file.published.ratios.values() for name in ratios}
+    for values, known, what in (
+        (file.published.ratios, workloads, "workload"),
+        ((*file.published.bases, *sorted(told)), file.searchers, "searcher"),
+    ):
+        for name in values:
+            if name not in known:
+                raise InputError(f"published: {what} {name!r} is not among the study's, {list(known)}")
+
+
 def _with_absolute_paths(file: StudyFile, folder: Path) -> StudyFile:
     hardware = anchored("hardware", file.hardware, beside=folder) if file.hardware else None
     workloads = tuple(anchored("workloads", text, beside=folder) for text in file.workloads)
-    return file.model_copy(update={"hardware": hardware, "workloads": workloads})
+    tuning = file.tuning
+    if tuning:
+        tuned = tuple(anchored("workloads", text, beside=folder) for text in tuning.workloads)
+        tuning = tuning.model_copy(update={"workloads": tuned})
+    return file.model_copy(update={"hardware": hardware, "workloads": workloads, "tuning": tuning})

@@ -28,12 +28,13 @@ def report_results(
       raysearch report results/smoke
       raysearch report results/smoke --json
     """
+    from raysearch.published import beside_published, read_published
     from raysearch.report import best_figures, read_report
 
     if not as_json:
         print_report(directory)
         return
-    report = read_report(directory)
+    report, published = read_report(directory), read_published(directory)
     print_json(
         {
             "folder": str(directory),
@@ -42,6 +43,7 @@ def report_results(
             "scores": report.scores,
             "best": best_figures(directory, report.runs),
             "statistics": report.statistics,
+            "published": beside_published(published, report.runs) if published else None,
             "curve": None,
             "comparison": None,
             **_draw(directory, report),
@@ -51,13 +53,14 @@ def report_results(
 
 def print_report(directory: Path) -> None:
     """Prints scores, statistics, the best strategies and where everything lies."""
+    from raysearch.published import beside_published, published_table, read_published
     from raysearch.report import RATIO_BASE, best_runs, explain, read_report
     from raysearch.statistics_tables import statistics_tables
     from raysearch.tables import explanation, printer, scores_table
 
     console = printer()
     # All is read before anything is printed: what is damaged is one message and nothing else.
-    report = read_report(directory)
+    report, published = read_report(directory), read_published(directory)
     pictures = _draw(directory, report)
     best = best_runs(report.runs)
     for workload in dict.fromkeys(run["workload"] for run in report.runs):
@@ -67,7 +70,8 @@ def print_report(directory: Path) -> None:
         explained = explain(directory, run)
         console.print(f"Best of {run['workload']}: found by {run['searcher']}, seed {run['seed']}", style="bold")
         if explained is None:
-            console.print(f"{run['strategy']} (its workload is gone or has changed, so it cannot be explained)")
+            console.print(f"{run['best']:.2f} tokens/s/GPU with {run['strategy']}")
+            console.print("Not explained: another simulator's figure, or its workload is gone or has changed.")
         else:
             console.print(*explanation(*explained), sep="\n")
         console.print()
@@ -75,6 +79,8 @@ def print_report(directory: Path) -> None:
         console.print(*statistics_tables(report.statistics), "", sep="\n")
     console.print(scores_table(report.scores))
     console.print(f"f* is the exact optimum, RW is {RATIO_BASE}; in brackets f*/RW, which no ratio can exceed.")
+    if published:
+        console.print("", published_table(published, beside_published(published, report.runs)), sep="\n")
     finished = sum(run["complete"] for run in report.runs)
     console.print(f"{finished} of {report.planned} runs finished. Results: {directory}")
     for what, name in (("Anytime curves", "curve"), ("Comparison", "comparison")):

@@ -24,8 +24,10 @@ SPACE = StrategySpace(tiny_workload())
 
 
 def test_the_shipped_searchers_are_known_by_their_names() -> None:
-    names = ("random", "random_walk", "annealing", "coordinate", "megatron", "megatron_sp", "ppo_paper")
-    assert searcher_names()[: len(names)] == names
+    baselines = ("random", "random_walk", "annealing", "coordinate", "megatron", "megatron_sp")
+    peers = ("annealing_tuned", "mcmc", "genetic", "ant_colony", "optuna_tpe", "optuna_cmaes", "nevergrad")
+    names = (*baselines, *peers, "sb3_ppo", "ppo_paper")
+    assert {*names} <= {*searcher_names()}
 
 
 def test_every_searcher_has_a_one_line_summary_and_a_preset() -> None:
@@ -39,6 +41,13 @@ def test_every_searcher_has_a_one_line_summary_and_a_preset() -> None:
 def test_the_class_behind_a_name_bears_it(name: str) -> None:
     assert searcher_class(name).name == name
     assert isinstance(make_searcher(name, SPACE, seed=0, budget=1), searcher_class(name))
+
+
+def test_a_missing_extra_is_one_message_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "raysearch.searchers.sb3_ppo", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"sb3_ppo.* needs Stable-Baselines3: pip install 'raysearch\[sb3\]'"):
+        check_options("sb3_ppo", {})
 
 
 def test_the_preset_holds_unless_an_option_is_given() -> None:

@@ -1,10 +1,12 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from envs import StrategySpace
+from raysearch.merit import merit
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome, Searcher
 from sim.catalog import load_workload
@@ -15,6 +17,7 @@ from tests.raysearch.searcher_suite import Run, SearcherSuite, Setting
 
 SPACE = StrategySpace(load_workload(MOE))
 NOTHING = np.full((3, 16), -1.0, np.float32)
+PEERS = ("annealing_tuned", "mcmc", "genetic", "ant_colony", "optuna_tpe", "optuna_cmaes", "nevergrad")
 
 
 class TestRandom(SearcherSuite):
@@ -55,6 +58,70 @@ class TestMegatronSP(TestMegatron):
     @pytest.fixture
     def name(self) -> str:
         return "megatron_sp"
+
+
+class TestAnnealingTuned(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "annealing_tuned"
+
+
+class TestMCMC(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "mcmc"
+
+
+class TestGenetic(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "genetic"
+
+
+class TestAntColony(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "ant_colony"
+
+
+class LibrarySuite(SearcherSuite):
+    """Of the slow ones: just beyond what they sample at random to begin with."""
+
+    @pytest.fixture
+    def budget(self) -> int:
+        return 24
+
+
+class TestOptunaTPE(LibrarySuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "optuna_tpe"
+
+
+class TestOptunaCmaEs(LibrarySuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "optuna_cmaes"
+
+    @pytest.fixture
+    def options(self) -> dict[str, Any]:
+        return {"population": 6, "restart_after": 15}
+
+
+class TestNevergrad(LibrarySuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "nevergrad"
+
+
+class TestSB3PPO(LibrarySuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "sb3_ppo"
+
+    @pytest.fixture
+    def options(self) -> dict[str, Any]:
+        return {"embedding": 16}
 
 
 def outcome(raw: float) -> Outcome:
@@ -225,3 +292,101 @@ def test_a_small_budget_leaves_out_the_largest_tensor_parallel_degrees() -> None
     searcher = make_searcher("megatron", SPACE, seed=0, budget=1000)
     tp = [int(ask(searcher)[0]) for _ in range(1000)]
     assert tp == sorted(tp)
+
+
+# --- tuned annealing and MCMC ---------------------------------------------------------------------
+
+
+def told(raw: float, excess: float = 0.0) -> Outcome:
+    return Outcome(raw=raw, feasible=raw > 0, reward=0.0, best=raw, observation=NOTHING, excess=excess)
+
+
+def test_merit_puts_every_feasible_call_above_every_infeasible_one_and_those_by_their_excess() -> None:
+    calls = [told(0.0, excess=9.0), told(0.0, excess=0.01), told(1e-9), told(0.5), told(500.0)]
+    merits = [merit(call) for call in calls]
+    assert merits == sorted(merits)
+    assert merits[1] < merits[2]
+    assert merit(told(500.0)) - merit(told(250.0)) == pytest.approx(math.log(2))
+
+
+def test_the_tuned_temperature_falls_geometrically_in_every_chain() -> None:
+    options = {"initial_temperature": 1.0, "final_temperature": 0.01, "chains": 2}
+    searcher = make_searcher("annealing_tuned", SPACE, seed=0, budget=8, **options)
+    temperatures = []
+    for _ in range(8):
+        temperatures.append(searcher.metrics()["temperature"])
+        searcher.tell(ask(searcher), told(1.0))
+    chain = [1.0, 0.01**0.25, 0.1, 0.01**0.75]
+    assert temperatures == pytest.approx([*chain, *chain])
+
+
+def test_a_new_chain_starts_at_the_best_strategy_so_far() -> None:
+    options = {"initial_temperature": 1e9, "final_temperature": 1e9, "chains": 2}
+    searcher = make_searcher("annealing_tuned", SPACE, seed=0, budget=20, **options)
+    best = ask(searcher)
+    searcher.tell(best, told(100.0))
+    for _ in range(9):
+        searcher.tell(ask(searcher), told(1.0))
+    assert differences(ask(searcher), best) == 1
+
+
+@pytest.mark.parametrize(("ratio", "beta"), [(0.5, 1.0), (0.9, 5.0)])
+def test_mcmc_takes_a_slower_strategy_with_the_ratio_of_costs_to_the_power_of_beta(ratio: float, beta: float) -> None:
+    """Whatever the workload's scale: a detailed balance between two strategies for p ~ cost ** -beta."""
+    taken = 0
+    for seed in range(2000):
+        searcher = make_searcher("mcmc", SPACE, seed=seed, budget=10, beta=beta, patience=0)
+        first = ask(searcher)
+        searcher.tell(first, told(40.0))
+        second = ask(searcher)
+        searcher.tell(second, told(40.0 * ratio))
+        taken += searcher.get_state()["chain"][0].tolist() == second.tolist()
+    assert taken / 2000 == pytest.approx(ratio**beta, abs=4 * 0.5 / math.sqrt(2000))
+
+
+def test_mcmc_goes_back_to_the_best_when_nothing_better_came() -> None:
+    searcher = make_searcher("mcmc", SPACE, seed=0, budget=10, beta=1e-9, patience=3)
+    best = ask(searcher)
+    searcher.tell(best, told(10.0))
+    for _ in range(3):
+        searcher.tell(ask(searcher), told(5.0))
+    assert differences(ask(searcher), best) == 1
+
+
+# --- populations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_find_their_way_out_of_infeasible_ground(name: str) -> None:
+    """Feasible are indices that sum to less than 11, a share of 1e-3, and only the amounts show the way.
+
+    Uniform samples find two or more in 150 calls with a probability of 1 %.
+    """
+    searcher = make_searcher(name, SPACE, seed=0, budget=150)
+    found = 0
+    for _ in range(150):
+        action = ask(searcher)
+        excess = max(float(action.sum()) - 10.0, 0.0)
+        searcher.tell(action, told(0.0 if excess else 1.0, excess))
+        found += excess == 0.0
+    assert found >= 2
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_learn_from_calls_in_flight_and_from_what_they_never_asked(name: str) -> None:
+    searcher = make_searcher(name, SPACE, seed=0, budget=100)
+    for k in range(6):
+        for action in [ask(searcher) for _ in range(4)]:
+            searcher.tell(action, told(10.0))
+        searcher.tell(SPACE.nvec - 1, told(100.0 + k))
+
+
+def test_pheromone_never_falls_below_its_least_share() -> None:
+    searcher = make_searcher("ant_colony", SPACE, seed=0, budget=1000, ants=5, least_share=0.1, patience=0)
+    for _ in range(500):
+        ask(searcher)
+        searcher.tell(np.zeros(16, np.int64), told(1.0))
+    for trail, size in zip(searcher.get_state()["pheromone"], SPACE.sizes, strict=True):
+        assert trail.sum() == pytest.approx(1.0)
+        assert trail.min() >= 0.1 / size / (1 + 0.1)  # least share, then scaled to sum 1
+        assert trail[0] == trail.max()

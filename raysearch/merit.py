@@ -1,0 +1,25 @@
+"""One number that orders all calls: feasible ones by throughput, the others below them by how far off they are."""
+
+from __future__ import annotations
+
+import math
+
+from raysearch.searcher import Outcome
+
+LEAST_RAW = 1e-3
+"""[assumed] tokens/s/GPU that no strategy worth finding falls below; what does counts as this much."""
+
+
+def merit(outcome: Outcome) -> float:
+    """Log of tokens/s/GPU; of an infeasible call the log of `LEAST_RAW`, less its excess.
+
+    In nats, so that differences mean the same on every workload: 0.01 is one percent of throughput, or of a limit.
+
+    >>> import numpy as np
+    >>> feasible = Outcome(raw=200.0, feasible=True, reward=0.0, best=200.0, observation=np.zeros((3, 16), np.float32))
+    >>> round(merit(feasible), 3)
+    5.298
+    """
+    if outcome.feasible:
+        return math.log(max(outcome.raw, LEAST_RAW))
+    return math.log(LEAST_RAW) - outcome.excess

@@ -1,0 +1,105 @@
+"""Nevergrad's optimisers for discrete spaces."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from envs.space import Action, StrategySpace
+from raysearch.merit import merit
+from raysearch.searcher import NoOptions, Outcome, Searcher
+from sim.types import CHOICES
+
+if TYPE_CHECKING:
+    from nevergrad.optimization.base import Optimizer
+    from nevergrad.parametrization.core import Parameter
+
+_DEGREES = 4  # leading coordinates: tp, ep, pp and batch
+
+
+class NevergradOptions(NoOptions):
+    """Settings of `nevergrad`.
+
+    Attributes:
+        optimizer: Its name in Nevergrad's registry. NGOpt and NgIohTuned choose by the space and the budget.
+        degrees: Whether Nevergrad is shown degrees as integers or as choices that may step to the next one.
+    """
+
+    optimizer: Literal[
+        "NGOpt",
+        "NgIohTuned",
+        "PortfolioDiscreteOnePlusOne",
+        "RecombiningPortfolioDiscreteOnePlusOne",
+        "DiscreteLenglerOnePlusOne",
+        "DoubleFastGADiscreteOnePlusOne",
+        "TwoPointsDE",
+    ]
+    degrees: Literal["integer", "transition"]
+
+
+@final
+class NevergradSearcher(Searcher):
+    """An optimiser of Nevergrad's, by default the one it picks itself for a space of choices and a budget.
+
+    It is told minus the merit: an infeasible call loses more than any feasible one, graded by its excess. A snapshot
+    is the pickled optimiser.
+
+    Source: Bennet et al., "Nevergrad: Black-Box Optimization Platform", 2021.
+    """
+
+    name: ClassVar[str] = "nevergrad"
+    Options: ClassVar[type[BaseModel]] = NevergradOptions
+
+    def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: NevergradOptions) -> None:
+        super().__init__(space, seed=seed, budget=budget, options=options)
+        import nevergrad
+
+        parametrization = self._parametrization()
+        parametrization.random_state = np.random.RandomState(int(self.rng.integers(2**32)))
+        self._optimizer: Optimizer = nevergrad.optimizers.registry[options.optimizer](parametrization, budget=budget)
+        self._asked: list[tuple[bytes, Parameter]] = []
+
+    def _parametrization(self) -> Any:
+        from nevergrad import p
+
+        sizes, choices = self.space.sizes[:_DEGREES], len(self.space.sizes) - _DEGREES
+        if self.options.degrees == "integer":
+            degrees = [
+                p.Scalar(init=size // 2, lower=0, upper=max(size - 1, 1)).set_integer_casting() for size in sizes
+            ]
+        else:
+            degrees = [p.TransitionChoice(range(size)) for size in sizes]
+        return p.Tuple(*degrees, p.TransitionChoice(CHOICES, repetitions=choices))
+
+    def ask(self, observation: NDArray[np.float32]) -> Action:
+        """The action that Nevergrad's next candidate stands for."""
+        candidate = self._optimizer.ask()
+        *degrees, choices = candidate.value
+        action = np.array([*degrees, *choices], dtype=np.int64)
+        action = np.minimum(action, self.space.nvec - 1)
+        self._asked.append((action.tobytes(), candidate))
+        return action
+
+    def tell(self, action: Action, outcome: Outcome) -> None:
+        """Tells what the candidate gave."""
+        self._optimizer.tell(self._candidate(action), -merit(outcome))
+
+    def _candidate(self, action: Action) -> Parameter:
+        for position, (asked, candidate) in enumerate(self._asked):
+            if asked == action.tobytes():
+                del self._asked[position]
+                return candidate
+        values = action.tolist()
+        return self._optimizer.parametrization.spawn_child(new_value=(*values[:_DEGREES], tuple(values[_DEGREES:])))
+
+    def get_state(self) -> dict[str, Any]:
+        """The optimiser and the candidates not told yet, pickled together because they share a generator."""
+        return {"optimizer": pickle.dumps((self._optimizer, self._asked))}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Puts the optimiser back."""
+        self._optimizer, self._asked = pickle.loads(state["optimizer"])

@@ -1,0 +1,279 @@
+"""Optuna's samplers as searchers: the tree-structured Parzen estimator and CMA-ES."""
+
+from __future__ import annotations
+
+import abc
+import math
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from envs.space import Action, StrategySpace
+from raysearch.merit import merit
+from raysearch.searcher import NoOptions, Outcome, Searcher
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+
+_DEGREES = 4
+"""Leading coordinates that have an order (tp, ep, pp, batch); the others are choices without one."""
+
+
+class _OptunaSearcher(Searcher):
+    """Asks an Optuna study in memory for trials and tells it what became of them.
+
+    The value of a trial is the call's merit: an infeasible one is worth less than any feasible one, graded by its
+    excess. A sampler that knows limits is told the excess as well. An action that is told without having been asked
+    for becomes a trial of its own. A snapshot is the pickled study: trials, sampler and generators.
+    """
+
+    _knows_limits: ClassVar[bool] = False
+
+    def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: Any) -> None:
+        super().__init__(space, seed=seed, budget=budget, options=options)
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would tell of every new study
+        self._distributions = self._encoding()
+        self._begin()
+
+    def _begin(self) -> None:
+        """A study without trials."""
+        import optuna
+
+        with warnings.catch_warnings():
+            # Some settings are experimental, others on their way out; pyproject.toml names the versions that have them.
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            warnings.simplefilter("ignore", FutureWarning)
+            sampler = self._sampler(int(self.rng.integers(2**32)))
+        self._study: Study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._asked: list[tuple[bytes, Trial]] = []
+
+    @abc.abstractmethod
+    def _sampler(self, seed: int) -> BaseSampler:
+        """The sampler that the options describe."""
+
+    @abc.abstractmethod
+    def _encoding(self) -> dict[str, BaseDistribution]:
+        """Optuna's parameters, which stand for an action."""
+
+    def _decoded(self, params: dict[str, Any]) -> Action:
+        """The action [A] that parameters stand for."""
+        return np.array([params[name] for name in self.space.names], dtype=np.int64)
+
+    def _encoded(self, action: Action) -> dict[str, Any]:
+        """Parameters that stand for an action [A]."""
+        return dict(zip(self.space.names, action.tolist(), strict=True))
+
+    def ask(self, observation: NDArray[np.float32]) -> Action:
+        """The action of a new trial."""
+        trial = self._study.ask(self._distributions)
+        action = self._decoded(trial.params)
+        self._asked.append((action.tobytes(), trial))
+        return action
+
+    def tell(self, action: Action, outcome: Outcome) -> None:
+        """Completes the action's trial."""
+        trial = self._trial_of(action)
+        if self._knows_limits:
+            trial.set_constraint("limits", outcome.excess)
+        self._study.tell(trial, merit(outcome))
+
+    def _trial_of(self, action: Action) -> Trial:
+        for position, (asked, trial) in enumerate(self._asked):
+            if asked == action.tobytes():
+                del self._asked[position]
+                return trial
+        self._study.enqueue_trial(self._encoded(action))
+        return self._study.ask(self._distributions)
+
+    def get_state(self) -> dict[str, Any]:
+        """The study and the trials not told yet, pickled together because they refer to each other."""
+        return {"rng": self.rng.bit_generator.state, "study": pickle.dumps((self._study, self._asked))}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Puts the study back."""
+        self.rng.bit_generator.state = state["rng"]
+        self._study, self._asked = pickle.loads(state["study"])
+
+
+class TPEOptions(NoOptions):
+    """Settings of `optuna_tpe`; see `optuna.samplers.TPESampler`.
+
+    Attributes:
+        startup_calls: Uniform samples before the estimator is used.
+        candidates: Drawn per call; the one with the largest expected improvement is called.
+        good_share: Share of the calls that count as good ...
+        good_most: ... but at most so many.
+        prior_weight: Weight of the uniform prior in the densities of good and other calls.
+        group: Whether parameters are grouped by the trials in which they occur; here all occur in all.
+        degrees: Whether Optuna is shown the degrees' order.
+    """
+
+    startup_calls: Annotated[int, Field(ge=1)]
+    candidates: Annotated[int, Field(ge=1)]
+    good_share: Annotated[float, Field(gt=0, le=1)]
+    good_most: Annotated[int, Field(ge=1)]
+    prior_weight: Annotated[float, Field(gt=0)]
+    group: bool
+    degrees: Literal["ordered", "categorical"]
+
+
+class _GoodCalls:
+    """How many of n calls count as good. A class, because a pickled study can hold no closure."""
+
+    def __init__(self, share: float, most: int) -> None:
+        self._share, self._most = share, most
+
+    def __call__(self, calls: int) -> int:
+        return min(math.ceil(self._share * calls), self._most)
+
+
+@final
+class OptunaTPESearcher(_OptunaSearcher):
+    """Tree-structured Parzen estimator, multivariate: one joint density of the good calls, one of the others.
+
+    Optuna ranks infeasible calls behind all feasible ones, the nearest to feasible first.
+
+    Source: Bergstra et al., "Algorithms for Hyper-Parameter Optimization", 2011; Akiba et al., "Optuna", 2019.
+    """
+
+    name: ClassVar[str] = "optuna_tpe"
+    Options: ClassVar[type[BaseModel]] = TPEOptions
+    _knows_limits: ClassVar[bool] = True
+
+    def _sampler(self, seed: int) -> BaseSampler:
+        from optuna.samplers import TPESampler
+
+        return TPESampler(
+            n_startup_trials=self.options.startup_calls,
+            n_ei_candidates=self.options.candidates,
+            gamma=_GoodCalls(self.options.good_share, self.options.good_most),
+            prior_weight=self.options.prior_weight,
+            multivariate=True,
+            group=self.options.group,
+            constant_liar=False,  # slows every call down, and serves only those in flight
+            seed=seed,
+        )
+
+    def _encoding(self) -> dict[str, BaseDistribution]:
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        ordered = _DEGREES if self.options.degrees == "ordered" else 0
+        return {
+            name: IntDistribution(0, size - 1) if position < ordered else CategoricalDistribution(range(size))
+            for position, (name, size) in enumerate(zip(self.space.names, self.space.sizes, strict=True))
+        }
+
+
+class CmaEsOptions(NoOptions):
+    """Settings of `optuna_cmaes`; see `optuna.samplers.CmaEsSampler`.
+
+    Attributes:
+        population: Calls of a generation.
+        choices: What a choice is to CMA-ES, which knows numbers only: "ordinal", one integer, or "one_hot", a
+            number per value, of which the largest is chosen.
+        margin: Whether integers keep a least probability of changing (CMA-ES with margin).
+        restart_after: Calls without a better one after which it starts anew; 0: never.
+        growth: Factor on the population at every restart.
+    """
+
+    population: Annotated[int, Field(ge=2)]
+    choices: Literal["ordinal", "one_hot"]
+    margin: bool
+    restart_after: Annotated[int, Field(ge=0)]
+    growth: Annotated[float, Field(ge=1)]
+
+
+@final
+class OptunaCmaEsSearcher(_OptunaSearcher):
+    """Covariance matrix adaptation: a normal distribution over numbers that stand for the action.
+
+    Optuna's sampler does not restart (its restarts moved out of the library), so this does: with a
+    larger population, as in IPOP-CMA-ES, once a number of calls brought nothing better.
+
+    Source: Hansen and Ostermeier, 2001; Hamano et al., "CMA-ES with Margin", 2022; Auger and Hansen, "A Restart
+    CMA Evolution Strategy With Increasing Population Size", 2005.
+    """
+
+    name: ClassVar[str] = "optuna_cmaes"
+    Options: ClassVar[type[BaseModel]] = CmaEsOptions
+
+    _restarts = 0
+    _best = -math.inf
+    _stale = 0
+
+    def tell(self, action: Action, outcome: Outcome) -> None:
+        """Completes the action's trial, and starts anew if the search stands still."""
+        super().tell(action, outcome)
+        worth = merit(outcome)
+        self._stale = 0 if worth > self._best else self._stale + 1
+        self._best = max(self._best, worth)
+        if self._stale == self.options.restart_after > 0:
+            self._restarts, self._best, self._stale = self._restarts + 1, -math.inf, 0
+            self._begin()
+
+    def _sampler(self, seed: int) -> BaseSampler:
+        from optuna.samplers import CmaEsSampler
+
+        return CmaEsSampler(
+            popsize=round(self.options.population * self.options.growth**self._restarts),
+            with_margin=self.options.margin,
+            warn_independent_sampling=False,  # the first call of a study is one
+            seed=seed,
+        )
+
+    def _encoding(self) -> dict[str, BaseDistribution]:
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        sizes = dict(zip(self.space.names, self.space.sizes, strict=True))
+        if self.options.choices == "ordinal":
+            return {name: IntDistribution(0, size - 1) for name, size in sizes.items()}
+        encoding: dict[str, BaseDistribution] = {}
+        for name in self.space.names[:_DEGREES]:
+            encoding[name] = IntDistribution(0, sizes[name] - 1)
+        for name in self.space.names[_DEGREES:]:
+            encoding |= {_part(name, value): FloatDistribution(0.0, 1.0) for value in range(sizes[name])}
+        return encoding
+
+    def _decoded(self, params: dict[str, Any]) -> Action:
+        if self.options.choices == "ordinal":
+            return super()._decoded(params)
+        chosen = [
+            max(range(size), key=lambda value, name=name: params[_part(name, value)])
+            for name, size in zip(self.space.names[_DEGREES:], self.space.sizes[_DEGREES:], strict=True)
+        ]
+        return np.array([*(params[name] for name in self.space.names[:_DEGREES]), *chosen], dtype=np.int64)
+
+    def _encoded(self, action: Action) -> dict[str, Any]:
+        plain = super()._encoded(action)
+        if self.options.choices == "ordinal":
+            return plain
+        return {name: plain[name] for name in self.space.names[:_DEGREES]} | {
+            _part(name, value): float(value == plain[name])
+            for name, size in zip(self.space.names[_DEGREES:], self.space.sizes[_DEGREES:], strict=True)
+            for value in range(size)
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """How often it started anew."""
+        return {"restarts": float(self._restarts)}
+
+    def get_state(self) -> dict[str, Any]:
+        """The study and how long it has stood still."""
+        return super().get_state() | {"restarts": self._restarts, "best": self._best, "stale": self._stale}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Puts the study back."""
+        super().set_state(state)
+        self._restarts, self._best, self._stale = state["restarts"], state["best"], state["stale"]
+
+
+def _part(name: str, value: int) -> str:
+    return f"{name}={value}"
