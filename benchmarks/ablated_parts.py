@@ -17,6 +17,7 @@ from raysearch.ppo.copy_attention import CopyAttention
 from raysearch.ppo.copy_learner import CopyLearner
 from raysearch.ppo.copy_runner import CopyEnvRunner, MixtureOpinion
 from raysearch.ppo.distribution import MultiCategorical, padding_index
+from raysearch.ppo.features import ORDERED
 from raysearch.ppo.memory import CallMemory
 from raysearch.ppo.mixture import CopyMixture
 from raysearch.ppo.noise import gumbel_noise
@@ -152,13 +153,24 @@ class Repeating(CopyEnvRunner):
         return True
 
 
-class AnyElites(CopyEnvRunner):
-    """The best T strategies, whatever their degrees."""
+class DistinctMemory(CallMemory):
+    """Elites are the best calls with different degrees."""
+
+    def add(self, action: np.ndarray, merit: float) -> None:
+        """Leaves only the best elite of each combination of degrees."""
+        super().add(action, merit)
+        best: dict[bytes, int] = {}
+        for call in self.elites:
+            best.setdefault(self.actions[call, :ORDERED].tobytes(), call)
+        self.elites = list(best.values())
+
+
+class DistinctElites(CopyEnvRunner):
+    """Copies from elites that differ in their degrees."""
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        sizes = [int(n) for n in config.action_space.nvec]
-        self.memory = CallMemory(config.budget, sizes, config.preset.elites, apart=len(sizes))
+        self.memory = DistinctMemory(config.budget, config.action_space.nvec.tolist(), config.preset.elites)
 
 
 class StandardAdvantages(CopyLearner):

@@ -14,7 +14,7 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,21 @@ POINTS = (250, 500, 1000, 2000, 4000)
 NEVER = 10**9
 
 
+def identity(outcome: Outcome) -> Outcome:
+    """All of it."""
+    return outcome
+
+
+def excess_alone(outcome: Outcome) -> Outcome:
+    """By how much limits are missed, but not how fast it would be."""
+    return replace(outcome, simulated=0.0)
+
+
+def nothing(outcome: Outcome) -> Outcome:
+    """That it is infeasible."""
+    return replace(outcome, simulated=0.0, excess=1.0)
+
+
 @dataclass(frozen=True)
 class Variant:
     """The preset with something changed.
@@ -54,13 +69,13 @@ class Variant:
         says: What is changed, for the table.
         options: Over the preset's.
         config: Made of other parts.
-        graded: Whether an infeasible call says by how much limits are missed.
+        told: What of an infeasible call reaches the searcher.
     """
 
     says: str
     options: Mapping[str, Any] = field(default_factory=dict)
     config: type[CopyConfig] = CopyConfig
-    graded: bool = True
+    told: Callable[[Outcome], Outcome] = identity
 
 
 VARIANTS = {
@@ -77,14 +92,15 @@ VARIANTS = {
     ),
     "one_elite": Variant("T = 1", {"elites": 1}),
     "six_elites": Variant("T = 6", {"elites": 6}),
-    "any_elites": Variant("elites may share their degrees", config=parts.config_with(runner_class=parts.AnyElites)),
-    "ungraded": Variant("infeasible calls all alike", graded=False),
+    "distinct_elites": Variant("elites differ in degrees", config=parts.config_with(runner_class=parts.DistinctElites)),
+    "ungraded": Variant("infeasible calls all alike", told=nothing),
+    "excess_alone": Variant("infeasible calls below feasible ones, by excess", told=excess_alone),
     "repeats": Variant("may call a strategy again", config=parts.config_with(runner_class=parts.Repeating)),
     "no_critic": Variant("no critic", {"candidates": 1}),
     "eight_candidates": Variant("critic picks one of 8", {"candidates": 8}),
     "no_optimism": Variant("critic without optimism", {"critic_optimism": 0.0}),
     "short_rollouts": Variant("rollouts of 8", {"rollout_calls": 8}),
-    "long_rollouts": Variant("rollouts of 64", {"rollout_calls": 64}),
+    "long_rollouts": Variant("rollouts of 32", {"rollout_calls": 32}),
     "standard_advantages": Variant(
         "standardised advantages", config=parts.config_with(learner_class=parts.StandardAdvantages)
     ),
@@ -109,7 +125,7 @@ def search(variant: Variant, workload: Workload, seed: int, budget: int) -> list
     for call in range(1, budget + 1):
         observation, reward, _, _, info = env.step(agent.runner.act(observation))
         outcome = Outcome.of(observation, reward, info)
-        agent.runner.tell(outcome if variant.graded or outcome.feasible else replace(outcome, excess=1.0))
+        agent.runner.tell(outcome if outcome.feasible else variant.told(outcome))
         agent.learn_when_due()
         if call in POINTS:
             best.append(outcome.best)

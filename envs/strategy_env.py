@@ -124,8 +124,8 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
 
         Returns:
             Observation after the call, reward, False, False, and info: `evaluation`, `raw` (tokens/s/GPU, 0.0 if
-            infeasible), `feasible`, `excess` (by how much limits are missed, see `Evaluation.excess`) and `best` (best
-            raw, this call included).
+            infeasible), `feasible`, `excess` (by how much limits are missed, see `Evaluation.excess`), `simulated`
+            (tokens/s/GPU, infeasible or not) and `best` (best raw, this call included).
 
         Raises:
             SimulatorFailure: See `evaluate`; nothing changed.
@@ -142,6 +142,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
             "raw": raw,
             "feasible": feasible,
             "excess": evaluation.excess,
+            "simulated": float(evaluation.tokens_per_s_per_gpu),
             "best": self.best,
         }
         return self.observation, reward, False, False, info

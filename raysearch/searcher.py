@@ -32,6 +32,7 @@ class Outcome:
         best: Best raw so far, this call included.
         observation: Elite history after the call, [T, A] float32.
         excess: By how much limits are missed, in factors of e (`Evaluation.excess`); 0 if feasible.
+        simulated: Tokens/s/GPU as simulated, of infeasible strategies too.
     """
 
     raw: float
@@ -40,11 +41,13 @@ class Outcome:
     best: float
     observation: NDArray[np.float32]
     excess: float = 0.0
+    simulated: float = 0.0
 
     @classmethod
     def of(cls, observation: NDArray[np.float32], reward: float, info: Mapping[str, Any]) -> Outcome:
         """What one step of a `StrategyEnv` returned."""
-        return cls(info["raw"], info["feasible"], float(reward), info["best"], observation, info["excess"])
+        figures = (info["raw"], info["feasible"], float(reward), info["best"])
+        return cls(*figures, observation, info["excess"], info["simulated"])
 
 
 class Searcher(abc.ABC):

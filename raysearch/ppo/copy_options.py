@@ -14,6 +14,7 @@ class CopyOptions(SharedOptions):
 
     Attributes:
         elites: T, the most strategies that the policy copies from.
+        excess_penalty: What an infeasible strategy loses in merit per factor of e that it misses its limits by.
         copy_choice: Logit that an elite's own choice starts with.
         copy_degree: Logit that an elite's own degree starts with.
         degree_step: What a degree's logit loses at the start per table step away from the elite's.
@@ -28,7 +29,7 @@ class CopyOptions(SharedOptions):
         critic_optimism: Deviations of the ensemble that are added to its mean when candidates are compared.
     """
 
-    rollout_calls: PositiveInt = 32
+    rollout_calls: PositiveInt = 16
     gradient_steps: PositiveInt = 2
     learning_rate: PositiveFloat = 3e-4
     clip_range: PositiveFloat = 0.2
@@ -39,6 +40,7 @@ class CopyOptions(SharedOptions):
     feed_forward: PositiveInt = 64
     attention_heads: PositiveInt = 4
     elites: PositiveInt = 3
+    excess_penalty: Annotated[float, Field(gt=1)] = 4.0
     copy_choice: float = 3.0
     copy_degree: float = 1.5
     degree_step: NonNegative = 1.0

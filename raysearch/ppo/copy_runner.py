@@ -102,7 +102,7 @@ class CopyEnvRunner(EliteEnvRunner):
 
     def tell(self, outcome: Outcome) -> None:
         """Notes what came of the oldest action in flight; the policy is rewarded with its merit."""
-        value = merit(outcome)
+        value = merit(outcome, self.config.preset.excess_penalty)
         self.memory.add(self._in_flight[0].action, value)
         super().tell(replace(outcome, reward=value))
 

@@ -186,7 +186,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
             observations, rewards, terminated, truncated, infos = self.env.step(action[None])
             if terminated[0] or truncated[0]:
                 raise ValueError(f"expected an environment without episodes, got an end at call {self.calls + 1}")
-            info = {name: infos[name][0] for name in ("raw", "feasible", "best", "excess")}
+            info = {name: infos[name][0] for name in ("raw", "feasible", "best", "excess", "simulated")}
             self.tell(Outcome.of(observations[0], rewards[0], info))
 
     def get_memory(self) -> dict[str, Any]:

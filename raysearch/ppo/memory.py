@@ -4,46 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
-from raysearch.ppo.features import ORDERED
 from raysearch.searcher import Outcome
 
-INFEASIBLE = -100.0
-"""Merit at a limit just missed; a feasible strategy is worth more: log(tokens/s/GPU) > -100."""
+NOTHING = 1e-30
+"""Tokens/s/GPU that stand for none at all, so that every call has a logarithm."""
 
 
-def merit(outcome: Outcome) -> float:
-    """Puts all strategies in one order: feasible ones by throughput, then the others by how far they miss limits."""
-    if outcome.feasible and outcome.raw > 0:
-        return math.log(outcome.raw)
-    return INFEASIBLE - outcome.excess
+def merit(outcome: Outcome, penalty: float) -> float:
+    """What a call is worth to the search: log(tokens/s/GPU), less what an infeasible strategy misses its limits by.
+
+    The best strategies lie at a limit. A fast one just past it may be one choice away from being feasible, and is
+    worth more than a slow one that is feasible already; one far past it is worth nothing.
+
+    Args:
+        outcome: Of the call.
+        penalty: Weight of `Outcome.excess`; above 1, so that no throughput is gained by missing a limit further
+            in the same proportion.
+    """
+    return math.log(max(outcome.simulated, outcome.raw, NOTHING)) - penalty * outcome.excess
 
 
-@final
 class CallMemory:
     """The calls made so far.
 
-    Elites are the best calls with different degrees, infeasible ones among them while there are few feasible: what
-    differs in choices alone would be near copies of one strategy.
+    Elites are the calls of most merit, feasible or not.
 
     Args:
         capacity: Most calls.
         sizes: Values of each coordinate, [A].
         elites: T, the most elites.
-        apart: Two elites differ in one of the first `apart` coordinates.
 
     Attributes:
         calls: Calls so far.
         elites: Numbers of the elite calls, best first; the earlier one first among equals.
     """
 
-    def __init__(self, capacity: int, sizes: Sequence[int], elites: int, *, apart: int = ORDERED) -> None:
+    def __init__(self, capacity: int, sizes: Sequence[int], elites: int) -> None:
         self.calls = 0
         self.elites: list[int] = []
-        self._capacity, self._apart = elites, apart
+        self._capacity = elites
         self._actions = np.zeros((capacity, len(sizes)), np.int16)
         self._merits = np.zeros(capacity)
         self._largest = np.maximum(np.array(sizes) - 1, 1).astype(np.float32)
@@ -67,14 +70,9 @@ class CallMemory:
         call = self.calls
         self.calls += 1
         self._actions[call], self._merits[call] = action, merit
-        self._seen.add(self._rank(action))
-        rivals = [other for other in self.elites if self._alike(self._actions[other], action)]
-        if all(merit > self._merits[other] for other in rivals):
-            kept = [other for other in self.elites if other not in rivals]
-            self.elites = sorted([*kept, call], key=lambda each: (-self._merits[each], each))[: self._capacity]
-
-    def _alike(self, one: np.ndarray, other: np.ndarray) -> bool:
-        return bool((one[: self._apart] == other[: self._apart]).all())
+        if self.is_new(action):
+            self._seen.add(self._rank(action))
+            self.elites = sorted([*self.elites, call], key=lambda each: (-self._merits[each], each))[: self._capacity]
 
     def observe(self) -> np.ndarray:
         """Elites as an environment shows them, float32 `[T, A]`: index over the largest of its table, padding -1."""

@@ -47,12 +47,14 @@ class ToyEnv(gymnasium.Env):
         choices = tuple(int(c) for c in action)
         self.actions.append(choices)
         feasible = choices[0] != 0
-        raw = float(np.prod([w[c] for w, c in zip(self.weights, choices, strict=True)])) if feasible else 0.0
+        simulated = float(np.prod([w[c] for w, c in zip(self.weights, choices, strict=True)]))
+        raw = simulated if feasible else 0.0
         best = self.best
         reward = (raw + (raw - best)) / max(best, raw) if feasible else -2.0
         if feasible and (-raw, choices) not in self.elites:
             self.elites = sorted([*self.elites, (-raw, choices)])[:ELITES]
-        info = {"raw": raw, "feasible": feasible, "best": self.best, "excess": float(not feasible)}
+        info = {"raw": raw, "feasible": feasible, "best": self.best}
+        info |= {"excess": float(not feasible), "simulated": simulated}
         return self.observe(), reward, False, False, info
 
     def observe(self) -> np.ndarray:

