@@ -142,19 +142,27 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], ...]] = {
             (15, "one_hot", True, 250),
             (15, "one_hot", False, 250),
             (30, "one_hot", True, 250),
+            (24, "ordinal", False, 250),
+            (8, "ordinal", False, 250),
+            (16, "ordinal", False, 100),
+            (24, "ordinal", True, 500),
         )
     ),
     "nevergrad": tuple(
-        {"optimizer": optimizer, "degrees": degrees}
-        for optimizer, degrees in (
-            ("NGOpt", "transition"),
-            ("NGOpt", "integer"),
-            ("NgIohTuned", "transition"),
-            ("NgIohTuned", "integer"),
-            ("PortfolioDiscreteOnePlusOne", "transition"),
-            ("PortfolioDiscreteOnePlusOne", "integer"),
-            ("RecombiningPortfolioDiscreteOnePlusOne", "transition"),
-            ("TwoPointsDE", "transition"),
+        {"optimizer": optimizer, "degrees": degrees, "choices": choices}
+        for optimizer, degrees, choices in (
+            ("NGOpt", "transition", "transition"),
+            ("NGOpt", "integer", "transition"),
+            ("NgIohTuned", "transition", "transition"),
+            ("NgIohTuned", "integer", "transition"),
+            ("PortfolioDiscreteOnePlusOne", "transition", "transition"),
+            ("PortfolioDiscreteOnePlusOne", "integer", "transition"),
+            ("RecombiningPortfolioDiscreteOnePlusOne", "transition", "transition"),
+            ("TwoPointsDE", "transition", "transition"),
+            ("TwoPointsDE", "transition", "weights"),
+            ("TwoPointsDE", "integer", "transition"),
+            ("DiscreteDE", "transition", "transition"),
+            ("LognormalDiscreteOnePlusOne", "transition", "transition"),
         )
     ),
 }

@@ -26,7 +26,8 @@ class NevergradOptions(NoOptions):
 
     Attributes:
         optimizer: Its name in Nevergrad's registry. NGOpt and NgIohTuned choose by the space and the budget.
-        degrees: Whether Nevergrad is shown degrees as integers or as choices that may step to the next one.
+        degrees: How Nevergrad is shown a degree: an integer, or a choice that steps to values nearby.
+        choices: How it is shown a choice: one that steps, or drawn by the weights of its values.
     """
 
     optimizer: Literal[
@@ -36,9 +37,12 @@ class NevergradOptions(NoOptions):
         "RecombiningPortfolioDiscreteOnePlusOne",
         "DiscreteLenglerOnePlusOne",
         "DoubleFastGADiscreteOnePlusOne",
+        "LognormalDiscreteOnePlusOne",
         "TwoPointsDE",
+        "DiscreteDE",
     ]
     degrees: Literal["integer", "transition"]
+    choices: Literal["transition", "weights"]
 
 
 @final
@@ -66,14 +70,15 @@ class NevergradSearcher(Searcher):
     def _parametrization(self) -> Any:
         from nevergrad import p
 
-        sizes, choices = self.space.sizes[:_DEGREES], len(self.space.sizes) - _DEGREES
+        sizes, ops = self.space.sizes[:_DEGREES], len(self.space.sizes) - _DEGREES
+        choice = p.TransitionChoice if self.options.choices == "transition" else p.Choice
         if self.options.degrees == "integer":
             degrees = [
                 p.Scalar(init=size // 2, lower=0, upper=max(size - 1, 1)).set_integer_casting() for size in sizes
             ]
         else:
             degrees = [p.TransitionChoice(range(size)) for size in sizes]
-        return p.Tuple(*degrees, p.TransitionChoice(CHOICES, repetitions=choices))
+        return p.Tuple(*degrees, choice(CHOICES, repetitions=ops))
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """The action that Nevergrad's next candidate stands for."""
