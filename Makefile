@@ -11,18 +11,22 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test check setup setup-dev clean
+.PHONY: help search test test-cluster check setup setup-dev clean
 
 help:
-	@echo "make search  set up .venv and run the quickstart study"
-	@echo "make test    set up .venv with the development tools; lint, type-check and test"
-	@echo "make setup   set up .venv"
-	@echo "make clean   remove .venv and build products (results/ stays)"
+	@echo "make search        set up .venv and run the quickstart study"
+	@echo "make test          set up .venv with the development tools; lint, type-check and test"
+	@echo "make test-cluster  test on several hosts; needs root, sshd, rsync and iproute2"
+	@echo "make setup         set up .venv"
+	@echo "make clean         remove .venv and build products (results/ stays)"
 
 search: setup
 	$(BIN)/raysearch study configs/studies/quickstart.toml
 
 test: setup-dev check
+
+test-cluster: setup-dev
+	$(BIN)/pytest -m cluster
 
 check:
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@
 from envs.archive import AddStatus, Elite, EliteArchive
 from envs.recording import BudgetExhausted, CallGate
 from envs.reward import ImprovementReward
-from envs.rows import COMPACT_FILE, ROWS_FILE, CallRow, DamagedRows, RowWriter, compact, read_rows
+from envs.rows import COMPACT_FILE, ROWS_FILE, CallRow, DamagedRows, RowsTaken, RowWriter, compact, read_rows
 from envs.space import Action, StrategySpace
 from envs.strategy_env import Evaluate, Observation, SimulatorFailure, StrategyEnv
 
@@ -22,6 +22,7 @@ __all__ = [
     "ImprovementReward",
     "Observation",
     "RowWriter",
+    "RowsTaken",
     "SimulatorFailure",
     "StrategyEnv",
     "StrategySpace",

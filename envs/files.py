@@ -18,7 +18,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         OSError: It cannot be written; what was at `path` is still there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # several processes may write the same cache entry
+    # Several processes, of several hosts perhaps, may write the same file.
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         write(temporary)
         with temporary.open("rb+") as file:

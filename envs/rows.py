@@ -12,19 +12,23 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, final, get_type_hints
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final, get_type_hints
 
 from envs.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.types import Evaluation
+    from sim.types import Evaluation, Strategy
 
 ROWS_FILE = "rows.jsonl"
 COMPACT_FILE = "rows.parquet"
 _TAIL_BYTES = 16384
 """[assumed] More than two rows of any workload take."""
+
+
+class RowsTaken(RuntimeError):
+    """Another process goes on with the run; the message begins with the path of its rows."""
 
 
 class DamagedRows(ValueError):
@@ -38,7 +42,7 @@ class CallRow(NamedTuple):
         run_id: Which run.
         call: Number of the call, from 1.
         tp, ep, pp, batch: The strategy's degrees.
-        dims: Its choices, "2,1,...".
+        dims: Its choices, "2,1,..."; beyond the paper's space with attention's degrees behind them, ";cp=2;dp=16".
         tokens_per_s_per_gpu: As simulated, of infeasible strategies too.
         tpot_s: Time per output token.
         memory_bytes: Of the fullest GPU, all kinds.
@@ -74,7 +78,7 @@ class CallRow(NamedTuple):
             ep=strategy.ep,
             pp=strategy.pp,
             batch=strategy.batch,
-            dims=",".join(map(str, strategy.dims)),
+            dims=dims_text(strategy),
             # A plugged-in simulator may return numpy scalars, whose text depends on numpy's version.
             tokens_per_s_per_gpu=float(evaluation.tokens_per_s_per_gpu),
             tpot_s=float(evaluation.tpot_s),
@@ -88,6 +92,23 @@ class CallRow(NamedTuple):
     def to_json(self) -> bytes:
         """One line of the JSON Lines file."""
         return json.dumps(self._asdict()).encode() + b"\n"
+
+
+def dims_text(strategy: Strategy) -> str:
+    """What of a strategy the columns of its degrees do not say; see `CallRow`."""
+    dims = ",".join(map(str, strategy.dims))
+    return f"{dims};cp={strategy.cp};dp={strategy.attention_dp}" if strategy.extended else dims
+
+
+def parse_dims_text(text: str) -> dict[str, Any]:
+    """The fields of a strategy that `dims_text` wrote.
+
+    >>> parse_dims_text("2,1,0;cp=4;dp=2")
+    {'dims': [2, 1, 0], 'cp': 4, 'dp': 2}
+    """
+    dims, *own = text.split(";")
+    fields = (part.split("=") for part in own)
+    return {"dims": [int(choice) for choice in dims.split(",")], **{name: int(value) for name, value in fields}}
 
 
 @final
@@ -117,21 +138,52 @@ class RowWriter:
         return cls(path, file=_reopen(path, calls))
 
     def write(self, row: CallRow) -> None:
-        """Appends one row."""
-        self._file.write(row.to_json())
-        self._file.flush()
+        """Appends one row.
+
+        Raises:
+            OSError: It cannot be written. Part of it may be on disk, which `resume` drops.
+        """
+        line = row.to_json()
+        while line:  # an unbuffered file may take a part; one with a buffer would try again to write it when closed
+            line = line[self._file.write(line) :]
+
+    def check_ours(self) -> None:
+        """Makes sure that no other process has resumed the run since.
+
+        A process may outlive its being given up for dead, say behind a broken network. What it still writes goes into
+        a file that has lost its name to the other's; before it writes elsewhere in the folder, it must ask here.
+
+        Raises:
+            RowsTaken: Another process has it.
+        """
+        try:
+            ours = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except (FileNotFoundError, ValueError):  # it is finished, and compacted; or closed
+            ours = False
+        if not ours:
+            raise RowsTaken(f"{self.path} is in the hands of another process, which goes on with the run")
 
     def close(self) -> None:
         """Closes the file; a second time does nothing."""
         self._file.close()
 
 
-def compact(jsonl_path: Path, parquet_path: Path) -> None:
-    """Turns a finished run's JSON Lines into Parquet and removes them; does nothing if that is done already."""
-    if not jsonl_path.exists() and parquet_path.exists():
-        return
-    write_atomically(parquet_path, lambda temporary: _frame(_load(jsonl_path)).to_parquet(temporary, index=False))
-    jsonl_path.unlink()
+def compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = None) -> None:
+    """Turns a finished run's JSON Lines into Parquet and removes them; does nothing if that is done already.
+
+    Raises:
+        RowsTaken: There are not as many rows as `calls`: another process is making them again.
+    """
+    try:
+        rows = _load(jsonl_path)
+    except FileNotFoundError:
+        if parquet_path.exists():
+            return
+        raise
+    if calls is not None and len(rows) != calls:
+        raise RowsTaken(f"{jsonl_path} holds {len(rows)} rows of {calls}: another process goes on with the run")
+    write_atomically(parquet_path, lambda temporary: _to_parquet(rows, temporary))
+    jsonl_path.unlink(missing_ok=True)  # who went on with the run may have been as fast
 
 
 def read_rows(run_dir: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
@@ -187,7 +239,7 @@ def _create(path: Path) -> BinaryIO:
     for existing in (path, _compacted(path)):
         if existing.exists():
             raise FileExistsError(f"{existing} holds a run already: resume it or choose another folder")
-    return path.open("xb")
+    return path.open("xb", buffering=0)
 
 
 def _reopen(path: Path, calls: int) -> BinaryIO:
@@ -198,9 +250,9 @@ def _reopen(path: Path, calls: int) -> BinaryIO:
             f"{path} holds {len(lines)} whole rows, but the run was saved after {calls} calls: "
             "this is not the folder of that run, or rows were removed"
         )
-    file = path.open("ab")
-    file.truncate(sum(len(line) for line in lines[:calls]))
-    return file
+    # A new file, not the old one cut short: a process that still holds the old one must not write into ours.
+    write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(lines[:calls])))
+    return path.open("ab", buffering=0)
 
 
 def _expand(path: Path) -> None:
@@ -241,6 +293,10 @@ def _read_compacted(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.
         raise
     except (OSError, ValueError) as error:  # which of the two depends on where pyarrow stumbles
         raise DamagedRows(f"{path} is damaged: {error}") from error
+
+
+def _to_parquet(rows: list[CallRow], path: Path) -> None:
+    _frame(rows).to_parquet(path, index=False, compression="zstd")  # a quarter less than pandas's own choice
 
 
 def _frame(rows: list[CallRow]) -> pd.DataFrame:

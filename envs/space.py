@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
 from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 
-from sim.ops import op_names
-from sim.types import CHOICES, Strategy, Workload
+from sim.spaces import space_of
+from sim.types import Strategy, Workload
 
 Action = NDArray[np.int64]
-"""Indices into the tables of a `StrategySpace`, [A]: tp, ep, pp, batch, then one choice per fused op."""
+"""Indices into the tables of a `StrategySpace`, [A]: tp, ep, pp, batch, one choice per fused op; extended: cp, dp."""
 ActionLike = NDArray[np.integer[Any]]
 """What is taken for an action: any integer type."""
 
 _DEGREES = ("tp", "ep", "pp", "batch")
+_OWN_DEGREES = ("cp", "dp")
 
 
 @final
@@ -38,19 +40,22 @@ class StrategySpace:
 
     Attributes:
         workload: What the space belongs to.
-        names: Name of each coordinate, [A]: the degrees, then the fused ops.
+        names: Name of each coordinate, [A]: the degrees, the fused ops; in the extended space attention's cp and dp.
         sizes: Number of values of each coordinate, [A].
     """
 
     def __init__(self, workload: Workload, *, fixed_dims: tuple[int, ...] | None = None) -> None:
-        degrees = workload.degrees
-        ops = op_names(workload.model) if fixed_dims is None else ()
-        self.workload = workload
+        space = space_of(workload)
+        choices: Mapping[str, tuple[int, ...]] = space.choices if fixed_dims is None else {}
+        self._own = _OWN_DEGREES if workload.space == "extended" and fixed_dims is None else ()
+        self._ops = len(choices)
         self._fixed_dims = fixed_dims
-        self.names: tuple[str, ...] = (*_DEGREES, *ops)
+        self.workload = workload
+        self.names: tuple[str, ...] = (*_DEGREES, *choices, *self._own)
         self._tables: tuple[tuple[int, ...], ...] = (
-            *(degrees.tp, degrees.ep, degrees.pp, degrees.batch),
-            *(CHOICES for _ in ops),
+            *(space.tp, space.ep, space.pp, space.batch),
+            *choices.values(),
+            *((space.cp, space.dp) if self._own else ()),
         )
         self.sizes: tuple[int, ...] = tuple(len(table) for table in self._tables)
         self._nvec = np.array(self.sizes, dtype=np.int64)
@@ -85,7 +90,10 @@ class StrategySpace:
         Raises:
             ValueError: A degree is not in its table, or the dims do not fit the workload's ops.
         """
-        values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *self._searched_dims(strategy.dims))
+        if strategy.extended and not self._own:
+            raise ValueError(f"{self.workload.name} searches the paper's space, where cp is 1 and dp is ep")
+        own = (strategy.cp, strategy.attention_dp) if self._own else ()
+        values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *self._searched_dims(strategy.dims), *own)
         for name, value, table in zip(self.names, values, self._tables, strict=True):
             if value not in table:
                 raise ValueError(f"{name} is {value}, but {self.workload.name} searches only {table}")
@@ -138,13 +146,14 @@ class StrategySpace:
             if dims != self._fixed_dims:
                 raise ValueError(f"expected dims {self._fixed_dims}, which are not searched here, got {dims}")
             return ()
-        expected = len(self.names) - len(_DEGREES)
-        if len(dims) != expected:
+        if len(dims) != self._ops:
             raise ValueError(
-                f"expected {expected} dims, got {len(dims)}: one per fused op of {self.workload.model.name}"
+                f"expected {self._ops} dims, got {len(dims)}: one per fused op of {self.workload.model.name}"
             )
         return dims
 
     def _strategy(self, indices: tuple[int, ...]) -> Strategy:
-        tp, ep, pp, batch, *dims = (table[index] for index, table in zip(indices, self._tables, strict=True))
-        return Strategy(tp=tp, ep=ep, pp=pp, batch=batch, dims=self._fixed_dims or tuple(dims))
+        tp, ep, pp, batch, *rest = (table[index] for index, table in zip(indices, self._tables, strict=True))
+        dims, (cp, dp) = self._fixed_dims or tuple(rest[: self._ops]), rest[self._ops :] or (1, ep)
+        # The paper's strategies are themselves here too.
+        return Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp)

@@ -105,5 +105,4 @@ class StudyRecord(BaseModel):
     budgets: dict[str, int] = Field(default_factory=dict)
     optima: dict[str, float | None]
     hashes: dict[str, str]
-    folder: str
     version: str

@@ -200,6 +200,11 @@ register(
     "raysearch.ppo.searcher:PPOSearcher",
 )
 register(
+    "ppo",
+    "PPO with attention that copies from the elites, and a critic of strategies: this project's own",
+    "raysearch.ppo.searcher:CopyPPOSearcher",
+)
+register(
     "sb3_ppo",
     "Learning to Shard's agent on Stable-Baselines3; needs raysearch[sb3]",
     "raysearch.searchers.sb3_ppo:SB3PPOSearcher",

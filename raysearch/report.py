@@ -113,8 +113,14 @@ def best_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def explain(directory: Path, run: Run) -> tuple[Workload, Evaluation] | None:
-    """The best strategy of a run, evaluated again; None if its workload can no longer be loaded or has changed."""
+    """The best strategy of a run, evaluated again.
+
+    None of another simulator's run: its figures are not ours to explain. None, too, if the workload can no longer be
+    loaded or has changed.
+    """
     spec = RunSpec(**read_spec(directory, run["run_id"]))
+    if spec.simulator is not None:
+        return None
     try:
         workload = load_workload(spec.workload, spec.hardware)
     except CatalogError:

@@ -71,8 +71,9 @@ def check_results(study: Path) -> None:
         InputError: Something is damaged. A damaged checkpoint is only logged: its run starts again.
     """
     for folder in _runs_of_study(study):
-        _read_run(folder)
-        run_rows(folder)
+        run, rows = _read_run(folder), run_rows(folder)
+        if len(rows) != run["calls"]:
+            raise damaged(f"{folder} is damaged: it holds {len(rows)} rows of {run['calls']} calls")
         whole_checkpoint(folder)
 
 
@@ -137,9 +138,11 @@ def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tally(rows: pd.DataFrame) -> dict[str, Any]:
+    from envs.rows import parse_dims_text
+
     best_first = rows.loc[rows["feasible"]].sort_values("tokens_per_s_per_gpu", ascending=False, kind="stable")
     found = [
-        {**{name: int(row[name]) for name in _DEGREES}, "dims": [int(choice) for choice in row["dims"].split(",")]}
+        {**{name: int(row[name]) for name in _DEGREES}, **parse_dims_text(row["dims"])}
         for row in best_first.head(1).to_dict("records")
     ]
     return {

@@ -75,6 +75,7 @@ class SearchRun:
         out_dir.mkdir(parents=True, exist_ok=True)
         state, rows = self._resumed() if resume else (None, self._new_rows())
         write_json(out_dir / HEAD_FILE, self._head())
+        self._rows = rows
         self._gate = CallGate(env, spec.budget, rows, self.run_id)
         self._observation, _ = self._gate.reset(seed=spec.seed)
         self._asked: deque[Action] = deque()  # by the searcher, and not told yet
@@ -172,7 +173,11 @@ class SearchRun:
 
         Between two improvements the best stays as it is, so their times are all of the anytime curve against time.
         The summary comes first: a run that is killed in between is finished, and `finish_rows` mends its rows.
+
+        Raises:
+            RowsTaken: See `save`.
         """
+        self._rows.check_ours()
         metrics = self.metrics()
         scores = {"optimum": self.optimum, "fraction_of_optimum": metrics["fraction_of_optimum"]}
         written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}
@@ -190,7 +195,12 @@ class SearchRun:
         self._simulator.close()
 
     def save(self) -> None:
-        """Replaces the checkpoint in the run's folder: all that a later process needs to go on bit-identically."""
+        """Replaces the checkpoint in the run's folder: all that a later process needs to go on bit-identically.
+
+        Raises:
+            RowsTaken: Another process has resumed the run meanwhile; nothing was written.
+        """
+        self._rows.check_ours()
         state = {
             "spec": asdict(self.spec),
             "config_hash": self.workload.config_hash,
@@ -265,5 +275,10 @@ def finished_summary(run_dir: Path) -> dict[str, Any] | None:
 
 
 def finish_rows(run_dir: Path) -> None:
-    """Turns a finished run's rows into Parquet unless that has been done."""
-    compact(run_dir / ROWS_FILE, run_dir / COMPACT_FILE)
+    """Turns a finished run's rows into Parquet unless that has been done.
+
+    Raises:
+        RowsTaken: Another process makes the run again, beyond its checkpoint.
+    """
+    finished = finished_summary(run_dir)
+    compact(run_dir / ROWS_FILE, run_dir / COMPACT_FILE, calls=finished["calls"] if finished else None)

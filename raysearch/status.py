@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from envs.rows import ROWS_FILE, DamagedRows, last_row
+from raysearch.claim import in_use
 from raysearch.errors import InputError
-from raysearch.files import damaged, in_use, read_json
+from raysearch.files import damaged, read_json
 from raysearch.forecast import Work, remaining_s
 from raysearch.journal import JOURNAL_FILE, Event, last_events
 from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, StudyRecord

@@ -16,13 +16,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from envs.space import StrategySpace
 from raysearch import __version__
 from raysearch.errors import InputError
 from raysearch.files import anchored, read_json, write_json
 from raysearch.published import Published
 from raysearch.records import LARGEST_SEED, STUDY_FILE, RunSpec, StudyRecord
 from raysearch.registry import check_options, run_budget
+from raysearch.simulators.opening import Patience, searched_space
 from sim.catalog import load_workload
 from sim.config_files import config_path, read_config
 from sim.types import Workload
@@ -67,8 +67,13 @@ class StudyFile(BaseModel):
         seeds: One run per workload, searcher and seed.
         budget: Calls per run; a heuristic that sweeps all degrees makes as many as there are.
         hardware: Replaces every workload's hardware.
-        cpus_per_run: CPUs that Ray reserves for a run. A run computes on one.
-        report_every: Calls between two reports to Ray Tune; each is also a checkpoint.
+        simulator: A plugged-in black box instead of our own simulator, see docs/black_boxes.md.
+        workers: Processes that evaluate for each run, beside the one that searches; by default 1 for a plugged-in
+            black box and none for our own simulator.
+        timeout_s: Longest wait for an answer of a worker.
+        retries: How often a failing call is tried again before its run stops.
+        cpus_per_run: CPUs that Ray reserves for the searching part of a run, which computes on one.
+        report_every: Calls between two reports to Ray Tune, and at least as many between two checkpoints.
         options: Per searcher; what is left out takes the searcher's preset.
         tuning: What the presets were tuned on, if they were.
         published: Figures of others that `raysearch report` prints beside the study's own.
@@ -82,11 +87,25 @@ class StudyFile(BaseModel):
     seeds: Seeds
     budget: Annotated[int, Field(ge=1, strict=True)]
     hardware: str | None = None
+    simulator: str | None = None
+    workers: Annotated[int, Field(ge=0, strict=True)] | None = None
+    timeout_s: Annotated[float, Field(gt=0)] = Patience.timeout_s
+    retries: Annotated[int, Field(ge=0, strict=True)] = Patience.retries
     cpus_per_run: Annotated[int, Field(ge=1, strict=True)] = 1
     report_every: Annotated[int, Field(ge=1, strict=True)] = 200
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: Tuning | None = None
     published: Published | None = None
+
+    @property
+    def workers_per_run(self) -> int:
+        """Processes that evaluate for each run."""
+        return int(self.simulator is not None) if self.workers is None else self.workers
+
+    @property
+    def patience(self) -> Patience:
+        """With the workers."""
+        return Patience(self.timeout_s, self.retries)
 
 
 @dataclass(frozen=True)
@@ -102,24 +121,30 @@ class Study:
     workloads: Mapping[str, Workload]
 
     def specs(self) -> dict[str, RunSpec]:
-        """All runs by run id, workload by workload, in the file's order."""
+        """All runs by run id, workloads in turn: whenever a study is stopped, each has had its share."""
         return {
             f"{workload.name}-{searcher}-s{seed}": RunSpec(
                 workload=text,
                 searcher=searcher,
                 seed=seed,
-                budget=run_budget(searcher, StrategySpace(workload), self.file.budget),
+                budget=run_budget(searcher, searched_space(workload, self.file.simulator), self.file.budget),
                 hardware=self.file.hardware,
                 options=self.file.options.get(searcher, {}),
+                simulator=self.file.simulator,
+                workers=self.file.workers_per_run,
             )
-            for text, workload in self.workloads.items()
             for seed in self.file.seeds
             for searcher in self.file.searchers
+            for text, workload in self.workloads.items()
         }
 
 
-def load_study(name_or_path: str | Path) -> Study:
+def load_study(name_or_path: str | Path, **instead: Any) -> Study:
     """Reads and checks a study file.
+
+    Args:
+        name_or_path: A name in configs/studies or the path of a TOML file.
+        instead: Values that replace the file's; None leaves it as it is.
 
     Raises:
         CatalogError, InputError: A name, value or option that cannot be run; the message says which and why.
@@ -129,6 +154,7 @@ def load_study(name_or_path: str | Path) -> Study:
     """
     path = config_path("studies", name_or_path)
     file = read_config(path, StudyFile)
+    file = file.model_copy(update={key: value for key, value in instead.items() if value is not None})
     try:
         return check_study(_with_absolute_paths(file, path.parent))
     except InputError as error:
@@ -152,6 +178,8 @@ def check_study(file: StudyFile) -> Study:
     _check_published(file, names)
     if file.tuning:
         _check_disjoint(file.tuning, file, workloads)
+    for workload in workloads.values():
+        searched_space(workload, file.simulator)  # the simulator is there, and fits
     return Study(file, workloads)
 
 
@@ -163,7 +191,6 @@ def write_study(study: Study, optima: Mapping[str, float | None], out: Path) -> 
         "budgets": {run_id: spec.budget for run_id, spec in study.specs().items()},
         "optima": dict(optima),
         "hashes": _hashes(study),
-        "folder": str(out.resolve()),
         "version": __version__,
     }
     write_json(out / STUDY_FILE, content)
@@ -189,8 +216,6 @@ def check_same_study(study: Study, out: Path) -> None:
         raise InputError(
             f"{out} was started with other values of {', '.join(changed)}: resume with the same study file"
         )
-    if kept["folder"] != str(out.resolve()):
-        raise InputError(f"{out} was moved from {kept['folder']} while unfinished: move it back to resume")
     if kept["hashes"] != _hashes(study):
         raise InputError(f"a workload's configuration changed since {out} was started; bring it back, or start anew")
 

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from raysearch.files import degrees_text
 from sim.types import Evaluation, OpBreakdown, Workload
 
 LEAST_WIDTH = 100
@@ -90,7 +91,7 @@ def _headline(workload: Workload, evaluation: Evaluation) -> Text:
     return Text.assemble(
         (f"{workload.name}", "bold"),
         f" on {workload.hardware.name}: ",
-        (f"tp {strategy.tp}, ep {strategy.ep}, pp {strategy.pp}, batch {strategy.batch}", "bold"),
+        (degrees_text(strategy), "bold"),
         f", dims {','.join(map(str, strategy.dims))}\n",
         (f"{evaluation.tokens_per_s_per_gpu:,.2f} tokens/s/GPU", "bold"),
         f", ±{evaluation.expected_error:.0%}, on {evaluation.gpus} GPUs, "
@@ -101,7 +102,7 @@ def _headline(workload: Workload, evaluation: Evaluation) -> Text:
 
 def _ops_table(evaluation: Evaluation) -> Table:
     layer_s = evaluation.stage.layer_s
-    placements = "inputs -> output over tp"
+    placements = "inputs -> output over " + ("its group" if evaluation.strategy.extended else "tp")
     return plain_table(
         "One layer, op by op",
         ("op", "sharded dim", placements, "bound by", "kernel us", "comm us", "total us", "share"),

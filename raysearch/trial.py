@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -9,20 +10,40 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.util import get_node_ip_address
 
-from raysearch.records import RunSpec
+from envs.rows import RowsTaken
+from envs.strategy_env import SimulatorFailure
+from raysearch.errors import InputError, RunFailed
+from raysearch.records import STUDY_FILE, RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
+from raysearch.simulators.opening import Patience
+
+SAVE_EVERY_S = 2.0
+"""[assumed] Work that a run may lose with its process; so often, PPO's 6.6 MB take 1 % of its time."""
+_PATIENCE = Patience()
+FAILURE = "failure"
+"""Key of a trial's last report if its run cannot go on; the value says why."""
 
 
-def trial_config(spec: RunSpec, folder: Path, *, optimum: float | None, report_every: int, cpus: int) -> dict[str, Any]:
+def trial_config(
+    spec: RunSpec,
+    folder: Path,
+    *,
+    optimum: float | None,
+    report_every: int,
+    cpus: int,
+    patience: Patience = _PATIENCE,
+) -> dict[str, Any]:
     """What a trial needs to know, as plain values.
 
     Args:
         spec: The run.
         folder: Absolute; where the run's rows and summary go. On a cluster: a folder that all nodes share.
         optimum: f* of the workload, for the scores only.
-        report_every: Calls between two reports, each of which is a checkpoint.
-        cpus: Reserved for the trial.
+        report_every: Calls between two reports; a checkpoint is made with one if `SAVE_EVERY_S` have passed.
+        cpus: Reserved for the trial; each of its workers has one more.
+        patience: With the workers.
     """
     return {
         "run": {
@@ -32,6 +53,7 @@ def trial_config(spec: RunSpec, folder: Path, *, optimum: float | None, report_e
             "optimum": optimum,
             "report_every": report_every,
             "cpus": cpus,
+            **asdict(patience),
         }
     }
 
@@ -40,29 +62,47 @@ class SearchTrial(tune.Trainable):
     """Advances one `SearchRun` per trial; the actor is reused for the next trial.
 
     A run checkpoints itself into its own folder, so Tune keeps none: whether a trial starts, starts again after its
-    process died, or is restored with the study, it goes on where its folder says.
+    process died, or is resumed with the study, it goes on where its folder says.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Takes a trial's configuration; see `trial_config`."""
         self._trial: Mapping[str, Any] = config["run"]
         self._run: SearchRun | None = None
+        self._saved_at_s = time.monotonic()
 
     def step(self) -> dict[str, Any]:
-        """Makes the next `report_every` calls and reports how far the run is."""
+        """Makes the next `report_every` calls and reports how far the run is, or why it cannot go on.
+
+        What would happen again is reported under `FAILURE` and not raised: Tune would start the run anew in vain, and
+        keep the reason in the same folder, be its disk full or not. A process that dies is Tune's to replace.
+        """
         _name_process(self._trial["run_id"])
-        folder = Path(self._trial["folder"])
+        try:
+            return self._advance(Path(self._trial["folder"]))
+        except (SimulatorFailure, RowsTaken, InputError) as error:
+            return self._failed(str(error))
+        except OSError as error:
+            return self._failed(f"cannot write to {self._trial['folder']}: {error.strerror or error}")
+
+    def _advance(self, folder: Path) -> dict[str, Any]:
         finished = finished_summary(folder)
-        if finished is not None:  # the study was killed after the run's end and before Tune had noted it
+        if finished is not None:  # its process was killed after the run's end and before Tune had noted it
             finish_rows(folder)
             return self._report(finished["metrics"], done=True)
         self._run = self._run or self._build(folder)
         self._run.advance(self._trial["report_every"])
         if self._run.done:
             self._run.finish()
-        else:
+        elif time.monotonic() - self._saved_at_s >= SAVE_EVERY_S:
             self._run.save()
+            self._saved_at_s = time.monotonic()
         return self._report(self._run.metrics(), done=self._run.done)
+
+    def _failed(self, reason: str) -> dict[str, Any]:
+        metrics = self._run.metrics() if self._run else {"calls": 0, "best": 0.0}
+        self.cleanup()
+        return {**self._report(metrics, done=True), FAILURE: reason}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Turns this actor to the next trial."""
@@ -78,12 +118,17 @@ class SearchTrial(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """The CPUs that the study reserves per run."""
-        return tune.PlacementGroupFactory([{"CPU": float(config["run"]["cpus"])}])
+        """The CPUs that the study reserves per run: for the searcher, and one for each worker."""
+        run = config["run"]
+        return tune.PlacementGroupFactory([{"CPU": float(run["cpus"])}, *[{"CPU": 1.0}] * run["workers"]])
 
     def _build(self, folder: Path) -> SearchRun:
+        study = folder.parents[1]
+        if not (study / STUDY_FILE).is_file():  # on a node that joined later than the study looked
+            raise RunFailed(f"node {get_node_ip_address()} does not see the results folder {study}")
         spec = RunSpec(**{field.name: self._trial[field.name] for field in fields(RunSpec)})
-        return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True)
+        patience = Patience(self._trial["timeout_s"], self._trial["retries"])
+        return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True, patience=patience)
 
     @staticmethod
     def _report(metrics: Mapping[str, Any], *, done: bool) -> dict[str, Any]:

@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # read on import; the new output prints a banner even when silent
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # of which we choose ours
 
 from raysearch.connection import connected  # before Ray, whose environment it prepares
 
 # isort: split
-import ray
 from ray import tune
+from ray.tune.logger import JsonLoggerCallback, TBXLoggerCallback
 
-from raysearch.errors import InputError, Interrupted, RunFailed
+from raysearch.cluster import check_room, check_shared
+from raysearch.errors import Interrupted, RunFailed
 from raysearch.run import finished_summary
 from raysearch.study import TUNE_FOLDER, Study, run_dir, write_study
 from raysearch.study_display import StudyDisplay
-from raysearch.trial import SearchTrial, trial_config
+from raysearch.trial import FAILURE, SearchTrial, trial_config
 
 MAX_FAILURES = 2
 """[assumed] Restarts of a run whose process dies, before the run counts as failed."""
@@ -50,25 +52,44 @@ def run_study(
         display: Told of every report.
         address: Of a running Ray cluster; else $RAY_ADDRESS, else a local Ray is started for the study.
         cpus: Of that local Ray; else all of the machine.
-        resume: Whether to go on from Tune's last snapshot, if it wrote one.
+        resume: Whether the folder holds the beginnings of the study.
 
     Raises:
-        InputError: The cluster cannot run it, ever.
+        InputError: The cluster cannot run it, ever, or does not see the study's folder.
         Interrupted: By a signal; every row is kept.
         RunFailed: Some runs broke down; the others are finished.
     """
     with connected(address, cpus):
-        _check_resources(study.file.cpus_per_run)
+        check_room(study.file.cpus_per_run, study.file.workers_per_run)
+        check_shared(out)
         if not resume:
             write_study(study, optima, out)
         token = _display.set(display)
         try:
             # Stdout is for results: what Tune or a library prints goes to stderr.
             with _terminate_as_interrupt() as signals, redirect_stdout(sys.stderr):
-                results = _tuner(study, optima, out, resume).fit()
+                reasons = _fit(_tuner(study, optima, out))
         finally:
             _display.reset(token)
-    _judge(study, out, results, signals)
+    _judge(study, out, reasons, signals)
+
+
+def _fit(tuner: tune.Tuner) -> dict[str, str]:
+    """Makes the runs; returns why some failed, by run id."""
+    try:
+        results = tuner.fit()
+    except (tune.TuneError, OSError, EOFError) as error:  # its own files, on a disk that is full
+        raise RunFailed(f"Ray Tune stopped: {_last_line(error)}") from error
+    reasons: dict[str, str] = {}
+    for result in results:
+        reason = (result.metrics or {}).get(FAILURE) or (result.error and _last_line(result.error))
+        if reason:
+            reasons[(result.config or {})["run"]["run_id"]] = reason
+    return reasons
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 class _Relay(tune.Callback):
@@ -83,27 +104,20 @@ class _Relay(tune.Callback):
         _display.get().reported(trial.config["run"]["run_id"], result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        _display.get().finished(trial.config["run"]["run_id"])
+        ended = _display.get().failed if FAILURE in trial.last_result else _display.get().finished
+        ended(trial.config["run"]["run_id"])
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         _display.get().failed(trial.config["run"]["run_id"])
 
 
-def _check_resources(cpus_per_run: int) -> None:
-    """Refuses a study that would wait for ever."""
-    largest = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
-    if cpus_per_run > largest:
-        raise InputError(
-            f"every run asks for {cpus_per_run} CPUs, but the largest node of this Ray has {largest}: "
-            f"lower cpus_per_run in the study, or give Ray more CPUs"
-        )
+def _tuner(study: Study, optima: Mapping[str, float | None], out: Path) -> tune.Tuner:
+    """A Tune experiment of the runs that are not finished.
 
-
-def _tuner(study: Study, optima: Mapping[str, float | None], out: Path, resume: bool) -> tune.Tuner:
-    folder = out.resolve() / TUNE_FOLDER
-    # Without a snapshot Tune had not started a single run yet.
-    if resume and tune.Tuner.can_restore(str(folder)) and any(folder.glob("experiment_state-*.json")):
-        return tune.Tuner.restore(str(folder), trainable=SearchTrial, resume_unfinished=True, resume_errored=True)
+    Tune's own snapshots are not asked what is: they lag behind, and a full disk leaves them damaged.
+    """
+    for snapshot in (out / TUNE_FOLDER).glob("*[-_]state-*.json"):
+        snapshot.unlink()
     configs = [
         trial_config(
             spec,
@@ -111,12 +125,14 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path, resume: 
             optimum=optima[spec.workload],
             report_every=study.file.report_every,
             cpus=study.file.cpus_per_run,
+            patience=study.file.patience,
         )["run"]
         for run_id, spec in study.specs().items()
+        if finished_summary(run_dir(out, run_id)) is None
     ]
     return tune.Tuner(
         SearchTrial,
-        param_space={"run": tune.grid_search(configs)},
+        param_space={"run": Grid(grid_search=configs)},
         tune_config=tune.TuneConfig(
             metric="best",
             mode="max",
@@ -128,11 +144,21 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path, resume: 
             name=TUNE_FOLDER,
             storage_path=str(out.resolve()),
             verbose=0,
-            callbacks=[_Relay()],
+            callbacks=[JsonLoggerCallback(), TBXLoggerCallback(), _Relay()],
             failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # runs keep their own, one each
         ),
     )
+
+
+class Grid(dict[str, Any]):
+    """What `tune.grid_search` returns, but never copied.
+
+    Ray Tune would copy the whole grid for each of its values: of ten thousand runs the first would wait for minutes.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Grid:
+        return self
 
 
 def _run_id(trial: Any) -> str:
@@ -157,16 +183,14 @@ def _terminate_as_interrupt() -> Iterator[list[int]]:
             signal.signal(which, handler)
 
 
-def _judge(study: Study, out: Path, results: tune.ResultGrid, signals: list[int]) -> None:
+def _judge(study: Study, out: Path, reasons: dict[str, str], signals: list[int]) -> None:
     """Tells a finished study from a broken and from an interrupted one: Tune returns normally from all three."""
     unfinished = [run_id for run_id in study.specs() if finished_summary(run_dir(out, run_id)) is None]
     if not unfinished:
         return
-    if results.errors:
-        reason = str(results.errors[0]).strip().splitlines()[-1]
-        raise RunFailed(
-            f"{len(unfinished)} of {len(study.specs())} runs failed ({', '.join(unfinished)}); the first: {reason}; "
-            f"more in {out / TUNE_FOLDER}/*/error.txt"
-        )
-    signum = signals[0] if signals else signal.SIGINT
-    raise Interrupted(signum, f"interrupted with {len(unfinished)} of {len(study.specs())} runs unfinished")
+    some = f"{len(unfinished)} of {len(study.specs())} runs"
+    if all(run_id in reasons for run_id in unfinished):
+        first = unfinished[0]
+        others = f" (the others: {', '.join(unfinished[1:])})" if unfinished[1:] else ""
+        raise RunFailed(f"{some} failed: {first}: {reasons[first]}{others}")
+    raise Interrupted(signals[0] if signals else signal.SIGINT, f"interrupted with {some} unfinished")

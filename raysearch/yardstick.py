@@ -54,14 +54,14 @@ def find_yardstick(
         progress: Called with (done, total) while the space is searched.
         fresh: Whether to search again and replace what the cache holds.
     """
-    path = cache_dir() / f"{workload.config_hash}-{_simulator_digest()}.json"
+    path = cache_dir() / f"{workload.config_hash}-{simulator_digest()}.json"
     kept = None if fresh else _read(path)
     if kept is None:
         kept = _search(workload, progress)
         try:
             write_json(path, asdict(kept))
         except OSError as error:
-            _note_unkept(path.parent, error.strerror)
+            note_unkept(path.parent, error.strerror)
     return kept
 
 
@@ -102,7 +102,8 @@ def _read(path: Path) -> Yardstick | None:
 
 
 @cache  # one note, however many optima
-def _note_unkept(folder: Path, reason: str) -> None:
+def note_unkept(folder: Path, reason: str) -> None:
+    """Says that optima cannot be kept there."""
     _log.warning(
         "note: optima cannot be kept in %s (%s), so each is found anew; set %s to a folder that you may write to",
         folder,
@@ -112,8 +113,8 @@ def _note_unkept(folder: Path, reason: str) -> None:
 
 
 @cache
-def _simulator_digest() -> str:
-    """Changes whenever a line of the simulator does, so that no stale optimum survives."""
+def simulator_digest() -> str:
+    """A text that changes whenever a line of the simulator does, so that no stale optimum survives."""
     import sim
 
     digest = hashlib.sha256()

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from sim.costs import moves, price, seconds
+from sim.costs import price, seconds
 from sim.ops import FusedOp, Layer
 from sim.placement import Partial
 from sim.rank import Rank
 from sim.roofline import KernelTime
 from sim.sharding import rule
 from sim.trust import judge
+from sim.two_meshes import Sides, sides_of_strategy
 from sim.types import Collective, Explanation, OpBreakdown, Strategy, Workload
 from sim.work import Work, op_work
 
 CHOICE_LABELS = {
+    "": "none",
     "t": "tokens",
     "c": "tokens",
     "d": "hidden",
@@ -34,12 +36,14 @@ CHOICE_LABELS = {
 
 def explain(workload: Workload, strategy: Strategy) -> Explanation:
     """What stands behind the figures of `sim.simulate.evaluate`."""
-    rank = Rank(workload, strategy.tp, strategy.ep, strategy.batch)
-    choices = dict(zip(rank.layer.op_by_name, strategy.dims, strict=True))
-    incoming = _incoming_collectives(rank, choices)
+    sides = sides_of_strategy(workload, strategy)
+    layer = sides.experts.layer
+    choices = dict(zip(layer.op_by_name, strategy.dims, strict=True))
+    incoming = _incoming_collectives(sides, choices)
     parts: list[tuple[float, float, str]] = []
     ops: list[OpBreakdown] = []
-    for op in rank.layer.ops:
+    for op in layer.ops:
+        rank = sides.rank_by_op[op.name]
         work = op_work(rank, op, choices[op.name])
         kernels = [price(rank, kernel) for kernel in work.kernels]
         ops.append(_breakdown(rank, op, choices, work, kernels, incoming[op.name]))
@@ -50,13 +54,12 @@ def explain(workload: Workload, strategy: Strategy) -> Explanation:
     return Explanation(tuple(ops), *judge(workload.hardware, parts))
 
 
-def _incoming_collectives(rank: Rank, choices: dict[str, int]) -> dict[str, list[Collective]]:
+def _incoming_collectives(sides: Sides, choices: dict[str, int]) -> dict[str, list[Collective]]:
     incoming: dict[str, list[Collective]] = {name: [] for name in choices}
-    for tensor in rank.layer.tensors:
+    for tensor in sides.experts.layer.tensors:
         ends = tuple([choices[name] for name in tensor.ends])
-        for name, move in zip(tensor.consumers, moves(rank.layer, tensor, ends), strict=True):
-            if move:
-                incoming[name].extend(rank.tp_collective(move.kind, move.tensor.name, move.tensor_bytes(rank)))
+        for name, collectives in zip(tensor.consumers, sides.moves(tensor, ends), strict=True):
+            incoming[name].extend(collectives)
     return incoming
 
 
@@ -97,7 +100,7 @@ def _breakdown(
     return OpBreakdown(
         name=op.name,
         choice=choice,
-        label=CHOICE_LABELS[op.labels[choice]] if choice < len(op.labels) else "none",
+        label=CHOICE_LABELS[op.label(choice)],
         placements_in=_placements_in(rank.layer, op, choice, choices[_first_producer(rank.layer, op).name]),
         placement_out=str(op_rule.output),
         collectives=collectives,

@@ -130,8 +130,9 @@ def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) 
         model_file,
         hardware_file.model_copy(update={"calibration": None}),
     )
+    unsaid = {"space"} if file.space == "paper" else None  # as before there was a choice
     for part in nameless:
-        digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
+        digest.update(json.dumps(part.model_dump(mode="json", exclude=unsaid), sort_keys=True).encode())
     return types.Workload(
         name=file.name,
         model=model,
@@ -144,4 +145,5 @@ def load_workload(name_or_path: str | Path, hardware: str | Path | None = None) 
         load_imbalance=file.load_imbalance,
         degrees=types.DegreeTables(**file.degrees.model_dump()),
         config_hash=digest.hexdigest()[:16],
+        space=file.space,
     )

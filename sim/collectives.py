@@ -67,8 +67,8 @@ def collective_time_s(hardware: Hardware, kind: str, group: Group, tensor_bytes:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: float) -> Priced:
-    """Exposed seconds of a collective over a tp group, by the curves where there are any."""
+def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: float, axis: str = "tp") -> Priced:
+    """Exposed seconds of a collective over a group, by the curves where there are any; `axis` names it in warnings."""
     exposed = 1 - hardware.communication_overlap
     curves = hardware.curves
     inside = min(group.degree, hardware.node_gpus)
@@ -76,7 +76,7 @@ def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: 
     if fitted is not None and group.nodes == 1:
         return _judged(hardware, fitted.time_s * exposed, fitted)
     time_s = collective_time_s(hardware, kind, group, tensor_bytes)
-    where = f"{kind.replace('_', '-')} over tp across nodes" if group.nodes > 1 else ""
+    where = f"{kind.replace('_', '-')} over {axis} across nodes" if group.nodes > 1 else ""
     if fitted is None:
         return Priced(time_s * exposed, hardware.errors.uncalibrated, where)
     return Priced(max(time_s, fitted.time_s) * exposed, hardware.errors.extrapolated, where)

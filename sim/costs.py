@@ -17,7 +17,7 @@ from sim.rank import Rank
 from sim.redistribute import collective_between, collectives_for
 from sim.roofline import Kernel, KernelTime, kernel_time
 from sim.sharding import held, rule, side
-from sim.types import NONE, Collective, Workload
+from sim.types import Collective, Workload
 from sim.work import elementwise, gemm, op_work
 
 
@@ -50,9 +50,11 @@ class OpCost(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def rank_of(workload: Workload, tp: int, ep: int, batch: int) -> Rank:
+def rank_of(
+    workload: Workload, tp: int, ep: int, batch: int, *, cp: int = 1, axis: str = "tp", experts_axis: str = "ep"
+) -> Rank:
     """The busiest GPU under these degrees, with what is known of its costs."""
-    return Rank(workload, tp, ep, batch)
+    return Rank(workload, tp, ep, batch, cp=cp, axis=axis, experts_axis=experts_axis)
 
 
 def price(rank: Rank, kernel: Kernel) -> KernelTime:
@@ -82,17 +84,17 @@ def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
         collective_s=seconds(work.collectives),
         weight_bytes=work.weight_bytes,
         kv_bytes=work.kv_bytes,
-        activation_bytes=sum([rank.local_bytes(*each) for each in held(op, rank.layer, choice)]),
+        activation_bytes=work.buffer_bytes + sum([rank.local_bytes(*each) for each in held(op, rank.layer, choice)]),
         broken=choice_violation(rank, op, choice),
     )
 
 
 def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
     """The kind of limit that a choice breaks at this tp degree: "heads", "tokens" or None."""
-    if choice == NONE:
-        return None
-    label = op.labels[choice]
-    if label in ("h", "q") and rank.workload.model.heads % rank.tp:
+    label = op.label(choice)
+    if label == "h" and rank.workload.model.heads % rank.tp:
+        return "heads"
+    if label == "q" and rank.workload.model.heads % rank.head_tp:
         return "heads"
     if label in ("t", "c") and token_rows(rank, op, choice) < rank.tp:
         return "tokens"
@@ -101,7 +103,7 @@ def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
 
 def token_rows(rank: Rank, op: FusedOp, choice: int) -> float:
     """Rows that an op sharded over tokens has to share out: tokens, or their copies for experts."""
-    return rank.sizes.expert_tokens if op.labels[choice] == "c" else rank.sizes.tokens
+    return rank.sizes.expert_tokens if op.label(choice) == "c" else rank.sizes.tokens
 
 
 # --- moves between ops --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from sim.placement import PARTIAL, REPLICATE, Array, Placement
+from sim.placement_kinds import LogSumExp
 from sim.rules import (
     Operation,
     Rule,
@@ -70,11 +71,37 @@ def _attention(qkv: Array, cache: Array) -> Array:
         qkv: `[t, h, (QUERIES + 2) * HEAD]`: per KV head its queries, the new key and the new value.
         cache: `[t, h, context, 2 * HEAD]`: cached keys and values.
     """
-    rows = qkv.reshape(*qkv.shape[:2], QUERIES + 2, HEAD)
-    keys = np.concatenate([cache[..., :HEAD], rows[:, :, [QUERIES]]], 2)
-    values = np.concatenate([cache[..., HEAD:], rows[:, :, [QUERIES + 1]]], 2)
-    shares = softmax(np.einsum("thqx,thcx->thqc", rows[:, :, :QUERIES], keys))
-    return np.einsum("thqc,thcx->thqx", shares, values).reshape(*qkv.shape[:2], QUERIES * HEAD)
+    return _values(cached_attention(qkv[..., : QUERIES * HEAD], _appended(qkv, cache)))
+
+
+def _appended(qkv: Array, cache: Array) -> Array:
+    """The cache with the new token's key and value behind it."""
+    return np.concatenate([cache, qkv[:, :, None, QUERIES * HEAD :]], 2)
+
+
+def cached_attention(queries: Array, cache: Array) -> Array:
+    """Attention over what the cache has, and how much that is: see `LogSumExp`.
+
+    Args:
+        queries: `[t, h, QUERIES * HEAD]`.
+        cache: `[t, h, context, 2 * HEAD]`.
+
+    Returns:
+        `[t, h, QUERIES, HEAD + 1]`: results, and the logarithm of the sum of exponentials behind them.
+    """
+    rows = queries.reshape(*queries.shape[:2], QUERIES, HEAD)
+    scores = np.einsum("thqx,thcx->thqc", rows, cache[..., :HEAD])
+    highest = scores.max(-1, keepdims=True, initial=-1e9)  # an empty cache weighs nothing
+    powers = np.exp(scores - highest)
+    sums = powers.sum(-1, keepdims=True)
+    values = np.einsum("thqc,thcx->thqx", powers, cache[..., HEAD:]) / np.where(sums, sums, 1.0)
+    with np.errstate(divide="ignore"):
+        return np.concatenate([values, highest + np.log(sums)], -1)
+
+
+def _values(results: Array) -> Array:
+    """`[t, h, QUERIES * HEAD]` of what `cached_attention` returns."""
+    return results[..., :-1].reshape(*results.shape[:2], QUERIES * HEAD)
 
 
 def _router(x: Array, weight: Array) -> Array:
@@ -102,6 +129,13 @@ OPERATIONS: dict[str, Operation] = {
     "activation": Operation("activation", "tfg->tf", _swiglu, free="tf", sizes={"g": 2}),
     "attention": Operation(
         "attention", "thu,thcz->thv", _attention, free="th", sizes={"u": (QUERIES + 2) * HEAD, "z": 2 * HEAD}
+    ),
+    "cached_attention": Operation(
+        "cached_attention",
+        "thu,thcz->thqw",
+        cached_attention,
+        free="th",
+        sizes={"u": QUERIES * HEAD, "z": 2 * HEAD},
     ),
     "router": Operation("router", "td,de->te", _router, free="t"),
     "dispatch": Operation("dispatch", "td,te->etd", _dispatch, free="tde"),
@@ -132,6 +166,29 @@ def norm_over_columns(operation: Operation, placements: Sequence[Placement]) -> 
         yield Rule((cut.on(1),), cut.on(1), "d", run)
 
 
+def attention_over_context(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
+    """Cut the cached context: parts of every softmax are exchanged and merged, one rank having the new token's.
+
+    Each rank ends with a share of the heads or of the requests, or with everything.
+    """
+    for cut in cuts(placements):
+        for output in (cut.on(1), cut.on(0), REPLICATE):
+
+            def run(ranks: Ranks, output: Placement = output) -> list[Array]:
+                caches = [cache if rank else _appended(qkv, cache) for rank, (qkv, cache) in enumerate(ranks)]
+                queries = ranks[0][0][..., : QUERIES * HEAD]
+                parts = [cached_attention(queries, cache) for cache in caches]
+                return output.split(_values(LogSumExp().assemble(parts)), len(ranks))
+
+            yield Rule((REPLICATE, cut.on(2)), output, "c", run)
+
+
+def cache_over_context(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
+    """Cut the cache: every rank has the softmax over its part of it."""
+    for cut in cuts(placements):
+        yield Rule((REPLICATE, cut.on(2)), LogSumExp(), "c")
+
+
 def router_over_experts(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
     """Cut the experts: the ranks gather the logits, because top-k needs all of them."""
     for cut in cuts(placements):
@@ -146,7 +203,7 @@ def router_over_experts(operation: Operation, placements: Sequence[Placement]) -
 def combine_is_an_einsum_and_an_add(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
     """Rules compose: what the weighted sum leaves is what the residual add takes."""
     weighted_sum, add = einsum_operation("etd,te->td"), OPERATIONS["add"]
-    for first in rules_of(weighted_sum, placements):
+    for first in (rule for rule in rules_of(weighted_sum, placements) if rule.run is None):
         for second in rules_of(add, placements):
             if reads_as(first.output, second.inputs[0]):
                 results, gates = first.inputs
@@ -173,6 +230,8 @@ add_rules(
         "R, P(max) -> P(max)",
         "P(min), R -> P(min)",
         "R, P(min) -> P(min)",
+        "LSE, R -> LSE",  # a term that all share moves every part, and every logarithm alike
+        "R, LSE -> LSE",
     ),
 )
 add_rules("multiply", label_rules, multilinear_rules)
@@ -180,6 +239,8 @@ add_rules("negate", label_rules, multilinear_rules, written("P(max) -> P(min)", 
 add_rules("relu", label_rules, written("P(max) -> P(max)", "P(min) -> P(min)", "NP(2) -> NP(2)"))
 for _kind in ("softmax", "top_k", "activation", "attention"):
     add_rules(_kind, label_rules)
+add_rules("attention", attention_over_context)
+add_rules("cached_attention", label_rules, cache_over_context)
 add_rules("norm", label_rules, norm_over_columns)
 add_rules("router", label_rules, router_over_experts)
 # A token is copied or left out, so parts of any kind that reduce zeros to zero pass.

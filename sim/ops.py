@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from sim.types import DTYPE_BYTES, Dtype, Model, Workload
+from sim.types import (
+    CHOICES,
+    DTYPE_BYTES,
+    GATHERED,
+    GATHERED_TOKENS,
+    GEMM_CHOICES,
+    NONE,
+    TOKENS,
+    Dtype,
+    Model,
+    Workload,
+)
 
 OpKind = Literal["norm", "einsum", "attention", "residual_add", "router", "dispatch", "activation", "combine"]
 
@@ -60,6 +71,30 @@ class FusedOp:
     inputs: tuple[str, ...]
     output: str
     equation: str | None = None
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Choices that the op has in the extended space."""
+        return GEMM_CHOICES if self.kind == "einsum" else CHOICES
+
+    def label(self, choice: int) -> str:
+        """The einsum letter that a choice shards, "" for none.
+
+        >>> [MOE_LAYER.op("ffn1").label(choice) for choice in GEMM_CHOICES]
+        ['d', 'f', '', 'c', 'c', '']
+        """
+        if choice in (NONE, GATHERED):
+            return ""
+        if choice in (TOKENS, GATHERED_TOKENS):
+            assert self.kind == "einsum"
+            assert self.equation is not None
+            return self.equation[-2]
+        return self.labels[choice]
+
+
+def gathers_weight(choice: int) -> bool:
+    """Whether a choice keeps the op's weight sharded and gathers it at use."""
+    return choice in (GATHERED_TOKENS, GATHERED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,6 +23,7 @@ from sim.costs import head_activation_bytes, move_s, moves, op_cost
 from sim.ops import Tensor, layer_ops
 from sim.rank import Rank
 from sim.simulate import ROUNDING, degree_violations, evaluate, layers_per_stage, memory_bytes, stage_time
+from sim.two_meshes import sides
 from sim.types import CHOICES, Evaluation, Strategy, Workload
 
 Floats = NDArray[np.float64]
@@ -228,7 +229,9 @@ def _fits_memory(
 ) -> NDArray[np.bool_] | None:
     """[left, right] whether a layer fits into HBM; None when all do."""
     layers = layers_per_stage(rank.workload, pp)
-    fixed = memory_bytes(rank, pp, layer_weight_bytes=0.0, layer_kv_bytes=0.0, peak_op_bytes=own_peak_bytes)
+    fixed = memory_bytes(
+        sides(rank, rank), pp, layer_weight_bytes=0.0, layer_kv_bytes=0.0, peak_op_bytes=own_peak_bytes
+    )
     head_bytes = max(own_peak_bytes, head_activation_bytes(rank))
     budget = rank.workload.hardware.hbm_bytes - fixed.total
     held = [layers * (segment.weight_bytes + pp * segment.kv_bytes) for segment in (left, right)]

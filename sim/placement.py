@@ -100,14 +100,24 @@ class Placement:
 
     def local_shapes(self, shape: tuple[int, ...], degree: int) -> tuple[tuple[int, ...], ...]:
         """Shape of every rank's piece."""
+        if self.holds != "cut":
+            return (shape,) * degree
         if len(self.dims) != 1:
             return tuple(piece.shape for piece in self.split(np.broadcast_to(np.zeros(()), shape), degree))
         before, after = shape[: self.dims[0]], shape[self.dims[0] + 1 :]
-        return tuple((*before, len(held), *after) for held in self.held(shape[self.dims[0]], degree))
+        counts = np.bincount(self.owners(shape[self.dims[0]], degree), minlength=degree)
+        return tuple((*before, count, *after) for count in counts.tolist())
 
     def held(self, size: int, degree: int) -> tuple[Array, ...]:
         """Which indices of its one dim, of that size, each rank holds."""
         return tuple(self.on(0).split(np.arange(size), degree))
+
+    def owners(self, size: int, degree: int) -> NDArray[np.int64]:
+        """Which rank holds each index of its one dim, [size]; cuts that a search asks often say it in one formula."""
+        owner = np.empty(size, dtype=np.int64)
+        for rank, held in enumerate(self.held(size, degree)):
+            owner[held] = rank
+        return owner
 
     def local_bytes(self, shape: tuple[int, ...], degree: int, element_bytes: float) -> float:
         """Bytes of the largest piece."""
@@ -261,6 +271,10 @@ class Shard(Placement):
     @override
     def dims(self) -> tuple[int, ...]:
         return (self.dim,)
+
+    @override
+    def owners(self, size: int, degree: int) -> NDArray[np.int64]:
+        return np.arange(size) // max(-(-size // degree), 1)
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from sim.placement import Array, Placement, PlacementError, chunk, chunk_bounds, join, register_placement, stack
@@ -38,6 +39,13 @@ class StridedShard(Placement):
     @override
     def dims(self) -> tuple[int, ...]:
         return (self.dim,)
+
+    @override
+    def owners(self, size: int, degree: int) -> NDArray[np.int64]:
+        width = max(-(-size // self.stripes), 1)
+        stripe, within = np.divmod(np.arange(size), width)
+        each = -(-np.minimum(width, size - stripe * width) // degree)
+        return within // each
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
@@ -225,3 +233,51 @@ class NormPartial(Placement):
     @override
     def samples(cls, dims: int, degree: int) -> Sequence[Placement]:
         return (cls(2.0),)
+
+
+@register_placement
+@dataclass(frozen=True, slots=True)
+class LogSumExp(Placement):
+    """Every rank holds a softmax over what it has; the tensor is the softmax over everything.
+
+    The last column holds the logarithm of the sum of exponentials that the others were divided by, so the tensor
+    is the parts' mean weighted by the exponential of it. Source: the merge of FlashDecoding.
+    """
+
+    code = "LSE"
+    holds = "part"
+
+    @override
+    def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
+        """Equal parts, or, with an rng, of random weights, many of them next to nothing, and of both signs."""
+        if rng is None:
+            shares = np.full((degree, *tensor.shape[:-1], 1), 1 / degree)
+            values = [tensor[..., :-1]] * degree
+        else:
+            shares = 10.0 ** rng.uniform(-6, 0, (degree, *tensor.shape[:-1], 1))
+            shares /= shares.sum(0)
+            free = [10.0 * rng.standard_normal(tensor[..., :-1].shape) for _ in range(degree - 1)]
+            rest = tensor[..., :-1] - sum(share * value for share, value in zip(shares, free, strict=False))
+            values = [*free, rest / shares[-1]]
+        logs = tensor[..., -1:] + np.log(shares)
+        return [np.concatenate(columns, -1) for columns in zip(values, logs, strict=True)]
+
+    @override
+    def assemble(self, pieces: Sequence[Array]) -> Array:
+        parts = stack(self, pieces)
+        if not parts.shape[-1]:
+            raise PlacementError(f"{self} needs a last column, of logarithms")
+        highest = parts[..., -1:].max(0)
+        with np.errstate(invalid="ignore"):  # ranks that all have nothing: nan equals nothing
+            weights = np.exp(parts[..., -1:] - highest)
+            values = (weights * parts[..., :-1]).sum(0) / weights.sum(0)
+            return np.concatenate([values, highest + np.log(weights.sum(0))], -1)
+
+    @override
+    def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
+        return shape
+
+    @classmethod
+    @override
+    def samples(cls, dims: int, degree: int) -> Sequence[Placement]:
+        return (cls(),)

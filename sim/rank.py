@@ -24,7 +24,7 @@ def _widths(workload: Workload) -> Mapping[str, tuple[int, int]]:
 
 
 @lru_cache(maxsize=1024)
-def _remembered_of_tokens(workload: Workload, tp: int, tokens: int) -> dict[tuple[object, ...], object]:
+def _remembered_of_tokens(workload: Workload, tp: int, cp: int, tokens: int) -> dict[tuple[object, ...], object]:
     return {}
 
 
@@ -32,7 +32,11 @@ class Rank:
     """The busiest GPU under (tp, ep, batch). Pipeline stages do not change what a layer does on it.
 
     Attributes:
-        workload, tp, ep: As given.
+        workload, tp, ep: As given; in the extended space tp counts the whole group that shares a sequence's
+            attention (tp * cp), or the one that shares an expert (moe_tp).
+        cp: Degree over which the context is cut, the innermost part of the group.
+        head_tp: Degree over which heads are cut, tp / cp.
+        axis, experts_axis: How collectives over the group and between groups name their axis.
         layer: Ops and tensors of the model's layer.
         remembered: Costs that `sim.costs` has worked out for this GPU already; strategies share most of them.
         remembered_of_tokens: The same of what the experts have no part in, shared with every GPU of as many tokens.
@@ -40,10 +44,24 @@ class Rank:
         activation_each, weight_each: Bytes per element.
     """
 
-    def __init__(self, workload: Workload, tp: int, ep: int, batch: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        tp: int,
+        ep: int,
+        batch: int,
+        *,
+        cp: int = 1,
+        axis: str = "tp",
+        experts_axis: str = "ep",
+    ) -> None:
         self.workload = workload
         self.tp = tp
         self.ep = ep
+        self.cp = cp
+        self.head_tp = tp // cp
+        self.axis = axis
+        self.experts_axis = experts_axis
         self.layer = layer_ops(workload.model)
         self.sizes = layer_sizes(workload, ep, batch)
         self.tp_group = tp_group(tp, workload.hardware.node_gpus)
@@ -52,11 +70,16 @@ class Rank:
         self.weight_each = DTYPE_BYTES[workload.precisions.weights]
         self._widths = _widths(workload)
         self.remembered: dict[tuple[object, ...], object] = {}
-        self.remembered_of_tokens = _remembered_of_tokens(workload, tp, self.sizes.tokens)
+        self.remembered_of_tokens = _remembered_of_tokens(workload, tp, cp, self.sizes.tokens)
 
     def cut(self, size: float, *, when: bool) -> int:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
         return math.ceil(size / self.tp) if when else math.ceil(size)
+
+    def active_experts_of_a_share(self) -> float:
+        """Expected local experts that one of `tp` equal shares of the tokens visits: more of them stay idle."""
+        sizes = self.sizes
+        return sizes.local_experts * (1 - (1 - sizes.active_experts / sizes.local_experts) ** (1 / self.tp))
 
     def local_heads(self) -> tuple[int, int]:
         """Query heads of a GPU when heads are sharded, and the KV heads they read, which several GPUs may hold.
@@ -65,7 +88,7 @@ class Rank:
         into the most groups.
         """
         model = self.workload.model
-        heads, group = self.cut(model.heads, when=True), model.heads // model.kv_heads
+        heads, group = math.ceil(model.heads / self.head_tp), model.heads // model.kv_heads
         last_offset = group - math.gcd(heads, group)
         return heads, min(model.kv_heads, (last_offset + heads - 1) // group + 1)
 
@@ -84,21 +107,23 @@ class Rank:
         columns, each = self._widths[tensor.name]
         if side == "columns":
             columns = self.local_qkv_columns() if tensor.name == "qkv" else self.cut(columns, when=True)
+        if side == "rows" and tensor.name == "qkv":  # attention cuts requests as it cuts heads, over tp alone
+            return math.ceil(self.sizes.tokens / self.head_tp) * columns * each
         return self.cut(self._rows(tensor), when=side == "rows") * columns * each
 
     def _rows(self, tensor: Tensor) -> float:
         return self.sizes.expert_tokens if tensor.by_expert else self.sizes.tokens
 
     def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
-        """A collective over the tp axis on a tensor of `tensor_bytes`; none at degree 1."""
+        """A collective over the group on a tensor of `tensor_bytes`; none at degree 1."""
         if self.tp == 1:
             return ()
         priced = self._tp_price(kind, tensor_bytes)
-        return (Collective(kind, "tp", self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), *priced),)
+        return (Collective(kind, self.axis, self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), *priced),)
 
     def tp_s(self, kind: str, tensor_bytes: float) -> float:
         """Seconds of that collective."""
         return self._tp_price(kind, tensor_bytes).time_s if self.tp > 1 else 0.0
 
     def _tp_price(self, kind: str, tensor_bytes: float) -> Priced:
-        return collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes)
+        return collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes, self.axis)

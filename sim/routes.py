@@ -2,8 +2,8 @@
 
 A shortest path over layouts (Dijkstra), so a detour is found where it pays: reduce-scatter, all-reduce
 and all-gather on a mesh of two axes move less than an all-reduce over one after the other. An edge
-changes the placement on one axis by one collective. It is right if the later axes' cuts commute with
-it, as cuts of other dims do; two axes on one dim need the striped forms of `_renamed_steps`.
+changes the placement on one axis, or on neighbouring axes at once, by one collective. It is right if the later
+axes' cuts commute with it, as cuts of other dims do; two axes on one dim need the striped forms of `_renamed_steps`.
 
 >>> from sim.layout import format_layout, parse_layout
 >>> route = cheapest_route(parse_layout("P(sum), P(sum)"), parse_layout("R, R"), (2, 8), (16, 64), 2)
@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,12 +36,13 @@ class Step:
     """One collective, or one local slice, on one axis of the mesh.
 
     Attributes:
-        axis: Index of the axis.
+        axis: Index of the axis, or of the first of several neighbours.
         collective: None where every rank cuts its own piece.
         source, target: Placement before and after of what a group of the axis holds, which for stripes around
             a later axis' shard is a plain shard.
         layout: All placements afterwards.
         bytes_per_device: Bytes each rank sends.
+        span: Neighbouring axes that the step moves at once, as one group.
     """
 
     axis: int
@@ -50,6 +51,7 @@ class Step:
     target: Placement
     layout: Layout
     bytes_per_device: float
+    span: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class _Problem:
     degrees: tuple[int, ...]
     shape: tuple[int, ...]
     element_bytes: float
+    fused: bool = False
+    stripes: bool = True
 
 
 def cheapest_route(
@@ -79,6 +83,9 @@ def cheapest_route(
     shape: Sequence[int],
     element_bytes: float,
     price: Callable[[Step], float] = lambda step: step.bytes_per_device,
+    *,
+    fused: bool = False,
+    stripes: bool = True,
 ) -> Route:
     """The cheapest steps from one layout to another; of equally cheap ones the fewest.
 
@@ -89,12 +96,14 @@ def cheapest_route(
         shape: Of the whole tensor.
         element_bytes: Bytes per element.
         price: What a step costs, 0 or more; the bytes each rank sends by default, or seconds.
+        fused: Whether one collective may also run over neighbouring axes that lie alike, as over one axis.
+        stripes: Whether stripes are tried on the way, besides those that gathering an outer axis leaves.
 
     Raises:
         RedistributionError: The target has parts where the source has none.
         PlacementError: The tensor cannot lie so.
     """
-    problem = _Problem(tuple(degrees), tuple(shape), element_bytes)
+    problem = _Problem(tuple(degrees), tuple(shape), element_bytes, fused, stripes)
     for layout in (source, target):
         largest_shape(layout, problem.degrees, problem.shape)
     choices = [_candidates(axis, source, target, problem) for axis in range(len(degrees))]
@@ -125,9 +134,11 @@ def execute(route: Route, pieces: Pieces, degrees: Sequence[int]) -> Pieces:
     """What the ranks hold after a route, from what they hold before it: each axis group acts on its own pieces."""
     for step in route.steps:
         after: Pieces = {}
+        end = step.axis + step.span
         for ranks in pieces:
-            if ranks[step.axis] == 0:
-                group = [(*ranks[: step.axis], rank, *ranks[step.axis + 1 :]) for rank in range(degrees[step.axis])]
+            if not any(ranks[step.axis : end]):
+                members = itertools.product(*map(range, degrees[step.axis : end]))
+                group = [(*ranks[: step.axis], *member, *ranks[end:]) for member in members]
                 whole = step.source.assemble([pieces[member] for member in group])
                 after.update(zip(group, step.target.split(whole, len(group)), strict=True))
         pieces = after
@@ -150,7 +161,7 @@ def _candidates(axis: int, source: Layout, target: Layout, problem: _Problem) ->
     dims = range(len(problem.shape))
     others = {degree for other, degree in enumerate(problem.degrees) if other != axis and degree > 1}
     shards = [Shard(dim) for dim in dims]
-    stripes = [StridedShard(dim, degree) for dim in dims for degree in sorted(others)]
+    stripes = [StridedShard(dim, degree) for dim in dims for degree in sorted(others) if problem.stripes]
     found = dict.fromkeys([REPLICATE, *shards, *stripes, source[axis], target[axis]])
     return tuple(placement for placement in found if placement.holds != "part")
 
@@ -165,6 +176,23 @@ def _steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Pro
                 if wanted != held and target is not None and _fits(after, problem):
                     yield _step(axis, source, target, after, problem)
         yield from _renamed_steps(axis, layout, problem)
+    if problem.fused:
+        yield from _fused_steps(layout, choices, problem)
+
+
+def _fused_steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Problem) -> Iterator[Step]:
+    """Moves neighbouring axes that lie alike as if they were one, which for cuts takes even sizes."""
+    for axis, end in itertools.combinations(range(len(layout) + 1), 2):
+        held, later = layout[axis], layout[end:]
+        if end - axis < 2 or any(other != held for other in layout[axis:end]):
+            continue
+        for wanted in choices[axis]:
+            plain = all(isinstance(p, (Replicate, Shard)) or p.holds == "part" for p in (held, wanted))
+            even = all(_even(dim, problem) for dim in (*held.dims, *wanted.dims))
+            if wanted != held and plain and even and all(p.commutes(q) for p in (held, wanted) for q in later):
+                after = _replaced(layout, dict.fromkeys(range(axis, end), wanted))
+                if _fits(after, problem):
+                    yield _step(axis, held, wanted, after, problem, end - axis)
 
 
 def _as_seen(axis: int, placement: Placement, layout: Layout, problem: _Problem) -> Placement | None:
@@ -217,23 +245,24 @@ def _renamed_steps(axis: int, layout: Layout, problem: _Problem) -> Iterator[Ste
             yield _step(axis, REPLICATE, plain, _replaced(layout, {axis: plain, inner: plain}), problem)
 
 
-def _replaced(layout: Layout, changes: dict[int, Placement]) -> Layout:
+def _replaced(layout: Layout, changes: Mapping[int, Placement]) -> Layout:
     return tuple(changes.get(axis, placement) for axis, placement in enumerate(layout))
 
 
 # --- prices -------------------------------------------------------------------------------------------
 
 
-def _step(axis: int, source: Placement, target: Placement, after: Layout, problem: _Problem) -> Step:
-    collective, degree = collective_between(source, target), problem.degrees[axis]
+def _step(axis: int, source: Placement, target: Placement, after: Layout, problem: _Problem, span: int = 1) -> Step:
+    collective, degree = collective_between(source, target), math.prod(problem.degrees[axis : axis + span])
     sent_bytes = 0.0
     if collective is not None:
-        shape = largest_shape(_replaced(after, {axis: REPLICATE}), problem.degrees, problem.shape)
+        group = dict.fromkeys(range(axis, axis + span), REPLICATE)
+        shape = largest_shape(_replaced(after, group), problem.degrees, problem.shape)
         share = sent_share(collective, degree)
         if collective == "all_to_all":
             share = all_to_all_share(source, target, shape, degree)
         sent_bytes = share * math.prod(shape) * problem.element_bytes
-    return Step(axis, collective, source, target, after, sent_bytes)
+    return Step(axis, collective, source, target, after, sent_bytes, span)
 
 
 @lru_cache(maxsize=65536)
@@ -247,11 +276,12 @@ def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...
         return sent_share("all_to_all", degree)
     if len(source.dims) != 1 or len(target.dims) != 1:
         return 1 / degree  # [assumed] unknown cuts keep nothing where it is
-    held, wanted = (cut.held(shape[cut.dims[0]], degree) for cut in (source, target))
-    size, wanted_size = shape[source.dims[0]], shape[target.dims[0]]
+    owner, wanted = (cut.owners(shape[cut.dims[0]], degree) for cut in (source, target))
+    size, counts = len(owner), np.bincount(owner, minlength=degree)
     if source.dims == target.dims:
-        return max(len(np.setdiff1d(mine, kept)) for mine, kept in zip(held, wanted, strict=True)) / size
-    return max(len(mine) / size * (1 - len(kept) / wanted_size) for mine, kept in zip(held, wanted, strict=True))
+        return float(np.bincount(owner[owner != wanted], minlength=degree).max()) / size
+    kept = np.bincount(wanted, minlength=degree) / len(wanted)
+    return float((counts / size * (1 - kept)).max())
 
 
 def _fits(layout: Layout, problem: _Problem) -> bool:

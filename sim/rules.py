@@ -14,6 +14,7 @@ play, so that one statement ("cut label t wherever it occurs") holds for placeme
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,6 +153,23 @@ def multilinear_rules(operation: Operation, placements: Sequence[Placement]) -> 
             yield Rule((*inputs[:index], part, *inputs[index + 1 :]), part)
 
 
+def gathered_operand_rules(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
+    """Gather the last operand, cut anyhow, at use: the others are whole, or cut along a letter that it lacks."""
+    *others, last = operation.operands
+    for rest, index in itertools.product(cuts(placements), range(len(last))):
+        at_rest = rest.on(index)
+
+        def run(ranks: Sequence[Sequence[Array]], at_rest: Placement = at_rest) -> list[Array]:
+            whole = at_rest.assemble([operands[-1] for operands in ranks])
+            return [operation.compute(*operands[:-1], whole) for operands in ranks]
+
+        yield Rule((*[REPLICATE] * len(others), at_rest), REPLICATE, run=run)
+        for label, cut in itertools.product(operation.free, cuts(placements)):
+            if label not in last:
+                inputs = (*(placed(letters, label, cut) for letters in others), at_rest)
+                yield Rule(inputs, placed(operation.result, label, cut), run=run)
+
+
 def written(*texts: str) -> RuleSource:
     """Rules as they are written: "P(max), R -> P(max)"."""
     rules = [_parse_rule(text) for text in texts]
@@ -173,7 +191,7 @@ def einsum_operation(equation: str) -> Operation:
     return Operation("einsum", equation, partial(np.einsum, equation), free=equation.split("->")[1])
 
 
-add_rules("einsum", label_rules, contraction_rules, multilinear_rules)
+add_rules("einsum", label_rules, contraction_rules, multilinear_rules, gathered_operand_rules)
 
 
 def einsum_rule(equation: str, label: str) -> tuple[tuple[Placement, ...], Placement]:

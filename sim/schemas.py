@@ -357,4 +357,5 @@ class WorkloadFile(FileSchema):
     max_gpus: Count
     load_imbalance: Annotated[Positive, Field(ge=1)]
     precisions: _PrecisionsTable
+    space: Literal["paper", "extended"] = "paper"
     degrees: _DegreesTable

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Literal
 
 from sim.operations import OPERATIONS, activation_operation
-from sim.ops import DENSE_LAYER, MOE_LAYER, FusedOp, Layer, Tensor
+from sim.ops import DENSE_LAYER, MOE_LAYER, FusedOp, Layer, Tensor, gathers_weight
 from sim.placement import PARTIAL, REPLICATE, Placement, Shard
 from sim.rules import Operation, Rule, einsum_operation, label_rule, rules_of
 from sim.types import NONE
@@ -24,7 +24,7 @@ class OpRule:
 
     Attributes:
         inputs: One per input tensor of the op.
-        weight: Of its weight, if it has one.
+        weight: Of its weight at rest, if it has one.
         output: Of the tensor it leaves.
         passes_partial: Whether the first input may arrive as unreduced parts because the op is
             linear in it; the sum is then taken on the op's own, smaller result.
@@ -48,16 +48,25 @@ def operation_of(op: FusedOp, layer: Layer) -> Operation:
 
 @lru_cache(maxsize=1024)
 def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
-    """The rule behind a strategy's choice for an op: 0 or 1 shards a label, 2 replicates."""
+    """The rule behind a strategy's choice for an op: it shards a label, or replicates."""
     operation = operation_of(op, layer)
     whole = (REPLICATE,) * len(operation.operands)
-    picked = Rule(whole, REPLICATE) if choice == NONE else label_rule(operation, op.labels[choice])
+    label = op.label(choice)
+    picked = label_rule(operation, label) if label else Rule(whole, REPLICATE)
+    if gathers_weight(choice):
+        picked = _gathering(operation, picked)
     return OpRule(
         inputs=picked.inputs[: len(op.inputs)],
         weight=picked.inputs[len(op.inputs)] if op.equation else None,
         output=picked.output,
         passes_partial=choice == NONE and Rule((PARTIAL, *whole[1:]), REPLICATE) in rules_of(operation, ()),
     )
+
+
+def _gathering(operation: Operation, picked: Rule) -> Rule:
+    """The registered rule that does the same with a weight that is gathered at use: its columns are cut at rest."""
+    inputs = (*picked.inputs[:-1], Shard(len(operation.operands[-1]) - 1))
+    return next(rule for rule in rules_of(operation, (Shard(0),)) if rule.run and rule.inputs == inputs)
 
 
 @lru_cache(maxsize=1024)

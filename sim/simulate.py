@@ -16,13 +16,12 @@ from sim.costs import (
     move_s,
     moves,
     op_cost,
-    rank_of,
-    stream_bytes,
     token_rows,
     vocabulary_bytes,
 )
 from sim.mesh import stages_share_a_node
 from sim.rank import Rank
+from sim.two_meshes import Sides, sides_of_strategy
 from sim.types import Evaluation, Memory, StageBreakdown, Strategy, Violation, Workload
 
 ROUNDING = 1e-9
@@ -47,13 +46,14 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     >>> evaluation.gpus, evaluation.feasible
     (256, True)
     """
-    rank = rank_of(workload, strategy.tp, strategy.ep, strategy.batch)
+    sides = sides_of_strategy(workload, strategy)
+    rank, rank_by_op = sides.experts, sides.rank_by_op
     choices = dict(zip(rank.layer.op_by_name, strategy.dims, strict=True))
-    costs = {op.name: op_cost(rank, op, choices[op.name]) for op in rank.layer.ops}
-    stage = stage_time(rank, strategy.pp, _layer_s(rank, choices, costs), choices["combine"])
+    costs = {op.name: op_cost(rank_by_op[op.name], op, choices[op.name]) for op in rank.layer.ops}
+    stage = stage_time(rank, strategy.pp, _layer_s(sides, choices, costs), choices["combine"])
     tpot_s = strategy.pp * stage.total_s
     memory = memory_bytes(
-        rank,
+        sides,
         strategy.pp,
         layer_weight_bytes=sum([cost.weight_bytes for cost in costs.values()]),
         layer_kv_bytes=sum([cost.kv_bytes for cost in costs.values()]),
@@ -65,17 +65,22 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         tpot_s=tpot_s,
         gpus=strategy.gpus,
         memory_bytes=memory,
-        violations=tuple(_violations(rank, strategy, choices, costs, memory.total, tpot_s)),
+        violations=tuple(_violations(sides, strategy, choices, costs, memory.total, tpot_s)),
         stage=stage,
     ).explained_by(partial(explain, workload, strategy))
 
 
-def _layer_s(rank: Rank, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> float:
+def _layer_s(sides: Sides, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> float:
     incoming_s = dict.fromkeys(choices, 0.0)
+    rank, one_mesh = sides.experts, sides.attention is sides.experts
     for tensor in rank.layer.tensors:
         ends = tuple([choices[name] for name in tensor.ends])
-        for name, move in zip(tensor.consumers, moves(rank.layer, tensor, ends), strict=True):
-            incoming_s[name] += move_s(rank, move)
+        if one_mesh:  # as `Sides.moves_s` has it, without asking per tensor: this is a search's innermost loop
+            for name, move in zip(tensor.consumers, moves(rank.layer, tensor, ends), strict=True):
+                incoming_s[name] += move_s(rank, move)
+        else:
+            for name, seconds in zip(tensor.consumers, sides.moves_s(tensor, ends), strict=True):
+                incoming_s[name] += seconds
     return sum([cost.kernel_s + (incoming_s[name] + cost.collective_s) for name, cost in costs.items()])
 
 
@@ -105,23 +110,23 @@ def stage_time(rank: Rank, pp: int, layer_s: float, combine_choice: int) -> Stag
 
 
 def memory_bytes(
-    rank: Rank, pp: int, *, layer_weight_bytes: float, layer_kv_bytes: float, peak_op_bytes: float
+    sides: Sides, pp: int, *, layer_weight_bytes: float, layer_kv_bytes: float, peak_op_bytes: float
 ) -> Memory:
     """Bytes on a GPU of the fullest stage.
 
     Args:
-        rank: The busiest GPU.
+        sides: The busiest GPU.
         pp: Pipeline stages; as many microbatches are in flight, each with its KV cache.
         layer_weight_bytes: Weights of one layer.
         layer_kv_bytes: KV cache of one layer and one microbatch.
         peak_op_bytes: Largest inputs plus output of any op of the layer.
     """
-    layers = layers_per_stage(rank.workload, pp)
+    rank, layers = sides.experts, layers_per_stage(sides.experts.workload, pp)
     vocabularies = 2 if pp == 1 else 1  # embedding and LM head meet on one stage
     return Memory(
         weights=layers * layer_weight_bytes + vocabularies * vocabulary_bytes(rank),
         kv_cache=layers * pp * layer_kv_bytes,
-        activations=stream_bytes(rank) + max(peak_op_bytes, head_activation_bytes(rank)),
+        activations=sides.stream_bytes() + max(peak_op_bytes, head_activation_bytes(rank)),
         overhead=rank.workload.hardware.overhead_bytes,
     )
 
@@ -140,24 +145,38 @@ def degree_violations(workload: Workload, tp: int, ep: int, pp: int) -> list[Vio
     return violations
 
 
+def mesh_violations(workload: Workload, tp: int, cp: int, dp: int, ep: int) -> list[Violation]:
+    """Limits that attention's own degrees break: one must be able to lay both meshes on the same GPUs."""
+    violations: list[Violation] = []
+    gpus, group = tp * cp * dp, tp * cp
+    if gpus % ep:
+        message = f"tp*dp*cp ({tp}*{dp}*{cp}) must equal moe_tp*ep, but ep={ep} does not divide it"
+        violations.append(Violation("meshes", ep, gpus, message))
+    elif (moe_tp := gpus // ep) % group and group % moe_tp:
+        message = f"groups of tp*cp={group} and of moe_tp={moe_tp} GPUs do not fit: one must divide the other"
+        violations.append(Violation("meshes", moe_tp, group, message))
+    if workload.context_tokens % cp:
+        message = f"cp={cp} does not divide the context of {workload.context_tokens} tokens"
+        violations.append(Violation("context", cp, workload.context_tokens, message))
+    return violations
+
+
 def _violations(
-    rank: Rank,
+    sides: Sides,
     strategy: Strategy,
     choices: Mapping[str, int],
     costs: Mapping[str, OpCost],
     memory_total_bytes: float,
     tpot_s: float,
 ) -> list[Violation]:
-    workload = rank.workload
-    violations = degree_violations(workload, strategy.tp, strategy.ep, strategy.pp)
-    if names := [name for name, cost in costs.items() if cost.broken == "heads"]:
-        heads = workload.model.heads
-        message = f"tp={rank.tp} does not divide {heads} heads ({', '.join(names)})"
-        violations.append(Violation("heads", rank.tp, heads, message))
-    if names := [name for name, cost in costs.items() if cost.broken == "tokens"]:
-        rows = min(token_rows(rank, rank.layer.op(name), choices[name]) for name in names)
-        message = f"{rows:g} tokens cannot be sharded over tp={rank.tp} ({', '.join(names)})"
-        violations.append(Violation("tokens", rank.tp, rows, message))
+    workload = sides.experts.workload
+    violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
+    if strategy.extended:
+        violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
+    if broken := {name: cost for name, cost in costs.items() if cost.broken}:
+        for rank in sides.ranks:
+            on_side = {name: cost for name, cost in broken.items() if sides.rank_by_op[name] is rank}
+            violations += _choice_violations(rank, choices, on_side)
     hbm_bytes = workload.hardware.hbm_bytes
     if memory_total_bytes > hbm_bytes:
         message = f"needs {memory_total_bytes / 1e9:.1f} GB of HBM, a GPU has {hbm_bytes / 1e9:.1f} GB"
@@ -165,4 +184,18 @@ def _violations(
     if tpot_s > workload.tpot_slo_s * (1 + ROUNDING):
         message = f"TPOT is {tpot_s * 1e3:.1f} ms, the SLO is {workload.tpot_slo_s * 1e3:.1f} ms"
         violations.append(Violation("tpot", tpot_s, workload.tpot_slo_s, message))
+    return violations
+
+
+def _choice_violations(rank: Rank, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> list[Violation]:
+    """What the choices of some ops of one side break."""
+    violations: list[Violation] = []
+    if names := [name for name, cost in costs.items() if cost.broken == "heads"]:
+        heads = rank.workload.model.heads
+        message = f"{rank.axis}={rank.tp} does not divide {heads} heads ({', '.join(names)})"
+        violations.append(Violation("heads", rank.tp, heads, message))
+    if names := [name for name, cost in costs.items() if cost.broken == "tokens"]:
+        rows = min(token_rows(rank, rank.layer.op(name), choices[name]) for name in names)
+        message = f"{rows:g} tokens cannot be sharded over {rank.axis}={rank.tp} ({', '.join(names)})"
+        violations.append(Violation("tokens", rank.tp, rows, message))
     return violations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sim.ops import op_names
-from sim.types import CHOICES, Strategy, Workload
+from sim.ops import layer_ops
+from sim.types import Strategy, Workload
 
 LARGEST = 10**9
 """Beyond any cluster or batch; keeps products of degrees within the range of floats."""
@@ -18,18 +18,24 @@ def check_strategy(workload: Workload, strategy: Strategy) -> None:
 
     Raises:
         StrategyError: A degree or the batch is no integer or below 1, or `dims` has the wrong
-            length or a value that is none of 0, 1, 2.
+            length or a value that its op does not have.
     """
-    for name in ("tp", "ep", "pp", "batch"):
-        value = getattr(strategy, name)
+    degrees = {name: getattr(strategy, name) for name in ("tp", "ep", "pp", "batch", "cp")}
+    if strategy.dp is not None:
+        degrees["dp"] = strategy.dp
+    for name, value in degrees.items():
         if type(value) is not int or not 1 <= value <= LARGEST:
             raise StrategyError(f"{name} must be an integer from 1 to {LARGEST:,}, got {value!r}")
-    names = op_names(workload.model)
-    if len(strategy.dims) != len(names):
+    ops = layer_ops(workload.model).ops
+    if len(strategy.dims) != len(ops):
         raise StrategyError(
-            f"expected {len(names)} dims for {workload.model.name}, got {len(strategy.dims)}; "
-            f"one of 0, 1, 2 for each of {', '.join(names)}"
+            f"expected {len(ops)} dims for {workload.model.name}, got {len(strategy.dims)}; "
+            f"one of 0, 1, 2 for each of {', '.join(op.name for op in ops)}"
         )
-    for name, choice in zip(names, strategy.dims, strict=True):
-        if type(choice) is not int or choice not in CHOICES:
-            raise StrategyError(f"the dim of {name} must be 0 (dim 0), 1 (dim 1) or 2 (none), got {choice!r}")
+    for op, choice in zip(ops, strategy.dims, strict=True):
+        if type(choice) is not int or choice not in op.choices:
+            more = ", in the extended space 3 (tokens), 4 or 5 (tokens or none, weights gathered at use)"
+            raise StrategyError(
+                f"the dim of {op.name} must be 0 (dim 0), 1 (dim 1) or 2 (none)"
+                f"{more if len(op.choices) > 3 else ''}, got {choice!r}"
+            )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 from sim.collectives import expert_all_to_all
-from sim.ops import ROUTING_ENTRY_BYTES, FusedOp, tensor_dtype
+from sim.context import merge_partials
+from sim.ops import ROUTING_ENTRY_BYTES, FusedOp, gathers_weight, tensor_dtype
 from sim.pricing import DecodeAttention, ExpertActivation, Gemm, GroupedGemm, Permute, Routing, Shape
 from sim.rank import Rank
 from sim.roofline import Kernel
@@ -25,17 +27,29 @@ class Work(NamedTuple):
         collectives: Communication inside the op: all-to-all over ep, a norm's statistic, ...
         weight_bytes: Weights of the op that the GPU holds.
         kv_bytes: KV cache of one layer and one microbatch that the GPU holds.
+        buffer_bytes: What the op holds besides its inputs, its output and its weight at rest.
     """
 
     kernels: tuple[Kernel, ...]
     collectives: tuple[Collective, ...] = ()
     weight_bytes: float = 0.0
     kv_bytes: float = 0.0
+    buffer_bytes: float = 0.0
 
 
 def op_work(rank: Rank, op: FusedOp, choice: int) -> Work:
     """The work of a fused op under a choice of the strategy."""
-    return _WORK[op.kind](rank, op, "" if choice == NONE else op.labels[choice])
+    work = _WORK[op.kind](rank, op, op.label(choice))
+    return _gathering(rank, work) if gathers_weight(choice) else work
+
+
+def _gathering(rank: Rank, work: Work) -> Work:
+    """The same with a weight that rests in equal shares on the group's GPUs and is gathered into a buffer at use."""
+    if rank.tp == 1:
+        return work
+    gather = rank.tp_collective("all_gather", "weight", work.weight_bytes)
+    at_rest = work.weight_bytes / rank.tp
+    return work._replace(collectives=gather, weight_bytes=at_rest, buffer_bytes=work.weight_bytes)
 
 
 def elementwise(rank: Rank, flops: float, traffic_bytes: float, shape: Shape | None = None) -> Kernel:
@@ -79,10 +93,15 @@ def _einsum(rank: Rank, op: FusedOp, label: str) -> Work:
     columns = _columns(rank, op, sharded=label == column_label)
     grouped = "e" in activation
     rows = sizes.expert_tokens if grouped else sizes.tokens
+    by_rows = label == activation[-2]
+    if by_rows:
+        rows = rank.cut(rows, when=True)
     shape = Gemm(rows, inner, columns)
     if grouped:
         gated = rank.workload.model.gated
-        shape = GroupedGemm(rows, inner, columns, sizes.active_experts, sizes.local_experts, gated)
+        # A share of the tokens visits fewer experts.
+        active = rank.active_experts_of_a_share() if by_rows else sizes.active_experts
+        shape = GroupedGemm(rows, inner, columns, active, sizes.local_experts, gated)
     input_each = DTYPE_BYTES[tensor_dtype(rank.workload, rank.layer.tensor(op.inputs[0]))]
     kernel = gemm(rank, dtype, shape, input_each)
     held = sizes.local_experts if grouped else 1
@@ -101,17 +120,21 @@ def _columns(rank: Rank, op: FusedOp, *, sharded: bool) -> int:
 
 def _attention(rank: Rank, op: FusedOp, label: str) -> Work:
     workload, model = rank.workload, rank.workload.model
-    requests = rank.cut(rank.sizes.tokens, when=label == "t")
+    context_tokens = math.ceil(workload.context_tokens / rank.cp)
+    requests = math.ceil(rank.sizes.tokens / rank.head_tp) if label == "t" else rank.sizes.tokens
     heads, kv_heads = rank.local_heads() if label == "h" else (model.heads, model.kv_heads)
     kv_dtype = workload.precisions.kv_cache
-    kv_bytes = requests * workload.context_tokens * 2.0 * kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
-    flops = 4.0 * requests * heads * model.head_dim * workload.context_tokens  # scores and values
+    kv_bytes = requests * context_tokens * 2.0 * kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
+    flops = 4.0 * requests * heads * model.head_dim * context_tokens  # scores and values
     new_elements = requests * 2 * (heads + kv_heads) * model.head_dim  # q, k and v in, the output out
     traffic = kv_bytes + new_elements * rank.activation_each
     multi_head = model.heads == model.kv_heads
-    shape = DecodeAttention(requests, workload.context_tokens, heads, kv_heads, model.head_dim, multi_head)
+    shape = DecodeAttention(requests, context_tokens, heads, kv_heads, model.head_dim, multi_head)
     kernel = Kernel("attention", workload.precisions.activations, kv_dtype, flops, traffic, shape)
-    return Work((kernel,), kv_bytes=kv_bytes)
+    if rank.cp == 1:
+        return Work((kernel,), kv_bytes=kv_bytes)
+    merge = merge_partials(rank, requests * heads, whole=not label)
+    return Work((kernel, merge.kernel), merge.collectives, kv_bytes=kv_bytes, buffer_bytes=merge.buffer_bytes)
 
 
 def _pointwise(rank: Rank, op: FusedOp, label: str) -> Work:
@@ -187,7 +210,7 @@ def _expert_all_to_all(rank: Rank, op: FusedOp, copies: float, columns: int, eac
     shape = (copies / model.experts_per_token, columns, each, model.experts, model.experts_per_token)
     priced = expert_all_to_all(hardware, op.kind, rank.ep_group, *shape)
     sent_bytes = copies * columns * each * (rank.ep - 1) / rank.ep
-    return (Collective("all_to_all", "ep", rank.ep, "routed tokens", sent_bytes, *priced),)
+    return (Collective("all_to_all", rank.experts_axis, rank.ep, "routed tokens", sent_bytes, *priced),)
 
 
 _WORK: dict[str, Callable[[Rank, FusedOp, str], Work]] = {

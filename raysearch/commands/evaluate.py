@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from raysearch.commands.options import HardwareOption, JsonOption, WorkloadOption, print_json
-from raysearch.errors import InputError
+from raysearch.commands.strategy import (
+    BatchOption,
+    CpOption,
+    DimsOption,
+    DpOption,
+    EpOption,
+    MoeTpOption,
+    PpOption,
+    TpOption,
+    strategy_of,
+)
 from raysearch.files import strategy_dict
 from sim.catalog import load_workload
-from sim.heuristics import megatron_dims, megatron_sp_dims
 from sim.simulate import evaluate
-from sim.types import Evaluation, Model, Strategy
-from sim.validate import check_strategy
-
-_NAMED_DIMS = {"megatron": megatron_dims, "megatron-sp": megatron_sp_dims}
+from sim.types import Evaluation
 
 
 def evaluate_strategy(
     workload: WorkloadOption,
-    tp: Annotated[int, typer.Option(help="Tensor-parallel degree.")],
-    ep: Annotated[int, typer.Option(help="Expert-parallel degree.")],
-    pp: Annotated[int, typer.Option(help="Pipeline-parallel degree.")],
-    batch: Annotated[int, typer.Option(help="Sequences of one microbatch over the ep group.")],
-    dims: Annotated[
-        str,
-        typer.Option(help="One number per fused op (0, 1: its dim 0 or 1; 2: none), or 'megatron', 'megatron-sp'."),
-    ],
+    tp: TpOption,
+    ep: EpOption,
+    pp: PpOption,
+    batch: BatchOption,
+    dims: DimsOption,
+    cp: CpOption = 1,
+    dp: DpOption = None,
+    moe_tp: MoeTpOption = None,
     hardware: HardwareOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,11 +42,10 @@ def evaluate_strategy(
     Examples:
       raysearch evaluate -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron
       raysearch evaluate -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims 2,1,1,0,2,2,2,2,1,1,0,2 --json
+      raysearch evaluate -w gpt_moe_1_2t_1m --tp 2 --cp 4 --dp 16 --ep 16 --pp 1 --batch 64 --dims megatron
     """
     loaded = load_workload(workload, hardware)
-    strategy = Strategy(tp, ep, pp, batch, parse_dims(dims, loaded.model))
-    check_strategy(loaded, strategy)
-    evaluation = evaluate(loaded, strategy)
+    evaluation = evaluate(loaded, strategy_of(loaded, tp, ep, pp, batch, dims, cp, dp, moe_tp))
     if as_json:
         print_json({"workload": loaded.name, "hardware": loaded.hardware.name, **evaluation_dict(evaluation)})
         return
@@ -66,15 +69,3 @@ def evaluation_dict(evaluation: Evaluation) -> dict[str, Any]:
         "stage": asdict(evaluation.stage),
         "ops": [{**asdict(op), "time_s": op.time_s} for op in evaluation.ops],
     }
-
-
-def parse_dims(text: str, model: Model) -> tuple[int, ...]:
-    """The dims that an option's text stands for: numbers joined by commas, or a heuristic's name."""
-    if text in _NAMED_DIMS:
-        return _NAMED_DIMS[text](model)
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"--dims takes numbers joined by commas, or one of {', '.join(_NAMED_DIMS)}; got {text!r}"
-        ) from None

@@ -7,29 +7,38 @@ from typing import Annotated
 
 import typer
 
-from raysearch.commands.evaluate import parse_dims
 from raysearch.commands.options import HardwareOption, JsonOption, WorkloadOption, print_json
+from raysearch.commands.strategy import (
+    BatchOption,
+    CpOption,
+    DimsOption,
+    DpOption,
+    EpOption,
+    MoeTpOption,
+    PpOption,
+    TpOption,
+    strategy_of,
+)
 from raysearch.errors import InputError
+from raysearch.files import degrees_text
 from sim.catalog import load_workload
 from sim.simulate import evaluate
-from sim.types import Strategy
-from sim.validate import check_strategy
 
 
 def explain_strategy(
     workload: WorkloadOption,
-    tp: Annotated[int, typer.Option(help="Tensor-parallel degree.")],
-    ep: Annotated[int, typer.Option(help="Expert-parallel degree.")],
-    pp: Annotated[int, typer.Option(help="Pipeline-parallel degree.")],
-    batch: Annotated[int, typer.Option(help="Sequences of one microbatch over the ep group.")],
-    dims: Annotated[
-        str,
-        typer.Option(help="One number per fused op (0, 1: its dim 0 or 1; 2: none), or 'megatron', 'megatron-sp'."),
-    ],
+    tp: TpOption,
+    ep: EpOption,
+    pp: PpOption,
+    batch: BatchOption,
+    dims: DimsOption,
     against: Annotated[
         str | None, typer.Option(help="Dims of a second strategy of the same degrees, as --dims takes them.")
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file instead of the terminal.")] = None,
+    cp: CpOption = 1,
+    dp: DpOption = None,
+    moe_tp: MoeTpOption = None,
     hardware: HardwareOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,16 +49,15 @@ def explain_strategy(
       raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron
       raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --against megatron --svg layer.svg
     """  # noqa: E501
-    from raysearch.explain.picture import picture_dict, picture_of
+    from raysearch.explain.picture import Picture, picture_dict, picture_of
 
     loaded = load_workload(workload, hardware)
-    pictures = []
+    pictures: list[Picture] = []
     for text in (dims, against) if against is not None else (dims,):
-        strategy = Strategy(tp, ep, pp, batch, parse_dims(text, loaded.model))
-        check_strategy(loaded, strategy)
+        strategy = strategy_of(loaded, tp, ep, pp, batch, text, cp, dp, moe_tp)
         title = f"{text} ({','.join(map(str, strategy.dims))})" if not text[:1].isdigit() else f"dims {text}"
         pictures.append(picture_of(title, loaded, evaluate(loaded, strategy)))
-    heading = f"{loaded.name} on {loaded.hardware.name}: tp {tp}, ep {ep}, pp {pp}, batch {batch}"
+    heading = f"{loaded.name} on {loaded.hardware.name}: {degrees_text(strategy)}"
     if svg is not None:
         _write(svg, heading, pictures)
     if as_json:

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from raysearch.commands.options import HardwareOption, JsonOption, WorkloadOption, print_json
-from raysearch.files import strategy_dict
+from raysearch.files import degrees_text, strategy_dict
+from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
 from sim.catalog import load_workload
 from sim.simulate import evaluate
 from sim.types import Workload
 
 
+class SpaceName(StrEnum):
+    """What may be searched."""
+
+    paper = "paper"
+    extended = "extended"
+
+
 def show_optimum(
     workload: WorkloadOption,
     hardware: HardwareOption = None,
+    space: Annotated[
+        SpaceName | None,
+        typer.Option(
+            help="'extended' adds meshes of their own for attention and experts, and choices.  "
+            "[default: as the workload says, else 'paper']"
+        ),
+    ] = None,
+    against: Annotated[
+        bool, typer.Option("--against", help="Compare heuristics, the paper's space and what each extension adds.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Search again even if the optimum is in the cache.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -26,16 +47,72 @@ def show_optimum(
     Examples:
       raysearch optimum -w gpt_moe_1_2t_16k
       raysearch optimum -w my_workload.toml --hardware h100_sxm --json
+      raysearch optimum -w gpt_moe_1_2t_1m --space extended
+      raysearch optimum -w gpt_moe_1_2t_1m --against
     """
     from raysearch.progress import stepping
 
     loaded = load_workload(workload, hardware)
+    if against or (space or loaded.space) == SpaceName.extended:
+        names = list(SPACES) if against else ["extended"]
+        bests: dict[str, SpaceBest] = {}
+        for name in names:
+            with stepping(f"best of {loaded.name}, {name}") as progress:
+                bests[name] = best_of_space(loaded, name, progress, fresh=fresh)
+        _show_spaces(loaded, bests, as_json=as_json)
+        return
     with stepping(f"exact optimum of {loaded.name}") as progress:
         found = find_yardstick(loaded, progress, fresh=fresh)
     if as_json:
         print_json(_as_dict(loaded, found))
     else:
         _print(loaded, found)
+
+
+def _show_spaces(workload: Workload, bests: Mapping[str, SpaceBest], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"workload": workload.name, "hardware": workload.hardware.name, "spaces": _spaces_dict(bests)})
+        return
+    from raysearch.tables import explanation, plain_table, printer
+
+    console = printer()
+    if len(bests) > 1:
+        columns = ("space", "best strategy", "strategies", "s", "tok/s/GPU", "x megatron", "x paper")
+        title = f"{workload.name}: the exact best of each space"
+        console.print(plain_table(title, columns, _space_rows(bests), left=2, wrap=("best strategy",)))
+        return
+    (best,) = bests.values()
+    console.print(
+        f"{best.space_size:,} strategies; {best.opened:,} of {best.tuples:,} tuples of degrees and batch added up, "
+        f"the others ruled out by their bounds, in {best.wall_s:.1f} s"
+    )
+    if best.strategy is None:
+        console.print(f"No strategy of {workload.name} is feasible.")
+        return
+    console.print(*explanation(workload, evaluate(workload, best.strategy)), sep="\n")
+
+
+def _spaces_dict(bests: Mapping[str, SpaceBest]) -> dict[str, object]:
+    return {
+        name: {**asdict(best), "strategy": strategy_dict(best.strategy) if best.strategy else None}
+        for name, best in bests.items()
+    }
+
+
+def _space_rows(bests: Mapping[str, SpaceBest]) -> list[tuple[str, ...]]:
+    def gain(value: float | None, name: str) -> str:
+        base = bests[name].tokens_per_s_per_gpu
+        return f"{value / base:.3f}" if value and base else "-"
+
+    rows: list[tuple[str, ...]] = []
+    for name, best in bests.items():
+        value = best.tokens_per_s_per_gpu
+        what = (
+            f"{degrees_text(best.strategy)}; {''.join(map(str, best.strategy.dims))}" if best.strategy else "none fits"
+        )
+        told = (f"{best.space_size:.1e}", f"{best.wall_s:.1f}", f"{value:,.2f}" if value else "-")
+        rows.append((name, what, *told, gain(value, "megatron"), gain(value, "paper")))
+    return rows
 
 
 def _as_dict(workload: Workload, found: Yardstick) -> dict[str, object]:

@@ -70,7 +70,8 @@ def print_report(directory: Path) -> None:
         explained = explain(directory, run)
         console.print(f"Best of {run['workload']}: found by {run['searcher']}, seed {run['seed']}", style="bold")
         if explained is None:
-            console.print(f"{run['strategy']} (its workload is gone or has changed, so it cannot be explained)")
+            console.print(f"{run['best']:.2f} tokens/s/GPU with {run['strategy']}")
+            console.print("Not explained: another simulator's figure, or its workload is gone or has changed.")
         else:
             console.print(*explanation(*explained), sep="\n")
         console.print()

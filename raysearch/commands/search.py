@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raysearch.claim import claimed
 from raysearch.commands.options import (
     HardwareOption,
     JsonOption,
@@ -19,11 +20,11 @@ from raysearch.commands.options import (
     print_json,
 )
 from raysearch.errors import Interrupted, RunFailed
-from raysearch.files import anchored, as_strategy, claimed, results_folder
+from raysearch.files import anchored, as_strategy, results_folder
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
-from raysearch.yardstick import find_yardstick
+from raysearch.spaces import optimum_value
 from sim.catalog import load_workload
 from sim.simulate import evaluate
 from sim.types import Workload
@@ -102,7 +103,7 @@ def _optimum(workload: Workload, simulator: str | None) -> float | None:
     if simulator is not None:
         return None
     with stepping(f"exact optimum of {workload.name}") as progress:
-        return find_yardstick(workload, progress).tokens_per_s_per_gpu
+        return optimum_value(workload, progress)
 
 
 def _drive(run: SearchRun) -> dict[str, Any]:
@@ -119,6 +120,8 @@ def _drive(run: SearchRun) -> dict[str, Any]:
         raise Interrupted(stop.signum, f"{stop} after {_kept(run)}") from None
     except SimulatorFailure as failure:
         raise RunFailed(f"{failure}; stopped after {_kept(run)}") from failure
+    except OSError as error:
+        raise RunFailed(f"cannot write results: {error.strerror or error}; stopped after {_kept(run)}") from error
     finally:
         run.close()
 

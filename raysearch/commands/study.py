@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysearch.commands.options import JsonOption, OutOption
-from raysearch.errors import InputError, Interrupted
-from raysearch.files import claimed, results_folder
-from raysearch.yardstick import find_yardstick
+from raysearch.claim import claimed
+from raysearch.commands.options import JsonOption, OutOption, SimulatorOption, WorkersOption
+from raysearch.errors import InputError, Interrupted, RunFailed
+from raysearch.files import results_folder
+from raysearch.spaces import optimum_value
 
 if TYPE_CHECKING:
     from raysearch.study import Study
@@ -25,6 +26,8 @@ def run(
         typer.Option(help="Of a running Ray cluster ('auto' finds it).  [default: $RAY_ADDRESS, or a Ray of its own]"),
     ] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of the own Ray.  [default: all]")] = None,
+    simulator: SimulatorOption = None,
+    workers: WorkersOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a study: every searcher on every workload with every seed, in parallel, on Ray Tune.
@@ -37,26 +40,34 @@ def run(
       raysearch study quickstart
       raysearch study configs/studies/smoke.toml --out results/smoke --json
       raysearch study configs/studies/smoke.toml --out results/smoke --resume
+      raysearch study mine.toml --simulator my_package.cluster:measure --workers 4
     """
     from raysearch.study import has_begun, load_study
 
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the study to go on with")
-    study = load_study(file)
+    study = load_study(file, simulator=simulator, workers=workers)
     folder = results_folder(out, study.file.name)
     with claimed(folder, resume=resume):
         if resume:
             _check_begun(study, folder)
         try:
             _run_open(study, _optima(study), folder, address, cpus, resume)
-        except Interrupted as stop:
+        except (Interrupted, RunFailed) as stop:
             if not has_begun(folder):
                 raise
-            message = f"{stop}; every call so far is kept. Go on with: raysearch study {file} --out {folder} --resume"
-            raise Interrupted(stop.signum, message) from None
+            same = _flags(simulator=simulator, workers=workers)
+            rest = f"every call so far is kept. Go on with: raysearch study {file} --out {folder}{same} --resume"
+            if isinstance(stop, Interrupted):
+                raise Interrupted(stop.signum, f"{stop}; {rest}") from None
+            raise RunFailed(f"{stop}; {rest}") from stop
     from raysearch.commands.report import report_results
 
     report_results(folder, as_json)
+
+
+def _flags(**given: object) -> str:
+    return "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
 
 
 def _check_begun(study: Study, folder: Path) -> None:
@@ -71,20 +82,24 @@ def _optima(study: Study) -> dict[str, float | None]:
     from raysearch.progress import stepping
 
     optima: dict[str, float | None] = {}
+    if study.file.simulator is not None:
+        return dict.fromkeys(study.workloads)
     for text, workload in study.workloads.items():
         with stepping(f"exact optimum of {workload.name}") as progress:
-            optima[text] = find_yardstick(workload, progress).tokens_per_s_per_gpu
+            optima[text] = optimum_value(workload, progress)
     return optima
 
 
 def _run_open(
     study: Study, optima: dict[str, float | None], folder: Path, address: str | None, cpus: int | None, resume: bool
 ) -> None:
-    from raysearch.run import finished_summary
+    from raysearch.run import finish_rows, finished_summary
     from raysearch.study import run_dir
 
     summaries = {run_id: finished_summary(run_dir(folder, run_id)) for run_id in study.specs()}
     finished = {run_id: summary for run_id, summary in summaries.items() if summary}
+    for run_id in finished:  # one may have been killed between its summary and the last step
+        finish_rows(run_dir(folder, run_id))
     if len(finished) == len(summaries):
         return
     from raysearch.journal import Journal

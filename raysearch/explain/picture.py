@@ -6,20 +6,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sim.layout import format_named
-from sim.ops import FusedOp, Layer, layer_ops
+from sim.ops import FusedOp, Layer, gathers_weight, layer_ops
 from sim.placement import parse_placement
 from sim.sharding import rule
-from sim.types import Collective, Evaluation, OpBreakdown, Violation, Workload
+from sim.two_meshes import ATTENTION_SIDE
+from sim.types import Collective, Evaluation, OpBreakdown, Strategy, Violation, Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor as it lies on the tp axis.
+    """A tensor as it lies on the axes that its op shares it over: tp, or those of attention's or the experts' group.
 
     Attributes:
         name: Of the tensor.
         named: In the notation of named axes: "qkv[t, q_tp]".
-        placement: As a text: "S(1)".
+        placement: As a text, the same on each of the axes: "S(1)".
         dims: How many dims it has.
     """
 
@@ -94,11 +95,14 @@ class Picture:
 
 def picture_of(title: str, workload: Workload, evaluation: Evaluation) -> Picture:
     """The picture of an evaluated strategy."""
-    layer = layer_ops(workload.model)
-    placements = {op.output: told.placement_out for op, told in zip(layer.ops, evaluation.ops, strict=True)}
+    layer, strategy = layer_ops(workload.model), evaluation.strategy
+    left = {
+        op.output: held(op.output, layer.tensor(op.output).letters, told.placement_out, _axes_left(strategy, op, told))
+        for op, told in zip(layer.ops, evaluation.ops, strict=True)
+    }
     return Picture(
         title=title,
-        nodes=tuple(_node(layer, op, told, placements) for op, told in zip(layer.ops, evaluation.ops, strict=True)),
+        nodes=tuple(_node(layer, op, told, left, strategy) for op, told in zip(layer.ops, evaluation.ops, strict=True)),
         feasible=evaluation.feasible,
         tokens_per_s_per_gpu=evaluation.tokens_per_s_per_gpu,
         tpot_s=evaluation.tpot_s,
@@ -115,29 +119,47 @@ def picture_dict(picture: Picture) -> dict[str, Any]:
     return asdict(picture)
 
 
-def _node(layer: Layer, op: FusedOp, told: OpBreakdown, placements: dict[str, str]) -> Node:
-    edges = [_edge(layer, op, name, told, placements[name]) for name in op.inputs]
+def _group_axes(strategy: Strategy, op: FusedOp) -> tuple[str, ...]:
+    """The axes of the group that shares an op."""
+    if not strategy.extended:
+        return ("tp",)
+    if op.name not in ATTENTION_SIDE:
+        return ("moe_tp",)
+    return ("tp", "cp") if strategy.cp > 1 else ("tp",)
+
+
+def _axes_left(strategy: Strategy, op: FusedOp, told: OpBreakdown) -> tuple[str, ...]:
+    """Axes over which an op's output lies as its placement says: heads of queries are not cut over the context."""
+    return ("tp",) if op.output == "qkv" and told.placement_out == "S(1)" else _group_axes(strategy, op)
+
+
+def _node(layer: Layer, op: FusedOp, told: OpBreakdown, left: dict[str, Held], strategy: Strategy) -> Node:
+    edges = [_edge(layer, op, name, told, left[name], strategy) for name in op.inputs]
     weight = rule(op, layer, told.choice).weight
+    at_rest = _group_axes(strategy, op) if gathers_weight(told.choice) else _axes_left(strategy, op, told)
     return Node(
         name=op.name,
         choice=told.choice,
         label=told.label,
         edges=tuple(sorted(edges, key=lambda edge: not edge.main)),
-        weight=held("W", op.equation.split("->")[0].split(",")[1], str(weight)) if weight and op.equation else None,
+        weight=held("W", op.equation.split("->")[0].split(",")[1], str(weight), at_rest)
+        if weight and op.equation
+        else None,
         inside=tuple(c for c in told.collectives if not _moves_an_input(c, op)),
-        output=held(op.output, layer.tensor(op.output).letters, told.placement_out),
+        output=left[op.output],
         bound=told.bound,
         kernel_time_s=told.kernel_time_s,
         time_s=told.time_s,
     )
 
 
-def _edge(layer: Layer, op: FusedOp, name: str, told: OpBreakdown, placement: str) -> Edge:
+def _edge(layer: Layer, op: FusedOp, name: str, told: OpBreakdown, left: Held, strategy: Strategy) -> Edge:
+    axes = ("tp",) if name == "qkv" else _group_axes(strategy, op)
     tensor, order = layer.tensor(name), list(layer.op_by_name)
     producer, consumer = order.index(tensor.producer), order.index(op.name)
     return Edge(
-        held=held(name, tensor.letters, placement),
-        arrives=held(name, tensor.letters, told.placements_in[name]),
+        held=left,
+        arrives=held(name, tensor.letters, told.placements_in[name], axes),
         collectives=tuple(c for c in told.collectives if c.tensor == name and _moves_an_input(c, op)),
         main=producer == (consumer - 1) % len(order),
         producer=producer if producer < consumer else -1,
@@ -145,13 +167,14 @@ def _edge(layer: Layer, op: FusedOp, name: str, told: OpBreakdown, placement: st
 
 
 def _moves_an_input(collective: Collective, op: FusedOp) -> bool:
-    return collective.axis == "tp" and collective.tensor in op.inputs
+    return collective.tensor in op.inputs
 
 
-def held(name: str, letters: str, placement: str) -> Held:
-    """A tensor under a placement over tp.
+def held(name: str, letters: str, placement: str, axes: tuple[str, ...] = ("tp",)) -> Held:
+    """A tensor under a placement over some axes, the same on each.
 
-    >>> held("qkv", "tq", "S(1)").named
-    'qkv[t, q_tp]'
+    >>> held("qkv", "tq", "S(1)").named, held("attn_out", "ta", "S(1)", ("tp", "cp")).named
+    ('qkv[t, q_tp]', 'attn_out[t, a_{tp,cp}]')
     """
-    return Held(name, format_named(name, letters, (parse_placement(placement),), ("tp",)), placement, len(letters))
+    layout = (parse_placement(placement),) * len(axes)
+    return Held(name, format_named(name, letters, layout, axes), placement, len(letters))

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 class Agent:
     """Acts through an env runner, learns through a learner, and restarts.
 
-    Every rollout updates the learner. Then the agent restarts (fresh weights and optimiser, in place) if every head's
-    largest probability had reached the confidence threshold when it last acted (early exit), or if it has lived for a
-    chunk: budget / chunks calls, rounded up. Either way the next agent gets a whole chunk, or what is left of the
-    budget, so what an early exit saves goes to further agents. Elites and best live in the environment and stay.
-    A rollout cut short by the end of the budget is learned from as it is.
+    Every rollout updates the learner. Then the agent restarts (fresh weights and optimiser, in place) if
+
+    - every head's largest probability had reached the confidence threshold when it last acted (early exit),
+    - it has lived for a chunk: budget / chunks calls, rounded up, or
+    - it has lived for as many calls as the configured patience, and as many were made without a better strategy.
+
+    The next agent gets a whole chunk, or what is left of the budget, so what an early exit saves goes to further
+    agents. Elites and best live outside the agent and stay. A rollout cut short by the end of the budget is learned
+    from as it is.
 
     Source: Learning to Shard, section 3 (Optimization and early exit).
 
@@ -80,8 +84,14 @@ class Agent:
         self.runner.forget()
 
     def _is_done(self) -> bool:
-        chunk = math.ceil(self.config.budget / self.config.chunks)
-        return self.confidence >= self.config.confidence_threshold or self.calls - self._born >= chunk
+        age = self.calls - self._born
+        if min(age, self.runner.stagnant_calls) >= self.config.patience:
+            return True
+        return self.confidence >= self.config.confidence_threshold or age >= self._chunk_calls
+
+    @property
+    def _chunk_calls(self) -> int:
+        return math.ceil(self.config.budget / self.config.chunks)
 
     def _initialise(self) -> None:
         entropy = np.random.SeedSequence([self.config.search_seed, self.restarts])

@@ -15,15 +15,9 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
+from raysearch.ppo.noise import call_rng, gumbel_noise
 from raysearch.ppo.rollout import Rollout
-
-
-def gumbel_noise(seed: int, call: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard Gumbel noise that depends on nothing but `seed` and the number of the call.
-
-    A counter-based generator leaves nothing to checkpoint: a resumed search draws what an unbroken one draws.
-    """
-    return np.random.Generator(np.random.Philox(key=[seed, call])).gumbel(size=shape).astype(np.float32)
+from raysearch.searcher import Outcome
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +42,10 @@ class Opinion:
         """Sum of the heads' entropies, nats."""
         return float(-(np.exp(self.log_probs) * self.log_probs).sum())
 
+    def log_prob(self, action: np.ndarray) -> float:
+        """Log-probability of an action `[H]`."""
+        return float(self.log_probs[np.arange(len(action)), action].sum())
+
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
@@ -60,7 +58,7 @@ class Proposal:
 
 
 class EliteEnvRunner(SingleAgentEnvRunner):
-    """Turns calls into rollouts: `act`, then `record`, whoever steps the environment; `sample` steps its own.
+    """Turns calls into rollouts: `act`, then `tell`, whoever steps the environment; `sample` steps its own.
 
     Several actions may be in flight; they are recorded in the order in which they were proposed. It acts with the
     learner's own module (`module` is set to it), so no weights are copied; whoever changes them calls `forget`. The
@@ -68,6 +66,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
 
     Attributes:
         calls: Calls recorded since the search began; also the counter of the noise.
+        stagnant_calls: How many of them were made since the best throughput last rose.
         opinion: What the policy made of the observation it last acted on, or None.
     """
 
@@ -80,7 +79,9 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         torch.set_num_threads(1)
         super().__init__(config=config, **kwargs)
         self.calls = 0
-        self.opinion: Opinion | None = None
+        self.stagnant_calls = 0
+        self._best = 0.0
+        self.opinion: Any = None
         self._in_flight: deque[Proposal] = deque()
         self._recorded: list[tuple[Proposal, float]] = []
         self._observation: np.ndarray | None = None
@@ -121,14 +122,26 @@ class EliteEnvRunner(SingleAgentEnvRunner):
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Samples an action `[A]` for `observation` `[T, A]`."""
-        seen = np.array(observation, dtype=np.float32)
+        seen = self.look(observation)
         self.opinion = self.judge(seen)
-        log_probs = self.opinion.log_probs
-        noise = gumbel_noise(self.config.search_seed, self.calls + len(self._in_flight), log_probs.shape)
-        action = (log_probs + noise).argmax(-1)
-        log_prob = float(log_probs[np.arange(len(action)), action].sum())
-        self._in_flight.append(Proposal(seen, action, log_prob, self.opinion.value))
+        action = self.choose(call_rng(self.config.search_seed, self.calls + len(self._in_flight)))
+        self._in_flight.append(Proposal(seen, action, self.opinion.log_prob(action), self.opinion.value))
         return action.copy()
+
+    def look(self, observation: np.ndarray) -> np.ndarray:
+        """What the policy gets to see of an observation, a new array."""
+        return np.array(observation, dtype=np.float32)
+
+    def choose(self, rng: np.random.Generator) -> np.ndarray:
+        """Draws an action `[A]` from the present opinion."""
+        log_probs = self.opinion.log_probs
+        return (log_probs + gumbel_noise(rng, log_probs.shape)).argmax(-1)
+
+    def tell(self, outcome: Outcome) -> None:
+        """Notes what came of the oldest action in flight."""
+        self.record(outcome.reward, outcome.observation)
+        self.stagnant_calls = 0 if outcome.best > self._best else self.stagnant_calls + 1
+        self._best = outcome.best
 
     def record(self, reward: float, observation: np.ndarray) -> None:
         """Notes the reward of the oldest action in flight and the observation `[T, A]` it led to.
@@ -139,7 +152,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         if not self._in_flight:
             raise RuntimeError("expected an action in flight, got the outcome of one that was never proposed")
         self._recorded.append((self._in_flight.popleft(), float(reward)))
-        self._observation = np.array(observation, dtype=np.float32)
+        self._observation = self.look(observation)
         self.calls += 1
 
     @property
@@ -170,15 +183,18 @@ class EliteEnvRunner(SingleAgentEnvRunner):
             self._observation = np.array(self.env.reset()[0][0])
         for _ in range(num_timesteps):
             action = self.act(self._observation)
-            observations, rewards, terminated, truncated, _ = self.env.step(action[None])
+            observations, rewards, terminated, truncated, infos = self.env.step(action[None])
             if terminated[0] or truncated[0]:
                 raise ValueError(f"expected an environment without episodes, got an end at call {self.calls + 1}")
-            self.record(rewards[0], observations[0])
+            info = {name: infos[name][0] for name in ("raw", "feasible", "best", "excess")}
+            self.tell(Outcome.of(observations[0], rewards[0], info))
 
     def get_memory(self) -> dict[str, Any]:
         """Everything but the weights that `set_memory` needs to go on as if nothing had happened."""
         return {
             "calls": self.calls,
+            "stagnant_calls": self.stagnant_calls,
+            "best": self._best,
             "opinion": self.opinion,
             "in_flight": list(self._in_flight),
             "recorded": list(self._recorded),
@@ -189,6 +205,8 @@ class EliteEnvRunner(SingleAgentEnvRunner):
     def set_memory(self, memory: dict[str, Any]) -> None:
         """Goes back to where `get_memory` was called."""
         self.calls = memory["calls"]
+        self.stagnant_calls = memory["stagnant_calls"]
+        self._best = memory["best"]
         self.opinion = memory["opinion"]
         self._in_flight = deque(memory["in_flight"])
         self._recorded = list(memory["recorded"])

@@ -1,4 +1,4 @@
-"""PPO's update on a rollout of two calls, on RLlib's torch learner without its per-update overhead."""
+"""PPO's update on a rollout of a few calls, on RLlib's torch learner without its per-update overhead."""
 
 from __future__ import annotations
 
@@ -56,11 +56,7 @@ class EliteLearner(PPOTorchLearner):
 
     def make_batch(self, rollout: Rollout) -> dict[str, Tensor]:
         """The columns that `compute_loss_for_module` reads, one row a call."""
-        config = self.config
-        advantages = estimate_advantages(rollout.rewards, rollout.values, config.gamma, config.lambda_)
-        targets = advantages + rollout.values[:-1]
-        if config.normalize_advantages:
-            advantages = normalize(advantages)
+        advantages, targets = self.estimate(rollout)
         return {
             Columns.OBS: torch.tensor(rollout.observations),
             Columns.ACTIONS: torch.from_numpy(rollout.actions),
@@ -69,8 +65,17 @@ class EliteLearner(PPOTorchLearner):
             Postprocessing.VALUE_TARGETS: torch.from_numpy(targets.astype(np.float32)),
         }
 
+    def estimate(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
+        """Advantages `[n]` of a rollout's calls, and what the value network is to say of them `[n]`."""
+        config = self.config
+        advantages = estimate_advantages(rollout.rewards, rollout.values, config.gamma, config.lambda_)
+        targets = advantages + rollout.values[:-1]
+        return normalize(advantages) if config.normalize_advantages else advantages, targets
+
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
         """RLlib's PPO loss with neither KL term nor value clipping, and without its metrics.
+
+        A value network is not needed where its loss has no weight.
 
         Source: Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 7 and 9.
         """
@@ -80,9 +85,11 @@ class EliteLearner(PPOTorchLearner):
         clipped = ratio.clamp(1 - config.clip_param, 1 + config.clip_param)
         advantages = batch[Postprocessing.ADVANTAGES]
         policy_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
-        values = module.compute_values(batch, embeddings=fwd_out[Columns.EMBEDDINGS])
-        value_loss = (values - batch[Postprocessing.VALUE_TARGETS]).square().mean()
-        loss = policy_loss + config.vf_loss_coeff * value_loss
+        loss = policy_loss
+        if config.vf_loss_coeff:
+            values = module.compute_values(batch, embeddings=fwd_out[Columns.EMBEDDINGS])
+            value_loss = (values - batch[Postprocessing.VALUE_TARGETS]).square().mean()
+            loss = loss + config.vf_loss_coeff * value_loss
         if config.entropy_coeff:
             loss = loss - config.entropy_coeff * policy.entropy().mean()
         self._policy_loss = policy_loss.detach()

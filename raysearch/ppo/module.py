@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Self
 
 import gymnasium
@@ -16,17 +17,32 @@ from torch import Tensor, nn
 from raysearch.ppo.distribution import MultiCategorical, padding_index
 
 
-def encode(layer: nn.TransformerEncoderLayer, x: Tensor) -> Tensor:
+def encode(layer: nn.TransformerEncoderLayer, x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns `layer(x)` for `x` `[N, T, d]` without the overhead of its general case (a fifth of the time).
 
-    Assumes what `EliteAttention` builds: batch first, norm last, ReLU, no dropout, no mask.
+    Assumes what `EliteAttention` builds: batch first, norm last, ReLU, no dropout. `mask`, broadcast to
+    `[N, heads, T, T]`, is added to the attention's scores.
     """
     attention, (rows, elites, d) = layer.self_attn, x.shape
     projected = nnf.linear(x, attention.in_proj_weight, attention.in_proj_bias)
     heads = projected.view(rows, elites, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
-    mixed = nnf.scaled_dot_product_attention(heads[0], heads[1], heads[2])
+    mixed = nnf.scaled_dot_product_attention(heads[0], heads[1], heads[2], mask)
     x = layer.norm1(x + attention.out_proj(mixed.transpose(1, 2).reshape(rows, elites, d)))
     return layer.norm2(x + layer.linear2(nnf.relu(layer.linear1(x))))
+
+
+def initialise(module: nn.Module, gains: Mapping[nn.Module, float], generator: torch.Generator) -> None:
+    """Draws fresh weights for every layer in place: linear ones orthogonal with `gains`, sqrt(2) if not named."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)), generator)
+            nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()
+    for layer in module.modules():
+        if isinstance(layer, nn.MultiheadAttention):
+            nn.init.xavier_uniform_(layer.in_proj_weight, generator=generator)
+            nn.init.zeros_(layer.in_proj_bias)
 
 
 class EliteAttention(TorchRLModule, ValueFunctionAPI):
@@ -61,16 +77,7 @@ class EliteAttention(TorchRLModule, ValueFunctionAPI):
         Source: Stable-Baselines3's `ActorCriticPolicy`: orthogonal with gain sqrt(2), 0.01 for the logits (a nearly
         uniform start) and 1 for the value; biases 0. Attention's input projection keeps torch's Xavier.
         """
-        gains = {self.policy[-1]: 0.01, self.value[-1]: 1.0}
-        for layer in self.modules():
-            if isinstance(layer, nn.Linear):
-                nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)), generator)
-                nn.init.zeros_(layer.bias)
-            elif isinstance(layer, nn.LayerNorm):
-                layer.reset_parameters()
-        attention = self.encoder.self_attn
-        nn.init.xavier_uniform_(attention.in_proj_weight, generator=generator)
-        nn.init.zeros_(attention.in_proj_bias)
+        initialise(self, {self.policy[-1]: 0.01, self.value[-1]: 1.0}, generator)
 
     def train(self, mode: bool = True) -> Self:
         """Does nothing: no layer behaves differently in training, and RLlib walks the whole tree on every step."""

@@ -1,8 +1,8 @@
-"""What a study may set about the paper's PPO, with the paper's values as defaults."""
+"""What a study may set about both presets of PPO, and about the paper's, with the paper's values as defaults."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -11,9 +11,46 @@ from raysearch.searcher import NoOptions
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
 
 
-class Options(NoOptions):
+class SharedOptions(NoOptions):
+    """What every preset has: PPO's update and the size of the attention network.
+
+    Attributes:
+        rollout_calls: Calls between two updates.
+        gradient_steps: Passes of each update over the whole rollout, one gradient step each.
+        learning_rate: Adam's rate at the first call; it falls to 0 on a cosine over the budget.
+        clip_range: PPO's clip range.
+        entropy_coefficient: Weight of the entropy bonus.
+        max_gradient_norm: Global norm that gradients are clipped to.
+        embedding: Width of the strategy embedding and of the encoder block, d.
+        hidden: Width of the hidden layer of the MLPs behind the encoder.
+        feed_forward: Width of the encoder block's feed-forward layer.
+        attention_heads: Heads of the encoder block; divides `embedding`.
+    """
+
+    rollout_calls: PositiveInt
+    gradient_steps: PositiveInt
+    learning_rate: PositiveFloat
+    clip_range: PositiveFloat
+    entropy_coefficient: NonNegative
+    max_gradient_norm: PositiveFloat
+    embedding: PositiveInt
+    hidden: PositiveInt
+    feed_forward: PositiveInt
+    attention_heads: PositiveInt
+
+    @model_validator(mode="after")
+    def _heads_divide_embedding(self) -> Self:
+        if self.embedding % self.attention_heads:
+            raise ValueError(
+                f"attention_heads must divide embedding: {self.embedding} is not a multiple of {self.attention_heads}"
+            )
+        return self
+
+
+class Options(SharedOptions):
     """Hyper-parameters of `ppo_paper`; `configs/searchers/ppo_paper.toml` is the preset.
 
     Origins: [paper] = Learning to Shard, section 3 and appendix A; [sb3] = default of Stable-Baselines3's
@@ -48,19 +85,11 @@ class Options(NoOptions):
     gamma: Share = 0.99
     gae_lambda: Share = 0.95
     clip_range: PositiveFloat = 0.2
-    value_coefficient: Annotated[float, Field(ge=0)] = 0.5
-    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    value_coefficient: NonNegative = 0.5
+    entropy_coefficient: NonNegative = 0.0
     max_gradient_norm: PositiveFloat = 0.5
     normalize_advantages: bool = True
     embedding: PositiveInt = 256
     hidden: PositiveInt = 256
     feed_forward: PositiveInt = 256
     attention_heads: PositiveInt = 4
-
-    @model_validator(mode="after")
-    def _heads_divide_embedding(self) -> Options:
-        if self.embedding % self.attention_heads:
-            raise ValueError(
-                f"attention_heads must divide embedding: {self.embedding} is not a multiple of {self.attention_heads}"
-            )
-        return self

@@ -49,6 +49,28 @@ def estimate_advantages(rewards: np.ndarray, values: np.ndarray, gamma: float, l
     return advantages
 
 
+def share_below(values: np.ndarray) -> np.ndarray:
+    """Mid-rank of each value `[n]` among all of them, in (0, 1): equal values share theirs.
+
+    Example:
+        >>> share_below(np.array([3.0, 1.0, 3.0, 9.0]))
+        array([0.5  , 0.125, 0.5  , 0.875])
+    """
+    ordered = np.sort(values)
+    return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / (2 * len(values))
+
+
+def top_advantages(rewards: np.ndarray, share: float) -> np.ndarray:
+    """Advantages `[n]` by rank: the best `share` of a rollout rises from 0 towards 2, the others get 0.
+
+    A search is judged by its best call, not by the mean of its calls, so the policy learns from what was
+    exceptionally good and is not moved by the rest.
+
+    Source: Petersen et al. 2021, "Deep symbolic regression", eq. 5, here on ranks instead of rewards.
+    """
+    return np.maximum(share_below(rewards) - (1 - share), 0.0) / share * 2
+
+
 def normalize(advantages: np.ndarray) -> np.ndarray:
     """Shifts and scales advantages `[n]` to mean 0 and sample deviation 1; a single one is left alone.
 

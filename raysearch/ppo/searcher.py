@@ -1,41 +1,44 @@
-"""The paper's searcher: PPO with attention over the elites, on RLlib's parts.
+"""The searchers that learn: PPO with attention over the elites, on RLlib's parts.
 
-`PPOSearcher` asks an `Agent` (when to learn, when to restart), which drives an `EliteEnvRunner` (acts, remembers) and
-an `EliteLearner` (PPO's update) around one `EliteAttention` network. No Ray cluster is involved.
+Each asks an `Agent` (when to learn, when to restart), which drives an env runner (acts, remembers) and a learner (PPO's
+update) around one network. No Ray cluster is involved. `ppo_paper` is made of `EliteEnvRunner`, `EliteLearner` and
+`EliteAttention`; `ppo` of `CopyEnvRunner`, `CopyLearner` and `CopyAttention`, which are built on them.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+import abc
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from envs.space import Action, StrategySpace
+from raysearch.ppo.copy_options import CopyOptions
 from raysearch.ppo.options import Options
 from raysearch.searcher import Outcome, Searcher
 
+if TYPE_CHECKING:
+    from raysearch.ppo.algorithm import LearnToShardConfig
 
-@final
-class PPOSearcher(Searcher):
-    """Learning to Shard's PPO preset; see `raysearch.ppo.options` for its parameters and `Agent` for its restarts.
 
-    It shares the environment's elites and best through the observation and the reward; it holds neither.
-    """
+class AgentSearcher(Searcher):
+    """A searcher that leaves everything to an `Agent`."""
 
-    name = "ppo_paper"
-    Options: ClassVar = Options
-
-    def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: Options) -> None:
+    def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: Any) -> None:
         super().__init__(space, seed=seed, budget=budget, options=options)
-        # Here, not above: torch and RLlib take seconds, and whoever only validates options needs neither.
-        from raysearch.ppo.algorithm import LearnToShardConfig
-
-        # One row stands for any number T of elites: the network does not depend on it.
+        # One row stands for any number T of elites: no network depends on it.
         observation_space = Box(-1.0, 1.0, (1, len(space.sizes)), np.float32)
-        config = LearnToShardConfig().environment(observation_space=observation_space, action_space=space.action_space)
+        config = self.new_config().environment(observation_space=observation_space, action_space=space.action_space)
         self._agent = config.search(budget=budget, seed=seed, options=options).build_agent()
+
+    @abc.abstractmethod
+    def new_config(self) -> LearnToShardConfig:
+        """An RLlib configuration that takes this searcher's options.
+
+        It is imported here: torch and RLlib take seconds, and whoever only validates options needs neither.
+        """
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """Samples an action from the policy."""
@@ -43,7 +46,7 @@ class PPOSearcher(Searcher):
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Adds the call to the rollout, and learns from it once it is full."""
-        self._agent.runner.record(outcome.reward, outcome.observation)
+        self._agent.runner.tell(outcome)
         self._agent.learn_when_due()
 
     def get_state(self) -> dict[str, Any]:
@@ -57,3 +60,38 @@ class PPOSearcher(Searcher):
     def metrics(self) -> dict[str, float]:
         """Confidence, entropy, restarts, learning rate, policy loss."""
         return self._agent.metrics()
+
+
+@final
+class PPOSearcher(AgentSearcher):
+    """Learning to Shard's PPO preset; see `raysearch.ppo.options` for its parameters and `Agent` for its restarts.
+
+    It shares the environment's elites and best through the observation and the reward; it holds neither.
+    """
+
+    name = "ppo_paper"
+    Options: ClassVar = Options
+
+    def new_config(self) -> LearnToShardConfig:
+        """The paper's."""
+        from raysearch.ppo.algorithm import LearnToShardConfig
+
+        return LearnToShardConfig()
+
+
+@final
+class CopyPPOSearcher(AgentSearcher):
+    """Our preset: PPO over attention that copies from the elites, with a critic that learns from every call.
+
+    See `raysearch.ppo.copy_options` for its parameters, `CopyAttention` for the policy and `CopyEnvRunner` for how it
+    proposes. It keeps its own elites, as infeasible strategies are among them until enough feasible ones are known.
+    """
+
+    name = "ppo"
+    Options: ClassVar = CopyOptions
+
+    def new_config(self) -> LearnToShardConfig:
+        """Ours."""
+        from raysearch.ppo.copy_algorithm import CopyConfig
+
+        return CopyConfig()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from envs.space import Action, StrategySpace
 from raysearch.searcher import Outcome, Searcher
 from sim.heuristics import megatron_dims, megatron_sp_dims
-from sim.types import Model
+from sim.types import Model, Strategy
 
 
 class _DegreeSweep(Searcher):
@@ -38,11 +38,15 @@ class _DegreeSweep(Searcher):
         """The next combination."""
         if self._proposed == self.sweep_calls(self.space):
             return None
-        degrees = np.unravel_index(self._proposed, self.space.sizes[:4])
+        indices = np.unravel_index(self._proposed, self.space.sizes[:4])
         self._proposed += 1
-        # A choice is its own index. Where a space has degrees only, its dims are not searched.
-        choices = self.dims(self.space.workload.model)[: len(self.space.sizes) - len(degrees)]
-        return np.array([*degrees, *choices], dtype=np.int64)
+        if len(self.space.sizes) == len(indices):  # degrees only: no dims are searched
+            return np.array(indices, dtype=np.int64)
+        tables = self.space.workload.degrees
+        tp, ep, pp, batch = (
+            table[index] for table, index in zip((tables.tp, tables.ep, tables.pp, tables.batch), indices, strict=True)
+        )
+        return self.space.encode(Strategy(tp, ep, pp, batch, self.dims(self.space.workload.model)))
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Learns nothing."""

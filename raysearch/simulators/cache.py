@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +37,7 @@ class AnswerCache:
         self._path = path
         self._key = workload.config_hash
         self._ready: dict[Strategy, Evaluation] = {}
+        self._database: sqlite3.Connection | None = None
 
     def prefetch(self, strategy: Strategy) -> None:
         """Looks the strategy up, and passes on what is not known."""
@@ -59,14 +59,15 @@ class AnswerCache:
         return answer
 
     def close(self) -> None:
-        """Closes the black box."""
+        """Closes the black box and the file."""
         self._source.close()
+        if self._database is not None:
+            self._database.close()
 
     def _read(self, strategy: Strategy) -> Evaluation | None:
+        query = "SELECT answer FROM answers WHERE workload = ? AND strategy = ?"
         try:
-            with closing(self._open()) as database:
-                query = "SELECT answer FROM answers WHERE workload = ? AND strategy = ?"
-                row = database.execute(query, (self._key, repr(strategy))).fetchone()
+            row = self._open().execute(query, (self._key, repr(strategy))).fetchone()
             return _evaluations().validate_json(row[0]) if row else None
         except ValidationError:  # of another version: it is asked for and written anew
             return None
@@ -77,18 +78,21 @@ class AnswerCache:
     def _write(self, strategy: Strategy, answer: Evaluation) -> None:
         try:
             content = _evaluations().dump_json(answer).decode()
-            with closing(self._open()) as database, database:
-                database.execute(
-                    "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (self._key, repr(strategy), content)
-                )
+            row = (self._key, repr(strategy), content)
+            with self._open() as database:  # a transaction
+                database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", row)
         except (sqlite3.Error, OSError) as error:
             _note_unused(self._path, str(error))
 
     def _open(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        database = sqlite3.connect(self._path, timeout=_BUSY_S)
-        database.execute(_SCHEMA)
-        return database
+        if self._database is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(self._path, timeout=_BUSY_S)
+            # No wait for the disk: a crash of the machine may cost the last answers, never the file.
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute(_SCHEMA)
+        return self._database
 
 
 @cache

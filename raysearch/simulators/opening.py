@@ -68,10 +68,15 @@ def searched_space(workload: Workload, simulator: str | None) -> StrategySpace:
     """The space of a workload; of a simulator that knows degrees only, with Megatron-LM's dims throughout.
 
     Raises:
-        InputError: There is no such simulator.
+        InputError: There is no such simulator, or it would not know what the extended space asks for.
     """
     if simulator is None:
         return StrategySpace(workload)
+    if workload.space == "extended":
+        raise InputError(
+            f"simulator {simulator!r} knows the paper's strategies only, but {workload.name} searches the extended "
+            "space; leave out its `space`, or the simulator"
+        )
     from raysearch.simulators.plugin import load_plugin
 
     degrees_only = load_plugin(simulator).degrees_only

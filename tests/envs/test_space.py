@@ -136,3 +136,32 @@ def test_an_action_outside_the_space_is_refused_by_name(action: np.ndarray, mess
 def test_a_strategy_outside_the_tables_is_refused_by_name(strategy: Strategy, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StrategySpace(tiny_workload()).encode(strategy)
+
+
+# --- the extended space -------------------------------------------------------------------------------
+
+EXTENDED = StrategySpace(replace(WORKLOADS[MOE], space="extended"))
+
+
+def test_the_extended_space_appends_attention_s_degrees_and_widens_gemms() -> None:
+    assert EXTENDED.names == (*SPACES[MOE].names, "cp", "dp")
+    sizes = dict(zip(EXTENDED.names, EXTENDED.sizes, strict=True))
+    assert [name for name, size in sizes.items() if size == 6] == ["qkv_proj", "o_proj", "ffn1", "ffn2"]
+    assert EXTENDED.size == 8 * 5 * 10 * 13 * 3**8 * 6**4 * 7 * 8
+
+
+@given(action=actions_of(EXTENDED))
+def test_extended_actions_decode_and_encode_back(action: np.ndarray) -> None:
+    np.testing.assert_array_equal(EXTENDED.encode(EXTENDED.decode(action)), action)
+
+
+@given(action=actions_of(SPACES[MOE]))
+def test_every_strategy_of_the_paper_is_the_same_one_in_the_extended_space(action: np.ndarray) -> None:
+    strategy = SPACES[MOE].decode(action)
+    assert EXTENDED.decode(EXTENDED.encode(strategy)) == strategy
+
+
+def test_the_paper_s_space_refuses_an_extended_strategy() -> None:
+    strategy = replace(SPACES[MOE].decode(np.zeros(16, np.int64)), cp=2)
+    with pytest.raises(ValueError, match="searches the paper's space, where cp is 1 and dp is ep"):
+        SPACES[MOE].encode(strategy)

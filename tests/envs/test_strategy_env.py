@@ -64,6 +64,7 @@ def test_info_says_what_the_call_was_worth() -> None:
         (0.0, False, 80.0),
     ]
     assert infos[2]["evaluation"].violations[0].kind == "hbm"
+    assert [info["excess"] for info in infos] == [0.0, 0.0, pytest.approx(math.log(2))]  # 2 bytes for 1
 
 
 def test_observations_are_the_distinct_elites_best_first_scaled_and_padded() -> None:

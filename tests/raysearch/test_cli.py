@@ -129,7 +129,7 @@ SEARCH = ("search", "-w", "gpt_moe_1_2t_16k", "-s", "random", "--out", "out")
         (evaluate("--pp", "2.5"), "--pp"),
         (evaluate("--pq", "2"), "--pp"),
         (evaluate("--dims", "2,1,1"), "12"),
-        (evaluate("--dims", DIMS.replace("0", "3")), "3"),
+        (evaluate("--dims", DIMS.replace("0", "7")), "7"),
         (evaluate("--dims", "megatron-ps"), "megatron-sp"),
         (("evaluate",), "--workload"),
         (("optimum", "-w", "nope"), "unknown workload"),

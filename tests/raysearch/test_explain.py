@@ -59,7 +59,7 @@ def test_verify_rules_proves_one_operation(raysearch: Command) -> None:
     assert told["proved"]
     (op,) = told["ops"]
     assert "S(1), S(0) -> P(sum)" in op["rules"]
-    assert op["combinations"] == 14**3
+    assert op["combinations"] == 15**3
     assert "S(1), S(0) -> P(sum)" in raysearch("verify-rules", "--op", "matmul").stdout
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from envs.rows import ROWS_FILE, read_rows
+from envs.rows import ROWS_FILE, RowsTaken, read_rows
 from raysearch.checkpoint import CHECKPOINT_FILE
 from raysearch.errors import InputError
-from raysearch.files import claimed
 from raysearch.records import RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
 
@@ -112,6 +111,30 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_workload: Pa
     assert finished(again) == finished(SearchRun(spec(tiny_workload), tmp_path / "straight"))
 
 
+def test_a_process_that_was_given_up_for_dead_cannot_harm_the_run_that_another_goes_on_with(
+    tiny_workload: Path, tmp_path: Path
+) -> None:
+    straight = finished(SearchRun(spec(tiny_workload), tmp_path / "straight"))
+    lost = SearchRun(spec(tiny_workload), tmp_path / "run")
+    lost.advance(20)
+    lost.save()
+    successor = SearchRun(spec(tiny_workload), tmp_path / "run", resume=True)
+    successor.advance(10)
+    lost.advance(40)
+    for end in (lost.save, lost.finish):
+        with pytest.raises(RowsTaken, match="in the hands of another process"):
+            end()
+    lost.close()
+    assert len(read_rows(tmp_path / "run")) == 30
+    shutil.copy(tmp_path / "straight" / "summary.json", tmp_path / "run")  # as if it had asked a moment earlier
+    with pytest.raises(RowsTaken, match="30 rows of 60"):
+        finish_rows(tmp_path / "run")
+    assert finished(successor) == straight
+    with pytest.raises(RowsTaken):  # nor once the other is done
+        lost.save()
+    assert read_rows(tmp_path / "run").equals(read_rows(tmp_path / "straight"))
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -208,16 +231,3 @@ def test_unknown_names_and_options_are_refused_before_anything_is_written(tiny_w
     with pytest.raises(InputError, match="heat"):
         SearchRun(RunSpec(str(tiny_workload), "annealing", 0, 9, options={"heat": 3.0}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_that_vanished_under_the_lock_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = fcntl.flock
-
-    def lock_after_the_owner_left(handle: int, operation: int) -> None:
-        (tmp_path / "run").rmdir()
-        (tmp_path / "run").mkdir()  # a third process begins anew there
-        lock(handle, operation)
-
-    monkeypatch.setattr(fcntl, "flock", lock_after_the_owner_left)
-    with pytest.raises(InputError, match="in use by another"), claimed(tmp_path / "run"):
-        pass

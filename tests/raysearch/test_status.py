@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from raysearch.claim import claimed, in_use
 from raysearch.commands import status as status_command
 from raysearch.commands.status import show_status
 from raysearch.errors import InputError
-from raysearch.files import claimed, in_use
 from raysearch.journal import JOURNAL_FILE, Journal
 from raysearch.run import SearchRun
 from raysearch.status import StudyStatus, read_status

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +53,13 @@ def test_a_study_is_every_workload_with_every_searcher_and_seed(tiny_workload: P
     study = load_study(write_study(tmp_path, tiny_workload))
     assert set(study.specs()) == {f"tiny-{name}-s{seed}" for name in ("random_walk", "annealing") for seed in (0, 1)}
     assert all(spec.budget == 60 and spec.workload == str(tiny_workload) for spec in study.specs().values())
+
+
+def test_workloads_take_turns_so_that_none_waits_for_another_to_be_done(tiny_workload: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(tiny_workload.read_text().replace('name = "tiny"', 'name = "other"'))
+    study = load_study(write_study(tmp_path, tiny_workload, workloads=[str(tiny_workload), str(other)]))
+    assert [spec.workload for spec in study.specs().values()] == [str(tiny_workload), str(other)] * 4
 
 
 def test_workload_paths_are_tried_beside_the_study_file_first(tiny_workload: Path, tmp_path: Path) -> None:
@@ -145,6 +149,7 @@ def half(path: Path) -> None:
         ("study.json", lambda path: path.write_text("{}")),
         ("runs/tiny-random_walk-s0/summary.json", half),
         ("runs/tiny-random_walk-s0/rows.parquet", half),
+        ("runs/tiny-random_walk-s0", lambda path: (path / "rows.jsonl").write_text("")),
         ("runs/tiny-annealing-s0/run.json", half),
         ("runs/tiny-annealing-s0/run.json", lambda path: path.write_text("{}")),
         ("runs/tiny-annealing-s0/rows.jsonl", lambda path: path.write_text("garbage\n")),
@@ -310,64 +315,3 @@ def test_of_two_studies_into_one_folder_one_is_refused(tiny_workload: Path, tmp_
     assert sorted(codes) == [0, 2], printed
     assert printed[codes.index(2)][1].startswith("error: ")
     assert json.loads(printed[codes.index(0)][0])["complete"]
-
-
-@pytest.mark.slow
-def test_a_study_survives_ctrl_c_a_killed_driver_and_a_killed_run(
-    tiny_workload: Path, tmp_path: Path, start: Start
-) -> None:
-    searchers = ["annealing", "ppo_paper"]
-    study = write_study(tmp_path, tiny_workload, searchers=searchers, seeds=[0], budget=3000, report_every=50)
-    out = tmp_path / "out"
-    command = ("study", study, "--out", out, "--cpus", "1", "--json")
-
-    interrupted = start(*command)
-    wait_for_rows(interrupted, out, 400)
-    os.killpg(interrupted.pid, signal.SIGINT)  # as a terminal does: to Ray's processes too
-    _, said = interrupted.communicate(timeout=60)
-    assert interrupted.returncode == 130, said
-    assert f"raysearch study {study} --out {out} --resume" in said
-    kept = rows_of(out)
-    assert kept >= 400
-
-    killed = start(*command, "--resume")
-    wait_for_rows(killed, out, kept + 300)
-    killed.kill()
-    killed.communicate()
-
-    mended = start(*command, "--resume")
-    kill_a_run(mended, out)
-    printed, said = mended.communicate(timeout=120)
-    assert mended.returncode == 0, said
-    digests = {run["searcher"]: run["digest"] for run in json.loads(printed)["runs"]}
-    assert digests == {searcher: alone(tiny_workload, searcher, 0, 3000, tmp_path / "alone") for searcher in searchers}
-
-
-def rows_of(out: Path) -> int:
-    """Rows on disk so far, in all runs."""
-    rows = [path.read_bytes().count(b"\n") for path in out.glob("runs/*/rows.jsonl")]
-    return sum(rows) + sum(len(read_rows(path.parent)) for path in out.glob("runs/*/rows.parquet"))
-
-
-def wait_for_rows(process: subprocess.Popen[str], out: Path, rows: int) -> None:
-    deadline = time.monotonic() + 90
-    while rows_of(out) < rows:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, f"{rows_of(out)} of {rows} rows after 90 s"
-        time.sleep(0.02)
-
-
-def kill_a_run(process: subprocess.Popen[str], out: Path) -> None:
-    """Kills the process that makes the calls of the run under way."""
-    wait_for_rows(process, out, rows_of(out) + 300)
-    for pid in children_of(process.pid):
-        if "SearchTrial" in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGKILL)
-            return
-    raise AssertionError("no run is under way")
-
-
-def children_of(pid: int) -> list[int]:
-    """All descendants of a process."""
-    direct = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
-    return direct + [below for child in direct for below in children_of(child)]

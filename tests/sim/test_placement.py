@@ -169,3 +169,13 @@ def test_a_cut_moves_to_another_dim_and_others_do_not() -> None:
     assert str(parse_placement("SS(0,2)").on(3)) == "SS(3,2)"
     with pytest.raises(PlacementError, match="cuts no single dim"):
         Replicate().on(1)
+
+
+@pytest.mark.parametrize("text", ["S(0)", "SS(0,2)", "SS(0,3)", "SS(0,8)"])
+@pytest.mark.parametrize("degree", [1, 2, 4, 5])
+@pytest.mark.parametrize("size", [0, 1, 3, 12, 17, 24, 40])
+def test_the_formula_of_owners_says_what_split_does(text: str, degree: int, size: int) -> None:
+    placement = parse_placement(text)
+    owner = placement.owners(size, degree)
+    for rank, piece in enumerate(placement.split(np.arange(size), degree)):
+        np.testing.assert_array_equal(np.flatnonzero(owner == rank), piece)

@@ -46,11 +46,18 @@ def test_a_route_moves_the_right_numbers(
     tensor, rng = np.abs(np.random.default_rng(seed).standard_normal(shape)), np.random.default_rng(seed)
     assume(fits(source, degrees, shape) and fits(target, degrees, shape))
     norms = "NP(2)" in before  # they split no negative parts
-    route = cheapest_route(source, target, degrees, shape, 2)
-    got = execute(route, split(tensor, source, degrees, None if norms else rng), degrees)
-    for ranks, wanted in split(tensor, target, degrees).items():
-        assert got[ranks].shape == wanted.shape
-        np.testing.assert_allclose(got[ranks], wanted, atol=1e-9)
+    pieces, wanted = split(tensor, source, degrees, None if norms else rng), split(tensor, target, degrees)
+    routes = [
+        cheapest_route(source, target, degrees, shape, 2),
+        cheapest_route(source, target, degrees, shape, 2, fused=True),
+        cheapest_route(source, target, degrees, shape, 2, fused=True, stripes=False),
+    ]
+    for route in routes:
+        got = execute(route, pieces, degrees)
+        for ranks, piece in wanted.items():
+            assert got[ranks].shape == piece.shape
+            np.testing.assert_allclose(got[ranks], piece, atol=1e-9)
+    assert routes[1].bytes_per_device <= routes[0].bytes_per_device + 1e-6
 
 
 @settings(deadline=None, max_examples=60)
@@ -132,3 +139,28 @@ def test_a_route_costs_nothing_where_ranks_cut_their_own_piece() -> None:
     route = cheapest_route((REPLICATE, REPLICATE), (Shard(0), Shard(1)), (2, 4), (8, 8), 1)
     assert math.isclose(route.bytes_per_device, 0)
     assert [step.collective for step in route.steps] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "collective", "sent"),
+    [
+        ("S(0), S(0)", "R, R", "all_gather", 31 / 32),
+        ("P(sum), P(sum)", "R, R", "all_reduce", 2 * 31 / 32),
+        ("P(sum), P(sum)", "S(1), S(1)", "reduce_scatter", 31 / 32),
+        ("S(0), S(0)", "S(1), S(1)", "all_to_all", 31 / 32**2),
+    ],
+)
+def test_one_collective_may_run_over_neighbouring_axes(source: str, target: str, collective: str, sent: float) -> None:
+    whole_bytes = 64 * 128 * 2
+    # Priced per step, so that one is cheaper than two.
+    route = cheapest_route(
+        parse_layout(source),
+        parse_layout(target),
+        (4, 8),
+        (64, 128),
+        2,
+        lambda step: 1e6 * bool(step.collective),
+        fused=True,
+    )
+    assert [(step.collective, step.axis, step.span) for step in route.steps] == [(collective, 0, 2)]
+    assert route.bytes_per_device == pytest.approx(sent * whole_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,14 +30,15 @@ def test_the_rule_of_an_einsum_is_complete_in_three_cases() -> None:
     for equation in ("td,dq->tq", "ecd,edf->ecf", "bhqd,bhkd->bhqk"):
         verdict = check_operation(equation, einsum_operation(equation), placements)
         labels = set(equation) - set(",->")
+        alone = [rule for rule in verdict.rules if rule.run is None]
         # Replicate all, pass the parts of either operand (summed or averaged), shard one label.
-        assert {rule for rule in verdict.rules if "avg" not in str(rule)} == {
+        assert {rule for rule in alone if "avg" not in str(rule)} == {
             Rule((REPLICATE, REPLICATE), REPLICATE),
             Rule((PARTIAL, REPLICATE), PARTIAL),
             Rule((REPLICATE, PARTIAL), PARTIAL),
-            *(rule for rule in verdict.rules if rule.label in labels),
+            *(rule for rule in alone if rule.label in labels),
         }
-        assert len([rule for rule in verdict.rules if rule.label]) == len(labels)
+        assert len([rule for rule in alone if rule.label]) == len(labels)
         assert verdict.proved
         combinations += verdict.combinations
     assert combinations == 4**3 + 5**3 + 6**3 == 405
@@ -116,7 +118,8 @@ def test_the_rules_agree_with_those_of_dtensor_but_for_the_explained() -> None:
     in_play = [parse_placement(text) for text in ("R", "S(0)", "P(sum)", "P(avg)", "P(max)", "P(min)")]
     for name, theirs in json.loads(asked.stdout).items():
         rules = rules_of(OPERATIONS[name], in_play)
-        ours = {str(rule) for rule in rules if "NP" not in str(rule)}  # DTensor's norms are private to its norm ops
+        # DTensor's norms are private to its norm ops, and it has no parts of a softmax and no gathers inside a rule.
+        ours = {str(rule) for rule in rules if rule.run is None and not re.search("NP|LSE", str(rule))}
         assert ours - set(theirs) == TORCH_LACKS[name], name
         assert set(theirs) - ours == TORCH_LISTS_WHAT_WE_IMPLY.get(name, set()), name
         for text in set(theirs) - ours:

@@ -14,7 +14,7 @@ from sim.catalog import load_workload
 from sim.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops import op_names
 from sim.simulate import evaluate
-from sim.types import CollectiveModel, Evaluation, ExpertAllToAll, Hardware, PointToPoint, Strategy, Workload
+from sim.types import CollectiveModel, Evaluation, ExpertAllToAll, Hardware, PointToPoint, Strategy, Violation, Workload
 
 WORKLOADS = {
     name: load_workload(name)
@@ -507,3 +507,18 @@ def test_what_bounds_an_op_is_where_its_time_goes(moe: Workload) -> None:
     assert tiny["attn_norm"].bound == "launch"
     crowded = {op.name: op for op in evaluate(moe, Strategy(8, 1, 2, 16384, megatron_dims(moe.model))).ops}
     assert crowded["qkv_proj"].bound == "compute"
+
+
+def test_excess_adds_up_the_factors_by_which_limits_are_missed() -> None:
+    evaluation = evaluate(WORKLOADS["gpt_moe_1_2t_16k"], Strategy(1, 1, 1, 4096, (2,) * 12))
+    ratios = {violation.kind: violation.needed / violation.allowed for violation in evaluation.violations}
+    assert set(ratios) == {"hbm", "tpot"}
+    assert evaluation.excess == pytest.approx(math.log(ratios["hbm"] * ratios["tpot"]))
+
+
+def test_a_broken_divisor_counts_as_a_factor_of_e_and_what_is_feasible_as_none() -> None:
+    workload = WORKLOADS["gpt_moe_1_2t_16k"]
+    assert evaluate(workload, Strategy(8, 16, 2, 512, megatron_dims(workload.model))).excess == 0.0
+    assert Violation("layers", 7, 64, "pp=7 does not divide 64 layers").excess == 1.0
+    assert Violation("gpus", 2048, 1024, "").excess == pytest.approx(math.log(2))
+    assert Violation("hbm", math.inf, 1, "").excess == Violation("tokens", 8, 0, "").excess == 1.0

@@ -54,3 +54,14 @@ def test_the_stream_comes_from_the_layer_above() -> None:
 def test_held_tensors_have_both_notations() -> None:
     assert held("x", "td", "S(0)").named == "x[t_tp, d]"
     assert held("x", "ecd", "R").named == "x[e, c, d]"
+
+
+@pytest.mark.parametrize("dims", [megatron_dims(WORKLOAD.model), MIXED, (2, 4, 0, 3, 0, 2, 2, 0, 5, 0, 3, 0)])
+def test_every_collective_of_two_meshes_stands_once_too(dims: tuple[int, ...]) -> None:
+    evaluation = evaluate(WORKLOAD, Strategy(2, 4, 2, 512, dims, cp=4, dp=8))
+    for node, op in zip(picture_of("title", WORKLOAD, evaluation).nodes, evaluation.ops, strict=True):
+        shown = [c for edge in node.edges for c in edge.collectives] + list(node.inside)
+        assert sorted(map(repr, shown)) == sorted(map(repr, op.collectives))
+        sides = {"attn_norm", "qkv_proj", "attention", "o_proj", "attn_residual"}
+        for edge in node.edges:
+            assert ("moe_tp" in edge.arrives.named) <= (node.name not in sides)

@@ -8,10 +8,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from raysearch.ppo.agent import Agent
 from raysearch.ppo.algorithm import LearnToShardConfig
+from raysearch.ppo.copy_algorithm import CopyConfig
+from raysearch.ppo.copy_options import CopyOptions
 from raysearch.ppo.options import Options
+from raysearch.searcher import Outcome
+
+torch.set_num_threads(1)  # as every search does; more are far slower on small matrices
 
 SIZES = (5, 1, 4, 3, 3, 3, 3, 3)
 ELITES = 3
@@ -46,7 +52,8 @@ class ToyEnv(gymnasium.Env):
         reward = (raw + (raw - best)) / max(best, raw) if feasible else -2.0
         if feasible and (-raw, choices) not in self.elites:
             self.elites = sorted([*self.elites, (-raw, choices)])[:ELITES]
-        return self.observe(), reward, False, False, {"raw": raw, "feasible": feasible, "best": self.best}
+        info = {"raw": raw, "feasible": feasible, "best": self.best, "excess": float(not feasible)}
+        return self.observe(), reward, False, False, info
 
     def observe(self) -> np.ndarray:
         rows = np.full(self.observation_space.shape, -1.0, np.float32)
@@ -72,8 +79,8 @@ class Search:
     def advance(self, calls: int) -> Search:
         for _ in range(calls):
             action = self.agent.runner.act(self.observation)
-            self.observation, reward, *_ = self.env.step(action)
-            self.agent.runner.record(reward, self.observation)
+            self.observation, reward, _, _, info = self.env.step(action)
+            self.agent.runner.tell(Outcome.of(self.observation, reward, info))
             self.agent.learn_when_due()
         return self
 
@@ -102,13 +109,34 @@ def make_config(*, budget: int, seed: int = 0, **options: Any) -> LearnToShardCo
 
 
 def make_search(*, budget: int, seed: int = 0, sizes: tuple[int, ...] = SIZES, **options: Any) -> Search:
+    return start(make_config(budget=budget, seed=seed, **options), sizes)
+
+
+def make_copy_config(*, budget: int, seed: int = 0, **options: Any) -> CopyConfig:
+    small = {"rollout_calls": 8, "critic_hidden": 8, "critic_steps": 2, "critic_batch": 16}
+    network = {"embedding": 16, "hidden": 16, "feed_forward": 16, "attention_heads": 2}
+    return CopyConfig().search(budget=budget, seed=seed, options=CopyOptions(**{**small, **network, **options}))
+
+
+def make_copy_search(*, budget: int, seed: int = 0, sizes: tuple[int, ...] = SIZES, **options: Any) -> Search:
+    return start(make_copy_config(budget=budget, seed=seed, **options), sizes)
+
+
+def start(config: LearnToShardConfig, sizes: tuple[int, ...]) -> Search:
     env = ToyEnv({"sizes": sizes})
-    config = make_config(budget=budget, seed=seed, **options)
     config.environment(observation_space=env.observation_space, action_space=env.action_space)
     return Search(config.build_agent(), env)
 
 
 @pytest.fixture
 def toy() -> SimpleNamespace:
-    """The toy environment, the sizes of its heads, and builders: `search`, `config`, `options`."""
-    return SimpleNamespace(Env=ToyEnv, sizes=SIZES, search=make_search, config=make_config, options=small_options)
+    """The toy environment, the sizes of its heads, and builders of the paper's preset and of ours (`copy_...`)."""
+    return SimpleNamespace(
+        Env=ToyEnv,
+        sizes=SIZES,
+        search=make_search,
+        config=make_config,
+        options=small_options,
+        copy_search=make_copy_search,
+        copy_config=make_copy_config,
+    )

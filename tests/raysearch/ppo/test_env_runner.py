@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from raysearch.ppo.env_runner import gumbel_noise
-
 
 @pytest.fixture
 def runner(toy):
@@ -12,20 +10,6 @@ def runner(toy):
 
 def observation(toy, value: float = -1.0) -> np.ndarray:
     return np.full((3, len(toy.sizes)), value, np.float32)
-
-
-def test_noise_depends_on_seed_and_call_alone():
-    a = gumbel_noise(3, 17, (8, 5))
-    gumbel_noise(4, 1, (2, 2))
-    np.testing.assert_array_equal(a, gumbel_noise(3, 17, (8, 5)))
-    assert not np.array_equal(a, gumbel_noise(3, 18, (8, 5)))
-    assert not np.array_equal(a, gumbel_noise(4, 17, (8, 5)))
-
-
-def test_noise_is_standard_gumbel():
-    noise = gumbel_noise(0, 0, (200_000,))
-    assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.01)
-    assert noise.std() == pytest.approx(np.pi / np.sqrt(6), abs=0.01)
 
 
 def test_rollout_holds_what_was_seen_done_and_expected(toy, runner):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from envs.strategy_env import StrategyEnv
+from raysearch.ppo.copy_options import CopyOptions
 from raysearch.ppo.options import Options
 from raysearch.registry import OptionsError, check_options, make_searcher
 from raysearch.searcher import Outcome
@@ -25,15 +26,25 @@ class TestConformance(SearcherSuite):
         return 41
 
 
+class TestOurPreset(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "ppo"
+
+    @pytest.fixture
+    def budget(self) -> int:
+        return 75  # two rollouts and a part
+
+
 @pytest.fixture(scope="module")
 def workload():
     return load_workload("gpt_moe_1_2t_16k")
 
 
-def search(workload, budget: int, **options):
-    """Makes `budget` calls; returns the searcher and the rewards it got."""
+def search(workload, budget: int, name: str = "ppo_paper", **options):
+    """Makes `budget` calls; returns the searcher."""
     env = StrategyEnv(workload)
-    searcher = make_searcher("ppo_paper", env.space, seed=0, budget=budget, **options)
+    searcher = make_searcher(name, env.space, seed=0, budget=budget, **options)
     observation, _ = env.reset()
     for _ in range(budget):
         action = searcher.ask(observation)
@@ -44,6 +55,10 @@ def search(workload, budget: int, **options):
 
 def test_preset_file_holds_the_defaults():
     assert read_config(config_path("searchers", "ppo_paper"), Options) == Options()
+
+
+def test_our_preset_file_holds_our_defaults():
+    assert read_config(config_path("searchers", "ppo"), CopyOptions) == CopyOptions()
 
 
 def test_defaults_are_the_papers():
@@ -74,6 +89,12 @@ def test_four_of_five_chunks_end_with_a_restart(workload):
 
 def test_a_checkpoint_is_small(workload):
     assert len(pickle.dumps(search(workload, 10).get_state())) < 7_000_000
+
+
+def test_a_checkpoint_of_ours_stays_small_over_a_whole_search(workload):
+    state = search(workload, 40, "ppo").get_state()
+    per_call = 2 * 16 + 8  # an int16 per coordinate and a merit
+    assert len(pickle.dumps(state)) + 4000 * per_call < 1_500_000
 
 
 def test_options_reach_the_network(workload):

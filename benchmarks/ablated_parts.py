@@ -1,0 +1,199 @@
+"""Parts that were tried in the preset `ppo` and are not, or not as such, in it: for `ablations.py` alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core.columns import Columns
+from scipy.special import log_softmax
+from torch import Tensor, nn
+
+from raysearch.ppo.copy_algorithm import CopyConfig
+from raysearch.ppo.copy_attention import CopyAttention
+from raysearch.ppo.copy_learner import CopyLearner
+from raysearch.ppo.copy_runner import CopyEnvRunner, MixtureOpinion
+from raysearch.ppo.distribution import MultiCategorical, padding_index
+from raysearch.ppo.memory import CallMemory
+from raysearch.ppo.mixture import CopyMixture
+from raysearch.ppo.noise import gumbel_noise
+from raysearch.ppo.rollout import Rollout, normalize, share_below
+
+
+class SoftAttention(CopyAttention):
+    """One component that copies from the attention-weighted mean of the elites, instead of one elite at a time."""
+
+    def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
+        x, present = self.one_hot(batch[Columns.OBS])
+        h, pooled = self.attend(x, present)
+        weights = torch.softmax(self.score(h).masked_fill(~present, -1e9), -2) * present
+        logits = self.policy(pooled) + (weights * self.copied(x)).sum(-2, keepdim=True)
+        return {Columns.ACTION_DIST_INPUTS: torch.cat([torch.zeros(*logits.shape[:-1], 1), logits], -1)}
+
+
+class ScaledInputs(CopyAttention):
+    """Elites enter as indices over the largest of their table, as in the paper, instead of one-hot."""
+
+    def setup(self) -> None:
+        """Replaces the embedding."""
+        super().setup()
+        self.embedding = nn.Linear(len(self.starts), self.model_config["embedding"])
+        index = torch.arange(len(self.coordinate)) - self.starts[self.coordinate]
+        scaled = nn.functional.one_hot(self.coordinate) * (index / self.largest[self.coordinate].clamp(min=1))[:, None]
+        self.register_buffer("scaled", scaled, persistent=False)
+
+    def attend(self, x: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        """As one-hot elites are, once they are no longer one-hot."""
+        return super().attend(x @ self.scaled, present)
+
+
+class RandomHeads(CopyAttention):
+    """The last layer of the logits starts orthogonal with gain 1 instead of zero."""
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Draws it anew."""
+        super().reset_parameters(generator)
+        nn.init.orthogonal_(self.policy[-1].weight, 1.0, generator)
+
+
+class Autoregressive(CopyAttention):
+    """Every head's logits also depend on the choices of the heads before it, by a learned table that starts at zero."""
+
+    def setup(self) -> None:
+        """Adds the table."""
+        super().setup()
+        self.coupling = nn.Parameter(torch.zeros(len(self.coordinate), len(self.coordinate)))
+        earlier = (self.coordinate[:, None] < self.coordinate).float()
+        self.register_buffer("earlier", earlier, persistent=False)
+        distribution: Any = AutoregressiveMixture
+        sizes = [int(n) for n in self.action_space.nvec]
+        self.action_dist_cls = distribution.get_partial_dist_cls(
+            index=padding_index(sizes), heads=len(sizes), module=self
+        )
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Starts without any dependence."""
+        super().reset_parameters(generator)
+        with torch.no_grad():
+            self.coupling.zero_()
+
+
+class AutoregressiveMixture(CopyMixture):
+    """A `CopyMixture` whose components know the heads before; it keeps the flat logits to add to."""
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, *, index: Tensor, heads: int, module: Any, **_: Any) -> AutoregressiveMixture:
+        """Notes what `logp` needs."""
+        mixture = super().from_logits(logits, index=index, heads=heads)
+        mixture.flat, mixture.index, mixture.heads, mixture.module = logits[..., 1:], index, heads, module
+        return mixture
+
+    def logp(self, value: Tensor, **_: Any) -> Tensor:
+        """Log-probability `[...]`."""
+        module = self.module
+        chosen = torch.zeros(*value.shape[:-1], len(module.coordinate)).scatter_(-1, value + module.starts, 1.0)
+        shift = (chosen @ (module.coupling * module.earlier)).unsqueeze(-2)
+        components = MultiCategorical.from_logits(self.flat + shift, index=self.index, heads=self.heads)
+        each = components.logp(value.unsqueeze(-2).expand(*self.log_weights.shape, -1))
+        return torch.logsumexp(self.log_weights + each, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class AutoregressiveOpinion(MixtureOpinion):
+    """Draws head after head.
+
+    Attributes:
+        tables: What a choice of one head adds to the logits of another, `[H, K, H, K]`.
+    """
+
+    tables: np.ndarray = field(kw_only=True)
+
+    def log_prob(self, action: np.ndarray) -> float:
+        """Log-probability of an action `[H]`, whichever component made it."""
+        heads = np.arange(len(action))
+        components = log_softmax(self.log_probs + self.tables[heads, action].sum(0), axis=-1)
+        return float(np.logaddexp.reduce(self.log_weights + components[:, heads, action].sum(-1)))
+
+    def sample(self, draws: int, rng: np.random.Generator) -> np.ndarray:
+        """Actions `[draws, H]`."""
+        component = (self.log_weights + gumbel_noise(rng, (draws, len(self.log_weights)))).argmax(-1)
+        scores = self.log_probs[component] + gumbel_noise(rng, (draws, *self.log_probs.shape[1:]))
+        actions = np.zeros(scores.shape[:2], np.int64)
+        for head in range(scores.shape[1]):
+            actions[:, head] = scores[:, head].argmax(-1)
+            scores = scores + self.tables[head, actions[:, head]]
+        return actions
+
+
+class AutoregressiveRunner(CopyEnvRunner):
+    """Acts with an `Autoregressive` policy."""
+
+    def _forward(self, observation: np.ndarray) -> MixtureOpinion:
+        plain = super()._forward(observation)
+        tables = self._tables(*plain.log_probs.shape[1:])
+        return AutoregressiveOpinion(plain.log_weights, plain.log_probs, tables=tables)
+
+    def _tables(self, heads: int, width: int) -> np.ndarray:
+        module = self.module
+        flat = (module.coupling * module.earlier).detach().numpy()
+        index = module.coordinate.numpy(), (torch.arange(len(flat)) - module.starts[module.coordinate]).numpy()
+        tables = np.zeros((heads, width, heads, width), np.float32)
+        tables[index[0][:, None], index[1][:, None], index[0], index[1]] = flat
+        return tables
+
+
+class Repeating(CopyEnvRunner):
+    """May call a strategy again."""
+
+    def _is_new(self, action: np.ndarray) -> bool:
+        return True
+
+
+class AnyElites(CopyEnvRunner):
+    """The best T strategies, whatever their degrees."""
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        sizes = [int(n) for n in config.action_space.nvec]
+        self.memory = CallMemory(config.budget, sizes, config.preset.elites, apart=len(sizes))
+
+
+class StandardAdvantages(CopyLearner):
+    """Merits shifted and scaled to mean 0 and deviation 1 within the rollout, instead of the best eighth by rank."""
+
+    def estimate(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
+        """Advantages `[n]`."""
+        return normalize(rollout.rewards), np.zeros_like(rollout.rewards)
+
+
+class RankedAdvantages(CopyLearner):
+    """All ranks of the rollout count, from the worst (-1.7) to the best (1.7), instead of the best eighth."""
+
+    def estimate(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
+        """Advantages `[n]`."""
+        return (share_below(rollout.rewards) - 0.5) * math.sqrt(12), np.zeros_like(rollout.rewards)
+
+
+class SelfImitation(CopyLearner):
+    """Also raises the likelihood of the present elites, with a weight of 0.1."""
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
+        """PPO's loss and the elites'."""
+        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+        module = self.module[module_id].unwrapped()
+        last = batch[Columns.OBS][-1]
+        elites = last[last[:, 0] >= 0]
+        if not len(elites):
+            return loss
+        policy = module.action_dist_cls.from_logits(
+            fwd_out[Columns.ACTION_DIST_INPUTS][-1:].expand(len(elites), -1, -1)
+        )
+        return loss - 0.1 * policy.logp((elites * module.largest).round().long()).mean()
+
+
+def config_with(**classes: type) -> type[CopyConfig]:
+    """A `CopyConfig` made of other classes: `module_class`, `learner_class`, `runner_class`."""
+    return type("AblatedConfig", (CopyConfig,), classes)

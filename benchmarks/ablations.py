@@ -1,0 +1,180 @@
+"""What every part of the preset `ppo` is worth: the preset against itself with one thing changed, on paired seeds.
+
+    python benchmarks/ablations.py --out results/ablations                 # runs what is missing, then prints the table
+    python benchmarks/ablations.py --out results/ablations --seeds 4 --only preset no_restart
+
+A run is kept in --out as soon as it is done, so the command can be stopped and given again. Workloads are those that
+the preset was tuned on. Differences are variant minus preset in f/f*, positive where the variant is better: the mean
+over all pairs of runs, and its 95 % bootstrap interval (BCa, scipy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ablated_parts as parts
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from scipy.stats import bootstrap
+
+from envs.strategy_env import StrategyEnv
+from raysearch.files import write_json
+from raysearch.ppo.copy_algorithm import CopyConfig
+from raysearch.registry import check_options
+from raysearch.searcher import Outcome
+from raysearch.yardstick import find_yardstick
+from sim.catalog import load_workload
+from sim.types import Workload
+
+WORKLOADS = (
+    "qwen3_235b_a22b_16k",
+    "mixtral_8x22b_8k",
+    "llama_3_1_405b_8k",
+    "gpt_moe_1_8t_24k_slo30",
+    "gpt_moe_1_8t_48k_slo80",
+    "gpt_moe_1_8t_16k_nccl",
+)
+POINTS = (250, 500, 1000, 2000, 4000)
+NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The preset with something changed.
+
+    Attributes:
+        says: What is changed, for the table.
+        options: Over the preset's.
+        config: Made of other parts.
+        graded: Whether an infeasible call says by how much limits are missed.
+    """
+
+    says: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    config: type[CopyConfig] = CopyConfig
+    graded: bool = True
+
+
+VARIANTS = {
+    "preset": Variant("the preset"),
+    "no_update": Variant("the policy is never updated", {"learning_rate": 1e-12}),
+    "no_copy": Variant("no copying at the start", {"copy_choice": 0.0, "copy_degree": 0.0, "degree_step": 0.0}),
+    "soft_attention": Variant("one soft mix of the elites", config=parts.config_with(module_class=parts.SoftAttention)),
+    "no_step": Variant("degrees copied without order", {"copy_degree": 3.0, "degree_step": 0.0}),
+    "random_heads": Variant("random last layer", config=parts.config_with(module_class=parts.RandomHeads)),
+    "scaled_inputs": Variant("scaled indices as inputs", config=parts.config_with(module_class=parts.ScaledInputs)),
+    "autoregressive": Variant(
+        "autoregressive heads",
+        config=parts.config_with(module_class=parts.Autoregressive, runner_class=parts.AutoregressiveRunner),
+    ),
+    "one_elite": Variant("T = 1", {"elites": 1}),
+    "six_elites": Variant("T = 6", {"elites": 6}),
+    "any_elites": Variant("elites may share their degrees", config=parts.config_with(runner_class=parts.AnyElites)),
+    "ungraded": Variant("infeasible calls all alike", graded=False),
+    "repeats": Variant("may call a strategy again", config=parts.config_with(runner_class=parts.Repeating)),
+    "no_critic": Variant("no critic", {"candidates": 1}),
+    "eight_candidates": Variant("critic picks one of 8", {"candidates": 8}),
+    "no_optimism": Variant("critic without optimism", {"critic_optimism": 0.0}),
+    "short_rollouts": Variant("rollouts of 8", {"rollout_calls": 8}),
+    "long_rollouts": Variant("rollouts of 64", {"rollout_calls": 64}),
+    "standard_advantages": Variant(
+        "standardised advantages", config=parts.config_with(learner_class=parts.StandardAdvantages)
+    ),
+    "ranked_advantages": Variant("all ranks count", config=parts.config_with(learner_class=parts.RankedAdvantages)),
+    "no_entropy": Variant("no entropy bonus", {"entropy_coefficient": 0.0}),
+    "more_entropy": Variant("entropy bonus 0.1", {"entropy_coefficient": 0.1}),
+    "self_imitation": Variant("self-imitation of elites", config=parts.config_with(learner_class=parts.SelfImitation)),
+    "no_restart": Variant("no restarts", {"patience": NEVER}),
+    "fast_learning": Variant("learning rate 1e-3", {"learning_rate": 1e-3}),
+}
+
+
+def search(variant: Variant, workload: Workload, seed: int, budget: int) -> list[float]:
+    """Best tokens/s/GPU after each of `POINTS` that the budget reaches."""
+    env = StrategyEnv(workload)
+    shown = Box(-1.0, 1.0, (1, len(env.space.sizes)), np.float32)
+    config = variant.config().environment(observation_space=shown, action_space=env.space.action_space)
+    options: Any = check_options("ppo", variant.options)
+    agent = config.search(budget=budget, seed=seed, options=options).build_agent()
+    observation, _ = env.reset()
+    best = []
+    for call in range(1, budget + 1):
+        observation, reward, _, _, info = env.step(agent.runner.act(observation))
+        outcome = Outcome.of(observation, reward, info)
+        agent.runner.tell(outcome if variant.graded or outcome.feasible else replace(outcome, excess=1.0))
+        agent.learn_when_due()
+        if call in POINTS:
+            best.append(outcome.best)
+    return best
+
+
+def run(folder: Path, name: str, workload_name: str, seed: int, budget: int) -> list[float]:
+    """f/f* at `POINTS` of one run, made now or before."""
+    variant = VARIANTS[name]
+    options = check_options("ppo", variant.options).model_dump()
+    key = hashlib.sha256(json.dumps([options, budget], sort_keys=True).encode()).hexdigest()[:8]
+    path = folder / f"{name}-{workload_name}-s{seed}-{key}.json"
+    if not path.is_file():
+        workload = load_workload(workload_name)
+        optimum = find_yardstick(workload).tokens_per_s_per_gpu
+        assert optimum is not None
+        started = time.process_time()
+        scores = [best / optimum for best in search(variant, workload, seed, budget)]
+        write_json(path, {"scores": scores, "cpu_s": time.process_time() - started})
+    return json.loads(path.read_text())["scores"]
+
+
+def interval(differences: np.ndarray) -> str:
+    """Mean and 95 % interval of `[runs]`, as a table cell."""
+    mean = differences.mean()
+    if np.ptp(differences) == 0:
+        return f"{mean:+.3f}"
+    rng = np.random.default_rng(0)
+    low, high = bootstrap((differences,), np.mean, n_resamples=9999, rng=rng).confidence_interval
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def table(scores: Mapping[str, np.ndarray], budget: int) -> str:
+    """Markdown: the preset's means, then every variant's differences; `scores` are `[runs, points]`."""
+    points = [point for point in POINTS if point <= budget]
+    lines = ["| change | " + " | ".join(map(str, points)) + " | worst |", "|---" * (len(points) + 2) + "|"]
+    preset = scores["preset"]
+    for name, own in scores.items():
+        cells = [f"{mean:.3f}" for mean in own.mean(0)] if name == "preset" else map(interval, (own - preset).T)
+        lines.append(f"| {VARIANTS[name].says} | {' | '.join(cells)} | {own[:, -1].min():.3f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Reads the command line, makes the runs that are missing, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="where runs are kept")
+    parser.add_argument("--seeds", type=int, default=8, help="runs per workload, seeds 0 and up (default: 8)")
+    parser.add_argument("--budget", type=int, default=4000, help="calls of each run (default: 4000)")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
+    arguments = parser.parse_args()
+    if arguments.seeds < 1 or arguments.budget < POINTS[0]:
+        parser.error(f"expected --seeds >= 1 and --budget >= {POINTS[0]}")
+    torch.set_num_threads(1)
+    scores = {}
+    for name in dict.fromkeys(["preset", *arguments.only]):
+        rows = [
+            run(arguments.out, name, workload, seed, arguments.budget)
+            for workload in WORKLOADS
+            for seed in range(arguments.seeds)
+        ]
+        scores[name] = np.array(rows)
+        print(f"{name}: {scores[name].mean(0).round(3).tolist()}", flush=True)
+    print(table(scores, arguments.budget))
+
+
+if __name__ == "__main__":
+    main()

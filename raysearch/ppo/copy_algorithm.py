@@ -1,0 +1,34 @@
+"""Our preset of PPO as an RLlib configuration; `raysearch.ppo.algorithm` has the algorithm."""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+from raysearch.ppo.algorithm import LearnToShardConfig
+from raysearch.ppo.copy_attention import CopyAttention
+from raysearch.ppo.copy_learner import CopyLearner
+from raysearch.ppo.copy_options import CopyOptions
+from raysearch.ppo.copy_runner import CopyEnvRunner
+
+
+class CopyConfig(LearnToShardConfig):
+    """RLlib configuration of a search with the copying policy.
+
+    Attributes:
+        preset: Everything that `CopyOptions` has.
+    """
+
+    runner_class = CopyEnvRunner
+    learner_class = CopyLearner
+    module_class = CopyAttention
+
+    def search(self, *, budget: int, seed: int = 0, options: CopyOptions | None = None) -> Self:
+        """Sets the budget in calls, the seed, and every hyper-parameter of `options`."""
+        self.preset = options or CopyOptions()
+        # One agent after another only where the search stands still: neither chunks nor early exits.
+        self.chunks, self.confidence_threshold = 1, math.inf
+        self.patience = self.preset.patience
+        self.training(vf_loss_coeff=0.0)
+        starts = self.preset.model_dump(include={"copy_choice", "copy_degree", "degree_step"})
+        return self.share(budget, seed, self.preset, starts)

@@ -1,0 +1,53 @@
+"""What a study may set about our preset of PPO; every default is argued for in docs/ablations.md."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from raysearch.ppo.options import NonNegative, PositiveFloat, PositiveInt, SharedOptions
+
+
+class CopyOptions(SharedOptions):
+    """Hyper-parameters of `ppo`; `configs/searchers/ppo.toml` is the preset, `SharedOptions` has the others.
+
+    Attributes:
+        elites: T, the most strategies that the policy copies from.
+        copy_choice: Logit that an elite's own choice starts with.
+        copy_degree: Logit that an elite's own degree starts with.
+        degree_step: What a degree's logit loses at the start per table step away from the elite's.
+        top_share: Share of a rollout that PPO learns from, the best by rank.
+        patience: Calls without a better strategy after which the policy restarts.
+        candidates: New strategies drawn from the policy per call, of which the critic picks one; 1: no critic.
+        critic_members: MLPs in the critic's ensemble.
+        critic_hidden: Width of their two hidden layers.
+        critic_learning_rate: Adam's rate.
+        critic_steps: Gradient steps after every rollout.
+        critic_batch: Calls per step and member, drawn from all of the search.
+        critic_optimism: Deviations of the ensemble that are added to its mean when candidates are compared.
+    """
+
+    rollout_calls: PositiveInt = 32
+    gradient_steps: PositiveInt = 2
+    learning_rate: PositiveFloat = 3e-4
+    clip_range: PositiveFloat = 0.2
+    entropy_coefficient: NonNegative = 0.01
+    max_gradient_norm: PositiveFloat = 0.5
+    embedding: PositiveInt = 64
+    hidden: PositiveInt = 64
+    feed_forward: PositiveInt = 64
+    attention_heads: PositiveInt = 4
+    elites: PositiveInt = 3
+    copy_choice: float = 3.0
+    copy_degree: float = 1.5
+    degree_step: NonNegative = 1.0
+    top_share: Annotated[float, Field(gt=0, le=1)] = 0.125
+    patience: PositiveInt = 200
+    candidates: PositiveInt = 3
+    critic_members: PositiveInt = 4
+    critic_hidden: PositiveInt = 64
+    critic_learning_rate: PositiveFloat = 3e-3
+    critic_steps: PositiveInt = 8
+    critic_batch: PositiveInt = 128
+    critic_optimism: float = 1.0

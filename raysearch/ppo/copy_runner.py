@@ -1,0 +1,123 @@
+"""Acts with the copying policy: new strategies only, the most promising of a few, from all that was called so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core.columns import Columns
+
+from raysearch.ppo.critic import Critic
+from raysearch.ppo.env_runner import EliteEnvRunner
+from raysearch.ppo.memory import CallMemory, merit
+from raysearch.ppo.noise import gumbel_noise
+from raysearch.ppo.rollout import Rollout
+from raysearch.searcher import Outcome
+
+_DRAWS = 8
+"""Strategies drawn at once, so that repeats seldom cost another round. [assumed]"""
+_ROUNDS = 4
+"""Rounds without a new strategy after which a uniform one is taken: the policy has nothing new to say. [assumed]"""
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureOpinion:
+    """What the policy makes of the elites: an `Opinion` of C components.
+
+    Attributes:
+        log_weights: `[C]`.
+        log_probs: `[C, H, K]`, as in `MultiCategorical`.
+        value: Always 0: there is no value network.
+    """
+
+    log_weights: np.ndarray
+    log_probs: np.ndarray
+    value: float = 0.0
+
+    @property
+    def confidence(self) -> float:
+        """Smallest over the heads of their largest probability, over all components."""
+        marginals = np.tensordot(np.exp(self.log_weights), np.exp(self.log_probs), 1)
+        return float(marginals.max(-1).min())
+
+    @property
+    def entropy(self) -> float:
+        """Mean over the components of the sum of their heads' entropies, nats."""
+        each = -(np.exp(self.log_probs) * self.log_probs).sum((-2, -1))
+        return float((np.exp(self.log_weights) * each).sum())
+
+    def log_prob(self, action: np.ndarray) -> float:
+        """Log-probability of an action `[H]`, whichever component made it."""
+        each = self.log_probs[:, np.arange(len(action)), action].sum(-1)
+        return float(np.logaddexp.reduce(self.log_weights + each))
+
+    def sample(self, draws: int, rng: np.random.Generator) -> np.ndarray:
+        """Actions `[draws, H]`."""
+        component = (self.log_weights + gumbel_noise(rng, (draws, len(self.log_weights)))).argmax(-1)
+        noise = gumbel_noise(rng, (draws, *self.log_probs.shape[1:]))
+        return (self.log_probs[component] + noise).argmax(-1)
+
+
+class CopyEnvRunner(EliteEnvRunner):
+    """Proposes strategies that were not called before, and remembers every call.
+
+    It shows the policy the elites of its own memory, which holds infeasible ones too, instead of the environment's.
+
+    Attributes:
+        memory: All calls so far.
+        critic: What picks between proposals.
+    """
+
+    module: Any  # a CopyAttention
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        sizes = [int(n) for n in config.action_space.nvec]
+        self.memory = CallMemory(config.budget, sizes, config.preset.elites)
+        self.critic = Critic(sizes, config.search_seed, config.preset)
+
+    def look(self, observation: np.ndarray) -> np.ndarray:
+        """The memory's elites `[T, A]`."""
+        return self.memory.observe()
+
+    def _forward(self, observation: np.ndarray) -> MixtureOpinion:
+        with torch.inference_mode():
+            out = self.module.forward_inference({Columns.OBS: torch.tensor(observation[None])})
+            policy = self.module.action_dist_cls.from_logits(out[Columns.ACTION_DIST_INPUTS])
+        return MixtureOpinion(policy.log_weights[0].numpy(), policy.components.log_probs[0].numpy())
+
+    def choose(self, rng: np.random.Generator) -> np.ndarray:
+        """Draws new actions `[A]` from the policy and takes the most promising; a uniform new one if it has none."""
+        for _ in range(_ROUNDS):
+            drawn = [action for action in self.opinion.sample(_DRAWS, rng) if self._is_new(action)]
+            if drawn:
+                return self.critic.pick(np.stack(drawn[: self.config.preset.candidates]))
+        return self.memory.draw_new(rng)
+
+    def _is_new(self, action: np.ndarray) -> bool:
+        in_flight = any(np.array_equal(action, proposal.action) for proposal in self._in_flight)
+        return not in_flight and self.memory.is_new(action)
+
+    def tell(self, outcome: Outcome) -> None:
+        """Notes what came of the oldest action in flight; the policy is rewarded with its merit."""
+        value = merit(outcome)
+        self.memory.add(self._in_flight[0].action, value)
+        super().tell(replace(outcome, reward=value))
+
+    def take(self) -> Rollout:
+        """Hands over the recorded calls and starts a new rollout, with a critic that has learned from them."""
+        if self.config.preset.candidates > 1:
+            self.critic.learn(self.memory)
+        return super().take()
+
+    def get_memory(self) -> dict[str, Any]:
+        """Everything but the policy's weights that `set_memory` needs to go on as if nothing had happened."""
+        return {**super().get_memory(), "calls made": self.memory.get_state(), "critic": self.critic.get_state()}
+
+    def set_memory(self, memory: dict[str, Any]) -> None:
+        """Goes back to where `get_memory` was called."""
+        super().set_memory(memory)
+        self.memory.set_state(memory["calls made"])
+        self.critic.set_state(memory["critic"])

@@ -1,0 +1,101 @@
+"""Named strategy spaces of a workload, and the exact best of each, kept on disk beside the paper's optima.
+
+>>> list(SPACES)
+['megatron', 'megatron-sp', 'paper', '+context', '+degrees', '+tokens', '+gathered', 'extended']
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from raysearch.files import as_strategy, strategy_dict, write_json
+from raysearch.yardstick import cache_dir, find_yardstick, note_unkept, simulator_digest
+from sim.spaces import EXTENSIONS, Space, extended_space, heuristic_space, paper_space
+from sim.types import Strategy, Workload
+
+Progress = Callable[[int, int], None]
+
+
+def _widened(extension: str, workload: Workload) -> Space:
+    return extended_space(workload, [extension])
+
+
+SPACES: Mapping[str, Callable[[Workload], Space]] = {
+    "megatron": partial(heuristic_space, sequence_parallel=False),
+    "megatron-sp": partial(heuristic_space, sequence_parallel=True),
+    "paper": paper_space,
+    **{f"+{extension}": partial(_widened, extension) for extension in EXTENSIONS},
+    "extended": extended_space,
+}
+"""The heuristics at all degrees, the paper's space, that with each extension alone, and with all of them."""
+
+
+@dataclass(frozen=True)
+class SpaceBest:
+    """The best strategy of a space.
+
+    Attributes:
+        tokens_per_s_per_gpu: Its throughput, or None if nothing is feasible.
+        space_size: Strategies in the space.
+        opened: Of the tuples of degrees and batch, how many were added up; bounds ruled out the others.
+        tuples: How many there are.
+        wall_s: How long it took when it was found.
+    """
+
+    tokens_per_s_per_gpu: float | None
+    strategy: Strategy | None
+    space_size: int
+    opened: int
+    tuples: int
+    wall_s: float
+
+
+def best_of_space(workload: Workload, name: str, progress: Progress | None = None, *, fresh: bool = False) -> SpaceBest:
+    """The exact best of a space of `SPACES`: from the disk cache, or found now and kept there."""
+    path = cache_dir() / f"{workload.config_hash}-{name.lstrip('+')}-{simulator_digest()}.json"
+    kept = None if fresh else _read(path)
+    if kept is None:
+        kept = _search(SPACES[name](workload), progress)
+        strategy = strategy_dict(kept.strategy) if kept.strategy else None
+        try:
+            write_json(path, {**asdict(kept), "strategy": strategy})
+        except OSError as error:
+            note_unkept(path.parent, error.strerror)
+    return kept
+
+
+def optimum_value(workload: Workload, progress: Progress | None = None) -> float | None:
+    """f* of the space that the workload's searches have, in tokens/s/GPU; None if nothing is feasible."""
+    if workload.space == "extended":
+        return best_of_space(workload, "extended", progress).tokens_per_s_per_gpu
+    return find_yardstick(workload, progress).tokens_per_s_per_gpu
+
+
+def _search(space: Space, progress: Progress | None) -> SpaceBest:
+    from sim.extended_optimum import find_best
+
+    started = time.perf_counter()
+    found = find_best(space, progress)
+    best = found.evaluation
+    return SpaceBest(
+        tokens_per_s_per_gpu=best.tokens_per_s_per_gpu if best else None,
+        strategy=best.strategy if best else None,
+        space_size=found.space_size,
+        opened=found.opened,
+        tuples=found.tuples,
+        wall_s=time.perf_counter() - started,
+    )
+
+
+def _read(path: Path) -> SpaceBest | None:
+    try:
+        fields = json.loads(path.read_bytes())
+        strategy = fields.pop("strategy")
+        return SpaceBest(strategy=as_strategy(strategy) if strategy else None, **fields)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # absent, or not ours: it is found and written anew

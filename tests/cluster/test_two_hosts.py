@@ -1,0 +1,92 @@
+"""A cluster of two hosts, each with a network and an sshd of its own: results in one place, whatever befalls a host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Cluster, link, make_key, missing, start_host, wait_until
+from tests.cluster.studies import digests, digests_alone, hosts, write_study
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+HEAD, WORKER = "10.99.7.1", "10.99.7.2"
+
+
+@dataclass(frozen=True)
+class Pair:
+    cluster: Cluster
+    unshared: Path  # a folder that the worker has another of
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    root = tmp_path_factory.mktemp("cluster")
+    unshared = root / "unshared"
+    unshared.mkdir()
+    key = make_key(root / "key")
+    head, worker = start_host(root / "head", HEAD, key), start_host(root / "worker", WORKER, key, hidden=unshared)
+    try:
+        link(head, worker)
+        cluster = Cluster(root, head, [worker])
+        said = cluster.ray("up", "--yes")
+        assert said.returncode == 0, said.stdout + said.stderr
+        wait_until(lambda: "2 local.cluster.node" in cluster.ray("exec", "ray status").stdout, "the worker joins")
+        yield Pair(cluster, unshared)
+    finally:
+        worker.kill()
+        head.kill()
+
+
+@pytest.fixture(scope="module")
+def study(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, each long enough that the other host's process has started before it ends."""
+    path = tmp_path_factory.mktemp("study") / "study.toml"
+    return write_study(path, tiny_workload, searchers=["annealing"], seeds=[0, 1], budget=60_000, report_every=500)
+
+
+@pytest.fixture(scope="module")
+def expected(study: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return digests_alone(study, tmp_path_factory.mktemp("alone"))
+
+
+def test_the_runs_of_a_study_are_on_both_hosts_and_their_results_in_one_place(
+    pair: Pair, study: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = pair.cluster.ray("submit", *command(study, out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set().union(*hosts(out).values()) == {HEAD, WORKER}
+    assert digests(out) == expected
+    assert not list(out.glob(".probe*"))
+
+
+def command(study: Path, out: Path) -> list[str]:
+    """What follows the cluster's file in `ray submit`."""
+    return ["raysearch/__main__.py", "--", "study", str(study), "--address", "auto", "--out", str(out)]
+
+
+def test_a_results_folder_that_a_host_does_not_see_is_refused_before_anything_runs(pair: Pair, study: Path) -> None:
+    out = pair.unshared / "out"
+    refused = pair.cluster.ray("submit", *command(study, out))
+    assert refused.returncode != 0
+    assert f"error: node {WORKER} cannot use the results folder {out}" in refused.stdout
+    assert "Traceback" not in refused.stdout
+    assert not out.exists()
+
+
+def test_a_study_survives_the_loss_of_a_host(pair: Pair, study: Path, expected: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    submitted = pair.cluster.start("ray", "submit", pair.cluster.file, *command(study, out))
+    try:
+        wait_until(lambda: {WORKER} in hosts(out).values(), "a run reports from the worker")
+        pair.cluster.workers[0].kill()
+        printed, _ = submitted.communicate(timeout=180)
+    finally:
+        submitted.kill()
+    assert submitted.returncode == 0, printed
+    assert sorted(hosts(out).values(), key=len) == [{HEAD}, {HEAD, WORKER}]
+    assert digests(out) == expected

@@ -1,0 +1,116 @@
+"""Our preset as a whole, on the toy search."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from raysearch.ppo.copy_runner import MixtureOpinion
+from raysearch.ppo.noise import call_rng
+
+
+def test_no_strategy_is_called_twice_while_new_ones_remain(toy) -> None:
+    sizes = (3, 1, 2, 2, 3, 2)
+    search = toy.copy_search(budget=80, sizes=sizes).advance(72)
+    assert len(set(search.env.actions)) == 72 == np.prod(sizes)
+    search.advance(8)
+    assert len(search.env.actions) == 80
+
+
+def test_proposals_in_flight_are_not_proposed_again(toy) -> None:
+    runner = toy.copy_search(budget=100, sizes=(2, 1, 2, 2, 2)).agent.runner
+    actions = {tuple(runner.act(np.zeros((3, 5)))) for _ in range(8)}
+    assert len(actions) == 8
+
+
+def test_it_sees_the_best_strategies_with_different_degrees_and_infeasible_ones_too(toy) -> None:
+    search = toy.copy_search(budget=200).advance(3)
+    runner = search.agent.runner
+    assert runner.memory.calls == 3
+    assert (runner.look(search.observation)[:, 0] >= 0).sum() == len({a[:4] for a in search.env.actions})
+
+
+def test_a_mixtures_samples_and_probabilities_agree() -> None:
+    rng = np.random.default_rng(0)
+    log_probs = np.log(rng.dirichlet(np.ones(3), size=(2, 2)))
+    opinion = MixtureOpinion(np.log([0.3, 0.7]), log_probs)
+    drawn = opinion.sample(20_000, call_rng(0, 0))
+    for action in np.ndindex(3, 3):
+        share = (drawn == action).all(-1).mean()
+        assert share == pytest.approx(np.exp(opinion.log_prob(np.array(action))), abs=0.015)
+
+
+def test_rollouts_hold_the_probabilities_that_the_learner_computes(toy) -> None:
+    search = toy.copy_search(budget=200, rollout_calls=64).advance(40)
+    rollout = search.agent.runner.take()
+    batch = search.agent.learner.make_batch(rollout)
+    module = search.agent.runner.module
+    policy = module.action_dist_cls.from_logits(module.forward_train(batch)["action_dist_inputs"])
+    torch.testing.assert_close(policy.logp(batch["actions"]), batch["action_logp"], atol=1e-4, rtol=1e-4)
+
+
+def test_learning_makes_the_best_calls_of_a_rollout_likelier(toy) -> None:
+    search = toy.copy_search(budget=200, rollout_calls=64, learning_rate=1e-2, entropy_coefficient=0.0).advance(63)
+    runner, learner = search.agent.runner, search.agent.learner
+    rollout = runner.take()
+    learner.update_round(rollout, 1e-2)
+    batch = learner.make_batch(rollout)
+    policy = runner.module.action_dist_cls.from_logits(runner.module.forward_train(batch)["action_dist_inputs"])
+    gained = (policy.logp(batch["actions"]) - batch["action_logp"]).detach().numpy()
+    top = rollout.rewards >= np.quantile(rollout.rewards, 0.9)
+    assert gained[top].mean() > max(gained[~top].mean(), 0.0)
+
+
+def test_the_policy_restarts_after_as_many_calls_without_a_better_strategy_as_it_has_patience(toy) -> None:
+    search = toy.copy_search(budget=400, patience=24, rollout_calls=8)
+    restarts, stagnant_since, born = [], 0, 0
+    best = 0.0
+    for call in range(1, 401):
+        before = search.agent.restarts
+        search.advance(1)
+        if search.env.best > best:
+            best, stagnant_since = search.env.best, call
+        due = call % 8 == 0 and call < 400 and min(call - stagnant_since, call - born) >= 24
+        assert (search.agent.restarts > before) == due
+        if due:
+            born = call
+            restarts.append(call)
+    assert len(restarts) > 5
+
+
+def test_a_restart_renews_the_policy_and_keeps_elites_calls_and_critic(toy) -> None:
+    search = toy.copy_search(budget=400)
+    runner, agent = search.agent.runner, search.agent
+    search.advance(50)
+    elites, calls, critic = runner.memory.observe(), runner.memory.calls, pickle.dumps(runner.critic.get_state())
+    weights = search.weights
+    agent._initialise()
+    assert not all(np.array_equal(a, b) for a, b in zip(weights, search.weights, strict=True))
+    np.testing.assert_array_equal(runner.memory.observe(), elites)
+    assert runner.memory.calls == calls
+    assert pickle.dumps(runner.critic.get_state()) == critic
+
+
+@pytest.mark.parametrize("calls", [0, 5, 16, 77])
+def test_a_resumed_search_goes_on_bit_identically(toy, calls) -> None:
+    def fingerprint(search):
+        return search.env.actions, [w.tobytes() for w in search.weights], search.agent.metrics()
+
+    unbroken = toy.copy_search(budget=100, seed=3, patience=16).advance(100)
+    search = toy.copy_search(budget=100, seed=3, patience=16).advance(calls)
+    state = pickle.dumps(search.get_state())
+    assert fingerprint(search.advance(100 - calls)) == fingerprint(unbroken)
+    assert fingerprint(search.set_state(pickle.loads(state)).advance(100 - calls)) == fingerprint(unbroken)
+    fresh = toy.copy_search(budget=100, seed=3, patience=16).set_state(pickle.loads(state))
+    assert fingerprint(fresh.advance(100 - calls)) == fingerprint(unbroken)
+
+
+@pytest.mark.slow
+def test_it_finds_the_best_strategy_of_a_separable_search(toy) -> None:
+    sizes = (5, 6, 4, 9) + (3,) * 12
+    for seed in range(3):
+        search = toy.copy_search(budget=1500, seed=seed, sizes=sizes, rollout_calls=32).advance(1500)
+        weights = search.env.weights
+        optimum = np.prod([w[1:].max() if head == 0 else w.max() for head, w in enumerate(weights)])
+        assert search.env.best > 0.95 * optimum

@@ -1,0 +1,141 @@
+"""Claims: one process at a time has a results folder, whatever became of the last one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from raysearch import claim
+from raysearch.claim import CLAIM_FILE, LAPSE_S, claimed
+from raysearch.errors import InputError
+from tests.conftest import command_environment
+
+
+def of_another_host(folder: Path, silent_s: float) -> Path:
+    """Leaves the claim of a process on another host, last touched so many seconds ago."""
+    folder.mkdir(exist_ok=True)
+    path = folder / CLAIM_FILE
+    path.write_text(json.dumps({"host": "far", "process": 7, "machine": "another", "claim": "1"}))
+    then = time.time() - silent_s
+    os.utime(path, (then, then))
+    return path
+
+
+def test_a_claim_leaves_no_trace(tmp_path: Path) -> None:
+    with claimed(tmp_path / "a" / "b"):
+        assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == [CLAIM_FILE]
+    assert list(tmp_path.iterdir()) == []
+    with claimed(tmp_path / "a"):
+        (tmp_path / "a" / "result").touch()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["result"]
+
+
+def test_a_folder_is_claimed_once(tmp_path: Path) -> None:
+    with claimed(tmp_path):
+        with pytest.raises(InputError, match="in use by another search or study"), claimed(tmp_path):
+            pass
+        assert (tmp_path / CLAIM_FILE).exists()
+    with claimed(tmp_path):
+        pass
+
+
+def test_a_folder_claimed_on_another_host_is_refused_until_the_claim_lapses(tmp_path: Path) -> None:
+    path = of_another_host(tmp_path, silent_s=LAPSE_S / 2)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"in use by .* \(process 7 on far, heard of 3\d s ago;"), claimed(tmp_path):
+        pass
+    assert [(kept.name, kept.read_bytes()) for kept in tmp_path.iterdir()] == [(path.name, before)]
+    of_another_host(tmp_path, silent_s=LAPSE_S + 1)
+    with claimed(tmp_path):
+        assert json.loads(path.read_bytes())["process"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_claim_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "BEAT_S", 0.01)
+    with claimed(tmp_path):
+        path = tmp_path / CLAIM_FILE
+        os.utime(path, (0, 0))
+        deadline = time.monotonic() + 60
+        while path.stat().st_mtime == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from raysearch import claim
+from raysearch.errors import InputError
+if "without-locks" in sys.argv:
+    def no_locks(handle, operation):
+        raise OSError(37, "No locks available")
+    claim.fcntl.flock = no_locks
+try:
+    with claim.claimed(Path(sys.argv[1])):
+        print("held", flush=True)
+        time.sleep(float(sys.argv[2]))
+except InputError as error:
+    print(error)
+"""
+
+
+def hold(folder: Path, seconds: float, *options: str) -> subprocess.Popen[str]:
+    """A process that claims a folder, says "held" or why not, and keeps it for so long."""
+    arguments = [sys.executable, "-c", HOLD, str(folder), str(seconds), *options]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=command_environment())
+
+
+def test_the_claim_of_a_killed_process_does_not_count_on_its_host(tmp_path: Path) -> None:
+    with hold(tmp_path, 60) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match="in use"), claimed(tmp_path):
+            pass
+        process.send_signal(signal.SIGKILL)
+    assert (tmp_path / CLAIM_FILE).exists()
+    with claimed(tmp_path):  # at once, and as an empty folder
+        pass
+
+
+def test_without_locks_the_claim_alone_keeps_others_out(tmp_path: Path) -> None:
+    with hold(tmp_path, 60, "without-locks") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with hold(tmp_path, 0, "without-locks") as other:
+            assert f"process {process.pid} on " in other.communicate()[0]
+        process.kill()
+
+
+def test_of_many_who_take_over_a_lapsed_claim_one_succeeds(tmp_path: Path) -> None:
+    of_another_host(tmp_path, silent_s=LAPSE_S + 1)
+    crowd = [hold(tmp_path, 600, "without-locks") for _ in range(6)]
+    said = {process.pid: process.stdout.readline() for process in crowd if process.stdout}
+    assert sorted(text == "held\n" for text in said.values()) == [False] * 5 + [True], said
+    assert all(text == "held\n" or "in use" in text for text in said.values())
+    assert json.loads((tmp_path / CLAIM_FILE).read_bytes())["process"] in [p for p in said if said[p] == "held\n"]
+    for process in crowd:
+        process.kill()
+        process.communicate()
+    assert [path.name for path in tmp_path.iterdir()] == [CLAIM_FILE]
+
+
+def test_a_folder_that_vanished_under_the_lock_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+
+    def lock_after_the_owner_left(handle: int, operation: int) -> None:
+        (tmp_path / "run").rmdir()
+        (tmp_path / "run").mkdir()  # a third process begins anew there
+        lock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_after_the_owner_left)
+    with pytest.raises(InputError, match="in use by another"), claimed(tmp_path / "run"):
+        pass

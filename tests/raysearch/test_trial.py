@@ -1,0 +1,120 @@
+"""A trial without Ray around it: how it advances its run, and how it tells that the run cannot go on."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from envs.rows import read_rows
+from raysearch.checkpoint import CHECKPOINT_FILE
+from raysearch.records import RunSpec
+from raysearch.run import SearchRun, finished_summary
+from raysearch.trial import FAILURE, SearchTrial, trial_config
+from sim import simulate
+from sim.simulate import evaluate
+from sim.types import Evaluation, Strategy, Workload
+
+FAILING_CALL = 30
+
+
+@pytest.fixture
+def trial(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SearchTrial]:
+    """Of a run of 60 calls that reports every 25, each time with a checkpoint."""
+    monkeypatch.setattr("raysearch.trial.SAVE_EVERY_S", 0.0)
+    monkeypatch.setenv("HOME", str(tmp_path))  # Tune makes folders there
+    spec = RunSpec(str(tiny_workload), "annealing", seed=0, budget=60)
+    folder = tmp_path / "runs" / "tiny-annealing-s0"
+    trial = SearchTrial(trial_config(spec, folder, optimum=None, report_every=25, cpus=1))
+    yield trial
+    trial.stop()
+
+
+def straight(workload: Path, folder: Path) -> str:
+    run = SearchRun(RunSpec(str(workload), "annealing", seed=0, budget=60), folder)
+    run.advance(60)
+    return run.finish()["digest"]
+
+
+def raises(evaluation: Evaluation) -> Evaluation:
+    raise RuntimeError("out of tune")
+
+
+def is_not_finite(evaluation: Evaluation) -> Evaluation:
+    return replace(evaluation, tokens_per_s_per_gpu=math.nan)
+
+
+@pytest.mark.parametrize(("fault", "reason"), [(raises, "out of tune"), (is_not_finite, "got nan")])
+def test_a_failing_simulator_ends_the_run_with_the_strategys_name_until_it_is_mended(
+    trial: SearchTrial,
+    tiny_workload: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Evaluation], Evaluation],
+    reason: str,
+) -> None:
+    calls: list[Strategy] = []
+
+    def failing(workload: Workload, strategy: Strategy) -> Evaluation:
+        calls.append(strategy)
+        evaluation = evaluate(workload, strategy)
+        return fault(evaluation) if len(calls) >= FAILING_CALL else evaluation
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulate, "evaluate", failing)
+        assert trial.step()["calls"] == 25
+        last = trial.step()
+    assert last["done"]
+    assert last[FAILURE].startswith(f"the simulator failed on {calls[-1]}: ")
+    assert reason in last[FAILURE]
+    folder = Path(trial.config["run"]["folder"])
+    assert len(read_rows(folder)) == last["calls"] >= 29
+    assert finished_summary(folder) is None
+
+    trial.reset_config(trial.config)
+    reports = [trial.step() for _ in range(2)]
+    assert [report["calls"] for report in reports] == [50, 60]
+    assert FAILURE not in reports[-1]
+    summary = finished_summary(folder)
+    assert summary is not None
+    assert summary["digest"] == straight(tiny_workload, tmp_path / "straight")
+
+
+def test_a_folder_that_takes_no_more_ends_the_run_with_a_reason(
+    trial: SearchTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        last = trial.step()
+    assert last["done"]
+    assert last[FAILURE] == f"cannot write to {trial.config['run']['folder']}: No space left on device"
+    trial.reset_config(trial.config)
+    while not trial.step()["done"]:
+        pass
+    assert len(read_rows(Path(trial.config["run"]["folder"]))) == 60
+
+
+def test_a_fast_run_saves_itself_once_in_a_while_and_a_slow_one_at_every_report(
+    trial: SearchTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Path(trial.config["run"]["folder"]) / CHECKPOINT_FILE
+    monkeypatch.setattr("raysearch.trial.SAVE_EVERY_S", 1000.0)
+    trial.step()
+    assert not checkpoint.exists()
+    monkeypatch.setattr("raysearch.trial.SAVE_EVERY_S", 0.0)
+    trial.step()
+    assert checkpoint.exists()
+
+
+def test_a_trial_that_starts_again_after_the_runs_end_reports_the_same(trial: SearchTrial) -> None:
+    while not (last := trial.step())["done"]:
+        pass
+    trial.reset_config(trial.config)
+    assert trial.step() == last
