@@ -1,19 +1,21 @@
 """Tunes the searchers that others' methods stand behind, each with the same effort, on workloads kept for tuning.
 
-    python benchmarks/tune_peers.py          # every peer: 12 configurations on 6 workloads
+    python benchmarks/tune_peers.py          # every peer: 12 configurations, 3 finalists, 6 workloads
     python benchmarks/tune_peers.py --peer genetic --out tuning.jsonl
 
-A configuration's score is f/f* averaged over workloads, seeds and four points of the run (a tenth, a quarter, a half
-and all of its calls): good early counts, too. Finished runs in --out are not run again. docs/peers.md has the figures.
+Every configuration is run with the first seed, and the best three with two more. A configuration's score is f/f*
+averaged over workloads, seeds and four points of the run (a tenth, a quarter, a half and all of its calls): good early
+counts, too. Finished runs in --out are not run again. docs/peers.md has the figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ WORKLOADS = (
     "gpt_moe_1_8t_48k_slo80",
     "gpt_moe_1_8t_16k_nccl",
 )
-SEEDS = (100,)
+SEEDS = (100, 101, 102)
+FINALISTS = 3
 CALLS = 1000
 POINTS = (0.1, 0.25, 0.5, 1.0)
 
@@ -142,19 +145,27 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], ...]] = {
             (15, "one_hot", True, 250),
             (15, "one_hot", False, 250),
             (30, "one_hot", True, 250),
+            (24, "ordinal", False, 250),
+            (8, "ordinal", False, 250),
+            (16, "ordinal", False, 100),
+            (24, "ordinal", True, 500),
         )
     ),
     "nevergrad": tuple(
-        {"optimizer": optimizer, "degrees": degrees}
-        for optimizer, degrees in (
-            ("NGOpt", "transition"),
-            ("NGOpt", "integer"),
-            ("NgIohTuned", "transition"),
-            ("NgIohTuned", "integer"),
-            ("PortfolioDiscreteOnePlusOne", "transition"),
-            ("PortfolioDiscreteOnePlusOne", "integer"),
-            ("RecombiningPortfolioDiscreteOnePlusOne", "transition"),
-            ("TwoPointsDE", "transition"),
+        {"optimizer": optimizer, "degrees": degrees, "choices": choices}
+        for optimizer, degrees, choices in (
+            ("NGOpt", "transition", "transition"),
+            ("NGOpt", "integer", "transition"),
+            ("NgIohTuned", "transition", "transition"),
+            ("NgIohTuned", "integer", "transition"),
+            ("PortfolioDiscreteOnePlusOne", "transition", "transition"),
+            ("PortfolioDiscreteOnePlusOne", "integer", "transition"),
+            ("RecombiningPortfolioDiscreteOnePlusOne", "transition", "transition"),
+            ("TwoPointsDE", "transition", "transition"),
+            ("TwoPointsDE", "transition", "weights"),
+            ("TwoPointsDE", "integer", "transition"),
+            ("DiscreteDE", "transition", "transition"),
+            ("LognormalDiscreteOnePlusOne", "transition", "transition"),
         )
     ),
 }
@@ -179,59 +190,77 @@ def run(peer: str, options: dict[str, Any], workload: Workload, seed: int, calls
     return {"curve": curve, "wall_s": time.perf_counter() - started}
 
 
-def runs(peer: str, seeds: tuple[int, ...], calls: int) -> Iterator[dict[str, Any]]:
-    """Names of all runs of a peer, configuration by configuration."""
-    for options in CONFIGURATIONS[peer]:
-        check_options(peer, options)
-        for workload in WORKLOADS:
-            for seed in seeds:
-                yield {"peer": peer, "options": options, "workload": workload, "seed": seed, "calls": calls}
+class Tuning:
+    """The runs of one peer, kept in a file of one JSON object a line."""
+
+    def __init__(self, peer: str, calls: int, out: Path) -> None:
+        self.peer, self.calls, self._out = peer, calls, out
+        lines = out.read_text().splitlines() if out.exists() else []
+        kept = [record for record in map(json.loads, lines) if (record["peer"], record["calls"]) == (peer, calls)]
+        self._records = {_key(record): record for record in kept}
+
+    def try_out(self, options: dict[str, Any], seeds: Sequence[int]) -> None:
+        """Runs a configuration on all workloads, unless that has been done."""
+        for workload, seed in itertools.product(WORKLOADS, seeds):
+            record = {"peer": self.peer, "options": options, "workload": workload, "seed": seed, "calls": self.calls}
+            if _key(record) not in self._records:
+                record |= run(self.peer, options, load_workload(workload), seed, self.calls)
+                self._records[_key(record)] = record
+                with self._out.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+
+    def records(self, options: dict[str, Any], seeds: Sequence[int]) -> list[dict[str, Any]]:
+        """The runs of a configuration with those seeds."""
+        found = self._records.values()
+        return [record for record in found if record["options"] == options and record["seed"] in seeds]
+
+    def score(self, options: dict[str, Any], seeds: Sequence[int]) -> float:
+        """f/f* of a configuration, averaged over all points, workloads and seeds."""
+        return statistics.mean(itertools.chain(*(record["curve"] for record in self.records(options, seeds))))
 
 
-def tune(peer: str, seeds: tuple[int, ...], calls: int, out: Path) -> list[dict[str, Any]]:
-    """Runs what is missing in `out`, a JSON object a line, and returns all runs of the peer."""
-    done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    found: list[dict[str, Any]] = []
-    for key in runs(peer, seeds, calls):
-        record = next((one for one in done if {name: one[name] for name in key} == key), None)
-        if record is None:
-            record = {**key, **run(peer, key["options"], load_workload(key["workload"]), key["seed"], calls)}
-            with out.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-        found.append(record)
-    return found
+def _key(record: dict[str, Any]) -> str:
+    return json.dumps([record[name] for name in ("peer", "options", "workload", "seed", "calls")])
 
 
-def print_table(peer: str, records: list[dict[str, Any]]) -> None:
-    """One line per configuration, the best first."""
-    points = [f"{round(point * records[0]['calls'])}" for point in POINTS]
-    print(f"\n| {peer} | " + " | ".join(points) + " | score | worst | wall s |")
+def tune(tuning: Tuning) -> None:
+    """Tries every configuration with the first seed and the best ones with the others; prints both, the best first."""
+    configurations = CONFIGURATIONS[tuning.peer]
+    for options in configurations:
+        check_options(tuning.peer, options)
+    for options in configurations:
+        tuning.try_out(options, SEEDS[:1])
+    ranked = sorted(configurations, key=lambda options: tuning.score(options, SEEDS[:1]), reverse=True)
+    print_table(tuning, ranked, SEEDS[:1])
+    for options in ranked[:FINALISTS]:
+        tuning.try_out(options, SEEDS)
+    finalists = sorted(ranked[:FINALISTS], key=lambda options: tuning.score(options, SEEDS), reverse=True)
+    print_table(tuning, finalists, SEEDS)
+
+
+def print_table(tuning: Tuning, configurations: Sequence[dict[str, Any]], seeds: Sequence[int]) -> None:
+    """One line per configuration, in the order given."""
+    points = [f"{round(point * tuning.calls)}" for point in POINTS]
+    print(f"\n| {tuning.peer}, seeds {list(seeds)} | " + " | ".join(points) + " | score | worst | wall s |")
     print("|---" * (len(points) + 4) + "|")
-    lines = []
-    for options in CONFIGURATIONS[peer]:
-        own = [record for record in records if record["options"] == options]
+    for options in configurations:
+        own = tuning.records(options, seeds)
         curve = [statistics.mean(record["curve"][point] for record in own) for point in range(len(POINTS))]
-        worst, wall = min(record["curve"][-1] for record in own), statistics.mean(record["wall_s"] for record in own)
+        figures = [*curve, tuning.score(options, seeds), min(record["curve"][-1] for record in own)]
+        wall_s = statistics.mean(record["wall_s"] for record in own)
         text = ", ".join(f"{name} {value}" for name, value in options.items())
-        lines.append((statistics.mean(curve), text, curve, worst, wall))
-    for score, text, curve, worst, wall in sorted(lines, reverse=True):
-        print(
-            f"| {text} | "
-            + " | ".join(f"{value:.3f}" for value in curve)
-            + f" | {score:.3f} | {worst:.3f} | {wall:.1f} |"
-        )
+        print(f"| {text} | " + " | ".join(f"{value:.3f}" for value in figures) + f" | {wall_s:.1f} |", flush=True)
 
 
 def main() -> None:
     """Reads the command line, tunes and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", action="append", choices=CONFIGURATIONS, help="may be repeated (default: all)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of every configuration and workload")
     parser.add_argument("--calls", type=int, default=CALLS, help="of a run")
     parser.add_argument("--out", type=Path, default=Path("tuning.jsonl"), help="a line per run; read, then appended to")
     arguments = parser.parse_args()
     for peer in arguments.peer or CONFIGURATIONS:
-        print_table(peer, tune(peer, tuple(arguments.seeds), arguments.calls, arguments.out))
+        tune(Tuning(peer, arguments.calls, arguments.out))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import numpy as np
@@ -12,7 +13,6 @@ from pydantic import BaseModel
 from envs.space import Action, StrategySpace
 from raysearch.merit import merit
 from raysearch.searcher import NoOptions, Outcome, Searcher
-from sim.types import CHOICES
 
 if TYPE_CHECKING:
     from nevergrad.optimization.base import Optimizer
@@ -26,7 +26,8 @@ class NevergradOptions(NoOptions):
 
     Attributes:
         optimizer: Its name in Nevergrad's registry. NGOpt and NgIohTuned choose by the space and the budget.
-        degrees: Whether Nevergrad is shown degrees as integers or as choices that may step to the next one.
+        degrees: How Nevergrad is shown a degree: an integer, or a choice that steps to values nearby.
+        choices: How it is shown a choice: one that steps, or drawn by the weights of its values.
     """
 
     optimizer: Literal[
@@ -36,9 +37,12 @@ class NevergradOptions(NoOptions):
         "RecombiningPortfolioDiscreteOnePlusOne",
         "DiscreteLenglerOnePlusOne",
         "DoubleFastGADiscreteOnePlusOne",
+        "LognormalDiscreteOnePlusOne",
         "TwoPointsDE",
+        "DiscreteDE",
     ]
     degrees: Literal["integer", "transition"]
+    choices: Literal["transition", "weights"]
 
 
 @final
@@ -66,21 +70,29 @@ class NevergradSearcher(Searcher):
     def _parametrization(self) -> Any:
         from nevergrad import p
 
-        sizes, choices = self.space.sizes[:_DEGREES], len(self.space.sizes) - _DEGREES
+        sizes = self.space.sizes
         if self.options.degrees == "integer":
             degrees = [
-                p.Scalar(init=size // 2, lower=0, upper=max(size - 1, 1)).set_integer_casting() for size in sizes
+                p.Scalar(init=size // 2, lower=0, upper=max(size - 1, 1)).set_integer_casting()
+                for size in sizes[:_DEGREES]
             ]
         else:
-            degrees = [p.TransitionChoice(range(size)) for size in sizes]
-        return p.Tuple(*degrees, p.TransitionChoice(CHOICES, repetitions=choices))
+            degrees = [p.TransitionChoice(range(size)) for size in sizes[:_DEGREES]]
+        choice = p.TransitionChoice if self.options.choices == "transition" else p.Choice
+        # One parameter for many equal choices, because Nevergrad takes its time for every parameter.
+        choices = [choice(range(size), repetitions=count if count > 1 else None) for size, count in self._runs]
+        return p.Tuple(*degrees, *choices)
+
+    @property
+    def _runs(self) -> list[tuple[int, int]]:
+        """Number of values of the choices, and how many choices in a row have as many."""
+        return [(size, len(list(run))) for size, run in groupby(self.space.sizes[_DEGREES:])]
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """The action that Nevergrad's next candidate stands for."""
         candidate = self._optimizer.ask()
-        *degrees, choices = candidate.value
-        action = np.array([*degrees, *choices], dtype=np.int64)
-        action = np.minimum(action, self.space.nvec - 1)
+        action = np.hstack(candidate.value).astype(np.int64)
+        action = np.minimum(action, self.space.nvec - 1)  # an integer has two values at least
         self._asked.append((action.tobytes(), candidate))
         return action
 
@@ -93,8 +105,10 @@ class NevergradSearcher(Searcher):
             if asked == action.tobytes():
                 del self._asked[position]
                 return candidate
-        values = action.tolist()
-        return self._optimizer.parametrization.spawn_child(new_value=(*values[:_DEGREES], tuple(values[_DEGREES:])))
+        values = iter(action.tolist())
+        degrees = list(islice(values, _DEGREES))
+        choices = [tuple(islice(values, count)) if count > 1 else next(values) for _, count in self._runs]
+        return self._optimizer.parametrization.spawn_child(new_value=(*degrees, *choices))
 
     def get_state(self) -> dict[str, Any]:
         """The optimiser and the candidates not told yet, pickled together because they share a generator."""

@@ -381,6 +381,21 @@ def test_peers_learn_from_calls_in_flight_and_from_what_they_never_asked(name: s
         searcher.tell(SPACE.nvec - 1, told(100.0 + k))
 
 
+@pytest.mark.parametrize("name", [*PEERS, "sb3_ppo"])
+def test_peers_search_spaces_of_other_shapes(name: str) -> None:
+    extended = StrategySpace(load_workload("gpt_moe_1_2t_1m_extended"))
+    degrees_only = StrategySpace(load_workload(MOE), fixed_dims=megatron_dims(load_workload(MOE).model))
+    for space in (extended, degrees_only):
+        searcher = make_searcher(name, space, seed=0, budget=20)
+        for _ in range(20):
+            action = searcher.ask(np.full((3, len(space.sizes)), -1.0, np.float32))
+            assert action is not None
+            space.indices(action)
+            searcher.tell(action, Outcome(1.0, True, 0.0, 1.0, np.zeros((3, len(space.sizes)), np.float32)))
+        if name != "sb3_ppo":  # which learns from what it asked
+            searcher.tell(space.nvec - 1, told(2.0))
+
+
 def test_pheromone_never_falls_below_its_least_share() -> None:
     searcher = make_searcher("ant_colony", SPACE, seed=0, budget=1000, ants=5, least_share=0.1, patience=0)
     for _ in range(500):
