@@ -59,15 +59,15 @@ def run_study(
         Interrupted: By a signal; every row is kept.
         RunFailed: Some runs broke down; the others are finished.
     """
-    with connected(address, cpus):
+    # Stdout is for results: what Tune, a library or Ray's own threads print goes to stderr.
+    with redirect_stdout(sys.stderr), connected(address, cpus):
         check_room(study.file.cpus_per_run, study.file.workers_per_run)
         check_shared(out)
         if not resume:
             write_study(study, optima, out)
         token = _display.set(display)
         try:
-            # Stdout is for results: what Tune or a library prints goes to stderr.
-            with _terminate_as_interrupt() as signals, redirect_stdout(sys.stderr):
+            with _terminate_as_interrupt() as signals:
                 reasons = _fit(_tuner(study, optima, out))
         finally:
             _display.reset(token)

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stdout
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def evaluating(simulator: str | None, workload: Workload, patience: Patience, wo
     from raysearch.connection import connected
 
     cpus = max(workers or 0, os.cpu_count() or 1)  # of a Ray of our own; whoever asks for more workers gets them
-    with connected(cpus=cpus):
+    with redirect_stdout(sys.stderr), connected(cpus=cpus):  # Ray's threads print of workers that die
         if workers is None:
             assert simulator is not None
             workers = choose_workers(simulator, workload, patience, cpus)

@@ -12,7 +12,7 @@ import pytest
 
 from envs.rows import read_rows
 from raysearch.checkpoint import CHECKPOINT_FILE
-from raysearch.records import RunSpec
+from raysearch.records import STUDY_FILE, RunSpec
 from raysearch.run import SearchRun, finished_summary
 from raysearch.trial import FAILURE, SearchTrial, trial_config
 from sim import simulate
@@ -29,6 +29,7 @@ def trial(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HOME", str(tmp_path))  # Tune makes folders there
     spec = RunSpec(str(tiny_workload), "annealing", seed=0, budget=60)
     folder = tmp_path / "runs" / "tiny-annealing-s0"
+    (tmp_path / STUDY_FILE).touch()  # a node that does not see it refuses to run
     trial = SearchTrial(trial_config(spec, folder, optimum=None, report_every=25, cpus=1))
     yield trial
     trial.stop()
