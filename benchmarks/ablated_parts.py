@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from ray.rllib.core.columns import Columns
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
+from raysearch.ppo.coordinates import Coordinates
 from raysearch.ppo.copy_algorithm import CopyConfig
 from raysearch.ppo.copy_attention import CopyAttention
 from raysearch.ppo.copy_learner import CopyLearner
@@ -33,6 +35,28 @@ class SoftAttention(CopyAttention):
         weights = torch.softmax(self.score(h).masked_fill(~present, -1e9), -2) * present
         logits = self.policy(pooled) + (weights * self.copied(x)).sum(-2, keepdim=True)
         return {Columns.ACTION_DIST_INPUTS: torch.cat([torch.zeros(*logits.shape[:-1], 1), logits], -1)}
+
+
+class AbsoluteCoordinates(Coordinates):
+    """The batch as it is."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(sizes)
+        self.sizes = tuple(sizes)
+
+    def encode(self, actions: np.ndarray) -> np.ndarray:
+        """A copy."""
+        return np.array(actions, np.int64)
+
+    def decode(self, chosen: np.ndarray) -> np.ndarray:
+        """A copy."""
+        return np.array(chosen, np.int64)
+
+
+class AbsoluteBatch(CopyAttention):
+    """The policy chooses the batch by itself, whatever it does to the degrees."""
+
+    coordinates_class = AbsoluteCoordinates
 
 
 class ScaledInputs(CopyAttention):
@@ -160,9 +184,9 @@ class DistinctMemory(CallMemory):
         """Leaves only the best elite of each combination of degrees."""
         super().add(action, merit)
         best: dict[bytes, int] = {}
-        for call in self.elites:
+        for call in self.best:
             best.setdefault(self.actions[call, :ORDERED].tobytes(), call)
-        self.elites = list(best.values())
+        self.best = list(best.values())
 
 
 class DistinctElites(CopyEnvRunner):

@@ -82,6 +82,7 @@ VARIANTS = {
     "preset": Variant("the preset"),
     "no_update": Variant("the policy is never updated", {"learning_rate": 1e-12}),
     "no_copy": Variant("no copying at the start", {"copy_choice": 0.0, "copy_degree": 0.0, "degree_step": 0.0}),
+    "absolute_batch": Variant("batch by itself", config=parts.config_with(module_class=parts.AbsoluteBatch)),
     "soft_attention": Variant("one soft mix of the elites", config=parts.config_with(module_class=parts.SoftAttention)),
     "no_step": Variant("degrees copied without order", {"copy_degree": 3.0, "degree_step": 0.0}),
     "random_heads": Variant("random last layer", config=parts.config_with(module_class=parts.RandomHeads)),

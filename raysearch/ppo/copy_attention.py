@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import gymnasium
 import torch
@@ -11,6 +11,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
+from raysearch.ppo.coordinates import Coordinates
 from raysearch.ppo.distribution import IMPOSSIBLE, padding_index
 from raysearch.ppo.features import ORDERED, degree_distances, value_starts
 from raysearch.ppo.mixture import CopyMixture
@@ -20,8 +21,9 @@ from raysearch.ppo.module import encode, initialise
 class CopyAttention(TorchRLModule):
     """A mixture policy over the elite history X: point at an elite and vary it, or explore.
 
-    The elites X `[N, T, A]` become one-hot tokens of one encoder block without positions, h_t `[N, T, d]`. Component t
-    of the policy has, for value j of a coordinate where elite t has x, the logit
+    Elites and choices are in `Coordinates`, where the batch moves with the degrees. The elites X `[N, T, A]` become
+    one-hot tokens of one encoder block without positions, h_t `[N, T, d]`. Component t of the policy has, for value j
+    of a coordinate where elite t has x, the logit
 
         MLP(h_t + mean h)_j + copy * [j = x] - step * |j - x|,
 
@@ -36,10 +38,12 @@ class CopyAttention(TorchRLModule):
     Source: pointer networks (Vinyals et al. 2015) for the hard attention; the ordered degrees are this project's own.
     """
 
+    coordinates_class: ClassVar[type[Coordinates]] = Coordinates
+
     def setup(self) -> None:
         """Builds the layers; called by RLlib's constructor."""
         assert isinstance(self.action_space, gymnasium.spaces.MultiDiscrete)
-        sizes = [int(n) for n in self.action_space.nvec]
+        sizes = self.coordinates_class([int(n) for n in self.action_space.nvec]).sizes
         distribution: Any = CopyMixture
         self.action_dist_cls = distribution.get_partial_dist_cls(index=padding_index(sizes), heads=len(sizes))
         config, total = self.model_config, sum(sizes)

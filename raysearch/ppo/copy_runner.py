@@ -64,6 +64,7 @@ class CopyEnvRunner(EliteEnvRunner):
     """Proposes strategies that were not called before, and remembers every call.
 
     It shows the policy the elites of its own memory, which holds infeasible ones too, instead of the environment's.
+    What the policy sees and chooses is in `Coordinates`; everybody else speaks of actions.
 
     Attributes:
         memory: All calls so far.
@@ -75,12 +76,20 @@ class CopyEnvRunner(EliteEnvRunner):
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         sizes = [int(n) for n in config.action_space.nvec]
+        self.coordinates = config.module_class.coordinates_class(sizes)
         self.memory = CallMemory(config.budget, sizes, config.preset.elites)
         self.critic = Critic(sizes, config.search_seed, config.preset)
 
     def look(self, observation: np.ndarray) -> np.ndarray:
-        """The memory's elites `[T, A]`."""
-        return self.memory.observe()
+        """The memory's elites, float32 `[T, A]`: index over the largest of its coordinate, rows not filled -1."""
+        rows = np.full((self.config.preset.elites, len(self.coordinates.sizes)), -1.0, np.float32)
+        elites = self.coordinates.encode(self.memory.elites)
+        rows[: len(elites)] = elites / np.maximum(np.array(self.coordinates.sizes) - 1, 1)
+        return rows
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        """Proposes an action `[A]`; the observation is the memory's own."""
+        return self.coordinates.decode(super().act(observation))
 
     def _forward(self, observation: np.ndarray) -> MixtureOpinion:
         with torch.inference_mode():
@@ -89,21 +98,26 @@ class CopyEnvRunner(EliteEnvRunner):
         return MixtureOpinion(policy.log_weights[0].numpy(), policy.components.log_probs[0].numpy())
 
     def choose(self, rng: np.random.Generator) -> np.ndarray:
-        """Draws new actions `[A]` from the policy and takes the most promising; a uniform new one if it has none."""
+        """Draws new strategies from the policy and takes the most promising; a uniform new one if it has none.
+
+        Returns:
+            `[A]`, in coordinates.
+        """
         for _ in range(_ROUNDS):
-            drawn = [action for action in self.opinion.sample(_DRAWS, rng) if self._is_new(action)]
-            if drawn:
-                return self.critic.pick(np.stack(drawn[: self.config.preset.candidates]))
-        return self.memory.draw_new(rng)
+            drawn = self.opinion.sample(_DRAWS, rng)
+            actions = [a for a in self.coordinates.decode(drawn[self.coordinates.inside(drawn)]) if self._is_new(a)]
+            if actions:
+                return self.coordinates.encode(self.critic.pick(np.stack(actions[: self.config.preset.candidates])))
+        return self.coordinates.encode(self.memory.draw_new(rng))
 
     def _is_new(self, action: np.ndarray) -> bool:
-        in_flight = any(np.array_equal(action, proposal.action) for proposal in self._in_flight)
-        return not in_flight and self.memory.is_new(action)
+        in_flight = [self.coordinates.decode(proposal.action) for proposal in self._in_flight]
+        return self.memory.is_new(action) and not any(np.array_equal(action, other) for other in in_flight)
 
     def tell(self, outcome: Outcome) -> None:
         """Notes what came of the oldest action in flight; the policy is rewarded with its merit."""
         value = merit(outcome, self.config.preset.excess_penalty)
-        self.memory.add(self._in_flight[0].action, value)
+        self.memory.add(self.coordinates.decode(self._in_flight[0].action), value)
         super().tell(replace(outcome, reward=value))
 
     def take(self) -> Rollout:

@@ -31,8 +31,6 @@ def merit(outcome: Outcome, penalty: float) -> float:
 class CallMemory:
     """The calls made so far.
 
-    Elites are the calls of most merit, feasible or not.
-
     Args:
         capacity: Most calls.
         sizes: Values of each coordinate, [A].
@@ -40,16 +38,15 @@ class CallMemory:
 
     Attributes:
         calls: Calls so far.
-        elites: Numbers of the elite calls, best first; the earlier one first among equals.
+        best: Numbers of the elite calls, best first; the earlier one first among equals.
     """
 
     def __init__(self, capacity: int, sizes: Sequence[int], elites: int) -> None:
         self.calls = 0
-        self.elites: list[int] = []
-        self._capacity = elites
+        self.best: list[int] = []
+        self._elites = elites
         self._actions = np.zeros((capacity, len(sizes)), np.int16)
         self._merits = np.zeros(capacity)
-        self._largest = np.maximum(np.array(sizes) - 1, 1).astype(np.float32)
         self._size = math.prod(sizes)
         self._radix = np.array([math.prod(sizes[place + 1 :]) for place in range(len(sizes))], np.int64)
         self._sizes = tuple(sizes)
@@ -59,6 +56,11 @@ class CallMemory:
     def actions(self) -> np.ndarray:
         """Every call's action, int16 `[calls, A]`."""
         return self._actions[: self.calls]
+
+    @property
+    def elites(self) -> np.ndarray:
+        """Actions of the elites, best first, int16 `[at most T, A]`."""
+        return self._actions[self.best]
 
     @property
     def merits(self) -> np.ndarray:
@@ -72,13 +74,7 @@ class CallMemory:
         self._actions[call], self._merits[call] = action, merit
         if self.is_new(action):
             self._seen.add(self._rank(action))
-            self.elites = sorted([*self.elites, call], key=lambda each: (-self._merits[each], each))[: self._capacity]
-
-    def observe(self) -> np.ndarray:
-        """Elites as an environment shows them, float32 `[T, A]`: index over the largest of its table, padding -1."""
-        rows = np.full((self._capacity, len(self._largest)), -1.0, np.float32)
-        rows[: len(self.elites)] = self._actions[self.elites] / self._largest
-        return rows
+            self.best = sorted([*self.best, call], key=lambda each: (-self._merits[each], each))[: self._elites]
 
     def is_new(self, action: np.ndarray) -> bool:
         """Whether no call was made of `action` `[A]`."""
@@ -104,6 +100,6 @@ class CallMemory:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes back to a snapshot."""
-        self.calls, self.elites, self._seen = 0, [], set()
+        self.calls, self.best, self._seen = 0, [], set()
         for action, value in zip(state["actions"].astype(np.int64), state["merits"].tolist(), strict=True):
             self.add(action, value)

@@ -30,7 +30,7 @@ def test_it_sees_infeasible_strategies_too(toy) -> None:
     search = toy.copy_search(budget=200).advance(20)
     best = search.env.elites[0][1]
     runner = search.agent.runner
-    infeasible = np.array([0, *best[1:]])
+    infeasible = runner.coordinates.encode(np.array([0, *best[1:]]))
     runner._in_flight.append(Proposal(search.observation, infeasible, 0.0, 0.0))
     runner.tell(Outcome(0.0, False, -10.0, search.env.best, search.observation, excess=0.01, simulated=100.0))
     assert runner.look(search.observation)[0, 0] == 0.0
@@ -88,11 +88,15 @@ def test_a_restart_renews_the_policy_and_keeps_elites_calls_and_critic(toy) -> N
     search = toy.copy_search(budget=400)
     runner, agent = search.agent.runner, search.agent
     search.advance(50)
-    elites, calls, critic = runner.memory.observe(), runner.memory.calls, pickle.dumps(runner.critic.get_state())
+    elites, calls, critic = (
+        runner.look(search.observation),
+        runner.memory.calls,
+        pickle.dumps(runner.critic.get_state()),
+    )
     weights = search.weights
     agent._initialise()
     assert not all(np.array_equal(a, b) for a, b in zip(weights, search.weights, strict=True))
-    np.testing.assert_array_equal(runner.memory.observe(), elites)
+    np.testing.assert_array_equal(runner.look(search.observation), elites)
     assert runner.memory.calls == calls
     assert pickle.dumps(runner.critic.get_state()) == critic
 

@@ -35,7 +35,7 @@ def test_a_fast_strategy_just_past_a_limit_is_worth_more_than_a_slow_one_and_one
 def test_elites_are_the_best_calls_once_each() -> None:
     a, b, c, d = (0, 0, 0, 0, 0), (0, 0, 0, 0, 2), (1, 0, 0, 0, 0), (1, 0, 0, 0, 1)
     memory = filled((a, 1.0), (c, 5.0), (b, 2.0), (c, 5.0), (d, 4.0))
-    assert [tuple(memory.actions[call]) for call in memory.elites] == [c, d, b]
+    assert [tuple(elite) for elite in memory.elites] == [c, d, b]
 
 
 def test_elites_do_not_depend_on_the_order_of_calls_of_different_merit() -> None:
@@ -44,14 +44,8 @@ def test_elites_do_not_depend_on_the_order_of_calls_of_different_merit() -> None
     merits = rng.permutation(36).astype(float)
     seen = []
     for order in (np.arange(36), rng.permutation(36)):
-        seen.append(filled(*[(actions[i], merits[i]) for i in order]).observe())
+        seen.append(filled(*[(actions[i], merits[i]) for i in order]).elites)
     np.testing.assert_array_equal(*seen)
-
-
-def test_an_observation_shows_scaled_indices_and_padding() -> None:
-    memory = filled(((1, 0, 1, 1, 2), 1.0))
-    np.testing.assert_allclose(memory.observe(), [[1, 0, 1, 0.5, 1]] + [[-1] * 5] * 2)
-    assert memory.observe().dtype == np.float32
 
 
 def test_new_draws_cover_what_is_left_and_nothing_else() -> None:
@@ -80,6 +74,6 @@ def test_a_restored_memory_knows_the_same() -> None:
     memory.add(np.array((1, 0, 1, 1, 1)), 9.0)
     other = CallMemory(100, SIZES, 3)
     other.set_state(state)
-    assert (other.calls, other.elites) == (2, [1, 0])
+    assert (other.calls, other.best) == (2, [1, 0])
     assert not other.is_new(np.array((1, 0, 0, 0, 0)))
     assert other.is_new(np.array((1, 0, 1, 1, 1)))

@@ -1,0 +1,43 @@
+import itertools
+
+import numpy as np
+
+from raysearch.ppo.coordinates import Coordinates
+
+SIZES = (3, 2, 2, 4, 3)
+COORDINATES = Coordinates(SIZES)
+ACTIONS = np.array(list(itertools.product(*map(range, SIZES))))
+CHOSEN = np.array(list(itertools.product(*map(range, COORDINATES.sizes))))
+
+
+def test_every_action_is_written_once_and_comes_back() -> None:
+    written = COORDINATES.encode(ACTIONS)
+    assert (written >= 0).all()
+    assert (written < COORDINATES.sizes).all()
+    assert COORDINATES.inside(written).all()
+    np.testing.assert_array_equal(COORDINATES.decode(written), ACTIONS)
+
+
+def test_inside_are_the_actions_and_no_others() -> None:
+    inside = CHOSEN[COORDINATES.inside(CHOSEN)]
+    np.testing.assert_array_equal(np.unique(COORDINATES.decode(inside), axis=0), ACTIONS)
+    assert len(inside) == len(ACTIONS)
+
+
+def test_uniform_choices_inside_are_uniform_actions_for_every_degree() -> None:
+    inside = COORDINATES.inside(CHOSEN)
+    shares = [inside[(CHOSEN[:, 0] == tp) & (CHOSEN[:, 1] == ep)].mean() for tp in range(3) for ep in range(2)]
+    assert len(set(shares)) == 1
+
+
+def test_the_batch_follows_the_degrees_where_its_coordinate_is_kept() -> None:
+    chosen = COORDINATES.encode(np.array([0, 0, 1, 1, 2]))
+    for tp, ep in ((1, 0), (0, 1), (1, 1)):
+        moved = chosen + np.array([tp, ep, 0, 0, 0])
+        np.testing.assert_array_equal(COORDINATES.decode(moved), [tp, ep, 1, 1 + tp + ep, 2])
+
+
+def test_what_it_is_given_stays_as_it_is() -> None:
+    action = np.array([1, 1, 0, 2, 0])
+    COORDINATES.decode(COORDINATES.encode(action))
+    np.testing.assert_array_equal(action, [1, 1, 0, 2, 0])
