@@ -147,6 +147,14 @@ class RowWriter:
         while line:  # an unbuffered file may take a part; one with a buffer would try again to write it when closed
             line = line[self._file.write(line) :]
 
+    def sync(self) -> None:
+        """Returns once every row is on the disk, or on the server that other hosts see: not even a lost host loses it.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        os.fsync(self._file.fileno())
+
     def check_ours(self) -> None:
         """Makes sure that no other process has resumed the run since.
 

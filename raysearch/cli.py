@@ -11,14 +11,18 @@ from typing import Any, NoReturn
 
 from raysearch.errors import Interrupted
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask the command to stop: Ctrl-C, a scheduler or `kill`, a terminal or connection that went away."""
+
 
 def main() -> None:
     """Runs the command line; what the caller can mend is one line on stderr, never a traceback.
 
     Exit codes: 0 done, 1 something broke, 2 a mistake in what was given, 128 + n stopped by signal n.
     """
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, _stop)
+    for signum in STOPS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it ignored
+            signal.signal(signum, _stop)
     try:
         from raysearch.app import run
 

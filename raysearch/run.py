@@ -197,9 +197,12 @@ class SearchRun:
     def save(self) -> None:
         """Replaces the checkpoint in the run's folder: all that a later process needs to go on bit-identically.
 
+        It is never ahead of the rows, not even where a host is lost whose writes another host had not seen.
+
         Raises:
             RowsTaken: Another process has resumed the run meanwhile; nothing was written.
         """
+        self._rows.sync()
         self._rows.check_ours()
         state = {
             "spec": asdict(self.spec),

@@ -67,7 +67,7 @@ def run_study(
             write_study(study, optima, out)
         token = _display.set(display)
         try:
-            with _terminate_as_interrupt() as signals:
+            with _stopped_as_interrupted() as signals:
                 reasons = _fit(_tuner(study, optima, out))
         finally:
             _display.reset(token)
@@ -166,16 +166,18 @@ def _run_id(trial: Any) -> str:
 
 
 @contextmanager
-def _terminate_as_interrupt() -> Iterator[list[int]]:
-    """Lets SIGTERM end a fit as SIGINT does, which Tune turns into a last snapshot; yields what came."""
+def _stopped_as_interrupted() -> Iterator[list[int]]:
+    """Lets SIGTERM and SIGHUP end a fit as SIGINT does, which Tune ends well on; yields what came."""
     came: list[int] = []
 
     def pass_on(signum: int, _frame: Any) -> None:
         came.append(signum)
         signal.raise_signal(signal.SIGINT)
 
-    before = {which: signal.getsignal(which) for which in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, pass_on)
+    before = {which: signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for which in (signal.SIGTERM, signal.SIGHUP):
+        if before[which] is not signal.SIG_IGN:
+            signal.signal(which, pass_on)
     try:
         yield came
     finally:

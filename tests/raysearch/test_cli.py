@@ -173,7 +173,7 @@ def test_a_mistake_is_one_message_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_stopped_search_keeps_every_row(
     start: Start, raysearch: Command, tiny_workload: Path, tmp_path: Path, signum: int, code: int
 ) -> None:

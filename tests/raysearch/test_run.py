@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,21 @@ def test_every_improvement_is_timed_also_across_a_resume(tiny_workload: Path, tm
     times = [wall_s for _, wall_s in summary["improvements"]]
     assert times == sorted(times)
     assert 0.0 < times[0] <= times[-1] <= summary["wall_s"]
+
+
+def test_a_checkpoint_is_on_the_disk_only_after_its_rows(
+    tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a host that is lost may leave others a checkpoint without rows."""
+    run = SearchRun(spec(tiny_workload), tmp_path / "run")
+    run.advance(5)
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name))
+    run.save()
+    run.close()
+    rows, checkpoint = synced
+    assert rows == ROWS_FILE
+    assert checkpoint.startswith(f".{CHECKPOINT_FILE}.")
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_workload: Path, tmp_path: Path) -> None:

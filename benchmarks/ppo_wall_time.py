@@ -1,13 +1,14 @@
-"""Wall time of our PPO searchers beside Stable-Baselines3's PPO doing the same search on the same environment.
+"""Wall time of our PPO searchers beside Stable-Baselines3's PPO and Optuna's TPE, on the same environment.
 
-    python benchmarks/ppo_against_sb3.py                  # 3 rounds of 4000 calls
-    python benchmarks/ppo_against_sb3.py --budget 400 --rounds 1 --json
+    python benchmarks/ppo_wall_time.py                  # 3 rounds of 4000 calls, some ten minutes
+    python benchmarks/ppo_wall_time.py --budget 400 --rounds 1 --searchers ppo sb3_ppo --json
 
-`ppo_paper` and Stable-Baselines3's have the paper's network (linear embedding, one encoder block of width 256, mean
-pooling, MLPs of 256) and the paper's setting (rollouts of 2, 2 gradient steps, learning rate 1e-3 on a cosine); `ppo`
-is this project's preset. All have one torch thread and build their networks within the measured time. Ours restart
-their agents as well, Stable-Baselines3's does not. The searches alternate, so that a machine that slows down slows all.
-Both libraries are warmed up by short searches first: imports are not measured.
+`sb3` is Stable-Baselines3 driving the environment in its own loop, as its users would have it; `sb3_ppo` is the
+searcher made of its parts. They and `ppo_paper` have the paper's network (linear embedding, one encoder block of width
+256, mean pooling, MLPs of 256) and the paper's setting (rollouts of 2, 2 gradient steps, learning rate 1e-3 on a
+cosine); `ppo` is this project's preset. All have one torch thread and build their networks within the measured time.
+The searchers restart their agents, `sb3` does not. The searches alternate, so that a machine that slows down slows
+all, and each is warmed up by a short search first: imports are not measured.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +33,8 @@ from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome
 from sim.catalog import load_workload
 from sim.types import Workload
+
+Search = Callable[[Workload, int, int], float]
 
 WARM_UP_CALLS = 20
 
@@ -58,8 +62,8 @@ class WithoutInfo(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, {}
 
 
-def run_ours(name: str, workload: Workload, budget: int, seed: int) -> float:
-    """Makes `budget` calls with one of our searchers; returns the best tokens/s/GPU."""
+def run_searcher(name: str, workload: Workload, budget: int, seed: int) -> float:
+    """Makes `budget` calls with a searcher; returns the best tokens/s/GPU."""
     env = StrategyEnv(workload)
     searcher = make_searcher(name, env.space, seed=seed, budget=budget)
     observation, _ = env.reset()
@@ -89,25 +93,38 @@ def run_sb3(workload: Workload, budget: int, seed: int) -> float:
     return env.best
 
 
-SEARCHES = {"ppo_paper": partial(run_ours, "ppo_paper"), "ppo": partial(run_ours, "ppo"), "sb3": run_sb3}
+OURS = ("ppo", "ppo_paper")
+SEARCHES = {name: partial(run_searcher, name) for name in (*OURS, "sb3_ppo", "optuna_tpe")} | {"sb3": run_sb3}
 
 
-def measure(workload: Workload, budget: int, rounds: int) -> list[dict[str, float]]:
-    """Alternates all; one record a round: each one's seconds, best tokens/s/GPU, and seconds over sb3's."""
+def measure(names: Sequence[str], workload: Workload, budget: int, rounds: int) -> list[dict[str, dict[str, float]]]:
+    """Alternates the searches; one record a round: each one's seconds and best tokens/s/GPU."""
     torch.set_num_threads(1)
-    records = []
-    for search in SEARCHES.values():
-        search(workload, WARM_UP_CALLS, 0)
-    for seed in range(rounds):
-        record: dict[str, float] = {"seed": seed}
-        for name, search in SEARCHES.items():
-            started = time.perf_counter()
-            record[f"{name}_best"] = search(workload, budget, seed)
-            record[f"{name}_wall_s"] = time.perf_counter() - started
-        for name in SEARCHES:
-            record[f"{name}_ratio"] = record[f"{name}_wall_s"] / record["sb3_wall_s"]
-        records.append(record)
-    return records
+    for name in names:
+        SEARCHES[name](workload, WARM_UP_CALLS, 0)
+    return [{name: timed(SEARCHES[name], workload, budget, seed) for name in names} for seed in range(rounds)]
+
+
+def timed(
+    search: Callable[[Workload, int, int], float], workload: Workload, budget: int, seed: int
+) -> dict[str, float]:
+    """One search's seconds and best tokens/s/GPU."""
+    started = time.perf_counter()
+    best = search(workload, budget, seed)
+    return {"wall_s": time.perf_counter() - started, "best": best}
+
+
+def ratios(records: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Of each of ours to each peer: the median over the rounds of their wall times' ratio."""
+    peers = [name for name in records[0] if name not in OURS]
+    return {
+        name: {
+            peer: statistics.median(record[name]["wall_s"] / record[peer]["wall_s"] for record in records)
+            for peer in peers
+        }
+        for name in records[0]
+        if name in OURS
+    }
 
 
 def main() -> None:
@@ -116,21 +133,23 @@ def main() -> None:
     parser.add_argument("--workload", default="gpt_moe_1_2t_16k", help="a name in configs/workloads or a path")
     parser.add_argument("--budget", type=int, default=4000, help="calls of each search (default: 4000)")
     parser.add_argument("--rounds", type=int, default=3, help="searches of each kind (default: 3)")
+    parser.add_argument("--searchers", nargs="+", choices=SEARCHES, default=list(SEARCHES), help="default: all")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     if min(arguments.budget, arguments.rounds) < 1:
         parser.error(f"expected --budget and --rounds >= 1, got {arguments.budget} and {arguments.rounds}")
-    records = measure(load_workload(arguments.workload), arguments.budget, arguments.rounds)
-    ratios = {name: statistics.median(record[f"{name}_ratio"] for record in records) for name in SEARCHES}
+    names = list(dict.fromkeys(arguments.searchers))
+    records = measure(names, load_workload(arguments.workload), arguments.budget, arguments.rounds)
+    shares = ratios(records)
     if arguments.json:
-        report = {"workload": arguments.workload, "budget": arguments.budget, "ratios": ratios, "rounds": records}
+        report = {"workload": arguments.workload, "budget": arguments.budget, "ratios": shares, "rounds": records}
         print(json.dumps(report))
         return
-    for record in records:
-        figures = (f"{name} {record[f'{name}_wall_s']:.1f} s (best {record[f'{name}_best']:.2f})" for name in SEARCHES)
-        print(f"round {record['seed'] + 1}: {', '.join(figures)}")
-    shares = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != "sb3")
-    print(f"median share of sb3's wall time: {shares}")
+    for number, record in enumerate(records, 1):
+        figures = (f"{name} {own['wall_s']:.1f} s (best {own['best']:.2f})" for name, own in record.items())
+        print(f"round {number}: {', '.join(figures)}")
+    for name, own in shares.items():
+        print(f"{name}: median share of the wall time of {', '.join(f'{p} {r:.3f}' for p, r in own.items())}")
 
 
 if __name__ == "__main__":
