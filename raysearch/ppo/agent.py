@@ -27,8 +27,8 @@ class Agent:
     - its runner has found nothing better for as many calls as the configured patience.
 
     The next agent gets a whole chunk, or what is left of the budget, so what an early exit saves goes to further
-    agents. The environment's elites and best live outside the agent and stay. A rollout cut short by the end of the budget is learned
-    from as it is.
+    agents. The environment's elites and best live outside the agent and stay. A rollout cut short by the end of the
+    budget is learned from as it is.
 
     Source: Learning to Shard, section 3 (Optimization and early exit).
 
