@@ -94,7 +94,7 @@ class Autoregressive(CopyAttention):
         earlier = (self.coordinate[:, None] < self.coordinate).float()
         self.register_buffer("earlier", earlier, persistent=False)
         distribution: Any = AutoregressiveMixture
-        sizes = [int(n) for n in self.action_space.nvec]
+        sizes = self.coordinates_class([int(n) for n in self.action_space.nvec]).sizes
         self.action_dist_cls = distribution.get_partial_dist_cls(
             index=padding_index(sizes), heads=len(sizes), module=self
         )
