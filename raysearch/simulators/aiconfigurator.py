@@ -39,6 +39,7 @@ def measure(workload: Workload, strategy: Strategy) -> Measurement:
     unsupported = _unsupported(workload, strategy)
     if unsupported is not None:
         return unsupported
+    _session(workload.hardware.name)  # which says what is missing
     from aiconfigurator.sdk.errors import PerfDataNotAvailableError
 
     try:
