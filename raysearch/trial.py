@@ -98,7 +98,7 @@ class SearchTrial(tune.Trainable):
         return self._report(self._run.metrics(), done=self._run.done)
 
     def _failed(self, reason: str) -> dict[str, Any]:
-        metrics = self._run.metrics() if self._run else {"calls": 0, "best": 0.0}
+        metrics = self._run.metrics() if self._run else {"calls": 0, "best": 0.0, "wall_s": 0.0}
         self.cleanup()
         return {**self._report(metrics, done=True), FAILURE: reason}
 
