@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,7 +46,10 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     _check_reachable(address)
     try:
         if address == "local":
-            ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+            with _ignored(signal.SIGHUP):
+                ray.init(
+                    "local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet
+                )
         else:
             ray.init(address, **quiet)
     except (ConnectionError, ValueError) as error:
@@ -53,6 +58,22 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _ignored(signum: int) -> Iterator[None]:
+    """Ignores a signal, and so do the processes that are started meanwhile, for as long as they live.
+
+    A terminal that goes away tells all processes that were started from it. Ray's must not end before the driver has.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python leaves signals to its main thread
+        return
+    before = signal.signal(signum, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signum, before)
 
 
 def _check_reachable(address: str) -> None:

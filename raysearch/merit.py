@@ -23,3 +23,18 @@ def merit(outcome: Outcome) -> float:
     if outcome.feasible:
         return math.log(max(outcome.raw, LEAST_RAW))
     return math.log(LEAST_RAW) - outcome.excess
+
+
+def worth(raw: float, excess: float, *, best: float, gap: float) -> float:
+    """What a strategy is worth to a walk that crosses infeasible ground, nats below the best so far.
+
+    Args:
+        raw: Tokens/s/GPU, 0.0 if infeasible.
+        excess: Of an infeasible strategy.
+        best: Best tokens/s/GPU so far, 0.0 while nothing feasible was found.
+        gap: How far below the best an infeasible strategy lies before its excess is counted.
+
+    >>> round(worth(50.0, 0.0, best=100.0, gap=2.0), 3), worth(0.0, 0.5, best=100.0, gap=2.0)
+    (-0.693, -2.5)
+    """
+    return math.log(raw / best) if raw > 0 else -gap - excess

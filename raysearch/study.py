@@ -92,7 +92,7 @@ class StudyFile(BaseModel):
     timeout_s: Annotated[float, Field(gt=0)] = Patience.timeout_s
     retries: Annotated[int, Field(ge=0, strict=True)] = Patience.retries
     cpus_per_run: Annotated[int, Field(ge=1, strict=True)] = 1
-    report_every: Annotated[int, Field(ge=1, strict=True)] = 200
+    report_every: Annotated[int, Field(ge=1, strict=True)] = 500
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: Tuning | None = None
     published: Published | None = None

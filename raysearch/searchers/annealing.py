@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from envs.space import Action
-from raysearch.merit import merit
+from raysearch.merit import worth
 from raysearch.searcher import NoOptions, Outcome, Searcher
 
 
@@ -24,17 +24,18 @@ class _Annealing(Searcher):
     """
 
     _position: Action | None = None
-    _worth = 0.0
+    _raw = 0.0
+    _excess = 0.0
     _told = 0
 
     @property
     @abc.abstractmethod
     def temperature(self) -> float:
-        """Temperature of the next call, in the unit of `_worth_of`."""
+        """Temperature of the next call, in the unit of `_gain`."""
 
     @abc.abstractmethod
-    def _worth_of(self, outcome: Outcome) -> float:
-        """What a call is worth."""
+    def _gain(self, outcome: Outcome) -> float:
+        """How much more the call is worth than the position."""
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """A neighbour of the position; a uniform action at the start."""
@@ -44,9 +45,8 @@ class _Annealing(Searcher):
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Moves to the action or stays."""
-        worth = self._worth_of(outcome)
-        if self._position is None or self._accepts(worth - self._worth):
-            self._position, self._worth = action.copy(), worth
+        if self._position is None or self._accepts(self._gain(outcome)):
+            self._position, self._raw, self._excess = action.copy(), outcome.raw, outcome.excess
         self._told += 1
 
     def _accepts(self, gain: float) -> bool:
@@ -56,22 +56,29 @@ class _Annealing(Searcher):
         return bool(self.rng.random() < math.exp(gain / max(self.temperature, sys.float_info.min)))
 
     def metrics(self) -> dict[str, float]:
-        """Temperature and worth of the position."""
-        return {"temperature": self.temperature, "current": self._worth}
+        """Temperature, and tokens/s/GPU of the position."""
+        return {"temperature": self.temperature, "current": self._raw}
 
     def get_state(self) -> dict[str, Any]:
         """The generator, the position and how far the cooling is."""
         return {
             "rng": self.rng.bit_generator.state,
             "position": self._position,
-            "worth": self._worth,
+            "raw": self._raw,
+            "excess": self._excess,
             "told": self._told,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Puts the walk back."""
         self.rng.bit_generator.state = state["rng"]
-        self._position, self._worth, self._told = state["position"], state["worth"], state["told"]
+        self._position, self._raw, self._excess = state["position"], state["raw"], state["excess"]
+        self._told = state["told"]
+
+
+def _cooled(temperature: float, share: float) -> float:
+    """What a half cosine leaves of a temperature after a share of the time; 0 in the end."""
+    return temperature * (1 + math.cos(math.pi * share)) / 2
 
 
 class AnnealingOptions(NoOptions):
@@ -105,68 +112,71 @@ class AnnealingSearcher(_Annealing):
     def temperature(self) -> float:
         """Temperature of the next call, tokens/s/GPU; 0.0 once the budget is spent."""
         progress = min(self._told / self.budget, 1.0)
-        return self.options.initial_temperature * (1 + math.cos(math.pi * progress)) / 2
+        return _cooled(self.options.initial_temperature, progress)
 
-    def _worth_of(self, outcome: Outcome) -> float:
-        return outcome.raw
+    def _gain(self, outcome: Outcome) -> float:
+        return outcome.raw - self._raw
 
 
 class TunedAnnealingOptions(NoOptions):
     """Settings of `annealing_tuned`.
 
     Attributes:
-        initial_temperature: Temperature of the first call, nats of throughput.
-        final_temperature: Temperature when the budget is spent, nats.
+        initial_temperature: Temperature at the start of a chain, nats of throughput.
+        final_temperature: Temperature at its end, reached on a half cosine, nats.
         chains: Equal parts of the budget; each is cooled from the initial temperature, and all but the first begin
             at the best strategy so far.
+        gap: How far below the best so far an infeasible strategy lies before its excess is counted, nats.
     """
 
     initial_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    final_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    final_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     chains: Annotated[int, Field(ge=1)]
+    gap: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @final
 class TunedAnnealingSearcher(_Annealing):
-    """Annealing at its best: worth in nats, infeasible calls graded, cooled geometrically.
+    """Annealing at its best: gains in nats, infeasible calls graded, several coolings.
 
-    A loss of 1 % of throughput is the same on every workload, and from an infeasible strategy the walk is led to
-    the feasible ones; see `raysearch.merit`.
+    A loss of 1 % of throughput is the same on every workload. From an infeasible strategy the excess leads the walk
+    to feasible ones; how far below these it lies is an option, so that a warm walk can cross infeasible ground.
     """
 
     name: ClassVar[str] = "annealing_tuned"
     Options: ClassVar[type[BaseModel]] = TunedAnnealingOptions
 
-    _best: Action | None = None
-    _best_worth = -math.inf
+    _best: tuple[Action | None, float, float] = (None, 0.0, math.inf)  # action, raw, excess
 
     @property
     def temperature(self) -> float:
         """Temperature of the next call, nats."""
         options: TunedAnnealingOptions = self.options
         share = self._told % self._chain_calls / self._chain_calls
-        return options.initial_temperature * (options.final_temperature / options.initial_temperature) ** share
+        return options.final_temperature + _cooled(options.initial_temperature - options.final_temperature, share)
 
     @property
     def _chain_calls(self) -> int:
         return math.ceil(self.budget / self.options.chains)
 
-    def _worth_of(self, outcome: Outcome) -> float:
-        return merit(outcome)
+    def _gain(self, outcome: Outcome) -> float:
+        against = {"best": outcome.best, "gap": self.options.gap}
+        return worth(outcome.raw, outcome.excess, **against) - worth(self._raw, self._excess, **against)
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Moves to the action or stays; at the end of a chain goes back to the best."""
         super().tell(action, outcome)
-        if self._worth > self._best_worth:
-            self._best, self._best_worth = self._position, self._worth
+        _, raw, excess = self._best
+        if (outcome.raw, -outcome.excess) > (raw, -excess):
+            self._best = (action.copy(), outcome.raw, outcome.excess)
         if self._told % self._chain_calls == 0:
-            self._position, self._worth = self._best, self._best_worth
+            self._position, self._raw, self._excess = self._best
 
     def get_state(self) -> dict[str, Any]:
         """The walk and the best it saw."""
-        return super().get_state() | {"best": self._best, "best_worth": self._best_worth}
+        return super().get_state() | {"best": self._best}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Puts the walk back."""
         super().set_state(state)
-        self._best, self._best_worth = state["best"], state["best_worth"]
+        self._best = state["best"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from envs.space import Action
-from raysearch.merit import merit
+from raysearch.merit import worth
 from raysearch.searcher import NoOptions, Outcome, Searcher
 
 
@@ -19,11 +19,21 @@ class MCMCOptions(NoOptions):
 
     Attributes:
         beta: How strongly the chain prefers fast strategies: p(S) ~ cost(S) ** -beta.
+        gap: Nats of cost by which an infeasible strategy exceeds the best so far, before its excess is counted.
         patience: Calls without a better strategy after which the chain goes back to the best; 0: never.
     """
 
     beta: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    gap: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     patience: Annotated[int, Field(ge=0)]
+
+
+class _Place(NamedTuple):
+    """A strategy and what it gave; never changed."""
+
+    action: Action
+    raw: float
+    excess: float
 
 
 @final
@@ -32,8 +42,8 @@ class MCMCSearcher(Searcher):
 
     That is min(1, (cost / proposed cost) ** beta), the cost being the time per token and GPU. FlexFlow takes
     exp(beta * (cost - proposed cost)) in milliseconds, so its beta belongs to one workload; with the ratio one beta
-    serves all. The proposal is symmetric. An infeasible strategy costs more than any feasible one, the more the
-    further it is off (FlexFlow, too, charges the bytes beyond a device's memory as time).
+    serves all. The proposal is symmetric. An infeasible strategy costs more than the best so far, the more the further
+    it is off (FlexFlow, too, charges the bytes beyond a device's memory as time).
 
     Source: Jia et al., "Beyond Data and Model Parallelism for Deep Neural Networks", 2019, section 6.2 (proposals and
     acceptance). Going back to the best after a while is its published code's.
@@ -42,40 +52,37 @@ class MCMCSearcher(Searcher):
     name: ClassVar[str] = "mcmc"
     Options: ClassVar[type[BaseModel]] = MCMCOptions
 
-    _position: Action | None = None
-    _merit = -math.inf
-    _best: Action | None = None
-    _best_merit = -math.inf
+    _position: _Place | None = None
+    _best: _Place | None = None
     _stale = 0
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """A neighbour of the position; a uniform action at the start."""
         if self._position is None:
             return self.space.sample(self.rng)
-        return self.space.neighbour(self._position, self.rng)
+        return self.space.neighbour(self._position.action, self.rng)
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Moves to the action, stays, or goes back to the best."""
-        proposed = merit(outcome)  # -log(cost)
-        if self._position is None or self._accepts(proposed - self._merit):
-            self._position, self._merit = action.copy(), proposed
+        proposed = _Place(action.copy(), outcome.raw, outcome.excess)
+        if self._position is None or self._accepts(proposed, self._position, outcome.best):
+            self._position = proposed
         self._stale += 1
-        if proposed > self._best_merit:
-            self._best, self._best_merit, self._stale = action.copy(), proposed, 0
+        if self._best is None or (proposed.raw, -proposed.excess) > (self._best.raw, -self._best.excess):
+            self._best, self._stale = proposed, 0
         elif self._stale == self.options.patience > 0:
-            self._position, self._merit, self._stale = self._best, self._best_merit, 0
+            self._position, self._stale = self._best, 0
 
-    def _accepts(self, gain: float) -> bool:
+    def _accepts(self, proposed: _Place, position: _Place, best: float) -> bool:
+        against = {"best": best, "gap": self.options.gap}
+        gain = worth(proposed.raw, proposed.excess, **against) - worth(position.raw, position.excess, **against)
         return gain >= 0 or bool(self.rng.random() < math.exp(self.options.beta * gain))
 
     def get_state(self) -> dict[str, Any]:
         """The generator, the chain and the best it saw."""
-        return {
-            "rng": self.rng.bit_generator.state,
-            "chain": (self._position, self._merit, self._best, self._best_merit, self._stale),
-        }
+        return {"rng": self.rng.bit_generator.state, "chain": (self._position, self._best, self._stale)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Puts the chain back."""
         self.rng.bit_generator.state = state["rng"]
-        self._position, self._merit, self._best, self._best_merit, self._stale = state["chain"]
+        self._position, self._best, self._stale = state["chain"]

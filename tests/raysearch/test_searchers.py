@@ -297,8 +297,9 @@ def test_a_small_budget_leaves_out_the_largest_tensor_parallel_degrees() -> None
 # --- tuned annealing and MCMC ---------------------------------------------------------------------
 
 
-def told(raw: float, excess: float = 0.0) -> Outcome:
-    return Outcome(raw=raw, feasible=raw > 0, reward=0.0, best=raw, observation=NOTHING, excess=excess)
+def told(raw: float, excess: float = 0.0, *, best: float | None = None) -> Outcome:
+    best = raw if best is None else best
+    return Outcome(raw=raw, feasible=raw > 0, reward=0.0, best=best, observation=NOTHING, excess=excess)
 
 
 def test_merit_puts_every_feasible_call_above_every_infeasible_one_and_those_by_their_excess() -> None:
@@ -309,14 +310,14 @@ def test_merit_puts_every_feasible_call_above_every_infeasible_one_and_those_by_
     assert merit(told(500.0)) - merit(told(250.0)) == pytest.approx(math.log(2))
 
 
-def test_the_tuned_temperature_falls_geometrically_in_every_chain() -> None:
-    options = {"initial_temperature": 1.0, "final_temperature": 0.01, "chains": 2}
+def test_the_tuned_temperature_falls_on_a_half_cosine_in_every_chain() -> None:
+    options = {"initial_temperature": 1.0, "final_temperature": 0.2, "chains": 2}
     searcher = make_searcher("annealing_tuned", SPACE, seed=0, budget=8, **options)
     temperatures = []
     for _ in range(8):
         temperatures.append(searcher.metrics()["temperature"])
         searcher.tell(ask(searcher), told(1.0))
-    chain = [1.0, 0.01**0.25, 0.1, 0.01**0.75]
+    chain = [1.0, 0.6 + 0.4 * math.sqrt(0.5), 0.6, 0.6 - 0.4 * math.sqrt(0.5)]
     assert temperatures == pytest.approx([*chain, *chain])
 
 
@@ -326,7 +327,7 @@ def test_a_new_chain_starts_at_the_best_strategy_so_far() -> None:
     best = ask(searcher)
     searcher.tell(best, told(100.0))
     for _ in range(9):
-        searcher.tell(ask(searcher), told(1.0))
+        searcher.tell(ask(searcher), told(1.0, best=100.0))
     assert differences(ask(searcher), best) == 1
 
 
@@ -339,8 +340,8 @@ def test_mcmc_takes_a_slower_strategy_with_the_ratio_of_costs_to_the_power_of_be
         first = ask(searcher)
         searcher.tell(first, told(40.0))
         second = ask(searcher)
-        searcher.tell(second, told(40.0 * ratio))
-        taken += searcher.get_state()["chain"][0].tolist() == second.tolist()
+        searcher.tell(second, told(40.0 * ratio, best=40.0))
+        taken += searcher.get_state()["chain"][0].action.tolist() == second.tolist()
     assert taken / 2000 == pytest.approx(ratio**beta, abs=4 * 0.5 / math.sqrt(2000))
 
 
@@ -349,8 +350,23 @@ def test_mcmc_goes_back_to_the_best_when_nothing_better_came() -> None:
     best = ask(searcher)
     searcher.tell(best, told(10.0))
     for _ in range(3):
-        searcher.tell(ask(searcher), told(5.0))
+        searcher.tell(ask(searcher), told(5.0, best=10.0))
     assert differences(ask(searcher), best) == 1
+
+
+@pytest.mark.parametrize("name", ["mcmc", "annealing_tuned"])
+def test_infeasible_ground_lies_a_gap_and_its_excess_below_the_best(name: str) -> None:
+    """At temperature 1 (beta 1) from the best into excess 0.5 with a gap of 0.5: probability exp(-1)."""
+    hot = {"initial_temperature": 1.0, "final_temperature": 1.0, "chains": 1}
+    options = {"beta": 1.0, "patience": 0} if name == "mcmc" else hot
+    moved = 0
+    for seed in range(1000):
+        searcher = make_searcher(name, SPACE, seed=seed, budget=10, gap=0.5, **options)
+        best = ask(searcher)
+        searcher.tell(best, told(40.0))
+        searcher.tell(ask(searcher), told(0.0, 0.5, best=40.0))
+        moved += differences(ask(searcher), best) != 1
+    assert moved / 1000 == pytest.approx(math.exp(-1), abs=0.08)  # a step may lead back to one change
 
 
 # --- populations ----------------------------------------------------------------------------------
@@ -367,8 +383,8 @@ def test_peers_find_their_way_out_of_infeasible_ground(name: str) -> None:
     for _ in range(150):
         action = ask(searcher)
         excess = max(float(action.sum()) - 10.0, 0.0)
-        searcher.tell(action, told(0.0 if excess else 1.0, excess))
         found += excess == 0.0
+        searcher.tell(action, told(0.0 if excess else 1.0, excess, best=float(found > 0)))
     assert found >= 2
 
 

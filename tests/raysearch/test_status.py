@@ -154,8 +154,9 @@ def test_a_real_study_is_seen_running_by_name_and_then_stopped(
     wait_until(process, lambda: (folder / "study.json").exists() and read_status(folder).runs[0].calls > 400)
     assert read_status(folder).state == "running"
     wait_until(process, lambda: any("tiny-random-s0" in title for title in descendants(process.pid).values()))
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGHUP)  # as a terminal that is closed does
     process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGHUP
     told = json.loads(raysearch("status", folder, "--json").stdout)
     assert (told["state"], told["finished_runs"], told["remaining_s"]) == ("interrupted", 0, None)
     assert told["runs"][0]["state"] == "interrupted"
