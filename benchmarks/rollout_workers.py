@@ -46,10 +46,11 @@ slow.fingerprint = str(time.time_ns())  # never answered from an earlier benchma
 
 
 def wall_s(searcher: str, workers: int, calls: int, seed: int) -> float:
-    """Seconds for `calls` calls of a run, after its first ones have brought everything up."""
+    """Seconds for `calls` calls in the middle of a run: as many are in flight when the clock starts as when it stops."""
     with tempfile.TemporaryDirectory() as folder:
         slow.fingerprint = str(time.time_ns())
-        spec = RunSpec(WORKLOAD, searcher, seed=seed, budget=calls + 2 * workers, simulator=SLOW, workers=workers)
+        budget = calls + 3 * workers + 1
+        spec = RunSpec(WORKLOAD, searcher, seed=seed, budget=budget, simulator=SLOW, workers=workers)
         with contextlib.closing(SearchRun(spec, Path(folder))) as run:
             run.advance(2 * workers)
             started = time.perf_counter()
