@@ -11,7 +11,7 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test test-cluster check setup setup-dev clean
+.PHONY: help search test test-cluster check quick-tests slow-tests setup setup-dev clean
 
 help:
 	@echo "make search        set up .venv and run the quickstart study"
@@ -34,7 +34,14 @@ check:
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	$(BIN)/pytest
+	@# One kind mostly waits for processes, the other computes: beside each other they take half the time.
+	$(MAKE) --no-print-directory -j2 --output-sync=line quick-tests slow-tests
+
+quick-tests:
+	$(BIN)/pytest -m 'not slow and not cluster'
+
+slow-tests:
+	$(BIN)/pytest -m 'slow and not cluster'
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev

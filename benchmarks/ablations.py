@@ -41,6 +41,9 @@ WORKLOADS = (
     "gpt_moe_1_8t_24k_slo30",
     "gpt_moe_1_8t_48k_slo80",
     "gpt_moe_1_8t_16k_nccl",
+    "mixtral_8x22b_16k_slo20",
+    "mixtral_8x22b_48k_slo40",
+    "mixtral_8x7b_32k_slo15",
 )
 POINTS = (250, 500, 1000, 2000, 4000)
 NEVER = 10**9

@@ -24,11 +24,11 @@ class Agent:
 
     - every head's largest probability had reached the confidence threshold when it last acted (early exit),
     - it has lived for a chunk: budget / chunks calls, rounded up, or
-    - it has lived for as many calls as the configured patience, and as many were made without a better strategy.
+    - its runner has found nothing better for as many calls as the configured patience.
 
     The next agent gets a whole chunk, or what is left of the budget, so what an early exit saves goes to further
-    agents. Elites and best live outside the agent and stay. A rollout cut short by the end of the budget is learned
-    from as it is.
+    agents. The environment's elites and best live outside the agent and stay. A rollout cut short by the end of the
+    budget is learned from as it is.
 
     Source: Learning to Shard, section 3 (Optimization and early exit).
 
@@ -78,16 +78,21 @@ class Agent:
             return
         self.policy_loss = self.learner.update_round(self.runner.take(), self.learning_rate)
         if self.calls_left > 0 and self._is_done():
-            self.restarts += 1
-            self._born = self.calls
-            self._initialise()
+            self._restart()
         self.runner.forget()
 
+    def _restart(self) -> None:
+        self.restarts += 1
+        self._born = self.calls
+        self.runner.start_over()
+        self._initialise()
+
     def _is_done(self) -> bool:
-        age = self.calls - self._born
-        if min(age, self.runner.stagnant_calls) >= self.config.patience:
-            return True
-        return self.confidence >= self.config.confidence_threshold or age >= self._chunk_calls
+        return (
+            self.confidence >= self.config.confidence_threshold
+            or self.calls - self._born >= self._chunk_calls
+            or self.runner.stagnant_calls >= self.config.patience
+        )
 
     @property
     def _chunk_calls(self) -> int:

@@ -43,7 +43,7 @@ class LearnToShardConfig(PPOConfig):
         budget: Calls of the whole search.
         search_seed: Seeds weights and actions. RLlib's own `seed` stays None: it would seed numpy and torch globally.
         chunks, confidence_threshold, normalize_advantages: See `Options`.
-        patience: Calls without a better strategy after which the agent restarts.
+        patience: Calls without anything better to learn from after which the agent restarts.
         calls_per_training_step: Calls made by one `train()`.
     """
 

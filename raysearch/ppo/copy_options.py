@@ -19,7 +19,7 @@ class CopyOptions(SharedOptions):
         copy_degree: Logit that an elite's own degree starts with.
         degree_step: What a degree's logit loses at the start per table step away from the elite's.
         top_share: Share of a rollout that PPO learns from, the best by rank.
-        patience: Calls without a better strategy after which the policy restarts.
+        patience: Calls without a better elite after which the policy and its elites start anew.
         candidates: New strategies drawn from the policy per call, of which the critic picks one; 1: no critic.
         critic_members: MLPs in the critic's ensemble.
         critic_hidden: Width of their two hidden layers.

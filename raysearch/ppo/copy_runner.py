@@ -80,6 +80,15 @@ class CopyEnvRunner(EliteEnvRunner):
         self.memory = CallMemory(config.budget, sizes, config.preset.elites)
         self.critic = Critic(sizes, config.search_seed, config.preset)
 
+    @property
+    def stagnant_calls(self) -> int:
+        """Calls since the best elite was found."""
+        return self.memory.stagnant_calls
+
+    def start_over(self) -> None:
+        """Forgets the elites, so that the next policy looks elsewhere; no strategy is called twice for it."""
+        self.memory.forget_elites()
+
     def look(self, observation: np.ndarray) -> np.ndarray:
         """The memory's elites, float32 `[T, A]`: index over the largest of its coordinate, rows not filled -1."""
         rows = np.full((self.config.preset.elites, len(self.coordinates.sizes)), -1.0, np.float32)

@@ -66,7 +66,6 @@ class EliteEnvRunner(SingleAgentEnvRunner):
 
     Attributes:
         calls: Calls recorded since the search began; also the counter of the noise.
-        stagnant_calls: How many of them were made since the best throughput last rose.
         opinion: What the policy made of the observation it last acted on, or None.
     """
 
@@ -79,8 +78,6 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         torch.set_num_threads(1)
         super().__init__(config=config, **kwargs)
         self.calls = 0
-        self.stagnant_calls = 0
-        self._best = 0.0
         self.opinion: Any = None
         self._in_flight: deque[Proposal] = deque()
         self._recorded: list[tuple[Proposal, float]] = []
@@ -116,6 +113,14 @@ class EliteEnvRunner(SingleAgentEnvRunner):
             value = self.module.compute_values({}, embeddings=out[Columns.EMBEDDINGS])
         return Opinion(policy.log_probs[0].numpy(), float(value))
 
+    @property
+    def stagnant_calls(self) -> int:
+        """Calls since the search last found anything better to learn from; 0 where nobody counts them."""
+        return 0
+
+    def start_over(self) -> None:
+        """Lets go of what only the agent that has ended was to learn from; nothing here."""
+
     def forget(self) -> None:
         """Drops all opinions: the weights have changed."""
         self._opinions.clear()
@@ -140,8 +145,6 @@ class EliteEnvRunner(SingleAgentEnvRunner):
     def tell(self, outcome: Outcome) -> None:
         """Notes what came of the oldest action in flight."""
         self.record(outcome.reward, outcome.observation)
-        self.stagnant_calls = 0 if outcome.best > self._best else self.stagnant_calls + 1
-        self._best = outcome.best
 
     def record(self, reward: float, observation: np.ndarray) -> None:
         """Notes the reward of the oldest action in flight and the observation `[T, A]` it led to.
@@ -193,8 +196,6 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         """Everything but the weights that `set_memory` needs to go on as if nothing had happened."""
         return {
             "calls": self.calls,
-            "stagnant_calls": self.stagnant_calls,
-            "best": self._best,
             "opinion": self.opinion,
             "in_flight": list(self._in_flight),
             "recorded": list(self._recorded),
@@ -205,8 +206,6 @@ class EliteEnvRunner(SingleAgentEnvRunner):
     def set_memory(self, memory: dict[str, Any]) -> None:
         """Goes back to where `get_memory` was called."""
         self.calls = memory["calls"]
-        self.stagnant_calls = memory["stagnant_calls"]
-        self._best = memory["best"]
         self.opinion = memory["opinion"]
         self._in_flight = deque(memory["in_flight"])
         self._recorded = list(memory["recorded"])

@@ -38,12 +38,14 @@ class CallMemory:
 
     Attributes:
         calls: Calls so far.
-        best: Numbers of the elite calls, best first; the earlier one first among equals.
+        best: Numbers of the elite calls, best first; the earlier one first among equals. None is older than the
+            last `forget_elites`.
     """
 
     def __init__(self, capacity: int, sizes: Sequence[int], elites: int) -> None:
         self.calls = 0
         self.best: list[int] = []
+        self._forgotten = 0  # calls that can no longer be elites
         self._elites = elites
         self._actions = np.zeros((capacity, len(sizes)), np.int16)
         self._merits = np.zeros(capacity)
@@ -76,6 +78,15 @@ class CallMemory:
             self._seen.add(self._rank(action))
             self.best = sorted([*self.best, call], key=lambda each: (-self._merits[each], each))[: self._elites]
 
+    @property
+    def stagnant_calls(self) -> int:
+        """Calls since the best elite's; 0 while there is none."""
+        return self.calls - 1 - self.best[0] if self.best else 0
+
+    def forget_elites(self) -> None:
+        """Leaves it to later calls to be elites; all calls so far stay known."""
+        self.best, self._forgotten = [], self.calls
+
     def is_new(self, action: np.ndarray) -> bool:
         """Whether no call was made of `action` `[A]`."""
         return self._rank(action) not in self._seen
@@ -96,10 +107,13 @@ class CallMemory:
 
     def get_state(self) -> dict[str, Any]:
         """Copy of all calls; the rest follows from them."""
-        return {"actions": self.actions.copy(), "merits": self.merits.copy()}
+        return {"actions": self.actions.copy(), "merits": self.merits.copy(), "forgotten": self._forgotten}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes back to a snapshot."""
-        self.calls, self.best, self._seen = 0, [], set()
-        for action, value in zip(state["actions"].astype(np.int64), state["merits"].tolist(), strict=True):
-            self.add(action, value)
+        self.calls, self._seen = 0, set()
+        actions, merits = state["actions"].astype(np.int64), state["merits"].tolist()
+        for calls in (slice(state["forgotten"]), slice(state["forgotten"], None)):
+            self.forget_elites()
+            for action, value in zip(actions[calls], merits[calls], strict=True):
+                self.add(action, value)

@@ -77,3 +77,17 @@ def test_a_restored_memory_knows_the_same() -> None:
     assert (other.calls, other.best) == (2, [1, 0])
     assert not other.is_new(np.array((1, 0, 0, 0, 0)))
     assert other.is_new(np.array((1, 0, 1, 1, 1)))
+
+
+def test_forgotten_elites_stay_known_calls_also_in_a_restored_memory() -> None:
+    memory = filled(((0, 0, 0, 0, 0), 9.0), ((1, 0, 0, 0, 0), 5.0))
+    memory.forget_elites()
+    assert (memory.best, memory.stagnant_calls, len(memory.elites)) == ([], 0, 0)
+    memory.add(np.array((1, 0, 1, 1, 1)), 2.0)
+    memory.add(np.array((0, 0, 0, 0, 0)), 9.0)  # known: no new elite
+    memory.add(np.array((1, 0, 1, 1, 0)), 1.0)
+    other = CallMemory(100, SIZES, 3)
+    other.set_state(memory.get_state())
+    for each in (memory, other):
+        assert (each.best, each.stagnant_calls, each.calls) == ([2, 4], 2, 5)
+        assert not each.is_new(np.array((1, 0, 0, 0, 0)))
