@@ -46,7 +46,7 @@ slow.fingerprint = str(time.time_ns())  # never answered from an earlier benchma
 
 
 def wall_s(searcher: str, workers: int, calls: int, seed: int) -> float:
-    """Seconds for `calls` calls in the middle of a run: as many are in flight when the clock starts as when it stops."""
+    """Seconds for `calls` calls in the middle of a run: as many are in flight when the clock starts as at its stop."""
     with tempfile.TemporaryDirectory() as folder:
         slow.fingerprint = str(time.time_ns())
         budget = calls + 3 * workers + 1
