@@ -1,7 +1,8 @@
 """How much faster a search on a slow black box gets with workers, and what asking ahead costs in quality.
 
     python benchmarks/rollout_workers.py                   # wall time against one worker, 50 ms a call
-    python benchmarks/rollout_workers.py --quality         # f/f* against calls in flight, on our own simulator
+    python benchmarks/rollout_workers.py --quality         # f/f* against calls in flight, on our own simulator and
+                                                           # workloads that searchers were tuned on
     python benchmarks/rollout_workers.py --overhead        # a call in this process against one through a worker
 
 A worker of the first table sleeps, so that it needs no core of its own; what is left over is the searcher's time and
@@ -32,6 +33,7 @@ from sim.types import Evaluation, Strategy, Workload
 CALL_S = 0.05
 SLOW = "rollout_workers:slow"
 WORKLOAD = "gpt_moe_1_2t_16k"
+QUALITY_WORKLOADS = ["gpt_moe_1_8t_24k_slo30", "qwen3_235b_a22b_16k", "mixtral_8x22b_8k"]
 
 
 def slow(workload: Workload, strategy: Strategy) -> Evaluation:
@@ -44,10 +46,11 @@ slow.fingerprint = str(time.time_ns())  # never answered from an earlier benchma
 
 
 def wall_s(searcher: str, workers: int, calls: int, seed: int) -> float:
-    """Seconds for `calls` calls of a run, after its first ones have brought everything up."""
+    """Seconds for `calls` calls in the middle of a run: as many are in flight when the clock starts as at its stop."""
     with tempfile.TemporaryDirectory() as folder:
         slow.fingerprint = str(time.time_ns())
-        spec = RunSpec(WORKLOAD, searcher, seed=seed, budget=calls + 2 * workers, simulator=SLOW, workers=workers)
+        budget = calls + 3 * workers + 1
+        spec = RunSpec(WORKLOAD, searcher, seed=seed, budget=budget, simulator=SLOW, workers=workers)
         with contextlib.closing(SearchRun(spec, Path(folder))) as run:
             run.advance(2 * workers)
             started = time.perf_counter()
@@ -55,14 +58,17 @@ def wall_s(searcher: str, workers: int, calls: int, seed: int) -> float:
             return time.perf_counter() - started
 
 
-def fraction_of_optimum(searcher: str, workers: int, seed: int, budget: int) -> float:
-    """f/f* of one run."""
-    optimum = find_yardstick(load_workload(WORKLOAD)).tokens_per_s_per_gpu
+def fractions_of_optimum(workload: str, searcher: str, workers: int, seed: int, after: list[int]) -> list[float]:
+    """f/f* of one run after so many calls, the last of which are its budget."""
+    optimum = find_yardstick(load_workload(workload)).tokens_per_s_per_gpu
     with tempfile.TemporaryDirectory() as folder:
-        spec = RunSpec(WORKLOAD, searcher, seed=seed, budget=budget, workers=workers)
+        spec = RunSpec(workload, searcher, seed=seed, budget=after[-1], workers=workers)
         with contextlib.closing(SearchRun(spec, Path(folder), optimum=optimum)) as run:
-            run.advance(budget)
-            return run.metrics()["fraction_of_optimum"]
+            found = []
+            for calls in after:
+                run.advance(calls - run.calls)
+                found.append(run.metrics()["fraction_of_optimum"])
+            return found
 
 
 def show_speed(searcher: str, counts: list[int], calls: int) -> None:
@@ -75,13 +81,17 @@ def show_speed(searcher: str, counts: list[int], calls: int) -> None:
         sys.stdout.flush()
 
 
-def show_quality(searcher: str, counts: list[int], seeds: int, budget: int) -> None:
-    """Prints f/f* per number of calls in flight."""
+def show_quality(searcher: str, counts: list[int], workloads: list[str], seeds: int, after: list[int]) -> None:
+    """Prints f/f* per number of calls in flight: over all runs, and of the worst of them."""
+    print(f"{searcher}, {len(workloads)} workloads x {seeds} seeds, f/f* after {after} calls: mean (worst)")
     for workers in counts:
-        found = [fraction_of_optimum(searcher, workers, seed, budget) for seed in range(seeds)]
-        spread = statistics.stdev(found) if seeds > 1 else 0.0
-        in_flight = workers + 1
-        print(f"{searcher}: {in_flight} in flight: f/f* {statistics.mean(found):.3f} +- {spread:.3f} ({seeds} seeds)")
+        runs = [
+            fractions_of_optimum(workload, searcher, workers, seed, after)
+            for workload in workloads
+            for seed in range(seeds)
+        ]
+        told = [f"{statistics.mean(found):.3f} ({min(found):.3f})" for found in zip(*runs, strict=True)]
+        print(f"{workers + 1} in flight: {', '.join(told)}")
         sys.stdout.flush()
 
 
@@ -111,8 +121,9 @@ def main() -> None:
     parser.add_argument("--searcher", default="ppo")
     parser.add_argument("--workers", type=int, nargs="+")
     parser.add_argument("--calls", type=int, default=400)
-    parser.add_argument("--budget", type=int, default=4000)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workloads", nargs="+", default=QUALITY_WORKLOADS, help="of --quality")
+    parser.add_argument("--after", type=int, nargs="+", default=[250, 500, 1000], help="calls, of --quality")
+    parser.add_argument("--seeds", type=int, default=8, help="of --quality")
     parser.add_argument("--quality", action="store_true")
     parser.add_argument("--overhead", action="store_true")
     asked = parser.parse_args()
@@ -121,7 +132,7 @@ def main() -> None:
         if asked.overhead:
             show_overhead(asked.calls)
         elif asked.quality:
-            show_quality(asked.searcher, counts, asked.seeds, asked.budget)
+            show_quality(asked.searcher, counts, asked.workloads, asked.seeds, asked.after)
         else:
             show_speed(asked.searcher, counts, asked.calls)
 

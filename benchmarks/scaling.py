@@ -102,6 +102,10 @@ class Seat:
             def remote(*args: Any, **kwargs: Any) -> Any:
                 return table.call.remote(seat, method, args, kwargs)
 
+            @staticmethod
+            def options(**_: Any) -> type[Method]:
+                return Method
+
         return Method
 
 

@@ -22,7 +22,7 @@ from raysearch.files import anchored, read_json, write_json
 from raysearch.published import Published
 from raysearch.records import LARGEST_SEED, STUDY_FILE, RunSpec, StudyRecord
 from raysearch.registry import check_options, run_budget
-from raysearch.simulators.opening import Patience, searched_space
+from raysearch.simulators.opening import Patience, check_workers, searched_space
 from sim.catalog import load_workload
 from sim.config_files import config_path, read_config
 from sim.types import Workload
@@ -178,6 +178,7 @@ def check_study(file: StudyFile) -> Study:
     _check_published(file, names)
     if file.tuning:
         _check_disjoint(file.tuning, file, workloads)
+    check_workers(file.simulator, file.workers_per_run)
     for workload in workloads.values():
         searched_space(workload, file.simulator)  # the simulator is there, and fits
     return Study(file, workloads)

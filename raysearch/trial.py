@@ -8,7 +8,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import tune
 from ray.util import get_node_ip_address
 
@@ -77,7 +76,6 @@ class SearchTrial(tune.Trainable):
         What would happen again is reported under `FAILURE` and not raised: Tune would start the run anew in vain, and
         keep the reason in the same folder, be its disk full or not. A process that dies is Tune's to replace.
         """
-        _name_process(self._trial["run_id"])
         try:
             return self._advance(Path(self._trial["folder"]))
         except (SimulatorFailure, RowsTaken, InputError) as error:
@@ -100,7 +98,7 @@ class SearchTrial(tune.Trainable):
         return self._report(self._run.metrics(), done=self._run.done)
 
     def _failed(self, reason: str) -> dict[str, Any]:
-        metrics = self._run.metrics() if self._run else {"calls": 0, "best": 0.0}
+        metrics = self._run.metrics() if self._run else {"calls": 0, "best": 0.0, "wall_s": 0.0}
         self.cleanup()
         return {**self._report(metrics, done=True), FAILURE: reason}
 
@@ -134,11 +132,3 @@ class SearchTrial(tune.Trainable):
     def _report(metrics: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
         # TensorBoard takes timesteps_total for its x axis: calls, the same for every searcher and after a resume.
         return {**metrics, "timesteps_total": metrics["calls"], "done": done}
-
-
-def _name_process(run_id: str) -> None:
-    """Shows the run in the dashboard's list of worker processes and in ps; Ray takes it away when the step is done.
-
-    A name of the actor, which Ray's dashboard lists too, would be that of its first run: actors are reused.
-    """
-    ray._raylet.setproctitle(f"ray::SearchTrial {run_id}")  # pyright: ignore[reportAttributeAccessIssue]

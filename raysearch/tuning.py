@@ -96,7 +96,9 @@ class _Relay(tune.Callback):
     """Tells the display of the running study what Tune reports. Tune pickles it, so it holds nothing."""
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        _display.get().started(trial.config["run"]["run_id"])
+        run_id = trial.config["run"]["run_id"]
+        _name_steps(trial.temporary_state.ray_actor, run_id)
+        _display.get().started(run_id)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -109,6 +111,14 @@ class _Relay(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         _display.get().failed(trial.config["run"]["run_id"])
+
+
+def _name_steps(actor: Any, run_id: str) -> None:
+    """Has Ray's dashboard, and ps, show the steps of a run by its name. An actor is reused, so it has none of its own.
+
+    Tune asks the handle for `train`, and would get the method whose tasks are named after the class.
+    """
+    actor.train = actor.__getattr__("train").options(name=run_id)
 
 
 def _tuner(study: Study, optima: Mapping[str, float | None], out: Path) -> tune.Tuner:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysearch.claim import claimed
-from raysearch.commands.options import JsonOption, OutOption, SimulatorOption, WorkersOption
+from raysearch.commands.options import JsonOption, OutOption, SimulatorOption
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import results_folder
 from raysearch.spaces import optimum_value
@@ -27,7 +27,12 @@ def run(
     ] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of the own Ray.  [default: all]")] = None,
     simulator: SimulatorOption = None,
-    workers: WorkersOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Processes that evaluate for each run.  [default: as FILE says, else 1 for a --simulator]"
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a study: every searcher on every workload with every seed, in parallel, on Ray Tune.

@@ -1,4 +1,4 @@
-"""GenZ's analytical roofline as a black box: degrees only, some tenths of a second per call.
+"""GenZ's analytical roofline as a black box: degrees only, some 50 to 80 ms per call.
 
 Install it with `pip install 'raysearch[genz]'` and search it with `--simulator genz`. It has no measured efficiencies,
 so it is an upper bound on speed rather than a forecast; one precision holds for weights, cache and arithmetic. Its

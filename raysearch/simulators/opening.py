@@ -45,9 +45,8 @@ def open_simulator(simulator: str | None, workload: Workload, patience: Patience
     Raises:
         InputError: There is no such simulator, or it was given no worker.
     """
+    check_workers(simulator, workers)
     if workers == 0:
-        if simulator is not None:
-            raise InputError(f"simulator {simulator!r} may hang or die, so it needs workers: expected >= 1, got 0")
         return InProcess(simulate.evaluate)
     from raysearch.simulators.cache import AnswerCache
     from raysearch.simulators.plugin import load_plugin
@@ -57,6 +56,12 @@ def open_simulator(simulator: str | None, workload: Workload, patience: Patience
     if simulator is None:
         return pool
     return AnswerCache(pool, answers_dir() / f"{load_plugin(simulator).fingerprint}.sqlite", workload)
+
+
+def check_workers(simulator: str | None, workers: int) -> None:
+    """Refuses to evaluate a plugged-in simulator where the searcher runs. Raises: InputError."""
+    if simulator is not None and workers == 0:
+        raise InputError(f"simulator {simulator!r} may hang or die, so it needs workers: expected >= 1, got 0")
 
 
 def answers_dir() -> Path:

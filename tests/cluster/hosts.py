@@ -162,6 +162,11 @@ class Cluster:
         """`ray VERB CLUSTER.YAML ARGUMENTS`, from the checkout's root."""
         return self.command("ray", verb, self.file, *arguments, timeout=timeout)
 
+    def job(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """`ray job submit` of a command with the checkout as it is, followed until its end."""
+        where = ("--address=http://127.0.0.1:8265", "--working-dir=.")
+        return self.command("ray", "job", "submit", *where, "--", *command)
+
     def command(self, name: str, *arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """A command of this environment, in the head's network but with the caller's files and processes."""
         process = self.start(name, *arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,11 +69,15 @@ def test_ray_job_submit_runs_a_study_from_the_uploaded_checkout(
     up: tuple[Cluster, subprocess.CompletedProcess[str]], study: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    command = ("python", "-m", "raysearch", "study", study, "--out", out, "--json")
-    done = up[0].command("ray", "job", "submit", "--address=http://127.0.0.1:8265", "--working-dir=.", "--", *command)
+    done = up[0].job("python", "-m", "raysearch", "study", study, "--out", out, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "succeeded" in done.stdout
     assert digests(out) == expected
+    tasks = json.loads(up[0].command("python", "-c", LOOK).stdout)["data"]["result"]["result"]
+    assert set(expected) <= {task["name"] for task in tasks}  # the dashboard shows the steps of a run by its name
+
+
+LOOK = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8265/api/v0/tasks').read().decode())"
 
 
 def test_a_results_folder_that_a_node_does_not_see_is_refused_before_anything_runs(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Cluster, link, make_key, missing, start_host, wait_until
+from tests.cluster.hosts import Cluster, Host, link, make_key, missing, start_host, wait_until
 from tests.cluster.studies import digests, digests_alone, hosts, write_study
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(missing()), reason=missing())]
 
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 HEAD, WORKER = "10.99.7.1", "10.99.7.2"
 
 
@@ -53,11 +55,15 @@ def expected(study: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return digests_alone(study, tmp_path_factory.mktemp("alone"))
 
 
+@pytest.mark.parametrize("form", ["submit", "job submit"])
 def test_the_runs_of_a_study_are_on_both_hosts_and_their_results_in_one_place(
-    pair: Pair, study: Path, expected: dict[str, str], tmp_path: Path
+    pair: Pair, study: Path, expected: dict[str, str], tmp_path: Path, form: str
 ) -> None:
     out = tmp_path / "out"
-    done = pair.cluster.ray("submit", *command(study, out))
+    if form == "submit":
+        done = pair.cluster.ray("submit", *command(study, out))
+    else:
+        done = pair.cluster.job("python", "-m", "raysearch", "study", study, "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
     assert set().union(*hosts(out).values()) == {HEAD, WORKER}
     assert digests(out) == expected
@@ -67,6 +73,18 @@ def test_the_runs_of_a_study_are_on_both_hosts_and_their_results_in_one_place(
 def command(study: Path, out: Path) -> list[str]:
     """What follows the cluster's file in `ray submit`."""
     return ["raysearch/__main__.py", "--", "study", str(study), "--address", "auto", "--out", str(out)]
+
+
+def test_a_run_searches_a_plugged_in_simulator_on_the_other_host(
+    pair: Pair, tiny_workload: Path, tmp_path: Path, raysearch: Command
+) -> None:
+    short = write_study(tmp_path / "short.toml", tiny_workload, searchers=["annealing"], seeds=[0], budget=200)
+    box = ("--simulator", "tests.raysearch.simulators.boxes:hilly", "--workers", "1")  # a host has one CPU
+    done = pair.cluster.job("python", "-m", "raysearch", "study", short, "--out", tmp_path / "out", *box)
+    assert done.returncode == 0, done.stdout + done.stderr
+    alone = raysearch("study", short, "--out", tmp_path / "alone", "--cpus", "2", *box)
+    assert alone.returncode == 0, alone.stderr
+    assert digests(tmp_path / "out") == digests(tmp_path / "alone")
 
 
 def test_a_results_folder_that_a_host_does_not_see_is_refused_before_anything_runs(pair: Pair, study: Path) -> None:
@@ -82,7 +100,7 @@ def test_a_study_survives_the_loss_of_a_host(pair: Pair, study: Path, expected: 
     out = tmp_path / "out"
     submitted = pair.cluster.start("ray", "submit", pair.cluster.file, *command(study, out))
     try:
-        wait_until(lambda: {WORKER} in hosts(out).values(), "a run reports from the worker")
+        wait_until(lambda: calls_on(pair.cluster.workers[0], out) > 2000, "a run has reported from the worker")
         pair.cluster.workers[0].kill()
         printed, _ = submitted.communicate(timeout=180)
     finally:
@@ -90,3 +108,10 @@ def test_a_study_survives_the_loss_of_a_host(pair: Pair, study: Path, expected: 
     assert submitted.returncode == 0, printed
     assert sorted(hosts(out).values(), key=len) == [{HEAD}, {HEAD, WORKER}]
     assert digests(out) == expected
+
+
+def calls_on(host: Host, out: Path) -> int:
+    """Calls so far of the run that a host makes; its process is named after it."""
+    names = [title.split()[0].removeprefix("ray::") for title in host.processes() if title.startswith("ray::tiny-")]
+    rows = [path for name in names for path in out.glob(f"runs/{name}/rows.jsonl")]
+    return sum(path.read_bytes().count(b"\n") for path in rows)

@@ -21,6 +21,7 @@ from raysearch.records import RunSpec
 from raysearch.results import read_runs
 from raysearch.run import SearchRun
 from tests.conftest import command_environment, raysearch_command
+from tests.processes import descendants
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -191,14 +192,6 @@ def wait_for_rows(process: subprocess.Popen[str], out: Path, rows: int) -> None:
 def kill_a_run(process: subprocess.Popen[str], out: Path) -> None:
     """Kills the process that makes the calls of the run under way."""
     wait_for_rows(process, out, rows_of(out) + 150)
-    for pid in children_of(process.pid):
-        if "SearchTrial" in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGKILL)
-            return
-    raise AssertionError("no run is under way")
-
-
-def children_of(pid: int) -> list[int]:
-    """All descendants of a process."""
-    direct = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
-    return direct + [below for child in direct for below in children_of(child)]
+    pids = [pid for pid, title in descendants(process.pid).items() if "ray::tiny-" in title]
+    assert pids, "no run is under way"
+    os.kill(pids[0], signal.SIGKILL)

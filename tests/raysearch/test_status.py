@@ -21,6 +21,7 @@ from raysearch.journal import JOURNAL_FILE, Journal
 from raysearch.run import SearchRun
 from raysearch.status import StudyStatus, read_status
 from raysearch.study import load_study, run_dir, write_study
+from tests.processes import descendants
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -152,7 +153,7 @@ def test_a_real_study_is_seen_running_by_name_and_then_stopped(
     process = start("study", file, "--out", folder, "--cpus", "1")
     wait_until(process, lambda: (folder / "study.json").exists() and read_status(folder).runs[0].calls > 400)
     assert read_status(folder).state == "running"
-    wait_until(process, lambda: any("tiny-random-s0" in title for title in titles_below(process.pid)))
+    wait_until(process, lambda: any("tiny-random-s0" in title for title in descendants(process.pid).values()))
     os.killpg(process.pid, signal.SIGHUP)  # as a terminal that is closed does
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGHUP
@@ -168,13 +169,3 @@ def wait_until(process: subprocess.Popen[str], happened: Callable[[], bool]) -> 
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def titles_below(pid: int) -> list[str]:
-    """The titles of all descendants of a process."""
-    try:
-        children = [int(c) for path in Path(f"/proc/{pid}/task").glob("*/children") for c in path.read_text().split()]
-        own = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
-    except OSError:  # one has just ended
-        return []
-    return own + [title for child in children for title in titles_below(child)]

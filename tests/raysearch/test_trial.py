@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from envs.rows import read_rows
+from raysearch import progress
 from raysearch.checkpoint import CHECKPOINT_FILE
 from raysearch.records import STUDY_FILE, RunSpec
 from raysearch.run import SearchRun, finished_summary
+from raysearch.study_display import StudyBars
 from raysearch.trial import FAILURE, SearchTrial, trial_config
 from sim import simulate
 from sim.simulate import evaluate
@@ -100,6 +102,21 @@ def test_a_folder_that_takes_no_more_ends_the_run_with_a_reason(
     while not trial.step()["done"]:
         pass
     assert len(read_rows(Path(trial.config["run"]["folder"]))) == 60
+
+
+def test_a_run_that_cannot_even_start_is_shown_with_the_reason(
+    trial: SearchTrial, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(trial.config["run"]["folder"])
+    folder.parent.write_text("in the way")
+    last = trial.step()
+    assert (last["done"], last["calls"]) == (True, 0)
+    assert last[FAILURE] == f"cannot write to {folder}: Not a directory"
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
+    bars = StudyBars("s", {folder.name: RunSpec("tiny", "annealing", seed=0, budget=60)}, {})
+    bars.reported(folder.name, last)
+    bars.failed(folder.name)
+    assert capsys.readouterr().err.splitlines()[-1] == f"1/1 {folder.name}: FAILED after 0 calls"
 
 
 def test_a_fast_run_saves_itself_once_in_a_while_and_a_slow_one_at_every_report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -17,7 +18,7 @@ LOG = "RAYSEARCH_TEST_LOG"
 
 def hilly(workload: Workload, strategy: Strategy) -> Measurement:
     """Slopes, and an infeasible third."""
-    _note(strategy)
+    _note(workload, strategy)
     if (strategy.tp + strategy.ep + sum(strategy.dims)) % 3 == 0:
         return Measurement(unsupported="the sum is divisible by three")
     return Measurement(10.0 * strategy.tp + strategy.batch / strategy.pp + 50.0 * sum(strategy.dims), tpot_s=0.01)
@@ -79,10 +80,24 @@ def dies_once(workload: Workload, strategy: Strategy) -> Measurement:
     return hilly(workload, strategy)
 
 
-def _note(strategy: Strategy) -> None:
+def held(workload: Workload, strategy: Strategy) -> Measurement:
+    """Keeps the first process that meets one batch in mid-call, until somebody kills it."""
+    if strategy.batch == BAD_BATCH:
+        with contextlib.suppress(FileExistsError):
+            held_process(Path(os.environ[LOG])).symlink_to(str(os.getpid()))  # at once, and once
+            time.sleep(1e6)
+    return hilly(workload, strategy)
+
+
+def held_process(log: Path) -> Path:
+    """A link to nowhere: the id of the process that `held` keeps."""
+    return log.parent / "held"
+
+
+def _note(workload: Workload, strategy: Strategy) -> None:
     if LOG in os.environ:
         with open(os.environ[LOG], "a", encoding="utf-8") as log:
-            log.write(f"{strategy}\n")
+            log.write(f"{workload.name} {os.getpid()} {strategy}\n")
 
 
 def one_argument(workload: Workload) -> Measurement:

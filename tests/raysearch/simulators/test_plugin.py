@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,20 @@ def test_what_is_no_measurement_is_refused(answer: object) -> None:
 def test_a_simulator_that_cannot_be_used_is_one_clear_error(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message.replace("(", r"\(")):
         load_plugin(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "workload"),
+    [("aiconfigurator", "aiconfigurator", "qwen3_235b_a22b_16k"), ("genz", "GenZ", "mixtral_8x22b_8k")],
+)
+def test_the_shipped_black_boxes_are_found_by_name_and_say_what_to_install(
+    name: str, package: str, workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as where it is not installed
+    box = load_plugin(name)
+    assert box.degrees_only
+    with pytest.raises(InputError, match=re.escape(f"pip install 'raysearch[{name}]'")):
+        box(load_workload(workload), Strategy(2, 2, 1, 64, ()))
 
 
 def test_a_simulator_of_degrees_only_is_searched_over_degrees_only() -> None:

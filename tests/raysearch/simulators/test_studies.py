@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from envs.rows import read_rows
 from raysearch.errors import InputError, RunFailed
 from raysearch.results import read_runs
 from raysearch.run import SearchRun
 from raysearch.study import Study, StudyFile, check_study, run_dir
-from raysearch.study_display import StudyBars
+from raysearch.study_display import Displays, StudyBars, StudyDisplay
+from tests.processes import descendants
+from tests.raysearch.simulators.boxes import held_process
 
 BOXES = "tests.raysearch.simulators.boxes:"
 pytestmark = pytest.mark.slow
@@ -22,31 +31,111 @@ def study(box: str | None, **other) -> Study:
     return check_study(StudyFile(**{**given, "budget": 40, "simulator": BOXES + box if box else None, **other}))
 
 
-def run(planned: Study, out: Path) -> None:
+def run(planned: Study, out: Path, *others: StudyDisplay) -> None:
     from raysearch.tuning import run_study
 
     out.mkdir()
     with StudyBars("boxes", planned.specs(), {}) as bars:
-        run_study(planned, dict.fromkeys(planned.workloads), out, display=bars)
+        run_study(planned, dict.fromkeys(planned.workloads), out, display=Displays(bars, *others))
+
+
+def digests(out: Path) -> dict[str, str]:
+    """Of the runs of a finished study by run id; each of them has every call once."""
+    runs = {each["run_id"]: each for each in read_runs(out)}
+    for run_id, each in runs.items():
+        assert each["complete"]
+        assert each["optimum"] is None
+        assert read_rows(run_dir(out, run_id))["call"].tolist() == list(range(1, each["budget"] + 1))
+    return {run_id: each["digest"] for run_id, each in runs.items()}
+
+
+def digests_alone(planned: Study, box: str, folder: Path) -> dict[str, str]:
+    """Of the same runs, each made in this process by itself."""
+    found = {}
+    for run_id, spec in planned.specs().items():
+        with contextlib.closing(SearchRun(replace(spec, simulator=BOXES + box), folder / run_id)) as alone:
+            alone.advance(spec.budget)
+            found[run_id] = alone.summary()["digest"]
+    return found
 
 
 def test_a_study_of_a_black_box_makes_the_calls_that_its_runs_make_alone(tmp_path: Path) -> None:
     planned = study("hilly", workers=2)
     run(planned, tmp_path / "study")
-    found = {each["run_id"]: each for each in read_runs(tmp_path / "study")}
-    assert set(found) == set(planned.specs())
-    for run_id, spec in planned.specs().items():
-        with contextlib.closing(SearchRun(spec, tmp_path / run_id)) as alone:
-            alone.advance(spec.budget)
-            assert alone.summary()["digest"] == found[run_id]["digest"]
-        assert found[run_id]["optimum"] is None
+    assert digests(tmp_path / "study") == digests_alone(planned, "hilly", tmp_path)
 
 
-def test_a_black_box_that_fails_ends_its_runs_with_the_strategy_and_the_reason(tmp_path: Path) -> None:
-    planned = study("raises", budget=300, searchers=["random"])
-    with pytest.raises(RunFailed, match=r"batch=64.*no such batch"):
+@pytest.mark.parametrize(("victim", "seed"), [("worker", 0), ("run", 5)])
+def test_a_process_killed_in_mid_call_changes_nothing(tmp_path: Path, log: Path, victim: str, seed: int) -> None:
+    # Seeds that come to the batch, and each its own: answers are kept, and what was asked about is not asked again.
+    planned = study("held", workers=2, searchers=["annealing"], seeds=[seed], timeout_s=60.0)
+    held_process(log).unlink(missing_ok=True)
+    killer = threading.Thread(target=kill, args=(victim, log), daemon=True)
+    killer.start()
+    run(planned, tmp_path / "study")
+    killer.join()
+    assert digests(tmp_path / "study") == digests_alone(planned, "hilly", tmp_path)
+
+
+def kill(victim: str, log: Path) -> None:
+    """Kills the worker that `held` keeps, or the run that waits for it; the worker must end either way."""
+    wait_until(held_process(log).is_symlink)
+    worker = int(os.readlink(held_process(log)))
+    titles = descendants(os.getpid())
+    assert "ray::SimulatorWorker.evaluate" in titles[worker]
+    (waiting,) = [pid for pid, title in titles.items() if "ray::gpt_moe_1_2t_16k-annealing" in title]
+    os.kill(worker if victim == "worker" else waiting, signal.SIGKILL)
+    wait_until(lambda: worker not in descendants(os.getpid()))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("box", "reason"),
+    [
+        ("raises", "no such batch"),
+        ("hangs", "no answer within 1 s"),
+        ("dies", "process died"),
+        ("nan", "finite tokens_per_s_per_gpu"),
+    ],
+)
+def test_a_black_box_that_fails_ends_its_runs_with_the_strategy_and_the_reason(
+    tmp_path: Path, box: str, reason: str
+) -> None:
+    planned = study(box, budget=300, searchers=["random"], timeout_s=1.0)
+    with pytest.raises(RunFailed, match=rf"failed on Strategy\(.*batch=64.*{reason}"):
         run(planned, tmp_path / "study")
-    assert (run_dir(tmp_path / "study", "gpt_moe_1_2t_16k-random-s0") / "rows.jsonl").is_file()
+    rows = read_rows(run_dir(tmp_path / "study", "gpt_moe_1_2t_16k-random-s0"))
+    assert rows["call"].tolist() == list(range(1, len(rows) + 1))
+    assert 64 not in rows["batch"].tolist()
+
+
+class Starts(StudyDisplay):
+    """Keeps the order in which runs start."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def started(self, run_id: str) -> None:
+        self.seen.append(run_id)
+
+
+def test_workloads_take_turns_and_no_run_shares_its_worker(tmp_path: Path, log: Path) -> None:
+    names = ["gpt_moe_1_2t_16k", "gpt_moe_1_6t_64k"]
+    planned = study("hilly", workloads=names, searchers=["random"], seeds=[3, 4], cpus_per_run=3, budget=12)
+    starts = Starts()
+    run(planned, tmp_path / "study", starts)
+    turns = [starts.seen[:2], starts.seen[2:]]  # two runs at a time have room
+    assert [sorted(turn) for turn in turns] == [[f"{name}-random-s{seed}" for name in names] for seed in (3, 4)]
+    asked = {tuple(line.split()[:2]) for line in log.read_text(encoding="utf-8").splitlines()}
+    workers = {name: {process for workload, process in asked if workload == name} for name in names}
+    assert [len(workers[name]) for name in names] == [2, 2]  # one for each run
+    assert not workers[names[0]] & workers[names[1]]
 
 
 def test_more_workers_than_the_cluster_has_are_refused_with_what_fits(tmp_path: Path) -> None:
@@ -57,3 +146,5 @@ def test_more_workers_than_the_cluster_has_are_refused_with_what_fits(tmp_path: 
 def test_a_plugged_in_simulator_gets_a_worker_and_ours_none() -> None:
     assert study("hilly").file.workers_per_run == 1
     assert study(None).file.workers_per_run == 0
+    with pytest.raises(InputError, match="needs workers: expected >= 1, got 0"):
+        study("hilly", workers=0)
