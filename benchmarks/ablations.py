@@ -11,6 +11,7 @@ over all pairs of runs, and its 95 % bootstrap interval (BCa, scipy).
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import time
@@ -25,6 +26,7 @@ import torch
 from gymnasium.spaces import Box
 from scipy.stats import bootstrap
 
+import raysearch.ppo
 from envs.strategy_env import StrategyEnv
 from raysearch.files import write_json
 from raysearch.ppo.copy_algorithm import CopyConfig
@@ -95,6 +97,7 @@ VARIANTS = {
         config=parts.config_with(module_class=parts.Autoregressive, runner_class=parts.AutoregressiveRunner),
     ),
     "one_elite": Variant("T = 1", {"elites": 1}),
+    "two_elites": Variant("T = 2", {"elites": 2}),
     "six_elites": Variant("T = 6", {"elites": 6}),
     "distinct_elites": Variant("elites differ in degrees", config=parts.config_with(runner_class=parts.DistinctElites)),
     "ungraded": Variant("infeasible calls all alike", told=nothing),
@@ -113,6 +116,8 @@ VARIANTS = {
     "more_entropy": Variant("entropy bonus 0.1", {"entropy_coefficient": 0.1}),
     "self_imitation": Variant("self-imitation of elites", config=parts.config_with(learner_class=parts.SelfImitation)),
     "no_restart": Variant("no restarts", {"patience": NEVER}),
+    "patience_100": Variant("restarts after 100 calls", {"patience": 100}),
+    "patience_400": Variant("restarts after 400 calls", {"patience": 400}),
     "fast_learning": Variant("learning rate 1e-3", {"learning_rate": 1e-3}),
 }
 
@@ -136,11 +141,18 @@ def search(variant: Variant, workload: Workload, seed: int, budget: int) -> list
     return best
 
 
+@functools.cache
+def sources() -> bytes:
+    """The code of the agent, so that no run of another one is taken for one of this."""
+    parts = sorted(Path(raysearch.ppo.__file__).parent.glob("*.py"))
+    return b"".join(path.read_bytes() for path in [*parts, Path(__file__).with_name("ablated_parts.py")])
+
+
 def run(folder: Path, name: str, workload_name: str, seed: int, budget: int) -> list[float]:
     """f/f* at `POINTS` of one run, made now or before."""
     variant = VARIANTS[name]
     options = check_options("ppo", variant.options).model_dump()
-    key = hashlib.sha256(json.dumps([options, budget], sort_keys=True).encode()).hexdigest()[:8]
+    key = hashlib.sha256(json.dumps([options, budget], sort_keys=True).encode() + sources()).hexdigest()[:8]
     path = folder / f"{name}-{workload_name}-s{seed}-{key}.json"
     if not path.is_file():
         workload = load_workload(workload_name)

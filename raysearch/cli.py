@@ -10,6 +10,7 @@ import sys
 from typing import Any, NoReturn
 
 from raysearch.errors import Interrupted
+from raysearch.hangup import let_go_of_terminal
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask the command to stop: Ctrl-C, a scheduler or `kill`, a terminal or connection that went away."""
@@ -34,4 +35,7 @@ def main() -> None:
 
 
 def _stop(signum: int, _frame: Any) -> NoReturn:
+    if signum == signal.SIGHUP:
+        signal.signal(signum, signal.SIG_IGN)  # the shell and the kernel may both send it
+        let_go_of_terminal()
     raise Interrupted(signum)

@@ -65,6 +65,7 @@ def _ignored(signum: int) -> Iterator[None]:
     """Ignores a signal, and so do the processes that are started meanwhile, for as long as they live.
 
     A terminal that goes away tells all processes that were started from it. Ray's must not end before the driver has.
+    That the driver misses one that goes away in these seconds is the price.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python leaves signals to its main thread

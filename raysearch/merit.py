@@ -1,4 +1,4 @@
-"""One number that orders all calls: feasible ones by throughput, the others below them by how far off they are."""
+"""What a call is worth: to searchers that rank all calls, and to walks that cross infeasible ground."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ register(
 )
 register(
     "nevergrad",
-    "Nevergrad's own choice of optimiser for discrete spaces",
+    "one of Nevergrad's optimisers for discrete spaces",
     "raysearch.searchers.nevergrad_portfolio:NevergradSearcher",
 )
 register(

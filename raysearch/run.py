@@ -178,6 +178,7 @@ class SearchRun:
             RowsTaken: See `save`.
         """
         self._rows.check_ours()
+        self._rows.sync()
         metrics = self.metrics()
         scores = {"optimum": self.optimum, "fraction_of_optimum": metrics["fraction_of_optimum"]}
         written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}

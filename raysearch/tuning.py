@@ -22,6 +22,7 @@ from ray.tune.logger import JsonLoggerCallback, TBXLoggerCallback
 
 from raysearch.cluster import check_room, check_shared
 from raysearch.errors import Interrupted, RunFailed
+from raysearch.hangup import let_go_of_terminal
 from raysearch.run import finished_summary
 from raysearch.study import TUNE_FOLDER, Study, run_dir, write_study
 from raysearch.study_display import StudyDisplay
@@ -181,6 +182,9 @@ def _stopped_as_interrupted() -> Iterator[list[int]]:
     came: list[int] = []
 
     def pass_on(signum: int, _frame: Any) -> None:
+        if signum == signal.SIGHUP:
+            signal.signal(signum, signal.SIG_IGN)  # the shell and the kernel may both send it
+            let_go_of_terminal()
         came.append(signum)
         signal.raise_signal(signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""What a study may set about our preset of PPO; every default is argued for in docs/ablations.md."""
+"""What a study may set about our preset of PPO; docs/ablations.md has what was compared."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class CopyEnvRunner(EliteEnvRunner):
 
     def start_over(self) -> None:
         """Forgets the elites, so that the next policy looks elsewhere; no strategy is called twice for it."""
-        self.memory.forget_elites()
+        self.memory.forget_elites(pending=len(self._in_flight))
 
     def look(self, observation: np.ndarray) -> np.ndarray:
         """The memory's elites, float32 `[T, A]`: index over the largest of its coordinate, rows not filled -1."""

@@ -74,8 +74,9 @@ class CallMemory:
         call = self.calls
         self.calls += 1
         self._actions[call], self._merits[call] = action, merit
-        if self.is_new(action):
-            self._seen.add(self._rank(action))
+        new = self.is_new(action)
+        self._seen.add(self._rank(action))
+        if new and call >= self._forgotten:
             self.best = sorted([*self.best, call], key=lambda each: (-self._merits[each], each))[: self._elites]
 
     @property
@@ -83,9 +84,13 @@ class CallMemory:
         """Calls since the best elite's; 0 while there is none."""
         return self.calls - 1 - self.best[0] if self.best else 0
 
-    def forget_elites(self) -> None:
-        """Leaves it to later calls to be elites; all calls so far stay known."""
-        self.best, self._forgotten = [], self.calls
+    def forget_elites(self, pending: int = 0) -> None:
+        """Leaves it to later calls to be elites; all calls so far stay known.
+
+        Args:
+            pending: Calls under way, which the elites that are forgotten led to: they will be none either.
+        """
+        self.best, self._forgotten = [], self.calls + pending
 
     def is_new(self, action: np.ndarray) -> bool:
         """Whether no call was made of `action` `[A]`."""
@@ -111,9 +116,6 @@ class CallMemory:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes back to a snapshot."""
-        self.calls, self._seen = 0, set()
-        actions, merits = state["actions"].astype(np.int64), state["merits"].tolist()
-        for calls in (slice(state["forgotten"]), slice(state["forgotten"], None)):
-            self.forget_elites()
-            for action, value in zip(actions[calls], merits[calls], strict=True):
-                self.add(action, value)
+        self.calls, self.best, self._seen, self._forgotten = 0, [], set(), state["forgotten"]
+        for action, value in zip(state["actions"].astype(np.int64), state["merits"].tolist(), strict=True):
+            self.add(action, value)

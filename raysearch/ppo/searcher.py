@@ -84,7 +84,8 @@ class CopyPPOSearcher(AgentSearcher):
     """Our preset: PPO over attention that copies from the elites, with a critic that learns from every call.
 
     See `raysearch.ppo.copy_options` for its parameters, `CopyAttention` for the policy and `CopyEnvRunner` for how it
-    proposes. It keeps its own elites, as infeasible strategies are among them until enough feasible ones are known.
+    proposes. It keeps its own elites, ranked by merit, infeasible strategies too, and starts with new ones where it
+    stands still.
     """
 
     name = "ppo"

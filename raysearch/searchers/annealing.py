@@ -137,7 +137,7 @@ class TunedAnnealingOptions(NoOptions):
 
 @final
 class TunedAnnealingSearcher(_Annealing):
-    """Annealing at its best: gains in nats, infeasible calls graded, several coolings.
+    """Annealing at its best: gains in nats, infeasible calls graded, one or several coolings.
 
     A loss of 1 % of throughput is the same on every workload. From an infeasible strategy the excess leads the walk
     to feasible ones; how far below these it lies is an option, so that a warm walk can cross infeasible ground.

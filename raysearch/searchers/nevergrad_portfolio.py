@@ -47,7 +47,7 @@ class NevergradOptions(NoOptions):
 
 @final
 class NevergradSearcher(Searcher):
-    """An optimiser of Nevergrad's, by default the one it picks itself for a space of choices and a budget.
+    """One of Nevergrad's optimisers for discrete spaces; an option says which.
 
     It is told minus the merit: an infeasible call loses more than any feasible one, graded by its excess. A snapshot
     is the pickled optimiser.

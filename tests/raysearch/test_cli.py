@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -192,6 +195,37 @@ def test_a_stopped_search_keeps_every_row(
     (run,) = json.loads(raysearch("report", tmp_path / "run", "--json").stdout)["runs"]
     assert not run["complete"]
     assert f"{run['calls']:,} of 1,000,000 calls" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["search", "study"])
+def test_a_closed_terminal_ends_the_command_as_other_signals_do(
+    command: str, tiny_workload: Path, tmp_path: Path
+) -> None:
+    """A real one: all that was started in it is told, perhaps twice, and can no longer write to it."""
+    study = tmp_path / "study.toml"
+    study.write_text(
+        f'name = "long"\nworkloads = ["{tiny_workload}"]\nsearchers = ["random"]\nseeds = [0]\nbudget = 1000000\n'
+    )
+    what = ["-w", tiny_workload, "-s", "random", "-b", "1000000"] if command == "search" else [study, "--cpus", "1"]
+    arguments = raysearch_command(command, *what, "--out", tmp_path / "out")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        arguments, stdout=theirs, stderr=theirs, env=command_environment(), start_new_session=True
+    )
+    os.close(theirs)
+    deadline = time.monotonic() + 90
+    while sum(path.stat().st_size for path in (tmp_path / "out").rglob("rows.jsonl")) < 50_000:
+        assert time.monotonic() < deadline
+        if select.select([ours], [], [], 0.02)[0]:
+            os.read(ours, 4096)  # else it would be full, and the command wait
+    os.close(ours)
+    os.killpg(process.pid, signal.SIGHUP)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGHUP)
+    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    (rows,) = (tmp_path / "out").rglob("rows.jsonl")
+    assert rows.read_bytes().endswith(b"\n")
 
 
 LIGHT = "import sys, raysearch.app; print([m for m in ('ray', 'torch', 'pandas', 'matplotlib') if m in sys.modules])"

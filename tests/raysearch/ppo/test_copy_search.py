@@ -95,6 +95,17 @@ def test_a_restart_renews_the_policy_and_its_elites_and_keeps_calls_and_critic(t
     assert all(runner.memory.is_new(runner.act(search.observation)) for _ in range(20))
 
 
+def test_proposals_in_flight_at_a_restart_are_no_elites_of_the_next_policy(toy) -> None:
+    search = toy.copy_search(budget=400).advance(50)
+    runner, best = search.agent.runner, search.env.best
+    proposed = [runner.act(search.observation) for _ in range(3)]
+    search.agent._restart()
+    for _ in proposed:
+        runner.tell(Outcome(best, True, best, best, search.observation, excess=0.0, simulated=best))
+    assert (runner.look(search.observation) == -1).all()
+    assert not any(runner.memory.is_new(action) for action in proposed)
+
+
 @pytest.mark.parametrize("calls", [0, 5, 16, 77])
 def test_a_resumed_search_goes_on_bit_identically(toy, calls) -> None:
     def fingerprint(search):

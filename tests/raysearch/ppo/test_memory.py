@@ -79,6 +79,20 @@ def test_a_restored_memory_knows_the_same() -> None:
     assert other.is_new(np.array((1, 0, 1, 1, 1)))
 
 
+def test_calls_that_were_under_way_when_the_elites_were_forgotten_are_none_either() -> None:
+    memory = filled(((0, 0, 0, 0, 0), 9.0))
+    memory.forget_elites(pending=2)
+    memory.add(np.array((1, 0, 0, 0, 0)), 8.0)
+    other = CallMemory(100, SIZES, 3)
+    other.set_state(memory.get_state())
+    for each in (memory, other):
+        each.add(np.array((1, 0, 1, 0, 0)), 7.0)
+        assert each.best == []
+        each.add(np.array((1, 0, 1, 1, 0)), 1.0)
+        assert each.best == [3]
+        assert not each.is_new(np.array((1, 0, 0, 0, 0)))
+
+
 def test_forgotten_elites_stay_known_calls_also_in_a_restored_memory() -> None:
     memory = filled(((0, 0, 0, 0, 0), 9.0), ((1, 0, 0, 0, 0), 5.0))
     memory.forget_elites()
