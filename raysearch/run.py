@@ -203,8 +203,8 @@ class SearchRun:
         Raises:
             RowsTaken: Another process has resumed the run meanwhile; nothing was written.
         """
-        self._rows.sync()
         self._rows.check_ours()
+        self._rows.sync()
         state = {
             "spec": asdict(self.spec),
             "config_hash": self.workload.config_hash,
