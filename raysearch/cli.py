@@ -36,6 +36,5 @@ def main() -> None:
 
 def _stop(signum: int, _frame: Any) -> NoReturn:
     if signum == signal.SIGHUP:
-        signal.signal(signum, signal.SIG_IGN)  # the shell and the kernel may both send it
         let_go_of_terminal()
     raise Interrupted(signum)

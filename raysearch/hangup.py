@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 
 _terminals = [stream for stream in (1, 2) if os.isatty(stream)]  # asked now: one that went away says no
 
 
 def let_go_of_terminal() -> None:
-    """Turns output that went to a terminal to nowhere: writing to one that is gone would fail in mid-farewell."""
+    """Hears no second SIGHUP, and turns output that went to a terminal to nowhere.
+
+    The shell and the kernel may both send one, and writing to a terminal that is gone would fail in mid-farewell.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in _terminals:
         os.dup2(nowhere, stream)

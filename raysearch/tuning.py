@@ -183,7 +183,6 @@ def _stopped_as_interrupted() -> Iterator[list[int]]:
 
     def pass_on(signum: int, _frame: Any) -> None:
         if signum == signal.SIGHUP:
-            signal.signal(signum, signal.SIG_IGN)  # the shell and the kernel may both send it
             let_go_of_terminal()
         came.append(signum)
         signal.raise_signal(signal.SIGINT)
