@@ -138,4 +138,7 @@ def _drive(run: SearchRun) -> dict[str, Any]:
 
 
 def _kept(run: SearchRun) -> str:
-    return f"{run.calls:,} of {run.spec.budget:,} calls, all kept in {run.out_dir}"
+    from envs.rows import last_row
+
+    row = last_row(run.out_dir)  # a signal may come between a call's row and its being counted
+    return f"{max(run.calls, row.call if row else 0):,} of {run.spec.budget:,} calls, all kept in {run.out_dir}"

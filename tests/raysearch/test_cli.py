@@ -197,6 +197,33 @@ def test_a_stopped_search_keeps_every_row(
     assert f"{run['calls']:,} of 1,000,000 calls" in said
 
 
+STOPPED_BETWEEN_ROW_AND_COUNT = """
+import os, signal, raysearch.cli
+from envs.rows import RowWriter
+
+write = RowWriter.write
+def write_and_stop(self, row):
+    write(self, row)
+    if row.call == 7:
+        os.kill(os.getpid(), signal.SIGTERM)
+RowWriter.write = write_and_stop
+raysearch.cli.main()
+"""
+
+
+def test_a_search_stopped_between_a_row_and_its_count_says_what_is_on_disk(tiny_workload: Path, tmp_path: Path) -> None:
+    arguments = ["search", "-w", tiny_workload, "-s", "random", "-b", "100", "--out", tmp_path / "run"]
+    stopped = subprocess.run(
+        [sys.executable, "-c", STOPPED_BETWEEN_ROW_AND_COUNT, *map(str, arguments)],
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert stopped.returncode == 128 + signal.SIGTERM
+    assert len(read_rows(tmp_path / "run")) == 7
+    assert "after 7 of 100 calls" in stopped.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["search", "study"])
 def test_a_closed_terminal_ends_the_command_as_other_signals_do(
