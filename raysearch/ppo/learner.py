@@ -43,16 +43,19 @@ class EliteLearner(PPOTorchLearner):
             The policy loss of the last step.
         """
         batch = {DEFAULT_MODULE_ID: self.make_batch(rollout)}
+        distinct, seen = map(torch.tensor, rollout.distinct_observations())
         for optimizer in self._named_optimizers.values():
             self._set_optimizer_lr(optimizer, learning_rate)
         for _ in range(self.config.num_epochs):
-            self._gradient_step(batch)
+            losses = self.compute_losses(fwd_out=self._forward(distinct, seen), batch=batch)
+            self.apply_gradients(self.postprocess_gradients(self.compute_gradients(losses)))
         self._weights_seq_no += 1
         return float(self._policy_loss)
 
-    def _gradient_step(self, batch: dict[str, Any]) -> None:
-        losses = self.compute_losses(fwd_out=self.module.forward_train(batch), batch=batch)
-        self.apply_gradients(self.postprocess_gradients(self.compute_gradients(losses)))
+    def _forward(self, distinct: Tensor, seen: Tensor) -> dict[str, Any]:
+        """What the network makes of every call, though it reads each of the `distinct` observations only once."""
+        out = self.module.forward_train({DEFAULT_MODULE_ID: {Columns.OBS: distinct}})[DEFAULT_MODULE_ID]
+        return {DEFAULT_MODULE_ID: {name: rows.index_select(0, seen) for name, rows in out.items()}}
 
     def make_batch(self, rollout: Rollout) -> dict[str, Tensor]:
         """The columns that `compute_loss_for_module` reads, one row a call."""

@@ -25,6 +25,16 @@ class Rollout:
     rewards: np.ndarray
     values: np.ndarray
 
+    def distinct_observations(self) -> tuple[np.ndarray, np.ndarray]:
+        """The observations without repetitions `[d, T, A]`, and which of them each call saw, int64 `[n]`.
+
+        Elites change seldom, so that a policy mostly sees the same again.
+        """
+        places: dict[bytes, int] = {}
+        seen = np.array([places.setdefault(each.tobytes(), len(places)) for each in self.observations])
+        first = np.searchsorted(np.maximum.accumulate(seen), np.arange(len(places)))
+        return self.observations[first], seen
+
 
 def estimate_advantages(rewards: np.ndarray, values: np.ndarray, gamma: float, lambda_: float) -> np.ndarray:
     """Generalised advantages `[n]` of one stretch of a search that never ends.

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -40,8 +42,10 @@ def test_loss_equals_rllibs_stock_loss(toy, entropy_coefficient):
     torch.testing.assert_close(learner.compute_loss_for_module(**arguments), stock)
 
 
-def test_update_equals_two_plain_torch_steps_on_the_whole_rollout(toy, learner):
+@pytest.mark.parametrize("seen", [[0, 1], [0, 0]])
+def test_update_equals_two_plain_torch_steps_on_the_whole_rollout(toy, learner, seen):
     rollout = random_rollout(toy)
+    rollout = replace(rollout, observations=rollout.observations[seen])
     network = learner.module[DEFAULT_MODULE_ID]
     before = parameters_of(learner)
     policy_loss = learner.update_round(rollout, learning_rate=3e-3)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from raysearch.ppo.rollout import estimate_advantages, normalize
+from raysearch.ppo.rollout import Rollout, estimate_advantages, normalize
 
 
 def test_advantages_by_hand():
@@ -32,3 +32,11 @@ def test_two_advantages_keep_only_their_signs_when_normalised():
 def test_equal_advantages_normalise_to_zero_and_one_is_left_alone():
     np.testing.assert_array_equal(normalize(np.array([7.0, 7.0])), [0.0, 0.0])
     np.testing.assert_array_equal(normalize(np.array([7.0])), [7.0])
+
+
+def test_observations_without_repetitions_say_what_every_call_saw():
+    a, b, c = np.random.default_rng(0).random((3, 2, 5), np.float32)
+    observations, none = np.stack([a, b, a, a, c, b]), np.zeros(6)
+    distinct, seen = Rollout(observations, none, none, none, none).distinct_observations()
+    np.testing.assert_array_equal(distinct, [a, b, c])
+    np.testing.assert_array_equal(distinct[seen], observations)
