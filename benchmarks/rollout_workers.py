@@ -6,7 +6,8 @@
     python benchmarks/rollout_workers.py --overhead        # a call in this process against one through a worker
 
 A worker of the first table sleeps, so that it needs no core of its own; what is left over is the searcher's time and
-Ray's. Start-up of Ray and of the workers is not counted. The second table needs no clock.
+Ray's. Start-up of Ray and of the workers is not counted. The second table needs neither clock nor workers: what a
+searcher sees depends on how far ahead it is asked alone, so its calls are answered here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -58,10 +61,15 @@ def wall_s(searcher: str, workers: int, calls: int, seed: int) -> float:
             return time.perf_counter() - started
 
 
+def open_here(simulator: str | None, workload: Workload, patience: Patience, *, workers: int) -> Any:
+    """What the calls go to instead of `workers`."""
+    return open_simulator(simulator, workload, patience, workers=0)
+
+
 def fractions_of_optimum(workload: str, searcher: str, workers: int, seed: int, after: list[int]) -> list[float]:
     """f/f* of one run after so many calls, the last of which are its budget."""
     optimum = find_yardstick(load_workload(workload)).tokens_per_s_per_gpu
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mock.patch("raysearch.run.open_simulator", open_here):
         spec = RunSpec(workload, searcher, seed=seed, budget=after[-1], workers=workers)
         with contextlib.closing(SearchRun(spec, Path(folder), optimum=optimum)) as run:
             found = []
@@ -123,16 +131,17 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--workloads", nargs="+", default=QUALITY_WORKLOADS, help="of --quality")
     parser.add_argument("--after", type=int, nargs="+", default=[250, 500, 1000], help="calls, of --quality")
-    parser.add_argument("--seeds", type=int, default=8, help="of --quality")
+    parser.add_argument("--seeds", type=int, default=20, help="of --quality")
     parser.add_argument("--quality", action="store_true")
     parser.add_argument("--overhead", action="store_true")
     asked = parser.parse_args()
     counts = asked.workers or ([0, 1, 2, 4, 8, 16] if asked.quality else [1, 2, 4, 8])
+    if asked.quality:
+        show_quality(asked.searcher, counts, asked.workloads, asked.seeds, asked.after)
+        return
     with connected(cpus=max(counts) + 1):
         if asked.overhead:
             show_overhead(asked.calls)
-        elif asked.quality:
-            show_quality(asked.searcher, counts, asked.workloads, asked.seeds, asked.after)
         else:
             show_speed(asked.searcher, counts, asked.calls)
 
