@@ -21,7 +21,7 @@ class CopyOptions(SharedOptions):
         top_share: Share of a rollout that PPO learns from, the best by rank.
         patience: Calls without a better elite after which the policy and its elites start anew.
         candidates: New strategies drawn from the policy per call, of which the critic picks one; 1: no critic.
-        critic_members: MLPs in the critic's ensemble.
+        critic_members: MLPs in the critic's ensemble, whose deviation is its doubt.
         critic_hidden: Width of their two hidden layers.
         critic_learning_rate: Adam's rate.
         critic_steps: Gradient steps after every rollout.
@@ -33,7 +33,7 @@ class CopyOptions(SharedOptions):
     gradient_steps: PositiveInt = 2
     learning_rate: PositiveFloat = 3e-4
     clip_range: PositiveFloat = 0.2
-    entropy_coefficient: NonNegative = 0.01
+    entropy_coefficient: NonNegative = 0.0
     max_gradient_norm: PositiveFloat = 0.5
     embedding: PositiveInt = 64
     hidden: PositiveInt = 64
@@ -47,7 +47,7 @@ class CopyOptions(SharedOptions):
     top_share: Annotated[float, Field(gt=0, le=1)] = 0.125
     patience: PositiveInt = 200
     candidates: PositiveInt = 3
-    critic_members: PositiveInt = 4
+    critic_members: Annotated[int, Field(ge=2)] = 4
     critic_hidden: PositiveInt = 64
     critic_learning_rate: PositiveFloat = 3e-3
     critic_steps: PositiveInt = 8
