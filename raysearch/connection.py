@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +45,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     _check_reachable(address)
     try:
         if address == "local":
-            with _ignored(signal.SIGHUP):
+            with _held_back(signal.SIGHUP):
                 ray.init(
                     "local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet
                 )
@@ -61,20 +60,16 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
 
 
 @contextmanager
-def _ignored(signum: int) -> Iterator[None]:
-    """Ignores a signal, and so do the processes that are started meanwhile, for as long as they live.
+def _held_back(signum: int) -> Iterator[None]:
+    """Hears a signal only afterwards; the processes that are started meanwhile never hear it.
 
     A terminal that goes away tells all processes that were started from it. Ray's must not end before the driver has.
-    That the driver misses one that goes away in these seconds is the price.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python leaves signals to its main thread
-        return
-    before = signal.signal(signum, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signum])
     try:
         yield
     finally:
-        signal.signal(signum, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _check_reachable(address: str) -> None:

@@ -1,0 +1,36 @@
+"""What signals do to a connection in the making."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import ray
+
+from raysearch.connection import connected
+
+SAYS_WHAT_IT_BLOCKS = "import signal; print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+
+
+def test_a_hangup_while_ray_starts_reaches_us_afterwards_and_rays_processes_never(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+
+    def init(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        child = subprocess.run([sys.executable, "-c", SAYS_WHAT_IT_BLOCKS], capture_output=True, text=True, check=True)
+        log.append(f"started, deaf: {child.stdout.strip()}")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    before = signal.signal(signal.SIGHUP, lambda *_: log.append("hung up"))
+    try:
+        with connected():
+            log.append("connected")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert log == ["started, deaf: True", "hung up", "connected"]
