@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,19 +197,19 @@ class DistinctElites(CopyEnvRunner):
 
 
 class StandardAdvantages(CopyLearner):
-    """Merits shifted and scaled to mean 0 and deviation 1 within the rollout, instead of the best eighth by rank."""
+    """Merits shifted and scaled to mean 0 and deviation 1 within the rollout, instead of ranks."""
 
     def estimate(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
         """Advantages `[n]`."""
         return normalize(rollout.rewards), np.zeros_like(rollout.rewards)
 
 
-class RankedAdvantages(CopyLearner):
-    """All ranks of the rollout count, from the worst (-1.7) to the best (1.7), instead of the best eighth."""
+class TopAdvantages(CopyLearner):
+    """Only the best eighth of a rollout counts, from 0 to 2 by rank: Petersen et al. 2021, eq. 5, on ranks."""
 
     def estimate(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
         """Advantages `[n]`."""
-        return (share_below(rollout.rewards) - 0.5) * math.sqrt(12), np.zeros_like(rollout.rewards)
+        return np.maximum(share_below(rollout.rewards) - 0.875, 0.0) * 16, np.zeros_like(rollout.rewards)
 
 
 class SelfImitation(CopyLearner):

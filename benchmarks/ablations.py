@@ -113,7 +113,9 @@ VARIANTS = {
     "standard_advantages": Variant(
         "standardised advantages", config=parts.config_with(learner_class=parts.StandardAdvantages)
     ),
-    "ranked_advantages": Variant("all ranks count", config=parts.config_with(learner_class=parts.RankedAdvantages)),
+    "top_advantages": Variant(
+        "only the best eighth counts", config=parts.config_with(learner_class=parts.TopAdvantages)
+    ),
     "entropy": Variant("entropy bonus 0.01", {"entropy_coefficient": 0.01}),
     "more_entropy": Variant("entropy bonus 0.1", {"entropy_coefficient": 0.1}),
     "self_imitation": Variant("self-imitation of elites", config=parts.config_with(learner_class=parts.SelfImitation)),

@@ -1,15 +1,15 @@
-"""PPO's update from the best calls of a rollout, without a value network."""
+"""PPO's update from the ranks of a rollout's calls, without a value network."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from raysearch.ppo.learner import EliteLearner
-from raysearch.ppo.rollout import Rollout, top_advantages
+from raysearch.ppo.rollout import Rollout, rank_advantages
 
 
 class CopyLearner(EliteLearner):
-    """An `EliteLearner` of a policy that is judged by its best calls; see `top_advantages`."""
+    """An `EliteLearner` of a policy whose calls are judged against each other; see `rank_advantages`."""
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
@@ -18,5 +18,5 @@ class CopyLearner(EliteLearner):
 
     def estimate(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
         """Advantages `[n]` by rank, and zeros for the targets of a value network."""
-        advantages = top_advantages(rollout.rewards, self.config.preset.top_share)
+        advantages = rank_advantages(rollout.rewards)
         return advantages, np.zeros_like(advantages)

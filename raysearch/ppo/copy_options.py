@@ -18,7 +18,6 @@ class CopyOptions(SharedOptions):
         copy_choice: Logit that an elite's own choice starts with.
         copy_degree: Logit that an elite's own degree starts with.
         degree_step: What a degree's logit loses at the start per table step away from the elite's.
-        top_share: Share of a rollout that PPO learns from, the best by rank.
         patience: Calls without a better elite after which the policy and its elites start anew.
         candidates: New strategies drawn from the policy per call, of which the critic picks one; 1: no critic.
         critic_members: MLPs in the critic's ensemble, whose deviation is its doubt.
@@ -44,7 +43,6 @@ class CopyOptions(SharedOptions):
     copy_choice: float = 3.0
     copy_degree: float = 1.5
     degree_step: NonNegative = 1.0
-    top_share: Annotated[float, Field(gt=0, le=1)] = 0.125
     patience: PositiveInt = 200
     candidates: PositiveInt = 3
     critic_members: Annotated[int, Field(ge=2)] = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,15 +71,19 @@ def share_below(values: np.ndarray) -> np.ndarray:
     return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / (2 * len(values))
 
 
-def top_advantages(rewards: np.ndarray, share: float) -> np.ndarray:
-    """Advantages `[n]` by rank: the best `share` of a rollout rises from 0 towards 2, the others get 0.
+def rank_advantages(rewards: np.ndarray) -> np.ndarray:
+    """Advantages `[n]` by rank alone, evenly spread with mean 0 and, for many of them, deviation 1.
 
-    A search is judged by its best call, not by the mean of its calls, so the policy learns from what was
-    exceptionally good and is not moved by the rest.
+    A few calls that missed by far, or one that hit, weigh no more than their rank.
 
-    Source: Petersen et al. 2021, "Deep symbolic regression", eq. 5, here on ranks instead of rewards.
+    Example:
+        >>> rank_advantages(np.array([-900.0, 1.0, 2.0, 700.0])).round(2).tolist()
+        [-1.3, -0.43, 0.43, 1.3]
+
+    Source: rank-based fitness shaping as in Salimans et al. 2017, "Evolution strategies as a scalable alternative to
+    reinforcement learning", section 2.
     """
-    return np.maximum(share_below(rewards) - (1 - share), 0.0) / share * 2
+    return (share_below(rewards) - 0.5) * math.sqrt(12)
 
 
 def normalize(advantages: np.ndarray) -> np.ndarray:
