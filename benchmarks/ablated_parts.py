@@ -17,7 +17,7 @@ from raysearch.ppo.copy_algorithm import CopyConfig
 from raysearch.ppo.copy_attention import CopyAttention
 from raysearch.ppo.copy_learner import CopyLearner
 from raysearch.ppo.copy_runner import CopyEnvRunner, MixtureOpinion
-from raysearch.ppo.distribution import MultiCategorical, padding_index
+from raysearch.ppo.distribution import IMPOSSIBLE, MultiCategorical, padding_index
 from raysearch.ppo.features import ORDERED
 from raysearch.ppo.memory import CallMemory
 from raysearch.ppo.mixture import CopyMixture
@@ -31,7 +31,7 @@ class SoftAttention(CopyAttention):
     def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
         x, present = self.one_hot(batch[Columns.OBS])
         h, pooled = self.attend(x, present)
-        weights = torch.softmax(self.score(h).masked_fill(~present, -1e9), -2) * present
+        weights = torch.softmax(self.score(h).masked_fill(~present, IMPOSSIBLE), -2) * present
         logits = self.policy(pooled) + (weights * self.copied(x)).sum(-2, keepdim=True)
         return {Columns.ACTION_DIST_INPUTS: torch.cat([torch.zeros(*logits.shape[:-1], 1), logits], -1)}
 

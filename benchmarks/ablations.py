@@ -116,8 +116,6 @@ VARIANTS = {
     "top_advantages": Variant(
         "only the best eighth counts", config=parts.config_with(learner_class=parts.TopAdvantages)
     ),
-    "entropy": Variant("entropy bonus 0.01", {"entropy_coefficient": 0.01}),
-    "more_entropy": Variant("entropy bonus 0.1", {"entropy_coefficient": 0.1}),
     "self_imitation": Variant("self-imitation of elites", config=parts.config_with(learner_class=parts.SelfImitation)),
     "no_restart": Variant("no restarts", {"patience": NEVER}),
     "patience_100": Variant("restarts after 100 calls", {"patience": 100}),

@@ -19,15 +19,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import numpy as np
 
+from envs.space import StrategySpace
 from raysearch.connection import connected
 from raysearch.records import RunSpec
 from raysearch.run import SearchRun
 from raysearch.simulators.opening import Patience, open_simulator
+from raysearch.simulators.protocol import InProcess
 from raysearch.yardstick import find_yardstick
 from sim import simulate
 from sim.catalog import load_workload
@@ -61,17 +61,13 @@ def wall_s(searcher: str, workers: int, calls: int, seed: int) -> float:
             return time.perf_counter() - started
 
 
-def open_here(simulator: str | None, workload: Workload, patience: Patience, *, workers: int) -> Any:
-    """What the calls go to instead of `workers`."""
-    return open_simulator(simulator, workload, patience, workers=0)
-
-
 def fractions_of_optimum(workload: str, searcher: str, workers: int, seed: int, after: list[int]) -> list[float]:
     """f/f* of one run after so many calls, the last of which are its budget."""
     optimum = find_yardstick(load_workload(workload)).tokens_per_s_per_gpu
-    with tempfile.TemporaryDirectory() as folder, mock.patch("raysearch.run.open_simulator", open_here):
+    with tempfile.TemporaryDirectory() as folder:
         spec = RunSpec(workload, searcher, seed=seed, budget=after[-1], workers=workers)
-        with contextlib.closing(SearchRun(spec, Path(folder), optimum=optimum)) as run:
+        here = InProcess(simulate.evaluate)
+        with contextlib.closing(SearchRun(spec, Path(folder), optimum=optimum, simulator=here)) as run:
             found = []
             for calls in after:
                 run.advance(calls - run.calls)
@@ -107,8 +103,6 @@ def show_overhead(calls: int) -> None:
     """Prints what a call costs here and through a worker, one at a time."""
     workload = load_workload(WORKLOAD)
     rng = np.random.default_rng(0)
-    from envs.space import StrategySpace
-
     space = StrategySpace(workload)
     strategies = [space.decode(space.sample(rng)) for _ in range(calls)]
     per_call: dict[int, float] = {}
@@ -131,7 +125,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--workloads", nargs="+", default=QUALITY_WORKLOADS, help="of --quality")
     parser.add_argument("--after", type=int, nargs="+", default=[250, 500, 1000], help="calls, of --quality")
-    parser.add_argument("--seeds", type=int, default=20, help="of --quality")
+    parser.add_argument("--seeds", type=int, default=10, help="of --quality")
     parser.add_argument("--quality", action="store_true")
     parser.add_argument("--overhead", action="store_true")
     asked = parser.parse_args()

@@ -68,6 +68,8 @@ def _searcher(curves: Curves, searcher: str, budget: int) -> dict[str, Any]:
     shares = {name: np.array([run[f"{name}_calls"] / max(run["calls"], 1) for run in runs]) for name in _SHARES}
     return {
         "scores": {"calls": calls.tolist(), **_figures(curves, best[:, calls - 1], interquartile_mean)},
+        "means": {"calls": calls.tolist(), **_figures(curves, best[:, calls - 1], mean)},
+        "worst": {"calls": calls.tolist(), "value": best[:, calls - 1].min(0).tolist()},
         "targets": [_target(curves, searcher, target, budget) for target in TARGETS],
         "profile": {
             "threshold": _THRESHOLDS.tolist(),

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -65,11 +66,19 @@ def _held_back(signum: int) -> Iterator[None]:
 
     A terminal that goes away tells all processes that were started from it. Ray's must not end before the driver has.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signum])
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python leaves signals to its main thread
+        return
+    came: list[int] = []
+    before = signal.signal(signum, lambda number, _: came.append(number))  # another thread may be told
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signum])
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signum, before)
+    if came:
+        signal.raise_signal(signum)
 
 
 def _check_reachable(address: str) -> None:

@@ -26,6 +26,7 @@ from raysearch.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome
 from raysearch.simulators.opening import Patience, open_simulator, searched_space
+from raysearch.simulators.protocol import Simulator
 from sim.catalog import load_workload
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class SearchRun:
         optimum: float | None = None,
         resume: bool = False,
         patience: Patience | None = None,
+        simulator: Simulator | None = None,
     ) -> None:
         """Starts a run from its first call, or goes on from its last checkpoint.
 
@@ -60,6 +62,7 @@ class SearchRun:
             optimum: f* of the workload, tokens/s/GPU. For the scores only: no searcher sees it.
             resume: Whether to go on from the folder's checkpoint, if there is one.
             patience: With a simulator that hangs or fails; by default `Patience()`.
+            simulator: What evaluates, and is closed with the run; by default what the spec names.
 
         Raises:
             InputError, CatalogError, UnknownName: The spec cannot be run, is not the checkpoint's, or the folder
@@ -70,7 +73,7 @@ class SearchRun:
         self._space = searched_space(self.workload, spec.simulator)
         self._searcher = make_searcher(spec.searcher, self._space, seed=spec.seed, budget=spec.budget, **spec.options)
         patience = patience or Patience()
-        self._simulator = open_simulator(spec.simulator, self.workload, patience, workers=spec.workers)
+        self._simulator = simulator or open_simulator(spec.simulator, self.workload, patience, workers=spec.workers)
         env = StrategyEnv(self.workload, evaluate=self._simulator, space=self._space, retries=patience.retries)
         out_dir.mkdir(parents=True, exist_ok=True)
         state, rows = self._resumed() if resume else (None, self._new_rows())

@@ -29,21 +29,23 @@ class SpaceName(StrEnum):
 SpaceOption = Annotated[
     SpaceName | None,
     typer.Option(
-        help="'extended' adds meshes of their own for attention and experts, and choices.  "
-        "[default: as the workload says, else 'paper']"
+        help="'extended' adds meshes of their own for attention and experts, and choices.",
+        show_default="as the workload says, else 'paper'",
     ),
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="Folder for the results, new or empty.  [default: results/NAME-UTC TIME]"),
+    typer.Option("--out", "-o", help="Folder for the results, new or empty.", show_default="results/NAME-UTC TIME"),
 ]
 SimulatorOption = Annotated[
     str | None,
-    typer.Option(help="Search another black box: module:function, or an installed entry point.  [default: our own]"),
+    typer.Option(
+        help="Search another black box: module:function, or an installed entry point.", show_default="our own"
+    ),
 ]
 WorkersOption = Annotated[
     int | None,
-    typer.Option(min=0, help="Processes that evaluate for a run.  [default: by how long a call takes]"),
+    typer.Option(min=0, help="Processes that evaluate for a run.", show_default="by how long a call takes"),
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="Longest wait for an answer of a worker.")]
 RetriesOption = Annotated[int, typer.Option(help="How often a failing call is tried again before the run stops.")]

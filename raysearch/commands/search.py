@@ -1,4 +1,4 @@
-"""`raysearch search`: one run in this process, without Ray."""
+"""`raysearch search`: one run in this process; only workers need Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from sim.types import Workload
 
 if TYPE_CHECKING:
     from raysearch.run import SearchRun
-    from sim.types import Workload
 
 _CALLS_BETWEEN_UPDATES = 20
 _DEFAULT_BUDGET = 4000
@@ -45,7 +44,9 @@ def search_workload(
     seed: Annotated[int, typer.Option(help="Equal seeds give equal calls, bit for bit.")] = 0,
     budget: Annotated[
         int | None,
-        typer.Option("--budget", "-b", help="Strategies to evaluate. [default: 4000, or a heuristic's whole sweep]"),
+        typer.Option(
+            "--budget", "-b", help="Strategies to evaluate.", show_default="4000, or a heuristic's whole sweep"
+        ),
     ] = None,
     hardware: HardwareOption = None,
     space: SpaceOption = None,

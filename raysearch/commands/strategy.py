@@ -25,11 +25,11 @@ DimsOption = Annotated[
 ]
 CpOption = Annotated[int, typer.Option(help="Degree over which attention cuts the context (extended space).")]
 DpOption = Annotated[
-    int | None, typer.Option(help="Data-parallel degree of attention (extended space).  [default: as --ep]")
+    int | None, typer.Option(help="Data-parallel degree of attention (extended space).", show_default="as --ep")
 ]
 MoeTpOption = Annotated[
     int | None,
-    typer.Option(help="GPUs that share an expert (extended space).  [default: tp * dp * cp / ep]"),
+    typer.Option(help="GPUs that share an expert (extended space).", show_default="tp * dp * cp / ep"),
 ]
 
 _NAMED_DIMS = {"megatron": megatron_dims, "megatron-sp": megatron_sp_dims}

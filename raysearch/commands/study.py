@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,14 +24,16 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished study in --out.")] = False,
     address: Annotated[
         str | None,
-        typer.Option(help="Of a running Ray cluster ('auto' finds it).  [default: $RAY_ADDRESS, or a Ray of its own]"),
+        typer.Option(
+            help="Of a running Ray cluster ('auto' finds it).", show_default="$RAY_ADDRESS, or a Ray of its own"
+        ),
     ] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of the own Ray.  [default: all]")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of the own Ray.", show_default="all")] = None,
     simulator: SimulatorOption = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Processes that evaluate for each run.  [default: as FILE says, else 1 for a --simulator]"
+            min=0, help="Processes that evaluate for each run.", show_default="as FILE says, else 1 for a --simulator"
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -61,8 +64,8 @@ def run(
         except (Interrupted, RunFailed) as stop:
             if not has_begun(folder):
                 raise
-            same = _flags(simulator=simulator, workers=workers)
-            rest = f"every call so far is kept. Go on with: raysearch study {file} --out {folder}{same} --resume"
+            same = _flags(out=folder, simulator=simulator, workers=workers, address=address, cpus=cpus)
+            rest = f"every call so far is kept. Go on with: raysearch study {shlex.join([file, *same])} --resume"
             if isinstance(stop, Interrupted):
                 raise Interrupted(stop.signum, f"{stop}; {rest}") from None
             raise RunFailed(f"{stop}; {rest}") from stop
@@ -71,8 +74,8 @@ def run(
     report_results(folder, as_json)
 
 
-def _flags(**given: object) -> str:
-    return "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
+def _flags(**given: object) -> list[str]:
+    return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
 
 
 def _check_begun(study: Study, folder: Path) -> None:

@@ -37,8 +37,8 @@ def validate(
     calibration: Annotated[
         str | None,
         typer.Option(
-            help="Coefficients to check: name in configs/calibration, or the path of a JSON file.  "
-            "[default: those that the hardware names]"
+            help="Coefficients to check: name in configs/calibration, or the path of a JSON file.",
+            show_default="those that the hardware names",
         ),
     ] = None,
     hardware: Annotated[

@@ -69,7 +69,12 @@ class LearnToShardConfig(PPOConfig):
         self.confidence_threshold = options.confidence_threshold
         self.patience = math.inf
         self.normalize_advantages = options.normalize_advantages
-        self.training(gamma=options.gamma, lambda_=options.gae_lambda, vf_loss_coeff=options.value_coefficient)
+        self.training(
+            gamma=options.gamma,
+            lambda_=options.gae_lambda,
+            vf_loss_coeff=options.value_coefficient,
+            entropy_coeff=options.entropy_coefficient,
+        )
         return self.share(budget, seed, options)
 
     def share(self, budget: int, seed: int, options: SharedOptions, network: Mapping[str, Any] | None = None) -> Self:
@@ -78,7 +83,6 @@ class LearnToShardConfig(PPOConfig):
         self.training(
             lr=options.learning_rate,
             clip_param=options.clip_range,
-            entropy_coeff=options.entropy_coefficient,
             grad_clip=options.max_gradient_norm,
             num_epochs=options.gradient_steps,
             train_batch_size_per_learner=options.rollout_calls,

@@ -32,7 +32,6 @@ class CopyOptions(SharedOptions):
     gradient_steps: PositiveInt = 2
     learning_rate: PositiveFloat = 3e-4
     clip_range: PositiveFloat = 0.2
-    entropy_coefficient: NonNegative = 0.0
     max_gradient_norm: PositiveFloat = 0.5
     embedding: PositiveInt = 64
     hidden: PositiveInt = 64

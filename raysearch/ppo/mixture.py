@@ -37,11 +37,8 @@ class CopyMixture(Distribution):
         return torch.logsumexp(self.log_weights + each, -1)
 
     def entropy(self, **_: Any) -> Tensor:
-        """Mean entropy of the components `[...]`, nats: what is left once the component is known.
-
-        The entropy itself has no closed form; this bounds it from below.
-        """
-        return (self.log_weights.exp() * self.components.entropy()).sum(-1)
+        """Raises NotImplementedError: it has no closed form."""
+        raise NotImplementedError("a mixture's entropy has no closed form; `ppo` has no bonus on it")
 
     def sample(self, **_: Any) -> Tensor:
         """Draws one choice per head `[..., H]` with torch's global generator."""

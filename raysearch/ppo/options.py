@@ -22,7 +22,6 @@ class SharedOptions(NoOptions):
         gradient_steps: Passes of each update over the whole rollout, one gradient step each.
         learning_rate: Adam's rate at the first call; it falls to 0 on a cosine over the budget.
         clip_range: PPO's clip range.
-        entropy_coefficient: Weight of the entropy bonus.
         max_gradient_norm: Global norm that gradients are clipped to.
         embedding: Width of the strategy embedding and of the encoder block, d.
         hidden: Width of the hidden layer of the MLPs behind the encoder.
@@ -34,7 +33,6 @@ class SharedOptions(NoOptions):
     gradient_steps: PositiveInt
     learning_rate: PositiveFloat
     clip_range: PositiveFloat
-    entropy_coefficient: NonNegative
     max_gradient_norm: PositiveFloat
     embedding: PositiveInt
     hidden: PositiveInt

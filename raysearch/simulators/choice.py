@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, redirect_stdout
 import numpy as np
 
 from envs.strategy_env import SimulatorFailure, StrategyEnv
-from raysearch.errors import RunFailed
+from raysearch.errors import InputError, RunFailed
 from raysearch.simulators.opening import Patience, searched_space
 from sim.types import Strategy, Workload
 
@@ -43,10 +43,21 @@ def evaluating(simulator: str | None, workload: Workload, patience: Patience, wo
 
     cpus = max(workers or 0, os.cpu_count() or 1)  # of a Ray of our own; whoever asks for more workers gets them
     with redirect_stdout(sys.stderr), connected(cpus=cpus):  # Ray's threads print of workers that die
+        available = _cluster_cpus()
         if workers is None:
             assert simulator is not None
-            workers = choose_workers(simulator, workload, patience, cpus)
+            workers = choose_workers(simulator, workload, patience, available)
+        elif 0 < available < workers:  # where there are none yet, some are to be started
+            raise InputError(
+                f"{workers} workers need as many CPUs, the cluster has {available}: run with --workers {available}"
+            )
         yield workers
+
+
+def _cluster_cpus() -> int:
+    import ray
+
+    return int(ray.cluster_resources().get("CPU", 0))
 
 
 def choose_workers(simulator: str, workload: Workload, patience: Patience, available: int) -> int:

@@ -43,6 +43,14 @@ def test_every_command_has_help_with_examples_and_json(raysearch: Command, comma
     assert "--json" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [("search", "4000, or a heuristic's whole sweep"), ("study", "$RAY_ADDRESS, or a Ray of its own")],
+)
+def test_help_says_what_holds_without_an_option(raysearch: Command, command: str, default: str) -> None:
+    assert default in " ".join(raysearch(command, "--help").stdout.replace("│", " ").split())
+
+
 def test_list_names_everything(raysearch: Command) -> None:
     names = json.loads(raysearch("list", "--json").stdout)
     assert "h100_sxm" in names["hardware"]

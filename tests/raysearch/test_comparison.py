@@ -58,6 +58,9 @@ def test_searchers_come_best_first_with_their_scores_at_each_budget(statistics: 
     assert scores["value"] == pytest.approx([(0.95 + 0.9) / 2, (0.95 + 0.9) / 2])
     assert np.all(np.array(scores["low"]) <= scores["value"])
     assert np.all(np.array(scores["high"]) >= scores["value"])
+    slow = statistics["searchers"]["slow"]
+    assert slow["means"]["value"] == pytest.approx([(0.95 + 0.4 + 0.9 + 0.99) / 4, (0.95 + 0.8 + 0.9 + 0.99) / 4])
+    assert slow["worst"]["value"] == [0.4, 0.8]
 
 
 def test_targets_are_reached_at_exact_calls_and_seconds_or_never(statistics: dict[str, Any]) -> None:

@@ -85,8 +85,6 @@ def test_padding_changes_nothing() -> None:
 
 def test_every_parameter_learns() -> None:
     module = learned(make_module())
-    policy = policy_of(module, *some_elites(3))
-    (policy.logp(torch.from_numpy(some_elites(4)[3])[None]) + policy.entropy()).sum()
     out = module.forward_train({Columns.OBS: torch.tensor(np.array([some_elites(3)]) / LARGEST, dtype=torch.float32)})
     trained = module.action_dist_cls.from_logits(out[Columns.ACTION_DIST_INPUTS])
     trained.logp(torch.from_numpy(some_elites(4)[3])[None]).sum().backward()

@@ -56,7 +56,7 @@ def test_rollouts_hold_the_probabilities_that_the_learner_computes(toy) -> None:
 
 
 def test_learning_makes_the_best_calls_of_a_rollout_likelier(toy) -> None:
-    search = toy.copy_search(budget=200, rollout_calls=64, learning_rate=1e-2, entropy_coefficient=0.0).advance(63)
+    search = toy.copy_search(budget=200, rollout_calls=64, learning_rate=1e-2).advance(63)
     runner, learner = search.agent.runner, search.agent.learner
     rollout = runner.take()
     learner.update_round(rollout, 1e-2)

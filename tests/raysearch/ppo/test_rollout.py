@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from raysearch.ppo.rollout import Rollout, estimate_advantages, normalize
+from raysearch.ppo.rollout import Rollout, estimate_advantages, normalize, rank_advantages
 
 
 def test_advantages_by_hand():
@@ -40,3 +40,13 @@ def test_observations_without_repetitions_say_what_every_call_saw():
     distinct, seen = Rollout(observations, none, none, none, none).distinct_observations()
     np.testing.assert_array_equal(distinct, [a, b, c])
     np.testing.assert_array_equal(distinct[seen], observations)
+
+
+def test_ranks_say_nothing_about_how_much_better_a_call_was():
+    rewards = np.array([5.0, -1e9, 5.0, 6.0, 1e9])
+    advantages = rank_advantages(rewards)
+    np.testing.assert_allclose(advantages, rank_advantages(np.array([2.0, 1.0, 2.0, 3.0, 4.0])))
+    assert advantages[0] == advantages[2]
+    assert advantages.sum() == pytest.approx(0.0)
+    assert rank_advantages(np.arange(1000.0)).std() == pytest.approx(1.0, abs=1e-5)
+    np.testing.assert_array_equal(rank_advantages(np.array([-7.0])), [0.0])

@@ -20,6 +20,7 @@ from raysearch.run import SearchRun
 from raysearch.simulators.choice import choose_workers
 from raysearch.simulators.opening import Patience
 from raysearch.simulators.pool import SimulatorPool
+from raysearch.simulators.protocol import InProcess
 from sim.catalog import load_workload
 from sim.config_files import config_path
 from sim.simulate import evaluate
@@ -51,7 +52,7 @@ def finished(run: SearchRun) -> dict:
     return run.summary()
 
 
-@pytest.mark.parametrize("searcher", ["random", "annealing", "coordinate", "ppo_paper"])
+@pytest.mark.parametrize("searcher", ["random", "annealing", "coordinate", "ppo_paper", "ppo"])
 def test_what_is_found_depends_on_how_far_ahead_is_asked_and_not_on_time(new_run: NewRun, searcher: str) -> None:
     calm = finished(new_run("calm", "hilly", workers=3, searcher=searcher))
     uneven = finished(new_run("uneven", "uneven", workers=3, searcher=searcher))
@@ -64,6 +65,13 @@ def test_a_searcher_that_learns_nothing_calls_the_same_however_many_workers_ther
         finished(new_run(f"w{workers}", None, workers=workers, searcher="random"))["digest"] for workers in (0, 3)
     }
     assert len(digests) == 1
+
+
+def test_calls_asked_ahead_are_those_of_workers_even_where_none_works(new_run: NewRun, tmp_path: Path) -> None:
+    theirs = finished(new_run("workers", None, workers=3, searcher="ppo"))
+    spec = RunSpec(WORKLOAD, "ppo", seed=0, budget=60, workers=3)
+    with contextlib.closing(SearchRun(spec, tmp_path / "here", simulator=InProcess(evaluate))) as run:
+        assert finished(run)["digest"] == theirs["digest"]
 
 
 def test_a_sweep_ends_by_itself_with_all_its_calls(new_run: NewRun, tmp_path: Path) -> None:
@@ -80,9 +88,10 @@ def test_the_budget_is_never_exceeded_ahead_of_it(new_run: NewRun, log: Path) ->
     assert len(log.read_text().splitlines()) == 11
 
 
-def test_a_resumed_run_equals_one_that_was_never_stopped(new_run: NewRun) -> None:
-    whole = finished(new_run("whole", "hilly", workers=3, searcher="ppo_paper"))
-    first = new_run("cut", "uneven", workers=3, searcher="ppo_paper")
+@pytest.mark.parametrize("searcher", ["ppo_paper", "ppo"])
+def test_a_resumed_run_equals_one_that_was_never_stopped(new_run: NewRun, searcher: str) -> None:
+    whole = finished(new_run("whole", "hilly", workers=3, searcher=searcher))
+    first = new_run("cut", "uneven", workers=3, searcher=searcher)
     first.advance(23)
     first.save()
     first.advance(5)  # lost with the process, and made again
