@@ -44,6 +44,12 @@ def slow(workload: Workload, strategy: Strategy) -> Measurement:
     return hilly(workload, strategy)
 
 
+def very_slow(workload: Workload, strategy: Strategy) -> Measurement:
+    """Slow on the busiest machine."""
+    time.sleep(0.6)
+    return hilly(workload, strategy)
+
+
 def hangs(workload: Workload, strategy: Strategy) -> Measurement:
     """Never answers about one batch."""
     if strategy.batch == BAD_BATCH:

@@ -17,6 +17,7 @@ from envs.space import StrategySpace
 from envs.strategy_env import SimulatorFailure
 from raysearch.records import RunSpec
 from raysearch.run import SearchRun
+from raysearch.simulators import choice
 from raysearch.simulators.choice import choose_workers
 from raysearch.simulators.opening import Patience
 from raysearch.simulators.pool import SimulatorPool
@@ -165,9 +166,10 @@ def test_our_own_simulator_says_the_same_in_workers() -> None:
         assert pool(workload, strategy) == evaluate(workload, strategy)
 
 
-@pytest.mark.parametrize(("box", "workers"), [("hilly", 1), ("slow", 4)])
+@pytest.mark.parametrize(("box", "workers"), [("hilly", 1), ("very_slow", 4)])
 def test_a_slow_black_box_gets_the_workers_and_a_fast_one_a_single_one(
-    box: str, workers: int, capsys: pytest.CaptureFixture[str]
+    box: str, workers: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(choice, "WORTH_WORKERS_S", 0.5)  # far from both, however busy the machine is
     assert choose_workers(BOXES + box, load_workload(WORKLOAD), SHORT, available=4) == workers
     assert f"--workers {workers}" in capsys.readouterr().err
