@@ -28,7 +28,9 @@ def test_a_hangup_while_ray_starts_reaches_us_afterwards_and_rays_processes_neve
         log.append(f"started, deaf: {child.stdout.strip()}")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # it may be, for other tests
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
     before = signal.signal(signal.SIGHUP, lambda *_: log.append("hung up"))
     over = threading.Event()
     threading.Thread(target=over.wait, daemon=True).start()

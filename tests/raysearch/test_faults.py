@@ -74,7 +74,7 @@ def test_a_study_survives_every_signal_a_move_and_a_killed_run(
     os.killpg(interrupted.pid, signal.SIGINT)  # as a terminal does: to Ray's processes too
     _, said = interrupted.communicate(timeout=150)
     assert interrupted.returncode == 130, said
-    assert f"raysearch study {study} --out {out} --resume" in said
+    assert f"raysearch study {study} --out {out} --cpus 1 --resume" in said
     kept = rows_of(out)
     assert kept >= 150
 
