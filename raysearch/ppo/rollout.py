@@ -33,7 +33,7 @@ class Rollout:
         """
         places: dict[bytes, int] = {}
         seen = np.array([places.setdefault(each.tobytes(), len(places)) for each in self.observations])
-        first = np.searchsorted(np.maximum.accumulate(seen), np.arange(len(places)))
+        _, first = np.unique(seen, return_index=True)
         return self.observations[first], seen
 
 
