@@ -6,7 +6,8 @@
 
 The runs are those of the paper's table 1. A slot is a CPU; its time goes to runs (the wall time that each notes for its
 own calls) or is overhead: Ray's start and end, Ray Tune, checkpoints, Parquet files. The optima are found, and cached,
-before the clock starts.
+before the clock starts. Before and after, one run of each searcher is timed by itself: a machine that others share may
+be twice as slow an hour later, and what the runs took is then to be read beside that.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from raysearch.records import STUDY_FILE
+from raysearch.records import STUDY_FILE, RunSpec
 from raysearch.results import read_runs
+from raysearch.run import SearchRun
 from raysearch.yardstick import find_yardstick
 from sim.catalog import load_workload
 
@@ -62,9 +64,11 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     study, out = folder / "study.toml", folder / "out"
     study.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
     command = [sys.executable, "-m", "raysearch", "study", str(study), "--out", str(out), "--cpus", str(options.cpus)]
+    alone_s = _alone_s(options, folder / "before")
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     wall_s = time.perf_counter() - started
+    alone_s = (alone_s + _alone_s(options, folder / "after")) / 2
     runs = read_runs(out)
     work_s = sum(run["wall_s"] for run in runs)
     # study.json is written once Ray is there, the last summary when the last run ends.
@@ -74,6 +78,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "runs": len(runs),
         "wall_s": wall_s,
         "work_s": work_s,
+        "work of runs alone, s": alone_s * len(runs) / len(options.searchers),
         "wall / work": wall_s / work_s,
         "runs per minute": 60 * len(runs) / wall_s,
         "slot use, %": 100 * work_s / (options.cpus * wall_s),
@@ -83,6 +88,18 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "size per run, KB": size_bytes / len(runs) / 1e3,
         "size of 180 runs, MB": 180 * size_bytes / len(runs) / 1e6,
     }
+
+
+def _alone_s(options: argparse.Namespace, folder: Path) -> float:
+    """Wall time of one run of each searcher, one after another, with the machine to itself."""
+    runs = [
+        SearchRun(RunSpec(WORKLOADS[0], name, seed=0, budget=options.budget), folder / name)
+        for name in options.searchers
+    ]
+    started = time.perf_counter()
+    for run in runs:
+        run.advance(options.budget)
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":
