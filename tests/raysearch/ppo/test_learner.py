@@ -103,6 +103,14 @@ def test_advantages_are_left_alone_when_told_so(toy):
     torch.testing.assert_close(batch["advantages"], targets.float())
 
 
+def test_a_value_network_without_weight_in_the_loss_is_left_alone(toy):
+    learner = toy.search(budget=100, value_coefficient=0.0).agent.learner
+    before = parameters_of(learner)
+    learner.update_round(random_rollout(toy), 1e-3)
+    changed = {name for name, weights in parameters_of(learner).items() if not torch.equal(weights, before[name])}
+    assert changed == {name for name in before if not name.startswith("value.")}
+
+
 def test_a_rollout_of_one_call_can_be_learned_from(toy, learner):
     before = parameters_of(learner)
     assert np.isfinite(learner.update_round(random_rollout(toy, calls=1), 1e-3))
@@ -112,7 +120,7 @@ def test_a_rollout_of_one_call_can_be_learned_from(toy, learner):
 def test_nan_reward_stops_the_search(toy, learner):
     rollout = random_rollout(toy)
     rollout.rewards[0] = np.nan
-    with pytest.raises(RuntimeError, match="non-finite"):
+    with pytest.raises(RuntimeError, match="expected finite gradients, got a norm of nan"):
         learner.update_round(rollout, 1e-3)
 
 
