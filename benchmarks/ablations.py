@@ -33,8 +33,8 @@ from raysearch.ppo.copy_algorithm import CopyConfig
 from raysearch.registry import check_options
 from raysearch.searcher import Outcome
 from raysearch.yardstick import find_yardstick
-from sim.catalog import load_workload
-from sim.types import Workload
+from sim.config.catalog import load_workload
+from sim.workload import Workload
 
 WORKLOADS = (
     "qwen3_235b_a22b_16k",

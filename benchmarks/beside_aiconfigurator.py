@@ -22,11 +22,12 @@ import numpy as np
 from raysearch.simulators import aiconfigurator
 from raysearch.simulators.opening import searched_space
 from raysearch.simulators.plugin import load_plugin
-from sim.catalog import load_workload
-from sim.heuristics import megatron_sp_dims
-from sim.optimum import find_optimum
+from sim.config.catalog import load_workload
+from sim.layers.heuristics import megatron_sp_dims
+from sim.optimum.landscape import find_optimum
 from sim.simulate import evaluate
-from sim.types import Precisions, Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Precisions, Workload
 
 PLUGIN = "raysearch.simulators.aiconfigurator:measure"
 

@@ -21,11 +21,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sim.breakdown import explain
-from sim.catalog import load_workload
-from sim.ops import op_names
+from sim.config.catalog import load_workload
+from sim.layers.ops import op_names
 from sim.simulate import evaluate
-from sim.types import CHOICES, Strategy, Workload
+from sim.step.breakdown import explain
+from sim.strategy import CHOICES, Strategy
+from sim.workload import Workload
 
 
 def cold_strategies(workload: Workload, rng: np.random.Generator) -> list[Strategy]:

@@ -17,9 +17,10 @@ import dataclasses
 import time
 
 from raysearch.spaces import SPACES
-from sim.catalog import load_workload
-from sim.extended_optimum import find_best
-from sim.types import Evaluation, Workload
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation
+from sim.optimum.best import find_best
+from sim.workload import Workload
 
 SHORT = [f"gpt_moe_{model}_{context}" for model in ("1_2t", "1_6t") for context in ("16k", "32k", "64k")]
 LONG = [f"gpt_moe_{model}_{context}" for model in ("1_2t", "1_6t") for context in ("256k", "1m")]

@@ -15,11 +15,12 @@ import time
 
 import numpy as np
 
-from sim.catalog import load_workload
-from sim.ops import op_names
-from sim.optimum import find_optimum
+from sim.config.catalog import load_workload
+from sim.layers.ops import op_names
+from sim.optimum.landscape import find_optimum
 from sim.simulate import evaluate
-from sim.types import CHOICES, Strategy, Workload
+from sim.strategy import CHOICES, Strategy
+from sim.workload import Workload
 
 
 def sample_strategies(workload: Workload, count: int, rng: np.random.Generator) -> list[Strategy]:

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from envs.strategy_env import StrategyEnv
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome
-from sim.catalog import load_workload
-from sim.types import Workload
+from sim.config.catalog import load_workload
+from sim.workload import Workload
 
 Search = Callable[[Workload, int, int], float]
 

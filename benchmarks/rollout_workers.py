@@ -30,8 +30,10 @@ from raysearch.simulators.opening import Patience, open_simulator
 from raysearch.simulators.protocol import InProcess
 from raysearch.yardstick import find_yardstick
 from sim import simulate
-from sim.catalog import load_workload
-from sim.types import Evaluation, Strategy, Workload
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 CALL_S = 0.05
 SLOW = "rollout_workers:slow"

@@ -25,7 +25,7 @@ from raysearch.records import STUDY_FILE, RunSpec
 from raysearch.results import read_runs
 from raysearch.run import SearchRun
 from raysearch.yardstick import find_yardstick
-from sim.catalog import load_workload
+from sim.config.catalog import load_workload
 
 WORKLOADS = [f"gpt_moe_{size}_{context}" for size in ("1_2t", "1_6t") for context in ("16k", "32k", "64k")]
 

@@ -23,8 +23,8 @@ from envs.strategy_env import StrategyEnv
 from raysearch.registry import check_options, make_searcher
 from raysearch.searcher import Outcome
 from raysearch.yardstick import find_yardstick
-from sim.catalog import load_workload
-from sim.types import Workload
+from sim.config.catalog import load_workload
+from sim.workload import Workload
 
 WORKLOADS = (
     "qwen3_235b_a22b_16k",

@@ -11,7 +11,8 @@ import numpy as np
 from envs.rows import CallRow, RowWriter
 from envs.space import ActionLike
 from envs.strategy_env import Observation, StrategyEnv
-from sim.types import Evaluation, Strategy
+from sim.evaluation import Evaluation
+from sim.strategy import Strategy
 
 
 class BudgetExhausted(RuntimeError):
@@ -27,7 +28,7 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
 
     Example:
         >>> import pathlib, tempfile
-        >>> from sim.catalog import load_workload
+        >>> from sim.config.catalog import load_workload
         >>> rows = RowWriter(pathlib.Path(tempfile.mkdtemp()) / "rows.jsonl")
         >>> gate = CallGate(StrategyEnv(load_workload("gpt_moe_1_2t_16k")), budget=4000, rows=rows, run_id="mine")
         >>> _ = gate.step(gate.env.action_space.sample())

@@ -19,7 +19,8 @@ from envs.files import write_atomically
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.types import Evaluation, Strategy
+    from sim.evaluation import Evaluation
+    from sim.strategy import Strategy
 
 ROWS_FILE = "rows.jsonl"
 COMPACT_FILE = "rows.parquet"

@@ -10,8 +10,9 @@ import numpy as np
 from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 
-from sim.spaces import space_of
-from sim.types import Strategy, Workload
+from sim.optimum.spaces import space_of
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 Action = NDArray[np.int64]
 """Indices into the tables of a `StrategySpace`, [A]: tp, ep, pp, batch, one choice per fused op; extended: cp, dp."""
@@ -27,7 +28,7 @@ class StrategySpace:
     """All strategies that a workload's degree tables and choices span, feasible or not.
 
     Example:
-        >>> from sim.catalog import load_workload
+        >>> from sim.config.catalog import load_workload
         >>> space = StrategySpace(load_workload("gpt_moe_1_2t_16k"))
         >>> space.size
         2763493200

@@ -17,7 +17,9 @@ from envs.archive import AddStatus, EliteArchive
 from envs.reward import ImprovementReward
 from envs.space import ActionLike, StrategySpace
 from sim import simulate
-from sim.types import Evaluation, Strategy, Workload
+from sim.evaluation import Evaluation
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 Observation = NDArray[np.float32]
 Evaluate = Callable[[Workload, Strategy], Evaluation]
@@ -53,7 +55,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
     feasible action, each index divided by the largest of its table; rows not yet filled are -1.
 
     Example:
-        >>> from sim.catalog import load_workload
+        >>> from sim.config.catalog import load_workload
         >>> env = StrategyEnv(load_workload("gpt_moe_1_2t_16k"))
         >>> observation, reward, _, _, info = env.step(env.space.nvec - 1)
         >>> reward, info["feasible"], info["best"]
@@ -175,7 +177,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
 def _checked(evaluation: Evaluation, strategy: Strategy) -> Evaluation:
     """The evaluation, if it is one. Raises ValueError for what a plugged-in simulator may get wrong."""
     if not isinstance(evaluation, Evaluation):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"expected a sim.types.Evaluation, got {evaluation!r}")
+        raise ValueError(f"expected a sim.evaluation.Evaluation, got {evaluation!r}")
     if evaluation.strategy != strategy:
         raise ValueError(f"expected the evaluation of that strategy, got one of {evaluation.strategy}")
     figures = {

@@ -25,7 +25,7 @@ from raysearch.commands import (
     verify_rules,
 )
 from raysearch.errors import InputError, RunFailed
-from sim.config_files import CatalogError
+from sim.config.files import CatalogError
 from sim.validate import StrategyError
 
 INPUT_ERROR = 2

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from envs.files import write_atomically
 from raysearch.errors import InputError
-from sim.config_files import Kind, config_path, explain
-from sim.types import Strategy
+from sim.config.files import Kind, config_path, explain
+from sim.strategy import Strategy
 
 RESULTS_ROOT = Path("results")
 """Where commands without --out put their folders, relative to the working directory."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from raysearch.errors import InputError
-from sim.types import Strategy
+from sim.strategy import Strategy
 
 HEAD_FILE = "run.json"
 SUMMARY_FILE = "summary.json"

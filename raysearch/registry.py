@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from envs.space import StrategySpace
 from raysearch.errors import InputError
 from raysearch.searcher import Searcher
-from sim.config_files import config_path, did_you_mean, explain, list_names, read_config
+from sim.config.files import config_path, did_you_mean, explain, list_names, read_config
 
 
 class UnknownName(InputError):
@@ -102,7 +102,7 @@ def make_searcher(name: str, space: StrategySpace, *, seed: int, budget: int, **
         UnknownName, OptionsError, CatalogError: See `check_options`.
         InputError: The seed or the budget is out of range.
 
-    >>> from sim.catalog import load_workload
+    >>> from sim.config.catalog import load_workload
     >>> space = StrategySpace(load_workload("gpt_moe_1_2t_16k"))
     >>> searcher = make_searcher("annealing", space, seed=0, budget=4000, initial_temperature=30.0)
     >>> searcher.metrics()["temperature"]
@@ -119,7 +119,7 @@ def make_searcher(name: str, space: StrategySpace, *, seed: int, budget: int, **
 def run_budget(name: str, space: StrategySpace, budget: int) -> int:
     """Calls of a run that is not told its own budget: a searcher that sweeps is let finish, others get `budget`.
 
-    >>> from sim.catalog import load_workload
+    >>> from sim.config.catalog import load_workload
     >>> space = StrategySpace(load_workload("gpt_moe_1_2t_16k"))
     >>> run_budget("megatron", space, 4000), run_budget("random", space, 4000)
     (5200, 4000)

@@ -13,10 +13,11 @@ from raysearch.curves import read_curves
 from raysearch.files import as_strategy
 from raysearch.records import RunSpec
 from raysearch.results import planned_runs, read_runs, read_spec
-from sim.catalog import load_workload
-from sim.config_files import CatalogError
+from sim.config.catalog import load_workload
+from sim.config.files import CatalogError
+from sim.evaluation import Evaluation
 from sim.simulate import evaluate
-from sim.types import Evaluation, Workload
+from sim.workload import Workload
 
 Run = dict[str, Any]
 

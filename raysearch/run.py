@@ -27,7 +27,7 @@ from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome
 from raysearch.simulators.opening import Patience, open_simulator, searched_space
 from raysearch.simulators.protocol import Simulator
-from sim.catalog import load_workload
+from sim.config.catalog import load_workload
 
 _log = logging.getLogger(__name__)
 

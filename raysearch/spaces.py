@@ -15,8 +15,9 @@ from pathlib import Path
 
 from raysearch.files import as_strategy, strategy_dict, write_json
 from raysearch.yardstick import cache_dir, find_yardstick, note_unkept, simulator_digest
-from sim.spaces import EXTENSIONS, Space, extended_space, heuristic_space, paper_space
-from sim.types import Strategy, Workload
+from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, paper_space
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 Progress = Callable[[int, int], None]
 
@@ -77,7 +78,7 @@ def optimum_value(workload: Workload, progress: Progress | None = None) -> float
 
 
 def _search(space: Space, progress: Progress | None) -> SpaceBest:
-    from sim.extended_optimum import find_best
+    from sim.optimum.best import find_best
 
     started = time.perf_counter()
     found = find_best(space, progress)

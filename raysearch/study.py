@@ -23,9 +23,9 @@ from raysearch.published import Published
 from raysearch.records import LARGEST_SEED, STUDY_FILE, RunSpec, StudyRecord
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.opening import Patience, check_workers, searched_space
-from sim.catalog import load_workload
-from sim.config_files import config_path, read_config
-from sim.types import Workload
+from sim.config.catalog import load_workload
+from sim.config.files import config_path, read_config
+from sim.workload import Workload
 
 RUNS_FOLDER = "runs"
 TUNE_FOLDER = "tune"

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from raysearch.files import degrees_text
-from sim.types import Evaluation, OpBreakdown, Workload
+from sim.evaluation import Evaluation, OpBreakdown
+from sim.workload import Workload
 
 LEAST_WIDTH = 100
 """Columns of a table that loses no figure; a narrower terminal breaks its lines instead."""

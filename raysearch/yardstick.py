@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from raysearch.files import as_strategy, write_json
-from sim.types import Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 CACHE_VARIABLE = "RAYSEARCH_CACHE_DIR"
 
@@ -76,7 +77,7 @@ def cache_dir() -> Path:
 
 
 def _search(workload: Workload, progress: Callable[[int, int], None] | None) -> Yardstick:
-    from sim.optimum import find_optimum
+    from sim.optimum.landscape import find_optimum
 
     started = time.perf_counter()
     found = find_optimum(workload, progress)

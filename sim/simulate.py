@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-from sim.breakdown import explain
-from sim.collectives import hand_on_s
-from sim.costs import (
+from sim.evaluation import Evaluation, Memory, StageBreakdown, Violation
+from sim.prices.collectives import hand_on_s
+from sim.prices.mesh import stages_share_a_node
+from sim.step.breakdown import explain
+from sim.step.costs import (
     OpCost,
     ends_s,
     handed_on_bytes,
@@ -19,10 +21,10 @@ from sim.costs import (
     token_rows,
     vocabulary_bytes,
 )
-from sim.mesh import stages_share_a_node
-from sim.rank import Rank
-from sim.two_meshes import Sides, sides_of_strategy
-from sim.types import Evaluation, Memory, StageBreakdown, Strategy, Violation, Workload
+from sim.step.rank import Rank
+from sim.step.two_meshes import Sides, sides_of_strategy
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 ROUNDING = 1e-9
 """Relative excess of a TPOT over its SLO that is put down to the order in which seconds were added up."""
@@ -39,8 +41,8 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         Throughput, latency, memory by kind, violations with amounts and a breakdown per op, which is worked
         out when it is read. An infeasible strategy has its figures too.
 
-    >>> from sim.catalog import load_workload
-    >>> from sim.heuristics import megatron_dims
+    >>> from sim.config.catalog import load_workload
+    >>> from sim.layers.heuristics import megatron_dims
     >>> workload = load_workload("gpt_moe_1_2t_16k")
     >>> evaluation = evaluate(workload, Strategy(8, 16, 2, 512, megatron_dims(workload.model)))
     >>> evaluation.gpus, evaluation.feasible

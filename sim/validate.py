@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sim.ops import layer_ops
-from sim.types import Strategy, Workload
+from sim.layers.ops import layer_ops
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 LARGEST = 10**9
 """Beyond any cluster or batch; keeps products of degrees within the range of floats."""

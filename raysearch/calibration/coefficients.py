@@ -18,7 +18,7 @@ from raysearch.calibration.serving import fit_serving
 from raysearch.calibration.tables import FAMILIES, measured_us, read_table
 from raysearch.errors import InputError
 from raysearch.files import write_bytes
-from sim.calibration import Calibration
+from sim.prices.calibration import Calibration
 
 LEAST_ROWS = 30
 """A family or series with fewer rows is left at the defaults: five folds would not say how well it fits."""
@@ -36,7 +36,7 @@ def fit_directory(
     Args:
         directory: Holds CSV files as `raysearch.calibration.tables.FAMILIES` names them.
         provenance: Source and date, written with the coefficients.
-        light: Peak rates of the machine, as `sim.catalog.load_speed_of_light` gives them.
+        light: Peak rates of the machine, as `sim.config.catalog.load_speed_of_light` gives them.
         hbm_bytes: Memory of one GPU: how many requests a serving run holds at once.
         on_step: Called with what is about to be done.
 

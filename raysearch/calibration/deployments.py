@@ -10,9 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from sim.catalog import load_model
-from sim.deployment import Deployment, WeightFormat
-from sim.types import Dtype, Model
+from sim.config.catalog import load_model
+from sim.layers.model import Model
+from sim.prices.dtypes import Dtype
+from sim.serving.deployment import Deployment, WeightFormat
 
 _MODELS: tuple[tuple[str, str, WeightFormat], ...] = (
     # pattern in a model's name, file in configs/models, format in which it is published

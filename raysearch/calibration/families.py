@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from raysearch.calibration.lattice import DEFAULT, Lattice, Part, Robust, fit_terms
 from raysearch.calibration.predict import SHORT_DTYPE, library_of, moe_shape, series_of
 from raysearch.calibration.tables import FAMILIES, measured_us
-from sim import terms
-from sim.calibration import COMBINE_EACH, DISPATCH_EACH, grid_phi, moe_layer_terms
+from sim.prices import terms
+from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, grid_phi, moe_layer_terms
 
 Floats = NDArray[np.float64]
 Series = dict[str, dict[str, Any]]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from raysearch.calibration.families import FITS, grids_of
 from raysearch.calibration.predict import predict
 from raysearch.calibration.tables import FAMILIES, measured_us
-from sim.calibration import FORMAT, Calibration
+from sim.prices.calibration import FORMAT, Calibration
 
 Floats = NDArray[np.float64]
 H100_SXM = {
@@ -26,7 +26,7 @@ H100_SXM = {
 
 
 def as_data(series: Mapping[str, Mapping[str, Any]], light: Mapping[str, float] = H100_SXM) -> dict[str, Any]:
-    """What `sim.calibration.Calibration` reads: series, the grids they lie on and the speed of light."""
+    """What `sim.prices.calibration.Calibration` reads: series, the grids they lie on and the speed of light."""
     return {
         "format": FORMAT,
         "speed_of_light": dict(light),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.sparse.linalg import splu
 
-from sim.curves import corner_weights, vertices
+from sim.prices.tables import corner_weights, vertices
 
 Floats = NDArray[np.float64]
 sp: Any = scipy.sparse  # its stubs do not know that most of its functions return sparse matrices

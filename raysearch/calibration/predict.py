@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, MissingSeries, drawn_experts, is_plain
-from sim.grid_terms import ELEMENT_BYTES
+from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, MissingSeries, drawn_experts, is_plain
+from sim.prices.grid_terms import ELEMENT_BYTES
 
 Microseconds = NDArray[np.float64]
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from raysearch.calibration.deployments import ServingRow, agg_deployment
 from raysearch.calibration.tables import LARGEST, check_names, read_text
 from raysearch.errors import InputError
-from sim.calibration import Calibration, MissingSeries
-from sim.deployment import MEMORY_POLICIES
-from sim.serving import Engine, Work, steady_work, time_per_token
-from sim.serving_kernels import FittedKernels
+from sim.prices.calibration import Calibration, MissingSeries
+from sim.serving.batching import Engine, Work, steady_work, time_per_token
+from sim.serving.deployment import MEMORY_POLICIES
+from sim.serving.serving_kernels import FittedKernels
 
 Floats = NDArray[np.float64]
 

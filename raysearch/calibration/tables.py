@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raysearch.errors import InputError
-from sim.config_files import did_you_mean
+from sim.config.files import did_you_mean
 
 LARGEST = 10**9
 """No size, count or time in these files is larger; what is would be a slip, and its products overflow."""

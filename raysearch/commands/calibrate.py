@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
-from sim.catalog import load_memory_bytes, load_speed_of_light
+from sim.config.catalog import load_memory_bytes, load_speed_of_light
 
 
 def calibrate(

@@ -18,9 +18,9 @@ from raysearch.commands.strategy import (
     strategy_of,
 )
 from raysearch.files import strategy_dict
-from sim.catalog import load_workload
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation
 from sim.simulate import evaluate
-from sim.types import Evaluation
 
 
 def evaluate_strategy(

@@ -22,9 +22,9 @@ from raysearch.commands.strategy import (
 )
 from raysearch.errors import InputError
 from raysearch.files import degrees_text
-from sim.catalog import load_workload
+from sim.config.catalog import load_workload
 from sim.simulate import evaluate
-from sim.types import Strategy
+from sim.strategy import Strategy
 
 
 def explain_strategy(

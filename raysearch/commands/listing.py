@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raysearch.commands.options import JsonOption, print_json
 from raysearch.registry import searcher_names, searcher_summary
-from sim.config_files import list_names
+from sim.config.files import list_names
 
 
 def list_configurations(as_json: JsonOption = False) -> None:

@@ -12,9 +12,10 @@ from raysearch.commands.options import HardwareOption, JsonOption, SpaceName, Sp
 from raysearch.files import degrees_text, strategy_dict
 from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
-from sim.catalog import load_workload
+from sim.config.catalog import load_workload
 from sim.simulate import evaluate
-from sim.types import Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 
 def show_optimum(

@@ -26,9 +26,9 @@ from raysearch.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
 from raysearch.spaces import optimum_value
-from sim.catalog import load_workload
+from sim.config.catalog import load_workload
 from sim.simulate import evaluate
-from sim.types import Workload
+from sim.workload import Workload
 
 if TYPE_CHECKING:
     from raysearch.run import SearchRun

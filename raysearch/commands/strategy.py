@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from raysearch.errors import InputError
-from sim.heuristics import megatron_dims, megatron_sp_dims
-from sim.types import Model, Strategy, Workload
+from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layers.model import Model
+from sim.strategy import Strategy
 from sim.validate import check_strategy
+from sim.workload import Workload
 
 TpOption = Annotated[int, typer.Option(help="Tensor-parallel degree; of attention, where it has a mesh of its own.")]
 EpOption = Annotated[int, typer.Option("--ep", "--moe-ep", help="Expert-parallel degree.")]

@@ -13,7 +13,7 @@ from raysearch.errors import InputError
 
 if TYPE_CHECKING:
     from raysearch.validation.figures import Comparison
-    from sim.calibration import Calibration
+    from sim.prices.calibration import Calibration
 
 KERNEL_FAMILIES: Mapping[str, str] = {
     "gemm": "gemm",
@@ -65,7 +65,7 @@ def validate(
     """
     from raysearch.progress import telling
     from raysearch.validation.figures import not_checked, report
-    from sim.catalog import load_calibrated
+    from sim.config.catalog import load_calibrated
 
     if not data.is_dir():
         raise InputError(f"no such folder: {data}")

@@ -12,9 +12,9 @@ import typer
 
 from raysearch.commands.options import JsonOption, print_json
 from raysearch.errors import InputError, RunFailed
-from sim.rule_check import Verdict, check_operation
-from sim.rules import Operation
-from sim.sharding import all_operations
+from sim.layers.choices import all_operations
+from sim.sharding.rule_check import Verdict, check_operation
+from sim.sharding.rules import Operation
 
 
 def verify_rules(

@@ -6,8 +6,8 @@ from xml.etree.ElementTree import Element, SubElement
 
 from raysearch.explain.picture import Held
 from raysearch.tables import bytes_text
-from sim.placement import parse_placement
-from sim.types import Collective
+from sim.prices.collectives import Collective
+from sim.sharding.placement import parse_placement
 
 COLOURS = {
     "all_reduce": "#c8413b",

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sim.layout import format_named
-from sim.ops import FusedOp, Layer, gathers_weight, layer_ops
-from sim.placement import parse_placement
-from sim.sharding import rule
-from sim.two_meshes import ATTENTION_SIDE
-from sim.types import Collective, Evaluation, OpBreakdown, Strategy, Violation, Workload
+from sim.evaluation import Evaluation, OpBreakdown, Violation
+from sim.layers.choices import rule
+from sim.layers.ops import FusedOp, Layer, gathers_weight, layer_ops
+from sim.prices.collectives import Collective
+from sim.sharding.layout import format_named
+from sim.sharding.placement import parse_placement
+from sim.step.two_meshes import ATTENTION_SIDE
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

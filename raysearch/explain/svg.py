@@ -24,7 +24,7 @@ from raysearch.explain.marks import (
     text,
 )
 from raysearch.explain.picture import Edge, Held, Node, Picture
-from sim.types import Collective
+from sim.prices.collectives import Collective
 
 WIDTH, GAP, MARGIN, TOP = 610, 30, 24, 180
 SPINE, BOX_LEFT, BOX_WIDTH, BAR_LEFT, BAR_WIDTH = 250, 110, 280, 404, 130

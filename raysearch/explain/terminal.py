@@ -11,7 +11,7 @@ from rich.text import Text
 
 from raysearch.explain.picture import Edge, Node, Picture
 from raysearch.tables import bytes_text
-from sim.types import Collective
+from sim.prices.collectives import Collective
 
 STYLES = {
     "all_reduce": "bold red",

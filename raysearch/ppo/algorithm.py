@@ -29,7 +29,7 @@ class LearnToShardConfig(PPOConfig):
 
     Example:
         >>> from envs.strategy_env import StrategyEnv
-        >>> from sim.catalog import load_workload
+        >>> from sim.config.catalog import load_workload
         >>> space = StrategyEnv(load_workload("gpt_moe_1_2t_16k"))
         >>> config = LearnToShardConfig().search(budget=4000, seed=1)
         >>> config = config.environment(

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from envs.space import Action, StrategySpace
 from raysearch.searcher import Outcome, Searcher
-from sim.heuristics import megatron_dims, megatron_sp_dims
-from sim.types import Model, Strategy
+from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layers.model import Model
+from sim.strategy import Strategy
 
 
 class _DegreeSweep(Searcher):

@@ -18,7 +18,8 @@ from typing import Any
 
 from raysearch.errors import InputError
 from raysearch.simulators.measurement import Measurement
-from sim.types import Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 BACKEND = "trtllm"
 HUGGING_FACE = {

@@ -10,7 +10,9 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from raysearch.simulators.protocol import Simulator
-from sim.types import Evaluation, Strategy, Workload
+from sim.evaluation import Evaluation
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 _log = logging.getLogger(__name__)
 _BUSY_S = 30.0  # [assumed] longest wait for another process that writes

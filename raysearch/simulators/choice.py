@@ -14,7 +14,8 @@ import numpy as np
 from envs.strategy_env import SimulatorFailure, StrategyEnv
 from raysearch.errors import InputError, RunFailed
 from raysearch.simulators.opening import Patience, searched_space
-from sim.types import Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 WORTH_WORKERS_S = 0.005
 """[assumed] Well above what a call through a worker costs the searcher: benchmarks/rollout_workers.py prints that."""

@@ -19,7 +19,8 @@ from typing import Any
 
 from raysearch.errors import InputError
 from raysearch.simulators.measurement import Measurement
-from sim.types import Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 MODELS = {"mixtral_8x22b": "mistralai/mixtral-8x22b", "llama_3_1_405b": "meta-llama/meta-llama-3.1-405b"}
 """Its names of the shipped models."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sim.types import Evaluation, Memory, StageBreakdown, Strategy, Violation, Workload
+from sim.evaluation import Evaluation, Memory, StageBreakdown, Violation
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
     Raises:
         ValueError: It is neither, or a figure is not finite or negative.
 
-    >>> from sim.catalog import load_workload
-    >>> from sim.types import Strategy
+    >>> from sim.config.catalog import load_workload
+    >>> from sim.strategy import Strategy
     >>> workload, strategy = load_workload("gpt_moe_1_2t_16k"), Strategy(8, 1, 1, 64, (0,) * 12)
     >>> slow = as_evaluation(workload, strategy, Measurement(tokens_per_s_per_gpu=100.0, tpot_s=0.08))
     >>> [violation.message for violation in slow.violations]
@@ -55,7 +57,7 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
     if isinstance(answer, Evaluation):
         return answer
     if not isinstance(answer, Measurement):
-        raise ValueError(f"expected a raysearch.simulators.Measurement or a sim.types.Evaluation, got {answer!r}")
+        raise ValueError(f"expected a raysearch.simulators.Measurement or a sim.evaluation.Evaluation, got {answer!r}")
     for name in ("tokens_per_s_per_gpu", "tpot_s", "memory_bytes"):
         value = getattr(answer, name)
         if not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):

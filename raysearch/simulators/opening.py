@@ -10,8 +10,8 @@ from raysearch.errors import InputError
 from raysearch.simulators.protocol import InProcess, Simulator
 from raysearch.yardstick import cache_dir
 from sim import simulate
-from sim.heuristics import megatron_dims
-from sim.types import Workload
+from sim.layers.heuristics import megatron_dims
+from sim.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from envs.strategy_env import Evaluate
 from raysearch.errors import InputError
 from raysearch.simulators.measurement import as_evaluation
 from sim import simulate
-from sim.config_files import did_you_mean
-from sim.types import Evaluation, Strategy, Workload
+from sim.config.files import did_you_mean
+from sim.evaluation import Evaluation
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 ENTRY_POINTS = "raysearch.simulators"
 """Group in which a package's pyproject.toml declares simulators."""
@@ -27,7 +29,7 @@ OWN = "raysearch"
 class Plugin:
     """A black box and what is known about it.
 
-    A black box is any callable from `(sim.types.Workload, sim.types.Strategy)` to a
+    A black box is any callable from `(sim.workload.Workload, sim.strategy.Strategy)` to a
     `raysearch.simulators.measurement.Measurement`. It must be pure: equal strategies give equal answers. It may carry
     two attributes: `degrees_only`, True if the dims make no difference to it, and `fingerprint`, a text that changes
     when its answers do (its database's version, say); without one, its module's source stands for it.

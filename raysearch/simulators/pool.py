@@ -14,7 +14,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from raysearch.simulators.plugin import load_simulator
-from sim.types import Evaluation, Strategy, Workload
+from sim.evaluation import Evaluation
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 START_TIMEOUT_S = 120.0
 """[assumed] Longest wait for a new worker: for a free CPU, a process, and the import of the black box."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from envs.strategy_env import Evaluate
-from sim.types import Evaluation, Strategy, Workload
+from sim.evaluation import Evaluation
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 
 class Simulator(Protocol):

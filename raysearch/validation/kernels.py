@@ -11,7 +11,7 @@ import pandas as pd
 from raysearch.calibration.predict import SHORT_DTYPE, bare_roofline, cross_validated, predict, series_of
 from raysearch.calibration.tables import FAMILIES, check_rows, long_form, measured_us, read_text
 from raysearch.validation.figures import Comparison
-from sim.calibration import Calibration
+from sim.prices.calibration import Calibration
 
 _KNOWN: dict[str, tuple[str, ...]] = {
     "framework": ("trtllm", "vllm", "sglang"),

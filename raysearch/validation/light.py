@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sim.deployment import WEIGHT_BYTES, Deployment, cache_bytes, weight_bytes
+from sim.serving.deployment import WEIGHT_BYTES, Deployment, cache_bytes, weight_bytes
 
 
 def light_step_s(deployment: Deployment, running: float, light: Mapping[str, float]) -> float:
     """Seconds of one decode step of `running` sequences per attention rank, nothing but bytes and FLOPs.
 
-    `light` are the machine's peak rates, as `sim.catalog.load_speed_of_light` gives them.
+    `light` are the machine's peak rates, as `sim.config.catalog.load_speed_of_light` gives them.
     """
     model, everyone = deployment.model, running * deployment.attention_dp
     weights = weight_bytes(deployment) - model.vocab * model.hidden * 2 / deployment.attention_tp  # no embedding

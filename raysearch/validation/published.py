@@ -17,12 +17,13 @@ from raysearch.calibration.tables import read_text
 from raysearch.errors import InputError
 from raysearch.validation.figures import Comparison, figures
 from raysearch.validation.light import light_prompt_s, light_step_s
-from sim.calibration import Calibration, MissingSeries
-from sim.deployment import MEMORY_POLICIES, Deployment, MemoryPolicy, WeightFormat, sequence_limit
-from sim.serving import Engine, prefill_time, serve
-from sim.serving_kernels import FittedKernels
-from sim.serving_step import Batch, step_time
-from sim.types import Dtype, Model
+from sim.layers.model import Model
+from sim.prices.calibration import Calibration, MissingSeries
+from sim.prices.dtypes import Dtype
+from sim.serving.batching import Engine, prefill_time, serve
+from sim.serving.deployment import MEMORY_POLICIES, Deployment, MemoryPolicy, WeightFormat, sequence_limit
+from sim.serving.serving_kernels import FittedKernels
+from sim.serving.serving_step import Batch, step_time
 
 FILE = "endtoend.csv"
 _COLUMNS = ("model", "precision", "framework", "parallelism", "batch_or_concurrency", "isl", "osl", "phase")

@@ -24,8 +24,8 @@ from raysearch.calibration.serving import (
 )
 from raysearch.validation.figures import Comparison, figures, within_groups
 from raysearch.validation.light import light_step_s
-from sim.calibration import Calibration
-from sim.serving import Work, step_alone, time_per_token
+from sim.prices.calibration import Calibration
+from sim.serving.batching import Work, step_alone, time_per_token
 
 Floats = NDArray[np.float64]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.catalog import load_workload
-from sim.types import DegreeTables, Evaluation, Memory, StageBreakdown, Strategy, Violation, Workload
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation, Memory, StageBreakdown, Violation
+from sim.strategy import Strategy
+from sim.workload import DegreeTables, Workload
 
 MOE = "gpt_moe_1_2t_16k"
 DENSE = "llama_3_1_405b_8k"

@@ -28,9 +28,11 @@ from envs import (
     compact,
     read_rows,
 )
-from sim.catalog import load_workload
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation
 from sim.simulate import evaluate
-from sim.types import Evaluation, Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 from tests.envs.fakes import MOE, barren, by_batch, evaluation, hilly
 
 WORKLOAD = load_workload(MOE)
@@ -386,7 +388,7 @@ def test_a_killed_process_loses_no_row_it_reported(tmp_path: Path) -> None:
         from pathlib import Path
         import numpy as np
         from envs import CallGate, RowWriter, StrategyEnv
-        from sim.catalog import load_workload
+        from sim.config.catalog import load_workload
 
         env = StrategyEnv(load_workload(sys.argv[2]))
         gate = CallGate(env, 10**6, RowWriter(Path(sys.argv[1])), "r")

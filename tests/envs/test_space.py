@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs import StrategySpace
-from sim.catalog import load_workload
-from sim.ops import op_names
-from sim.types import Strategy
+from sim.config.catalog import load_workload
+from sim.layers.ops import op_names
+from sim.strategy import Strategy
 from tests.envs.fakes import DENSE, MOE, tiny_workload
 
 WORKLOADS = {name: load_workload(name) for name in (MOE, DENSE)}

@@ -8,9 +8,11 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs import ImprovementReward, SimulatorFailure, StrategyEnv
-from sim.catalog import load_workload
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation
 from sim.simulate import evaluate
-from sim.types import Evaluation, Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 from tests.envs.fakes import DENSE, MOE, barren, by_batch, evaluation, hilly, tiny_workload
 
 TP, EP, PP, BATCH = range(4)
@@ -145,7 +147,7 @@ def returning(**figures: float):
         (returning(tokens_per_s_per_gpu=-1.0), "finite tokens_per_s_per_gpu >= 0, got -1"),
         (returning(tpot_s=math.nan), "finite tpot_s >= 0, got nan"),
         (lambda workload, strategy: evaluation(replace(strategy, pp=48), 1.0), "got one of .*pp=48"),
-        (lambda workload, strategy: None, "expected a sim.types.Evaluation, got None"),
+        (lambda workload, strategy: None, "expected a sim.evaluation.Evaluation, got None"),
     ],
 )
 def test_a_broken_simulator_stops_the_search_and_names_the_strategy(simulator, message: str) -> None:

@@ -20,9 +20,11 @@ import pytest
 from envs import ROWS_FILE, BudgetExhausted, CallGate, RowWriter, StrategyEnv, read_rows
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome, Searcher
-from sim.catalog import load_workload
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation
 from sim.simulate import evaluate
-from sim.types import Evaluation, Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 from tests.envs.fakes import DENSE, MOE, barren, hilly, tiny_workload
 
 Simulator = Callable[[Workload, Strategy], Evaluation]

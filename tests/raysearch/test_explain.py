@@ -85,7 +85,7 @@ def test_verify_rules_prints_the_counter_example_of_an_outsiders_wrong_rule(
     raysearch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "outsider.py").write_text(
-        "import sim.operations\nfrom sim.rules import add_rules, written\n"
+        "import sim.sharding.operations\nfrom sim.sharding.rules import add_rules, written\n"
         'add_rules("relu", written("P(sum) -> P(sum)"))\n'
     )
     monkeypatch.chdir(tmp_path)

@@ -68,7 +68,7 @@ def test_an_installed_wheel_works_as_the_checkout_does(tmp_path: Path) -> None:
     def run(*command: str | Path) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path, timeout=100).stdout
 
-    where = run(home / "bin" / "python", "-c", "import sim.config_files as c; print(c.__file__, c.configs_root())")
+    where = run(home / "bin" / "python", "-c", "import sim.config.files as c; print(c.__file__, c.configs_root())")
     assert all(Path(path).is_relative_to(home) for path in where.split())
     listed = json.loads(run(home / "bin" / "raysearch", "list", "--json"))
     for kind in ("hardware", "models", "workloads", "studies"):

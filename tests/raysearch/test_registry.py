@@ -17,7 +17,7 @@ from raysearch.registry import (
     searcher_names,
     searcher_summary,
 )
-from sim.config_files import list_names
+from sim.config.files import list_names
 from tests.envs.fakes import tiny_workload
 
 SPACE = StrategySpace(tiny_workload())

@@ -9,8 +9,8 @@ from envs import StrategySpace
 from raysearch.merit import merit
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome, Searcher
-from sim.catalog import load_workload
-from sim.heuristics import megatron_dims, megatron_sp_dims
+from sim.config.catalog import load_workload
+from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.simulate import evaluate
 from tests.envs.fakes import DENSE, MOE, barren, tiny_workload
 from tests.raysearch.searcher_suite import Run, SearcherSuite, Setting

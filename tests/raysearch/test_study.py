@@ -21,7 +21,7 @@ from raysearch.results import check_results, study_frame
 from raysearch.run import SearchRun
 from raysearch.study import load_study, run_dir
 from raysearch.study import write_study as write_record
-from sim.config_files import CatalogError, list_names
+from sim.config.files import CatalogError, list_names
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -18,8 +18,10 @@ from raysearch.run import SearchRun, finished_summary
 from raysearch.study_display import StudyBars
 from raysearch.trial import FAILURE, SearchTrial, trial_config
 from sim import simulate
+from sim.evaluation import Evaluation
 from sim.simulate import evaluate
-from sim.types import Evaluation, Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 FAILING_CALL = 30
 

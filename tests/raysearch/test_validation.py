@@ -22,13 +22,13 @@ from raysearch.validation.kernels import compare_family, nearest_series
 from raysearch.validation.light import light_step_s
 from raysearch.validation.published import compare_published, read_published
 from raysearch.validation.serving import compare_serving
-from sim.calibration import Calibration
-from sim.catalog import load_calibrated, load_calibration, load_model
-from sim.config_files import CatalogError, config_path
-from sim.deployment import Deployment
-from sim.serving import Engine, Work, time_per_token
-from sim.serving_kernels import FittedKernels
-from sim.serving_step import Batch, step_time
+from sim.config.catalog import load_calibrated, load_calibration, load_model
+from sim.config.files import CatalogError, config_path
+from sim.prices.calibration import Calibration
+from sim.serving.batching import Engine, Work, time_per_token
+from sim.serving.deployment import Deployment
+from sim.serving.serving_kernels import FittedKernels
+from sim.serving.serving_step import Batch, step_time
 
 CALIBRATION = load_calibration("h100_sxm")
 H100_BYTES = 85.52e9

@@ -11,19 +11,10 @@ from __future__ import annotations
 
 import pytest
 
-from sim.catalog import load_workload
-from sim.types import (
-    CollectiveModel,
-    DegreeTables,
-    Efficiency,
-    ExpertAllToAll,
-    Hardware,
-    Model,
-    PointToPoint,
-    Precisions,
-    Protocol,
-    Workload,
-)
+from sim.config.catalog import load_workload
+from sim.layers.model import Model
+from sim.prices.hardware import CollectiveModel, Efficiency, ExpertAllToAll, Hardware, PointToPoint, Protocol
+from sim.workload import DegreeTables, Precisions, Workload
 
 
 @pytest.fixture(scope="session")

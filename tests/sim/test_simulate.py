@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.catalog import load_workload
-from sim.heuristics import megatron_dims, megatron_sp_dims
-from sim.ops import op_names
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation, Violation
+from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layers.ops import op_names
+from sim.prices.hardware import CollectiveModel, ExpertAllToAll, Hardware, PointToPoint
 from sim.simulate import evaluate
-from sim.types import CollectiveModel, Evaluation, ExpertAllToAll, Hardware, PointToPoint, Strategy, Violation, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 WORKLOADS = {
     name: load_workload(name)

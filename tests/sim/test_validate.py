@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from sim.heuristics import megatron_dims
-from sim.types import Strategy, Workload
+from sim.layers.heuristics import megatron_dims
+from sim.strategy import Strategy
 from sim.validate import StrategyError, check_strategy
+from sim.workload import Workload
 
 DIMS = (2, 1, 1, 0, 2, 2, 2, 2, 1, 1, 0, 2)
 

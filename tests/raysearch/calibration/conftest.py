@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.curves import Floats
+from sim.prices.tables import Floats
 
 
 def gemm_us(m: Floats, n: Floats, k: Floats) -> Floats:

@@ -16,9 +16,9 @@ from raysearch.calibration.fit import H100_SXM
 from raysearch.calibration.tables import read_table
 from raysearch.commands.calibrate import _SHARES, _row
 from raysearch.errors import InputError
-from sim.calibration import MissingSeries
-from sim.catalog import load_calibration, load_hardware, load_speed_of_light
-from sim.config_files import config_path
+from sim.config.catalog import load_calibration, load_hardware, load_speed_of_light
+from sim.config.files import config_path
+from sim.prices.calibration import MissingSeries
 
 
 def calibrate(*arguments: object) -> dict[str, object]:

@@ -9,7 +9,7 @@ import pytest
 from raysearch.calibration.fit import H100_SXM, errors, fit_family, fold_numbers
 from raysearch.calibration.lattice import Lattice, Part, fit_terms
 from raysearch.calibration.predict import bare_roofline, cross_validated, predict, series_of
-from sim.curves import made_monotone
+from sim.prices.tables import made_monotone
 
 
 def test_terms_are_found_whatever_the_outliers() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from raysearch.explain.picture import Picture, held, picture_of
-from sim.catalog import load_workload
-from sim.heuristics import megatron_dims, megatron_sp_dims
+from sim.config.catalog import load_workload
+from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.simulate import evaluate
-from sim.types import Strategy
+from sim.strategy import Strategy
 
 WORKLOAD = load_workload("gpt_moe_1_2t_16k")
 MIXED = (0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 1, 0)

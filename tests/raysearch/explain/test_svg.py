@@ -11,10 +11,11 @@ import pytest
 
 from raysearch.explain.picture import Picture, picture_of
 from raysearch.explain.svg import draw
-from sim.catalog import load_workload
-from sim.heuristics import megatron_dims
+from sim.config.catalog import load_workload
+from sim.layers.heuristics import megatron_dims
 from sim.simulate import evaluate
-from sim.types import Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -11,8 +11,8 @@ from raysearch.ppo.copy_options import CopyOptions
 from raysearch.ppo.options import Options
 from raysearch.registry import OptionsError, check_options, make_searcher
 from raysearch.searcher import Outcome
-from sim.catalog import load_workload
-from sim.config_files import config_path, read_config
+from sim.config.catalog import load_workload
+from sim.config.files import config_path, read_config
 from tests.raysearch.searcher_suite import SearcherSuite
 
 
@@ -109,7 +109,7 @@ import numpy as np
 from envs.space import StrategySpace
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome
-from sim.catalog import load_workload
+from sim.config.catalog import load_workload
 searcher = make_searcher("ppo_paper", StrategySpace(load_workload("gpt_moe_1_2t_16k")), seed=0, budget=4)
 observation = np.full((3, 16), -1.0, np.float32)
 for _ in range(4):

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from raysearch.simulators.measurement import Measurement
-from sim.types import Strategy, Workload
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 BAD_BATCH = 64
 LOG = "RAYSEARCH_TEST_LOG"

@@ -11,10 +11,10 @@ from raysearch.errors import InputError
 from raysearch.simulators.measurement import Measurement, as_evaluation
 from raysearch.simulators.opening import searched_space
 from raysearch.simulators.plugin import load_plugin
-from sim.catalog import load_workload
-from sim.heuristics import megatron_dims
+from sim.config.catalog import load_workload
+from sim.layers.heuristics import megatron_dims
 from sim.simulate import evaluate
-from sim.types import Strategy
+from sim.strategy import Strategy
 
 BOXES = "tests.raysearch.simulators.boxes:"
 WORKLOAD = load_workload("gpt_moe_1_2t_16k")

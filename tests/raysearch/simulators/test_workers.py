@@ -22,8 +22,8 @@ from raysearch.simulators.choice import choose_workers
 from raysearch.simulators.opening import Patience
 from raysearch.simulators.pool import SimulatorPool
 from raysearch.simulators.protocol import InProcess
-from sim.catalog import load_workload
-from sim.config_files import config_path
+from sim.config.catalog import load_workload
+from sim.config.files import config_path
 from sim.simulate import evaluate
 from tests.raysearch.simulators.boxes import BAD_BATCH
 

@@ -1,0 +1,1 @@
+"""Configuration files in, frozen values in SI units out."""

@@ -1,0 +1,136 @@
+"""Finds and reads configuration files: a shipped name or a path, TOML, a schema.
+
+Every mistake a user can make in a file ends here, as one `CatalogError` that names the file, the
+key, what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+Kind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration"]
+_SINGULAR = {
+    "hardware": "hardware",
+    "models": "model",
+    "workloads": "workload",
+    "studies": "study",
+    "searchers": "searcher",
+    "calibration": "calibration",
+}
+_SUFFIX = {"calibration": ".json"}
+
+
+class CatalogError(ValueError):
+    """A configuration that cannot be used; the message says why and how to mend it."""
+
+
+def configs_root() -> Path:
+    """The folder of shipped configurations: inside an installed package, or beside a checkout's sim/."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def list_names(kind: Kind) -> list[str]:
+    """Names of the shipped files of a kind, sorted."""
+    return sorted(path.stem for path in (configs_root() / kind).glob(f"*{_SUFFIX.get(kind, '.toml')}"))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the closest known one, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(known)}" if known else "none is known"
+
+
+def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
+    """The file behind a shipped name or a path of the user's own.
+
+    Args:
+        kind: Which folder of configs/ a name is looked up in.
+        name_or_path: A name without ".toml", or a path that ends in ".toml" (".json" for a calibration).
+        beside: A folder that relative paths are tried against first.
+
+    Raises:
+        CatalogError: No such name or file.
+
+    >>> config_path("hardware", "h100_sxm").name
+    'h100_sxm.toml'
+    """
+    text, suffix = str(name_or_path), _SUFFIX.get(kind, ".toml")
+    if len(text) > 4096 or any(len(part) > 255 for part in Path(text).parts):
+        raise CatalogError(f"the name or path of a {_SINGULAR[kind]} is too long: {text[:40]}...")
+    if not text.endswith(suffix):
+        shipped = configs_root() / kind / f"{text}{suffix}"
+        if "/" not in text and shipped.is_file():
+            return shipped
+        raise CatalogError(
+            f"unknown {_SINGULAR[kind]} {text!r}: {did_you_mean(text, list_names(kind))} "
+            f"(or give the path of a {suffix} file)"
+        )
+    for candidate in (beside / text if beside else None, Path(text)):
+        if candidate is not None and candidate.is_file():
+            return candidate
+    raise CatalogError(f"no such {_SINGULAR[kind]} file: {text}")
+
+
+SchemaT = TypeVar("SchemaT", bound=BaseModel)
+
+
+def _known_keys(schema: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    for part in location:
+        field = schema.model_fields.get(str(part))
+        candidates = (field.annotation, *get_args(field.annotation)) if field else ()
+        nested = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not nested:
+            return []
+        schema = nested[0]
+    return list(schema.model_fields)
+
+
+_MOST_MISTAKES = 8
+
+
+def explain(error: ValidationError, schema: type[BaseModel]) -> str:
+    """What is wrong with a file or options: key, expectation and value of the first mistakes, on one line."""
+    lines: list[str] = []
+    for item in error.errors()[:_MOST_MISTAKES]:
+        location = item["loc"]
+        key = ".".join(str(part) for part in location) or "file"
+        if item["type"] == "extra_forbidden":
+            hint = did_you_mean(str(location[-1]), _known_keys(schema, location[:-1]))
+            lines.append(f"{key}: unknown key; {hint}")
+        elif item["type"] == "missing":
+            lines.append(f"{key}: missing")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            told = "got" in message or isinstance(item["input"], dict | BaseModel)
+            lines.append(f"{key}: {message}" + ("" if told else f", got {item['input']!r}"))
+    more = error.error_count() - len(lines)
+    return "; ".join(lines) + (f"; and {more} more" if more else "")
+
+
+def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
+    """Reads one TOML file and validates it.
+
+    Raises:
+        CatalogError: The file cannot be read, is no TOML, or breaks the schema.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(f"cannot read {path}: {error}") from error
+    except ValueError as error:  # TOMLDecodeError, or an integer of more digits than Python reads
+        raise CatalogError(f"{path} is not valid TOML: {error}") from error
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise CatalogError(f"{path}: {explain(error, schema)}") from error

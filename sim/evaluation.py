@@ -1,0 +1,160 @@
+"""The result of a simulation: figures, violations, and what stands behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from sim.prices.collectives import Collective
+from sim.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken limit: what was needed and what is allowed, in the unit the kind implies."""
+
+    kind: Literal["hbm", "tpot", "gpus", "layers", "heads", "experts", "tokens", "context", "meshes", "unsupported"]
+    needed: float
+    allowed: float
+    message: str
+
+    @property
+    def excess(self) -> float:
+        """How far the limit is missed, > 0: log(needed / allowed), or 1 where that says nothing (no divisor)."""
+        if 0 < self.allowed < self.needed < math.inf:
+            return math.log(self.needed / self.allowed)
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpBreakdown:
+    """One fused op of one layer on the busiest GPU.
+
+    Attributes:
+        choice: The strategy's choice; `label` names the dim it stands for ("none" for 2).
+        placements_in: Placement over tp of each input, by tensor name, as text.
+        placement_out: Placement over tp of the output, as text.
+        collectives: Redistributions of its inputs and collectives inside the op.
+        work_flops: Floating-point operations.
+        traffic_bytes: HBM bytes read and written.
+        compute_time_s: FLOPs at the median achieved rate.
+        memory_time_s: Bytes at the median achieved bandwidth.
+        kernel_time_s: By the fitted curve; without one the larger of both, or the launch floor.
+        communication_time_s: Sum over `collectives`.
+        bound: What the op's time is spent on: "compute", "memory", "launch" or "communication".
+    """
+
+    name: str
+    choice: int
+    label: str
+    placements_in: Mapping[str, str]
+    placement_out: str
+    collectives: tuple[Collective, ...]
+    work_flops: float
+    traffic_bytes: float
+    compute_time_s: float
+    memory_time_s: float
+    kernel_time_s: float
+    communication_time_s: float
+    bound: str
+
+    @property
+    def time_s(self) -> float:
+        """Kernel and communication time; they do not overlap."""
+        return self.kernel_time_s + self.communication_time_s
+
+
+@dataclass(frozen=True, slots=True)
+class StageBreakdown:
+    """Where the slowest pipeline stage's time goes, seconds."""
+
+    layers: int
+    layer_s: float
+    embedding_s: float
+    head_s: float
+    send_recv_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one GPU of the fullest stage, by kind."""
+
+    weights: float
+    kv_cache: float
+    activations: float
+    overhead: float
+
+    @property
+    def total(self) -> float:
+        """All kinds together."""
+        return math.fsum((self.weights, self.kv_cache, self.activations, self.overhead))
+
+
+class Explanation(NamedTuple):
+    """The part of an `Evaluation` that a reader wants and a search does not."""
+
+    ops: tuple[OpBreakdown, ...]
+    expected_error: float
+    extrapolated: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How fast a strategy would run, why, and whether it is allowed.
+
+    The figures are given for infeasible strategies too; `violations` says what is broken. What `Explanation` names may
+    be left out until someone reads it, compares the evaluation, pickles it or prints it: see `explained_by`.
+
+    Attributes:
+        ops: Per fused op of one layer, in the order of `Strategy.dims`.
+        expected_error: Mean relative error to expect of the time and so of the throughput: errors of its kernels
+            and collectives on rows held out from their fit, by their share of the time, and of measured serving.
+        extrapolated: What the figure rests on that no measurement covers, largest share of the time first.
+    """
+
+    strategy: Strategy
+    tokens_per_s_per_gpu: float
+    tpot_s: float
+    gpus: int
+    memory_bytes: Memory
+    violations: tuple[Violation, ...]
+    stage: StageBreakdown
+    # Defaults come from factories: a default in the class would be found before an explanation that is yet to come.
+    ops: tuple[OpBreakdown, ...] = field(default_factory=tuple[OpBreakdown, ...])
+    expected_error: float = field(default_factory=float)
+    extrapolated: tuple[str, ...] = field(default_factory=tuple[str, ...])
+
+    @property
+    def feasible(self) -> bool:
+        """Whether no limit is broken."""
+        return not self.violations
+
+    @property
+    def excess(self) -> float:
+        """By how much limits are missed, all of them together, in factors of e; 0 if feasible."""
+        return math.fsum(violation.excess for violation in self.violations)
+
+    def explained_by(self, explain: Callable[[], Explanation]) -> Evaluation:
+        """The same figures, with an explanation that is worked out when it is first asked for.
+
+        Args:
+            explain: Pure: whoever asks, and whenever, gets the same.
+        """
+        evaluation = object.__new__(Evaluation)
+        figures = {name: value for name, value in vars(self).items() if name not in Explanation._fields}
+        vars(evaluation).update(figures, _explain=explain)
+        return evaluation
+
+    if not TYPE_CHECKING:  # a type checker would take it for any attribute at all
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in Explanation._fields or "_explain" not in vars(self):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            vars(self).update(vars(self)["_explain"]()._asdict())
+            return vars(self)[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,0 +1,261 @@
+"""The decode layer as data: its fused ops, the tensors between them, and their sizes.
+
+Every tensor is seen on one ep rank as [rows, columns]: rows are tokens (`t`, or `c` once each
+token has been copied to its experts), columns are the feature label. The layer repeats, so the
+first op reads what the last one left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from sim.layers.model import Model
+from sim.prices.dtypes import DTYPE_BYTES, Dtype
+from sim.strategy import CHOICES, GATHERED, GATHERED_TOKENS, GEMM_CHOICES, NONE, TOKENS
+from sim.workload import Workload
+
+OpKind = Literal["norm", "einsum", "attention", "residual_add", "router", "dispatch", "activation", "combine"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """A tensor on an edge.
+
+    Attributes:
+        letters: One einsum letter per dim, e.g. "td".
+        producer: Op that leaves it.
+        consumers: Ops that read it, in layer order.
+        ends: The producer, then the consumers.
+        by_expert: Whether its rows are the tokens' copies for experts.
+    """
+
+    name: str
+    letters: str
+    producer: str
+    consumers: tuple[str, ...]
+    ends: tuple[str, ...] = field(init=False)
+    by_expert: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", (self.producer, *self.consumers))
+        object.__setattr__(self, "by_expert", "c" in self.letters)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedOp:
+    """One fused op of the layer.
+
+    Attributes:
+        kind: Which rule of `sim.layers.choices` and which cost of `sim.step.costs` apply.
+        labels: The einsum letter that choice 0 and choice 1 shard over the tp axis.
+        inputs: Tensors it reads.
+        output: Tensor it leaves.
+        equation: Einsum over its first input and its weight, if it has one.
+    """
+
+    name: str
+    kind: OpKind
+    labels: tuple[str, str]
+    inputs: tuple[str, ...]
+    output: str
+    equation: str | None = None
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Choices that the op has in the extended space."""
+        return GEMM_CHOICES if self.kind == "einsum" else CHOICES
+
+    def label(self, choice: int) -> str:
+        """The einsum letter that a choice shards, "" for none.
+
+        >>> [MOE_LAYER.op("ffn1").label(choice) for choice in GEMM_CHOICES]
+        ['d', 'f', '', 'c', 'c', '']
+        """
+        if choice in (NONE, GATHERED):
+            return ""
+        if choice in (TOKENS, GATHERED_TOKENS):
+            assert self.kind == "einsum"
+            assert self.equation is not None
+            return self.equation[-2]
+        return self.labels[choice]
+
+
+def gathers_weight(choice: int) -> bool:
+    """Whether a choice keeps the op's weight sharded and gathers it at use."""
+    return choice in (GATHERED_TOKENS, GATHERED)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One layer: its ops in the order of `Strategy.dims`, and the tensors they leave."""
+
+    op_by_name: Mapping[str, FusedOp]
+    tensor_by_name: Mapping[str, Tensor]
+
+    @property
+    def ops(self) -> tuple[FusedOp, ...]:
+        """The fused ops in order."""
+        return tuple(self.op_by_name.values())
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors, in the order of the ops that leave them."""
+        return tuple(self.tensor_by_name.values())
+
+    def op(self, name: str) -> FusedOp:
+        """The op of that name."""
+        return self.op_by_name[name]
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name."""
+        return self.tensor_by_name[name]
+
+
+_ATTENTION = (
+    FusedOp("attn_norm", "norm", ("t", "d"), ("residual_in",), "attn_in"),
+    FusedOp("qkv_proj", "einsum", ("d", "q"), ("attn_in",), "qkv", "td,dq->tq"),
+    FusedOp("attention", "attention", ("t", "h"), ("qkv",), "attn_out"),
+    FusedOp("o_proj", "einsum", ("a", "d"), ("attn_out",), "attn_projected", "ta,ad->td"),
+    FusedOp("attn_residual", "residual_add", ("t", "d"), ("attn_projected", "residual_in"), "residual_mid"),
+    FusedOp("ffn_norm", "norm", ("t", "d"), ("residual_mid",), "ffn_in"),
+)
+_EXPERTS = (
+    FusedOp("router", "router", ("t", "e"), ("ffn_in",), "routing", "td,de->te"),
+    FusedOp("dispatch", "dispatch", ("t", "d"), ("ffn_in", "routing"), "expert_in"),
+    FusedOp("ffn1", "einsum", ("d", "f"), ("expert_in",), "ffn_mid", "ecd,edf->ecf"),
+    FusedOp("activation", "activation", ("c", "f"), ("ffn_mid",), "ffn_act"),
+    FusedOp("ffn2", "einsum", ("f", "d"), ("ffn_act",), "expert_out", "ecf,efd->ecd"),
+    FusedOp("combine", "combine", ("t", "d"), ("expert_out", "residual_mid", "routing"), "residual_in"),
+)
+_DENSE_FFN = (
+    FusedOp("ffn1", "einsum", ("d", "f"), ("ffn_in",), "ffn_mid", "td,df->tf"),
+    FusedOp("activation", "activation", ("t", "f"), ("ffn_mid",), "ffn_act"),
+    FusedOp("ffn2", "einsum", ("f", "d"), ("ffn_act",), "ffn_out", "tf,fd->td"),
+    FusedOp("combine", "residual_add", ("t", "d"), ("ffn_out", "residual_mid"), "residual_in"),
+)
+_LETTERS = {
+    "residual_in": "td",
+    "attn_in": "td",
+    "qkv": "tq",
+    "attn_out": "ta",
+    "attn_projected": "td",
+    "residual_mid": "td",
+    "ffn_in": "td",
+    "routing": "tk",
+    "expert_in": "ecd",
+    "ffn_mid": "ecf",
+    "ffn_act": "ecf",
+    "expert_out": "ecd",
+    "ffn_out": "td",
+}
+
+
+def _layer(ops: tuple[FusedOp, ...], letters: Mapping[str, str]) -> Layer:
+    tensors = {
+        op.output: Tensor(op.output, letters[op.output], op.name, tuple(o.name for o in ops if op.output in o.inputs))
+        for op in ops
+    }
+    return Layer({op.name: op for op in ops}, tensors)
+
+
+MOE_LAYER = _layer(_ATTENTION + _EXPERTS, _LETTERS)
+DENSE_LAYER = _layer(_ATTENTION + _DENSE_FFN, _LETTERS | {"ffn_mid": "tf", "ffn_act": "tf"})
+
+
+def layer_ops(model: Model) -> Layer:
+    """The layer of a model: 12 fused ops for mixture-of-experts, 10 for dense."""
+    return MOE_LAYER if model.is_moe else DENSE_LAYER
+
+
+@lru_cache(maxsize=1024)
+def by_expert(op: FusedOp, layer: Layer) -> bool:
+    """Whether an op works on the tokens' copies for experts; to the others the ep axis only says how many tokens."""
+    return any(layer.tensor(name).by_expert for name in (op.output, *op.inputs))
+
+
+def op_names(model: Model) -> tuple[str, ...]:
+    """Names of the fused ops, in the order of `Strategy.dims`."""
+    return tuple(op.name for op in layer_ops(model).ops)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Sizes of one layer on one ep rank, before the tp axis cuts anything.
+
+    Attributes:
+        tokens: Sequences of the microbatch on the busiest ep rank, ceil(batch / ep).
+        expert_tokens: Tokens its experts process: tokens * top-k, times the load imbalance.
+        local_experts: Experts it holds, ceil(experts / ep).
+        active_experts: Expected number of them that at least one token visits.
+        columns: Width of every feature label: d, q, a, e, k, f.
+    """
+
+    tokens: int
+    expert_tokens: float
+    local_experts: int
+    active_experts: float
+    columns: Mapping[str, int]
+
+
+def layer_sizes(workload: Workload, ep: int, batch: int) -> LayerSizes:
+    """Sizes of a microbatch of `batch` sequences over `ep` ranks.
+
+    A token picks `experts_per_token` distinct experts, so under uniform routing an expert stays
+    idle with probability (1 - top-k / experts) ** tokens.
+    """
+    model = workload.model
+    tokens = math.ceil(batch / ep)
+    local_experts = math.ceil(model.experts / ep)
+    idle = (1 - model.experts_per_token / model.experts) ** (tokens * ep)
+    imbalance = min(workload.load_imbalance, ep)  # a rank cannot get more than all tokens
+    return LayerSizes(
+        tokens=tokens,
+        expert_tokens=tokens * model.experts_per_token * imbalance,
+        local_experts=local_experts,
+        active_experts=local_experts * (1 - idle),
+        columns=feature_widths(model),
+    )
+
+
+def feature_widths(model: Model) -> dict[str, int]:
+    """Width of every feature label."""
+    return {
+        "d": model.hidden,
+        "q": model.qkv_width,
+        "a": model.attention_width,
+        "e": model.experts,
+        "k": model.experts_per_token,
+        "f": model.ffn_hidden,
+    }
+
+
+ROUTING_ENTRY_BYTES = 8
+"""One routed expert of one token: a 4-byte index and a 4-byte weight."""
+
+
+def tensor_shape(model: Model, sizes: LayerSizes, tensor: Tensor) -> tuple[float, int]:
+    """[rows, columns] of a tensor on one ep rank."""
+    return sizes.expert_tokens if tensor.by_expert else sizes.tokens, tensor_columns(model, tensor)
+
+
+def tensor_columns(model: Model, tensor: Tensor) -> int:
+    """Columns of a tensor before the tp axis cuts it."""
+    # ffn1 leaves gate and up side by side; both are cut alike, so f is one label of doubled width.
+    return model.ffn_in_width if tensor.name == "ffn_mid" else feature_widths(model)[tensor.letters[-1]]
+
+
+def element_bytes(workload: Workload, tensor: Tensor) -> int:
+    """Bytes per element of a tensor as it is moved."""
+    if tensor.name == "routing":
+        return ROUTING_ENTRY_BYTES
+    return DTYPE_BYTES[tensor_dtype(workload, tensor)]
+
+
+def tensor_dtype(workload: Workload, tensor: Tensor) -> Dtype:
+    """Storage format of a tensor: dispatched tokens have their own, the rest are activations."""
+    precisions = workload.precisions
+    return precisions.dispatch if tensor.name == "expert_in" else precisions.activations

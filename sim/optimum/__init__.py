@@ -1,0 +1,1 @@
+"""Spaces of strategies, and the exact best strategy of each."""

@@ -1,0 +1,246 @@
+"""The exact optimum of a whole joint space, by adding up every strategy in it.
+
+For fixed (tp, ep, batch) a layer's time is a sum of terms that each depend on the choices of a few
+neighbouring ops. Once the choices of the two residual adds are fixed, the ops between them fall
+into two independent segments, so all 3^12 layer times are outer sums of two short vectors, and
+every pipeline degree only shifts and scales them. Nothing is pruned and nothing is sampled: the
+feasible share counts each strategy once. Source: design in this repository; it agrees with
+`sim.simulate.evaluate` to rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.evaluation import Evaluation
+from sim.layers.ops import Tensor, layer_ops
+from sim.simulate import ROUNDING, degree_violations, evaluate, layers_per_stage, memory_bytes, stage_time
+from sim.step.costs import head_activation_bytes, move_s, moves, op_cost
+from sim.step.rank import Rank
+from sim.step.two_meshes import sides
+from sim.strategy import CHOICES, Strategy
+from sim.workload import Workload
+
+Floats = NDArray[np.float64]
+_SEPARATORS: tuple[str, ...] = ("attn_residual", "combine")
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+_BINS_PER_E_FOLD = 2000
+"""Histogram resolution of the landscape: a bin is 0.05 % wide."""
+_BINS_EACH_SIDE = 30 * _BINS_PER_E_FOLD
+"""Bins below and above 1 token/s/GPU: exp(+-30), or 13 orders of magnitude each way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """The best strategy of a workload's space and the landscape around it.
+
+    Attributes:
+        evaluation: Of the best feasible strategy, or None if there is none.
+        swept_tokens_per_s_per_gpu: Its throughput as the sweep added it up, 0.0 if there is none.
+        space_size: Joint strategies in the space.
+        feasible_count: How many of them break no limit.
+        quantiles: Tokens/s/GPU of the feasible strategies by share, to within 0.05 %.
+    """
+
+    evaluation: Evaluation | None
+    swept_tokens_per_s_per_gpu: float
+    space_size: int
+    feasible_count: int
+    quantiles: Mapping[float, float]
+
+    @property
+    def feasible_share(self) -> float:
+        """Feasible strategies over all."""
+        return self.feasible_count / self.space_size
+
+
+def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None = None) -> Optimum:
+    """Solves the whole space of a workload exactly.
+
+    Args:
+        workload: Whose degree tables span the space.
+        progress: Called with (done, total) parts of the work.
+
+    >>> from sim.config.catalog import load_workload
+    >>> find_optimum(load_workload("mixtral_8x22b_8k")).evaluation.feasible
+    True
+    """
+    degrees = workload.degrees
+    parts = list(itertools.product(degrees.tp, degrees.ep, degrees.batch))
+    total = _Landscape()
+    for done, (tp, ep, batch) in enumerate(parts, start=1):
+        _add_part(total, workload, tp, ep, batch)
+        if progress:
+            progress(done, len(parts))
+    return Optimum(
+        evaluation=evaluate(workload, total.best) if total.best else None,
+        swept_tokens_per_s_per_gpu=total.best_tokens_per_s_per_gpu,
+        space_size=space_size(workload),
+        feasible_count=int(total.histogram.sum()),
+        quantiles=total.quantiles(),
+    )
+
+
+def space_size(workload: Workload) -> int:
+    """Joint strategies of a workload: degree tables times choices per op."""
+    degrees = workload.degrees
+    tables = math.prod(len(table) for table in (degrees.tp, degrees.ep, degrees.pp, degrees.batch))
+    return tables * len(CHOICES) ** len(layer_ops(workload.model).ops)
+
+
+class _Landscape:
+    """Best strategy and histogram of feasible throughputs, over log-spaced bins."""
+
+    def __init__(self) -> None:
+        self.best: Strategy | None = None
+        self.best_tokens_per_s_per_gpu = 0.0
+        self.histogram = np.zeros(2 * _BINS_EACH_SIDE, dtype=np.int64)
+
+    def count(self, tokens_per_s_per_gpu: Floats) -> None:
+        """Adds feasible strategies to the histogram."""
+        # Single precision halves the cost of the logarithm and blurs a bin's edge by a thousandth of its width.
+        position = np.log(tokens_per_s_per_gpu.astype(np.float32)) * np.float32(_BINS_PER_E_FOLD)
+        bins = np.clip(position + np.float32(_BINS_EACH_SIDE), 0, 2 * _BINS_EACH_SIDE - 1).astype(np.int32)
+        lowest = int(bins.min())
+        counts = np.bincount(bins - lowest)
+        self.histogram[lowest : lowest + len(counts)] += counts
+
+    def quantiles(self) -> dict[float, float]:
+        """Throughput below which each share of the feasible strategies lies (bin centres)."""
+        total = int(self.histogram.sum())
+        if not total:
+            return {}
+        cumulative = np.cumsum(self.histogram)
+        bins = {share: int(np.argmax(cumulative >= share * total)) for share in QUANTILES}
+        return {share: math.exp((index + 0.5 - _BINS_EACH_SIDE) / _BINS_PER_E_FOLD) for share, index in bins.items()}
+
+
+class _Tables:
+    """Costs of every op and choice, and of every tensor between choices, for one (tp, ep, batch).
+
+    Attributes:
+        time_s, weight_bytes, kv_bytes, peak_bytes: [3] per op name.
+        move_s: [3, ...] per tensor name: producer's choice, then each consumer's.
+        allowed: Choices per op that break no limit at this degree.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self.tensors = {tensor.name: tensor.ends for tensor in rank.layer.tensors}
+        costs = {op.name: [op_cost(rank, op, choice) for choice in CHOICES] for op in rank.layer.ops}
+        self.time_s = {name: np.array([c.time_s for c in row]) for name, row in costs.items()}
+        self.weight_bytes = {name: np.array([c.weight_bytes for c in row]) for name, row in costs.items()}
+        self.kv_bytes = {name: np.array([c.kv_bytes for c in row]) for name, row in costs.items()}
+        self.peak_bytes = {name: np.array([c.activation_bytes for c in row]) for name, row in costs.items()}
+        self.allowed = {name: [c for c in CHOICES if row[c].broken is None] for name, row in costs.items()}
+        self.move_s = {tensor.name: _move_table(rank, tensor) for tensor in rank.layer.tensors}
+
+
+def _move_table(rank: Rank, tensor: Tensor) -> Floats:
+    table = np.zeros((len(CHOICES),) * (1 + len(tensor.consumers)))
+    for choices in itertools.product(CHOICES, repeat=table.ndim):
+        table[choices] = sum([move_s(rank, move) for move in moves(rank.layer, tensor, choices)])
+    return table
+
+
+class _Segment:
+    """Every allowed combination of the choices of some neighbouring ops.
+
+    Attributes:
+        ops: Their names.
+        choices: [n, ops] the combinations.
+        weight_bytes, kv_bytes: [n] per layer.
+        peak_bytes: [n] largest activations of any of the ops.
+    """
+
+    def __init__(self, tables: _Tables, ops: Sequence[str]) -> None:
+        self.ops = tuple(ops)
+        self._tables = tables
+        rows = list(itertools.product(*(tables.allowed[name] for name in ops)))
+        self.choices = np.array(rows, dtype=np.int64).reshape(len(rows), len(ops))
+        self._column = {name: self.choices[:, index] for index, name in enumerate(ops)}
+        self.weight_bytes = self._total(tables.weight_bytes)
+        self.kv_bytes = self._total(tables.kv_bytes)
+        peaks = [tables.peak_bytes[name][column] for name, column in self._column.items()]
+        self.peak_bytes = np.max(peaks, axis=0)
+        self._inner_s = self._total(tables.time_s)
+
+    def named(self, row: int) -> dict[str, int]:
+        """The choices of one combination, by op name."""
+        return dict(zip(self.ops, self.choices[row].tolist(), strict=True))
+
+    def _total(self, per_op: Mapping[str, Floats]) -> Floats:
+        return np.sum([per_op[name][column] for name, column in self._column.items()], axis=0)
+
+    def time_s(self, separators: Mapping[str, int]) -> Floats:
+        """[n] seconds of the ops and of every tensor they leave or read, given the choices around them."""
+        column: dict[str, Any] = {**separators, **self._column}
+        time_s = self._inner_s.copy()
+        for tensor, ends in self._tables.tensors.items():
+            if not self._column.keys().isdisjoint(ends):
+                time_s += self._tables.move_s[tensor][tuple(column[name] for name in ends)]
+        return time_s
+
+
+def _add_part(landscape: _Landscape, workload: Workload, tp: int, ep: int, batch: int) -> None:
+    """Adds every pp and every choice of one (tp, ep, batch) to the landscape."""
+    stages = [pp for pp in workload.degrees.pp if not degree_violations(workload, tp, ep, pp)]
+    if not stages:
+        return
+    rank = Rank(workload, tp, ep, batch)
+    tables = _Tables(rank)
+    names = tuple(rank.layer.op_by_name)
+    first, last = (names.index(name) for name in _SEPARATORS)
+    left, right = _Segment(tables, names[:first]), _Segment(tables, names[first + 1 : last])
+    for pair in itertools.product(*(tables.allowed[name] for name in _SEPARATORS)):
+        separators = dict(zip(_SEPARATORS, pair, strict=True))
+        own_s = sum(tables.time_s[name][choice] for name, choice in separators.items())
+        own_peak = max(tables.peak_bytes[name][choice] for name, choice in separators.items())
+        layer_s = np.add.outer(left.time_s(separators) + own_s, right.time_s(separators))
+        fastest_s = float(layer_s.min())
+        for pp in stages:
+            layers = layers_per_stage(workload, pp)
+            ends_s = stage_time(rank, pp, 0.0, separators["combine"]).total_s
+            longest_s = (workload.tpot_slo_s * (1 + ROUNDING) / pp - ends_s) / layers
+            if fastest_s > longest_s:
+                continue
+            allowed = layer_s <= longest_s
+            if (fits := _fits_memory(rank, pp, left, right, own_peak)) is not None:
+                allowed &= fits
+            feasible_s = layer_s[allowed]
+            if not feasible_s.size:
+                continue
+            tokens_per_s_per_gpu = batch / (tp * ep * pp) / (layers * feasible_s + ends_s)
+            landscape.count(tokens_per_s_per_gpu)
+            winner = int(feasible_s.argmin())
+            if tokens_per_s_per_gpu[winner] > landscape.best_tokens_per_s_per_gpu:
+                row, column = divmod(int(np.flatnonzero(allowed)[winner]), len(right.choices))
+                choices = separators | left.named(row) | right.named(column)
+                landscape.best = Strategy(tp, ep, pp, batch, tuple(choices[name] for name in names))
+                landscape.best_tokens_per_s_per_gpu = float(tokens_per_s_per_gpu[winner])
+
+
+def _fits_memory(
+    rank: Rank, pp: int, left: _Segment, right: _Segment, own_peak_bytes: float
+) -> NDArray[np.bool_] | None:
+    """[left, right] whether a layer fits into HBM; None when all do."""
+    layers = layers_per_stage(rank.workload, pp)
+    fixed = memory_bytes(
+        sides(rank, rank), pp, layer_weight_bytes=0.0, layer_kv_bytes=0.0, peak_op_bytes=own_peak_bytes
+    )
+    head_bytes = max(own_peak_bytes, head_activation_bytes(rank))
+    budget = rank.workload.hardware.hbm_bytes - fixed.total
+    held = [layers * (segment.weight_bytes + pp * segment.kv_bytes) for segment in (left, right)]
+    excess = [np.maximum(segment.peak_bytes - head_bytes, 0.0) for segment in (left, right)]
+    if sum(float(h.max()) for h in held) + max(float(e.max()) for e in excess) <= budget:
+        return None
+    total = np.add.outer(*held)
+    if any(e.any() for e in excess):
+        total += np.maximum.outer(*excess)
+    return total <= budget

@@ -1,0 +1,116 @@
+"""Strategy spaces of a workload: the paper's, those of heuristics inside it, and the extended one around it.
+
+A space is a product of tables, one per degree, and of choices, one tuple per fused op. The paper's has one mesh for
+attention and experts and three choices per op. Each extension widens it:
+
+- "context": attention cuts the context over cp (Helix); the experts' group grows by the same factor.
+- "degrees": attention has a data-parallel degree of its own, so `tp * dp * cp = moe_tp * ep` and nothing more.
+- "tokens": GEMMs may keep their weight whole and share out tokens.
+- "gathered": GEMMs may keep their weight sharded and gather it at use, replicated or sharing out tokens.
+
+>>> from sim.config.catalog import load_workload
+>>> workload = load_workload("gpt_moe_1_2t_16k")
+>>> f"{paper_space(workload).size:,} {extended_space(workload).size:,}"
+'2,763,493,200 2,476,089,907,200'
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layers.ops import layer_ops
+from sim.simulate import mesh_violations
+from sim.strategy import CHOICES, GATHERED, GATHERED_TOKENS, TOKENS, Strategy
+from sim.workload import Workload
+
+EXTENSIONS = ("context", "degrees", "tokens", "gathered")
+CONTEXT_DEGREES = (1, 2, 4, 8, 16, 32, 64)
+"""Searched cp. [assumed] Helix searches up to 64 GPUs."""
+DATA_DEGREES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Searched dp of attention. [assumed]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A product of tables.
+
+    Attributes:
+        tp, cp, ep, pp, batch: Values of each degree, ascending.
+        dp: Values of attention's data-parallel degree; empty where it is ep.
+        choices: Values per fused op, by its name.
+    """
+
+    workload: Workload
+    tp: tuple[int, ...]
+    cp: tuple[int, ...]
+    dp: tuple[int, ...]
+    ep: tuple[int, ...]
+    pp: tuple[int, ...]
+    batch: tuple[int, ...]
+    choices: Mapping[str, tuple[int, ...]]
+
+    @property
+    def size(self) -> int:
+        """Strategies, feasible or not."""
+        tables = (self.tp, self.cp, self.dp or (0,), self.ep, self.pp, self.batch, *self.choices.values())
+        return math.prod(map(len, tables))
+
+    def meshes(self) -> Iterator[tuple[int, int, int, int]]:
+        """(tp, cp, dp, ep) that can be laid on the same GPUs."""
+        for tp, cp, ep in itertools.product(self.tp, self.cp, self.ep):
+            for dp in self.dp or (ep,):
+                if not mesh_violations(self.workload, tp, cp, dp, ep):
+                    yield tp, cp, dp, ep
+
+    def sample(self, rng: np.random.Generator) -> Strategy:
+        """A strategy, every one equally likely."""
+        tables = (self.tp, self.ep, self.pp, self.batch, self.cp, self.dp or (0,), *self.choices.values())
+        tp, ep, pp, batch, cp, dp, *dims = (table[rng.integers(len(table))] for table in tables)
+        return Strategy(tp, ep, pp, batch, tuple(dims), cp, dp or ep)
+
+
+def space_of(workload: Workload) -> Space:
+    """The space that a search of the workload has."""
+    return extended_space(workload) if workload.space == "extended" else paper_space(workload)
+
+
+def paper_space(workload: Workload) -> Space:
+    """The space of "Learning to Shard": three choices per op, one mesh."""
+    return extended_space(workload, ())
+
+
+def extended_space(workload: Workload, extensions: Iterable[str] = EXTENSIONS) -> Space:
+    """The paper's space with some extensions, all by default.
+
+    Raises:
+        ValueError: An unknown extension.
+    """
+    wanted, degrees = set(extensions), workload.degrees
+    if unknown := wanted - set(EXTENSIONS):
+        raise ValueError(f"unknown extension {sorted(unknown)[0]!r}; expected some of {', '.join(EXTENSIONS)}")
+    more = ((TOKENS,) if "tokens" in wanted else ()) + ((GATHERED_TOKENS, GATHERED) if "gathered" in wanted else ())
+    return Space(
+        workload,
+        tp=degrees.tp,
+        cp=CONTEXT_DEGREES if "context" in wanted else (1,),
+        dp=tuple(sorted({*DATA_DEGREES, *degrees.ep})) if "degrees" in wanted else (),
+        ep=degrees.ep,
+        pp=degrees.pp,
+        batch=degrees.batch,
+        choices={op.name: CHOICES + (more if op.kind == "einsum" else ()) for op in layer_ops(workload.model).ops},
+    )
+
+
+def heuristic_space(workload: Workload, *, sequence_parallel: bool) -> Space:
+    """Megatron-LM, with or without sequence parallelism, at all degrees of the paper's space."""
+    dims = (megatron_sp_dims if sequence_parallel else megatron_dims)(workload.model)
+    names = [op.name for op in layer_ops(workload.model).ops]
+    degrees = workload.degrees
+    choices = {name: (choice,) for name, choice in zip(names, dims, strict=True)}
+    return Space(workload, degrees.tp, (1,), (), degrees.ep, degrees.pp, degrees.batch, choices)

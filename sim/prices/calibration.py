@@ -1,0 +1,333 @@
+"""Fitted microseconds of kernels and collectives, from a file of coefficients.
+
+Every time is the larger of its fitted curve and the speed of light. Tables are built when first asked for; what a
+search calls is pure Python. Series are named family/engine or library/dtype; `raysearch calibrate` writes the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from math import exp, log
+from operator import mul
+from typing import Any
+
+import numpy as np
+
+from sim.prices import grid_terms, terms
+from sim.prices.tables import Floats, Table, interpolate, made_monotone, vertices
+
+FORMAT = 1
+"""Version of the coefficients file."""
+NODE_GPUS = 8
+"""GPUs of the nodes that expert all-to-alls were measured on."""
+WIDEST_GROUP = 32
+"""Query heads per KV head up to which an engine's usual decode attention runs; beyond, a slower one is measured."""
+DISPATCH_EACH, COMBINE_EACH = 1.03, 2.0
+"""Bytes per element of a DeepEP message: fp8 with its scales, and bf16. [published] DeepEP's defaults."""
+
+
+class MissingSeries(LookupError):
+    """A calibration was asked for a series that it does not hold."""
+
+
+class _Series(dict[str, Mapping[str, Any]]):
+    """Records by name; asking for one that is not there says so in the calibration's words."""
+
+    def __missing__(self, name: str) -> Mapping[str, Any]:
+        raise MissingSeries(f"the calibration holds no series {name!r}")
+
+
+class Calibration:
+    """Coefficients of one accelerator. Prices raise `MissingSeries` where it lacks what they need.
+
+    Attributes:
+        name: Name of the file, for people.
+        data: The file's content.
+        digest: Of that content.
+    """
+
+    def __init__(self, name: str, data: Mapping[str, Any], digest: str = "") -> None:
+        self.name = name
+        self.data = data
+        self.digest = digest
+        self.series: Mapping[str, Mapping[str, Any]] = _Series(data["series"])
+        light = data["speed_of_light"]
+        peaks = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "mxfp4": "bf16"}  # by format of the weights
+        self._flop_per_us = {dtype: light[f"{peak}_tflops"] * 1e6 for dtype, peak in peaks.items()}
+        self._hbm = light["hbm_gb_per_s"] * 1e3
+        self._nvlink = light["nvlink_gb_per_s"] * 1e3
+        self._network = light["network_gb_per_s"] * 1e3
+        self.table = lru_cache(maxsize=None)(self._build_table)
+        self._vertices = lru_cache(maxsize=None)(self._grid_vertices)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Calibration, (self.name, self.data, self.digest)
+
+    # --- kernels ---------------------------------------------------------------------------------
+
+    def gemm_us(self, engine: str, dtype: str, m: float, n: float, k: float) -> float:
+        """C[m, n] = A[m, k] B[k, n] with weights and arithmetic in `dtype`."""
+        fitted = exp(self.table(f"gemm/{engine}/{dtype}")(log(m), log(n), log(k)))
+        each = grid_terms.ELEMENT_BYTES[dtype]
+        flop_us = 2 * m * n * k / self._flop_per_us[dtype]
+        return max(fitted, flop_us, (each * (m * k + n * k) + 2 * m * n) / self._hbm)
+
+    def attention_decode_us(
+        self,
+        engine: str,
+        kv_dtype: str,
+        sequences: float,
+        kv_len: float,
+        heads: float,
+        kv_heads: float,
+        head_dim: float,
+        *,
+        multi_head: bool | None = None,
+    ) -> float:
+        """One new token per sequence over `kv_len` cached ones; heads are those of one GPU.
+
+        Args:
+            engine: Whose kernel.
+            kv_dtype: Format of the KV cache.
+            sequences: Sequences on the GPU.
+            kv_len: Cached tokens.
+            heads: Query heads.
+            kv_heads: KV heads.
+            head_dim: Width of a head.
+            multi_head: Whether the model has a KV head per query head, which selects another kernel. Sharding
+                heads must not change it, or time would step; None decides by the heads given.
+        """
+        streams, group = sequences * kv_heads, heads / kv_heads
+        if multi_head is None:
+            multi_head = group == 1
+        prefix = f"attention_decode/{engine}/{kv_dtype}/"
+        point = (log(streams), log(kv_len), log(group), log(head_dim))
+        if multi_head:
+            fitted = self.table(prefix + "mha")(*point)
+        else:
+            fitted = self.table(prefix + "gqa")(*point[:2], log(min(group, WIDEST_GROUP)), point[3])
+            if group > WIDEST_GROUP:
+                fitted = max(fitted, self.table(prefix + "wide")(*point))
+        byte_us = 2 * streams * kv_len * head_dim * grid_terms.ELEMENT_BYTES[kv_dtype] / self._hbm
+        flop_us = 4 * sequences * heads * head_dim * kv_len / self._flop_per_us["bf16"]
+        return max(exp(fitted), byte_us, flop_us)
+
+    def attention_prefill_us(
+        self,
+        engine: str,
+        dtype: str,
+        kv_dtype: str,
+        sequences: float,
+        tokens: float,
+        heads: float,
+        kv_heads: float,
+        head_dim: float,
+    ) -> float:
+        """Causal attention over the new tokens of each sequence, arithmetic in `dtype`."""
+        phi = terms.attention_prefill(sequences, tokens, heads, kv_heads, head_dim, dtype)
+        flop_us = 2 * sequences * heads * head_dim * tokens * tokens / self._flop_per_us[dtype]
+        return max(self._sum(f"attention_prefill/{engine}/{dtype}/{kv_dtype}", phi), flop_us)
+
+    def mla_decode_us(self, kv_dtype: str, sequences: float, kv_len: float, heads: float) -> float:
+        """Multi-head latent attention (512 + 64 cached per token)."""
+        phi = terms.mla_decode(sequences, kv_len, heads, kv_dtype)
+        byte_us = sequences * kv_len * 576 * grid_terms.ELEMENT_BYTES[kv_dtype] / self._hbm
+        flop_us = 2 * sequences * heads * kv_len * 1088 / self._flop_per_us["bf16"]
+        return max(self._sum(f"mla_decode/{kv_dtype}", phi), byte_us, flop_us)
+
+    # --- the MoE layer -----------------------------------------------------------------------------
+
+    def moe_routing_us(self, series: str, tokens: float, experts: float, topk: float) -> float:
+        """Top-k and the sort by expert."""
+        return self._piece(series, "routing", terms.routing(tokens, experts, topk))
+
+    def moe_permute_us(self, series: str, tokens: float, rows: float, hidden: float) -> float:
+        """Copies of tokens into their experts' order, or their weighted sum on the way back."""
+        byte_us = (tokens + rows) * hidden * 1 / self._hbm
+        return max(self._piece(series, "permute", terms.permute(tokens, rows, hidden)), byte_us)
+
+    def moe_activation_us(self, series: str, rows: float, width: float) -> float:
+        """The activation on rows of `width` (after gating)."""
+        return max(self._piece(series, "activation", terms.expert_activation(rows, width)), rows * width / self._hbm)
+
+    def grouped_gemm_us(
+        self, series: str, rows: float, active: float, local: float, inner: float, columns: float, dtype: str
+    ) -> float:
+        """Rows of all local experts through their [inner, columns] weights."""
+        phi = terms.grouped_gemm(rows, active, local, inner, columns, dtype)
+        light_us = self._grouped_light_us(rows, active, inner * columns, dtype)
+        return max(self._piece(series, "grouped_gemm", phi), light_us)
+
+    def moe_layer_us(
+        self,
+        series: str,
+        tokens: float,
+        hidden: float,
+        width: float,
+        topk: float,
+        experts: float,
+        ep: float,
+        *,
+        skewed: bool,
+        dtype: str | None = None,
+    ) -> float:
+        """A whole layer on one rank as it was measured: tokens of the whole ep group, `width` after cutting.
+
+        Another `dtype` than the series was measured in moves its bytes and FLOPs at the same efficiency.
+        """
+        dtype = dtype or series.rpartition("/")[2]
+        active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed)
+        gate = 1 if is_plain(series) else 2
+        light_us = self._grouped_light_us(rows, min(active, local), (gate + 1) * hidden * width, dtype)
+        priced = f"{series.rpartition('/')[0]}/{dtype}"
+        phi = moe_layer_terms(priced, tokens, hidden, width, topk, experts, ep, skewed=skewed)
+        return max(self._sum(series, phi), light_us)
+
+    def _grouped_light_us(self, rows: float, active: float, area: float, dtype: str) -> float:
+        flop_us = 2 * rows * area / self._flop_per_us[dtype]
+        return max(flop_us, active * area * grid_terms.ELEMENT_BYTES[dtype] / self._hbm)
+
+    # --- messages ----------------------------------------------------------------------------------
+
+    def collective_us(self, series: str, kind: str, degree: float, message_bytes: float) -> float:
+        """A collective inside a node; the message is the largest buffer of a rank (nccl-tests' convention)."""
+        share = (2 if kind == "all_reduce" else 1) * (degree - 1) / degree
+        fitted = exp(self.table(series)(log(max(message_bytes, 1.0)), log(degree)))
+        return max(fitted, message_bytes * share / self._nvlink)
+
+    def expert_all_to_all_us(
+        self,
+        side: str,
+        tokens: float,
+        width_bytes: float,
+        experts: float,
+        topk: float,
+        nodes: float,
+        *,
+        mode: str = "low_latency",
+        sms: int = 0,
+    ) -> float:
+        """DeepEP's "dispatch" or "combine" over `nodes` nodes of 8; more nodes never take less."""
+        low_latency = mode == "low_latency"
+        prefix = f"moe_alltoall_deepep/{mode}/{side}/{sms}/"
+        phi = terms.expert_all_to_all(tokens, width_bytes, experts, topk, 1.0, low_latency=low_latency)
+        time_us = self._sum(prefix + "intra", phi) if nodes == 1 or prefix + "intra" in self.series else 0.0
+        if nodes > 1:
+            phi = terms.expert_all_to_all(tokens, width_bytes, experts, topk, nodes, low_latency=low_latency)
+            time_us = max(time_us, self._sum(prefix + "inter", phi))
+        return max(time_us, self.expert_all_to_all_light_us(tokens, width_bytes, topk, nodes, low_latency=low_latency))
+
+    def expert_all_to_all_light_us(
+        self, tokens: float, width_bytes: float, topk: float, nodes: float, *, low_latency: bool
+    ) -> float:
+        """Bytes that leave the GPU over its NVLink, and those that leave the node over its network port."""
+        ranks = NODE_GPUS * nodes
+        inside = tokens * width_bytes * (topk if low_latency else ranks * (1 - (1 - 1 / ranks) ** topk))
+        # Normal mode sends one copy per node and spreads it over NVLink; low latency sends one per expert.
+        across = tokens * width_bytes * (topk if low_latency else nodes * (1 - (1 - 1 / nodes) ** topk))
+        if nodes == 1:
+            return inside * (ranks - 1) / ranks / self._nvlink
+        return across * (nodes - 1) / nodes / self._network
+
+    def send_recv_us(self, tier: str, message_bytes: float) -> float:
+        """Point to point, "intra" or "inter" node; crossing nodes never takes less."""
+        light_us = message_bytes / (self._nvlink if tier == "intra" else self._network)
+        time_us = max(self._sum(f"send_recv/{tier}", terms.send_recv(message_bytes)), light_us)
+        if tier == "inter" and "send_recv/intra" in self.series:
+            return max(time_us, self.send_recv_us("intra", message_bytes))
+        return time_us
+
+    # --- coefficients ------------------------------------------------------------------------------
+
+    def _sum(self, series: str, phi: list[float]) -> float:
+        return sum(map(mul, self.series[series]["terms"], phi))
+
+    def _piece(self, series: str, piece: str, phi: list[float]) -> float:
+        coefficients = self.series[series]["terms"]
+        start, stop = _PIECES[piece]
+        return coefficients[0] + sum(map(mul, coefficients[start:stop], phi))
+
+    def _grid_vertices(self, grid: str) -> tuple[list[Floats], Floats]:
+        axes = [np.log(np.array(axis, dtype=float)) for axis in self.data["grids"][grid]["axes"]]
+        return axes, vertices(axes)
+
+    def _build_table(self, series: str) -> Table:
+        """The monotone table of a series, from its terms and its correction (and its parent's)."""
+        record = self.series[series]
+        parent = self.series[record["parent"]] if "parent" in record else record
+        grid = self.data["grids"][record["grid"]]
+        axes, points = self._vertices(record["grid"])
+        phi = grid_phi(series)(points)
+        heights = np.log(phi @ np.array(parent["terms"])) + self._correction(grid, points, parent["g_percent"])
+        if parent is not record:
+            heights = heights + self._correction(grid, points, record["g_percent"])
+        heights = made_monotone(heights, [len(axis) for axis in axes], grid["monotone"])
+        if "floor_us" in parent:
+            heights = np.maximum(heights, math.log(parent["floor_us"]))
+        return Table([axis.tolist() for axis in axes], heights.tolist(), grid["slopes"])
+
+    def _correction(self, grid: Mapping[str, Any], points: Floats, g_percent: list[int]) -> Floats:
+        correction, start = np.zeros(len(points)), 0
+        for part in grid["parts"]:
+            axes = [np.log(np.array(axis, dtype=float)) for axis in part["axes"]]
+            size = math.prod(len(axis) for axis in axes)
+            values = np.array(g_percent[start : start + size]) / 100
+            correction += interpolate(points @ np.array(part["combine"], dtype=float).T, axes, values)
+            start += size
+        return correction
+
+
+def grid_phi(series: str) -> Callable[[Floats], Floats]:
+    """The terms of a table series as a function of [points, axes] log sizes."""
+    family, first, *rest = series.split("/")
+
+    def phi(points: Floats) -> Floats:
+        sizes = [np.exp(column) for column in points.T]
+        if family == "gemm":
+            m, n, k = sizes
+            return grid_terms.gemm(m, n, k, rest[0])
+        if family == "attention_decode":
+            streams, kv_len, group, head_dim = sizes
+            return grid_terms.attention_decode(streams, kv_len, group, head_dim, rest[0])
+        message_bytes, degree = sizes
+        return grid_terms.collective(message_bytes, degree, first)
+
+    return phi
+
+
+_PIECES = {"routing": (1, 5), "permute": (5, 7), "activation": (7, 8), "grouped_gemm": (8, 20)}
+"""Where each piece's coefficients lie in a MoE series; the first is the launch that all pieces share."""
+
+
+def is_plain(series: str) -> bool:
+    """Whether a MoE series was measured with an ungated activation."""
+    return "nongated" in series
+
+
+def drawn_experts(tokens: float, topk: float, experts: float, ep: float, *, skewed: bool) -> tuple[float, float, float]:
+    """(active experts, rows, local experts) of one rank: as many as there are rows, or as random routing finds."""
+    local, rows = experts / ep, tokens * topk / ep
+    active = min(local, rows)
+    if skewed:
+        active = min(local * (1 - exp(-rows / local)), rows)
+    return active, rows, local
+
+
+def moe_layer_terms(
+    series: str, tokens: float, hidden: float, width: float, topk: float, experts: float, ep: float, *, skewed: bool
+) -> list[float]:
+    """Terms of a measured layer: the sum over its pieces, which share their coefficients."""
+    *_, dtype = series.split("/")
+    active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed)
+    gate = 1 if is_plain(series) else 2
+    first = terms.grouped_gemm(rows, active, local, hidden, gate * width, dtype, skewed=skewed)
+    second = terms.grouped_gemm(rows, active, local, width, hidden, dtype, skewed=skewed)
+    return [
+        float(terms.LAUNCHES),
+        *terms.routing(tokens, experts, topk),
+        *(2 * term for term in terms.permute(tokens, rows, hidden)),
+        *terms.expert_activation(rows, width),
+        *map(sum, zip(first, second, strict=True)),
+    ]

@@ -1,0 +1,164 @@
+"""What a file of coefficients may say: curves, the grids they lie on, engines; every count checked before use."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, Field, model_validator
+
+from sim.config.files import did_you_mean
+from sim.config.schemas import Positive, Whole, ascending
+from sim.prices import terms
+from sim.prices.calibration import grid_phi, moe_layer_terms
+
+Coefficient = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False, strict=True)]
+Vertex = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False, strict=True)]
+Axis = Annotated[tuple[Vertex, ...], Field(min_length=1, max_length=64), AfterValidator(ascending)]
+Percent = Annotated[int, Field(ge=-1000, le=1000, strict=True)]
+
+
+class _SpeedOfLight(BaseModel):
+    bf16_tflops: Positive
+    fp8_tflops: Positive
+    hbm_gb_per_s: Positive
+    nvlink_gb_per_s: Positive
+    network_gb_per_s: Positive
+
+
+class _Part(BaseModel):
+    axes: tuple[Axis, ...]
+    combine: tuple[tuple[Coefficient, ...], ...]
+
+
+class _Grid(BaseModel):
+    """A lattice and the coarser ones that its correction is a sum of."""
+
+    axes: Annotated[tuple[Axis, ...], Field(min_length=1, max_length=4)]
+    monotone: tuple[Whole, ...]
+    slopes: tuple[Annotated[int, Field(ge=0, le=1, strict=True)], ...]
+    parts: Annotated[tuple[_Part, ...], Field(min_length=1)]
+
+    @property
+    def corrections(self) -> int:
+        """Vertices of all parts together."""
+        return sum(math.prod(len(axis) for axis in part.axes) for part in self.parts)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> _Grid:
+        axes = len(self.axes)
+        if len(self.slopes) != axes or any(axis >= axes for axis in self.monotone):
+            raise ValueError(f"slopes and monotone must name the {axes} axes")
+        for part in self.parts:
+            if len(part.combine) != len(part.axes) or any(len(row) != axes for row in part.combine):
+                raise ValueError(f"combine must have a row per axis of its part, of {axes} numbers each")
+        return self
+
+
+class _SeriesRecord(BaseModel):
+    """A curve: a sum of terms, maybe on a grid with a correction, or a departure from its parent's."""
+
+    grid: str | None = None
+    parent: str | None = None
+    terms: tuple[Coefficient, ...] = ()
+    floor_us: Annotated[Vertex | None, Field(lt=1e9)] = None
+    g_percent: tuple[Percent, ...] = ()
+    rows: Whole = 0
+    mape: Coefficient | None = None
+    range: dict[str, tuple[Coefficient, Coefficient]] = {}
+
+
+class _EngineRecord(BaseModel):
+    step_s: Coefficient
+    sequence_s: Coefficient
+    prefill_share: Coefficient
+    launch_layer_s: Coefficient = 0.0
+
+
+class _Serving(BaseModel):
+    mape: Coefficient | None = None
+    engines: dict[str, _EngineRecord] = {}
+
+
+class CalibrationFile(BaseModel):
+    """What every file of coefficients holds; `raysearch calibrate` writes more about where they come from."""
+
+    format: Literal[1]
+    speed_of_light: _SpeedOfLight
+    grids: dict[str, _Grid]
+    series: dict[str, _SeriesRecord]
+    serving: _Serving = _Serving()
+
+    @model_validator(mode="after")
+    def _series_fit_their_grids(self) -> CalibrationFile:
+        for name, record in self.series.items():
+            try:
+                self._check(name, record)
+            except ValueError as error:
+                raise ValueError(f"series {name!r}: {error}") from None
+        return self
+
+    def _check(self, name: str, record: _SeriesRecord) -> None:
+        grid = self.grids.get(record.grid) if record.grid else None
+        if record.grid and grid is None:
+            raise ValueError(f"unknown grid {record.grid!r}; {did_you_mean(record.grid, self.grids)}")
+        parent = self.series.get(record.parent) if record.parent else record
+        if parent is None or (record.parent and (parent.parent or parent.grid != record.grid or not record.grid)):
+            raise ValueError(f"parent must be a series with terms on the same grid, got {record.parent!r}")
+        wanted = term_count(name, len(grid.axes) if grid else 0)
+        if len(parent.terms) != wanted or not any(parent.terms):
+            raise ValueError(f"expected {wanted} terms, not all of them 0, got {len(parent.terms)}")
+        if grid and len(record.g_percent) != grid.corrections:
+            raise ValueError(f"expected {grid.corrections} values in g_percent, got {len(record.g_percent)}")
+
+
+def term_count(series: str, axes: int = 0) -> int:
+    """How many terms a series of that name sums.
+
+    Args:
+        series: Its name.
+        axes: Of its grid; 0 for a plain sum.
+
+    Raises:
+        ValueError: No series of that name, or it has another number of axes.
+    """
+    family, *rest = series.split("/")
+    if (_AXES.get(family, 0), len(rest) in _PARTS.get(family, ())) != (axes, True):
+        raise ValueError(f"unknown series, or one on another number of axes than {_AXES.get(family, 0)}")
+    try:
+        if axes:
+            return grid_phi(series)(np.zeros((1, axes))).shape[1]
+        return len(_sum_phi(family, rest, series))
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"unknown series: {error}") from None
+
+
+_AXES = {"gemm": 3, "attention_decode": 4, "collectives": 2}
+_PARTS = {
+    "gemm": (2,),
+    "attention_decode": (3,),
+    "attention_prefill": (3,),
+    "mla_decode": (1,),
+    "moe": (3,),
+    "collectives": (2, 4),
+    "moe_alltoall_deepep": (4,),
+    "send_recv": (1,),
+}
+"""Parts of a series' name behind its family's."""
+
+
+def _sum_phi(family: str, rest: list[str], series: str) -> list[float]:
+    """The terms of a plain sum at the smallest sizes."""
+    match family:
+        case "attention_prefill":
+            return terms.attention_prefill(1, 1, 1, 1, 64, rest[1])
+        case "mla_decode":
+            return terms.mla_decode(1, 1, 1, rest[0])
+        case "moe":
+            return moe_layer_terms(series, 1, 1, 1, 1, 1, 1, skewed=False)
+        case "send_recv":
+            return terms.send_recv(1)
+        case _:
+            nodes = 1.0 if rest[3] == "intra" else 2.0
+            return terms.expert_all_to_all(1, 1, 1, 1, nodes, low_latency=rest[0] == "low_latency")

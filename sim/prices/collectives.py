@@ -1,0 +1,254 @@
+"""Seconds of a collective: by fitted curves inside a node, by a latency model across nodes.
+
+No public measurement of NCCL spans nodes, so there its published latency model stands, never below the fitted curve
+of the same collective inside one node; without a calibration the model prices the inside too. It is a lower envelope
+of lines: a library picks the fastest of its algorithms and protocols, each of which costs a fixed latency plus a time
+per byte. Their minimum is positive, continuous, concave and monotone in the message size by construction, so a search
+finds no hole in it.
+
+Sources: NCCL's tuning model for latencies and steps of ring and tree; measured medians for
+bandwidths (see the hardware file). Hierarchical: reduce-scatter inside the node, the collective
+across nodes on 1/per_node of the data per NIC, all-gather inside the node.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from sim.prices.curves import REMEMBERED, Priced
+from sim.prices.hardware import CollectiveModel, ExpertAllToAll, Hardware, PointToPoint, Protocol
+from sim.prices.mesh import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One communication of one GPU.
+
+    Attributes:
+        kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all" or "send_recv".
+        axis: Mesh axis it runs over.
+        degree: GPUs taking part.
+        tensor: What is moved.
+        bytes_per_device: Bytes each GPU sends.
+        time_s: How long it takes, less what overlaps with other work.
+        error: Expected relative error of that.
+        extrapolated: What about it no measurement covers, or "".
+    """
+
+    kind: str
+    axis: str
+    degree: int
+    tensor: str
+    bytes_per_device: float
+    time_s: float
+    error: float = 0.0
+    extrapolated: str = ""
+
+
+class Line(NamedTuple):
+    """One way to run a collective: `latency_s + message_bytes * seconds_per_byte`."""
+
+    latency_s: float
+    seconds_per_byte: float
+
+
+Envelope = tuple[Line, ...]
+
+
+def envelope_time_s(lines: Envelope, message_bytes: float) -> float:
+    """Seconds of the fastest line; 0 when there is none, as for a group of one."""
+    return min([latency_s + message_bytes * per_byte_s for latency_s, per_byte_s in lines], default=0.0)
+
+
+def sent_share(kind: str, degree: int) -> float:
+    """Bytes each GPU sends over the bytes V of the whole tensor in the group.
+
+    Source: the bandwidth-optimal algorithms (ring, pairwise exchange); all-to-all counts V over the group.
+
+    >>> sent_share("all_reduce", 4), sent_share("all_gather", 4)
+    (1.5, 0.75)
+    """
+    shares = {
+        "all_gather": (degree - 1) / degree,
+        "reduce_scatter": (degree - 1) / degree,
+        "all_reduce": 2 * (degree - 1) / degree,
+        "all_to_all": (degree - 1) / degree**2,
+    }
+    return shares[kind]
+
+
+def collective_time_s(hardware: Hardware, kind: str, group: Group, tensor_bytes: float) -> float:
+    """Seconds of a collective over a tp group by the latency model.
+
+    Args:
+        hardware: Whose links and library.
+        kind: "all_gather", "reduce_scatter", "all_reduce" or "all_to_all".
+        group: The GPUs taking part.
+        tensor_bytes: V, the bytes of the whole tensor in the group.
+    """
+    return envelope_time_s(_envelope(hardware.collectives, kind, group), tensor_bytes)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: float, axis: str = "tp") -> Priced:
+    """Exposed seconds of a collective over a group, by the curves where there are any; `axis` names it in warnings."""
+    exposed = 1 - hardware.communication_overlap
+    curves = hardware.curves
+    inside = min(group.degree, hardware.node_gpus)
+    fitted = curves.collective(kind, inside, tensor_bytes) if curves else None
+    if fitted is not None and group.nodes == 1:
+        return _judged(hardware, fitted.time_s * exposed, fitted)
+    time_s = collective_time_s(hardware, kind, group, tensor_bytes)
+    where = f"{kind.replace('_', '-')} over {axis} across nodes" if group.nodes > 1 else ""
+    if fitted is None:
+        return Priced(time_s * exposed, hardware.errors.uncalibrated, where)
+    return Priced(max(time_s, fitted.time_s) * exposed, hardware.errors.extrapolated, where)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def expert_all_to_all(
+    hardware: Hardware, side: str, group: Group, tokens: float, columns: float, each: int, experts: int, topk: int
+) -> Priced:
+    """Exposed seconds of an expert dispatch or combine.
+
+    Args:
+        hardware: Whose links and library.
+        side: "dispatch" or "combine".
+        group: The ep group.
+        tokens: Tokens of this GPU, each copied to `topk` experts.
+        columns: Hidden columns sent of each.
+        each: Bytes per element.
+        experts: Experts of the layer.
+        topk: Experts that a token visits.
+    """
+    exposed = 1 - hardware.communication_overlap
+    if hardware.curves:
+        fitted = hardware.curves.expert_all_to_all(
+            side, tokens, columns, each, experts, topk, group.per_node, group.nodes
+        )
+        if fitted is not None:
+            return _judged(hardware, fitted.time_s * exposed, fitted)
+    kernel = hardware.collectives.dispatch if side == "dispatch" else hardware.collectives.combine
+    sent_bytes = tokens * topk * columns * each * (group.degree - 1) / group.degree
+    time_s = expert_all_to_all_time_s(kernel, group, sent_bytes)
+    return Priced(time_s * exposed, hardware.errors.uncalibrated)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def hand_on_s(hardware: Hardware, *, same_node: bool, sent_bytes: float) -> float:
+    """Seconds to hand `sent_bytes` from a GPU of one pipeline stage to one of the next."""
+    fitted = hardware.curves.send_recv(same_node=same_node, sent_bytes=sent_bytes) if hardware.curves else None
+    if fitted is not None:
+        return fitted.time_s
+    return send_recv_time_s(hardware.collectives.send_recv, same_node=same_node, sent_bytes=sent_bytes)
+
+
+def _judged(hardware: Hardware, time_s: float, fitted: Priced) -> Priced:
+    error = max(fitted.error, hardware.errors.extrapolated) if fitted.extrapolated else fitted.error
+    return Priced(time_s, error, fitted.extrapolated)
+
+
+def expert_all_to_all_time_s(kernel: ExpertAllToAll, group: Group, sent_bytes: float) -> float:
+    """Seconds of an expert dispatch or combine in which each GPU sends `sent_bytes` to the others, without curves.
+
+    The slower of the NVLink part and the network part, plus the kernel's latency. Latencies are
+    measured at 1, 2, 4, ... nodes, linear in between and beyond in log2(nodes).
+    """
+    if group.degree == 1:
+        return 0.0
+    others = group.degree - 1
+    intra_s = sent_bytes * (group.per_node - 1) / others / kernel.intra_bandwidth_bytes_per_s
+    inter_s = sent_bytes * (group.degree - group.per_node) / others / kernel.inter_bandwidth_bytes_per_s
+    return _latency_at_nodes(kernel.latency_s, group.nodes) + max(intra_s, inter_s)
+
+
+def send_recv_time_s(link: PointToPoint, *, same_node: bool, sent_bytes: float) -> float:
+    """Seconds of a message of `sent_bytes` over a link, without curves."""
+    if same_node:
+        return link.intra_latency_s + sent_bytes / link.intra_bandwidth_bytes_per_s
+    return link.inter_latency_s + sent_bytes / link.inter_bandwidth_bytes_per_s
+
+
+def _latency_at_nodes(latency_s: tuple[float, ...], nodes: int) -> float:
+    position = math.log2(nodes)
+    last = len(latency_s) - 1
+    if last == 0:
+        return latency_s[0]
+    left = min(int(position), last - 1)
+    slope = latency_s[left + 1] - latency_s[left]
+    return latency_s[left] + slope * (position - left)
+
+
+@lru_cache(maxsize=4096)
+def _envelope(model: CollectiveModel, kind: str, group: Group) -> Envelope:
+    if group.degree == 1:
+        return ()
+    if kind == "all_to_all":
+        return (_all_to_all_line(model, group),)
+    lines = [line for protocol in model.protocols for line in _nccl_lines(model, protocol, kind, group)]
+    if kind == "all_reduce" and model.custom_all_reduce and group.nodes == 1:
+        custom, share = model.custom_all_reduce, sent_share(kind, group.degree)
+        lines.append(Line(custom.one_shot_latency_s, (group.degree - 1) / custom.bandwidth_bytes_per_s))
+        lines.append(Line(custom.two_shot_latency_s, share / custom.bandwidth_bytes_per_s))
+    return tuple(lines)
+
+
+def _nccl_lines(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> list[Line]:
+    lines = [_ring_line(model, protocol, kind, group)]
+    if group.nodes > 1 and kind == "all_reduce":
+        lines.append(_tree_line(model, protocol, group))
+    if group.tier == "hierarchical" and group.degree == group.nodes * group.per_node:
+        lines.append(_hierarchical_line(model, protocol, kind, group))
+    return lines
+
+
+def _bandwidth_bytes_per_s(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> float:
+    reduce = kind == "all_reduce"
+    nvlink = model.all_reduce_bandwidth_bytes_per_s if reduce else model.gather_bandwidth_bytes_per_s
+    if group.nodes == 1:
+        return nvlink * protocol.bandwidth_share
+    network = group.per_node * model.nic_bandwidth_bytes_per_s  # every GPU of the node drives its own NIC
+    return (network if group.per_node == 1 else min(nvlink, network)) * protocol.bandwidth_share
+
+
+def _ring_line(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> Line:
+    passes = 2 if kind == "all_reduce" else 1
+    steps, inter_steps = passes * (group.degree - 1), passes * (group.nodes - 1)
+    intra_step_s = protocol.ring_intra_step_s
+    if group.nodes > 1:
+        intra_step_s = max(intra_step_s, model.net_overhead_s)
+    latency_s = protocol.ring_base_s + (steps - inter_steps) * intra_step_s + inter_steps * protocol.ring_inter_step_s
+    return Line(latency_s, sent_share(kind, group.degree) / _bandwidth_bytes_per_s(model, protocol, kind, group))
+
+
+def _tree_line(model: CollectiveModel, protocol: Protocol, group: Group) -> Line:
+    up_s = (group.degree / group.nodes - 1) * protocol.tree_intra_step_s
+    up_s += math.log2(group.nodes) * protocol.tree_inter_step_s
+    bandwidth = _bandwidth_bytes_per_s(model, protocol, "all_reduce", group)
+    return Line(protocol.tree_base_s + 2 * up_s, sent_share("all_reduce", group.degree) / bandwidth)
+
+
+def _hierarchical_line(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> Line:
+    inside, across = Group(group.per_node, group.per_node), Group(group.nodes, 1)
+    inner_kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
+    inner = [_ring_line(model, protocol, inner_kind, inside) for inner_kind in inner_kinds]
+    outer = _ring_line(model, protocol, kind, across)
+    return Line(
+        outer.latency_s + sum(line.latency_s for line in inner),
+        outer.seconds_per_byte / group.per_node + sum(line.seconds_per_byte for line in inner),
+    )
+
+
+def _all_to_all_line(model: CollectiveModel, group: Group) -> Line:
+    link, share = model.all_to_all, sent_share("all_to_all", group.degree)
+    if group.nodes == 1:
+        return Line(link.intra_latency_s, share / link.intra_bandwidth_bytes_per_s)
+    remote = share * (group.degree - group.per_node) / (group.degree - 1)
+    seconds_per_byte = max(
+        remote / link.inter_bandwidth_bytes_per_s, (share - remote) / link.intra_bandwidth_bytes_per_s
+    )
+    # A rank exchanges with every peer in turn: we let the latency grow with the nodes they sit on. [assumed]
+    return Line(link.inter_latency_s * group.nodes / 2, seconds_per_byte)

@@ -1,0 +1,146 @@
+"""An accelerator, its node, its network, and the software that runs on it, in SI units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sim.prices.curves import Curves
+from sim.prices.dtypes import Dtype
+
+Engine = Literal["trtllm", "vllm", "sglang"]
+AllReduce = Literal["trtllm", "vllm", "sglang", "nccl"]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """One NCCL protocol (LL, LL128 or Simple): what a step costs and how much of a link it moves.
+
+    Attributes:
+        ring_base_s, tree_base_s: Launch latency of either algorithm.
+        ring_intra_step_s, ring_inter_step_s: One hop of a ring over NVLink and over the network.
+        tree_intra_step_s, tree_inter_step_s: One hop of a tree over NVLink and over the network.
+        bandwidth_share: Share of the achieved bandwidth that the protocol moves, in (0, 1].
+    """
+
+    ring_base_s: float
+    tree_base_s: float
+    ring_intra_step_s: float
+    ring_inter_step_s: float
+    tree_intra_step_s: float
+    tree_inter_step_s: float
+    bandwidth_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class CustomAllReduce:
+    """An inference engine's all-reduce inside a node, in a CUDA graph: one-shot or two-shot."""
+
+    one_shot_latency_s: float
+    two_shot_latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAllToAll:
+    """DeepEP dispatch or combine: latency at 1, 2, 4, ... nodes, bandwidth per GPU and tier."""
+
+    latency_s: tuple[float, ...]
+    intra_bandwidth_bytes_per_s: float
+    inter_bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PointToPoint:
+    """Latency and bandwidth of messages between two GPUs, in one node and across nodes."""
+
+    intra_latency_s: float
+    intra_bandwidth_bytes_per_s: float
+    inter_latency_s: float
+    inter_bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CollectiveModel:
+    """Constants of the collective libraries; `sim.prices.collectives` turns them into seconds.
+
+    Attributes:
+        protocols: NCCL's protocols, of which it takes the fastest.
+        net_overhead_s: Least time of any step of a ring that spans nodes.
+        all_reduce_bandwidth_bytes_per_s: NVLink bandwidth per GPU of a large all-reduce.
+        gather_bandwidth_bytes_per_s: The same of a large all-gather or reduce-scatter.
+        nic_bandwidth_bytes_per_s: Achieved network bandwidth per GPU.
+        custom_all_reduce: The engine's own all-reduce inside a node, or None to use NCCL alone.
+        all_to_all: NCCL's all-to-all, as grouped sends and receives.
+        dispatch, combine: The experts' all-to-all.
+        send_recv: Point to point between pipeline stages.
+    """
+
+    protocols: tuple[Protocol, ...]
+    net_overhead_s: float
+    all_reduce_bandwidth_bytes_per_s: float
+    gather_bandwidth_bytes_per_s: float
+    nic_bandwidth_bytes_per_s: float
+    custom_all_reduce: CustomAllReduce | None
+    all_to_all: PointToPoint
+    dispatch: ExpertAllToAll
+    combine: ExpertAllToAll
+    send_recv: PointToPoint
+
+
+KernelFamily = Literal["gemm", "attention", "elementwise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Achieved shares of the roofline, in (0, 1], and the launch floor of one kernel family.
+
+    Attributes:
+        compute: Share of peak FLOP/s, by dtype of the arithmetic.
+        memory: Share of HBM bandwidth, by dtype of the streamed weights or KV cache.
+        floor_s: Shortest time any launch takes.
+    """
+
+    compute: Mapping[Dtype, float]
+    memory: Mapping[Dtype, float]
+    floor_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorModel:
+    """Relative errors of what no cross-validation covers.
+
+    Attributes:
+        serving: Of a step's time against measured serving runs, beside the errors of its kernels.
+        uncalibrated: Of a kernel or collective priced by medians or by a latency model.
+        extrapolated: Of one beyond what was measured.
+    """
+
+    serving: float
+    uncalibrated: float
+    extrapolated: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hardware:
+    """One accelerator, its node and its network, and the software that runs on it.
+
+    Attributes:
+        efficiency: Medians that price a kernel without a fitted curve.
+        curves: Fitted curves of the engine, or None to price everything by medians.
+        communication_overlap: Share of every collective that hides behind other work.
+        errors: What to expect of figures that no cross-validation covers.
+    """
+
+    name: str
+    peak_flop_per_s: Mapping[Dtype, float]
+    hbm_bytes: float
+    hbm_bandwidth_bytes_per_s: float
+    overhead_bytes: float
+    node_gpus: int
+    efficiency: Mapping[KernelFamily, Efficiency]
+    collectives: CollectiveModel
+    curves: Curves | None = None
+    communication_overlap: float = 0.0
+    errors: ErrorModel = ErrorModel(0.12, 0.35, 0.3)

@@ -1,0 +1,142 @@
+"""Physical terms of the kernels whose time is a plain non-negative sum, one shape at a time.
+
+Each function returns the terms of one kernel; a time is their product with coefficients >= 0. Every term is
+continuous and non-decreasing in tokens, rows, widths and lengths, so the time is too. Microseconds at the rates of
+`sim.prices.grid_terms`, or counts; pure Python because a search evaluates them one by one.
+"""
+
+from __future__ import annotations
+
+from math import exp, log, log1p, log2, sqrt
+
+from sim.prices.grid_terms import ELEMENT_BYTES, FLOP_PER_US, HBM_BYTES_PER_US
+
+_SMS = 132
+_L2_RAMP_MB = (6, 15, 25, 35, 45, 60)
+
+
+def _ramp(x: float, at: float) -> float:
+    return x / (1 + exp(-min(40.0, max(-40.0, 8 * log(x / at))))) if x > 0 else 0.0
+
+
+# --- the MoE layer, piece by piece --------------------------------------------------------------------
+
+LAUNCHES = 6
+"""Launches of a measured layer: routing, permute, two grouped GEMMs, the activation between, finalize."""
+
+
+def routing(tokens: float, experts: float, topk: float) -> list[float]:
+    """Top-k over the router's logits and the sort by expert."""
+    return [tokens * experts / 1e6, tokens * topk / 1e4, experts / 1e2, log1p(tokens)]
+
+
+def permute(tokens: float, rows: float, hidden: float) -> list[float]:
+    """Copies tokens to rows in the order of their experts, or sums them back: both stream the same bytes."""
+    return [(tokens + rows) * hidden * 2 / HBM_BYTES_PER_US, rows / 1e4]
+
+
+def expert_activation(rows: float, width: float) -> list[float]:
+    """SwiGLU or GELU between the grouped GEMMs: rows of `width`."""
+    return [rows * width * 4 / HBM_BYTES_PER_US]
+
+
+def grouped_gemm(
+    rows: float, active: float, local: float, inner: float, columns: float, dtype: str, *, skewed: bool = False
+) -> list[float]:
+    """Rows of all experts times each one's [inner, columns] weights.
+
+    Args:
+        rows: Tokens summed over the experts of the GPU.
+        active: Experts that got any.
+        local: Experts that the GPU holds.
+        inner: Contracted width.
+        columns: Output width, gate and up together.
+        dtype: Format of weights and arithmetic.
+        skewed: Whether the routing was measured with a skewed distribution.
+    """
+    area = inner * columns
+    weight = active * area * ELEMENT_BYTES[dtype] / HBM_BYTES_PER_US
+    flop_each = 2 * area / FLOP_PER_US[dtype]
+    flop = rows * flop_each
+    terms = [weight, flop]
+    terms += [max(active * tile, rows + active * tile / 2) * flop_each for tile in (64, 128)]
+    terms += [max(1.0, active * columns / 128 / _SMS + 0.5) * inner / 1e3, inner / 1e3]
+    terms += [rows * (inner + columns) * 2 / HBM_BYTES_PER_US, sqrt(weight * flop), weight / max(active, 1.0)]
+    if not skewed:
+        return [*terms, 0.0, 0.0, 0.0]
+    few = local * (1 - exp(-0.5 * rows / local)) * area * ELEMENT_BYTES[dtype] / HBM_BYTES_PER_US
+    return [*terms, few, weight, flop]
+
+
+# --- attention --------------------------------------------------------------------------------------
+
+
+def attention_prefill(
+    sequences: float, tokens: float, heads: float, kv_heads: float, head_dim: float, dtype: str
+) -> list[float]:
+    """Causal self-attention over `tokens` new tokens of each sequence."""
+    queries, shared = sequences * heads, sequences * kv_heads
+    flop = 2 * queries * head_dim * tokens * tokens / FLOP_PER_US[dtype]
+    byte = (queries + shared) * tokens * head_dim * 4 / HBM_BYTES_PER_US
+    waves = max(1.0, tokens / 128 * queries / _SMS + 0.5)
+    return [
+        1.0,
+        flop,
+        byte,
+        tokens / 1e3,
+        waves * tokens * head_dim / 1e6,
+        sqrt(flop * byte),
+        sqrt(byte),
+        queries * tokens / 1e6 * 128,
+        head_dim / 128 * tokens / 1e3,
+        queries * tokens * tokens / 1e8,
+        max(0.0, byte - 10),
+        shared * tokens * head_dim / 1e8,
+    ]
+
+
+def mla_decode(sequences: float, kv_len: float, heads: float, dtype: str) -> list[float]:
+    """Multi-head latent attention: one latent of 512 + 64 per cached token, read by every head."""
+    byte = sequences * kv_len * 576 * ELEMENT_BYTES[dtype] / HBM_BYTES_PER_US
+    flop = 2 * sequences * heads * kv_len * 1088 / FLOP_PER_US["bf16"]
+    terms = [1.0, byte, flop, 2 * sequences * max(heads, 64.0) * kv_len * 1088 / FLOP_PER_US["bf16"]]
+    terms += [sequences * heads * 1088 * 2 / HBM_BYTES_PER_US, kv_len / 1e3, log(max(kv_len, 1.0)), sequences / 1e2]
+    terms += [sequences * kv_len / 1e6, sqrt(byte), sqrt(flop)]
+    return terms + [_ramp(byte, megabytes / 3.35) for megabytes in _L2_RAMP_MB]
+
+
+# --- messages ---------------------------------------------------------------------------------------
+
+
+def expert_all_to_all(
+    tokens: float, width_bytes: float, experts: float, topk: float, nodes: float, *, low_latency: bool
+) -> list[float]:
+    """DeepEP's dispatch or combine over `nodes` nodes of 8 GPUs.
+
+    Args:
+        tokens: Tokens of one rank.
+        width_bytes: Bytes of one token's row.
+        experts: Experts of the whole layer.
+        topk: Experts that a token visits.
+        nodes: Nodes of the group.
+        low_latency: A copy per expert; otherwise one per rank that holds any of them.
+    """
+    ranks = 8 * nodes
+    copies = tokens * topk if low_latency else tokens * ranks * (1 - (1 - 1 / ranks) ** topk)
+    sent, each = copies * width_bytes / 1e5, tokens * width_bytes / 1e5
+    terms = [1.0, sent, sqrt(sent), min(sent, 20.0), min(sent, 100.0)]
+    if nodes > 1:
+        # Low latency was measured at one width, top-k and number of experts: no term may tell these apart.
+        hops = log2(nodes)
+        farther = [min(max(nodes / few - 1, 0.0), 1.0) for few in (2, 4)]
+        terms += [hops, hops * sqrt(sent), sent * (nodes - 1) / nodes, *(sent * share for share in farther)]
+        return terms if low_latency else [*terms, each, tokens / 1e2, each * nodes * (1 - (1 - 1 / nodes) ** topk)]
+    terms += [tokens / 1e2, each, width_bytes / 1e4, experts / 1e3, topk / 10, tokens * topk / 1e3]
+    terms += [tokens * experts / 1e5, experts * width_bytes / 1e7]
+    return [*terms, sent * 8 / experts, each * 8 / experts, sent * 16 / (experts + 16)]
+
+
+def send_recv(message_bytes: float) -> list[float]:
+    """A message between two GPUs: launch, wire, and what sets in at some size."""
+    megabytes = message_bytes / 1e6
+    return [1.0, megabytes, sqrt(megabytes), min(megabytes, 1.0), min(megabytes, 0.1)]

@@ -1,0 +1,61 @@
+"""Which collective turns one placement into another on a mesh axis; `sim.sharding.routes` plans whole meshes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from sim.sharding.placement import Holds, Placement, Replicate
+
+_COLLECTIVES: dict[tuple[Holds, Holds], str | None] = {
+    ("whole", "whole"): None,
+    ("whole", "cut"): None,
+    ("cut", "whole"): "all_gather",
+    ("cut", "cut"): "all_to_all",
+    ("part", "whole"): "all_reduce",
+    ("part", "cut"): "reduce_scatter",
+}
+
+
+class RedistributionError(ValueError):
+    """No collective leads from one placement to the other."""
+
+
+def collective_between(source: Placement, target: Placement) -> str | None:
+    """The collective that turns `source` into `target`; None when each rank already holds its part.
+
+    Raises:
+        RedistributionError: The target is Partial: nothing is split into parts on purpose.
+
+    >>> from sim.sharding.placement import PARTIAL, REPLICATE, Shard
+    >>> collective_between(PARTIAL, REPLICATE), collective_between(REPLICATE, Shard(0))
+    ('all_reduce', None)
+    """
+    if source == target:
+        return None
+    if target.holds == "part":
+        raise RedistributionError(f"cannot turn {source} into {target}: parts only come out of an op")
+    return _COLLECTIVES[source.holds, target.holds]
+
+
+@lru_cache(maxsize=4096)
+def collectives_for(source: Placement, targets: tuple[Placement, ...]) -> tuple[str | None, ...]:
+    """One collective per target, for a tensor that several consumers read.
+
+    A placement that two consumers share is moved once, and where one consumer needs the whole
+    tensor the others cut their shard out of it.
+
+    >>> from sim.sharding.placement import REPLICATE, Shard
+    >>> collectives_for(Shard(1), (Shard(0), REPLICATE, Shard(0)))
+    (None, 'all_gather', None)
+    """
+    held: set[Placement] = {source}
+    moves: dict[Placement, str | None] = {}
+    for target in sorted(set(targets), key=lambda placement: not isinstance(placement, Replicate)):
+        moves[target] = None if target in held or Replicate() in held else collective_between(source, target)
+        held.add(target)
+    charged: set[Placement] = set()
+    result: list[str | None] = []
+    for target in targets:
+        result.append(None if target in charged else moves[target])
+        charged.add(target)
+    return tuple(result)

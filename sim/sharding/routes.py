@@ -1,0 +1,301 @@
+"""The cheapest sequence of collectives between two layouts on a mesh of several axes.
+
+A shortest path over layouts (Dijkstra), so a detour is found where it pays: reduce-scatter, all-reduce
+and all-gather on a mesh of two axes move less than an all-reduce over one after the other. An edge
+changes the placement on one axis, or on neighbouring axes at once, by one collective. It is right if the later
+axes' cuts commute with it, as cuts of other dims do; two axes on one dim need the striped forms of `_renamed_steps`.
+
+>>> from sim.sharding.layout import format_layout, parse_layout
+>>> route = cheapest_route(parse_layout("P(sum), P(sum)"), parse_layout("R, R"), (2, 8), (16, 64), 2)
+>>> [(step.collective, step.axis) for step in route.steps]
+[('reduce_scatter', 1), ('all_reduce', 0), ('all_gather', 1)]
+>>> route.bytes_per_device
+3840.0
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from sim.prices.collectives import sent_share
+from sim.sharding.kinds import StridedShard
+from sim.sharding.layout import Layout, Pieces, format_layout, local_shape
+from sim.sharding.placement import REPLICATE, Placement, PlacementError, Replicate, Shard
+from sim.sharding.redistribute import RedistributionError, collective_between
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One collective, or one local slice, on one axis of the mesh.
+
+    Attributes:
+        axis: Index of the axis, or of the first of several neighbours.
+        collective: None where every rank cuts its own piece.
+        source, target: Placement before and after of what a group of the axis holds, which for stripes around
+            a later axis' shard is a plain shard.
+        layout: All placements afterwards.
+        bytes_per_device: Bytes each rank sends.
+        span: Neighbouring axes that the step moves at once, as one group.
+    """
+
+    axis: int
+    collective: str | None
+    source: Placement
+    target: Placement
+    layout: Layout
+    bytes_per_device: float
+    span: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Steps in order, from `source` on."""
+
+    source: Layout
+    steps: tuple[Step, ...]
+
+    @property
+    def bytes_per_device(self) -> float:
+        """Bytes each rank sends in all."""
+        return math.fsum(step.bytes_per_device for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    degrees: tuple[int, ...]
+    shape: tuple[int, ...]
+    element_bytes: float
+    fused: bool = False
+    stripes: bool = True
+
+
+def cheapest_route(
+    source: Layout,
+    target: Layout,
+    degrees: Sequence[int],
+    shape: Sequence[int],
+    element_bytes: float,
+    price: Callable[[Step], float] = lambda step: step.bytes_per_device,
+    *,
+    fused: bool = False,
+    stripes: bool = True,
+) -> Route:
+    """The cheapest steps from one layout to another; of equally cheap ones the fewest.
+
+    Args:
+        source: Placement per axis as the tensor lies.
+        target: Placement per axis as it shall lie.
+        degrees: Ranks per axis.
+        shape: Of the whole tensor.
+        element_bytes: Bytes per element.
+        price: What a step costs, 0 or more; the bytes each rank sends by default, or seconds.
+        fused: Whether one collective may also run over neighbouring axes that lie alike, as over one axis.
+        stripes: Whether stripes are tried on the way, besides those that gathering an outer axis leaves.
+
+    Raises:
+        RedistributionError: The target has parts where the source has none.
+        PlacementError: The tensor cannot lie so.
+    """
+    problem = _Problem(tuple(degrees), tuple(shape), element_bytes, fused, stripes)
+    for layout in (source, target):
+        largest_shape(layout, problem.degrees, problem.shape)
+    choices = [_candidates(axis, source, target, problem) for axis in range(len(degrees))]
+    order = itertools.count()  # layouts have no order: the earlier one wins a tie
+    queue: list[tuple[float, int, int, Layout, Step | None]] = [(0.0, 0, next(order), source, None)]
+    arrived: dict[Layout, Step | None] = {}
+    before: dict[Layout, Layout] = {}
+    waiting: dict[Layout, tuple[float, int]] = {source: (0.0, 0)}
+    while queue:
+        cost, count, _, layout, step = heapq.heappop(queue)
+        if layout in arrived:
+            continue
+        arrived[layout] = step
+        if layout == target:
+            return Route(source, _steps_back(layout, arrived, before))
+        for onward in _steps(layout, choices, problem):
+            # Rounded, so that equal costs reached in another order of additions count as equal.
+            reached = (round(cost + price(onward), 9), count + 1)
+            if onward.layout not in arrived and reached < waiting.get(onward.layout, (math.inf, 0)):
+                waiting[onward.layout], before[onward.layout] = reached, layout
+                heapq.heappush(queue, (*reached, next(order), onward.layout, onward))
+    raise RedistributionError(
+        f"cannot turn {format_layout(source)} into {format_layout(target)}: parts only come out of an op"
+    )
+
+
+def execute(route: Route, pieces: Pieces, degrees: Sequence[int]) -> Pieces:
+    """What the ranks hold after a route, from what they hold before it: each axis group acts on its own pieces."""
+    for step in route.steps:
+        after: Pieces = {}
+        end = step.axis + step.span
+        for ranks in pieces:
+            if not any(ranks[step.axis : end]):
+                members = itertools.product(*map(range, degrees[step.axis : end]))
+                group = [(*ranks[: step.axis], *member, *ranks[end:]) for member in members]
+                whole = step.source.assemble([pieces[member] for member in group])
+                after.update(zip(group, step.target.split(whole, len(group)), strict=True))
+        pieces = after
+    return pieces
+
+
+def _steps_back(layout: Layout, arrived: dict[Layout, Step | None], before: dict[Layout, Layout]) -> tuple[Step, ...]:
+    steps: list[Step] = []
+    while (step := arrived[layout]) is not None:
+        steps.append(step)
+        layout = before[layout]
+    return tuple(reversed(steps))
+
+
+# --- edges --------------------------------------------------------------------------------------------
+
+
+def _candidates(axis: int, source: Layout, target: Layout, problem: _Problem) -> tuple[Placement, ...]:
+    """Placements a route may use on an axis: the plain ones, stripes of the other axes, and both ends'."""
+    dims = range(len(problem.shape))
+    others = {degree for other, degree in enumerate(problem.degrees) if other != axis and degree > 1}
+    shards = [Shard(dim) for dim in dims]
+    stripes = [StridedShard(dim, degree) for dim in dims for degree in sorted(others) if problem.stripes]
+    found = dict.fromkeys([REPLICATE, *shards, *stripes, source[axis], target[axis]])
+    return tuple(placement for placement in found if placement.holds != "part")
+
+
+def _steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Problem) -> Iterator[Step]:
+    for axis, held in enumerate(layout):
+        source = _as_seen(axis, held, layout, problem)
+        if source is not None:
+            for wanted in choices[axis]:
+                target = _as_seen(axis, wanted, layout, problem)
+                after = (*layout[:axis], wanted, *layout[axis + 1 :])
+                if wanted != held and target is not None and _fits(after, problem):
+                    yield _step(axis, source, target, after, problem)
+        yield from _renamed_steps(axis, layout, problem)
+    if problem.fused:
+        yield from _fused_steps(layout, choices, problem)
+
+
+def _fused_steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Problem) -> Iterator[Step]:
+    """Moves neighbouring axes that lie alike as if they were one, which for cuts takes even sizes."""
+    for axis, end in itertools.combinations(range(len(layout) + 1), 2):
+        held, later = layout[axis], layout[end:]
+        if end - axis < 2 or any(other != held for other in layout[axis:end]):
+            continue
+        for wanted in choices[axis]:
+            plain = all(isinstance(p, (Replicate, Shard)) or p.holds == "part" for p in (held, wanted))
+            even = all(_even(dim, problem) for dim in (*held.dims, *wanted.dims))
+            if wanted != held and plain and even and all(p.commutes(q) for p in (held, wanted) for q in later):
+                after = _replaced(layout, dict.fromkeys(range(axis, end), wanted))
+                if _fits(after, problem):
+                    yield _step(axis, held, wanted, after, problem, end - axis)
+
+
+def _as_seen(axis: int, placement: Placement, layout: Layout, problem: _Problem) -> Placement | None:
+    """What a placement is to a group of its axis that sees only its own piece of the later axes' cuts.
+
+    Itself if it commutes with them. `SS(dim, n)` around a later `S(dim)` over n ranks is, stripe by stripe, a
+    plain shard. None if it is no placement of that piece, so that it can neither come nor go.
+    """
+    seen = placement
+    for other, later in enumerate(layout[axis + 1 :], axis + 1):
+        if placement.commutes(later):
+            continue
+        if not _striped_around(axis, placement, layout, other, problem):
+            return None
+        seen = later
+    return seen
+
+
+def _striped_around(axis: int, placement: Placement, layout: Layout, other: int, problem: _Problem) -> bool:
+    """Whether it is `SS(dim, n)` and the one later cut of the dim is `S(dim)` over n ranks: even sizes only."""
+    inner = layout[other]
+    return (
+        isinstance(inner, Shard)
+        and placement == StridedShard(inner.dim, problem.degrees[other])
+        and sum(inner.dim in held.dims for held in layout[axis + 1 :]) == 1
+        and _even(inner.dim, problem)
+    )
+
+
+def _even(dim: int, problem: _Problem) -> bool:
+    return problem.shape[dim] % math.prod(problem.degrees) == 0
+
+
+def _renamed_steps(axis: int, layout: Layout, problem: _Problem) -> Iterator[Step]:
+    """Gathers an outer axis under an inner one of the same dim, whose chunks then are stripes; and back."""
+    for inner in range(axis + 1, len(layout)):
+        outer_held, inner_held, degree = layout[axis], layout[inner], problem.degrees[axis]
+        if sum(bool(set(held.dims) & set(inner_held.dims)) for held in layout[axis + 1 :]) != 1:
+            continue
+        if not all(outer_held.commutes(held) for other, held in enumerate(layout) if other > axis and other != inner):
+            continue
+        if isinstance(outer_held, Shard) and inner_held == outer_held:
+            striped = StridedShard(outer_held.dim, degree)
+            after = _replaced(layout, {axis: REPLICATE, inner: striped})
+            yield _step(axis, outer_held, REPLICATE, after, problem)
+        if not isinstance(inner_held, StridedShard) or inner_held.stripes != degree:
+            continue
+        if isinstance(outer_held, Replicate) and _even(inner_held.dim, problem):
+            plain = Shard(inner_held.dim)
+            yield _step(axis, REPLICATE, plain, _replaced(layout, {axis: plain, inner: plain}), problem)
+
+
+def _replaced(layout: Layout, changes: Mapping[int, Placement]) -> Layout:
+    return tuple(changes.get(axis, placement) for axis, placement in enumerate(layout))
+
+
+# --- prices -------------------------------------------------------------------------------------------
+
+
+def _step(axis: int, source: Placement, target: Placement, after: Layout, problem: _Problem, span: int = 1) -> Step:
+    collective, degree = collective_between(source, target), math.prod(problem.degrees[axis : axis + span])
+    sent_bytes = 0.0
+    if collective is not None:
+        group = dict.fromkeys(range(axis, axis + span), REPLICATE)
+        shape = largest_shape(_replaced(after, group), problem.degrees, problem.shape)
+        share = sent_share(collective, degree)
+        if collective == "all_to_all":
+            share = all_to_all_share(source, target, shape, degree)
+        sent_bytes = share * math.prod(shape) * problem.element_bytes
+    return Step(axis, collective, source, target, after, sent_bytes, span)
+
+
+@lru_cache(maxsize=65536)
+def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...], degree: int) -> float:
+    """Bytes that the busiest rank sends over the bytes of the tensor, when one cut is turned into another.
+
+    Only what changes hands counts, which is why no detour is cheaper. Between even shards of different dims it is
+    the (n - 1) / n^2 of the redistribution table.
+    """
+    if not math.prod(shape):
+        return 0.0
+    plain = isinstance(source, Shard) and isinstance(target, Shard) and source != target
+    if plain and all(shape[cut.dims[0]] % degree == 0 for cut in (source, target)):
+        return sent_share("all_to_all", degree)
+    if len(source.dims) != 1 or len(target.dims) != 1:
+        return 1 / degree  # [assumed] unknown cuts keep nothing where it is
+    owner, wanted = (cut.owners(shape[cut.dims[0]], degree) for cut in (source, target))
+    size, counts = len(owner), np.bincount(owner, minlength=degree)
+    if source.dims == target.dims:
+        return float(np.bincount(owner[owner != wanted], minlength=degree).max()) / size
+    kept = np.bincount(wanted, minlength=degree) / len(wanted)
+    return float((counts / size * (1 - kept)).max())
+
+
+def _fits(layout: Layout, problem: _Problem) -> bool:
+    try:
+        largest_shape(layout, problem.degrees, problem.shape)
+    except PlacementError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=65536)
+def largest_shape(layout: Layout, degrees: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """`local_shape`, remembered: routes ask for the same few again and again."""
+    return local_shape(shape, layout, degrees)

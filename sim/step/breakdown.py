@@ -1,0 +1,117 @@
+"""Why a strategy takes as long as it does: every op of its layer, and how far to trust the sum.
+
+A search asks `sim.simulate.evaluate` for figures alone, a thousand times for each strategy that anyone reads about.
+So nothing of this is kept: it is worked out again, to the same bit, for the strategy that someone asks about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from sim.evaluation import Explanation, OpBreakdown
+from sim.layers.choices import rule
+from sim.layers.ops import FusedOp, Layer
+from sim.prices.collectives import Collective
+from sim.prices.roofline import KernelTime
+from sim.prices.trust import judge
+from sim.sharding.placement import Partial
+from sim.step.costs import price, seconds
+from sim.step.rank import Rank
+from sim.step.two_meshes import Sides, sides_of_strategy
+from sim.step.work import Work, op_work
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+CHOICE_LABELS = {
+    "": "none",
+    "t": "tokens",
+    "c": "tokens",
+    "d": "hidden",
+    "q": "heads",
+    "h": "heads",
+    "a": "heads",
+    "e": "experts",
+    "f": "ffn hidden",
+}
+"""What an einsum letter stands for when it is sharded."""
+
+
+def explain(workload: Workload, strategy: Strategy) -> Explanation:
+    """What stands behind the figures of `sim.simulate.evaluate`."""
+    sides = sides_of_strategy(workload, strategy)
+    layer = sides.experts.layer
+    choices = dict(zip(layer.op_by_name, strategy.dims, strict=True))
+    incoming = _incoming_collectives(sides, choices)
+    parts: list[tuple[float, float, str]] = []
+    ops: list[OpBreakdown] = []
+    for op in layer.ops:
+        rank = sides.rank_by_op[op.name]
+        work = op_work(rank, op, choices[op.name])
+        kernels = [price(rank, kernel) for kernel in work.kernels]
+        ops.append(_breakdown(rank, op, choices, work, kernels, incoming[op.name]))
+        parts += [(kernel.total_s, kernel.error, kernel.extrapolated) for kernel in kernels]
+        parts += [(c.time_s, c.error, c.extrapolated) for c in work.collectives]
+    for collectives in incoming.values():
+        parts += [(c.time_s, c.error, c.extrapolated) for c in collectives]
+    return Explanation(tuple(ops), *judge(workload.hardware, parts))
+
+
+def _incoming_collectives(sides: Sides, choices: dict[str, int]) -> dict[str, list[Collective]]:
+    incoming: dict[str, list[Collective]] = {name: [] for name in choices}
+    for tensor in sides.experts.layer.tensors:
+        ends = tuple([choices[name] for name in tensor.ends])
+        for name, collectives in zip(tensor.consumers, sides.moves(tensor, ends), strict=True):
+            incoming[name].extend(collectives)
+    return incoming
+
+
+@lru_cache(maxsize=1024)
+def _placements_in(layer: Layer, op: FusedOp, choice: int, producer_choice: int) -> Mapping[str, str]:
+    """Placement of each input as the op reads it; parts that it passes through show as parts."""
+    op_rule = rule(op, layer, choice)
+    placements = [str(placement) for placement in op_rule.inputs]
+    left = rule(_first_producer(layer, op), layer, producer_choice).output
+    if op_rule.passes_partial and isinstance(left, Partial):
+        placements[0] = str(left)
+    return dict(zip(op.inputs, placements, strict=True))
+
+
+def _first_producer(layer: Layer, op: FusedOp) -> FusedOp:
+    return layer.op(layer.tensor(op.inputs[0]).producer)
+
+
+def _total_s(kernel: KernelTime) -> float:
+    return kernel.total_s
+
+
+def _breakdown(
+    rank: Rank,
+    op: FusedOp,
+    choices: dict[str, int],
+    work: Work,
+    kernels: Sequence[KernelTime],
+    incoming: Sequence[Collective],
+) -> OpBreakdown:
+    choice = choices[op.name]
+    op_rule = rule(op, rank.layer, choice)
+    collectives = (*incoming, *work.collectives)
+    communication_s = seconds(collectives)
+    kernel_s = sum([kernel.total_s for kernel in kernels])
+    compute_s = sum([kernel.compute_s for kernel in kernels])
+    memory_s = sum([kernel.memory_s for kernel in kernels])
+    return OpBreakdown(
+        name=op.name,
+        choice=choice,
+        label=CHOICE_LABELS[op.label(choice)],
+        placements_in=_placements_in(rank.layer, op, choice, choices[_first_producer(rank.layer, op).name]),
+        placement_out=str(op_rule.output),
+        collectives=collectives,
+        work_flops=sum([kernel.flops for kernel in work.kernels]),
+        traffic_bytes=sum([kernel.traffic_bytes for kernel in work.kernels]),
+        compute_time_s=compute_s,
+        memory_time_s=memory_s,
+        kernel_time_s=kernel_s,
+        communication_time_s=communication_s,
+        bound="communication" if communication_s >= kernel_s else max(kernels, key=_total_s).bound,
+    )

@@ -1,0 +1,221 @@
+"""Prices of one layer and of both ends of the model: seconds and bytes, per op and choice.
+
+`sim.simulate` asks for the choices of one strategy, `sim.optimum.landscape` for all of them, so both see
+the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+from sim.layers.choices import held, rule, side
+from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
+from sim.prices.collectives import Collective
+from sim.prices.curves import Gemm
+from sim.prices.roofline import Kernel, KernelTime, kernel_time
+from sim.sharding.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
+from sim.sharding.redistribute import collective_between, collectives_for
+from sim.step.rank import Rank
+from sim.step.work import elementwise, gemm, op_work
+from sim.workload import Workload
+
+
+class OpCost(NamedTuple):
+    """One fused op under one choice on the busiest GPU, without the moves of its inputs.
+
+    Numbers alone, because a search keeps one for every op, choice and degree that it has come by; `sim.step.breakdown`
+    works out again what is behind them.
+
+    Attributes:
+        kernel_s: Its launches, one after the other.
+        collective_s: Communication inside the op.
+        weight_bytes: Weights of the op that the GPU holds.
+        kv_bytes: KV cache of one layer and one microbatch that the GPU holds.
+        activation_bytes: Its inputs and its output on one GPU.
+        broken: The kind of limit that the choice breaks: "heads", "tokens" or None.
+    """
+
+    kernel_s: float
+    collective_s: float
+    weight_bytes: float
+    kv_bytes: float
+    activation_bytes: float
+    broken: str | None
+
+    @property
+    def time_s(self) -> float:
+        """Launches and the op's own collectives, one after the other."""
+        return self.kernel_s + self.collective_s
+
+
+@lru_cache(maxsize=1024)
+def rank_of(
+    workload: Workload, tp: int, ep: int, batch: int, *, cp: int = 1, axis: str = "tp", experts_axis: str = "ep"
+) -> Rank:
+    """The busiest GPU under these degrees, with what is known of its costs."""
+    return Rank(workload, tp, ep, batch, cp=cp, axis=axis, experts_axis=experts_axis)
+
+
+def price(rank: Rank, kernel: Kernel) -> KernelTime:
+    """Seconds of one kernel on the workload's hardware."""
+    return kernel_time(rank.workload.hardware, kernel)
+
+
+def seconds(collectives: Sequence[Collective]) -> float:
+    """Seconds of collectives that run one after the other."""
+    return sum([collective.time_s for collective in collectives])
+
+
+def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
+    """The cost of one op under one choice of the strategy."""
+    key = (op.name, choice)
+    remembered = rank.remembered if by_expert(op, rank.layer) else rank.remembered_of_tokens
+    found = remembered.get(key)
+    if found is None:
+        found = remembered[key] = _op_cost(rank, op, choice)
+    return cast(OpCost, found)
+
+
+def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
+    work = op_work(rank, op, choice)
+    return OpCost(
+        kernel_s=sum([price(rank, kernel).total_s for kernel in work.kernels]),
+        collective_s=seconds(work.collectives),
+        weight_bytes=work.weight_bytes,
+        kv_bytes=work.kv_bytes,
+        activation_bytes=work.buffer_bytes + sum([rank.local_bytes(*each) for each in held(op, rank.layer, choice)]),
+        broken=choice_violation(rank, op, choice),
+    )
+
+
+def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
+    """The kind of limit that a choice breaks at this tp degree: "heads", "tokens" or None."""
+    label = op.label(choice)
+    if label == "h" and rank.workload.model.heads % rank.tp:
+        return "heads"
+    if label == "q" and rank.workload.model.heads % rank.head_tp:
+        return "heads"
+    if label in ("t", "c") and token_rows(rank, op, choice) < rank.tp:
+        return "tokens"
+    return None
+
+
+def token_rows(rank: Rank, op: FusedOp, choice: int) -> float:
+    """Rows that an op sharded over tokens has to share out: tokens, or their copies for experts."""
+    return rank.sizes.expert_tokens if op.label(choice) == "c" else rank.sizes.tokens
+
+
+# --- moves between ops --------------------------------------------------------------------------------
+
+
+class Move(NamedTuple):
+    """A redistribution over tp, whatever the degrees.
+
+    Attributes:
+        kind: Its collective.
+        tensor: What is moved.
+        by_heads: Whether heads are cut, which take the KV heads they share with other GPUs along.
+    """
+
+    kind: str
+    tensor: Tensor
+    by_heads: bool = False
+
+    def tensor_bytes(self, rank: Rank) -> float:
+        """V of the redistribution table."""
+        if self.by_heads:
+            return rank.tp * rank.local_bytes(self.tensor, "columns")
+        return rank.tensor_bytes(self.tensor)
+
+
+@lru_cache(maxsize=4096)
+def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...]) -> tuple[Move | None, ...]:
+    """The redistribution of a tensor to each of its consumers.
+
+    Args:
+        layer: Of the tensor.
+        tensor: What is moved.
+        choices: Of the op that leaves it, then of `tensor.consumers`.
+    """
+    producer_choice, *consumer_choices = choices
+    source = rule(layer.op(tensor.producer), layer, producer_choice).output
+    consumers = [layer.op(name) for name in tensor.consumers]
+    rules = [rule(op, layer, choice) for op, choice in zip(consumers, consumer_choices, strict=True)]
+    if isinstance(source, Partial) and rules[0].passes_partial:
+        result = layer.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
+        return (Move("all_reduce", result),)
+    targets = tuple(r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True))
+    return tuple(
+        Move(kind, tensor, by_heads=tensor.name == "qkv" and target == Shard(1)) if kind else None
+        for kind, target in zip(collectives_for(source, targets), targets, strict=True)
+    )
+
+
+def move_s(rank: Rank, move: Move | None) -> float:
+    """Seconds of a redistribution on the busiest GPU."""
+    return rank.tp_s(move.kind, move.tensor_bytes(rank)) if move else 0.0
+
+
+# --- both ends of the model ---------------------------------------------------------------------------
+
+
+def stream_placement(rank: Rank, combine_choice: int) -> Placement:
+    """Placement of the residual stream between layers, as the last op of a layer leaves it."""
+    return rule(rank.layer.op("combine"), rank.layer, combine_choice).output
+
+
+def ends_s(rank: Rank, combine_choice: int) -> tuple[float, float]:
+    """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
+    key = ("ends", combine_choice)
+    found = rank.remembered_of_tokens.get(key)
+    if found is None:
+        found = rank.remembered_of_tokens[key] = (embedding_s(rank, combine_choice), head_s(rank, combine_choice))
+    return cast(tuple[float, float], found)
+
+
+def embedding_s(rank: Rank, combine_choice: int) -> float:
+    """Seconds of the vocabulary-parallel look-up, whose parts are reduced to the layers' placement."""
+    stream = rank.layer.tensor("residual_in")
+    whole_bytes = rank.tensor_bytes(stream)
+    kind = collective_between(PARTIAL, stream_placement(rank, combine_choice))
+    reduce_s = rank.tp_s(kind, whole_bytes) if kind else 0.0
+    return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + reduce_s
+
+
+def head_s(rank: Rank, combine_choice: int) -> float:
+    """Seconds of the final norm, the LM head with its columns over tp, and greedy sampling."""
+    model, tokens = rank.workload.model, rank.sizes.tokens
+    stream = rank.layer.tensor("residual_in")
+    whole_bytes = rank.tensor_bytes(stream)
+    replicated = stream_placement(rank, combine_choice) == REPLICATE
+    gather_s = 0.0 if replicated else rank.tp_s("all_gather", whole_bytes)
+    norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * whole_bytes)
+    shape = Gemm(tokens, model.hidden, rank.cut(model.vocab, when=True))
+    head = gemm(rank, rank.workload.precisions.weights, shape, rank.activation_each)
+    # Each rank offers its best token and score: 8 bytes per sequence and rank.
+    sample_s = rank.tp_s("all_gather", 8.0 * tokens * rank.tp)
+    return price(rank, norm).total_s + price(rank, head).total_s + (gather_s + sample_s)
+
+
+def vocabulary_bytes(rank: Rank) -> float:
+    """Bytes of the embedding, or of the LM head, on one GPU; both are sharded over tp."""
+    model = rank.workload.model
+    return rank.cut(model.vocab, when=True) * model.hidden * rank.weight_each
+
+
+def stream_bytes(rank: Rank) -> float:
+    """Bytes of the residual stream of one microbatch, held whole through every op."""
+    return rank.tensor_bytes(rank.layer.tensor("residual_in"))
+
+
+def handed_on_bytes(rank: Rank, combine_choice: int) -> float:
+    """Bytes of the residual stream that one GPU hands to the next stage."""
+    stream = rank.layer.tensor("residual_in")
+    return rank.local_bytes(stream, side(stream, stream_placement(rank, combine_choice)))
+
+
+def head_activation_bytes(rank: Rank) -> float:
+    """The hidden state and the fp32 logits at the LM head."""
+    return stream_bytes(rank) + rank.sizes.tokens * rank.cut(rank.workload.model.vocab, when=True) * 4.0

@@ -1,0 +1,116 @@
+"""Seconds and bytes of moving a tensor between two layouts on a mesh of several axes: the fastest route, priced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from sim.prices.collectives import Collective, collective_price, sent_share
+from sim.prices.hardware import Hardware
+from sim.prices.mesh import group
+from sim.sharding.layout import Layout
+from sim.sharding.placement import Placement
+from sim.sharding.redistribute import collective_between
+from sim.sharding.routes import Step, cheapest_route
+
+
+class Axis(NamedTuple):
+    """One axis of a mesh.
+
+    Attributes:
+        name: As collectives name it.
+        degree: GPUs along it.
+        stride: How far apart they lie.
+    """
+
+    name: str
+    degree: int
+    stride: int
+
+
+def axes_of(**degrees: int) -> tuple[Axis, ...]:
+    """Axes from the outermost to the innermost, whose GPUs are neighbours.
+
+    >>> axes_of(dp=2, tp=4)
+    (Axis(name='dp', degree=2, stride=4), Axis(name='tp', degree=4, stride=1))
+    """
+    sizes = list(degrees.values())
+    return tuple(Axis(name, n, math.prod(sizes[index + 1 :])) for index, (name, n) in enumerate(degrees.items()))
+
+
+@lru_cache(maxsize=1 << 17)
+def mesh_collectives(
+    hardware: Hardware,
+    axes: tuple[Axis, ...],
+    source: Layout,
+    target: Layout,
+    shape: tuple[int, int],
+    element_bytes: float,
+    tensor: str,
+) -> tuple[Collective, ...]:
+    """The collectives of the fastest route between two layouts, in order; none where each GPU has its piece.
+
+    On one axis it is the one collective of the redistribution table, as everywhere in the paper's space, even where
+    a detour were faster: else a strategy would gain by having a second mesh alone.
+
+    Args:
+        hardware: Whose links and library.
+        axes: Of the mesh, outermost first.
+        source: One placement per axis, as it lies.
+        target: The same as it shall lie.
+        shape: Of the whole tensor on the mesh.
+        element_bytes: Bytes per element.
+        tensor: What is moved, by name.
+    """
+
+    def priced(step: Step) -> Collective | None:
+        return _collective(hardware, axes[step.axis : step.axis + step.span], step, tensor)
+
+    def microseconds(step: Step) -> float:  # not seconds: a route's costs are compared to 9 decimals
+        collective = priced(step)
+        return collective.time_s * 1e6 if collective else 0.0
+
+    wide = [index for index, axis in enumerate(axes) if axis.degree > 1]
+    axes = tuple(axes[index] for index in wide)
+    source, target = (tuple(layout[index] for index in wide) for layout in (source, target))
+    if len(axes) == 1:
+        return _on_one_axis(hardware, axes[0], source[0], target[0], math.prod(shape) * element_bytes, tensor)
+    degrees = [axis.degree for axis in axes]
+    smaller, factor = _smaller_alike(shape, math.prod(degrees))
+    route = cheapest_route(
+        source, target, degrees, smaller, element_bytes * factor, microseconds, fused=True, stripes=False
+    )
+    return tuple(collective for step in route.steps if (collective := priced(step)))
+
+
+def _smaller_alike(shape: tuple[int, int], ranks: int) -> tuple[tuple[int, ...], float]:
+    """A smaller shape whose pieces are the same shares of it, and how many elements stand for one of its own.
+
+    Dims that divide evenly need but one element per rank; what is known of a route then serves all of them.
+    """
+    smaller = tuple(ranks if size % ranks == 0 else size for size in shape)
+    return smaller, math.prod(shape) / math.prod(smaller)
+
+
+def _on_one_axis(
+    hardware: Hardware, axis: Axis, source: Placement, target: Placement, tensor_bytes: float, tensor: str
+) -> tuple[Collective, ...]:
+    kind = collective_between(source, target)
+    if kind is None:
+        return ()
+    neighbours = group(axis.stride, axis.degree, hardware.node_gpus)
+    priced = collective_price(hardware, kind, neighbours, tensor_bytes, axis.name)
+    return (Collective(kind, axis.name, axis.degree, tensor, tensor_bytes * sent_share(kind, axis.degree), *priced),)
+
+
+def _collective(hardware: Hardware, axes: Sequence[Axis], step: Step, tensor: str) -> Collective | None:
+    degree = math.prod(axis.degree for axis in axes)
+    if step.collective is None:
+        return None
+    name, kind = " x ".join(axis.name for axis in axes), step.collective
+    neighbours = group(axes[-1].stride, degree, hardware.node_gpus)
+    tensor_bytes = step.bytes_per_device / sent_share(kind, degree)
+    priced = collective_price(hardware, kind, neighbours, tensor_bytes, name)
+    return Collective(kind, name, degree, tensor, step.bytes_per_device, *priced)

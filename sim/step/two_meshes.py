@@ -1,0 +1,177 @@
+"""Attention on a mesh (dp, tp, cp) and the experts on a mesh (ep, moe_tp) of the same GPUs.
+
+An op's costs are those of the GPU on its own side, tensors between ops of one side move within that side's group,
+and only the residual stream crosses: after attention's residual add, and from the last op of a layer to the next.
+Both meshes number the same GPUs in the same order, innermost axis first, so one side's groups are made of the
+other's, and the stream is redistributed by the fastest route on the mesh of both. With equal groups and cp = 1 the
+two sides are one, and everything is as in the paper's space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
+
+from sim.layers.choices import rule
+from sim.layers.ops import Tensor
+from sim.prices.collectives import Collective
+from sim.sharding.placement import REPLICATE, Placement, Shard
+from sim.step.costs import Move, move_s, moves, rank_of, seconds, stream_bytes
+from sim.step.mesh_moves import Axis, axes_of, mesh_collectives
+from sim.step.rank import Rank
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+ATTENTION_SIDE = ("attn_norm", "qkv_proj", "attention", "o_proj", "attn_residual")
+"""The ops on attention's mesh; the others are on the experts'."""
+Moves = tuple[tuple[Collective, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sides:
+    """The busiest GPU as a member of its attention group and of its expert group: one `Rank` where they are equal.
+
+    Attributes:
+        rank_by_op: The side on which an op runs, by its name.
+    """
+
+    attention: Rank
+    experts: Rank
+    rank_by_op: Mapping[str, Rank]
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Both sides, or the one that they are."""
+        return (self.attention,) if self.attention is self.experts else (self.attention, self.experts)
+
+    def stream_bytes(self) -> float:
+        """Bytes of the residual stream, held whole through every op of whichever side has more of it."""
+        return max([stream_bytes(rank) for rank in self.ranks])
+
+    def moves_s(self, tensor: Tensor, ends: tuple[int, ...]) -> tuple[float, ...]:
+        """Seconds of the redistribution of a tensor to each of its consumers.
+
+        Args:
+            tensor: What is moved.
+            ends: Choices of the op that leaves it, then of `tensor.consumers`.
+        """
+        rank = self.rank_by_op[tensor.producer]
+        if self._within_a_group(tensor):
+            return tuple([move_s(rank, move) for move in moves(rank.layer, tensor, ends)])
+        other = self.rank_by_op[tensor.consumers[0]]
+        key = (tensor.name, other.tp, other.sizes.tokens, ends)
+        found = rank.remembered.get(key)
+        if found is None:
+            found = rank.remembered[key] = tuple([seconds(moved) for moved in self._mesh_moves(tensor, ends)])
+        return cast(tuple[float, ...], found)
+
+    def moves(self, tensor: Tensor, ends: tuple[int, ...]) -> Moves:
+        """The collectives of that, in order, per consumer."""
+        if not self._within_a_group(tensor):
+            return self._mesh_moves(tensor, ends)
+        rank = self.rank_by_op[tensor.producer]
+        return tuple(_collectives(rank, move) for move in moves(rank.layer, tensor, ends))
+
+    def _within_a_group(self, tensor: Tensor) -> bool:
+        """Whether one axis says how the tensor lies, before and after."""
+        rank = self.rank_by_op[tensor.producer]
+        return rank is self.rank_by_op[tensor.consumers[0]] and (rank.cp == 1 or tensor.name != "qkv")
+
+    def _mesh_moves(self, tensor: Tensor, ends: tuple[int, ...]) -> Moves:
+        """Every consumer is on one side. What is moved for one is not moved again, nor is a piece of it."""
+        layer = self.experts.layer
+        source = rule(layer.op(tensor.producer), layer, ends[0]).output
+        consumers = [layer.op(name) for name in tensor.consumers]
+        targets = [
+            rule(op, layer, choice).inputs[op.inputs.index(tensor.name)]
+            for op, choice in zip(consumers, ends[1:], strict=True)
+        ]
+        moved = self._queries if tensor.name == "qkv" else self._crossing
+        return tuple(
+            ()
+            if target in targets[:index] or (target != REPLICATE and REPLICATE in targets)
+            else moved(tensor, source, target)
+            for index, target in enumerate(targets)
+        )
+
+    def _queries(self, tensor: Tensor, source: Placement, target: Placement) -> tuple[Collective, ...]:
+        """Queries, keys and values on the mesh (tp, cp): all GPUs that share a context take the same of them.
+
+        The projection leaves heads cut over tp alone, tokens and parts over both axes.
+        """
+        rank = self.attention
+        by_heads = target == Shard(1)
+        columns = rank.head_tp * rank.local_qkv_columns() if by_heads else rank.sizes.columns["q"]
+        return mesh_collectives(
+            rank.workload.hardware,
+            axes_of(tp=rank.head_tp, cp=rank.cp),
+            (source, REPLICATE if source == Shard(1) else source),
+            (target, REPLICATE),
+            (rank.sizes.tokens, columns),
+            rank.activation_each,
+            tensor.name,
+        )
+
+    def _crossing(self, tensor: Tensor, source: Placement, target: Placement) -> tuple[Collective, ...]:
+        """The residual stream from one side to the other."""
+        larger = max(self.attention, self.experts, key=lambda rank: rank.tp)
+        return mesh_collectives(
+            larger.workload.hardware,
+            self._mesh(),
+            self._layout(tensor.producer, source),
+            self._layout(tensor.consumers[0], target),
+            (larger.sizes.tokens, larger.sizes.columns["d"]),
+            larger.activation_each,
+            tensor.name,
+        )
+
+    def _mesh(self) -> tuple[Axis, ...]:
+        """The larger group as a mesh of groups of the smaller one; where they do not fit, a violation, nearly that."""
+        larger, smaller = sorted((self.attention, self.experts), key=lambda rank: -rank.tp)
+        inner = math.gcd(larger.tp, smaller.tp)
+        outer = "moe_ep" if larger is self.attention else "dp"
+        return Axis(outer, larger.tp // inner, inner), Axis(smaller.axis, inner, 1)
+
+    def _layout(self, op: str, placement: Placement) -> tuple[Placement, ...]:
+        """A placement over an op's group on the mesh of both: every group of the smaller side has tokens of its own."""
+        larger = max(self.attention.tp, self.experts.tp)
+        return (placement if self.rank_by_op[op].tp == larger else Shard(0)), placement
+
+
+def _collectives(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
+    return rank.tp_collective(move.kind, move.tensor.name, move.tensor_bytes(rank)) if move else ()
+
+
+def sides(attention: Rank, experts: Rank) -> Sides:
+    """Both sides of a GPU; pass one `Rank` twice for the paper's single mesh."""
+    by_op = {name: attention if name in ATTENTION_SIDE else experts for name in experts.layer.op_by_name}
+    return Sides(attention, experts, by_op)
+
+
+@lru_cache(maxsize=1024)
+def sides_of(workload: Workload, tp: int, cp: int, dp: int, ep: int, batch: int) -> Sides:
+    """Both sides of a GPU under these degrees, with what is known of their costs."""
+    if cp == 1 and dp == ep:
+        both = rank_of(workload, tp, ep, batch)
+        return sides(both, both)
+    moe_tp = -(-tp * cp * dp // ep)
+    return sides(attention_rank(workload, tp, cp, dp, batch), experts_rank(workload, moe_tp, ep, batch))
+
+
+def attention_rank(workload: Workload, tp: int, cp: int, dp: int, batch: int) -> Rank:
+    """The busiest GPU as a member of an attention group."""
+    return rank_of(workload, tp * cp, dp, batch, cp=cp, axis="tp" if cp == 1 else "tp x cp")
+
+
+def experts_rank(workload: Workload, moe_tp: int, ep: int, batch: int) -> Rank:
+    """The busiest GPU as a member of an expert group."""
+    return rank_of(workload, moe_tp, ep, batch, axis="moe_tp", experts_axis="moe_ep")
+
+
+def sides_of_strategy(workload: Workload, strategy: Strategy) -> Sides:
+    """Both sides of a GPU under a strategy."""
+    degrees = strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep
+    return sides_of(workload, *degrees, strategy.batch)

@@ -1,0 +1,67 @@
+"""One point of the search space: degrees, batch and a sharding choice per fused op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Choice = Literal[0, 1, 2]
+"""What one fused op is sharded over on the tp axis: its dim 0, its dim 1, or nothing."""
+NONE: Choice = 2
+CHOICES: tuple[Choice, ...] = (0, 1, 2)
+
+TOKENS, GATHERED_TOKENS, GATHERED = 3, 4, 5
+"""Choices of the extended space that GEMMs alone have: sharded over tokens with the whole weight on every GPU; the
+same with weights that are sharded at rest and gathered at use; replicated, with weights gathered at use."""
+GEMM_CHOICES: tuple[int, ...] = (*CHOICES, TOKENS, GATHERED_TOKENS, GATHERED)
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One point of the search space.
+
+    Attributes:
+        tp: Tensor-parallel degree, >= 1.
+        ep: Expert-parallel degree (attention is data-parallel over it), >= 1.
+        pp: Pipeline-parallel degree, >= 1.
+        batch: Sequences of one in-flight microbatch over the whole ep group, >= 1.
+        dims: One `Choice` per fused op of the model, in the order of `sim.layers.ops.layer_ops`.
+        cp: Degree over which the context is cut, and with it each sequence's KV cache.
+        dp: Degree over which attention is data-parallel; None for the paper's meaning, that of ep.
+
+    The last two span the extended space: attention lies on a mesh (dp, tp, cp) and the experts on one
+    (ep, moe_tp) of the same GPUs, so `moe_tp` follows.
+    """
+
+    tp: int
+    ep: int
+    pp: int
+    batch: int
+    dims: tuple[int, ...]
+    cp: int = 1
+    dp: int | None = None
+
+    @property
+    def attention_dp(self) -> int:
+        """Groups of GPUs that share a sequence's attention, whichever way dp was given."""
+        return self.ep if self.dp is None else self.dp
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of one pipeline stage: tp * dp * cp, which is moe_tp * ep."""
+        return self.tp * self.attention_dp * self.cp
+
+    @property
+    def moe_tp(self) -> int:
+        """GPUs that share an expert, rounded up where ep does not divide the stage's GPUs."""
+        return -(-self.stage_gpus // self.ep)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica: those of a stage times pp."""
+        return self.stage_gpus * self.pp
+
+    @property
+    def extended(self) -> bool:
+        """Whether the degrees lie outside the paper's space, so that attention has a mesh of its own."""
+        return self.cp != 1 or self.attention_dp != self.ep

@@ -1,0 +1,175 @@
+"""The best of the extended space: against brute force, against the sweep of the paper's space, and its neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation
+from sim.optimum.best import find_best
+from sim.optimum.landscape import find_optimum
+from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, paper_space
+from sim.simulate import evaluate
+from sim.strategy import GATHERED, GATHERED_TOKENS, TOKENS, Strategy
+from sim.workload import DegreeTables, Workload
+
+
+def everything(space: Space) -> list[Evaluation]:
+    """Every strategy of a small space, evaluated one by one with loops of its own."""
+    return [
+        evaluate(space.workload, Strategy(tp, ep, pp, batch, dims, cp, dp))
+        for tp, ep, pp, batch, cp in itertools.product(space.tp, space.ep, space.pp, space.batch, space.cp)
+        for dp in space.dp or (ep,)
+        for dims in itertools.product(*space.choices.values())
+    ]
+
+
+@pytest.fixture(scope="module")
+def small(toy_moe: Workload) -> Space:
+    """Every extension at once, with a few choices of the ops that tell them apart; wide, so that peaks matter."""
+    model = dataclasses.replace(toy_moe.model, vocab=16, hidden=128, ffn_hidden=16)
+    roomy = dataclasses.replace(toy_moe.hardware, hbm_bytes=1e12)
+    workload = dataclasses.replace(toy_moe, model=model, hardware=roomy, max_gpus=16, tpot_slo_s=1e9)
+    space = extended_space(workload)
+    some = {
+        "attn_norm": (0, 2),
+        "qkv_proj": (1, TOKENS, GATHERED),
+        "attention": (0, 1),
+        "o_proj": (0, GATHERED_TOKENS),
+        "attn_residual": (0, 2),
+        "ffn_norm": (2,),
+        "router": (2,),
+        "dispatch": (0, 2),
+        "ffn1": (1, GATHERED),
+        "activation": (1,),
+        "ffn2": (0, TOKENS),
+        "combine": (0, 2),
+    }
+    return dataclasses.replace(space, tp=(1, 2), cp=(1, 2), dp=(1, 4), ep=(1, 2), pp=(1, 2), batch=(8,), choices=some)
+
+
+@pytest.fixture(scope="module")
+def evaluations(small: Space) -> list[Evaluation]:
+    return everything(small)
+
+
+def best_of(evaluations: list[Evaluation], slo_s: float, hbm_bytes: float) -> float:
+    return max(
+        (
+            e.tokens_per_s_per_gpu
+            for e in evaluations
+            if e.feasible and e.tpot_s <= slo_s and e.memory_bytes.total <= hbm_bytes
+        ),
+        default=0.0,
+    )
+
+
+def limited(space: Space, slo_s: float, hbm_bytes: float) -> Space:
+    hardware = dataclasses.replace(space.workload.hardware, hbm_bytes=hbm_bytes)
+    workload = dataclasses.replace(space.workload, hardware=hardware, tpot_slo_s=slo_s)
+    return dataclasses.replace(space, workload=workload)
+
+
+@pytest.mark.parametrize("memory_share", [0.005, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("time_share", [0.0005, 0.02, 1.0])
+def test_the_best_is_that_of_brute_force_under_any_limits(
+    small: Space, evaluations: list[Evaluation], time_share: float, memory_share: float
+) -> None:
+    assert len(evaluations) == small.size
+    feasible = [e for e in evaluations if e.feasible]
+    assert len({(e.strategy.cp, e.strategy.dp, e.strategy.ep) for e in feasible}) == 8
+    slo_s = float(np.quantile([e.tpot_s for e in feasible], time_share, method="inverted_cdf")) * (1 + 1e-9)
+    totals = [e.memory_bytes.total for e in feasible]
+    hbm_bytes = float(np.quantile(totals, memory_share, method="inverted_cdf"))
+    found = find_best(limited(small, slo_s, hbm_bytes))
+    wanted = best_of(evaluations, slo_s, hbm_bytes)
+    assert (found.evaluation is None) == (wanted == 0.0)
+    if found.evaluation:
+        assert found.evaluation.feasible
+        assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(wanted, rel=1e-12)
+        assert found.swept_tokens_per_s_per_gpu == pytest.approx(wanted, rel=1e-12)
+
+
+def test_some_limits_leave_nothing(small: Space) -> None:
+    found = find_best(limited(small, 1e9, 1.1e6))
+    assert found.evaluation is None
+    assert found.swept_tokens_per_s_per_gpu == 0.0
+
+
+@pytest.mark.parametrize("name", ["gpt_moe_1_2t_16k", "qwen3_235b_a22b_16k", "llama_3_1_405b_8k"])
+def test_the_paper_s_space_has_the_optimum_that_adding_it_up_finds(name: str) -> None:
+    workload = load_workload(name)
+    few = dataclasses.replace(workload.degrees, tp=(4, 8), pp=workload.degrees.pp[:2], batch=(64, 256, 1024))
+    workload = dataclasses.replace(workload, degrees=few)
+    swept, found = find_optimum(workload), find_best(paper_space(workload))
+    assert found.space_size == swept.space_size
+    assert found.evaluation is not None
+    assert swept.evaluation is not None
+    assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(swept.evaluation.tokens_per_s_per_gpu, rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def long_context() -> Workload:
+    """GPT-MoE 1.2T at a million tokens, with fewer degrees."""
+    workload = load_workload("gpt_moe_1_2t_1m")
+    few = dataclasses.replace(workload.degrees, tp=(1, 2, 4, 8), pp=(1, 2), batch=(16, 64))
+    return dataclasses.replace(workload, degrees=few)
+
+
+def test_every_space_contains_the_ones_it_widens(long_context: Workload) -> None:
+    workload = long_context
+    values = {
+        extensions: find_best(extended_space(workload, extensions)).swept_tokens_per_s_per_gpu
+        for extensions in ((), ("context",), ("degrees",), ("context", "degrees"))
+    }
+    heuristics = [
+        find_best(heuristic_space(workload, sequence_parallel=parallel)).swept_tokens_per_s_per_gpu
+        for parallel in (False, True)
+    ]
+    assert values[()] >= max(heuristics) * (1 - 1e-12)
+    assert values["context",] > values[()] * 1.02  # at a million tokens the context is worth cutting
+    assert values["context", "degrees"] >= max(values["context",], values["degrees",]) * (1 - 1e-12)
+
+
+def test_no_neighbour_of_the_best_is_better(long_context: Workload) -> None:
+    workload = long_context
+    space = extended_space(workload)
+    found = find_best(space)
+    assert found.evaluation is not None
+    best = found.evaluation.strategy
+    degrees = {"tp": space.tp, "cp": space.cp, "dp": space.dp, "ep": space.ep, "pp": space.pp, "batch": space.batch}
+    neighbours = [dataclasses.replace(best, **{name: value}) for name, table in degrees.items() for value in table]
+    for index, choices in enumerate(space.choices.values()):
+        neighbours += [
+            dataclasses.replace(best, dims=(*best.dims[:index], choice, *best.dims[index + 1 :])) for choice in choices
+        ]
+    values = [e.tokens_per_s_per_gpu for s in neighbours if (e := evaluate(workload, s)).feasible]
+    assert len(values) > 20
+    assert max(values) <= found.evaluation.tokens_per_s_per_gpu * (1 + 1e-12)
+
+
+def test_sampled_strategies_of_the_extended_space_never_beat_its_best() -> None:
+    workload = load_workload("gpt_moe_1_6t_16k")
+    few = DegreeTables((1, 2, 4, 8), (4, 16), (1, 2), (256, 1024))
+    space = extended_space(dataclasses.replace(workload, degrees=few), EXTENSIONS)
+    found, rng = find_best(space), np.random.default_rng(0)
+    values = [e.tokens_per_s_per_gpu for _ in range(300) if (e := evaluate(space.workload, space.sample(rng))).feasible]
+    assert values
+    assert max(values) <= found.swept_tokens_per_s_per_gpu
+
+
+def test_an_unknown_extension_is_refused(toy_moe: Workload) -> None:
+    with pytest.raises(ValueError, match="unknown extension 'contexts'; expected some of context, degrees"):
+        extended_space(toy_moe, ["contexts"])
+
+
+def test_progress_reaches_its_end(toy_moe: Workload) -> None:
+    told: list[tuple[int, int]] = []
+    find_best(paper_space(toy_moe), progress=lambda done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1]
+    shares = [done / total for done, total in told]
+    assert shares == sorted(shares)

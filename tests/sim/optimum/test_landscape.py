@@ -1,0 +1,361 @@
+"""The exact optimum against brute force on small spaces, and against sampling on the real ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.config.catalog import load_workload
+from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layers.ops import op_names
+from sim.optimum.landscape import Optimum, find_optimum, space_size
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import DegreeTables, Workload
+
+ALONG_TOKENS = {"attn_norm", "attention", "attn_residual", "ffn_norm", "router", "dispatch", "activation", "combine"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Landscape:
+    """Every strategy of a small space, evaluated one by one.
+
+    Figures do not depend on the SLO and the memory, so one sweep serves any such limits.
+    """
+
+    workload: Workload
+    strategies: list[Strategy]
+    tokens_per_s_per_gpu: np.ndarray
+    tpot_s: np.ndarray
+    memory_bytes: np.ndarray
+
+    def limited(self, tpot_slo_s: float = 1.0, hbm_bytes: float = 1e12) -> tuple[Workload, np.ndarray]:
+        """The workload under other limits, and which of its strategies they leave."""
+        hardware = dataclasses.replace(self.workload.hardware, hbm_bytes=hbm_bytes)
+        workload = dataclasses.replace(self.workload, hardware=hardware, tpot_slo_s=tpot_slo_s)
+        return workload, (self.tpot_s <= tpot_slo_s) & (self.memory_bytes <= hbm_bytes)
+
+
+def sweep(workload: Workload, *, tokens_suffice: bool) -> Landscape:
+    """Evaluates a whole space with loops of its own.
+
+    Args:
+        workload: With small degree tables and no limit on time and memory.
+        tokens_suffice: False where no tp degree leaves a token to every rank: then every choice along
+            tokens is infeasible (which a test samples) and the sweep leaves it out.
+    """
+    names, tables = op_names(workload.model), workload.degrees
+    choices = [(0, 1, 2) if tokens_suffice or name not in ALONG_TOKENS else (1, 2) for name in names]
+    evaluations = [
+        evaluate(workload, Strategy(*degrees, dims))
+        for degrees in itertools.product(tables.tp, tables.ep, tables.pp, tables.batch)
+        if evaluate(workload, Strategy(*degrees, (2,) * len(names))).feasible  # what no choice mends
+        for dims in itertools.product(*choices)
+    ]
+    feasible = [evaluation for evaluation in evaluations if evaluation.feasible]
+    return Landscape(
+        workload,
+        [evaluation.strategy for evaluation in feasible],
+        np.array([evaluation.tokens_per_s_per_gpu for evaluation in feasible]),
+        np.array([evaluation.tpot_s for evaluation in feasible]),
+        np.array([evaluation.memory_bytes.total for evaluation in feasible]),
+    )
+
+
+def unlimited(workload: Workload, degrees: DegreeTables) -> Workload:
+    roomy = dataclasses.replace(workload.hardware, hbm_bytes=1e12)
+    return dataclasses.replace(workload, hardware=roomy, degrees=degrees)
+
+
+@pytest.fixture(scope="module")
+def dense_landscape(toy_dense: Workload) -> Landscape:
+    """All 3^10 choices of one tuple of degrees; a small vocabulary, so that ops set the peak of the activations."""
+    workload = dataclasses.replace(toy_dense, model=dataclasses.replace(toy_dense.model, vocab=16))
+    return sweep(unlimited(workload, DegreeTables((4,), (1,), (2,), (6,))), tokens_suffice=True)
+
+
+@pytest.fixture(scope="module")
+def degrees_landscape(toy_dense: Workload) -> Landscape:
+    """Several degrees, some of them forbidden: pp = 3 of 4 layers, ep = 2 of a dense model, too many GPUs."""
+    workload = dataclasses.replace(toy_dense, max_gpus=8)
+    return sweep(unlimited(workload, DegreeTables((2, 8), (1, 2), (1, 2, 3), (1,))), tokens_suffice=False)
+
+
+@pytest.fixture(scope="module")
+def moe_landscape(toy_moe: Workload) -> Landscape:
+    """One token per ep rank, and skewed routing: 1 * 2 * 1.25 copies are still fewer than 4 ranks.
+
+    Wide but shallow, so that combine, between the segments of the sweep, sets the peak of the activations.
+    """
+    model = dataclasses.replace(toy_moe.model, vocab=16, hidden=128, ffn_hidden=16)
+    workload = dataclasses.replace(toy_moe, model=model, load_imbalance=1.25)
+    return sweep(unlimited(workload, DegreeTables((4,), (2,), (2,), (2,))), tokens_suffice=False)
+
+
+@pytest.fixture(params=["dense_landscape", "degrees_landscape", "moe_landscape"])
+def landscape(request: pytest.FixtureRequest) -> Landscape:
+    return request.getfixturevalue(request.param)
+
+
+def agrees(found: Optimum, landscape: Landscape, feasible: np.ndarray) -> None:
+    """Count, best and quantiles of the sweep equal those of brute force."""
+    assert found.feasible_count == feasible.sum()
+    if not feasible.any():
+        assert found.evaluation is None
+        return
+    values = landscape.tokens_per_s_per_gpu[feasible]
+    assert found.evaluation is not None
+    assert found.evaluation.feasible
+    assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(values.max(), rel=1e-12)
+    for share, quantile in found.quantiles.items():
+        exact = np.quantile(values, share, method="inverted_cdf")
+        assert quantile == pytest.approx(exact, rel=5e-4)
+
+
+def test_the_optimum_of_an_unlimited_space_is_that_of_brute_force(landscape: Landscape) -> None:
+    workload, feasible = landscape.limited()
+    assert feasible.all()
+    agrees(find_optimum(workload), landscape, feasible)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9])
+def test_the_optimum_under_a_tight_slo_is_that_of_brute_force(landscape: Landscape, share: float) -> None:
+    # A hair above the quantile, so that strategies as fast as it, save for rounding, are on one side.
+    slo_s = float(np.quantile(landscape.tpot_s, share, method="inverted_cdf")) * (1 + 1e-9)
+    workload, feasible = landscape.limited(tpot_slo_s=slo_s)
+    assert 0 < feasible.sum() < len(feasible)
+    agrees(find_optimum(workload), landscape, feasible)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.3, 0.5, 0.7, 0.9])
+def test_the_optimum_in_little_memory_is_that_of_brute_force(landscape: Landscape, share: float) -> None:
+    hbm_bytes = float(np.quantile(landscape.memory_bytes, share, method="inverted_cdf"))
+    workload, feasible = landscape.limited(hbm_bytes=hbm_bytes)
+    assert 0 < feasible.sum() < len(feasible)
+    agrees(find_optimum(workload), landscape, feasible)
+
+
+@pytest.mark.parametrize("shares", [(0.3, 0.3), (0.5, 0.2), (0.2, 0.6), (0.8, 0.8)])
+def test_the_optimum_under_both_limits_is_that_of_brute_force(
+    landscape: Landscape, shares: tuple[float, float]
+) -> None:
+    slo_s = float(np.quantile(landscape.tpot_s, shares[0], method="inverted_cdf")) * (1 + 1e-9)
+    hbm_bytes = float(np.quantile(landscape.memory_bytes, shares[1], method="inverted_cdf"))
+    workload, feasible = landscape.limited(slo_s, hbm_bytes)
+    agrees(find_optimum(workload), landscape, feasible)
+
+
+@pytest.mark.parametrize("limits", [{"tpot_slo_s": 1e-7}, {"hbm_bytes": 1.01e6}])
+def test_a_space_without_a_feasible_strategy_has_no_optimum(landscape: Landscape, limits: dict[str, float]) -> None:
+    workload, feasible = landscape.limited(**limits)
+    assert not feasible.any()
+    found = find_optimum(workload)
+    agrees(found, landscape, feasible)
+    assert found.feasible_share == 0
+    assert not found.quantiles
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(8, 1), (8, 2), (8, 3), (16, 1), (16, 3), (16, 6)])
+@pytest.mark.parametrize("batch", [32, 64])
+def test_an_slo_that_the_fastest_strategy_meets_exactly_lets_it_in(
+    dense: Workload, tp: int, pp: int, batch: int
+) -> None:
+    # An SLO is often the TPOT of a strategy that somebody runs. `evaluate` lets it pass, so must the oracle.
+    workload = dataclasses.replace(dense, degrees=DegreeTables((tp,), (1,), (pp,), (batch,)))
+    fastest = find_optimum(dataclasses.replace(workload, tpot_slo_s=1e3)).evaluation
+    assert fastest is not None
+    exact = dataclasses.replace(workload, tpot_slo_s=fastest.tpot_s)
+    assert evaluate(exact, fastest.strategy).feasible
+    found = find_optimum(exact).evaluation
+    assert found is not None
+    assert found.feasible
+
+
+def test_what_the_sweeps_leave_out_is_infeasible(degrees_landscape: Landscape, moe_landscape: Landscape) -> None:
+    rng = np.random.default_rng(3)
+    for landscape in (degrees_landscape, moe_landscape):
+        workload = landscape.workload
+        names, tables = op_names(workload.model), workload.degrees
+        along_tokens = [index for index, name in enumerate(names) if name in ALONG_TOKENS]
+        for _ in range(200):
+            dims = rng.integers(0, 3, len(names))
+            dims[rng.choice(along_tokens)] = 0
+            strategy = Strategy(int(rng.choice(tables.tp)), tables.ep[0], 1, tables.batch[0], tuple(dims.tolist()))
+            assert "tokens" in [violation.kind for violation in evaluate(workload, strategy).violations]
+
+
+def test_two_degrees_are_compared_with_each_other(degrees_landscape: Landscape) -> None:
+    workload, _ = degrees_landscape.limited()
+    counts = {
+        (tp, pp): find_optimum(
+            dataclasses.replace(workload, degrees=DegreeTables((tp,), (1,), (pp,), (1,)))
+        ).feasible_count
+        for tp, pp in itertools.product((2, 8), (1, 2, 3))
+    }
+    # tp 2 with 1 or 2 stages; tp 8 fills the 8 GPUs alone. 6 of 10 ops lose their choice along tokens.
+    whole = 2**6 * 3**4
+    assert counts == {(2, 1): whole, (2, 2): whole, (2, 3): 0, (8, 1): whole, (8, 2): 0, (8, 3): 0}
+    assert find_optimum(workload).feasible_count == 3 * whole
+
+
+@settings(derandomize=True, deadline=None, max_examples=15)
+@given(
+    tp=st.sampled_from([1, 2, 3, 4, 8]),
+    ep=st.sampled_from([1, 2, 3, 4]),
+    pp=st.sampled_from([1, 2, 4]),
+    batch=st.integers(1, 64),
+    imbalance=st.sampled_from([1.0, 1.3]),
+    seed=st.integers(0, 99),
+)
+def test_no_sampled_strategy_of_a_full_moe_space_beats_its_optimum(
+    toy_moe: Workload, tp: int, ep: int, pp: int, batch: int, imbalance: float, seed: int
+) -> None:
+    workload = dataclasses.replace(
+        toy_moe, load_imbalance=imbalance, degrees=DegreeTables((tp,), (ep,), (pp,), (batch,))
+    )
+    found = find_optimum(workload)
+    sampled_feasible = 0
+    for dims in np.random.default_rng(seed).integers(0, 3, (100, 12)).tolist():
+        evaluation = evaluate(workload, Strategy(tp, ep, pp, batch, tuple(dims)))
+        if evaluation.feasible:
+            sampled_feasible += 1
+            assert found.evaluation is not None
+            assert evaluation.tokens_per_s_per_gpu <= found.evaluation.tokens_per_s_per_gpu * (1 + 1e-12)
+    assert (sampled_feasible > 0) <= (found.feasible_count > 0)
+
+
+# --- the real workloads ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("gpt_moe_1_2t_16k", 2_763_493_200),  # 8 * 5 * 10 * 13 * 3^12
+        ("gpt_moe_1_2t_32k", 2_763_493_200),
+        ("gpt_moe_1_2t_64k", 2_763_493_200),
+        ("gpt_moe_1_6t_16k", 1_934_445_240),  # 8 * 5 * 7 * 13 * 3^12
+        ("gpt_moe_1_6t_32k", 1_934_445_240),
+        ("gpt_moe_1_6t_64k", 1_934_445_240),
+        ("llama_3_1_405b_8k", 8 * 1 * 8 * 11 * 3**10),
+    ],
+)
+def test_the_space_has_every_combination_of_degrees_and_choices(name: str, size: int) -> None:
+    assert space_size(load_workload(name)) == size
+
+
+REAL = ["gpt_moe_1_6t_64k", "mixtral_8x22b_8k", "llama_3_1_405b_8k"]
+
+
+@pytest.fixture(scope="module")
+def real_optima() -> dict[str, Optimum]:
+    return {name: find_optimum(load_workload(name)) for name in REAL}
+
+
+def sample(workload: Workload, rng: np.random.Generator) -> Strategy:
+    tables = workload.degrees
+    tp, ep, pp, batch = (int(rng.choice(table)) for table in (tables.tp, tables.ep, tables.pp, tables.batch))
+    return Strategy(tp, ep, pp, batch, tuple(rng.integers(0, 3, len(op_names(workload.model))).tolist()))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_optimum_is_a_strategy_of_the_space_and_equals_its_evaluation(
+    name: str, real_optima: dict[str, Optimum]
+) -> None:
+    workload, found = load_workload(name), real_optima[name].evaluation
+    assert found is not None
+    assert found.feasible
+    strategy = found.strategy
+    for degree in ("tp", "ep", "pp", "batch"):
+        assert getattr(strategy, degree) in getattr(workload.degrees, degree)
+    again = evaluate(workload, strategy)
+    assert again.tokens_per_s_per_gpu == pytest.approx(found.tokens_per_s_per_gpu, rel=1e-12)
+    assert found.tokens_per_s_per_gpu >= real_optima[name].quantiles[0.999] * (1 - 5e-4)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_sweep_adds_up_what_evaluate_adds_up(name: str, real_optima: dict[str, Optimum]) -> None:
+    workload, rng = load_workload(name), np.random.default_rng(5)
+    relaxed = dataclasses.replace(workload, tpot_slo_s=1e6)
+    found = [real_optima[name]]
+    for _ in range(40):  # the best of one combination of degrees at a time: other degrees, other dims
+        degrees = DegreeTables(
+            *((int(rng.choice(table)),) for table in dataclasses.astuple(workload.degrees)),
+        )
+        found.append(find_optimum(dataclasses.replace(relaxed, degrees=degrees)))
+    compared = [optimum for optimum in found if optimum.evaluation is not None]
+    assert len(compared) > 10
+    for optimum in compared:
+        assert optimum.evaluation is not None
+        exact = pytest.approx(optimum.evaluation.tokens_per_s_per_gpu, rel=1e-12, abs=0)
+        assert optimum.swept_tokens_per_s_per_gpu == exact
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_no_random_strategy_beats_the_optimum_and_the_feasible_share_is_that_of_a_sample(
+    name: str, real_optima: dict[str, Optimum]
+) -> None:
+    workload, found = load_workload(name), real_optima[name]
+    assert found.evaluation is not None
+    rng = np.random.default_rng(11)
+    trials = 3000
+    evaluations = [evaluate(workload, sample(workload, rng)) for _ in range(trials)]
+    feasible = [evaluation for evaluation in evaluations if evaluation.feasible]
+    best = found.evaluation.tokens_per_s_per_gpu
+    assert all(evaluation.tokens_per_s_per_gpu <= best * (1 + 1e-12) for evaluation in feasible)
+    share = found.feasible_share
+    assert abs(len(feasible) / trials - share) < 5 * math.sqrt(share * (1 - share) / trials)
+    median = sorted(evaluation.tokens_per_s_per_gpu for evaluation in feasible)
+    below = sum(value <= found.quantiles[0.5] for value in median)
+    assert abs(below - len(median) / 2) < 5 * math.sqrt(len(median)) / 2
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_no_neighbour_of_the_optimum_is_better(name: str, real_optima: dict[str, Optimum]) -> None:
+    workload, found = load_workload(name), real_optima[name].evaluation
+    assert found is not None
+    best, tables = found.strategy, workload.degrees
+    moved = [
+        dataclasses.replace(best, **{degree: value})
+        for degree in ("tp", "ep", "pp", "batch")
+        for value in getattr(tables, degree)
+    ]
+    moved += [
+        dataclasses.replace(best, dims=(*best.dims[:index], choice, *best.dims[index + 1 :]))
+        for index in range(len(best.dims))
+        for choice in (0, 1, 2)
+    ]
+    for strategy in moved:
+        evaluation = evaluate(workload, strategy)
+        if evaluation.feasible:
+            assert evaluation.tokens_per_s_per_gpu <= found.tokens_per_s_per_gpu * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_no_megatron_strategy_beats_the_optimum(name: str, real_optima: dict[str, Optimum]) -> None:
+    workload, found = load_workload(name), real_optima[name].evaluation
+    assert found is not None
+    tables = workload.degrees
+    ratios = {}
+    for dims in (megatron_dims(workload.model), megatron_sp_dims(workload.model)):
+        best = max(
+            evaluation.tokens_per_s_per_gpu * evaluation.feasible
+            for degrees in itertools.product(tables.tp, tables.ep, tables.pp, tables.batch)
+            for evaluation in [evaluate(workload, Strategy(*degrees, dims))]
+        )
+        ratios[dims] = found.tokens_per_s_per_gpu / best
+    assert all(1 - 1e-12 <= ratio < 2.5 for ratio in ratios.values())
+
+
+def test_progress_is_told_part_by_part(toy_dense: Workload) -> None:
+    told: list[tuple[int, int]] = []
+    workload = dataclasses.replace(toy_dense, degrees=DegreeTables((2, 4), (1,), (1, 2), (1, 2, 4)))
+    found = find_optimum(workload, progress=lambda done, total: told.append((done, total)))
+    assert [done for done, _ in told] == list(range(1, told[0][1] + 1))
+    assert {total for _, total in told} == {told[-1][0]}
+    assert found == find_optimum(workload)

@@ -1,0 +1,322 @@
+"""Fitted kernels and collectives leave no hole: over all a search can reach, and far outside what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.config.catalog import load_calibration, load_hardware
+from sim.config.files import config_path
+from sim.prices.calibration import Calibration
+from sim.prices.collectives import collective_price, expert_all_to_all, hand_on_s
+from sim.prices.curves import (
+    Curves,
+    DecodeAttention,
+    ExpertActivation,
+    Gemm,
+    GroupedGemm,
+    Permute,
+    Routing,
+    Shape,
+)
+from sim.prices.dtypes import Dtype
+from sim.prices.hardware import Engine
+from sim.prices.mesh import Group, tp_group
+from sim.prices.roofline import Kernel, kernel_time
+
+H100 = load_hardware("h100_sxm")
+FITTED = load_calibration("h100_sxm")
+BY_ENGINE = {engine: dataclasses.replace(H100, curves=Curves(FITTED, engine, engine)) for engine in get_args(Engine)}
+ENGINES = st.sampled_from(get_args(Engine))
+DTYPES = st.sampled_from(get_args(Dtype))
+KV_DTYPES = st.sampled_from(["bf16", "fp8"])
+FACTORS = st.sampled_from([1.0, 1 + 1e-9, 1.001, 1.5, 7.0, 1e3])
+
+
+def log_floats(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(math.log(low), math.log(high)).map(math.exp)
+
+
+SIZES = log_floats(0.01, 1e7)
+WIDTHS = log_floats(1, 1e7)
+
+
+def priced(engine: str, shape: Shape, dtype: str, kv_dtype: str = "bf16") -> float:
+    curves = BY_ENGINE[engine].curves
+    assert curves is not None
+    found = curves.kernel(shape, dtype, kv_dtype)  # type: ignore[arg-type]
+    assert found is not None
+    assert 0 < found.time_s < math.inf
+    assert 0 < found.error < 1
+    return found.time_s
+
+
+@pytest.mark.parametrize("missing", [{}, {"mape": None}])
+def test_a_series_without_a_cross_validated_error_counts_as_uncalibrated(missing: dict[str, None]) -> None:
+    name = "gemm/trtllm/fp8"
+    record = {key: value for key, value in FITTED.series[name].items() if key != "mape"} | missing
+    curves = Curves(Calibration("mine", {**FITTED.data, "series": {name: record}}), "trtllm", "nccl", 0.4)
+    for kept in (curves, pickle.loads(pickle.dumps(curves))):
+        found = kept.kernel(Gemm(64, 4096, 4096), "fp8", "bf16")
+        assert found is not None
+        assert found.error == 0.4
+
+
+def grows(time: Callable[..., float], sizes: dict[str, float], factor: float, *, along: tuple[str, ...]) -> None:
+    """Time must not fall with any of the sizes, and hardly move when one hardly moves."""
+    base = time(**sizes)
+    for name in along:
+        assert time(**{**sizes, name: sizes[name] * factor}) >= base * (1 - 1e-12), name
+        assert time(**{**sizes, name: sizes[name] * (1 + 1e-9)}) <= base * (1 + 1e-6), name
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(ENGINES, DTYPES, SIZES, WIDTHS, WIDTHS, FACTORS)
+def test_gemms(engine: str, dtype: Dtype, rows: float, inner: float, columns: float, factor: float) -> None:
+    def time(**sizes: float) -> float:
+        return priced(engine, Gemm(**sizes), dtype)
+
+    sizes = {"rows": rows, "inner": inner, "columns": columns}
+    grows(time, sizes, factor, along=("rows", "inner", "columns"))
+    almost = 1 + 1e-12
+    assert time(**sizes) * almost >= 2 * rows * inner * columns / H100.peak_flop_per_s[dtype]
+    each = 2 if dtype == "bf16" else 1
+    assert time(**sizes) * almost >= inner * columns * each / 3.35e12
+    assert time(**sizes) > 2e-6
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    ENGINES,
+    KV_DTYPES,
+    log_floats(1, 1e6),
+    log_floats(1, 1e8),
+    st.sampled_from([1, 2, 8, 16, 128, 1024]),
+    st.sampled_from([1, 1.5, 2, 8, 16, 32, 40, 64, 128]),
+    st.sampled_from([32, 64, 96, 128, 256, 512]),
+    st.booleans(),
+    FACTORS,
+)
+def test_decode_attention(
+    engine: str,
+    kv_dtype: str,
+    sequences: float,
+    kv_len: float,
+    kv_heads: float,
+    group: float,
+    head_dim: float,
+    multi_head: bool,
+    factor: float,
+) -> None:
+    def time(**sizes: float) -> float:
+        shape = DecodeAttention(head_dim=head_dim, multi_head=multi_head, **sizes)
+        return priced(engine, shape, "bf16", kv_dtype)
+
+    heads = kv_heads if multi_head else kv_heads * group
+    sizes = {"sequences": sequences, "kv_len": kv_len, "heads": heads, "kv_heads": kv_heads}
+    # A kernel for more than 32 query heads per KV head is slower: a step, up, that no strategy can cross backwards.
+    grows(time, sizes, factor, along=("sequences", "kv_len"))
+    if not multi_head:
+        assert time(**{**sizes, "heads": heads * factor}) >= time(**sizes) * (1 - 1e-12)
+    each = 2 if kv_dtype == "bf16" else 1
+    almost = 1 + 1e-12
+    assert time(**sizes) * almost >= 2 * sequences * kv_len * kv_heads * head_dim * each / 3.35e12
+    assert time(**sizes) * almost >= 4 * sequences * kv_len * heads * head_dim / 989e12
+    assert time(**sizes) > 2e-6
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(ENGINES, DTYPES, st.booleans(), SIZES, st.sampled_from([1, 4, 16, 512]), WIDTHS, WIDTHS, FACTORS)
+def test_the_pieces_of_a_moe_layer(
+    engine: str, dtype: Dtype, gated: bool, rows: float, local: float, inner: float, columns: float, factor: float
+) -> None:
+    active = local * (1 - math.exp(-rows / local))
+    sizes = {"rows": rows, "inner": inner, "columns": columns, "active": active}
+
+    def grouped(**given: float) -> float:
+        return priced(engine, GroupedGemm(local=local, gated=gated, **given), dtype)
+
+    grows(grouped, sizes, factor, along=("rows", "inner", "columns", "active"))
+    each = 2 if dtype == "bf16" else 1
+    almost = 1 + 1e-12
+    assert grouped(**sizes) * almost >= 2 * rows * inner * columns / H100.peak_flop_per_s[dtype]
+    assert grouped(**sizes) * almost >= active * inner * columns * each / 3.35e12
+
+    def permute(**given: float) -> float:
+        return priced(engine, Permute(dtype=dtype, gated=gated, **given), dtype)
+
+    def activation(**given: float) -> float:
+        return priced(engine, ExpertActivation(dtype=dtype, gated=gated, **given), dtype)
+
+    def routing(**given: float) -> float:
+        return priced(engine, Routing(dtype=dtype, gated=gated, **given), dtype)
+
+    grows(permute, {"tokens": rows, "rows": 2 * rows, "hidden": inner}, factor, along=("tokens", "rows", "hidden"))
+    grows(activation, {"rows": rows, "width": inner}, factor, along=("rows", "width"))
+    grows(routing, {"tokens": rows, "experts": local, "topk": 2}, factor, along=("tokens", "experts", "topk"))
+
+
+KINDS = ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+DEGREES = st.sampled_from([2, 3, 4, 6, 8, 16, 32, 64, 128])
+MESSAGES = st.one_of(st.just(0.0), log_floats(1, 1e12))
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(ENGINES, st.sampled_from(KINDS), DEGREES, MESSAGES, FACTORS)
+def test_collectives(engine: str, kind: str, degree: int, message: float, factor: float) -> None:
+    hardware, group = BY_ENGINE[engine], tp_group(degree, 8)
+    found = collective_price(hardware, kind, group, message).time_s
+    assert 1e-6 < found < math.inf
+    assert collective_price(hardware, kind, group, message * factor).time_s >= found * (1 - 1e-12)
+    assert collective_price(hardware, kind, group, message * (1 + 1e-9)).time_s <= found * (1 + 1e-6)
+    assert found * (1 + 1e-12) >= message * (degree - 1) / degree**2 / 450e9
+
+
+@settings(derandomize=True, deadline=None)
+@given(ENGINES, st.sampled_from(KINDS), MESSAGES)
+def test_leaving_the_node_never_pays(engine: str, kind: str, message: float) -> None:
+    inside = collective_price(BY_ENGINE[engine], kind, Group(8, 8), message)
+    for group in (Group(8, 4), Group(8, 1), Group(16, 8), Group(128, 8)):
+        across = collective_price(BY_ENGINE[engine], kind, group, message * group.degree / 8)
+        assert across.time_s >= inside.time_s * (1 - 1e-12)
+        assert "across nodes" in across.extrapolated
+    assert inside.error <= across.error
+
+
+def test_leaving_the_node_is_marked_without_curves_too() -> None:
+    medians = dataclasses.replace(H100, curves=None)
+    assert collective_price(medians, "all_reduce", Group(8, 8), 1e6).extrapolated == ""
+    assert collective_price(medians, "all_reduce", Group(16, 8), 1e6).extrapolated == "all-reduce over tp across nodes"
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    st.sampled_from(["dispatch", "combine"]),
+    log_floats(0.01, 1e6),
+    log_floats(1, 1e6),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 8, 16, 256, 512]),
+    st.sampled_from([1, 2, 8]),
+    FACTORS,
+)
+def test_expert_all_to_all(
+    side: str, tokens: float, columns: float, each: int, experts: int, topk: int, factor: float
+) -> None:
+    def time(group: Group, **sizes: float) -> float:
+        return expert_all_to_all(H100, side, group, each=each, experts=experts, topk=topk, **sizes).time_s
+
+    sizes = {"tokens": tokens, "columns": columns}
+    groups = [Group(2, 2), Group(4, 4), Group(8, 8), Group(16, 8), Group(32, 8), Group(64, 8), Group(256, 8)]
+    times = [time(group, **sizes) for group in groups]
+    assert all(0 < t < math.inf for t in times)
+    assert times == sorted(times)  # more peers, then more nodes
+    for group in groups:
+        grows(lambda group=group, **s: time(group, **s), sizes, factor, along=("tokens", "columns"))
+        if group.nodes > 1:
+            sent = tokens * topk * columns * each
+            assert time(group, **sizes) * (1 + 1e-12) >= sent * (group.nodes - 1) / group.nodes / 50e9
+
+
+@settings(derandomize=True, deadline=None)
+@given(MESSAGES, FACTORS)
+def test_send_and_receive(message: float, factor: float) -> None:
+    inside, across = (hand_on_s(H100, same_node=same, sent_bytes=message) for same in (True, False))
+    assert 1e-6 < inside <= across < math.inf
+    assert across * (1 + 1e-12) >= message / 50e9
+    for same, found in ((True, inside), (False, across)):
+        assert hand_on_s(H100, same_node=same, sent_bytes=message * factor) >= found
+
+
+TERMS: list[tuple[Callable[..., float], dict[str, float]]] = [
+    (
+        lambda **s: FITTED.attention_prefill_us("trtllm", "bf16", "fp8", **s),
+        {"sequences": 2.0, "tokens": 3000.0, "heads": 16.0, "kv_heads": 2.0, "head_dim": 128.0},
+    ),
+    (lambda **s: FITTED.mla_decode_us("bf16", **s), {"sequences": 20.0, "kv_len": 5000.0, "heads": 16.0}),
+    (
+        lambda **s: FITTED.moe_layer_us("moe/trtllm/moe_torch_flow_cutlass/fp8", ep=4.0, skewed=True, **s),
+        {"tokens": 100.0, "hidden": 4096.0, "width": 1536.0, "topk": 8.0, "experts": 128.0},
+    ),
+]
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.sampled_from(TERMS), st.lists(log_floats(1e-2, 1e3), min_size=5, max_size=5), FACTORS)
+def test_kernels_that_only_serving_uses(case: Any, scales: list[float], factor: float) -> None:
+    time, sizes = case
+    scaled = {name: size * scale for (name, size), scale in zip(sizes.items(), scales, strict=False)}
+    assert 0 < time(**scaled) < math.inf
+    grows(time, scaled, factor, along=tuple(name for name in sizes if name not in ("experts", "topk")))
+
+
+def test_the_smallest_kernels_take_their_measured_floors() -> None:
+    assert 2.7e-6 < priced("vllm", Gemm(1, 128, 128), "bf16") < 7e-6
+    assert 4e-6 < priced("trtllm", DecodeAttention(1, 16, 8, 1, 128, False), "bf16") < 13e-6
+
+
+def test_a_kernel_no_curve_describes_falls_back_to_the_medians() -> None:
+    lacking = {**FITTED.data, "series": {k: v for k, v in FITTED.series.items() if not k.startswith("gemm/")}}
+    partial = dataclasses.replace(H100, curves=Curves(Calibration("partial", lacking), "trtllm", "trtllm"))
+    medians = dataclasses.replace(H100, curves=None)
+    kernel = Kernel("gemm", "fp8", "fp8", 1e12, 1e9, Gemm(1e3, 1e4, 5e4))
+    assert kernel_time(partial, kernel) == kernel_time(medians, kernel)
+    assert kernel_time(partial, kernel).error == H100.errors.uncalibrated
+    attention = Kernel("attention", "bf16", "fp8", 1e9, 1e9, DecodeAttention(64, 8192, 16, 2, 128, False))
+    assert kernel_time(partial, attention) == kernel_time(H100, attention) != kernel_time(medians, attention)
+
+
+def test_what_lies_outside_the_measured_range_says_so_and_is_less_sure() -> None:
+    inside = kernel_time(H100, Kernel("gemm", "fp8", "fp8", 1, 1, Gemm(64, 4096, 4096)))
+    outside = kernel_time(H100, Kernel("gemm", "fp8", "fp8", 1, 1, Gemm(64, 4096, 1e7)))
+    assert (inside.extrapolated, outside.extrapolated) == ("", "GEMM beyond measured columns")
+    assert inside.error < H100.errors.extrapolated <= outside.error
+
+
+def test_attention_of_more_query_heads_than_an_engine_is_built_for_is_marked() -> None:
+    for engine in ("trtllm", "vllm", "sglang"):
+        curves = Curves(FITTED, engine, engine)
+        usual, wide = (
+            curves.kernel(DecodeAttention(64, 8192, heads, 1, 128, False), "bf16", "fp8") for heads in (32, 64)
+        )
+        assert usual is not None
+        assert wide is not None
+        assert usual.extrapolated == ""
+        assert wide.extrapolated == "attention of more than 32 query heads per KV head"
+        assert wide.time_s >= usual.time_s
+        assert wide.error == FITTED.series[f"attention_decode/{engine}/fp8/wide"]["mape"]
+
+
+def test_the_error_of_serving_is_that_of_the_calibrations_held_out_runs(tmp_path: Path) -> None:
+    assert H100.errors.serving == FITTED.data["serving"]["mape"]
+    text = config_path("hardware", "h100_sxm").read_text(encoding="utf-8")
+    path = tmp_path / "x.toml"
+    path.write_text(text.replace("[expected_error]", "[expected_error]\nserving = 0.2"), encoding="utf-8")
+    assert load_hardware(path).errors.serving == 0.2
+    path.write_text(text.replace('calibration = "h100_sxm"', ""), encoding="utf-8")
+    assert load_hardware(path).errors.serving == load_hardware(path).errors.uncalibrated  # never compared with any
+
+
+def test_nccl_alone_is_slower_than_an_engines_own_all_reduce_on_small_messages() -> None:
+    nccl = dataclasses.replace(H100, curves=Curves(FITTED, "trtllm", "nccl"))
+    small = [collective_price(hardware, "all_reduce", tp_group(8, 8), 131072.0).time_s for hardware in (H100, nccl)]
+    assert 6.2e-6 <= small[0] * 1.1 < small[1] == pytest.approx(19e-6, rel=0.1)
+
+
+def test_overlap_hides_its_share_of_a_collective() -> None:
+    hidden = dataclasses.replace(H100, communication_overlap=0.4)
+    group = tp_group(8, 8)
+    whole, rest = (collective_price(hardware, "all_gather", group, 1e7).time_s for hardware in (H100, hidden))
+    assert rest == pytest.approx(0.6 * whole)
+
+
+def test_curves_survive_being_sent_to_another_process() -> None:
+    copy = pickle.loads(pickle.dumps(H100.curves))
+    assert copy.kernel(Gemm(64, 4096, 4096), "fp8", "fp8") == H100.curves.kernel(Gemm(64, 4096, 4096), "fp8", "fp8")  # type: ignore[union-attr]
