@@ -2,13 +2,16 @@
 
 from envs.archive import AddStatus, Elite, EliteArchive
 from envs.recording import BudgetExhausted, CallGate
+from envs.registration import ENV_ID
 from envs.reward import ImprovementReward
 from envs.rows import COMPACT_FILE, ROWS_FILE, CallRow, DamagedRows, RowsTaken, RowWriter, compact, read_rows
 from envs.space import Action, StrategySpace
 from envs.strategy_env import Evaluate, Observation, SimulatorFailure, StrategyEnv
+from envs.vector_env import EvaluateMany, VectorStrategyEnv
 
 __all__ = [
     "COMPACT_FILE",
+    "ENV_ID",
     "ROWS_FILE",
     "Action",
     "AddStatus",
@@ -19,6 +22,7 @@ __all__ = [
     "Elite",
     "EliteArchive",
     "Evaluate",
+    "EvaluateMany",
     "ImprovementReward",
     "Observation",
     "RowWriter",
@@ -26,6 +30,7 @@ __all__ = [
     "SimulatorFailure",
     "StrategyEnv",
     "StrategySpace",
+    "VectorStrategyEnv",
     "compact",
     "read_rows",
 ]

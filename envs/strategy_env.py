@@ -49,7 +49,7 @@ class SimulatorFailure(RuntimeError):
 
 @final
 class StrategyEnv(gym.Env[Observation, ActionLike]):
-    """Evaluates strategies and shows the elites found so far. An episode never ends by itself.
+    """Evaluates strategies and shows the elites found so far. An episode ends with its budget, if it has one.
 
     Action: MultiDiscrete [A], see `StrategySpace`. Observation: Box [T, A] float32, row i the i-th best distinct
     feasible action, each index divided by the largest of its table; rows not yet filled are -1.
@@ -68,6 +68,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         reward: From (raw, best before the call, feasible) to the reward.
         retries: How often a failing evaluation is tried again before `SimulatorFailure`.
         space: What actions choose from; by default all strategies of the workload.
+        budget: Calls of an episode, the last of which truncates it; None: an episode has no end.
     """
 
     def __init__(
@@ -79,9 +80,12 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         reward: Reward = _PAPER_REWARD,
         retries: int = 0,
         space: StrategySpace | None = None,
+        budget: int | None = None,
     ) -> None:
         if retries < 0:
             raise ValueError(f"expected retries >= 0, got {retries}")
+        if budget is not None and budget < 1:
+            raise ValueError(f"expected a budget of at least 1 call, got {budget}")
         self.space = space or StrategySpace(workload)
         self.archive = EliteArchive(elites)
         self.action_space = self.space.action_space
@@ -90,6 +94,8 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         self._retries = retries
         self._simulate = functools.partial(evaluate, workload)
         self._cached = functools.lru_cache(maxsize=_CACHED_CALLS)(self._evaluate)
+        self.budget = budget
+        self.calls = 0
         self._index_scale = np.maximum(self.space.nvec - 1, 1)
         self._observation = self._observe()
 
@@ -118,6 +124,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         """Forgets every elite and the best so far."""
         super().reset(seed=seed, options=options)
         self.archive.clear()
+        self.calls = 0
         self._observation = self._observe()
         return self.observation, {}
 
@@ -125,15 +132,20 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         """Evaluates one strategy.
 
         Returns:
-            Observation after the call, reward, False, False, and info: `evaluation`, `raw` (tokens/s/GPU, 0.0 if
-            infeasible), `feasible`, `excess` (by how much limits are missed, see `Evaluation.excess`), `simulated`
-            (tokens/s/GPU, infeasible or not) and `best` (best raw, this call included).
+            Observation after the call, reward, False, whether the budget is spent, and info: `evaluation`, `raw`
+            (tokens/s/GPU, 0.0 if infeasible), `feasible`, `excess` (by how much limits are missed, see
+            `Evaluation.excess`), `simulated` (tokens/s/GPU, infeasible or not) and `best` (best raw, this call
+            included).
 
         Raises:
             SimulatorFailure: See `evaluate`; nothing changed.
             ValueError: The action is not in the space.
         """
-        evaluation = self.evaluate(self.space.decode(action))
+        return self.take(action, self.evaluate(self.space.decode(action)))
+
+    def take(self, action: ActionLike, evaluation: Evaluation) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """The step of an action `[A]` that somebody else has evaluated; returns what `step` returns."""
+        self.calls += 1
         feasible = evaluation.feasible
         raw = float(evaluation.tokens_per_s_per_gpu) if feasible else 0.0
         reward = self._reward(raw, self.best, feasible)
@@ -147,15 +159,16 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
             "simulated": float(evaluation.tokens_per_s_per_gpu),
             "best": self.best,
         }
-        return self.observation, reward, False, False, info
+        return self.observation, reward, False, self.calls == self.budget, info
 
     def get_state(self) -> dict[str, Any]:
         """JSON-able snapshot of everything that later calls depend on."""
-        return {"elites": self.archive.get_state()}
+        return {"elites": self.archive.get_state(), "calls": self.calls}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes back to a snapshot of an environment with the same arguments."""
         self.archive.set_state(state["elites"])
+        self.calls = state["calls"]
         self._observation = self._observe()
 
     def _observe(self) -> Observation:
@@ -167,15 +180,15 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
     def _evaluate(self, strategy: Strategy) -> Evaluation:
         for _ in range(self._retries):
             with contextlib.suppress(Exception):
-                return _checked(self._simulate(strategy), strategy)
+                return checked(self._simulate(strategy), strategy)
         try:
-            return _checked(self._simulate(strategy), strategy)
+            return checked(self._simulate(strategy), strategy)
         except Exception as error:
             raise SimulatorFailure(strategy, f"{type(error).__name__}: {error}") from error
 
 
-def _checked(evaluation: Evaluation, strategy: Strategy) -> Evaluation:
-    """The evaluation, if it is one. Raises ValueError for what a plugged-in simulator may get wrong."""
+def checked(evaluation: Evaluation, strategy: Strategy) -> Evaluation:
+    """The evaluation, if it is one of that strategy. Raises: ValueError, for what a foreign simulator may get wrong."""
     if not isinstance(evaluation, Evaluation):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"expected a sim.evaluation.Evaluation, got {evaluation!r}")
     if evaluation.strategy != strategy:

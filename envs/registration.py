@@ -1,0 +1,58 @@
+"""The environment by its name, for gymnasium and whoever makes environments through it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+from envs.reward import ImprovementReward
+from envs.strategy_env import StrategyEnv
+from envs.vector_env import VectorStrategyEnv
+from sim.config.catalog import load_workload
+
+ENV_ID = "raysearch/Strategy-v0"
+_PAPER_REWARD = ImprovementReward()
+
+
+def make_env(
+    workload: str,
+    *,
+    hardware: str | None = None,
+    space: Any = None,
+    elites: int = 3,
+    budget: int | None = None,
+    alpha: float = _PAPER_REWARD.alpha,
+    beta: float = _PAPER_REWARD.beta,
+    penalty: float = _PAPER_REWARD.penalty,
+    render_mode: None = None,
+) -> StrategyEnv:
+    """A search of a workload; `gymnasium.make(ENV_ID, workload=...)` returns it.
+
+    Args:
+        workload: Name in configs/workloads or the path of a TOML file.
+        hardware: Replaces the workload's hardware: a name or a path.
+        space: Replaces the workload's strategy space, by name.
+        elites: Rows of the observation, T.
+        budget: Calls of an episode; None: an episode has no end.
+        alpha: Weight of the throughput in the reward; see `ImprovementReward`, also for the others.
+        beta: Weight of the improvement.
+        penalty: What an infeasible call costs.
+        render_mode: There is nothing to render.
+
+    Raises:
+        CatalogError: There is no such workload or hardware.
+    """
+    reward = ImprovementReward(alpha, beta, penalty)
+    return StrategyEnv(load_workload(workload, hardware, space), elites=elites, reward=reward, budget=budget)
+
+
+def make_vector_env(num_envs: int, **kwargs: Any) -> VectorStrategyEnv:
+    """`num_envs` of them, stepped together; `gymnasium.make_vec(ENV_ID, num_envs=..., workload=...)` returns it."""
+    return VectorStrategyEnv([make_env(**kwargs) for _ in range(num_envs)])
+
+
+if ENV_ID not in gym.registry:
+    gym.register(  # pyright: ignore[reportUnknownMemberType]
+        ENV_ID, entry_point="envs.registration:make_env", vector_entry_point="envs.registration:make_vector_env"
+    )
