@@ -13,7 +13,7 @@ from sim.layers import model as layers_model
 from sim.prices import hardware
 from sim.prices.calibration import Calibration
 from sim.prices.curves import Curves
-from sim.prices.dtypes import DTYPE_BYTES, Dtype
+from sim.prices.dtypes import ARITHMETIC, FORMATS, Dtype
 
 
 def _finite(value: float) -> float:
@@ -77,19 +77,19 @@ class _Efficiency(FileSchema):
     @model_validator(mode="after")
     def _covers_every_dtype(self) -> _Efficiency:
         for table in ("compute", "memory"):
-            missing = set(DTYPE_BYTES) - {"fp8_block"} - set(getattr(self, table))
+            missing = set(ARITHMETIC) - set(getattr(self, table))
             if missing:
                 raise ValueError(f"{table} lacks a value for {', '.join(sorted(missing))}")
         return self
 
     def to_si(self) -> hardware.Efficiency:
-        compute, memory = _with_blocks(self.compute), _with_blocks(self.memory)
+        compute, memory = _every_dtype(self.compute), _every_dtype(self.memory)
         return hardware.Efficiency(compute, memory, self.floor_us * 1e-6)
 
 
-def _with_blocks(table: ByDtype) -> ByDtype:
-    """The table with fp8_block, which a file may leave out: as fp8."""
-    return {"fp8_block": table["fp8"], **table}
+def _every_dtype(table: ByDtype) -> ByDtype:
+    """The table with formats that a file may leave out, each as the arithmetic on it."""
+    return {dtype: table.get(dtype, table[form.arithmetic]) for dtype, form in FORMATS.items()}
 
 
 class _Families(FileSchema):
@@ -252,17 +252,13 @@ class HardwareFile(FileSchema):
         curves, unknown = None, self.expected_error.uncalibrated
         if calibration:
             curves = Curves(calibration, self.engine, self.all_reduce or self.engine, unknown)
-        fp8_flop_per_s = self.compute.fp8_tflops * 1e12
+        peaks = {"bf16": self.compute.bf16_tflops * 1e12, "fp8": self.compute.fp8_tflops * 1e12}
         collectives = self.collectives.to_si()
         if self.all_reduce == "nccl":
             collectives = dataclasses.replace(collectives, custom_all_reduce=None)
         return hardware.Hardware(
             name=self.name,
-            peak_flop_per_s={
-                "bf16": self.compute.bf16_tflops * 1e12,
-                "fp8": fp8_flop_per_s,
-                "fp8_block": fp8_flop_per_s,
-            },
+            peak_flop_per_s={dtype: peaks[form.arithmetic] for dtype, form in FORMATS.items()},
             hbm_bytes=self.hbm.capacity_gb * 1e9,
             hbm_bandwidth_bytes_per_s=self.hbm.bandwidth_gb_per_s * 1e9,
             overhead_bytes=self.hbm.overhead_gb * 1e9,
@@ -332,7 +328,7 @@ class ModelFile(FileSchema):
 
 
 class _PrecisionsTable(FileSchema):
-    weights: Dtype
+    weights: Literal["bf16", "fp8", "fp8_block"]
     kv_cache: Literal["bf16", "fp8"]
     activations: Literal["bf16", "fp8"]
     dispatch: Literal["bf16", "fp8"]

@@ -248,7 +248,7 @@ def tensor_columns(model: Model, tensor: Tensor) -> int:
     return model.ffn_in_width if tensor.name == "ffn_mid" else feature_widths(model)[tensor.letters[-1]]
 
 
-def element_bytes(workload: Workload, tensor: Tensor) -> int:
+def element_bytes(workload: Workload, tensor: Tensor) -> float:
     """Bytes per element of a tensor as it is moved."""
     if tensor.name == "routing":
         return ROUTING_ENTRY_BYTES

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sim.prices import grid_terms, terms
+from sim.prices.dtypes import FORMATS
 from sim.prices.tables import Floats, Table, interpolate, made_monotone, vertices
 
 FORMAT = 1
@@ -54,8 +55,9 @@ class Calibration:
         self.digest = digest
         self.series: Mapping[str, Mapping[str, Any]] = _Series(data["series"])
         light = data["speed_of_light"]
-        peaks = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "mxfp4": "bf16"}  # by format of the weights
-        self._flop_per_us = {dtype: light[f"{peak}_tflops"] * 1e6 for dtype, peak in peaks.items()}
+        self._flop_per_us: Mapping[str, float] = {
+            dtype: light[f"{form.arithmetic}_tflops"] * 1e6 for dtype, form in FORMATS.items()
+        }
         self._hbm = light["hbm_gb_per_s"] * 1e3
         self._nvlink = light["nvlink_gb_per_s"] * 1e3
         self._network = light["network_gb_per_s"] * 1e3
@@ -153,10 +155,19 @@ class Calibration:
         return max(self._piece(series, "activation", terms.expert_activation(rows, width)), rows * width / self._hbm)
 
     def grouped_gemm_us(
-        self, series: str, rows: float, active: float, local: float, inner: float, columns: float, dtype: str
+        self,
+        series: str,
+        rows: float,
+        active: float,
+        local: float,
+        inner: float,
+        columns: float,
+        dtype: str,
+        *,
+        skewed: bool = False,
     ) -> float:
         """Rows of all local experts through their [inner, columns] weights."""
-        phi = terms.grouped_gemm(rows, active, local, inner, columns, dtype)
+        phi = terms.grouped_gemm(rows, active, local, inner, columns, dtype, skewed=skewed)
         light_us = self._grouped_light_us(rows, active, inner * columns, dtype)
         return max(self._piece(series, "grouped_gemm", phi), light_us)
 

@@ -110,7 +110,7 @@ def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: 
 
 @lru_cache(maxsize=REMEMBERED)
 def expert_all_to_all(
-    hardware: Hardware, side: str, group: Group, tokens: float, columns: float, each: int, experts: int, topk: int
+    hardware: Hardware, side: str, group: Group, tokens: float, columns: float, each: float, experts: int, topk: int
 ) -> Priced:
     """Exposed seconds of an expert dispatch or combine.
 

@@ -5,12 +5,12 @@ Whatever the calibration lacks is None here, and the hardware file's medians sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, NODE_GPUS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import Dtype
+from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, sources
 
 
 class Gemm(NamedTuple):
@@ -22,7 +22,10 @@ class Gemm(NamedTuple):
 
 
 class GroupedGemm(NamedTuple):
-    """Rows of all experts of a GPU through the [inner, columns] weights of the `active` among its `local` ones."""
+    """Rows of all experts of a GPU through the [inner, columns] weights of the `active` among its `local` ones.
+
+    `skewed`: real prompts prefer some experts, so that the busiest GPU takes longer than under even routing.
+    """
 
     rows: float
     inner: float
@@ -30,6 +33,7 @@ class GroupedGemm(NamedTuple):
     active: float
     local: float
     gated: bool
+    skewed: bool = False
 
 
 class DecodeAttention(NamedTuple):
@@ -41,6 +45,24 @@ class DecodeAttention(NamedTuple):
     kv_heads: float
     head_dim: float
     multi_head: bool
+
+
+class PrefillAttention(NamedTuple):
+    """Causal attention over the new tokens of each sequence; heads are those of one GPU."""
+
+    sequences: float
+    tokens: float
+    heads: float
+    kv_heads: float
+    head_dim: float
+
+
+class LatentDecode(NamedTuple):
+    """One new token per sequence over DeepSeek's latents, 512 + 64 wide; every engine's kernel is priced alike."""
+
+    sequences: float
+    kv_len: float
+    heads: float
 
 
 class Routing(NamedTuple):
@@ -72,7 +94,7 @@ class ExpertActivation(NamedTuple):
     gated: bool
 
 
-Shape = Gemm | GroupedGemm | DecodeAttention | Routing | Permute | ExpertActivation
+Shape = Gemm | GroupedGemm | DecodeAttention | PrefillAttention | LatentDecode | Routing | Permute | ExpertActivation
 
 
 class Priced(NamedTuple):
@@ -89,20 +111,18 @@ class Priced(NamedTuple):
     extrapolated: str = ""
 
 
-_DTYPE_STAND_INS: dict[str, tuple[str, ...]] = {
-    "bf16": ("bf16",),
-    "fp8": ("fp8", "fp8_block"),
-    "fp8_block": ("fp8_block", "fp8"),
-}
-_EAGER = {("vllm", "fp8_block"): "sglang"}
-"""GEMMs timed with the host's launch overhead, which a CUDA graph hides: another engine's curve stands in. [assumed]"""
 REMEMBERED = 1 << 16
 """Prices of a kind that are kept: strategies share most, as degrees and batches come from short tables."""
-_CUSTOM_ALL_REDUCE = {"trtllm": "trtllm_custom", "vllm": "vllm_custom_graph", "sglang": "sglang_custom_graph"}
 _KINDS = {"all_to_all": "alltoall"}
+LOW_LATENCY_TOKENS = 1024
+"""Most tokens per rank that low-latency kernels take. [assumed] above what SGLang reserves buffers for."""
+_NORMAL_SMS = 24
+"""Streaming multiprocessors that DeepEP's normal kernels may use. [published] DeepEP's default."""
 _FAMILIES = {
     "gemm": "GEMM",
     "attention_decode": "attention",
+    "attention_prefill": "attention of prompts",
+    "mla_decode": "latent attention",
     "moe": "experts",
     "collectives": "collective inside a node",
     "moe_alltoall_deepep": "expert all-to-all",
@@ -113,6 +133,7 @@ _SIZES = {
     "n": "columns",
     "k": "inner width",
     "batch_size": "sequences",
+    "isl": "prompt length",
     "kv_len": "context",
     "num_heads": "heads",
     "num_kv_heads": "KV heads",
@@ -127,6 +148,8 @@ _SIZES = {
     "message_bytes": "message size",
 }
 """Columns of the measured tables, in words."""
+_BY_ENGINE = ("gemm", "attention_decode", "attention_prefill", "moe")
+"""Families whose series are an engine's own."""
 _WIDE = f"attention of more than {WIDEST_GROUP} query heads per KV head"
 """Another kernel, up to 15 times slower in TensorRT-LLM; no row says where between 32 and 48 heads it takes over."""
 
@@ -166,10 +189,14 @@ class Curves:
             return self._gemm(shape, math_dtype)
         if isinstance(shape, DecodeAttention):
             return self._decode(shape, stream_dtype)
+        if isinstance(shape, PrefillAttention):
+            return self._prefill(shape, math_dtype, stream_dtype)
+        if isinstance(shape, LatentDecode):
+            return self._latent(shape, stream_dtype)
         return self._expert_kernel(shape, math_dtype if isinstance(shape, GroupedGemm) else shape.dtype)
 
     def _gemm(self, shape: Gemm, dtype: str) -> Priced | None:
-        series = self._series_of("gemm", dtype, gated=True)
+        series = self._series_of("gemm", dtype)
         if series is None:
             return None
         _, engine, priced_as = series.split("/")
@@ -178,7 +205,7 @@ class Curves:
 
     def _decode(self, shape: DecodeAttention, dtype: str) -> Priced | None:
         sequences, kv_len, heads, kv_heads, head_dim, multi_head = shape
-        series = self._series_of("attention_decode", dtype, gated=not multi_head)
+        series = self._series_of("attention_decode", dtype, "mha" if multi_head else "gqa")
         if series is None:
             return None
         _, engine, priced_as, _ = series.split("/")
@@ -191,16 +218,30 @@ class Curves:
         wide = self._priced(f"attention_decode/{engine}/{priced_as}/wide", time_us, sizes, dtype)
         return wide._replace(extrapolated=wide.extrapolated or _WIDE)
 
+    def _prefill(self, shape: PrefillAttention, math_dtype: Dtype, kv_dtype: Dtype) -> Priced | None:
+        series = self._series_of("attention_prefill", kv_dtype, math_dtype)
+        if series is None:
+            return None
+        _, engine, arithmetic, priced_as = series.split("/")
+        time_us = self.calibration.attention_prefill_us(engine, arithmetic, priced_as, *shape)
+        return self._priced(series, time_us, shape, kv_dtype)
+
+    def _latent(self, shape: LatentDecode, kv_dtype: Dtype) -> Priced | None:
+        series = f"mla_decode/{kv_dtype}"
+        if series not in self.calibration.series:
+            return None
+        return self._priced(series, self.calibration.mla_decode_us(kv_dtype, *shape), shape, kv_dtype)
+
     def _expert_kernel(self, shape: GroupedGemm | Routing | Permute | ExpertActivation, dtype: str) -> Priced | None:
-        series = self._series_of("moe", dtype, gated=shape.gated)
+        series = self._series_of("moe", dtype, "gated" if shape.gated else "plain")
         if series is None:
             return None
         curves, sizes = self.calibration, ()
         match shape:
-            case GroupedGemm(rows, inner, columns, active, local):
+            case GroupedGemm(rows, inner, columns, active, local, _, skewed):
                 sizes = (rows, inner * columns, local)
-                priced_as = series.rpartition("/")[2]
-                time_us = curves.grouped_gemm_us(series, rows, active, local, inner, columns, priced_as)
+                priced_as = dtype if dtype == "mxfp4" else series.rpartition("/")[2]
+                time_us = curves.grouped_gemm_us(series, rows, active, local, inner, columns, priced_as, skewed=skewed)
             case Routing(tokens, experts, topk):
                 time_us = curves.moe_routing_us(series, tokens, experts, topk)
             case Permute(tokens, rows, hidden):
@@ -217,16 +258,16 @@ class Curves:
         message_bytes = tensor_bytes / degree if kind == "all_to_all" else tensor_bytes
         series = f"collectives/{name}/nccl"
         if kind == "all_reduce" and self.all_reduce != "nccl":
-            series = f"collectives/{name}/{_CUSTOM_ALL_REDUCE[self.all_reduce]}"
+            series = f"collectives/{name}/{CUSTOM_ALL_REDUCE[self.all_reduce]}"
         if series not in self.calibration.series:
             return None
         time_us = self.calibration.collective_us(series, name, degree, message_bytes)
         return self._priced(series, time_us, (message_bytes, degree), "")
 
     def expert_all_to_all(
-        self, side: str, tokens: float, columns: float, each: int, experts: int, topk: int, per_node: int, nodes: int
+        self, side: str, tokens: float, columns: float, each: float, experts: int, topk: int, per_node: int, nodes: int
     ) -> Priced | None:
-        """DeepEP's low-latency dispatch or combine, or None.
+        """DeepEP's dispatch or combine, or None: low-latency kernels for few tokens, normal ones beyond.
 
         Args:
             side: "dispatch" or "combine".
@@ -238,15 +279,24 @@ class Curves:
             per_node: Ranks of the group on a node; within one node the copies that stay on a rank cost nothing.
             nodes: Nodes of the group.
         """
-        series = f"moe_alltoall_deepep/low_latency/{side}/0/{'intra' if nodes == 1 else 'inter'}"
-        if series not in self.calibration.series:
+        tier = "intra" if nodes == 1 else "inter"
+        few = f"moe_alltoall_deepep/low_latency/{side}/0/{tier}"
+        many = f"moe_alltoall_deepep/normal/{side}/{_NORMAL_SMS}/{tier}"
+        width_bytes = columns * (DISPATCH_EACH if each == 1 else COMBINE_EACH)
+        shape = (width_bytes, experts, topk, nodes)
+        sent_share = 1.0 if nodes > 1 else (per_node - 1) / per_node * NODE_GPUS / (NODE_GPUS - 1)
+        sizes, price = (tokens, columns, topk, experts, nodes), self.calibration.expert_all_to_all_us
+        time_us = 0.0
+        if few in self.calibration.series:
+            normal = tokens > LOW_LATENCY_TOKENS and many in self.calibration.series
+            time_us = price(side, (LOW_LATENCY_TOKENS if normal else tokens) * sent_share, *shape)
+            if not normal:
+                return self._priced(few, time_us, sizes, "")
+        if many not in self.calibration.series:
             return None
-        width_bytes = columns * {1: DISPATCH_EACH, 2: COMBINE_EACH}[each]
-        sent = tokens
-        if nodes == 1:
-            sent *= (per_node - 1) / per_node * NODE_GPUS / (NODE_GPUS - 1)
-        time_us = self.calibration.expert_all_to_all_us(side, sent, width_bytes, experts, topk, nodes)
-        return self._priced(series, time_us, (tokens, columns, topk, experts, nodes), "")
+        # More tokens never take less: at the switch the normal kernels may, by the curves.
+        time_us = max(time_us, price(side, tokens * sent_share, *shape, mode="normal", sms=_NORMAL_SMS))
+        return self._priced(many, time_us, sizes, "")
 
     def send_recv(self, *, same_node: bool, sent_bytes: float) -> Priced | None:
         """Point to point between stages, or None."""
@@ -258,30 +308,46 @@ class Curves:
 
     # --- series ------------------------------------------------------------------------------------
 
-    def _find(self, family: str, dtype: str, *, gated: bool) -> str | None:
-        """The best fitted series of the engine, or the nearest stand-in, or None."""
-        for priced_as in _DTYPE_STAND_INS[dtype]:
-            if series := self._candidates(family, priced_as, gated):
-                return max(series, key=lambda name: (self.calibration.series[name].get("rows", 0), name))
-        return None
+    def _find(self, family: str, dtype: str, variant: str = "") -> str | None:
+        """The series that prices a kernel of the engine: its own, or the nearest stand-in, or None.
 
-    def _candidates(self, family: str, dtype: str, gated: bool) -> Sequence[str]:
-        known = self.calibration.series
-        if family == "gemm":
-            name = f"gemm/{_EAGER.get((self.engine, dtype), self.engine)}/{dtype}"
-            return [name] if name in known else []
-        if family == "attention_decode":
-            prefix = f"attention_decode/{self.engine}/{dtype}/"
-            needed = [prefix + "gqa", prefix + "wide"] if gated else [prefix + "mha"]
-            return needed[:1] if all(name in known for name in needed) else []
-        own = [n for n in known if n.startswith(f"moe/{self.engine}/") and n.endswith(f"/{dtype}")]
-        alike = [name for name in own if is_plain(name) != gated]
-        return alike or own
+        Args:
+            family: As the first part of the series' name.
+            dtype: Format of weights or KV cache.
+            variant: Of decode attention "gqa" or "mha", of experts "gated" or "plain", of prefill the arithmetic.
+        """
+        found = (self._series_from(family, source, variant) for source in sources(family, self.engine, dtype))
+        return next((series for series in found if series), None)
+
+    def _series_from(self, family: str, source: Source, variant: str) -> str | None:
+        known, (engine, dtype) = self.calibration.series, source
+        match family:
+            case "gemm":
+                needed = [[f"gemm/{engine}/{dtype}"]]
+            case "attention_decode":
+                prefix = f"attention_decode/{engine}/{dtype}/"
+                needed = [[prefix + "mha"] if variant == "mha" else [prefix + "gqa", prefix + "wide"]]
+            case "attention_prefill":
+                needed = [[f"attention_prefill/{engine}/{arithmetic}/{dtype}"] for arithmetic in (variant, "bf16")]
+            case _:
+                return self._expert_series(source, gated=variant == "gated")
+        return next((names[0] for names in needed if all(name in known for name in names)), None)
+
+    def _expert_series(self, source: Source, *, gated: bool) -> str | None:
+        """The kernel that the engine runs, if it is known and measured, else the one of most rows."""
+        known, (engine, dtype) = self.calibration.series, source
+        own = [name for name in known if name.startswith(f"moe/{engine}/") and name.endswith(f"/{dtype}")]
+        alike = [name for name in own if is_plain(name) != gated] or own
+        usual = f"moe/{engine}/{EXPERT_KERNELS.get(source)}/{dtype}"
+        return max(alike, key=lambda name: (name == usual, known[name].get("rows", 0), name), default=None)
 
     def _find_judgement(self, series: str, dtype: str) -> tuple[float, tuple[tuple[float, float], ...], str]:
         """(error, measured range per size, what stands in for what) of a series that prices `dtype`."""
         record = self.calibration.series[series]
-        stand_in = f"{dtype} priced as {series}" if dtype and dtype not in series.split("/") else ""
+        parts = series.split("/")
+        stand_in = ""
+        if parts[0] in _BY_ENGINE and (dtype not in parts or self.engine != parts[1]):
+            stand_in = f"{self.engine} {dtype} priced as {series}"
         ranges = tuple((low, high) for low, high in record.get("range", {}).values())
         error = record.get("mape")
         return self.uncalibrated if error is None else float(error), ranges, stand_in

@@ -7,14 +7,18 @@ Ceilings may step here: a table sees them at its vertices alone and runs straigh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
+
+from sim.prices.dtypes import FORMATS
 
 Floats = NDArray[np.float64]
 
 FLOP_PER_US = {"bf16": 989e6, "fp8": 1979e6, "fp8_block": 1979e6, "mxfp4": 989e6}
 """Unit of the FLOP terms. [published] H100 datasheet, dense; mxfp4 weights are widened to bf16."""
-ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "mxfp4": 4.25 / 8}
+ELEMENT_BYTES: Mapping[str, float] = {dtype: form.bytes_each for dtype, form in FORMATS.items()}
 HBM_BYTES_PER_US = 3.35e6
 """Unit of the byte terms. [published] H100 datasheet."""
 NVLINK_BYTES_PER_US = 450e3

@@ -16,7 +16,7 @@ from sim.workload import Workload
 
 
 @lru_cache(maxsize=64)
-def _widths(workload: Workload) -> Mapping[str, tuple[int, int]]:
+def _widths(workload: Workload) -> Mapping[str, tuple[int, float]]:
     """(columns, bytes per element) of every tensor: what no degree changes."""
     return {
         tensor.name: (tensor_columns(workload.model, tensor), element_bytes(workload, tensor))

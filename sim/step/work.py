@@ -59,7 +59,7 @@ def elementwise(rank: Rank, flops: float, traffic_bytes: float, shape: Shape | N
     return Kernel("elementwise", dtype, dtype, flops, traffic_bytes, shape)
 
 
-def gemm(rank: Rank, dtype: Dtype, shape: Gemm | GroupedGemm, input_each: int) -> Kernel:
+def gemm(rank: Rank, dtype: Dtype, shape: Gemm | GroupedGemm, input_each: float) -> Kernel:
     """A GEMM [rows, inner] x [inner, columns], or one per active expert that share the rows.
 
     Args:
@@ -204,7 +204,7 @@ def _routed(rank: Rank, label: str) -> tuple[int, int, int]:
     return rows, copies, rank.cut(sizes.columns["d"], when=label == "d")
 
 
-def _expert_all_to_all(rank: Rank, op: FusedOp, copies: float, columns: int, each: int) -> tuple[Collective, ...]:
+def _expert_all_to_all(rank: Rank, op: FusedOp, copies: float, columns: int, each: float) -> tuple[Collective, ...]:
     if rank.ep == 1:
         return ()
     hardware, model = rank.workload.hardware, rank.workload.model

@@ -72,7 +72,12 @@ def test_models_have_their_published_parameter_counts(name: str, total: float, a
 
 def test_h100_has_its_published_figures_in_si_units() -> None:
     hardware = load_hardware("h100_sxm")
-    assert dict(hardware.peak_flop_per_s) == {"bf16": 989e12, "fp8": 1979e12, "fp8_block": 1979e12}
+    assert dict(hardware.peak_flop_per_s) == {
+        "bf16": 989e12,
+        "fp8": 1979e12,
+        "fp8_block": 1979e12,
+        "mxfp4": 989e12,
+    }
     assert (hardware.hbm_bytes, hardware.hbm_bandwidth_bytes_per_s) == (85.52e9, 3.35e12)
     assert hardware.overhead_bytes == 4e9
     assert hardware.node_gpus == 8

@@ -15,19 +15,22 @@ from hypothesis import strategies as st
 
 from sim.config.catalog import load_calibration, load_hardware
 from sim.config.files import config_path
-from sim.prices.calibration import Calibration
+from sim.prices.calibration import Calibration, drawn_experts
 from sim.prices.collectives import collective_price, expert_all_to_all, hand_on_s
 from sim.prices.curves import (
+    LOW_LATENCY_TOKENS,
     Curves,
     DecodeAttention,
     ExpertActivation,
     Gemm,
     GroupedGemm,
+    LatentDecode,
     Permute,
+    PrefillAttention,
     Routing,
     Shape,
 )
-from sim.prices.dtypes import Dtype
+from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.hardware import Engine
 from sim.prices.mesh import Group, tp_group
 from sim.prices.roofline import Kernel, kernel_time
@@ -37,6 +40,8 @@ FITTED = load_calibration("h100_sxm")
 BY_ENGINE = {engine: dataclasses.replace(H100, curves=Curves(FITTED, engine, engine)) for engine in get_args(Engine)}
 ENGINES = st.sampled_from(get_args(Engine))
 DTYPES = st.sampled_from(get_args(Dtype))
+MULTIPLIED = st.sampled_from(["bf16", "fp8", "fp8_block"])
+"""Formats of measured dense GEMMs."""
 KV_DTYPES = st.sampled_from(["bf16", "fp8"])
 FACTORS = st.sampled_from([1.0, 1 + 1e-9, 1.001, 1.5, 7.0, 1e3])
 
@@ -79,7 +84,7 @@ def grows(time: Callable[..., float], sizes: dict[str, float], factor: float, *,
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
-@given(ENGINES, DTYPES, SIZES, WIDTHS, WIDTHS, FACTORS)
+@given(ENGINES, MULTIPLIED, SIZES, WIDTHS, WIDTHS, FACTORS)
 def test_gemms(engine: str, dtype: Dtype, rows: float, inner: float, columns: float, factor: float) -> None:
     def time(**sizes: float) -> float:
         return priced(engine, Gemm(**sizes), dtype)
@@ -142,10 +147,10 @@ def test_the_pieces_of_a_moe_layer(
     sizes = {"rows": rows, "inner": inner, "columns": columns, "active": active}
 
     def grouped(**given: float) -> float:
-        return priced(engine, GroupedGemm(local=local, gated=gated, **given), dtype)
+        return priced(engine, GroupedGemm(local=local, gated=gated, skewed=False, **given), dtype)
 
     grows(grouped, sizes, factor, along=("rows", "inner", "columns", "active"))
-    each = 2 if dtype == "bf16" else 1
+    each = DTYPE_BYTES[dtype]
     almost = 1 + 1e-12
     assert grouped(**sizes) * almost >= 2 * rows * inner * columns / H100.peak_flop_per_s[dtype]
     assert grouped(**sizes) * almost >= active * inner * columns * each / 3.35e12
@@ -221,7 +226,9 @@ def test_expert_all_to_all(
     for group in groups:
         grows(lambda group=group, **s: time(group, **s), sizes, factor, along=("tokens", "columns"))
         if group.nodes > 1:
-            sent = tokens * topk * columns * each
+            # Beyond low latency a token travels once to each node.
+            per_token = topk if tokens <= LOW_LATENCY_TOKENS else group.nodes * (1 - (1 - 1 / group.nodes) ** topk)
+            sent = tokens * per_token * columns * each
             assert time(group, **sizes) * (1 + 1e-12) >= sent * (group.nodes - 1) / group.nodes / 50e9
 
 
@@ -255,6 +262,74 @@ def test_kernels_that_only_serving_uses(case: Any, scales: list[float], factor: 
     scaled = {name: size * scale for (name, size), scale in zip(sizes.items(), scales, strict=False)}
     assert 0 < time(**scaled) < math.inf
     grows(time, scaled, factor, along=tuple(name for name in sizes if name not in ("experts", "topk")))
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "dtype", "series"),
+    [
+        ("trtllm", "fp8_block", "moe/trtllm/moe_torch_flow_cutlass/fp8_block"),
+        ("vllm", "fp8_block", "moe/vllm/vllm_fp8moe_triton_tritonexperts/fp8_block"),
+        ("sglang", "fp8", "moe/sglang/sglang_fused_moe_triton/fp8_block"),
+        ("vllm", "mxfp4", "moe/trtllm/moe_torch_flow_cutlass/fp8"),
+    ],
+)
+def test_the_pieces_of_a_moe_layer_add_up_to_the_measured_whole(
+    engine: str, dtype: Dtype, series: str, skewed: bool
+) -> None:
+    tokens, hidden, width, topk, experts, ep = 512.0, 4096.0, 1536.0, 8.0, 128.0, 4.0
+    active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed)
+    pieces = [
+        Routing(tokens, experts, topk, dtype, gated=True),
+        Permute(tokens, rows, hidden, dtype, gated=True),
+        GroupedGemm(rows, hidden, 2 * width, active, local, gated=True, skewed=skewed),
+        ExpertActivation(rows, width, dtype, gated=True),
+        GroupedGemm(rows, width, hidden, active, local, gated=True, skewed=skewed),
+        Permute(tokens, rows, hidden, dtype, gated=True),
+    ]
+    summed_s = sum(priced(engine, piece, dtype) for piece in pieces)
+    priced_as = dtype if dtype == "mxfp4" else series.rpartition("/")[2]
+    whole_us = FITTED.moe_layer_us(series, tokens, hidden, width, topk, experts, ep, skewed=skewed, dtype=priced_as)
+    # Never less: a piece alone does not beat its bytes, which the sum of a layer may hide.
+    assert whole_us * 1e-6 * (1 - 1e-12) <= summed_s <= whole_us * 1e-6 * 1.005
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(ENGINES, KV_DTYPES, st.lists(log_floats(1e-2, 1e2), min_size=5, max_size=5), FACTORS)
+def test_attention_of_prompts_and_over_latents(engine: str, kv: str, scales: list[float], factor: float) -> None:
+    def prefill(**sizes: float) -> float:
+        return priced(engine, PrefillAttention(**sizes), "bf16", kv)
+
+    def latent(**sizes: float) -> float:
+        return priced(engine, LatentDecode(**sizes), "bf16", kv)
+
+    typical = {"sequences": 2.0, "tokens": 3000.0, "heads": 16.0, "kv_heads": 2.0, "head_dim": 128.0}
+    sizes = {name: size * scale for (name, size), scale in zip(typical.items(), scales, strict=True)}
+    grows(prefill, sizes, factor, along=tuple(sizes))
+    sizes = {"sequences": 20.0 * scales[0], "kv_len": 5000.0 * scales[1], "heads": 16.0 * scales[2]}
+    grows(latent, sizes, factor, along=tuple(sizes))
+
+
+def test_what_stands_in_for_another_engines_kernel_says_so() -> None:
+    sglang = Curves(FITTED, "sglang", "sglang").kernel(PrefillAttention(2, 4096, 16, 2, 128), "bf16", "fp8")
+    vllm = Curves(FITTED, "vllm", "vllm").kernel(PrefillAttention(2, 4096, 16, 2, 128), "bf16", "fp8")
+    assert sglang is not None
+    assert vllm is not None
+    assert sglang.time_s == vllm.time_s
+    assert (sglang.extrapolated, vllm.extrapolated) == ("sglang fp8 priced as attention_prefill/vllm/bf16/fp8", "")
+
+
+def test_many_tokens_per_rank_take_the_normal_mode_of_the_expert_all_to_all() -> None:
+    curves = Curves(FITTED, "vllm", "vllm")
+    few, many = (curves.expert_all_to_all("dispatch", n, 7168, 1, 256, 8, 8, 2) for n in (1024.0, 8192.0))
+    assert few is not None
+    assert many is not None
+    assert few.time_s * 1e6 == pytest.approx(
+        FITTED.expert_all_to_all_us("dispatch", 1024, 7168 * 1.03, 256, 8, 2), rel=1e-12
+    )
+    assert many.time_s * 1e6 == pytest.approx(
+        FITTED.expert_all_to_all_us("dispatch", 8192, 7168 * 1.03, 256, 8, 2, mode="normal", sms=24), rel=1e-12
+    )
 
 
 def test_the_smallest_kernels_take_their_measured_floors() -> None:

@@ -1,0 +1,66 @@
+"""Which measured series prices what: an engine's own kernels, and what stands in where nothing was measured.
+
+Every choice here is [assumed]; a price that rests on a stand-in says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+
+class Source(NamedTuple):
+    """Whose measured kernel prices something, and the number format it was measured in."""
+
+    engine: str
+    dtype: str
+
+
+_RATHER: Mapping[tuple[str, str, str], Source] = {
+    # vLLM's fp8_block GEMMs hold 55 us of host time at every size, which a CUDA graph does not pay.
+    ("gemm", "vllm", "fp8_block"): Source("sglang", "fp8_block"),
+}
+"""Stand-ins that are taken before an engine's own series: (family, engine, dtype) -> source."""
+_FORMATS_ALIKE: Mapping[str, tuple[str, ...]] = {"fp8": ("fp8_block",), "fp8_block": ("fp8",)}
+"""Formats of as many bytes and the same arithmetic peak."""
+_ELSEWHERE: Mapping[tuple[str, str], Source] = {
+    # SGLang's prefill was not measured; it and vLLM call FlashAttention.
+    ("attention_prefill", "sglang"): Source("vllm", ""),
+    # No kernel with MXFP4 weights was measured: this one's efficiency, at the bytes and the arithmetic of MXFP4.
+    ("moe", "mxfp4"): Source("trtllm", "fp8"),
+}
+"""(family, engine or dtype) -> source of last resort; "" keeps the dtype asked for."""
+
+EXPERT_KERNELS: Mapping[Source, str] = {
+    Source("trtllm", "bf16"): "moe_torch_flow_cutlass",
+    Source("trtllm", "fp8"): "moe_torch_flow_cutlass",
+    Source("trtllm", "fp8_block"): "moe_torch_flow_cutlass",
+    Source("vllm", "bf16"): "vllm_unquantizedfusedmoe_triton_tritonexperts",
+    Source("vllm", "fp8"): "vllm_modeloptfp8moe_flashinfer_cutlass_flashinferexperts",
+    Source("vllm", "fp8_block"): "vllm_fp8moe_triton_tritonexperts",
+    Source("sglang", "bf16"): "sglang_fused_moe_triton",
+    Source("sglang", "fp8_block"): "sglang_fused_moe_triton",
+}
+"""The gated expert kernel that an engine runs where several were measured."""
+CUSTOM_ALL_REDUCE: Mapping[str, str] = {
+    "trtllm": "trtllm_custom",
+    "vllm": "vllm_custom_graph",
+    "sglang": "sglang_custom_graph",
+}
+"""An engine's own all-reduce inside a node, as the measured tables call it."""
+
+
+def sources(family: str, engine: str, dtype: str) -> Iterator[Source]:
+    """Whose series may price a kernel, the best first.
+
+    >>> list(sources("gemm", "vllm", "fp8"))
+    [Source(engine='vllm', dtype='fp8'), Source(engine='vllm', dtype='fp8_block')]
+    """
+    if rather := _RATHER.get((family, engine, dtype)):
+        yield rather
+    yield Source(engine, dtype)
+    for alike in _FORMATS_ALIKE.get(dtype, ()):
+        yield Source(engine, alike)
+    for key in (engine, dtype):
+        if elsewhere := _ELSEWHERE.get((family, key)):
+            yield elsewhere._replace(dtype=elsewhere.dtype or dtype)
