@@ -34,7 +34,7 @@ PLUGIN = "raysearch.simulators.aiconfigurator:measure"
 
 def exhaustive(workload: Workload) -> Strategy:
     """The best of all degrees by AIConfigurator's figures."""
-    space, measure = searched_space(workload, PLUGIN), load_plugin(PLUGIN)
+    space, measure = searched_space(workload, PLUGIN, "random"), load_plugin(PLUGIN)
     started, best, feasible = time.perf_counter(), None, 0
     for indices in itertools.product(*map(range, space.sizes)):
         evaluation = measure(workload, space.decode(np.array(indices)))

@@ -68,6 +68,11 @@ class StrategySpace:
         return self._nvec.copy()
 
     @property
+    def degrees_only(self) -> bool:
+        """Whether the dims are fixed, so that degrees and batch alone are searched."""
+        return self._fixed_dims is not None
+
+    @property
     def size(self) -> int:
         """Number of strategies, exact."""
         return math.prod(self.sizes)
@@ -92,7 +97,7 @@ class StrategySpace:
             ValueError: A degree is not in its table, or the dims do not fit the workload's ops.
         """
         if strategy.extended and not self._own:
-            raise ValueError(f"{self.workload.name} searches the paper's space, where cp is 1 and dp is ep")
+            raise ValueError(f"{self.workload.name} searches the space {self.workload.space!r}: cp is 1 and dp is ep")
         own = (strategy.cp, strategy.attention_dp) if self._own else ()
         values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *self._searched_dims(strategy.dims), *own)
         for name, value, table in zip(self.names, values, self._tables, strict=True):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field
 
 from raysearch.errors import InputError
 from sim.strategy import Strategy
+from sim.workload import SpaceName
 
 HEAD_FILE = "run.json"
 SUMMARY_FILE = "summary.json"
@@ -43,7 +44,7 @@ class RunSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     simulator: str | None = None
     workers: int = 0
-    space: Literal["paper", "extended"] | None = None
+    space: SpaceName | None = None
 
     @property
     def in_flight(self) -> int:

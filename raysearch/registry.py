@@ -120,7 +120,9 @@ def run_budget(name: str, space: StrategySpace, budget: int) -> int:
     """Calls of a run that is not told its own budget: a searcher that sweeps is let finish, others get `budget`.
 
     >>> from sim.config.catalog import load_workload
-    >>> space = StrategySpace(load_workload("gpt_moe_1_2t_16k"))
+    >>> from sim.layers.heuristics import megatron_dims
+    >>> workload = load_workload("gpt_moe_1_2t_16k")
+    >>> space = StrategySpace(workload, fixed_dims=megatron_dims(workload.model))
     >>> run_budget("megatron", space, 4000), run_budget("random", space, 4000)
     (5200, 4000)
     """

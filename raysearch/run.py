@@ -70,7 +70,7 @@ class SearchRun:
         """
         self.spec, self.out_dir, self.optimum = spec, out_dir, optimum
         self.workload = load_workload(spec.workload, spec.hardware, spec.space)
-        self._space = searched_space(self.workload, spec.simulator)
+        self._space = searched_space(self.workload, spec.simulator, spec.searcher)
         self._searcher = make_searcher(spec.searcher, self._space, seed=spec.seed, budget=spec.budget, **spec.options)
         patience = patience or Patience()
         self._simulator = simulator or open_simulator(spec.simulator, self.workload, patience, workers=spec.workers)

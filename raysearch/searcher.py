@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from envs.space import Action, StrategySpace
+from sim.layers.model import Model
 
 
 class NoOptions(BaseModel):
@@ -92,6 +93,14 @@ class Searcher(abc.ABC):
     @abc.abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from a snapshot that a searcher with the same constructor arguments gave."""
+
+    @classmethod
+    def own_dims(cls, model: Model) -> tuple[int, ...] | None:
+        """Dims of every strategy that it calls, for a heuristic that knows them; None for one that searches them.
+
+        A heuristic is given a space of degrees alone, and its dims may lie outside the space that others search.
+        """
+        return None
 
     @classmethod
     def sweep_calls(cls, space: StrategySpace) -> int | None:

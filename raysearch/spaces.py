@@ -1,7 +1,7 @@
-"""Named strategy spaces of a workload, and the exact best of each, kept on disk beside the paper's optima.
+"""Named strategy spaces of a workload, and the exact best of each, kept on disk beside the yardsticks.
 
 >>> list(SPACES)
-['megatron', 'megatron-sp', 'paper', '+context', '+degrees', '+tokens', '+gathered', 'extended']
+['megatron', 'megatron-sp', 'paper', 'joint', '+context', '+degrees', '+tokens', '+gathered', 'extended']
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from raysearch.files import as_strategy, strategy_dict, write_json
 from raysearch.yardstick import cache_dir, find_yardstick, note_unkept, simulator_digest
-from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, paper_space
+from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, joint_space, paper_space
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -30,10 +30,11 @@ SPACES: Mapping[str, Callable[[Workload], Space]] = {
     "megatron": partial(heuristic_space, sequence_parallel=False),
     "megatron-sp": partial(heuristic_space, sequence_parallel=True),
     "paper": paper_space,
+    "joint": joint_space,
     **{f"+{extension}": partial(_widened, extension) for extension in EXTENSIONS},
     "extended": extended_space,
 }
-"""The heuristics at all degrees, the paper's space, that with each extension alone, and with all of them."""
+"""Heuristics at all degrees, the paper's space, the joint one, that with each extension alone, and with all of them."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from raysearch.registry import check_options, run_budget
 from raysearch.simulators.opening import Patience, check_workers, searched_space
 from sim.config.catalog import load_workload
 from sim.config.files import config_path, read_config
-from sim.workload import Workload
+from sim.workload import SpaceName, Workload
 
 RUNS_FOLDER = "runs"
 TUNE_FOLDER = "tune"
@@ -67,6 +67,7 @@ class StudyFile(BaseModel):
         seeds: One run per workload, searcher and seed.
         budget: Calls per run; a heuristic that sweeps all degrees makes as many as there are.
         hardware: Replaces every workload's hardware.
+        space: Replaces every workload's strategy space: paper, joint or extended.
         simulator: A plugged-in black box instead of our own simulator, see docs/black_boxes.md.
         workers: Processes that evaluate for each run, beside the one that searches; by default 1 for a plugged-in
             black box and none for our own simulator.
@@ -87,6 +88,7 @@ class StudyFile(BaseModel):
     seeds: Seeds
     budget: Annotated[int, Field(ge=1, strict=True)]
     hardware: str | None = None
+    space: SpaceName | None = None
     simulator: str | None = None
     workers: Annotated[int, Field(ge=0, strict=True)] | None = None
     timeout_s: Annotated[float, Field(gt=0)] = Patience.timeout_s
@@ -127,11 +129,12 @@ class Study:
                 workload=text,
                 searcher=searcher,
                 seed=seed,
-                budget=run_budget(searcher, searched_space(workload, self.file.simulator), self.file.budget),
+                budget=run_budget(searcher, searched_space(workload, self.file.simulator, searcher), self.file.budget),
                 hardware=self.file.hardware,
                 options=self.file.options.get(searcher, {}),
                 simulator=self.file.simulator,
                 workers=self.file.workers_per_run,
+                space=self.file.space,
             )
             for seed in self.file.seeds
             for searcher in self.file.searchers
@@ -171,7 +174,7 @@ def check_study(file: StudyFile) -> Study:
         if len(set(values)) < len(values):
             raise InputError(f"{what} must not repeat, got {list(values)}")
     _check_searchers(file)
-    workloads = {text: load_workload(text, file.hardware) for text in file.workloads}
+    workloads = {text: load_workload(text, file.hardware, file.space) for text in file.workloads}
     names = [workload.name for workload in workloads.values()]
     if len(set(names)) < len(names):
         raise InputError(f"two workloads of a study must not share a name, got {names}")
@@ -180,7 +183,7 @@ def check_study(file: StudyFile) -> Study:
         _check_disjoint(file.tuning, file, workloads)
     check_workers(file.simulator, file.workers_per_run)
     for workload in workloads.values():
-        searched_space(workload, file.simulator)  # the simulator is there, and fits
+        searched_space(workload, file.simulator, file.searchers[0])  # the simulator is there, and fits
     return Study(file, workloads)
 
 
@@ -240,7 +243,7 @@ def _check_searchers(file: StudyFile) -> None:
 
 def _check_disjoint(tuning: Tuning, file: StudyFile, workloads: Mapping[str, Workload]) -> None:
     """Refuses to report what searchers were tuned on; one workload under two names counts as one."""
-    tuned = {load_workload(text).config_hash for text in tuning.workloads}
+    tuned = {load_workload(text, space=file.space).config_hash for text in tuning.workloads}
     names = [workload.name for workload in workloads.values() if workload.config_hash in tuned]
     names += [workload.name for workload in workloads.values() if workload.name in tuning.workloads]
     if names:

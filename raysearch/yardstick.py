@@ -119,6 +119,7 @@ def simulator_digest() -> str:
     import sim
 
     digest = hashlib.sha256()
-    for path in sorted(Path(sim.__path__[0]).glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    root = Path(sim.__path__[0])
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -9,6 +9,9 @@ from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import Hardware
 
+SpaceName = Literal["paper", "joint", "extended"]
+"""The strategies that a search may choose: see `sim.optimum.spaces`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Precisions:
@@ -56,4 +59,4 @@ class Workload:
     load_imbalance: float
     degrees: DegreeTables
     config_hash: str
-    space: Literal["paper", "extended"] = "paper"
+    space: SpaceName = "joint"

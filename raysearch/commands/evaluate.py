@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from raysearch.commands.options import HardwareOption, JsonOption, WorkloadOption, print_json
+from raysearch.commands.options import HardwareOption, JsonOption, SpaceOption, WorkloadOption, print_json
 from raysearch.commands.strategy import (
     BatchOption,
     CpOption,
@@ -20,6 +20,7 @@ from raysearch.commands.strategy import (
 from raysearch.files import strategy_dict
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
+from sim.optimum.spaces import space_of
 from sim.simulate import evaluate
 
 
@@ -34,6 +35,7 @@ def evaluate_strategy(
     dp: DpOption = None,
     moe_tp: MoeTpOption = None,
     hardware: HardwareOption = None,
+    space: SpaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate one strategy: speed, memory, violations and a breakdown per op.
@@ -44,14 +46,18 @@ def evaluate_strategy(
       raysearch evaluate -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims 2,1,1,0,2,2,2,2,1,1,0,2 --json
       raysearch evaluate -w gpt_moe_1_2t_1m --tp 2 --cp 4 --dp 16 --ep 16 --pp 1 --batch 64 --dims megatron
     """
-    loaded = load_workload(workload, hardware)
+    loaded = load_workload(workload, hardware, space.value if space else None)
     evaluation = evaluate(loaded, strategy_of(loaded, tp, ep, pp, batch, dims, cp, dp, moe_tp))
+    outside = space_of(loaded).outside(evaluation.strategy)
     if as_json:
-        print_json({"workload": loaded.name, "hardware": loaded.hardware.name, **evaluation_dict(evaluation)})
+        told = {"workload": loaded.name, "hardware": loaded.hardware.name, "space": loaded.space}
+        print_json({**told, "outside_space": outside, **evaluation_dict(evaluation)})
         return
     from raysearch.tables import explanation, printer
 
     printer().print(*explanation(loaded, evaluation), sep="\n")
+    if outside:
+        print(f"Not in the space {loaded.space!r}: {'; '.join(outside)}")
 
 
 def evaluation_dict(evaluation: Evaluation) -> dict[str, Any]:

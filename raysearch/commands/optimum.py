@@ -8,14 +8,18 @@ from typing import Annotated
 
 import typer
 
-from raysearch.commands.options import HardwareOption, JsonOption, SpaceName, SpaceOption, WorkloadOption, print_json
+from raysearch.commands.options import HardwareOption, JsonOption, SpaceOption, WorkloadOption, print_json
 from raysearch.files import degrees_text, strategy_dict
 from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
 from sim.config.catalog import load_workload
+from sim.layers.heuristics import MEGATRON_NOTE
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
+
+_BASES = ("megatron", "megatron-sp", "joint")
+"""Spaces over whose bests the others' are shown."""
 
 
 def show_optimum(
@@ -23,7 +27,7 @@ def show_optimum(
     hardware: HardwareOption = None,
     space: SpaceOption = None,
     against: Annotated[
-        bool, typer.Option("--against", help="Compare heuristics, the paper's space and what each extension adds.")
+        bool, typer.Option("--against", help="Compare heuristics, the paper's and the joint space, and each extension.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Search again even if the optimum is in the cache.")] = False,
     as_json: JsonOption = False,
@@ -34,13 +38,15 @@ def show_optimum(
     Examples:
       raysearch optimum -w gpt_moe_1_2t_16k
       raysearch optimum -w my_workload.toml --hardware h100_sxm --json
+      raysearch optimum -w gpt_moe_1_2t_16k --space paper
       raysearch optimum -w gpt_moe_1_2t_1m --space extended
       raysearch optimum -w gpt_moe_1_2t_1m --against
     """
     from raysearch.progress import stepping
 
     loaded = load_workload(workload, hardware)
-    if against or (space or loaded.space) == SpaceName.extended:
+    wanted = space.value if space else loaded.space
+    if against or wanted == "extended":
         names = list(SPACES) if against else ["extended"]
         bests: dict[str, SpaceBest] = {}
         for name in names:
@@ -48,6 +54,7 @@ def show_optimum(
                 bests[name] = best_of_space(loaded, name, progress, fresh=fresh)
         _show_spaces(loaded, bests, as_json=as_json)
         return
+    loaded = load_workload(workload, hardware, wanted)
     with stepping(f"exact optimum of {loaded.name}") as progress:
         found = find_yardstick(loaded, progress, fresh=fresh)
     if as_json:
@@ -66,13 +73,17 @@ def _show_spaces(workload: Workload, bests: Mapping[str, SpaceBest], *, as_json:
 
     console = printer()
     if len(bests) > 1:
-        columns = ("space", "best strategy", "strategies", "s", "tok/s/GPU", "error", "x megatron", "x paper")
+        ratios = [f"x {name}" for name in _BASES]
+        columns = ("space", "best strategy", "strategies", "s", "tok/s/GPU", "error", *ratios)
         title = f"{workload.name}: the exact best of each space"
         console.print(plain_table(title, columns, _space_rows(workload, bests), left=2, wrap=("best strategy",)))
+        if workload.model.is_moe:
+            console.print(MEGATRON_NOTE)
         return
-    (best,) = bests.values()
+    ((name, best),) = bests.items()
     console.print(
-        f"{best.space_size:,} strategies; {best.opened:,} of {best.tuples:,} tuples of degrees and batch added up, "
+        f"{best.space_size:,} strategies of the space {name!r}; "
+        f"{best.opened:,} of {best.tuples:,} tuples of degrees and batch added up, "
         f"the others ruled out by their bounds, in {best.wall_s:.1f} s"
     )
     if best.strategy is None:
@@ -108,7 +119,7 @@ def _space_rows(workload: Workload, bests: Mapping[str, SpaceBest]) -> list[tupl
         )
         error = f"±{evaluate(workload, best.strategy).expected_error:.0%}" if best.strategy else "-"
         told = (f"{best.space_size:.1e}", f"{best.wall_s:.1f}", f"{value:,.2f}" if value else "-", error)
-        rows.append((name, what, *told, gain(value, "megatron"), gain(value, "paper")))
+        rows.append((name, what, *told, *(gain(value, base) for base in _BASES)))
     return rows
 
 
@@ -117,6 +128,7 @@ def _as_dict(workload: Workload, found: Yardstick) -> dict[str, object]:
         "workload": workload.name,
         "hardware": workload.hardware.name,
         "config_hash": workload.config_hash,
+        "space": workload.space,
         "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
         **_judged(workload, found.strategy),
         "space_size": found.space_size,
@@ -132,7 +144,8 @@ def _print(workload: Workload, found: Yardstick) -> None:
 
     console = printer()
     console.print(
-        f"{found.space_size:,} strategies, {found.feasible_count:,} feasible ({found.feasible_share:.3%}), "
+        f"{found.space_size:,} strategies of the space {workload.space!r}, "
+        f"{found.feasible_count:,} feasible ({found.feasible_share:.3%}), "
         f"searched in {found.wall_s:.1f} s"
     )
     if found.strategy is None:

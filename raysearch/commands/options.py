@@ -23,14 +23,16 @@ class SpaceName(StrEnum):
     """What may be searched."""
 
     paper = "paper"
+    joint = "joint"
     extended = "extended"
 
 
 SpaceOption = Annotated[
     SpaceName | None,
     typer.Option(
-        help="'extended' adds meshes of their own for attention and experts, and choices.",
-        show_default="as the workload says, else 'paper'",
+        help="'paper': no op sharded over tokens; 'joint': with them; 'extended': also meshes of their own for "
+        "attention and experts, and more choices.",
+        show_default="as the workload says, else 'joint'",
     ),
 ]
 OutOption = Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
+from sim.layers.heuristics import MEGATRON_NOTE
 
 if TYPE_CHECKING:
     from raysearch.report import Report
@@ -79,6 +80,10 @@ def print_report(directory: Path) -> None:
         console.print(*statistics_tables(report.statistics), "", sep="\n")
     console.print(scores_table(report.scores))
     console.print(f"f* is the exact optimum, RW is {RATIO_BASE}; in brackets f*/RW, which no ratio can exceed.")
+    if any(run["searcher"] == "megatron" for run in report.runs):
+        console.print(MEGATRON_NOTE)
+    if any((row["fraction_of_optimum"] or 0.0) > 1 + 1e-9 for row in report.scores):
+        console.print("Where f/f* exceeds 1, a heuristic's sharding lies outside the space that the others search.")
     if published:
         console.print("", published_table(published, beside_published(published, report.runs)), sep="\n")
     finished = sum(run["complete"] for run in report.runs)

@@ -78,7 +78,7 @@ def search_workload(
     check_options(searcher, {})
     patience = Patience(timeout_s, retries)
     if budget is None:
-        budget = run_budget(searcher, searched_space(loaded, simulator), _DEFAULT_BUDGET)
+        budget = run_budget(searcher, searched_space(loaded, simulator, searcher), _DEFAULT_BUDGET)
     folder = results_folder(out, f"{loaded.name}-{searcher}-s{seed}")
     with claimed(folder), evaluating(simulator, loaded, patience, workers) as chosen:
         spec = RunSpec(

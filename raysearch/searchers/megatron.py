@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import abc
-import math
 from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.space import Action, StrategySpace
+from raysearch.errors import InputError
 from raysearch.searcher import Outcome, Searcher
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import Model
-from sim.strategy import Strategy
 
 
 class _DegreeSweep(Searcher):
@@ -22,32 +21,35 @@ class _DegreeSweep(Searcher):
     The order is that of an odometer over the tables, tp slowest, then ep, pp and batch: a budget below
     `sweep_calls` leaves out the largest tp degrees first, those that span many nodes. Neither the seed nor
     what it is told changes anything.
+
+    Raises:
+        InputError: The space has more than degrees and batch: `raysearch.simulators.opening.searched_space` has it.
     """
 
     _proposed = 0
 
+    def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: Any) -> None:
+        super().__init__(space, seed=seed, budget=budget, options=options)
+        if not space.degrees_only:
+            raise InputError(f"{self.name} has dims of its own: expected a space of degrees alone, got {space.names}")
+
+    @classmethod
     @abc.abstractmethod
-    def dims(self, model: Model) -> tuple[int, ...]:
+    def own_dims(cls, model: Model) -> tuple[int, ...]:
         """The heuristic's choice per fused op."""
 
     @classmethod
     def sweep_calls(cls, space: StrategySpace) -> int:
         """Number of combinations of degrees and batch."""
-        return math.prod(space.sizes[:4])
+        return space.size
 
     def ask(self, observation: NDArray[np.float32]) -> Action | None:
         """The next combination."""
         if self._proposed == self.sweep_calls(self.space):
             return None
-        indices = np.unravel_index(self._proposed, self.space.sizes[:4])
+        indices = np.unravel_index(self._proposed, self.space.sizes)
         self._proposed += 1
-        if len(self.space.sizes) == len(indices):  # degrees only: no dims are searched
-            return np.array(indices, dtype=np.int64)
-        tables = self.space.workload.degrees
-        tp, ep, pp, batch = (
-            table[index] for table, index in zip((tables.tp, tables.ep, tables.pp, tables.batch), indices, strict=True)
-        )
-        return self.space.encode(Strategy(tp, ep, pp, batch, self.dims(self.space.workload.model)))
+        return np.array(indices, dtype=np.int64)
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Learns nothing."""
@@ -70,7 +72,8 @@ class MegatronSearcher(_DegreeSweep):
 
     name: ClassVar[str] = "megatron"
 
-    def dims(self, model: Model) -> tuple[int, ...]:
+    @classmethod
+    def own_dims(cls, model: Model) -> tuple[int, ...]:
         """{none,1,1,0,none,none,none,none,1,1,0,none} for a mixture of experts."""
         return megatron_dims(model)
 
@@ -84,6 +87,7 @@ class MegatronSPSearcher(_DegreeSweep):
 
     name: ClassVar[str] = "megatron_sp"
 
-    def dims(self, model: Model) -> tuple[int, ...]:
+    @classmethod
+    def own_dims(cls, model: Model) -> tuple[int, ...]:
         """{0,1,1,0,0,0,0,0,1,1,0,0} for a mixture of experts."""
         return megatron_sp_dims(model)

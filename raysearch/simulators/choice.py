@@ -85,7 +85,7 @@ def choose_workers(simulator: str, workload: Workload, patience: Patience, avail
 def _measured_call_s(simulator: str, workload: Workload, patience: Patience) -> float:
     from raysearch.simulators.pool import SimulatorPool
 
-    space = searched_space(workload, simulator)
+    space = searched_space(workload, simulator, "random")
     strategies = [space.decode(space.sample(np.random.default_rng(seed))) for seed in range(TRIED_CALLS)]
     with closing(SimulatorPool(simulator, workload, workers=1, timeout_s=patience.timeout_s)) as pool:
         env = StrategyEnv(workload, evaluate=pool, space=space, retries=patience.retries)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from envs.space import StrategySpace
 from raysearch.errors import InputError
+from raysearch.registry import searcher_class
 from raysearch.simulators.protocol import InProcess, Simulator
 from raysearch.yardstick import cache_dir
 from sim import simulate
@@ -69,14 +70,18 @@ def answers_dir() -> Path:
     return cache_dir() / "answers"
 
 
-def searched_space(workload: Workload, simulator: str | None) -> StrategySpace:
-    """The space of a workload; of a simulator that knows degrees only, with Megatron-LM's dims throughout.
+def searched_space(workload: Workload, simulator: str | None, searcher: str) -> StrategySpace:
+    """The space in which a searcher searches a workload: the workload's, but a heuristic has degrees alone.
+
+    A simulator that knows degrees only is asked with Megatron-LM's dims throughout.
 
     Raises:
         InputError: There is no such simulator, or it would not know what the extended space asks for.
+        UnknownName: There is no such searcher.
     """
+    own_dims = searcher_class(searcher).own_dims(workload.model)
     if simulator is None:
-        return StrategySpace(workload)
+        return StrategySpace(workload, fixed_dims=own_dims)
     if workload.space == "extended":
         raise InputError(
             f"simulator {simulator!r} knows the paper's strategies only, but {workload.name} searches the extended "
@@ -85,4 +90,4 @@ def searched_space(workload: Workload, simulator: str | None) -> StrategySpace:
     from raysearch.simulators.plugin import load_plugin
 
     degrees_only = load_plugin(simulator).degrees_only
-    return StrategySpace(workload, fixed_dims=megatron_dims(workload.model) if degrees_only else None)
+    return StrategySpace(workload, fixed_dims=megatron_dims(workload.model) if degrees_only else own_dims)

@@ -6,7 +6,6 @@ import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
 from pydantic import ValidationError
 
@@ -16,7 +15,7 @@ from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.calibration_file import CalibrationFile
 from sim.prices.hardware import Hardware
-from sim.workload import DegreeTables, Precisions, Workload
+from sim.workload import DegreeTables, Precisions, SpaceName, Workload
 
 
 def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) -> Calibration:
@@ -95,7 +94,7 @@ def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> Model
 
 
 def load_workload(
-    name_or_path: str | Path, hardware: str | Path | None = None, space: Literal["paper", "extended"] | None = None
+    name_or_path: str | Path, hardware: str | Path | None = None, space: SpaceName | None = None
 ) -> Workload:
     """A workload with its model and hardware.
 
@@ -138,7 +137,7 @@ def load_workload(
         model_file,
         hardware_file.model_copy(update={"calibration": None}),
     )
-    unsaid = {"space"} if file.space == "paper" else None  # as before there was a choice
+    unsaid = {"space"} if file.space == "joint" else None  # as before there was a choice
     for part in nameless:
         digest.update(json.dumps(part.model_dump(mode="json", exclude=unsaid), sort_keys=True).encode())
     return Workload(

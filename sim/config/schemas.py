@@ -14,6 +14,7 @@ from sim.prices import hardware
 from sim.prices.calibration import Calibration
 from sim.prices.curves import Curves
 from sim.prices.dtypes import ARITHMETIC, FORMATS, Dtype
+from sim.workload import SpaceName
 
 
 def _finite(value: float) -> float:
@@ -355,5 +356,5 @@ class WorkloadFile(FileSchema):
     max_gpus: Count
     load_imbalance: Annotated[Positive, Field(ge=1)]
     precisions: _PrecisionsTable
-    space: Literal["paper", "extended"] = "paper"
+    space: SpaceName = "joint"
     degrees: _DegreesTable

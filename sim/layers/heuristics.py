@@ -12,6 +12,16 @@ from sim.layers.model import Model
 from sim.layers.ops import op_names
 from sim.strategy import NONE
 
+MEGATRON_NOTE = (
+    "Megatron-LM refuses experts with tensor parallelism and without sequence parallelism (redundant copies of "
+    "tokens): its sharding without it is the paper's baseline, that with it is the one that runs."
+)
+"""What to say beside any figure of Megatron-LM's sharding of a mixture of experts.
+
+Source: Megatron-Core, `model_parallel_config.py`: "When using expert parallelism and tensor parallelism, sequence
+parallelism must be used".
+"""
+
 _MEGATRON = {"qkv_proj": 1, "attention": 1, "o_proj": 0, "ffn1": 1, "activation": 1, "ffn2": 0}
 _ALONG_TOKENS = ("attn_norm", "attn_residual", "ffn_norm", "router", "dispatch", "combine")
 

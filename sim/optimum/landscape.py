@@ -1,8 +1,8 @@
-"""The exact optimum of a whole joint space, by adding up every strategy in it.
+"""The exact optimum of a whole space with one mesh, by adding up every strategy in it.
 
 For fixed (tp, ep, batch) a layer's time is a sum of terms that each depend on the choices of a few
 neighbouring ops. Once the choices of the two residual adds are fixed, the ops between them fall
-into two independent segments, so all 3^12 layer times are outer sums of two short vectors, and
+into two independent segments, so all layer times (3^12 in the joint space) are outer sums of two short vectors, and
 every pipeline degree only shifts and scales them. Nothing is pruned and nothing is sampled: the
 feasible share counts each strategy once. Source: design in this repository; it agrees with
 `sim.simulate.evaluate` to rounding.
@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.evaluation import Evaluation
-from sim.layers.ops import Tensor, layer_ops
+from sim.layers.ops import Tensor
+from sim.optimum.spaces import Space, space_of
 from sim.simulate import ROUNDING, degree_violations, evaluate, layers_per_stage, memory_bytes, stage_time
 from sim.step.costs import head_activation_bytes, move_s, moves, op_cost
 from sim.step.rank import Rank
@@ -44,7 +45,7 @@ class Optimum:
     Attributes:
         evaluation: Of the best feasible strategy, or None if there is none.
         swept_tokens_per_s_per_gpu: Its throughput as the sweep added it up, 0.0 if there is none.
-        space_size: Joint strategies in the space.
+        space_size: Strategies in the space.
         feasible_count: How many of them break no limit.
         quantiles: Tokens/s/GPU of the feasible strategies by share, to within 0.05 %.
     """
@@ -65,34 +66,33 @@ def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None
     """Solves the whole space of a workload exactly.
 
     Args:
-        workload: Whose degree tables span the space.
+        workload: Its `space` is the paper's or the joint one.
         progress: Called with (done, total) parts of the work.
+
+    Raises:
+        ValueError: The space is the extended one, which is too large to add up: see `sim.optimum.best`.
 
     >>> from sim.config.catalog import load_workload
     >>> find_optimum(load_workload("mixtral_8x22b_8k")).evaluation.feasible
     True
     """
-    degrees = workload.degrees
-    parts = list(itertools.product(degrees.tp, degrees.ep, degrees.batch))
+    space = space_of(workload)
+    if not space.one_mesh:
+        raise ValueError(f"the space {workload.space!r} of {workload.name} is too large to add up: ask `find_best`")
+    parts = list(itertools.product(space.tp, space.ep, space.batch))
     total = _Landscape()
     for done, (tp, ep, batch) in enumerate(parts, start=1):
-        _add_part(total, workload, tp, ep, batch)
+        _add_part(total, space, tp, ep, batch)
         if progress:
             progress(done, len(parts))
+    evaluation = evaluate(workload, total.best) if total.best else None
     return Optimum(
-        evaluation=evaluate(workload, total.best) if total.best else None,
+        evaluation=evaluation,
         swept_tokens_per_s_per_gpu=total.best_tokens_per_s_per_gpu,
-        space_size=space_size(workload),
+        space_size=space.size,
         feasible_count=int(total.histogram.sum()),
-        quantiles=total.quantiles(),
+        quantiles=total.quantiles(evaluation.tokens_per_s_per_gpu) if evaluation else {},
     )
-
-
-def space_size(workload: Workload) -> int:
-    """Joint strategies of a workload: degree tables times choices per op."""
-    degrees = workload.degrees
-    tables = math.prod(len(table) for table in (degrees.tp, degrees.ep, degrees.pp, degrees.batch))
-    return tables * len(CHOICES) ** len(layer_ops(workload.model).ops)
 
 
 class _Landscape:
@@ -112,14 +112,13 @@ class _Landscape:
         counts = np.bincount(bins - lowest)
         self.histogram[lowest : lowest + len(counts)] += counts
 
-    def quantiles(self) -> dict[float, float]:
-        """Throughput below which each share of the feasible strategies lies (bin centres)."""
+    def quantiles(self, most: float) -> dict[float, float]:
+        """Throughput below which each share of the feasible strategies lies: bin centres, up to `most`."""
         total = int(self.histogram.sum())
-        if not total:
-            return {}
         cumulative = np.cumsum(self.histogram)
         bins = {share: int(np.argmax(cumulative >= share * total)) for share in QUANTILES}
-        return {share: math.exp((index + 0.5 - _BINS_EACH_SIDE) / _BINS_PER_E_FOLD) for share, index in bins.items()}
+        centres = {share: math.exp((b + 0.5 - _BINS_EACH_SIDE) / _BINS_PER_E_FOLD) for share, b in bins.items()}
+        return {share: min(centre, most) for share, centre in centres.items()}
 
 
 class _Tables:
@@ -128,17 +127,20 @@ class _Tables:
     Attributes:
         time_s, weight_bytes, kv_bytes, peak_bytes: [3] per op name.
         move_s: [3, ...] per tensor name: producer's choice, then each consumer's.
-        allowed: Choices per op that break no limit at this degree.
+        allowed: Choices per op that the space has and that break no limit at this degree.
     """
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, space: Space) -> None:
         self.tensors = {tensor.name: tensor.ends for tensor in rank.layer.tensors}
         costs = {op.name: [op_cost(rank, op, choice) for choice in CHOICES] for op in rank.layer.ops}
         self.time_s = {name: np.array([c.time_s for c in row]) for name, row in costs.items()}
         self.weight_bytes = {name: np.array([c.weight_bytes for c in row]) for name, row in costs.items()}
         self.kv_bytes = {name: np.array([c.kv_bytes for c in row]) for name, row in costs.items()}
         self.peak_bytes = {name: np.array([c.activation_bytes for c in row]) for name, row in costs.items()}
-        self.allowed = {name: [c for c in CHOICES if row[c].broken is None] for name, row in costs.items()}
+        self.allowed = {
+            name: [choice for choice in space.choices[name] if row[choice].broken is None]
+            for name, row in costs.items()
+        }
         self.move_s = {tensor.name: _move_table(rank, tensor) for tensor in rank.layer.tensors}
 
 
@@ -188,13 +190,16 @@ class _Segment:
         return time_s
 
 
-def _add_part(landscape: _Landscape, workload: Workload, tp: int, ep: int, batch: int) -> None:
+def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int) -> None:
     """Adds every pp and every choice of one (tp, ep, batch) to the landscape."""
-    stages = [pp for pp in workload.degrees.pp if not degree_violations(workload, tp, ep, pp)]
+    workload = space.workload
+    stages = [pp for pp in space.pp if not degree_violations(workload, tp, ep, pp)]
     if not stages:
         return
     rank = Rank(workload, tp, ep, batch)
-    tables = _Tables(rank)
+    tables = _Tables(rank, space)
+    if not all(tables.allowed.values()):
+        return
     names = tuple(rank.layer.op_by_name)
     first, last = (names.index(name) for name in _SEPARATORS)
     left, right = _Segment(tables, names[:first]), _Segment(tables, names[first + 1 : last])

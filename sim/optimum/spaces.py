@@ -1,17 +1,24 @@
-"""Strategy spaces of a workload: the paper's, those of heuristics inside it, and the extended one around it.
+"""Strategy spaces of a workload: the paper's, the joint one around it, the extended one, and those of heuristics.
 
-A space is a product of tables, one per degree, and of choices, one tuple per fused op. The paper's has one mesh for
-attention and experts and three choices per op. Each extension widens it:
+A space is a product of tables, one per degree, and of choices, one tuple per fused op.
 
-- "context": attention cuts the context over cp (Helix); the experts' group grows by the same factor.
-- "degrees": attention has a data-parallel degree of its own, so `tp * dp * cp = moe_tp * ep` and nothing more.
-- "tokens": GEMMs may keep their weight whole and share out tokens.
-- "gathered": GEMMs may keep their weight sharded and gather it at use, replicated or sharing out tokens.
+- `paper`: "Learning to Shard", footnote 4, shards attention's ops on heads and hidden, the MLP's on hidden and
+  feed-forward; no op is sharded over tokens or requests. One mesh for attention and experts.
+- `joint`: the same with tokens and requests: both dims of each fused op, or none.
+- `extended`: the joint space, widened by:
+
+  - "context": attention cuts the context over cp (Helix); the experts' group grows by the same factor.
+  - "degrees": attention has a data-parallel degree of its own, so `tp * dp * cp = moe_tp * ep` and nothing more.
+  - "tokens": GEMMs may keep their weight whole and share out tokens.
+  - "gathered": GEMMs may keep their weight sharded and gather it at use, replicated or sharing out tokens.
 
 >>> from sim.config.catalog import load_workload
 >>> workload = load_workload("gpt_moe_1_2t_16k")
->>> f"{paper_space(workload).size:,} {extended_space(workload).size:,}"
-'2,763,493,200 2,476,089,907,200'
+>>> for space in (paper_space, joint_space, extended_space):
+...     print(f"{space(workload).size:,}")
+107,827,200
+2,763,493,200
+2,476,089,907,200
 """
 
 from __future__ import annotations
@@ -19,12 +26,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
-from sim.layers.ops import layer_ops
+from sim.layers.ops import FusedOp, layer_ops
 from sim.simulate import mesh_violations
 from sim.strategy import CHOICES, GATHERED, GATHERED_TOKENS, TOKENS, Strategy
 from sim.workload import Workload
@@ -34,6 +41,8 @@ CONTEXT_DEGREES = (1, 2, 4, 8, 16, 32, 64)
 """Searched cp. [assumed] Helix searches up to 64 GPUs."""
 DATA_DEGREES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Searched dp of attention. [assumed]"""
+_TOKEN_LABELS = frozenset("tc")
+"""Labels of rows: tokens (of a decode step: requests), and their copies for experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +70,37 @@ class Space:
         tables = (self.tp, self.cp, self.dp or (0,), self.ep, self.pp, self.batch, *self.choices.values())
         return math.prod(map(len, tables))
 
+    @property
+    def one_mesh(self) -> bool:
+        """Whether attention lies on the experts' mesh: no cp, and dp is ep."""
+        return self.cp == (1,) and not self.dp
+
     def meshes(self) -> Iterator[tuple[int, int, int, int]]:
         """(tp, cp, dp, ep) that can be laid on the same GPUs."""
         for tp, cp, ep in itertools.product(self.tp, self.cp, self.ep):
             for dp in self.dp or (ep,):
                 if not mesh_violations(self.workload, tp, cp, dp, ep):
                     yield tp, cp, dp, ep
+
+    def outside(self, strategy: Strategy) -> list[str]:
+        """What keeps a strategy out of the space, one text per degree or op; none if it is inside."""
+        dp = self.dp or (strategy.ep,)
+        values = {
+            "tp": (strategy.tp, self.tp),
+            "ep": (strategy.ep, self.ep),
+            "pp": (strategy.pp, self.pp),
+            "batch": (strategy.batch, self.batch),
+            "cp": (strategy.cp, self.cp),
+            "dp": (strategy.attention_dp, dp),
+        }
+        values |= {
+            name: (choice, table) for choice, (name, table) in zip(strategy.dims, self.choices.items(), strict=True)
+        }
+        return [
+            f"{name} is {value}, not one of {_shortened(table)}"
+            for name, (value, table) in values.items()
+            if value not in table
+        ]
 
     def sample(self, rng: np.random.Generator) -> Strategy:
         """A strategy, every one equally likely."""
@@ -77,16 +111,34 @@ class Space:
 
 def space_of(workload: Workload) -> Space:
     """The space that a search of the workload has."""
-    return extended_space(workload) if workload.space == "extended" else paper_space(workload)
+    return {"paper": paper_space, "joint": joint_space, "extended": extended_space}[workload.space](workload)
 
 
 def paper_space(workload: Workload) -> Space:
-    """The space of "Learning to Shard": three choices per op, one mesh."""
+    """The space of "Learning to Shard": one mesh, and no op sharded over tokens or requests.
+
+    Source: "Learning to Shard", footnote 4. Its size there, some 10^9, counts three choices for each op.
+    """
+    joint = joint_space(workload)
+    ops = layer_ops(workload.model)
+    choices = {
+        name: tuple(choice for choice in table if not _shards_tokens(ops.op(name), choice))
+        for name, table in joint.choices.items()
+    }
+    return replace(joint, choices=choices)
+
+
+def _shards_tokens(op: FusedOp, choice: int) -> bool:
+    return op.label(choice) in _TOKEN_LABELS
+
+
+def joint_space(workload: Workload) -> Space:
+    """Both dims of each op or none, on one mesh: the paper's space and sharding over tokens and requests."""
     return extended_space(workload, ())
 
 
 def extended_space(workload: Workload, extensions: Iterable[str] = EXTENSIONS) -> Space:
-    """The paper's space with some extensions, all by default.
+    """The joint space with some extensions, all by default.
 
     Raises:
         ValueError: An unknown extension.
@@ -108,9 +160,13 @@ def extended_space(workload: Workload, extensions: Iterable[str] = EXTENSIONS) -
 
 
 def heuristic_space(workload: Workload, *, sequence_parallel: bool) -> Space:
-    """Megatron-LM, with or without sequence parallelism, at all degrees of the paper's space."""
+    """Megatron-LM, with or without sequence parallelism, at all degrees of the joint space."""
     dims = (megatron_sp_dims if sequence_parallel else megatron_dims)(workload.model)
     names = [op.name for op in layer_ops(workload.model).ops]
-    degrees = workload.degrees
-    choices = {name: (choice,) for name, choice in zip(names, dims, strict=True)}
-    return Space(workload, degrees.tp, (1,), (), degrees.ep, degrees.pp, degrees.batch, choices)
+    return replace(joint_space(workload), choices={name: (choice,) for name, choice in zip(names, dims, strict=True)})
+
+
+def _shortened(table: tuple[int, ...]) -> str:
+    if len(table) > 12:
+        return f"{len(table)} values from {table[0]} to {table[-1]}"
+    return ", ".join(map(str, table))

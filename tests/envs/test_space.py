@@ -163,5 +163,5 @@ def test_every_strategy_of_the_paper_is_the_same_one_in_the_extended_space(actio
 
 def test_the_paper_s_space_refuses_an_extended_strategy() -> None:
     strategy = replace(SPACES[MOE].decode(np.zeros(16, np.int64)), cp=2)
-    with pytest.raises(ValueError, match="searches the paper's space, where cp is 1 and dp is ep"):
+    with pytest.raises(ValueError, match="searches the space 'joint': cp is 1 and dp is ep"):
         SPACES[MOE].encode(strategy)

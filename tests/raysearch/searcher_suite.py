@@ -20,6 +20,7 @@ import pytest
 from envs import ROWS_FILE, BudgetExhausted, CallGate, RowWriter, StrategyEnv, read_rows
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome, Searcher
+from raysearch.simulators.opening import searched_space
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate
@@ -50,7 +51,8 @@ class Run:
         path = folder / ROWS_FILE
         self.folder = folder
         self.rows = RowWriter(path) if resumed_calls is None else RowWriter.resume(path, resumed_calls)
-        env = StrategyEnv(setting.workload, evaluate=setting.simulator)
+        space = searched_space(setting.workload, None, setting.name)
+        env = StrategyEnv(setting.workload, evaluate=setting.simulator, space=space)
         self.space = env.space
         self.gate = CallGate(env, setting.budget, self.rows, run_id="r")
         self.searcher: Searcher = make_searcher(

@@ -89,14 +89,40 @@ def test_optimum_compares_the_spaces_and_agrees_with_the_sweep_of_the_paper_s(
     swept = json.loads(raysearch("optimum", "-w", tiny_workload, "--json").stdout)["tokens_per_s_per_gpu"]
     spaces = json.loads(raysearch("optimum", "-w", tiny_workload, "--against", "--json").stdout)["spaces"]
     values = {name: best["tokens_per_s_per_gpu"] or 0.0 for name, best in spaces.items()}
-    assert values["paper"] == pytest.approx(swept, rel=1e-12)
+    assert values["joint"] == pytest.approx(swept, rel=1e-12)
+    assert values["megatron"] <= values["paper"] <= values["joint"] * (1 + 1e-12)
     assert values["extended"] >= max(values.values()) * (1 - 1e-12)
     assert all(0 < best["expected_error"] < 1 and isinstance(best["extrapolated"], list) for best in spaces.values())
     alone = json.loads(raysearch("optimum", "-w", tiny_workload, "--space", "extended", "--json").stdout)["spaces"]
     assert alone == {"extended": spaces["extended"]}  # from the cache: even its wall time is the same
     table = raysearch("optimum", "-w", tiny_workload, "--against").stdout
+    assert "Megatron-LM refuses experts with tensor parallelism and without sequence parallelism" in " ".join(
+        table.split()
+    )
     assert f"{values['extended']:,.2f}" in table
     assert f"±{spaces['extended']['expected_error']:.0%}" in table
+
+
+def test_the_paper_s_space_has_an_optimum_and_a_size_of_its_own(raysearch: Command, tiny_workload: Path) -> None:
+    told = json.loads(raysearch("optimum", "-w", tiny_workload, "--space", "paper", "--json").stdout)
+    spaces = json.loads(raysearch("optimum", "-w", tiny_workload, "--against", "--json").stdout)["spaces"]
+    assert told["space"] == "paper"
+    assert told["space_size"] == spaces["paper"]["space_size"] == 16 * 2**8 * 3**4
+    assert told["tokens_per_s_per_gpu"] == pytest.approx(spaces["paper"]["tokens_per_s_per_gpu"], rel=1e-12)
+    assert not {0} & {told["strategy"]["dims"][op] for op in (0, 2, 4, 5, 6, 7, 9, 11)}  # none along tokens
+
+
+def test_evaluate_says_what_keeps_a_strategy_out_of_a_space(raysearch: Command) -> None:
+    form = ("evaluate", *LONG[:-4], "--tp", "8", "--ep", "16")
+    assert json.loads(raysearch(*form, "--space", "paper", "--json").stdout)["outside_space"] == []
+    parallel = [*form]
+    parallel[parallel.index("megatron")] = "megatron-sp"
+    told = raysearch(*parallel, "--space", "paper").stdout
+    assert "Not in the space 'paper': attn_norm is 0, not one of 1, 2; " in told
+    assert "Not in the space" not in raysearch(*parallel).stdout
+    assert json.loads(raysearch("evaluate", *LONG, "--ep", "16", "--json").stdout)["outside_space"] == [
+        "cp is 4, not one of 1"
+    ]
 
 
 def test_a_search_of_the_extended_space_is_scored_against_its_own_optimum(

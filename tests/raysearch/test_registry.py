@@ -17,6 +17,7 @@ from raysearch.registry import (
     searcher_names,
     searcher_summary,
 )
+from raysearch.simulators.opening import searched_space
 from sim.config.files import list_names
 from tests.envs.fakes import tiny_workload
 
@@ -40,7 +41,8 @@ def test_every_searcher_has_a_one_line_summary_and_a_preset() -> None:
 @pytest.mark.parametrize("name", [name for name in searcher_names() if name != "ppo_paper"])
 def test_the_class_behind_a_name_bears_it(name: str) -> None:
     assert searcher_class(name).name == name
-    assert isinstance(make_searcher(name, SPACE, seed=0, budget=1), searcher_class(name))
+    space = searched_space(tiny_workload(), None, name)
+    assert isinstance(make_searcher(name, space, seed=0, budget=1), searcher_class(name))
 
 
 def test_a_missing_extra_is_one_message_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

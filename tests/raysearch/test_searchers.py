@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 from envs import StrategySpace
+from raysearch.errors import InputError
 from raysearch.merit import merit
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome, Searcher
+from raysearch.simulators.opening import searched_space
 from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.optimum.spaces import space_of
 from sim.simulate import evaluate
+from sim.workload import SpaceName
 from tests.envs.fakes import DENSE, MOE, barren, tiny_workload
 from tests.raysearch.searcher_suite import Run, SearcherSuite, Setting
 
@@ -282,16 +286,31 @@ def test_megatron_calls_every_combination_of_degrees_once_with_its_own_dims(
     assert run.searcher.sweep_calls(run.searcher.space) == combinations
     assert run.gate.calls == run.gate.unique_calls == combinations
     dims = (megatron_dims if name == "megatron" else megatron_sp_dims)(workload.model)
-    assert {tuple(action[4:]) for action in run.actions} == {dims}
+    assert {run.space.decode(action).dims for action in run.actions} == {dims}
     assert run.searcher.ask(run.observation) is None
 
 
 def test_a_small_budget_leaves_out_the_largest_tensor_parallel_degrees() -> None:
-    searcher = make_searcher("megatron", StrategySpace(tiny_workload()), seed=0, budget=3)
+    searcher = make_searcher("megatron", searched_space(tiny_workload(), None, "megatron"), seed=0, budget=3)
     assert [tuple(ask(searcher)[:4]) for _ in range(4)] == [(0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0), (0, 0, 1, 1)]
-    searcher = make_searcher("megatron", SPACE, seed=0, budget=1000)
+    space = searched_space(load_workload(MOE), None, "megatron")
+    searcher = make_searcher("megatron", space, seed=0, budget=1000)
     tp = [int(ask(searcher)[0]) for _ in range(1000)]
     assert tp == sorted(tp)
+
+
+def test_megatron_refuses_a_space_whose_dims_are_searched() -> None:
+    with pytest.raises(InputError, match="megatron_sp has dims of its own: expected a space of degrees alone"):
+        make_searcher("megatron_sp", SPACE, seed=0, budget=3)
+
+
+@pytest.mark.parametrize("name", ["paper", "joint", "extended"])
+def test_a_heuristic_keeps_its_dims_whatever_others_search(name: SpaceName) -> None:
+    workload = load_workload(MOE, space=name)
+    space = searched_space(workload, None, "megatron_sp")
+    action = ask(make_searcher("megatron_sp", space, seed=0, budget=3))
+    assert space.decode(action).dims == megatron_sp_dims(workload.model)
+    assert bool(space_of(workload).outside(space.decode(action))) == (name == "paper")
 
 
 # --- tuned annealing and MCMC ---------------------------------------------------------------------

@@ -55,6 +55,14 @@ def test_a_study_is_every_workload_with_every_searcher_and_seed(tiny_workload: P
     assert all(spec.budget == 60 and spec.workload == str(tiny_workload) for spec in study.specs().values())
 
 
+def test_a_study_s_space_is_that_of_all_its_runs(tiny_workload: Path, tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path, tiny_workload, space="paper", searchers=["annealing", "megatron_sp"]))
+    assert {spec.space for spec in study.specs().values()} == {"paper"}
+    assert {workload.space for workload in study.workloads.values()} == {"paper"}
+    with pytest.raises(CatalogError, match="space"):
+        load_study(write_study(tmp_path, tiny_workload, space="papers"))
+
+
 def test_workloads_take_turns_so_that_none_waits_for_another_to_be_done(tiny_workload: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text(tiny_workload.read_text().replace('name = "tiny"', 'name = "other"'))

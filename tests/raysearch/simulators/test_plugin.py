@@ -83,7 +83,7 @@ def test_the_shipped_black_boxes_are_found_by_name_and_say_what_to_install(
 
 
 def test_a_simulator_of_degrees_only_is_searched_over_degrees_only() -> None:
-    space = searched_space(WORKLOAD, BOXES + "by_degrees")
+    space = searched_space(WORKLOAD, BOXES + "by_degrees", "random")
     tables = WORKLOAD.degrees
     assert space.size == len(tables.tp) * len(tables.ep) * len(tables.pp) * len(tables.batch)
     strategy = space.decode(space.nvec - 1)
