@@ -130,8 +130,8 @@ def _unfit(record: Mapping[str, Any], rows: int, figures: Mapping[str, Any], lef
     return ""
 
 
-def _brief(figures: Mapping[str, float | None]) -> dict[str, Any]:
-    return {name: value if name == "rows" or value is None else round(value, 4) for name, value in figures.items()}
+def _brief(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def write_coefficients(path: Path, content: Mapping[str, Any], *, force: bool) -> bool:

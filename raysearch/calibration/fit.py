@@ -59,11 +59,23 @@ def cross_validated_predictions(
     return predicted
 
 
+INSIDE = (0.05, 0.95)
+"""Quantiles of measured over predicted between which 90 % of rows lie."""
+
+
+def interval(predicted: Floats, measured: Floats) -> list[float]:
+    """Factors on a prediction between which 90 % of the measured times lie."""
+    return [float(f"{value:.4g}") for value in np.quantile(measured / predicted, INSIDE)]
+
+
 def errors(predicted: Floats, measured: Floats) -> dict[str, Any]:
-    """Rows, mean, median and 90th percentile of the relative error, and its signed mean; None without rows."""
+    """Rows, mean, median and 90th percentile of the relative error, its signed mean, 90 % interval; None without rows.
+
+    See `interval` for the last.
+    """
     known = np.isfinite(predicted)
     if not known.any():
-        return {"rows": 0} | dict.fromkeys(("mape", "median_ape", "p90_ape", "bias"))
+        return {"rows": 0} | dict.fromkeys(("mape", "median_ape", "p90_ape", "bias", "interval"))
     relative = predicted[known] / measured[known] - 1
     size = np.abs(relative)
     return {
@@ -72,6 +84,7 @@ def errors(predicted: Floats, measured: Floats) -> dict[str, Any]:
         "median_ape": float(np.median(size)),
         "p90_ape": float(np.quantile(size, 0.9)),
         "bias": float(relative.mean()),
+        "interval": interval(predicted[known], measured[known]),
     }
 
 

@@ -250,9 +250,10 @@ class HardwareFile(FileSchema):
 
     def to_si(self, calibration: Calibration | None) -> hardware.Hardware:
         """The hardware, with the curves of the calibration that it names."""
-        curves, unknown = None, self.expected_error.uncalibrated
+        curves, errors = None, self.expected_error
         if calibration:
-            curves = Curves(calibration, self.engine, self.all_reduce or self.engine, unknown)
+            all_reduce = self.all_reduce or self.engine
+            curves = Curves(calibration, self.engine, all_reduce, errors.uncalibrated, errors.extrapolated)
         peaks = {"bf16": self.compute.bf16_tflops * 1e12, "fp8": self.compute.fp8_tflops * 1e12}
         collectives = self.collectives.to_si()
         if self.all_reduce == "nccl":

@@ -66,6 +66,7 @@ class _SeriesRecord(BaseModel):
     g_percent: tuple[Percent, ...] = ()
     rows: Whole = 0
     mape: Coefficient | None = None
+    interval: tuple[Positive, Positive] | None = None
     range: dict[str, tuple[Coefficient, Coefficient]] = {}
 
 

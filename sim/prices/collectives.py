@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.prices.curves import REMEMBERED, Priced
+from sim.prices.curves import REMEMBERED
 from sim.prices.hardware import CollectiveModel, ExpertAllToAll, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import Group
+from sim.prices.priced import EXACT, Interval, Priced
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Collective:
         tensor: What is moved.
         bytes_per_device: Bytes each GPU sends.
         time_s: How long it takes, less what overlaps with other work.
-        error: Expected relative error of that.
+        error: Mean relative error to expect of that.
+        interval: Factors on `time_s` between which the true time lies in 90 % of cases.
         extrapolated: What about it no measurement covers, or "".
     """
 
@@ -45,6 +47,7 @@ class Collective:
     bytes_per_device: float
     time_s: float
     error: float = 0.0
+    interval: Interval = EXACT
     extrapolated: str = ""
 
 
@@ -100,12 +103,12 @@ def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: 
     inside = min(group.degree, hardware.node_gpus)
     fitted = curves.collective(kind, inside, tensor_bytes) if curves else None
     if fitted is not None and group.nodes == 1:
-        return _judged(hardware, fitted.time_s * exposed, fitted)
+        return fitted._replace(time_s=fitted.time_s * exposed)
     time_s = collective_time_s(hardware, kind, group, tensor_bytes)
     where = f"{kind.replace('_', '-')} over {axis} across nodes" if group.nodes > 1 else ""
     if fitted is None:
-        return Priced(time_s * exposed, hardware.errors.uncalibrated, where)
-    return Priced(max(time_s, fitted.time_s) * exposed, hardware.errors.extrapolated, where)
+        return hardware.errors.by_medians(time_s * exposed, where)
+    return hardware.errors.extrapolating(max(time_s, fitted.time_s) * exposed, where)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -130,11 +133,11 @@ def expert_all_to_all(
             side, tokens, columns, each, experts, topk, group.per_node, group.nodes
         )
         if fitted is not None:
-            return _judged(hardware, fitted.time_s * exposed, fitted)
+            return fitted._replace(time_s=fitted.time_s * exposed)
     kernel = hardware.collectives.dispatch if side == "dispatch" else hardware.collectives.combine
     sent_bytes = tokens * topk * columns * each * (group.degree - 1) / group.degree
     time_s = expert_all_to_all_time_s(kernel, group, sent_bytes)
-    return Priced(time_s * exposed, hardware.errors.uncalibrated)
+    return hardware.errors.by_medians(time_s * exposed)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -144,11 +147,6 @@ def hand_on_s(hardware: Hardware, *, same_node: bool, sent_bytes: float) -> floa
     if fitted is not None:
         return fitted.time_s
     return send_recv_time_s(hardware.collectives.send_recv, same_node=same_node, sent_bytes=sent_bytes)
-
-
-def _judged(hardware: Hardware, time_s: float, fitted: Priced) -> Priced:
-    error = max(fitted.error, hardware.errors.extrapolated) if fitted.extrapolated else fitted.error
-    return Priced(time_s, error, fitted.extrapolated)
 
 
 def expert_all_to_all_time_s(kernel: ExpertAllToAll, group: Group, sent_bytes: float) -> float:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, NODE_GPUS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import Dtype
+from sim.prices.priced import Interval, Priced, spread, wider
 from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, sources
 
 
@@ -97,20 +98,6 @@ class ExpertActivation(NamedTuple):
 Shape = Gemm | GroupedGemm | DecodeAttention | PrefillAttention | LatentDecode | Routing | Permute | ExpertActivation
 
 
-class Priced(NamedTuple):
-    """Seconds of a kernel or collective.
-
-    Attributes:
-        time_s: How long it takes.
-        error: Cross-validated relative error of the curve.
-        extrapolated: What about it no measurement covers, or "".
-    """
-
-    time_s: float
-    error: float
-    extrapolated: str = ""
-
-
 REMEMBERED = 1 << 16
 """Prices of a kind that are kept: strategies share most, as degrees and batches come from short tables."""
 _KINDS = {"all_to_all": "alltoall"}
@@ -162,6 +149,7 @@ class Curves:
         engine: "trtllm", "vllm" or "sglang".
         all_reduce: Whose all-reduce runs inside a node: an engine's own, or "nccl".
         uncalibrated: Relative error of a series that was never cross-validated.
+        extrapolated: Least relative error beyond what was measured.
     """
 
     def __init__(
@@ -170,16 +158,18 @@ class Curves:
         engine: str,
         all_reduce: str,
         uncalibrated: float = 0.35,  # [assumed] as for what is priced by medians
+        extrapolated: float = 0.30,  # [assumed]
     ) -> None:
         self.calibration = calibration
         self.engine = engine
         self.all_reduce = all_reduce
         self.uncalibrated = uncalibrated
+        self.extrapolated = extrapolated
         self._series_of = lru_cache(maxsize=None)(self._find)
         self._judgement = lru_cache(maxsize=None)(self._find_judgement)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Curves, (self.calibration, self.engine, self.all_reduce, self.uncalibrated)
+        return Curves, (self.calibration, self.engine, self.all_reduce, self.uncalibrated, self.extrapolated)
 
     # --- kernels ---------------------------------------------------------------------------------
 
@@ -216,7 +206,7 @@ class Curves:
         if multi_head or heads <= WIDEST_GROUP * kv_heads:
             return self._priced(series, time_us, sizes, dtype)
         wide = self._priced(f"attention_decode/{engine}/{priced_as}/wide", time_us, sizes, dtype)
-        return wide._replace(extrapolated=wide.extrapolated or _WIDE)
+        return wide if wide.extrapolated else self._beyond(wide, _WIDE)
 
     def _prefill(self, shape: PrefillAttention, math_dtype: Dtype, kv_dtype: Dtype) -> Priced | None:
         series = self._series_of("attention_prefill", kv_dtype, math_dtype)
@@ -341,23 +331,39 @@ class Curves:
         usual = f"moe/{engine}/{EXPERT_KERNELS.get(source)}/{dtype}"
         return max(alike, key=lambda name: (name == usual, known[name].get("rows", 0), name), default=None)
 
-    def _find_judgement(self, series: str, dtype: str) -> tuple[float, tuple[tuple[float, float], ...], str]:
-        """(error, measured range per size, what stands in for what) of a series that prices `dtype`."""
+    def _find_judgement(self, series: str, dtype: str) -> _Judgement:
         record = self.calibration.series[series]
         parts = series.split("/")
         stand_in = ""
         if parts[0] in _BY_ENGINE and (dtype not in parts or self.engine != parts[1]):
             stand_in = f"{self.engine} {dtype} priced as {series}"
+        inside = record.get("mape"), record.get("interval")
+        error = self.uncalibrated if inside[0] is None else float(inside[0])
+        interval = spread(error) if inside[1] is None else (float(inside[1][0]), float(inside[1][1]))
         ranges = tuple((low, high) for low, high in record.get("range", {}).values())
-        error = record.get("mape")
-        return self.uncalibrated if error is None else float(error), ranges, stand_in
+        return _Judgement(error, interval, ranges, stand_in)
 
     def _priced(self, series: str, time_us: float, sizes: tuple[float, ...], dtype: str) -> Priced:
         """Attaches the error of a series and says which of its sizes lie outside what was measured."""
-        error, ranges, stand_in = self._judgement(series, dtype)
+        error, interval, ranges, unmeasured = self._judgement(series, dtype)
         for index, ((low, high), size) in enumerate(zip(ranges, sizes)):  # noqa: B905 fewer sizes than columns are fine
             if not low <= size <= high:
                 name = list(self.calibration.series[series]["range"])[index]
-                what = f"{_FAMILIES[series.split('/')[0]]} beyond measured {_SIZES.get(name, name)}"
-                return Priced(time_us * 1e-6, error, what)
-        return Priced(time_us * 1e-6, error, stand_in)
+                unmeasured = f"{_FAMILIES[series.split('/')[0]]} beyond measured {_SIZES.get(name, name)}"
+                break
+        priced = Priced(time_us * 1e-6, error, interval)
+        return self._beyond(priced, unmeasured) if unmeasured else priced
+
+    def _beyond(self, priced: Priced, what: str) -> Priced:
+        """The same as something that no measurement covers: less sure."""
+        error = max(priced.error, self.extrapolated)
+        return Priced(priced.time_s, error, wider(priced.interval, spread(error)), what)
+
+
+class _Judgement(NamedTuple):
+    """What is known of a series that prices a dtype: how sure, measured range per size, what stands in for what."""
+
+    error: float
+    interval: Interval
+    ranges: tuple[tuple[float, float], ...]
+    stand_in: str

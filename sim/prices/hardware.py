@@ -8,6 +8,7 @@ from typing import Literal
 
 from sim.prices.curves import Curves
 from sim.prices.dtypes import Dtype
+from sim.prices.priced import Priced, spread
 
 Engine = Literal["trtllm", "vllm", "sglang"]
 AllReduce = Literal["trtllm", "vllm", "sglang", "nccl"]
@@ -120,6 +121,14 @@ class ErrorModel:
     serving: float
     uncalibrated: float
     extrapolated: float
+
+    def by_medians(self, time_s: float, what: str = "") -> Priced:
+        """Seconds by medians or by a latency model; `what` no measurement covers, or ""."""
+        return Priced(time_s, self.uncalibrated, spread(self.uncalibrated), what)
+
+    def extrapolating(self, time_s: float, what: str) -> Priced:
+        """Seconds beyond what was measured; `what` names it."""
+        return Priced(time_s, self.extrapolated, spread(self.extrapolated), what)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

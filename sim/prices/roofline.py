@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sim.prices.curves import REMEMBERED, Shape
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import Hardware, KernelFamily
+from sim.prices.priced import Interval
 
 _OVERHEAD_BOUND = 2.0
 """A fitted kernel waits for its launch when it takes this often the time of its arithmetic and its traffic."""
@@ -46,7 +47,8 @@ class KernelTime(NamedTuple):
         memory_s: Its traffic at the median achieved bandwidth.
         total_s: What it takes.
         bound: What it waits for: "compute", "memory" or "launch".
-        error: Expected relative error of `total_s`.
+        error: Mean relative error to expect of `total_s`.
+        interval: Factors on `total_s` between which the true time lies in 90 % of cases.
         extrapolated: What about it no measurement covers, or "".
     """
 
@@ -55,6 +57,7 @@ class KernelTime(NamedTuple):
     total_s: float
     bound: str
     error: float
+    interval: Interval
     extrapolated: str
 
 
@@ -73,9 +76,8 @@ def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
     priced = curves.kernel(shape, math_dtype, stream_dtype) if curves and shape else None
     if priced is None:
         bound = bound if busy_s >= efficiency.floor_s else "launch"
-        error = hardware.errors.uncalibrated
-        return KernelTime(compute_s, memory_s, max(busy_s, efficiency.floor_s), bound, error, "")
+        unsure = hardware.errors.by_medians(max(busy_s, efficiency.floor_s))
+        return KernelTime(compute_s, memory_s, unsure.time_s, bound, unsure.error, unsure.interval, "")
     total_s = max(priced.time_s, light_compute_s, light_memory_s)
-    error = max(priced.error, hardware.errors.extrapolated) if priced.extrapolated else priced.error
     bound = bound if total_s <= _OVERHEAD_BOUND * busy_s else "launch"
-    return KernelTime(compute_s, memory_s, total_s, bound, error, priced.extrapolated)
+    return KernelTime(compute_s, memory_s, total_s, bound, priced.error, priced.interval, priced.extrapolated)

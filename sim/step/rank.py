@@ -9,9 +9,9 @@ from functools import lru_cache
 from sim.layers.choices import Side
 from sim.layers.ops import Tensor, element_bytes, layer_ops, layer_sizes, tensor_columns
 from sim.prices.collectives import Collective, collective_price, sent_share
-from sim.prices.curves import Priced
 from sim.prices.dtypes import DTYPE_BYTES
 from sim.prices.mesh import ep_group, tp_group
+from sim.prices.priced import Priced
 from sim.workload import Workload
 
 

@@ -67,12 +67,13 @@ def priced(engine: str, shape: Shape, dtype: str, kv_dtype: str = "bf16") -> flo
 @pytest.mark.parametrize("missing", [{}, {"mape": None}])
 def test_a_series_without_a_cross_validated_error_counts_as_uncalibrated(missing: dict[str, None]) -> None:
     name = "gemm/trtllm/fp8"
-    record = {key: value for key, value in FITTED.series[name].items() if key != "mape"} | missing
+    record = {key: value for key, value in FITTED.series[name].items() if key not in ("mape", "interval")} | missing
     curves = Curves(Calibration("mine", {**FITTED.data, "series": {name: record}}), "trtllm", "nccl", 0.4)
     for kept in (curves, pickle.loads(pickle.dumps(curves))):
         found = kept.kernel(Gemm(64, 4096, 4096), "fp8", "bf16")
         assert found is not None
         assert found.error == 0.4
+        assert found.interval == pytest.approx((1 / 1.8, 1.8))
 
 
 def grows(time: Callable[..., float], sizes: dict[str, float], factor: float, *, along: tuple[str, ...]) -> None:
@@ -353,6 +354,7 @@ def test_what_lies_outside_the_measured_range_says_so_and_is_less_sure() -> None
     outside = kernel_time(H100, Kernel("gemm", "fp8", "fp8", 1, 1, Gemm(64, 4096, 1e7)))
     assert (inside.extrapolated, outside.extrapolated) == ("", "GEMM beyond measured columns")
     assert inside.error < H100.errors.extrapolated <= outside.error
+    assert outside.interval[0] < inside.interval[0] < 1 < inside.interval[1] < outside.interval[1]
 
 
 def test_attention_of_more_query_heads_than_an_engine_is_built_for_is_marked() -> None:
@@ -366,7 +368,8 @@ def test_attention_of_more_query_heads_than_an_engine_is_built_for_is_marked() -
         assert usual.extrapolated == ""
         assert wide.extrapolated == "attention of more than 32 query heads per KV head"
         assert wide.time_s >= usual.time_s
-        assert wide.error == FITTED.series[f"attention_decode/{engine}/fp8/wide"]["mape"]
+        assert wide.error >= H100.errors.extrapolated > usual.error
+        assert wide.interval[0] < usual.interval[0] < 1 < usual.interval[1] < wide.interval[1]
 
 
 def test_the_error_of_serving_is_that_of_the_calibrations_held_out_runs(tmp_path: Path) -> None:
