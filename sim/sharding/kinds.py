@@ -152,6 +152,11 @@ class RaggedShard(Placement):
     def dims(self) -> tuple[int, ...]:
         return (self.dim,)
 
+    @property
+    @override
+    def ranks(self) -> int | None:
+        return len(self.units)
+
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
         if len(self.units) != degree:
@@ -194,6 +199,7 @@ class NormPartial(Placement):
 
     code = "NP"
     holds = "part"
+    nests = True
     order: float = 2.0
 
     def __post_init__(self) -> None:
@@ -204,6 +210,10 @@ class NormPartial(Placement):
     @override
     def reads_replicated(self) -> bool:
         return np.isinf(self.order)
+
+    @override
+    def spans(self, dims: int) -> frozenset[int]:
+        return frozenset()
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
@@ -255,10 +265,17 @@ class LogSumExp(Placement):
 
     code = "LSE"
     holds = "part"
+    nests = True
+
+    @override
+    def spans(self, dims: int) -> frozenset[int]:
+        """Every column needs the last one, of logarithms."""
+        return frozenset({dims - 1})
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
         """Equal parts, or, with an rng, of random weights, many of them next to nothing, and of both signs."""
+        self._check_dims(tensor.shape)
         if rng is None:
             shares = np.full((degree, *tensor.shape[:-1], 1), 1 / degree)
             values = [tensor[..., :-1]] * degree
@@ -274,8 +291,7 @@ class LogSumExp(Placement):
     @override
     def assemble(self, pieces: Sequence[Array]) -> Array:
         parts = stack(self, pieces)
-        if not parts.shape[-1]:
-            raise PlacementError(f"{self} needs a last column, of logarithms")
+        self._check_dims(parts.shape[1:])
         highest = parts[..., -1:].max(0)
         with np.errstate(invalid="ignore"):  # ranks that all have nothing: nan equals nothing
             weights = np.exp(parts[..., -1:] - highest)
@@ -283,8 +299,14 @@ class LogSumExp(Placement):
             return np.concatenate([values, highest + np.log(weights.sum(0))], -1)
 
     @override
-    def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
-        return shape
+    def local_shapes(self, shape: tuple[int, ...], degree: int) -> tuple[tuple[int, ...], ...]:
+        self._check_dims(shape)
+        return (shape,) * degree
+
+    @override
+    def _check_dims(self, shape: tuple[int, ...]) -> None:
+        if not shape or not shape[-1]:
+            raise PlacementError(f"{self} needs a last column, of logarithms, which a piece of shape {shape} has not")
 
     @classmethod
     @override

@@ -65,11 +65,20 @@ def local_shape(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int]) 
     Raises:
         PlacementError: There is not one placement per axis, or one cannot cut its tensor on some rank.
     """
+    return max(local_shapes(shape, layout, degrees), key=math.prod)
+
+
+def local_shapes(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int]) -> frozenset[tuple[int, ...]]:
+    """Shapes of the pieces that the ranks hold, each once.
+
+    Raises:
+        PlacementError: There is not one placement per axis, or one cannot cut its tensor on some rank.
+    """
     _check(layout, degrees)
-    shapes = {shape}
+    shapes = frozenset({shape})
     for placement, degree in zip(layout, degrees, strict=True):
-        shapes = {local for held in shapes for local in placement.local_shapes(held, degree)}
-    return max(shapes, key=math.prod)
+        shapes = frozenset(local for held in shapes for local in placement.local_shapes(held, degree))
+    return shapes
 
 
 def local_bytes(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int], element_bytes: float) -> float:

@@ -43,6 +43,7 @@ class Placement:
     Attributes:
         code: What its text form begins with.
         holds: What a rank has: the "whole" tensor, a piece "cut" out of it, or a full-size "part" yet to be reduced.
+        nests: Whether parts over several axes may be joined axis by axis in any order, or all at once, as sums may.
         reads_replicated: Whether ranks that all hold the whole tensor hold it under this placement too, as its
             average or maximum is the tensor itself.
     """
@@ -51,6 +52,7 @@ class Placement:
 
     code: ClassVar[str]
     holds: ClassVar[Holds]
+    nests: ClassVar[bool] = False
 
     @property
     def reads_replicated(self) -> bool:
@@ -61,6 +63,19 @@ class Placement:
     def dims(self) -> tuple[int, ...]:
         """Tensor dims that it cuts."""
         return ()
+
+    @property
+    def ranks(self) -> int | None:
+        """The one degree that an axis must have for it; None if any will do."""
+        return None
+
+    def spans(self, dims: int) -> frozenset[int]:
+        """Dims of a tensor of `dims` dims along which it must have whole slices to be undone.
+
+        A placement works slice by slice along all others, so what a later axis does to them can stay as it is. A cut
+        spans what it cuts, and parts span everything unless their class says that they are joined element by element.
+        """
+        return frozenset(range(dims)) if self.holds == "part" else frozenset(self.dims)
 
     def on(self, dim: int) -> Placement:
         """The same cut along another dim.
@@ -132,11 +147,11 @@ class Placement:
         """A tensor like this one that can lie so; almost every placement takes any tensor."""
         return tensor
 
-    def commutes(self, later: Placement) -> bool:
-        """Whether it can be undone while `later`, applied to its pieces, stays in place."""
+    def commutes(self, later: Placement, dims: int) -> bool:
+        """Whether it can be undone while `later`, applied to its pieces of `dims` dims, stays in place."""
         if self.holds == "part" and later.holds == "part":
-            return self == later
-        return not set(self.dims) & set(later.dims)
+            return self.nests and self == later
+        return not self.spans(dims) & later.spans(dims)
 
     @classmethod
     def samples(cls, dims: int, degree: int) -> Sequence[Placement]:
@@ -325,6 +340,7 @@ class Partial(Placement):
 
     code = "P"
     holds = "part"
+    nests = True
     op: str = "sum"
 
     def __post_init__(self) -> None:
@@ -368,10 +384,15 @@ class Partial(Placement):
     def local_shape(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
         return shape
 
-    def commutes(self, later: Placement) -> bool:
+    @override
+    def spans(self, dims: int) -> frozenset[int]:
+        return frozenset()
+
+    @override
+    def commutes(self, later: Placement, dims: int) -> bool:
         """Sums and averages are linear, so they also commute with each other."""
         linear = {Partial("sum"), Partial("avg")}
-        return (self in linear and later in linear) or Placement.commutes(self, later)
+        return (self in linear and later in linear) or Placement.commutes(self, later, dims)
 
     @classmethod
     @override

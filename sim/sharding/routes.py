@@ -2,8 +2,8 @@
 
 A shortest path over layouts (Dijkstra), so a detour is found where it pays: reduce-scatter, all-reduce
 and all-gather on a mesh of two axes move less than an all-reduce over one after the other. An edge
-changes the placement on one axis, or on neighbouring axes at once, by one collective. It is right if the later
-axes' cuts commute with it, as cuts of other dims do; two axes on one dim need the striped forms of `_renamed_steps`.
+changes the placement on one axis, or on neighbouring axes at once, by one collective. It is right if what the later
+axes do commutes with it, as cuts of other dims do; two axes on one dim need the striped forms of `_renamed_steps`.
 
 >>> from sim.sharding.layout import format_layout, parse_layout
 >>> route = cheapest_route(parse_layout("P(sum), P(sum)"), parse_layout("R, R"), (2, 8), (16, 64), 2)
@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,7 +26,7 @@ import numpy as np
 
 from sim.prices.collectives import sent_share
 from sim.sharding.kinds import StridedShard
-from sim.sharding.layout import Layout, Pieces, format_layout, local_shape
+from sim.sharding.layout import Layout, Pieces, format_layout, local_shape, local_shapes
 from sim.sharding.placement import REPLICATE, Placement, PlacementError, Replicate, Shard
 from sim.sharding.redistribute import RedistributionError, collective_between
 
@@ -173,26 +173,41 @@ def _steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Pro
             for wanted in choices[axis]:
                 target = _as_seen(axis, wanted, layout, problem)
                 after = (*layout[:axis], wanted, *layout[axis + 1 :])
-                if wanted != held and target is not None and _fits(after, problem):
+                possible = target is not None and _in_one_step(source, target, problem)
+                if wanted != held and target is not None and possible and _fits(after, problem):
                     yield _step(axis, source, target, after, problem)
         yield from _renamed_steps(axis, layout, problem)
     if problem.fused:
         yield from _fused_steps(layout, choices, problem)
 
 
+def _in_one_step(source: Placement, target: Placement, problem: _Problem) -> bool:
+    """Whether one collective does it: a reduce-scatter leaves no dim short that its reduction must see whole."""
+    return not (source.holds == "part" and source.spans(len(problem.shape)) & set(target.dims))
+
+
 def _fused_steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Problem) -> Iterator[Step]:
-    """Moves neighbouring axes that lie alike as if they were one, which for cuts takes even sizes."""
+    """Moves neighbouring axes that lie alike as if they were one: plain shards in even sizes, and parts that nest."""
     for axis, end in itertools.combinations(range(len(layout) + 1), 2):
-        held, later = layout[axis], layout[end:]
+        held = layout[axis]
         if end - axis < 2 or any(other != held for other in layout[axis:end]):
             continue
         for wanted in choices[axis]:
-            plain = all(isinstance(p, (Replicate, Shard)) or p.holds == "part" for p in (held, wanted))
-            even = all(_even(dim, problem) for dim in (*held.dims, *wanted.dims))
-            if wanted != held and plain and even and all(p.commutes(q) for p in (held, wanted) for q in later):
+            ends = (held, wanted)
+            one = all(_as_one(placement, axis, end, layout, problem) for placement in ends)
+            if wanted != held and one and _in_one_step(held, wanted, problem):
                 after = _replaced(layout, dict.fromkeys(range(axis, end), wanted))
                 if _fits(after, problem):
                     yield _step(axis, held, wanted, after, problem, end - axis)
+
+
+def _as_one(placement: Placement, axis: int, end: int, layout: Layout, problem: _Problem) -> bool:
+    """Whether the same placement on all of these axes is that placement on one axis of all their ranks."""
+    if not all(placement.commutes(later, len(problem.shape)) for later in layout[end:]):
+        return False
+    if isinstance(placement, Shard):
+        return _even(placement.dim, layout[:axis], range(axis, end), problem)
+    return isinstance(placement, Replicate) or placement.nests
 
 
 def _as_seen(axis: int, placement: Placement, layout: Layout, problem: _Problem) -> Placement | None:
@@ -203,7 +218,7 @@ def _as_seen(axis: int, placement: Placement, layout: Layout, problem: _Problem)
     """
     seen = placement
     for other, later in enumerate(layout[axis + 1 :], axis + 1):
-        if placement.commutes(later):
+        if placement.commutes(later, len(problem.shape)):
             continue
         if not _striped_around(axis, placement, layout, other, problem):
             return None
@@ -217,31 +232,36 @@ def _striped_around(axis: int, placement: Placement, layout: Layout, other: int,
     return (
         isinstance(inner, Shard)
         and placement == StridedShard(inner.dim, problem.degrees[other])
-        and sum(inner.dim in held.dims for held in layout[axis + 1 :]) == 1
-        and _even(inner.dim, problem)
+        and _alone(other, axis, layout, problem)
+        and _even(inner.dim, layout[:axis], (axis, other), problem)
     )
 
 
-def _even(dim: int, problem: _Problem) -> bool:
-    return problem.shape[dim] % math.prod(problem.degrees) == 0
+def _alone(inner: int, axis: int, layout: Layout, problem: _Problem) -> bool:
+    """Whether, of all that comes after an axis, only the inner one's cut concerns the dim that it cuts."""
+    cut, dims = layout[inner], len(problem.shape)
+    return all(Shard(*cut.dims).commutes(held, dims) for held in (*layout[axis + 1 : inner], *layout[inner + 1 :]))
+
+
+def _even(dim: int, outer: Layout, axes: Iterable[int], problem: _Problem) -> bool:
+    """Whether every piece that the outer axes leave is cut evenly along the dim by all the ranks of some axes."""
+    ranks = math.prod(problem.degrees[axis] for axis in axes)
+    sizes = _piece_shapes(outer, problem.degrees[: len(outer)], problem.shape)
+    return all(shape[dim] % ranks == 0 for shape in sizes)
 
 
 def _renamed_steps(axis: int, layout: Layout, problem: _Problem) -> Iterator[Step]:
     """Gathers an outer axis under an inner one of the same dim, whose chunks then are stripes; and back."""
     for inner in range(axis + 1, len(layout)):
         outer_held, inner_held, degree = layout[axis], layout[inner], problem.degrees[axis]
-        if sum(bool(set(held.dims) & set(inner_held.dims)) for held in layout[axis + 1 :]) != 1:
+        if not isinstance(inner_held, (Shard, StridedShard)) or not _alone(inner, axis, layout, problem):
             continue
-        if not all(outer_held.commutes(held) for other, held in enumerate(layout) if other > axis and other != inner):
-            continue
-        if isinstance(outer_held, Shard) and inner_held == outer_held:
-            striped = StridedShard(outer_held.dim, degree)
+        plain, striped = Shard(inner_held.dim), StridedShard(inner_held.dim, degree)
+        if outer_held == inner_held == plain:
             after = _replaced(layout, {axis: REPLICATE, inner: striped})
-            yield _step(axis, outer_held, REPLICATE, after, problem)
-        if not isinstance(inner_held, StridedShard) or inner_held.stripes != degree:
-            continue
-        if isinstance(outer_held, Replicate) and _even(inner_held.dim, problem):
-            plain = Shard(inner_held.dim)
+            yield _step(axis, plain, REPLICATE, after, problem)
+        even = inner_held == striped and _even(plain.dim, layout[:axis], (axis, inner), problem)
+        if outer_held == REPLICATE and even:
             yield _step(axis, REPLICATE, plain, _replaced(layout, {axis: plain, inner: plain}), problem)
 
 
@@ -297,5 +317,10 @@ def _fits(layout: Layout, problem: _Problem) -> bool:
 
 @lru_cache(maxsize=65536)
 def largest_shape(layout: Layout, degrees: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """`local_shape`, remembered: routes ask for the same few again and again."""
+    """`local_shape`, memoised: routes ask for the same few again and again."""
     return local_shape(shape, layout, degrees)
+
+
+@lru_cache(maxsize=65536)
+def _piece_shapes(layout: Layout, degrees: tuple[int, ...], shape: tuple[int, ...]) -> frozenset[tuple[int, ...]]:
+    return local_shapes(shape, layout, degrees)
