@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
+from sim.sharding.domains import REALS, TIED, indices
 from sim.sharding.kinds import LogSumExp
 from sim.sharding.placement import PARTIAL, REPLICATE, Array, Placement
 from sim.sharding.rules import (
@@ -28,6 +30,7 @@ from sim.sharding.rules import (
 )
 
 TOP_K = 2
+VOCABULARY = 21
 QUERIES = 2
 HEAD = 3
 EPSILON = 1e-6
@@ -116,6 +119,15 @@ def _combine(results: Array, residual: Array, gates: Array) -> Array:
     return np.einsum("etd,te->td", results, gates) + residual
 
 
+def _look_up(tokens: Array, table: Array) -> Array:
+    return table[tokens]
+
+
+def _greedy(logits: Array) -> Array:
+    """The most likely token, the first of several."""
+    return logits.argmax(-1)
+
+
 OPERATIONS: dict[str, Operation] = {
     "matmul": einsum_operation("ij,jk->ik"),
     "batched_matmul": einsum_operation("bij,bjk->bik"),
@@ -140,10 +152,21 @@ OPERATIONS: dict[str, Operation] = {
     "router": Operation("router", "td,de->te", _router, free="t"),
     "dispatch": Operation("dispatch", "td,te->etd", _dispatch, free="tde"),
     "combine": Operation("combine", "etd,td,te->td", _combine, free="td"),
+    "embedding": Operation(
+        "embedding",
+        "t,vd->td",
+        _look_up,
+        free="td",
+        sizes={"v": VOCABULARY},
+        domains=(indices(VOCABULARY), REALS),
+    ),
+    "lm_head": einsum_operation("td,dv->tv"),
+    "greedy": Operation("greedy", "tv->t", _greedy, free="t", domains=(TIED,)),
 }
 """Every operation by name. Einsums of the layer come from their equations: see `sim.layers.choices`."""
 
 
+@lru_cache(maxsize=64)
 def activation_operation(letters: str) -> Operation:
     """The activation on a tensor of these letters; gate and up lie side by side and are cut alike."""
     return replace(OPERATIONS["activation"], equation=f"{letters}g->{letters}", free=letters)
@@ -220,6 +243,40 @@ def combine_sums_late(operation: Operation, placements: Sequence[Placement]) -> 
     yield Rule((PARTIAL, REPLICATE, REPLICATE), REPLICATE, run=run)
 
 
+def look_up_over_vocabulary(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
+    """Cut the vocabulary: every rank looks up the tokens whose rows it has, and zeros for the others."""
+    for cut in cuts(placements):
+
+        def run(ranks: Ranks, cut: Placement = cut) -> list[Array]:
+            held = cut.held(sum(len(table) for _, table in ranks), len(ranks))
+            return [_masked_look_up(tokens, table, rows) for (tokens, table), rows in zip(ranks, held, strict=True)]
+
+        yield Rule((REPLICATE, cut.on(0)), PARTIAL, "v", run)
+
+
+def _masked_look_up(tokens: Array, table: Array, rows: Array) -> Array:
+    mine = (tokens[:, None] == rows).astype(float)
+    return mine @ table
+
+
+def greedy_over_vocabulary(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
+    """Cut the vocabulary: the ranks gather the score and the token of each one's best, and take the best of those."""
+    for cut in cuts(placements):
+
+        def run(ranks: Ranks, cut: Placement = cut) -> list[Array]:
+            held = cut.held(sum(logits.shape[1] for (logits,) in ranks), len(ranks))
+            offers = [
+                (logits.max(1), tokens[_greedy(logits)])
+                for (logits,), tokens in zip(ranks, held, strict=True)
+                if len(tokens)
+            ]
+            scores, tokens = (np.stack(column) for column in zip(*offers, strict=True))
+            best = np.where(scores == scores.max(0), tokens, tokens.max() + 1).min(0)
+            return [best] * len(ranks)
+
+        yield Rule((cut.on(1),), REPLICATE, "v", run)
+
+
 add_rules(
     "residual_add",
     label_rules,
@@ -249,4 +306,12 @@ add_rules(
     label_rules,
     written(*(f"{part}, R -> {part}" for part in ("P(sum)", "P(avg)", "P(max)", "P(min)", "NP(2)"))),
 )
+# A look-up copies rows, so parts that are reduced row by row pass.
+add_rules(
+    "embedding",
+    label_rules,
+    written(*(f"R, {part} -> {part}" for part in ("P(sum)", "P(avg)", "P(max)", "P(min)", "NP(2)", "LSE"))),
+    look_up_over_vocabulary,
+)
+add_rules("greedy", label_rules, greedy_over_vocabulary)
 add_rules("combine", combine_is_an_einsum_and_an_add, combine_sums_late)

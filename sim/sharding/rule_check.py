@@ -2,10 +2,11 @@
 
 A rule is an equality, so it is executed: operands are split, every rank computes on its pieces, and
 what the ranks hold must be the pieces of the whole result, shapes included. What makes a wrong rule
-look right is avoided: float64; four ranks; sizes that leave uneven and empty chunks, all different
-within an equation; several seeds, each also negated; parts of sums of both signs and larger than their
-sum; parts of a maximum with a random owner per element, tiny and huge offsets. With naive parts, for
-one, relu from a maximum's parts to a sum's would pass.
+look right is avoided: float64; several degrees, of which some are no power of two and one is prime; sizes
+that leave uneven and empty chunks, all different within an equation; several seeds, each also negated where
+the operation takes negative numbers; parts of sums of both signs and larger than their sum; parts of a maximum
+with a random owner per element, tiny and huge offsets. With naive parts, for one, relu from a maximum's parts
+to a sum's would pass.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 
+from sim.sharding.domains import REALS
 from sim.sharding.placement import Array, Placement, PlacementError, placement_types
 from sim.sharding.rules import Operation, Rule, add_rules, rules_of, written
 
 DEGREE = 4
+"""On which all combinations are tried."""
+DEGREES = (DEGREE, 3, 5, 6, 2)
+"""On which a rule must hold, the first with all seeds: communication may be right on powers of two alone."""
 SEEDS = (0, 1, 2)
 SIZES = (15, 21, 6, 9, 27)
 """By letter in order of appearance; over four ranks 6 and 9 leave an empty chunk. All fill the samples' sections."""
@@ -28,16 +34,17 @@ TOLERANCE = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class CounterExample:
-    """Why a rule is wrong: the first rank on which it fails, and with what numbers."""
+    """Why a rule is wrong: on how many ranks and on which of them it fails first, and with what numbers."""
 
     rule: Rule
+    degree: int
     seed: int
     sign: float
     rank: int | None
     reason: str
 
     def __str__(self) -> str:
-        where = "" if self.rank is None else f", rank {self.rank} of {DEGREE}"
+        where = f", {self.degree} ranks" if self.rank is None else f", rank {self.rank} of {self.degree}"
         return f"{self.rule} is wrong (seed {self.seed}, sign {self.sign:+g}{where}): {self.reason}"
 
 
@@ -73,9 +80,9 @@ class Verdict:
         return not self.wrong and not self.missing
 
 
-def candidates(dims: int) -> tuple[Placement, ...]:
-    """Every registered placement as it may lie on a tensor of `dims` dims."""
-    return tuple(sample for kind in placement_types() for sample in kind.samples(dims, DEGREE))
+def candidates(dims: int, degree: int = DEGREE) -> tuple[Placement, ...]:
+    """Every registered placement as it may lie on a tensor of `dims` dims over `degree` ranks."""
+    return tuple(sample for kind in placement_types() for sample in kind.samples(dims, degree))
 
 
 def check_operation(name: str, operation: Operation, placements: Sequence[Placement] | None = None) -> Verdict:
@@ -110,42 +117,106 @@ def add_rule(operation: Operation, text: str) -> None:
     for rule in source(operation, ()):
         if len(rule.inputs) != len(operation.operands):
             raise PlacementError(f"{text!r} places {len(rule.inputs)} operands, {operation.equation} has more or fewer")
-        if found := counter_example(operation, rule):
-            raise WrongRule(operation.kind, found)
+        prove(operation, rule)
     add_rules(operation.kind, source)
+
+
+def prove(operation: Operation, rule: Rule) -> None:
+    """Accepts a rule that holds on all numbers tried.
+
+    Raises:
+        WrongRule: It does not; the message is the counter-example.
+    """
+    if found := counter_example(operation, rule):
+        raise WrongRule(operation.kind, found)
 
 
 def counter_example(operation: Operation, rule: Rule) -> CounterExample | None:
     """The numbers that refute a rule, or None if all agree."""
     if len(rule.inputs) != len(operation.operands):
         reason = f"it places {len(rule.inputs)} operands, {operation.equation} has {len(operation.operands)}"
-        return CounterExample(rule, SEEDS[0], 1.0, None, reason)
-    for seed, sign in itertools.product(SEEDS, (1.0, -1.0)):
+        return CounterExample(rule, DEGREE, SEEDS[0], 1.0, None, reason)
+    degrees = rule.degrees(DEGREES)
+    if not degrees:
+        return CounterExample(rule, DEGREE, SEEDS[0], 1.0, None, "cannot be placed: no degree suits all its placements")
+    tried = [*itertools.product(degrees[:1], SEEDS, operation.signs)]
+    tried += itertools.product(degrees[1:], SEEDS[:1], operation.signs)
+    for degree, seed, sign in tried:
         try:
-            refuted = _refute(operation, rule, seed, sign)
+            refuted = _refute(_trial(operation, degree, seed, sign), rule)
         except PlacementError as error:
             refuted = None, f"cannot be placed: {error}"
         if refuted:
-            return CounterExample(rule, seed, sign, *refuted)
+            return CounterExample(rule, degree, seed, sign, *refuted)
     return None
 
 
-def _refute(operation: Operation, rule: Rule, seed: int, sign: float) -> tuple[int | None, str] | None:
-    rng = np.random.default_rng(seed)
-    tensors = [
-        placement.admissible(tensor)
-        for placement, tensor in zip(rule.inputs, _tensors(operation, rng, sign), strict=True)
-    ]
-    pieces = [placement.split(tensor, DEGREE, rng) for placement, tensor in zip(rule.inputs, tensors, strict=True)]
-    ranks = list(zip(*pieces, strict=True))
+class _Trial:
+    """An operation's operands with numbers, and what the ranks hold of them under each placement, drawn once."""
+
+    def __init__(self, operation: Operation, degree: int, seed: int, sign: float) -> None:
+        self.operation, self.degree, self.seed, self.sign = operation, degree, seed, sign
+        self._tensors: dict[tuple[int, Placement], Array] = {}
+        self._pieces: dict[tuple[int, Placement], list[Array]] = {}
+        self._wholes: dict[tuple[bool, ...], Array] = {}
+
+    @cached_property
+    def operands(self) -> tuple[Array, ...]:
+        """Numbers that the operation takes."""
+        operation, rng = self.operation, np.random.default_rng(self.seed)
+        letters = dict.fromkeys("".join(operation.operands))
+        sizes = dict(zip(letters, SIZES, strict=False)) | dict(operation.sizes)
+        shapes = [[sizes[letter] for letter in operand] for operand in operation.operands]
+        domains = operation.domains or (REALS,) * len(shapes)
+        return tuple(domain.draw(rng, shape, self.sign) for domain, shape in zip(domains, shapes, strict=True))
+
+    def tensor(self, index: int, placement: Placement) -> Array:
+        """The operand, or one like it that can lie so."""
+        key = (index, placement)
+        if key not in self._tensors:
+            self._tensors[key] = placement.admissible(self.operands[index])
+        return self._tensors[key]
+
+    def pieces(self, index: int, placement: Placement) -> list[Array]:
+        """What each rank holds of an operand.
+
+        Raises:
+            PlacementError: It cannot lie so.
+        """
+        key = (index, placement)
+        if key not in self._pieces:
+            rng = np.random.default_rng([self.seed, index])
+            self._pieces[key] = placement.split(self.tensor(*key), self.degree, rng)
+        return self._pieces[key]
+
+    def ranks(self, inputs: Sequence[Placement]) -> list[tuple[Array, ...]]:
+        """The operands of each rank."""
+        return list(zip(*itertools.starmap(self.pieces, enumerate(inputs)), strict=True))
+
+    def whole(self, inputs: Sequence[Placement]) -> Array:
+        """The result on whole operands."""
+        tensors = list(itertools.starmap(self.tensor, enumerate(inputs)))
+        key = tuple(tensor is operand for tensor, operand in zip(tensors, self.operands, strict=True))
+        if key not in self._wholes or not all(key):
+            self._wholes[key] = self.operation.compute(*tensors)
+        return self._wholes[key]
+
+
+@lru_cache(maxsize=64)
+def _trial(operation: Operation, degree: int, seed: int, sign: float) -> _Trial:
+    return _Trial(operation, degree, seed, sign)
+
+
+def _refute(trial: _Trial, rule: Rule) -> tuple[int | None, str] | None:
+    ranks, compute = trial.ranks(rule.inputs), trial.operation.compute
     with np.errstate(all="ignore"):
         try:
-            got = rule.run(ranks) if rule.run else [operation.compute(*operands) for operands in ranks]
+            got = rule.run(ranks) if rule.run else [compute(*operands) for operands in ranks]
         except (ValueError, IndexError) as error:
             return None, f"the pieces do not fit each other: {error}"
-        if len(got) != DEGREE:
-            return None, f"results for {len(got)} ranks, should be {DEGREE}"
-        return difference(rule.output, got, operation.compute(*tensors))
+        if len(got) != trial.degree:
+            return None, f"results for {len(got)} ranks, should be {trial.degree}"
+        return difference(rule.output, got, trial.whole(rule.inputs))
 
 
 def difference(placement: Placement, got: Sequence[Array], whole: Array) -> tuple[int | None, str] | None:
@@ -159,17 +230,11 @@ def difference(placement: Placement, got: Sequence[Array], whole: Array) -> tupl
     for rank, (piece, want) in enumerate(zip(got, wanted, strict=True)):
         if piece.shape != want.shape:
             return rank, f"shape {piece.shape}, should be {want.shape}"
-        if not np.allclose(piece, want, rtol=TOLERANCE, atol=TOLERANCE):
-            where = np.unravel_index(np.argmax(~np.isclose(piece, want, TOLERANCE, TOLERANCE)), want.shape)
-            at = tuple(map(int, where))
+        close = (piece == want) | (np.abs(piece - want) <= TOLERANCE * (1 + np.abs(want)))
+        if not close.all():
+            at = tuple(map(int, np.unravel_index(np.argmin(close), want.shape)))
             return (None if placement.holds == "part" else rank), f"{piece[at]:.6g} at {at}, should be {want[at]:.6g}"
     return None
-
-
-def _tensors(operation: Operation, rng: np.random.Generator, sign: float) -> list[Array]:
-    letters = dict.fromkeys("".join(operation.operands))
-    sizes = dict(zip(letters, SIZES, strict=False)) | dict(operation.sizes)
-    return [sign * rng.standard_normal([sizes[letter] for letter in operand]) for operand in operation.operands]
 
 
 def _combinations(operation: Operation, in_play: Sequence[Placement]) -> Iterator[Rule | None]:
@@ -190,15 +255,12 @@ def _on_every_dim(in_play: Sequence[Placement], letters: str) -> list[Placement]
 def _right_outputs(
     operation: Operation, inputs: tuple[Placement, ...], outputs: Sequence[Placement]
 ) -> Iterator[Rule | None]:
-    """Computes once and holds the result against each output; what survives is proved with all seeds."""
-    rng = np.random.default_rng(SEEDS[0])
-    got, whole = list[Array](), np.zeros(())
+    """Computes once and holds the result against each output; what survives is proved with all degrees and seeds."""
+    trial = _trial(operation, DEGREE, SEEDS[0], operation.signs[0])
     with np.errstate(all="ignore"):
         try:
-            tensors = [p.admissible(x) for p, x in zip(inputs, _tensors(operation, rng, 1.0), strict=True)]
-            pieces = [p.split(x, DEGREE, rng) for p, x in zip(inputs, tensors, strict=True)]
-            got = [operation.compute(*operands) for operands in zip(*pieces, strict=True)]
-            whole = operation.compute(*tensors)
+            got = [operation.compute(*operands) for operands in trial.ranks(inputs)]
+            whole = trial.whole(inputs)
         except (ValueError, IndexError):  # PlacementError among them: not to be placed so, hence no rule
             yield from [None] * len(outputs)
             return

@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from sim.sharding import kinds as kinds  # registers their text forms
+from sim.sharding.domains import Domain
 from sim.sharding.placement import PARTIAL, REPLICATE, Array, Placement, Shard, parse_placement
 
 Run = Callable[[Sequence[Sequence[Array]]], Sequence[Array]]
@@ -39,6 +40,7 @@ class Operation:
         compute: What it does with whole operands, or with one rank's pieces of them.
         free: Letters over which it works slice by slice, so that each may be cut anyhow.
         sizes: Sizes of letters that cannot be just any size.
+        domains: What each operand may be; any real numbers by default.
     """
 
     kind: str
@@ -46,6 +48,13 @@ class Operation:
     compute: Callable[..., Array]
     free: str
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    domains: tuple[Domain, ...] = ()
+
+    @property
+    def signs(self) -> tuple[float, ...]:
+        """What its operands may be multiplied by."""
+        signed = not self.domains or any(domain.signed for domain in self.domains)
+        return (1.0, -1.0) if signed else (1.0,)
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -73,6 +82,11 @@ class Rule:
     output: Placement
     label: str = ""
     run: Run | None = field(default=None, compare=False)
+
+    def degrees(self, tried: Sequence[int]) -> tuple[int, ...]:
+        """Those degrees of an axis that its placements fit, or the one that they are made for."""
+        made_for = {held.ranks for held in (*self.inputs, self.output) if held.ranks is not None}
+        return tuple(made_for if len(made_for) < 2 else ()) if made_for else tuple(tried)
 
     def implies(self, inputs: Sequence[Placement], output: Placement) -> bool:
         """Whether it says the same of these placements, a whole tensor being its own average and maximum too."""

@@ -91,7 +91,7 @@ def test_verify_rules_prints_the_counter_example_of_an_outsiders_wrong_rule(
     monkeypatch.chdir(tmp_path)
     checked = raysearch("verify-rules", "--op", "relu", "--module", "outsider", cwd=tmp_path)
     assert checked.returncode == 1
-    assert "P(sum) -> P(sum) is wrong (seed 0, sign +1)" in " ".join(checked.stdout.split())
+    assert "P(sum) -> P(sum) is wrong (seed 0, sign +1, 4 ranks)" in " ".join(checked.stdout.split())
     assert checked.stderr.startswith("error: rules are wrong or missing for relu")
 
 

@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sim.layers.choices import all_operations
+from sim.sharding.domains import NON_NEGATIVE
 from sim.sharding.operations import OPERATIONS
 from sim.sharding.placement import PARTIAL, REPLICATE, Array, Partial, Shard, parse_placement
 from sim.sharding.rule_check import DEGREE, check_operation, counter_example
@@ -106,6 +108,70 @@ def test_a_rule_whose_communication_forgets_ranks_is_wrong() -> None:
     )
     assert found is not None
     assert "results for 2 ranks, should be 4" in str(found)
+
+
+def test_a_sum_by_recursive_doubling_is_right_on_powers_of_two_alone_and_refused() -> None:
+    def doubling(ranks: Sequence[Sequence[Array]]) -> list[Array]:
+        sums = [-x for (x,) in ranks]
+        for step in (1, 2, 4):
+            sums = [s + (sums[r ^ step] if r ^ step < len(sums) else 0) for r, s in enumerate(sums)]
+        return sums
+
+    found = counter_example(OPERATIONS["negate"], Rule((PARTIAL,), REPLICATE, run=doubling))
+    assert found is not None
+    assert found.degree == 3
+    assert "rank 1 of 3" in str(found)
+
+
+@pytest.mark.parametrize("wrong_at", [3, 5, 6])
+def test_a_rule_that_one_number_of_ranks_refutes_is_refused(wrong_at: int) -> None:
+    def forgetful(ranks: Sequence[Sequence[Array]]) -> list[Array]:
+        kept = ranks[:-1] if len(ranks) == wrong_at else ranks
+        return [-np.sum([x for (x,) in kept], 0)] * len(ranks)
+
+    found = counter_example(OPERATIONS["negate"], Rule((PARTIAL,), REPLICATE, run=forgetful))
+    assert found is not None
+    assert found.degree == wrong_at
+
+
+def test_a_rule_for_a_ragged_shard_is_proved_on_as_many_ranks_as_it_has_units() -> None:
+    thirds, halves = parse_placement("RS(0,1:0:2)"), parse_placement("RS(0,1:2)")
+    assert counter_example(OPERATIONS["relu"], Rule((thirds,), thirds)) is None
+    assert counter_example(OPERATIONS["relu"], Rule((halves,), halves)) is None
+    found = counter_example(OPERATIONS["relu"], Rule((thirds,), halves))
+    assert found is not None
+    assert "no degree suits all its placements" in found.reason
+
+
+def test_an_operation_is_proved_on_the_numbers_that_it_takes() -> None:
+    anywhere = Operation("sqrt", "td->td", np.sqrt, free="td")
+    domain = replace(anywhere, domains=(NON_NEGATIVE,))
+    by_rows, norms = Rule((Shard(0),), Shard(0)), [parse_placement(text) for text in ("NP(2)", "NP(4)")]
+    assert counter_example(anywhere, by_rows) is not None  # nan is not even equal to itself
+    assert counter_example(domain, by_rows) is None
+    assert counter_example(domain, Rule((norms[0],), norms[1])) is None
+    assert counter_example(domain, Rule((norms[0],), norms[0])) is not None
+    # The tensor is not negative, but the parts of a sum may be.
+    assert counter_example(domain, Rule((PARTIAL,), PARTIAL)) is not None
+
+
+def test_tokens_are_integers_of_the_vocabulary() -> None:
+    rules = [str(rule) for rule in rules_of(OPERATIONS["embedding"], (Shard(0),))]
+    assert "R, S(0) -> P(sum) (with communication inside)" in rules
+    # Without the mask every rank looks up rows that it has not.
+    found = counter_example(OPERATIONS["embedding"], Rule((REPLICATE, Shard(0)), PARTIAL))
+    assert found is not None
+    assert "do not fit" in found.reason
+
+
+def test_the_best_token_of_a_vocabulary_is_the_first_of_equals_on_every_rank() -> None:
+    def last_of_equals(ranks: Sequence[Sequence[Array]]) -> list[Array]:
+        logits = np.concatenate([x for (x,) in ranks], 1)
+        return [logits.shape[1] - 1 - logits[:, ::-1].argmax(1)] * len(ranks)
+
+    (right,) = [rule for rule in rules_of(OPERATIONS["greedy"], (Shard(0),)) if rule.run]
+    assert counter_example(OPERATIONS["greedy"], right) is None
+    assert counter_example(OPERATIONS["greedy"], replace(right, run=last_of_equals)) is not None
 
 
 def test_a_placement_that_fits_no_tensor_refutes_its_rule() -> None:
