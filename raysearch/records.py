@@ -34,6 +34,7 @@ class RunSpec:
         workers: Processes that evaluate; 0 evaluates where the searcher runs. It decides how far ahead the searcher
             is asked, and so what it calls.
         space: Replaces the workload's strategy space.
+        margin: Replaces the share of SLO and memory that the workload keeps free.
     """
 
     workload: str
@@ -45,6 +46,7 @@ class RunSpec:
     simulator: str | None = None
     workers: int = 0
     space: SpaceName | None = None
+    margin: float | None = None
 
     @property
     def in_flight(self) -> int:

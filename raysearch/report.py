@@ -123,7 +123,7 @@ def explain(directory: Path, run: Run) -> tuple[Workload, Evaluation] | None:
     if spec.simulator is not None:
         return None
     try:
-        workload = load_workload(spec.workload, spec.hardware, spec.space)
+        workload = load_workload(spec.workload, spec.hardware, spec.space, spec.margin)
     except CatalogError:
         return None
     if workload.config_hash != run["config_hash"]:

@@ -69,7 +69,7 @@ class SearchRun:
                 holds a run and is not to be resumed.
         """
         self.spec, self.out_dir, self.optimum = spec, out_dir, optimum
-        self.workload = load_workload(spec.workload, spec.hardware, spec.space)
+        self.workload = load_workload(spec.workload, spec.hardware, spec.space, spec.margin)
         self._space = searched_space(self.workload, spec.simulator, spec.searcher)
         self._searcher = make_searcher(spec.searcher, self._space, seed=spec.seed, budget=spec.budget, **spec.options)
         patience = patience or Patience()

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from raysearch.files import degrees_text
 from sim.evaluation import Evaluation, OpBreakdown
+from sim.nearness import near_limits
 from sim.workload import Workload
 
 LEAST_WIDTH = 100
@@ -84,6 +85,7 @@ def explanation(workload: Workload, evaluation: Evaluation) -> list[RenderableTy
         _stage_line(evaluation),
         _memory_table(workload, evaluation),
         _violations(evaluation),
+        *(Text(f"Near its limit: {near.message}", "yellow") for near in near_limits(workload, evaluation)),
     ]
 
 

@@ -46,6 +46,7 @@ class Workload:
         degrees: The searched degree tables.
         config_hash: Digest of everything above, of the model and of the hardware.
         space: Which strategies a search may choose; see `sim.optimum.spaces`.
+        margin: Share of the SLO and of the memory that is kept free, in [0, 1).
     """
 
     name: str
@@ -60,3 +61,14 @@ class Workload:
     degrees: DegreeTables
     config_hash: str
     space: SpaceName = "joint"
+    margin: float = 0.0
+
+    @property
+    def tpot_limit_s(self) -> float:
+        """Longest time per output token that is accepted: the SLO less the margin."""
+        return self.tpot_slo_s * (1 - self.margin)
+
+    @property
+    def hbm_limit_bytes(self) -> float:
+        """Most memory of a GPU that is accepted: its HBM less the margin."""
+        return self.hardware.hbm_bytes * (1 - self.margin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from raysearch.commands.options import HardwareOption, JsonOption, SpaceOption, WorkloadOption, print_json
+from raysearch.commands.options import HardwareOption, JsonOption, MarginOption, SpaceOption, WorkloadOption, print_json
 from raysearch.commands.strategy import (
     BatchOption,
     CpOption,
@@ -20,6 +20,7 @@ from raysearch.commands.strategy import (
 from raysearch.files import strategy_dict
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
+from sim.nearness import near_limits
 from sim.optimum.spaces import space_of
 from sim.simulate import evaluate
 
@@ -36,6 +37,7 @@ def evaluate_strategy(
     moe_tp: MoeTpOption = None,
     hardware: HardwareOption = None,
     space: SpaceOption = None,
+    margin: MarginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate one strategy: speed, memory, violations and a breakdown per op.
@@ -46,12 +48,13 @@ def evaluate_strategy(
       raysearch evaluate -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims 2,1,1,0,2,2,2,2,1,1,0,2 --json
       raysearch evaluate -w gpt_moe_1_2t_1m --tp 2 --cp 4 --dp 16 --ep 16 --pp 1 --batch 64 --dims megatron
     """
-    loaded = load_workload(workload, hardware, space.value if space else None)
+    loaded = load_workload(workload, hardware, space.value if space else None, margin)
     evaluation = evaluate(loaded, strategy_of(loaded, tp, ep, pp, batch, dims, cp, dp, moe_tp))
     outside = space_of(loaded).outside(evaluation.strategy)
+    near = [asdict(limit) for limit in near_limits(loaded, evaluation)]
     if as_json:
         told = {"workload": loaded.name, "hardware": loaded.hardware.name, "space": loaded.space}
-        print_json({**told, "outside_space": outside, **evaluation_dict(evaluation)})
+        print_json({**told, "outside_space": outside, **evaluation_dict(evaluation), "near_limits": near})
         return
     from raysearch.tables import explanation, printer
 

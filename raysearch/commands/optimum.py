@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from raysearch.commands.options import HardwareOption, JsonOption, SpaceOption, WorkloadOption, print_json
+from raysearch.commands.options import HardwareOption, JsonOption, MarginOption, SpaceOption, WorkloadOption, print_json
 from raysearch.files import degrees_text, strategy_dict
 from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
 from sim.config.catalog import load_workload
 from sim.layers.heuristics import MEGATRON_NOTE
+from sim.nearness import near_limits
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -26,6 +27,7 @@ def show_optimum(
     workload: WorkloadOption,
     hardware: HardwareOption = None,
     space: SpaceOption = None,
+    margin: MarginOption = None,
     against: Annotated[
         bool, typer.Option("--against", help="Compare heuristics, the paper's and the joint space, and each extension.")
     ] = False,
@@ -38,13 +40,13 @@ def show_optimum(
     Examples:
       raysearch optimum -w gpt_moe_1_2t_16k
       raysearch optimum -w my_workload.toml --hardware h100_sxm --json
-      raysearch optimum -w gpt_moe_1_2t_16k --space paper
+      raysearch optimum -w gpt_moe_1_2t_16k --space paper --margin 0.05
       raysearch optimum -w gpt_moe_1_2t_1m --space extended
       raysearch optimum -w gpt_moe_1_2t_1m --against
     """
     from raysearch.progress import stepping
 
-    loaded = load_workload(workload, hardware)
+    loaded = load_workload(workload, hardware, margin=margin)
     wanted = space.value if space else loaded.space
     if against or wanted == "extended":
         names = list(SPACES) if against else ["extended"]
@@ -54,7 +56,7 @@ def show_optimum(
                 bests[name] = best_of_space(loaded, name, progress, fresh=fresh)
         _show_spaces(loaded, bests, as_json=as_json)
         return
-    loaded = load_workload(workload, hardware, wanted)
+    loaded = load_workload(workload, hardware, wanted, margin)
     with stepping(f"exact optimum of {loaded.name}") as progress:
         found = find_yardstick(loaded, progress, fresh=fresh)
     if as_json:
@@ -102,6 +104,7 @@ def _judged(workload: Workload, strategy: Strategy | None) -> dict[str, object]:
     return {
         "expected_error": best.expected_error if best else None,
         "extrapolated": list(best.extrapolated) if best else [],
+        "near_limits": [asdict(limit) for limit in near_limits(workload, best)] if best else [],
         "strategy": strategy_dict(strategy) if strategy else None,
     }
 

@@ -35,6 +35,15 @@ SpaceOption = Annotated[
         show_default="as the workload says, else 'joint'",
     ),
 ]
+MarginOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=0.99,
+        help="Share of the SLO and of the memory to keep free, such as 0.05.",
+        show_default="as the workload says, else 0",
+    ),
+]
 OutOption = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Folder for the results, new or empty.", show_default="results/NAME-UTC TIME"),

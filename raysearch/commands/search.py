@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from raysearch.claim import claimed
 from raysearch.commands.options import (
     HardwareOption,
     JsonOption,
+    MarginOption,
     OutOption,
     RetriesOption,
     SimulatorOption,
@@ -27,6 +29,7 @@ from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
 from raysearch.spaces import optimum_value
 from sim.config.catalog import load_workload
+from sim.nearness import near_limits
 from sim.simulate import evaluate
 from sim.workload import Workload
 
@@ -50,6 +53,7 @@ def search_workload(
     ] = None,
     hardware: HardwareOption = None,
     space: SpaceOption = None,
+    margin: MarginOption = None,
     simulator: SimulatorOption = None,
     workers: WorkersOption = None,
     timeout_s: TimeoutOption = Patience.timeout_s,
@@ -74,7 +78,7 @@ def search_workload(
     anchored_hardware = anchored("hardware", hardware) if hardware else None
     anchored_workload = anchored("workloads", workload)
     chosen_space = space.value if space else None
-    loaded = load_workload(anchored_workload, anchored_hardware, chosen_space)
+    loaded = load_workload(anchored_workload, anchored_hardware, chosen_space, margin)
     check_options(searcher, {})
     patience = Patience(timeout_s, retries)
     if budget is None:
@@ -90,6 +94,7 @@ def search_workload(
             simulator=simulator,
             workers=chosen,
             space=chosen_space,
+            margin=margin,
         )
         summary = _drive(SearchRun(spec, folder, optimum=_optimum(loaded, simulator), patience=patience))
     if as_json:
@@ -103,9 +108,10 @@ def search_workload(
 def _trust(workload: Workload, strategy: Mapping[str, Any] | None, simulator: str | None) -> dict[str, Any]:
     """The error to expect of our own simulator's best figure, and what of it no measurement covers."""
     if strategy is None or simulator is not None:
-        return {"expected_error": None, "extrapolated": None}
+        return {"expected_error": None, "extrapolated": None, "near_limits": None}
     best = evaluate(workload, as_strategy(strategy))
-    return {"expected_error": best.expected_error, "extrapolated": list(best.extrapolated)}
+    near = [asdict(limit) for limit in near_limits(workload, best)]
+    return {"expected_error": best.expected_error, "extrapolated": list(best.extrapolated), "near_limits": near}
 
 
 def _optimum(workload: Workload, simulator: str | None) -> float | None:

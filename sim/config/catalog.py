@@ -94,7 +94,10 @@ def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> Model
 
 
 def load_workload(
-    name_or_path: str | Path, hardware: str | Path | None = None, space: SpaceName | None = None
+    name_or_path: str | Path,
+    hardware: str | Path | None = None,
+    space: SpaceName | None = None,
+    margin: float | None = None,
 ) -> Workload:
     """A workload with its model and hardware.
 
@@ -102,6 +105,7 @@ def load_workload(
         name_or_path: A name in configs/workloads or the path of a TOML file.
         hardware: Replaces the hardware that the file names.
         space: Replaces the strategy space that the file names; see `sim.optimum.spaces`.
+        margin: Replaces the share of SLO and memory that the file keeps free.
 
     Raises:
         CatalogError: An unknown name or an unusable file.
@@ -111,8 +115,8 @@ def load_workload(
     """
     path = config_path("workloads", name_or_path)
     file = read_config(path, WorkloadFile)
-    if space is not None:
-        file = file.model_copy(update={"space": space})
+    instead = {"space": space, "margin": margin}
+    file = file.model_copy(update={key: value for key, value in instead.items() if value is not None})
     model_file = read_config(config_path("models", file.model, beside=path.parent), ModelFile)
     model = model_file.to_si()
     if model.beyond_search:
@@ -137,7 +141,8 @@ def load_workload(
         model_file,
         hardware_file.model_copy(update={"calibration": None}),
     )
-    unsaid = {"space"} if file.space == "joint" else None  # as before there was a choice
+    usual = {"space": "joint", "margin": 0.0}
+    unsaid = {key for key, value in usual.items() if getattr(file, key) == value}  # as before there was a choice
     for part in nameless:
         digest.update(json.dumps(part.model_dump(mode="json", exclude=unsaid), sort_keys=True).encode())
     return Workload(
@@ -153,4 +158,5 @@ def load_workload(
         degrees=DegreeTables(**file.degrees.model_dump()),
         config_hash=digest.hexdigest()[:16],
         space=file.space,
+        margin=file.margin,
     )

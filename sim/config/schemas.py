@@ -358,4 +358,5 @@ class WorkloadFile(FileSchema):
     load_imbalance: Annotated[Positive, Field(ge=1)]
     precisions: _PrecisionsTable
     space: SpaceName = "joint"
+    margin: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     degrees: _DegreesTable

@@ -229,9 +229,9 @@ class _Search:
         layers, limits = layers_per_stage(self.workload, pp), self.workload
         time_s, weight, kv = (a + b for a, b in zip(attention.floor, experts.floor, strict=True))
         stage_s = layers * time_s + float(self._ends_s(experts, pp).min())
-        if pp * stage_s > limits.tpot_slo_s * (1 + ROUNDING):
+        if pp * stage_s > limits.tpot_limit_s * (1 + ROUNDING):
             return 0.0
-        if layers * (weight + pp * kv) + limits.hardware.overhead_bytes > limits.hardware.hbm_bytes:
+        if layers * (weight + pp * kv) + limits.hardware.overhead_bytes > limits.hbm_limit_bytes:
             return 0.0
         return batch / (math.prod(mesh[:3]) * pp) / stage_s
 
@@ -265,7 +265,7 @@ class _Search:
         layer_s = layer_s + into_experts[left.last[:, None], right.first, right.last]
         layer_s = layer_s + into_attention[right.last, left.first[:, None], left.last[:, None]]
         stage_s = layers * layer_s + ends_s
-        allowed = (pp * stage_s <= self.workload.tpot_slo_s * (1 + ROUNDING)) & self._fits(both, left, right, pp)
+        allowed = (pp * stage_s <= self.workload.tpot_limit_s * (1 + ROUNDING)) & self._fits(both, left, right, pp)
         if not allowed.any():
             return
         row, column = np.unravel_index(np.where(allowed, stage_s, np.inf).argmin(), stage_s.shape)
@@ -293,7 +293,7 @@ class _Search:
         head_bytes = head_activation_bytes(both.experts)
         held = [layers * (side.weight_bytes + pp * side.kv_bytes) for side in (left, right)]
         peak = np.maximum(np.maximum.outer(left.peak_bytes, right.peak_bytes), head_bytes)
-        return np.add.outer(*held) + (peak - head_bytes) + fixed.total <= self.workload.hardware.hbm_bytes
+        return np.add.outer(*held) + (peak - head_bytes) + fixed.total <= self.workload.hbm_limit_bytes
 
     def _pair(self, mesh: tuple[int, int, int, int], batch: int) -> tuple[_Side, _Side]:
         tp, cp, dp, ep = mesh

@@ -212,7 +212,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         for pp in stages:
             layers = layers_per_stage(workload, pp)
             ends_s = stage_time(rank, pp, 0.0, separators["combine"]).total_s
-            longest_s = (workload.tpot_slo_s * (1 + ROUNDING) / pp - ends_s) / layers
+            longest_s = (workload.tpot_limit_s * (1 + ROUNDING) / pp - ends_s) / layers
             if fastest_s > longest_s:
                 continue
             allowed = layer_s <= longest_s
@@ -240,7 +240,7 @@ def _fits_memory(
         sides(rank, rank), pp, layer_weight_bytes=0.0, layer_kv_bytes=0.0, peak_op_bytes=own_peak_bytes
     )
     head_bytes = max(own_peak_bytes, head_activation_bytes(rank))
-    budget = rank.workload.hardware.hbm_bytes - fixed.total
+    budget = rank.workload.hbm_limit_bytes - fixed.total
     held = [layers * (segment.weight_bytes + pp * segment.kv_bytes) for segment in (left, right)]
     excess = [np.maximum(segment.peak_bytes - head_bytes, 0.0) for segment in (left, right)]
     if sum(float(h.max()) for h in held) + max(float(e.max()) for e in excess) <= budget:

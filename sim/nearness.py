@@ -1,0 +1,52 @@
+"""How near an evaluation sits to its limits, against the error of what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.evaluation import Evaluation
+from sim.workload import Workload
+
+_MEMORY_ERROR = 0.05
+"""Relative error of the bytes on a GPU. [assumed] allocators round and fragment; weights and cache are exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class NearLimit:
+    """A limit that is kept, by less than the error of the figure.
+
+    Attributes:
+        kind: "tpot" or "hbm", as of a `Violation`.
+        slack: Share of the limit that is left, margin and all.
+        error: Relative error to expect of the figure.
+        message: In words.
+    """
+
+    kind: str
+    slack: float
+    error: float
+    message: str
+
+
+def near_limits(workload: Workload, evaluation: Evaluation) -> tuple[NearLimit, ...]:
+    """The limits that a strategy keeps by less than the error of its figures: it may break them in truth.
+
+    >>> from sim.config.catalog import load_workload
+    >>> from sim.layers.heuristics import megatron_sp_dims
+    >>> from sim.simulate import evaluate
+    >>> from sim.strategy import Strategy
+    >>> workload = load_workload("gpt_moe_1_2t_16k")
+    >>> dims = megatron_sp_dims(workload.model)
+    >>> [near_limits(workload, evaluate(workload, Strategy(8, 16, 1, batch, dims))) for batch in (64,)]
+    [()]
+    """
+    slo_s, hbm_bytes = workload.tpot_slo_s, workload.hardware.hbm_bytes
+    figures = (
+        ("tpot", evaluation.tpot_s, slo_s, evaluation.expected_error, "TPOT", f"{slo_s * 1e3:.1f} ms"),
+        ("hbm", evaluation.memory_bytes.total, hbm_bytes, _MEMORY_ERROR, "memory", f"{hbm_bytes / 1e9:.1f} GB"),
+    )
+    return tuple(
+        NearLimit(kind, slack, error, f"{name} leaves {slack:.1%} of {limit}, its error is ±{error:.0%}")
+        for kind, used, allowed, error, name, limit in figures
+        if 0 <= (slack := 1 - used / allowed) < error
+    )
