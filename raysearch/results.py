@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.rows import CallRow, DamagedRows, read_rows
-from raysearch.checkpoint import whole_checkpoint
+from raysearch.checkpoint import read_checkpoint
 from raysearch.errors import InputError
 from raysearch.files import damaged, read_json
 from raysearch.records import HEAD_FILE, STUDY_FILE, RunHead, StudyRecord
@@ -74,7 +74,7 @@ def check_results(study: Path) -> None:
         run, rows = _read_run(folder), run_rows(folder)
         if len(rows) != run["calls"]:
             raise damaged(f"{folder} is damaged: it holds {len(rows)} rows of {run['calls']} calls")
-        whole_checkpoint(folder)
+        read_checkpoint(folder)
 
 
 def run_rows(folder: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:

@@ -24,7 +24,7 @@ from raysearch.errors import InputError
 from raysearch.files import read_json, strategy_dict, write_json
 from raysearch.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary
 from raysearch.registry import make_searcher
-from raysearch.searcher import Outcome
+from raysearch.searcher import Outcome, Searcher
 from raysearch.simulators.opening import Patience, open_simulator, searched_space
 from raysearch.simulators.protocol import Simulator
 from sim.config.catalog import load_workload
@@ -71,23 +71,31 @@ class SearchRun:
         self.spec, self.out_dir, self.optimum = spec, out_dir, optimum
         self.workload = load_workload(spec.workload, spec.hardware, spec.space, spec.margin)
         self._space = searched_space(self.workload, spec.simulator, spec.searcher)
-        self._searcher = make_searcher(spec.searcher, self._space, seed=spec.seed, budget=spec.budget, **spec.options)
-        patience = patience or Patience()
+        self._searcher = self._new_searcher()
+        self._patience = patience = patience or Patience()
         self._simulator = simulator or open_simulator(spec.simulator, self.workload, patience, workers=spec.workers)
-        env = StrategyEnv(self.workload, evaluate=self._simulator, space=self._space, retries=patience.retries)
         out_dir.mkdir(parents=True, exist_ok=True)
-        state, rows = self._resumed() if resume else (None, self._new_rows())
+        state = self._read_checkpoint() if resume else None
+        if not (state and self._goes_on_from(state)):
+            self._begin(RowWriter.resume(out_dir / ROWS_FILE, 0) if resume else self._new_rows())
         write_json(out_dir / HEAD_FILE, self._head())
+
+    def _new_searcher(self) -> Searcher:
+        spec = self.spec
+        return make_searcher(spec.searcher, self._space, seed=spec.seed, budget=spec.budget, **spec.options)
+
+    def _begin(self, rows: RowWriter) -> None:
+        """Stands before the first call."""
+        self._env = StrategyEnv(
+            self.workload, evaluate=self._simulator, space=self._space, retries=self._patience.retries
+        )
         self._rows = rows
-        self._gate = CallGate(env, spec.budget, rows, self.run_id)
-        self._observation, _ = self._gate.reset(seed=spec.seed)
+        self._gate = CallGate(self._env, self.spec.budget, rows, self.run_id)
+        self._observation, _ = self._gate.reset(seed=self.spec.seed)
         self._asked: deque[Action] = deque()  # by the searcher, and not told yet
         self._exhausted = False
         self._wall_s = 0.0
         self._improvements: list[tuple[int, float]] = []
-        if state:
-            self._go_on_from(state)
-            self._observation = env.observation
 
     @property
     def run_id(self) -> str:
@@ -220,14 +228,32 @@ class SearchRun:
         }
         write_checkpoint(self.out_dir, state)
 
-    def _go_on_from(self, state: dict[str, Any]) -> None:
-        self._gate.set_state(state["gate"])
-        self._searcher.set_state(state["searcher"])
-        self._exhausted, self._wall_s = state["exhausted"], state["wall_s"]
-        self._improvements = state["improvements"]
-        for action in state["asked"]:
-            self._asked.append(action)
-            self._simulator.prefetch(self._space.decode(action))
+    def _goes_on_from(self, state: dict[str, Any]) -> bool:
+        """Stands where the checkpoint was made; False, with a note, if it and the rows do not fit together."""
+        rows = None
+        try:
+            rows = RowWriter.resume(self.out_dir / ROWS_FILE, state["gate"]["calls"])
+            self._begin(rows)
+            self._gate.set_state(state["gate"])
+            self._searcher.set_state(state["searcher"])
+            self._asked.extend(state["asked"])
+            self._exhausted, self._wall_s = state["exhausted"], state["wall_s"]
+            self._improvements = state["improvements"]
+            self._observation = self._env.observation
+            for action in self._asked:
+                self._simulator.prefetch(self._space.decode(action))
+        except OSError:
+            raise
+        except Exception as error:  # whatever a searcher stumbles over in a state that is none of its own
+            if rows:
+                rows.close()
+            self._searcher.close()
+            self._searcher = self._new_searcher()
+            reason = str(error) or type(error).__name__
+            path = self.out_dir / CHECKPOINT_FILE
+            _log.warning("note: cannot go on from %s (%s): its run starts again from the first call", path, reason)
+            return False
+        return True
 
     def _new_rows(self) -> RowWriter:
         try:
@@ -235,24 +261,14 @@ class SearchRun:
         except FileExistsError as error:
             raise InputError(str(error)) from error
 
-    def _resumed(self) -> tuple[dict[str, Any] | None, RowWriter]:
-        path = self.out_dir / ROWS_FILE
-        state = self._read_checkpoint()
-        if state:
-            try:
-                return state, RowWriter.resume(path, state["gate"]["calls"])
-            except ValueError as error:
-                _log.warning("note: %s: its run starts again from the first call", error)
-        return None, RowWriter.resume(path, 0)
-
     def _read_checkpoint(self) -> dict[str, Any] | None:
         path = self.out_dir / CHECKPOINT_FILE
         state = read_checkpoint(self.out_dir)
         if state is None:
             return None
-        if {"space": None, **state["spec"]} != asdict(self.spec):  # older checkpoints name no space
-            raise InputError(f"{path} is of another run: {state['spec']}, not {self.spec}")
-        if state["config_hash"] != self.workload.config_hash:
+        if state.get("spec") != asdict(self.spec):
+            raise InputError(f"{path} is of another run: {state.get('spec')}, not {self.spec}")
+        if state.get("config_hash") != self.workload.config_hash:
             raise InputError(
                 f"the configuration of workload {self.workload.name!r} changed since {path} was written; "
                 f"bring it back, or start anew in another folder"

@@ -73,6 +73,7 @@ class Searcher(abc.ABC):
 
     def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: Any) -> None:
         self.space = space
+        self.seed = seed
         self.budget = budget
         self.options = options
         # The name keeps searchers of one study from drawing the same numbers.
@@ -88,7 +89,10 @@ class Searcher(abc.ABC):
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Picklable snapshot, independent of what happens later; enough to go on bit-identically."""
+        """Snapshot, independent of what happens later; enough to go on bit-identically.
+
+        Plain data and arrays of numbers only, see `raysearch.checkpoint`: no file may hold what runs when it is read.
+        """
 
     @abc.abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:

@@ -71,6 +71,7 @@ class CopyEnvRunner(EliteEnvRunner):
         critic: What picks between proposals.
     """
 
+    opinion_class = MixtureOpinion
     module: Any  # a CopyAttention
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -69,6 +69,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         opinion: What the policy made of the observation it last acted on, or None.
     """
 
+    opinion_class: ClassVar[type[Any]] = Opinion
     config: Any  # a LearnToShardConfig
     module: Any  # an EliteAttention
     env: Any
@@ -193,12 +194,12 @@ class EliteEnvRunner(SingleAgentEnvRunner):
             self.tell(Outcome.of(observations[0], rewards[0], info))
 
     def get_memory(self) -> dict[str, Any]:
-        """Everything but the weights that `set_memory` needs to go on as if nothing had happened."""
+        """Everything but the weights that `set_memory` needs to go on as if nothing had happened; plain data."""
         return {
             "calls": self.calls,
-            "opinion": self.opinion,
-            "in_flight": list(self._in_flight),
-            "recorded": list(self._recorded),
+            "opinion": None if self.opinion is None else vars(self.opinion),
+            "in_flight": [vars(proposal) for proposal in self._in_flight],
+            "recorded": [(vars(proposal), reward) for proposal, reward in self._recorded],
             "observation": self._observation,
             "env": self._own_env.get_wrapper_attr("get_state")() if self.env else None,
         }
@@ -206,9 +207,9 @@ class EliteEnvRunner(SingleAgentEnvRunner):
     def set_memory(self, memory: dict[str, Any]) -> None:
         """Goes back to where `get_memory` was called."""
         self.calls = memory["calls"]
-        self.opinion = memory["opinion"]
-        self._in_flight = deque(memory["in_flight"])
-        self._recorded = list(memory["recorded"])
+        self.opinion = None if memory["opinion"] is None else self.opinion_class(**memory["opinion"])
+        self._in_flight = deque(Proposal(**proposal) for proposal in memory["in_flight"])
+        self._recorded = [(Proposal(**proposal), reward) for proposal, reward in memory["recorded"]]
         self._observation = memory["observation"]
         if self.env:
             self._own_env.get_wrapper_attr("set_state")(memory["env"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -99,12 +99,12 @@ class CoordinateSearcher(Searcher):
         """The generator and the climb."""
         return {
             "rng": self.rng.bit_generator.state,
-            "climb": copy.deepcopy(self._climb),
+            "climb": None if self._climb is None else asdict(self._climb),
             "starts": self._starts,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Puts the climb back."""
         self.rng.bit_generator.state = state["rng"]
-        self._climb = copy.deepcopy(state["climb"])
+        self._climb = None if state["climb"] is None else _Climb(**copy.deepcopy(state["climb"]))
         self._starts = state["starts"]

@@ -80,9 +80,11 @@ class MCMCSearcher(Searcher):
 
     def get_state(self) -> dict[str, Any]:
         """The generator, the chain and the best it saw."""
-        return {"rng": self.rng.bit_generator.state, "chain": (self._position, self._best, self._stale)}
+        places = [place and tuple(place) for place in (self._position, self._best)]
+        return {"rng": self.rng.bit_generator.state, "chain": places, "stale": self._stale}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Puts the chain back."""
         self.rng.bit_generator.state = state["rng"]
-        self._position, self._best, self._stale = state["chain"]
+        self._position, self._best = (place and _Place(*place) for place in state["chain"])
+        self._stale = state["stale"]

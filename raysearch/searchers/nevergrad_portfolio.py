@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from envs.space import Action, StrategySpace
+from raysearch.history import History, rebuilt
 from raysearch.merit import merit
 from raysearch.searcher import NoOptions, Outcome, Searcher
 
@@ -49,8 +49,7 @@ class NevergradOptions(NoOptions):
 class NevergradSearcher(Searcher):
     """One of Nevergrad's optimisers for discrete spaces; an option says which.
 
-    It is told minus the merit: an infeasible call loses more than any feasible one, graded by its excess. A snapshot
-    is the pickled optimiser.
+    It is told minus the merit: an infeasible call loses more than any feasible one, graded by its excess.
 
     Source: Bennet et al., "Nevergrad: Black-Box Optimization Platform", 2021.
     """
@@ -66,6 +65,7 @@ class NevergradSearcher(Searcher):
         parametrization.random_state = np.random.RandomState(int(self.rng.integers(2**32)))
         self._optimizer: Optimizer = nevergrad.optimizers.registry[options.optimizer](parametrization, budget=budget)
         self._asked: list[tuple[bytes, Parameter]] = []
+        self._history = History(len(space.sizes))
 
     def _parametrization(self) -> Any:
         from nevergrad import p
@@ -94,11 +94,13 @@ class NevergradSearcher(Searcher):
         action = np.hstack(candidate.value).astype(np.int64)
         action = np.minimum(action, self.space.nvec - 1)  # an integer has two values at least
         self._asked.append((action.tobytes(), candidate))
+        self._history.asked(action)
         return action
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Tells what the candidate gave."""
         self._optimizer.tell(self._candidate(action), -merit(outcome))
+        self._history.told(action, outcome)
 
     def _candidate(self, action: Action) -> Parameter:
         for position, (asked, candidate) in enumerate(self._asked):
@@ -111,9 +113,9 @@ class NevergradSearcher(Searcher):
         return self._optimizer.parametrization.spawn_child(new_value=(*degrees, *choices))
 
     def get_state(self) -> dict[str, Any]:
-        """The optimiser and the candidates not told yet, pickled together because they share a generator."""
-        return {"optimizer": pickle.dumps((self._optimizer, self._asked))}
+        """What it was asked and told: the library's own state is a pickle, of megabytes."""
+        return self._history.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Puts the optimiser back."""
-        self._optimizer, self._asked = pickle.loads(state["optimizer"])
+        """Asks and tells a new optimiser the same again."""
+        vars(self).update(vars(rebuilt(self, state)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import math
-import pickle
 import warnings
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, final
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from envs.space import Action, StrategySpace
+from raysearch.history import History, rebuilt
 from raysearch.merit import merit
 from raysearch.searcher import NoOptions, Outcome, Searcher
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _DEGREES = 4
 """Leading coordinates that have an order (tp, ep, pp, batch); the others are choices without one."""
+_LIMITS = "limits"
+"""Optuna's name of the one constraint: the excess."""
 
 
 class _OptunaSearcher(Searcher):
@@ -30,7 +32,7 @@ class _OptunaSearcher(Searcher):
 
     The value of a trial is the call's merit: an infeasible one is worth less than any feasible one, graded by its
     excess. A sampler that knows limits is told the excess as well. An action that is told without having been asked
-    for becomes a trial of its own. A snapshot is the pickled study: trials, sampler and generators.
+    for becomes a trial of its own.
     """
 
     _knows_limits: ClassVar[bool] = False
@@ -82,7 +84,7 @@ class _OptunaSearcher(Searcher):
         """Completes the action's trial."""
         trial = self._trial_of(action)
         if self._knows_limits:
-            trial.set_constraint("limits", outcome.excess)
+            trial.set_constraint(_LIMITS, outcome.excess)
         self._study.tell(trial, merit(outcome))
 
     def _trial_of(self, action: Action) -> Trial:
@@ -92,15 +94,6 @@ class _OptunaSearcher(Searcher):
                 return trial
         self._study.enqueue_trial(self._encoded(action))
         return self._study.ask(self._distributions)
-
-    def get_state(self) -> dict[str, Any]:
-        """The study and the trials not told yet, pickled together because they refer to each other."""
-        return {"rng": self.rng.bit_generator.state, "study": pickle.dumps((self._study, self._asked))}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Puts the study back."""
-        self.rng.bit_generator.state = state["rng"]
-        self._study, self._asked = pickle.loads(state["study"])
 
 
 class TPEOptions(NoOptions):
@@ -125,16 +118,6 @@ class TPEOptions(NoOptions):
     degrees: Literal["ordered", "categorical"]
 
 
-class _GoodCalls:
-    """How many of n calls count as good. A class, because a pickled study can hold no closure."""
-
-    def __init__(self, share: float, most: int) -> None:
-        self._share, self._most = share, most
-
-    def __call__(self, calls: int) -> int:
-        return min(math.ceil(self._share * calls), self._most)
-
-
 @final
 class OptunaTPESearcher(_OptunaSearcher):
     """Tree-structured Parzen estimator, multivariate: one joint density of the good calls, one of the others.
@@ -154,7 +137,7 @@ class OptunaTPESearcher(_OptunaSearcher):
         return TPESampler(
             n_startup_trials=self.options.startup_calls,
             n_ei_candidates=self.options.candidates,
-            gamma=_GoodCalls(self.options.good_share, self.options.good_most),
+            gamma=lambda calls: min(math.ceil(self.options.good_share * calls), self.options.good_most),
             prior_weight=self.options.prior_weight,
             multivariate=True,
             group=self.options.group,
@@ -170,6 +153,44 @@ class OptunaTPESearcher(_OptunaSearcher):
             name: IntDistribution(0, size - 1) if position < ordered else CategoricalDistribution(range(size))
             for position, (name, size) in enumerate(zip(self.space.names, self.space.sizes, strict=True))
         }
+
+    def get_state(self) -> dict[str, Any]:
+        """The trials by number, and the sampler's generators: a call of its own takes too long to be made again."""
+        trials = self._study.get_trials(deepcopy=False)
+        told = [trial.state.is_finished() for trial in trials]
+        return {
+            "actions": np.array([self._decoded(trial.params) for trial in trials]).reshape(-1, len(self.space.sizes)),
+            "told": np.array(told, bool),
+            "merits": np.array([trial.value if done else 0.0 for trial, done in zip(trials, told, strict=True)]),
+            "excesses": np.array([trial.constraints.get(_LIMITS, 0.0) for trial in trials]),
+            "generators": [generator.get_state(legacy=False) for generator in self._generators()],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Puts the trials back, and then the generators."""
+        from optuna.trial import Trial, TrialState, create_trial
+
+        self._begin()
+        events = zip(*(state[name].tolist() for name in ("actions", "told", "merits", "excesses")), strict=True)
+        for number, (values, told, worth, excess) in enumerate(events):
+            action = np.array(values)
+            self._study.add_trial(
+                create_trial(
+                    state=TrialState.COMPLETE if told else TrialState.RUNNING,
+                    params=self._encoded(action),
+                    distributions=self._distributions,
+                    value=worth if told else None,
+                    constraints={_LIMITS: excess} if told else None,
+                )
+            )
+            if not told:
+                self._asked.append((action.tobytes(), Trial(self._study, number)))
+        for generator, kept in zip(self._generators(), state["generators"], strict=True):
+            generator.set_state(kept)
+
+    def _generators(self) -> list[np.random.RandomState]:
+        sampler: Any = self._study.sampler
+        return [sampler._rng.rng, sampler._random_sampler._rng.rng]
 
 
 class CmaEsOptions(NoOptions):
@@ -209,9 +230,20 @@ class OptunaCmaEsSearcher(_OptunaSearcher):
     _best = -math.inf
     _stale = 0
 
+    def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: CmaEsOptions) -> None:
+        super().__init__(space, seed=seed, budget=budget, options=options)
+        self._history = History(len(space.sizes))
+
+    def ask(self, observation: NDArray[np.float32]) -> Action:
+        """The action of a new trial."""
+        action = super().ask(observation)
+        self._history.asked(action)
+        return action
+
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Completes the action's trial, and starts anew if the search stands still."""
         super().tell(action, outcome)
+        self._history.told(action, outcome)
         worth = merit(outcome)
         self._stale = 0 if worth > self._best else self._stale + 1
         self._best = max(self._best, worth)
@@ -266,13 +298,12 @@ class OptunaCmaEsSearcher(_OptunaSearcher):
         return {"restarts": float(self._restarts)}
 
     def get_state(self) -> dict[str, Any]:
-        """The study and how long it has stood still."""
-        return super().get_state() | {"restarts": self._restarts, "best": self._best, "stale": self._stale}
+        """What it was asked and told: the library's own state is a pickle."""
+        return self._history.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Puts the study back."""
-        super().set_state(state)
-        self._restarts, self._best, self._stale = state["restarts"], state["best"], state["stale"]
+        """Asks and tells a new study the same again."""
+        vars(self).update(vars(rebuilt(self, state)))
 
 
 def _part(name: str, value: int) -> str:

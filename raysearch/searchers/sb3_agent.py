@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -156,21 +156,40 @@ class SB3Agent:
     def get_state(self) -> dict[str, Any]:
         """All that `set_state` needs to go on bit-identically, also mid-rollout; arrays are copies."""
         policy = self._model.policy
-        return copy.deepcopy(
-            {
-                "policy": policy.state_dict(),
-                "optimizer": policy.optimizer.state_dict(),
-                "generators": (self._torch_state, self._numpy_state),
-                "open": (self._acted, self._rollout),
-                "counters": (self._calls, self._born, self.restarts, self.confidence),
-            }
-        )
+        state = {
+            "policy": policy.state_dict(),
+            "optimizer": policy.optimizer.state_dict(),
+            "generators": (self._torch_state, self._numpy_state),
+            "open": (self._acted, self._rollout),
+            "counters": (self._calls, self._born, self.restarts, self.confidence),
+        }
+        return _mapped(state, _array)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes back to where `get_state` was called, whatever happened since."""
-        state = copy.deepcopy(state)
-        self._model.policy.load_state_dict(state["policy"])
-        self._model.policy.optimizer.load_state_dict(state["optimizer"])
-        self._torch_state, self._numpy_state = state["generators"]
-        self._acted, self._rollout = state["open"]
+        policy, optimizer = (_mapped(state[name], _tensor) for name in ("policy", "optimizer"))
+        self._model.policy.load_state_dict(policy)
+        self._model.policy.optimizer.load_state_dict(optimizer)
+        torch_state, self._numpy_state = copy.deepcopy(state["generators"])
+        self._torch_state = torch.from_numpy(torch_state)
+        acted, rollout = copy.deepcopy(state["open"])
+        self._acted = [(*call, torch.from_numpy(value), torch.from_numpy(log)) for *call, value, log in acted]
+        self._rollout = [(*call, torch.from_numpy(value), torch.from_numpy(log)) for *call, value, log in rollout]
         self._calls, self._born, self.restarts, self.confidence = state["counters"]
+
+
+def _mapped(tree: Any, convert: Callable[[Any], Any]) -> Any:
+    """The same dictionaries, lists and tuples, with every leaf converted."""
+    if isinstance(tree, dict):
+        return {key: _mapped(value, convert) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_mapped(value, convert) for value in tree)
+    return convert(tree)
+
+
+def _array(leaf: Any) -> Any:
+    return leaf.numpy().copy() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+
+
+def _tensor(leaf: Any) -> Any:
+    return torch.tensor(leaf) if isinstance(leaf, np.ndarray) else leaf

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-import pickle
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 from envs import ROWS_FILE, BudgetExhausted, CallGate, RowWriter, StrategyEnv, read_rows
+from raysearch.checkpoint import pack, unpack
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome, Searcher
 from raysearch.simulators.opening import searched_space
@@ -78,12 +78,14 @@ class Run:
         return self
 
     def state(self) -> bytes:
-        return pickle.dumps([self.gate.get_state(), self.searcher.get_state(), self.observation])
+        state = {"gate": self.gate.get_state(), "searcher": self.searcher.get_state()}
+        return pack({**state, "observation": self.observation})
 
     def restore(self, state: bytes) -> None:
-        gate, searcher, self.observation = pickle.loads(state)
-        self.gate.set_state(gate)
-        self.searcher.set_state(searcher)
+        kept = unpack(state)
+        self.observation = kept["observation"]
+        self.gate.set_state(kept["gate"])
+        self.searcher.set_state(kept["searcher"])
 
     def close(self) -> None:
         self.searcher.close()
@@ -209,9 +211,9 @@ class SearcherSuite:
     def test_a_snapshot_does_not_change_while_the_run_goes_on(self, new_run, setting: Setting) -> None:
         run = new_run(setting).advance(setting.budget // 2)
         state = run.searcher.get_state()
-        frozen = pickle.dumps(state)
+        frozen = pack(state)
         run.advance()
-        assert pickle.dumps(state) == frozen
+        assert pack(state) == frozen
 
     def test_a_snapshot_can_be_used_twice(self, new_run, setting: Setting) -> None:
         run = new_run(setting).advance(setting.budget // 2)

@@ -360,7 +360,7 @@ def test_mcmc_takes_a_slower_strategy_with_the_ratio_of_costs_to_the_power_of_be
         searcher.tell(first, told(40.0))
         second = ask(searcher)
         searcher.tell(second, told(40.0 * ratio, best=40.0))
-        taken += searcher.get_state()["chain"][0].action.tolist() == second.tolist()
+        taken += searcher.get_state()["chain"][0][0].tolist() == second.tolist()
     assert taken / 2000 == pytest.approx(ratio**beta, abs=4 * 0.5 / math.sqrt(2000))
 
 
