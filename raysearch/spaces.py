@@ -16,7 +16,7 @@ from pathlib import Path
 from raysearch.files import as_strategy, strategy_dict, write_json
 from raysearch.yardstick import cache_dir, find_yardstick, note_unkept, simulator_digest
 from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, joint_space, paper_space
-from sim.strategy import Strategy
+from sim.strategy import FIRST_DECLARED, Strategy
 from sim.workload import Workload
 
 Progress = Callable[[int, int], None]
@@ -58,11 +58,17 @@ class SpaceBest:
 
 
 def best_of_space(workload: Workload, name: str, progress: Progress | None = None, *, fresh: bool = False) -> SpaceBest:
-    """The exact best of a space of `SPACES`: from the disk cache, or found now and kept there."""
+    """The exact best of a space of `SPACES`: from the disk cache, or found now and kept there.
+
+    With declared choices it is found anew: their prices are functions, which no file's name can tell apart.
+    """
+    space = SPACES[name](workload)
+    if any(max(table) >= FIRST_DECLARED for table in space.choices.values()):
+        return _search(space, progress)
     path = cache_dir() / f"{workload.config_hash}-{name.lstrip('+')}-{simulator_digest()}.json"
     kept = None if fresh else _read(path)
     if kept is None:
-        kept = _search(SPACES[name](workload), progress)
+        kept = _search(space, progress)
         strategy = strategy_dict(kept.strategy) if kept.strategy else None
         try:
             write_json(path, {**asdict(kept), "strategy": strategy})

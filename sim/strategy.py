@@ -14,6 +14,10 @@ TOKENS, GATHERED_TOKENS, GATHERED = 3, 4, 5
 """Choices of the extended space that GEMMs alone have: sharded over tokens with the whole weight on every GPU; the
 same with weights that are sharded at rest and gathered at use; replicated, with weights gathered at use."""
 GEMM_CHOICES: tuple[int, ...] = (*CHOICES, TOKENS, GATHERED_TOKENS, GATHERED)
+FIRST_DECLARED = 6
+"""Numbers from here on belong to choices that users declare: see `sim.layers.choices.declare_choice`."""
+MOST_CHOICES = 16
+"""All numbers lie below. [assumed] ten declared choices of one op are plenty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.layers.declared import declared_choices
 from sim.layers.ops import layer_ops
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -36,7 +37,8 @@ def check_strategy(workload: Workload, strategy: Strategy) -> None:
     for op, choice in zip(ops, strategy.dims, strict=True):
         if type(choice) is not int or choice not in op.choices:
             more = ", in the extended space 3 (tokens), 4 or 5 (tokens or none, weights gathered at use)"
+            declared = [f"{each.number} ({each.name})" for each in declared_choices(op.key).values()]
             raise StrategyError(
-                f"the dim of {op.name} must be 0 (dim 0), 1 (dim 1) or 2 (none)"
-                f"{more if len(op.choices) > 3 else ''}, got {choice!r}"
+                f"the dim of {op.name} must be 0 (dim 0), 1 (dim 1) or 2 (none){more if op.kind == 'einsum' else ''}"
+                f"{', or ' + ', '.join(declared) + ', as declared' if declared else ''}, got {choice!r}"
             )

@@ -1,19 +1,29 @@
 """Which placements a fused op takes and leaves under a strategy's choice.
 
-The rules are those of the open registry in `sim.sharding.rules`; here one of them is picked per choice.
+The rules are those of the open registry in `sim.sharding.rules`; here one of them is picked per choice. Whoever has
+another proved way to run an op declares it, and it becomes a choice that is priced, searched and solved like any other.
+
+>>> op = MOE_LAYER.op("ffn_norm")
+>>> choice = declare_choice(op, MOE_LAYER, "striped tokens", "SS(0,2) -> SS(0,2)")
+>>> choice in op.choices, rule(op, MOE_LAYER, choice).output
+(True, StridedShard(dim=0, stripes=2))
+>>> withdraw_choice(op, "striped tokens")
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from sim.layers.declared import DeclaredChoice, Work, declared_choices, keep, next_number, withdraw
 from sim.layers.ops import DENSE_LAYER, MOE_LAYER, FusedOp, Layer, Tensor, gathers_weight
 from sim.sharding.operations import OPERATIONS, activation_operation
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement, Shard
-from sim.sharding.rules import Operation, Rule, einsum_operation, label_rule, rules_of
-from sim.strategy import NONE
+from sim.sharding.rule_check import prove
+from sim.sharding.rules import Operation, Rule, Run, einsum_operation, label_rule, parse_rule, rules_of
+from sim.strategy import FIRST_DECLARED, NONE
 
 Side = Literal["rows", "columns", "neither"]
 
@@ -49,18 +59,22 @@ def operation_of(op: FusedOp, layer: Layer) -> Operation:
 @lru_cache(maxsize=1024)
 def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
     """The rule behind a strategy's choice for an op: it shards a label, or replicates."""
+    if choice >= FIRST_DECLARED:
+        declared = declared_choices(op.key)[choice]
+        return _op_rule(op, declared.rule, passes_partial=declared.sums_late)
     operation = operation_of(op, layer)
     whole = (REPLICATE,) * len(operation.operands)
     label = op.label(choice)
     picked = label_rule(operation, label) if label else Rule(whole, REPLICATE)
     if gathers_weight(choice):
         picked = _gathering(operation, picked)
-    return OpRule(
-        inputs=picked.inputs[: len(op.inputs)],
-        weight=picked.inputs[len(op.inputs)] if op.equation else None,
-        output=picked.output,
-        passes_partial=choice == NONE and Rule((PARTIAL, *whole[1:]), REPLICATE) in rules_of(operation, ()),
-    )
+    late = choice == NONE and Rule((PARTIAL, *whole[1:]), REPLICATE) in rules_of(operation, ())
+    return _op_rule(op, picked, passes_partial=late)
+
+
+def _op_rule(op: FusedOp, picked: Rule, *, passes_partial: bool) -> OpRule:
+    weight = picked.inputs[len(op.inputs)] if op.equation else None
+    return OpRule(picked.inputs[: len(op.inputs)], weight, picked.output, passes_partial)
 
 
 def _gathering(operation: Operation, picked: Rule) -> Rule:
@@ -80,9 +94,91 @@ def held(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, Side], .
 
 def side(tensor: Tensor, placement: Placement) -> Side:
     """Which side of [rows, columns] a placement cuts; the last dim is the columns, any other a part of the rows."""
-    if not isinstance(placement, Shard):
+    if placement.holds != "cut":
         return "neither"
-    return "columns" if placement.dim == len(tensor.letters) - 1 else "rows"
+    return "columns" if placement.dims == (len(tensor.letters) - 1,) else "rows"
+
+
+# --- declared choices -----------------------------------------------------------------------------------
+
+
+def declare_choice(
+    op: FusedOp,
+    layer: Layer,
+    name: str,
+    rule: Rule | str,
+    *,
+    sums_late: Run | None = None,
+    work: Work | None = None,
+) -> int:
+    """Offers a further way to run an op, once its rule is proved; the extended space has it from now on.
+
+    Args:
+        op: The op, of every layer that has it.
+        layer: One of those.
+        name: As people call it.
+        rule: Placements of the op's inputs, its weight or cache and its output; a text if nothing communicates inside.
+        sums_late: Where the first input may arrive as the parts of a sum: what all ranks do with them instead. It is
+            charged with the collective that turns parts into the rule's output, on the op's result.
+        work: Kernels, collectives inside and bytes, from a `sim.step.rank.Rank` and the op. Without it, the op costs
+            what it does when the rule's letter is sharded in plain chunks.
+
+    Returns:
+        The number that stands for it in `Strategy.dims`.
+
+    Raises:
+        WrongRule: Numbers refute the rule; the message has them.
+        ValueError: The name is taken, or strategies cannot price such a rule; `PlacementError` is one.
+    """
+    operation, number = operation_of(op, layer), next_number(op.key, name)
+    proposed = parse_rule(rule) if isinstance(rule, str) else rule
+    prove(operation, proposed)
+    for placement in (*proposed.inputs, proposed.output):
+        _check_shares(placement)
+    if parts := [str(placement) for placement in proposed.inputs if placement.holds == "part"]:
+        raise ValueError(f"{name}: an input under {parts[0]} must be there whole too; replicate it and give sums_late")
+    if sums_late and len(layer.tensor(op.inputs[0]).consumers) > 1:
+        raise ValueError(f"{name}: others read {op.inputs[0]} too, which must be summed for them; leave out sums_late")
+    if sums_late:
+        prove(operation, Rule((PARTIAL, *proposed.inputs[1:]), proposed.output, run=sums_late))
+    labels = _labels(operation, proposed)
+    plain = len(labels) < 2 and labels <= {*op.labels, *(op.label(choice) for choice in op.choices)}
+    if work is None and (proposed.run or not plain):
+        why = "has communication inside" if proposed.run else f"shards {' and '.join(sorted(labels))}"
+        raise ValueError(f"{name}: {proposed} {why}, which has no price of its own here; give work=")
+    label = next(iter(labels)) if labels and plain else ""
+    keep(op.key, DeclaredChoice(number, name, label, proposed, sums_late is not None, work))
+    return number
+
+
+def withdraw_choice(op: FusedOp, name: str) -> None:
+    """Takes a declared choice out again, as a test does with its own.
+
+    Raises:
+        ValueError: The op has none of that name.
+    """
+    withdraw(op.key, name)
+
+
+def _check_shares(placement: Placement) -> None:
+    """Memory and redistributions count equal shares: over any ranks, none with more than its share of an even dim."""
+    if placement.holds != "cut":
+        return
+    if len(placement.dims) != 1 or placement.ranks is not None:
+        raise ValueError(
+            f"{placement} is for one number of ranks or several dims; strategies shard one, over any degree"
+        )
+    for degree in (2, 3, 4, 5):
+        even = math.lcm(*range(1, 11))  # into up to ten stripes or sections, too
+        if placement.on(0).local_shape((degree * even,), degree) != (even,):
+            raise ValueError(f"{placement} gives a rank more than its share; strategies are priced by equal ones")
+
+
+def _labels(operation: Operation, rule: Rule) -> set[str]:
+    """Letters that a rule shards."""
+    letters = (*operation.operands, operation.result)
+    placements = (*rule.inputs, rule.output)
+    return {text[dim] for text, placement in zip(letters, placements, strict=True) for dim in placement.dims}
 
 
 def all_operations() -> dict[str, Operation]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from sim.layers.declared import OpKey, declared_choices
 from sim.layers.model import Model
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
-from sim.strategy import CHOICES, GATHERED, GATHERED_TOKENS, GEMM_CHOICES, NONE, TOKENS
+from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, GEMM_CHOICES, NONE, TOKENS
 from sim.workload import Workload
 
 OpKind = Literal["norm", "einsum", "attention", "residual_add", "router", "dispatch", "activation", "combine"]
@@ -65,9 +66,14 @@ class FusedOp:
     equation: str | None = None
 
     @property
+    def key(self) -> OpKey:
+        """Under which its declared choices are kept."""
+        return self.name, self.kind, self.equation
+
+    @property
     def choices(self) -> tuple[int, ...]:
-        """Choices that the op has in the extended space."""
-        return GEMM_CHOICES if self.kind == "einsum" else CHOICES
+        """Choices that the op has in the extended space, declared ones behind."""
+        return (*(GEMM_CHOICES if self.kind == "einsum" else CHOICES), *declared_choices(self.key))
 
     def label(self, choice: int) -> str:
         """The einsum letter that a choice shards, "" for none.
@@ -77,6 +83,8 @@ class FusedOp:
         """
         if choice in (NONE, GATHERED):
             return ""
+        if choice >= FIRST_DECLARED:
+            return declared_choices(self.key)[choice].label
         if choice in (TOKENS, GATHERED_TOKENS):
             assert self.kind == "einsum"
             assert self.equation is not None

@@ -26,12 +26,12 @@ from sim.simulate import ROUNDING, degree_violations, evaluate, layers_per_stage
 from sim.step.costs import OpCost, head_activation_bytes, op_cost
 from sim.step.rank import Rank
 from sim.step.two_meshes import ATTENTION_SIDE, Sides, attention_rank, experts_rank, sides
-from sim.strategy import Strategy
+from sim.strategy import MOST_CHOICES, Strategy
 from sim.workload import Workload
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_CHOICES = 6
+_CHOICES = MOST_CHOICES
 _SLACK = 1 - 1e-12
 """A bound that lies this little below the best is still looked into: sums round."""
 
@@ -281,7 +281,7 @@ class _Search:
         for name in ("residual_mid", "residual_in"):
             tensor = both.experts.layer.tensor(name)
             costs = {**attention.costs, **experts.costs}
-            table = np.zeros((3, 3, 3))
+            table = np.zeros((_CHOICES,) * 3)
             for ends in itertools.product(*(costs[op] for op in tensor.ends)):
                 table[ends] = sum(both.moves_s(tensor, ends))
             tables.append(table)

@@ -11,6 +11,7 @@ A space is a product of tables, one per degree, and of choices, one tuple per fu
   - "degrees": attention has a data-parallel degree of its own, so `tp * dp * cp = moe_tp * ep` and nothing more.
   - "tokens": GEMMs may keep their weight whole and share out tokens.
   - "gathered": GEMMs may keep their weight sharded and gather it at use, replicated or sharing out tokens.
+  - "declared": choices that somebody declared, none as delivered: see `sim.layers.choices.declare_choice`.
 
 >>> from sim.config.catalog import load_workload
 >>> workload = load_workload("gpt_moe_1_2t_16k")
@@ -30,6 +31,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sim.layers.declared import declared_choices
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.ops import FusedOp, layer_ops
 from sim.simulate import mesh_violations
@@ -37,6 +39,7 @@ from sim.strategy import CHOICES, GATHERED, GATHERED_TOKENS, TOKENS, Strategy
 from sim.workload import Workload
 
 EXTENSIONS = ("context", "degrees", "tokens", "gathered")
+DECLARED = "declared"
 CONTEXT_DEGREES = (1, 2, 4, 8, 16, 32, 64)
 """Searched cp. [assumed] Helix searches up to 64 GPUs."""
 DATA_DEGREES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -137,15 +140,16 @@ def joint_space(workload: Workload) -> Space:
     return extended_space(workload, ())
 
 
-def extended_space(workload: Workload, extensions: Iterable[str] = EXTENSIONS) -> Space:
+def extended_space(workload: Workload, extensions: Iterable[str] = (*EXTENSIONS, DECLARED)) -> Space:
     """The joint space with some extensions, all by default.
 
     Raises:
         ValueError: An unknown extension.
     """
     wanted, degrees = set(extensions), workload.degrees
-    if unknown := wanted - set(EXTENSIONS):
-        raise ValueError(f"unknown extension {sorted(unknown)[0]!r}; expected some of {', '.join(EXTENSIONS)}")
+    if unknown := wanted - {*EXTENSIONS, DECLARED}:
+        known = ", ".join((*EXTENSIONS, DECLARED))
+        raise ValueError(f"unknown extension {sorted(unknown)[0]!r}; expected some of {known}")
     more = ((TOKENS,) if "tokens" in wanted else ()) + ((GATHERED_TOKENS, GATHERED) if "gathered" in wanted else ())
     return Space(
         workload,
@@ -155,7 +159,12 @@ def extended_space(workload: Workload, extensions: Iterable[str] = EXTENSIONS) -
         ep=degrees.ep,
         pp=degrees.pp,
         batch=degrees.batch,
-        choices={op.name: CHOICES + (more if op.kind == "einsum" else ()) for op in layer_ops(workload.model).ops},
+        choices={
+            op.name: CHOICES
+            + (more if op.kind == "einsum" else ())
+            + (tuple(declared_choices(op.key)) if DECLARED in wanted else ())
+            for op in layer_ops(workload.model).ops
+        },
     )
 
 

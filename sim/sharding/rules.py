@@ -24,7 +24,7 @@ import numpy as np
 
 from sim.sharding import kinds as kinds  # registers their text forms
 from sim.sharding.domains import Domain
-from sim.sharding.placement import PARTIAL, REPLICATE, Array, Placement, Shard, parse_placement
+from sim.sharding.placement import PARTIAL, REPLICATE, Array, Placement, PlacementError, Shard, parse_placement
 
 Run = Callable[[Sequence[Sequence[Array]]], Sequence[Array]]
 """All ranks at once: the operands of each rank in, the result of each rank out."""
@@ -186,12 +186,19 @@ def gathered_operand_rules(operation: Operation, placements: Sequence[Placement]
 
 def written(*texts: str) -> RuleSource:
     """Rules as they are written: "P(max), R -> P(max)"."""
-    rules = [_parse_rule(text) for text in texts]
+    rules = [parse_rule(text) for text in texts]
     return lambda operation, placements: rules
 
 
-def _parse_rule(text: str) -> Rule:
-    inputs, output = text.split("->")
+def parse_rule(text: str) -> Rule:
+    """The rule that a text such as "P(max), R -> P(max)" writes.
+
+    Raises:
+        PlacementError: It is no rule.
+    """
+    inputs, arrow, output = text.partition("->")
+    if not arrow:
+        raise PlacementError(f"expected a rule such as 'S(0), R -> S(0)', got {text!r}")
     parts = re.split(r",(?![^(]*\))", inputs)
     return Rule(tuple(map(parse_placement, parts)), parse_placement(output))
 

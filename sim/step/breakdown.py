@@ -15,7 +15,7 @@ from sim.layers.ops import FusedOp, Layer
 from sim.prices.collectives import Collective
 from sim.prices.roofline import KernelTime
 from sim.prices.trust import judge
-from sim.sharding.placement import Partial
+from sim.sharding.placement import PARTIAL
 from sim.step.costs import price, seconds
 from sim.step.rank import Rank
 from sim.step.two_meshes import Sides, sides_of_strategy
@@ -72,7 +72,7 @@ def _placements_in(layer: Layer, op: FusedOp, choice: int, producer_choice: int)
     op_rule = rule(op, layer, choice)
     placements = [str(placement) for placement in op_rule.inputs]
     left = rule(_first_producer(layer, op), layer, producer_choice).output
-    if op_rule.passes_partial and isinstance(left, Partial):
+    if op_rule.passes_partial and left == PARTIAL:
         placements[0] = str(left)
     return dict(zip(op.inputs, placements, strict=True))
 

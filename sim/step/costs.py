@@ -15,7 +15,7 @@ from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.prices.collectives import Collective
 from sim.prices.curves import Gemm
 from sim.prices.roofline import Kernel, KernelTime, kernel_time
-from sim.sharding.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
+from sim.sharding.placement import PARTIAL, REPLICATE, Placement
 from sim.sharding.redistribute import collective_between, collectives_for
 from sim.step.rank import Rank
 from sim.step.work import elementwise, gemm, op_work
@@ -143,12 +143,13 @@ def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...]) -> tuple[Move 
     source = rule(layer.op(tensor.producer), layer, producer_choice).output
     consumers = [layer.op(name) for name in tensor.consumers]
     rules = [rule(op, layer, choice) for op, choice in zip(consumers, consumer_choices, strict=True)]
-    if isinstance(source, Partial) and rules[0].passes_partial:
+    if source == PARTIAL and rules[0].passes_partial:
         result = layer.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
-        return (Move("all_reduce", result),)
+        kind = collective_between(PARTIAL, rules[0].output)
+        return (Move(kind, result),) if kind else (None,)
     targets = tuple(r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True))
     return tuple(
-        Move(kind, tensor, by_heads=tensor.name == "qkv" and target == Shard(1)) if kind else None
+        Move(kind, tensor, by_heads=tensor.name == "qkv" and target.dims == (1,)) if kind else None
         for kind, target in zip(collectives_for(source, targets), targets, strict=True)
     )
 

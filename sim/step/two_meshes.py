@@ -103,12 +103,12 @@ class Sides:
         The projection leaves heads cut over tp alone, tokens and parts over both axes.
         """
         rank = self.attention
-        by_heads = target == Shard(1)
+        by_heads = target.dims == (1,)
         columns = rank.head_tp * rank.local_qkv_columns() if by_heads else rank.sizes.columns["q"]
         return mesh_collectives(
             rank.workload.hardware,
             axes_of(tp=rank.head_tp, cp=rank.cp),
-            (source, REPLICATE if source == Shard(1) else source),
+            (source, REPLICATE if source.dims == (1,) else source),
             (target, REPLICATE),
             (rank.sizes.tokens, columns),
             rank.activation_each,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sim.layers.choices import held
+from sim.layers.declared import declared_choices
 from sim.layers.ops import ROUTING_ENTRY_BYTES, FusedOp, gathers_weight, tensor_dtype
 from sim.prices.collectives import Collective, expert_all_to_all
 from sim.prices.curves import DecodeAttention, ExpertActivation, Gemm, GroupedGemm, Permute, Routing, Shape
@@ -39,7 +40,10 @@ class Work(NamedTuple):
 
 
 def op_work(rank: Rank, op: FusedOp, choice: int) -> Work:
-    """The work of a fused op under a choice of the strategy."""
+    """The work of a fused op under a choice of the strategy; declared ones may bring their own."""
+    declared = declared_choices(op.key).get(choice)
+    if declared and declared.work:
+        return declared.work(rank, op)
     work = _WORK[op.kind](rank, op, op.label(choice))
     return _gathering(rank, work) if gathers_weight(choice) else work
 
@@ -140,7 +144,7 @@ def _attention(rank: Rank, op: FusedOp, label: str) -> Work:
 
 def _pointwise(rank: Rank, op: FusedOp, label: str) -> Work:
     """Reads every input once, writes the output once."""
-    output, *inputs = held(op, rank.layer, op.labels.index(label) if label else NONE)
+    output, *inputs = held(op, rank.layer, op.labels.index(label) if label in op.labels else NONE)
     output_bytes = rank.local_bytes(*output)
     traffic = output_bytes + sum([rank.local_bytes(*each) for each in inputs])
     flops_each = 1.0 if op.kind == "residual_add" else 5.0  # SwiGLU: exp, add, divide and two products

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from envs import StrategySpace
 from sim.config.catalog import load_workload
-from sim.layers.ops import op_names
+from sim.layers.choices import declare_choice, withdraw_choice
+from sim.layers.ops import MOE_LAYER, op_names
 from sim.strategy import Strategy
 from tests.envs.fakes import DENSE, MOE, tiny_workload
 
@@ -165,3 +166,20 @@ def test_the_paper_s_space_refuses_an_extended_strategy() -> None:
     strategy = replace(SPACES[MOE].decode(np.zeros(16, np.int64)), cp=2)
     with pytest.raises(ValueError, match="searches the space 'joint': cp is 1 and dp is ep"):
         SPACES[MOE].encode(strategy)
+
+
+def test_a_declared_choice_is_an_action_of_the_extended_space() -> None:
+    workload = replace(load_workload("gpt_moe_1_2t_16k"), space="extended")
+    op = MOE_LAYER.op("ffn_norm")
+    plain = StrategySpace(workload)
+    choice = declare_choice(op, MOE_LAYER, "striped", "SS(0,2) -> SS(0,2)")
+    try:
+        space = StrategySpace(workload)
+        assert space.size == plain.size // 3 * 4
+        action = np.zeros(len(space.names), dtype=np.int64)
+        action[space.names.index("ffn_norm")] = 3
+        strategy = space.decode(action)
+        assert strategy.dims[5] == choice
+        np.testing.assert_array_equal(space.encode(strategy), action)
+    finally:
+        withdraw_choice(op, "striped")
