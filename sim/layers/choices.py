@@ -26,6 +26,8 @@ from sim.sharding.rules import Operation, Rule, Run, einsum_operation, label_rul
 from sim.strategy import FIRST_DECLARED, NONE
 
 Side = Literal["rows", "columns", "neither"]
+LOOK_UP, LM_HEAD, GREEDY = (label_rule(OPERATIONS[name], "v") for name in ("embedding", "lm_head", "greedy"))
+"""Rules of the model's ends, the vocabulary sharded: they leave a sum's parts, columns of logits, one token for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +80,23 @@ def _op_rule(op: FusedOp, picked: Rule, *, passes_partial: bool) -> OpRule:
 
 
 def _gathering(operation: Operation, picked: Rule) -> Rule:
-    """The registered rule that does the same with a weight that is gathered at use: its columns are cut at rest."""
+    """The registered rule that does the same with a weight that is gathered at use: its columns are sharded at rest."""
     inputs = (*picked.inputs[:-1], Shard(len(operation.operands[-1]) - 1))
     return next(rule for rule in rules_of(operation, (Shard(0),)) if rule.run and rule.inputs == inputs)
 
 
 @lru_cache(maxsize=1024)
 def held(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, Side], ...]:
-    """The tensors that an op leaves and reads under a choice, its output first, and the side that tp cuts of each."""
+    """The tensors that an op leaves and reads under a choice, its output first, and the side that tp shards of each."""
     op_rule = rule(op, layer, choice)
     tensors = [layer.tensor(name) for name in (op.output, *op.inputs)]
     placements = (op_rule.output, *op_rule.inputs)
-    return tuple((tensor, side(tensor, cut)) for tensor, cut in zip(tensors, placements, strict=True))
+    return tuple((tensor, side(tensor, shard)) for tensor, shard in zip(tensors, placements, strict=True))
 
 
 def side(tensor: Tensor, placement: Placement) -> Side:
-    """Which side of [rows, columns] a placement cuts; the last dim is the columns, any other a part of the rows."""
-    if placement.holds != "cut":
+    """Which side of [rows, columns] a placement shards; the last dim is the columns, any other a part of the rows."""
+    if placement.holds != "shard":
         return "neither"
     return "columns" if placement.dims == (len(tensor.letters) - 1,) else "rows"
 
@@ -162,7 +164,7 @@ def withdraw_choice(op: FusedOp, name: str) -> None:
 
 def _check_shares(placement: Placement) -> None:
     """Memory and redistributions count equal shares: over any ranks, none with more than its share of an even dim."""
-    if placement.holds != "cut":
+    if placement.holds != "shard":
         return
     if len(placement.dims) != 1 or placement.ranks is not None:
         raise ValueError(

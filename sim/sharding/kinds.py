@@ -29,14 +29,14 @@ from sim.sharding.placement import (
 class StridedShard(Placement):
     """The dim is chunked into `stripes`, every stripe over the ranks: rank i holds the i-th chunk of each.
 
-    What a shard looks like from one axis when another, outer one has cut the dim first: after gathering
+    What a shard looks like from one axis when another, outer one has sharded the dim first: after gathering
     the outer axis of `S(0), S(0)` on a mesh of 2 x 4, the inner axis holds `SS(0,2)`.
 
     Source: DTensor's _StridedShard.
     """
 
     code = "SS"
-    holds = "cut"
+    holds = "shard"
     dim: int
     stripes: int
 
@@ -97,7 +97,7 @@ class InterleavedShard(Placement):
     """
 
     code = "IS"
-    holds = "cut"
+    holds = "shard"
     dim: int
     sections: int
 
@@ -133,13 +133,13 @@ class InterleavedShard(Placement):
 class RaggedShard(Placement):
     """Rank i holds `units[i]` out of `sum(units)` equal units of the dim, in order; 0 units is an empty piece.
 
-    For blocks that must not be cut, as of block-wise quantization.
+    For blocks that must not be sharded, as of block-wise quantization.
 
     Source: pytorch/pytorch issue 169320.
     """
 
     code = "RS"
-    holds = "cut"
+    holds = "shard"
     dim: int
     units: tuple[int, ...]
 

@@ -63,7 +63,7 @@ def local_shape(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int]) 
     (3,)
 
     Raises:
-        PlacementError: There is not one placement per axis, or one cannot cut its tensor on some rank.
+        PlacementError: There is not one placement per axis, or one cannot shard its tensor on some rank.
     """
     return max(local_shapes(shape, layout, degrees), key=math.prod)
 
@@ -72,7 +72,7 @@ def local_shapes(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int])
     """Shapes of the pieces that the ranks hold, each once.
 
     Raises:
-        PlacementError: There is not one placement per axis, or one cannot cut its tensor on some rank.
+        PlacementError: There is not one placement per axis, or one cannot shard its tensor on some rank.
     """
     _check(layout, degrees)
     shapes = frozenset({shape})
@@ -114,7 +114,7 @@ def parse_layout(text: str) -> Layout:
 def parse_named(text: str, axes: Sequence[str]) -> tuple[str, tuple[str, ...], Layout]:
     """Name, dims and layout of a tensor in the notation `A[I_X, J_Y]`.
 
-    A subscript names the axes that cut the dim, outermost first: `I_XY` or `I_{XY}`, or `I_{tp,ep}` for axes of
+    A subscript names the axes that shard the dim, outermost first: `I_XY` or `I_{XY}`, or `I_{tp,ep}` for axes of
     longer names. Axes that no dim names replicate the tensor; `{U_X}` behind it leaves it unreduced over X.
 
     >>> parse_named("A[I_XY, J]", ("X", "Y"))
@@ -122,7 +122,7 @@ def parse_named(text: str, axes: Sequence[str]) -> tuple[str, tuple[str, ...], L
 
     Raises:
         PlacementError: The text is not of this form, names an unknown axis or one axis twice, or wants an inner
-            axis of the mesh to cut a dim before an outer one, which a list of placements says with StridedShard.
+            axis of the mesh to shard a dim before an outer one, which a list of placements says with StridedShard.
     """
     match = re.fullmatch(r"\s*(\w+)\s*\[(.*)\]\s*(?:\{\s*U_(.+?)\s*\})?\s*", text)
     if match is None:
@@ -158,11 +158,11 @@ def _claim(
 ) -> None:
     for axis in claimed:
         if axis in layout:
-            raise PlacementError(f"{text!r} uses axis {axis!r} twice: an axis cuts one dim, or none")
+            raise PlacementError(f"{text!r} uses axis {axis!r} twice: an axis shards one dim, or none")
         layout[axis] = placement
     if list(claimed) != sorted(claimed, key=list(axes).index):
         raise PlacementError(
-            f"{text!r} cuts a dim by {', '.join(claimed)}, against the order of the mesh ({', '.join(axes)}); "
+            f"{text!r} shards a dim by {', '.join(claimed)}, against the order of the mesh ({', '.join(axes)}); "
             "reorder the mesh, or write the list of placements with StridedShard"
         )
 
@@ -177,16 +177,16 @@ def format_named(name: str, dims: Sequence[str], layout: Layout, axes: Sequence[
         PlacementError: The notation has no word for one of the placements.
     """
     _check(layout, axes)
-    cuts: Mapping[int, list[str]] = {dim: [] for dim in range(len(dims))}
+    shards: Mapping[int, list[str]] = {dim: [] for dim in range(len(dims))}
     unreduced: list[str] = []
     for axis, placement in zip(axes, layout, strict=True):
         if placement == PARTIAL:
             unreduced.append(axis)
-        elif isinstance(placement, Shard) and placement.dim in cuts:
-            cuts[placement.dim].append(axis)
+        elif isinstance(placement, Shard) and placement.dim in shards:
+            shards[placement.dim].append(axis)
         elif placement != REPLICATE:
             raise PlacementError(f"A[I_X] notation cannot say {placement} over {axis}: it knows R, S(dim) and P(sum)")
-    parts = [dim + _named_subscript(cuts[index]) for index, dim in enumerate(dims)]
+    parts = [dim + _named_subscript(shards[index]) for index, dim in enumerate(dims)]
     tail = f" {{U{_named_subscript(unreduced)}}}" if unreduced else ""
     return f"{name}[{', '.join(parts)}]{tail}"
 

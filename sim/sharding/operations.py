@@ -20,12 +20,12 @@ from sim.sharding.rules import (
     Operation,
     Rule,
     add_rules,
-    cuts,
     einsum_operation,
     label_rules,
     multilinear_rules,
     reads_as,
     rules_of,
+    shards,
     written,
 )
 
@@ -168,7 +168,7 @@ OPERATIONS: dict[str, Operation] = {
 
 @lru_cache(maxsize=64)
 def activation_operation(letters: str) -> Operation:
-    """The activation on a tensor of these letters; gate and up lie side by side and are cut alike."""
+    """The activation on a tensor of these letters; gate and up lie side by side and are sharded alike."""
     return replace(OPERATIONS["activation"], equation=f"{letters}g->{letters}", free=letters)
 
 
@@ -178,24 +178,24 @@ Ranks = Sequence[Sequence[Array]]
 
 
 def norm_over_columns(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
-    """Cut the columns: the ranks all-reduce one sum of squares per row, and the rest is pointwise."""
+    """Shard the columns: the ranks all-reduce one sum of squares per row, and the rest is pointwise."""
 
     def run(ranks: Ranks) -> list[Array]:
         squares = sum(np.square(x).sum(-1, keepdims=True) for (x,) in ranks)
         size = sum(x.shape[-1] for (x,) in ranks)
         return [_normalised(x, np.asarray(squares), size) for (x,) in ranks]
 
-    for cut in cuts(placements):
-        yield Rule((cut.on(1),), cut.on(1), "d", run)
+    for shard in shards(placements):
+        yield Rule((shard.on(1),), shard.on(1), "d", run)
 
 
 def attention_over_context(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
-    """Cut the cached context: parts of every softmax are exchanged and merged, one rank having the new token's.
+    """Shard the cached context: parts of every softmax are exchanged and merged, one rank having the new token's.
 
     Each rank ends with a share of the heads or of the requests, or with everything.
     """
-    for cut in cuts(placements):
-        for output in (cut.on(1), cut.on(0), REPLICATE):
+    for shard in shards(placements):
+        for output in (shard.on(1), shard.on(0), REPLICATE):
 
             def run(ranks: Ranks, output: Placement = output) -> list[Array]:
                 caches = [cache if rank else _appended(qkv, cache) for rank, (qkv, cache) in enumerate(ranks)]
@@ -203,24 +203,24 @@ def attention_over_context(operation: Operation, placements: Sequence[Placement]
                 parts = [cached_attention(queries, cache) for cache in caches]
                 return output.split(_values(LogSumExp().assemble(parts)), len(ranks))
 
-            yield Rule((REPLICATE, cut.on(2)), output, "c", run)
+            yield Rule((REPLICATE, shard.on(2)), output, "c", run)
 
 
 def cache_over_context(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
-    """Cut the cache: every rank has the softmax over its part of it."""
-    for cut in cuts(placements):
-        yield Rule((REPLICATE, cut.on(2)), LogSumExp(), "c")
+    """Shard the cache: every rank has the softmax over its part of it."""
+    for shard in shards(placements):
+        yield Rule((REPLICATE, shard.on(2)), LogSumExp(), "c")
 
 
 def router_over_experts(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
-    """Cut the experts: the ranks gather the logits, because top-k needs all of them."""
-    for cut in cuts(placements):
+    """Shard the experts: the ranks gather the logits, because top-k needs all of them."""
+    for shard in shards(placements):
 
-        def run(ranks: Ranks, cut: Placement = cut) -> list[Array]:
-            logits = cut.on(1).assemble([x @ weight for x, weight in ranks])
+        def run(ranks: Ranks, shard: Placement = shard) -> list[Array]:
+            logits = shard.on(1).assemble([x @ weight for x, weight in ranks])
             return [top_k(logits)] * len(ranks)
 
-        yield Rule((REPLICATE, cut.on(1)), REPLICATE, "e", run)
+        yield Rule((REPLICATE, shard.on(1)), REPLICATE, "e", run)
 
 
 def combine_is_an_einsum_and_an_add(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
@@ -244,14 +244,14 @@ def combine_sums_late(operation: Operation, placements: Sequence[Placement]) -> 
 
 
 def look_up_over_vocabulary(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
-    """Cut the vocabulary: every rank looks up the tokens whose rows it has, and zeros for the others."""
-    for cut in cuts(placements):
+    """Shard the vocabulary: every rank looks up the tokens whose rows it has, and zeros for the others."""
+    for shard in shards(placements):
 
-        def run(ranks: Ranks, cut: Placement = cut) -> list[Array]:
-            held = cut.held(sum(len(table) for _, table in ranks), len(ranks))
+        def run(ranks: Ranks, shard: Placement = shard) -> list[Array]:
+            held = shard.held(sum(len(table) for _, table in ranks), len(ranks))
             return [_masked_look_up(tokens, table, rows) for (tokens, table), rows in zip(ranks, held, strict=True)]
 
-        yield Rule((REPLICATE, cut.on(0)), PARTIAL, "v", run)
+        yield Rule((REPLICATE, shard.on(0)), PARTIAL, "v", run)
 
 
 def _masked_look_up(tokens: Array, table: Array, rows: Array) -> Array:
@@ -260,11 +260,11 @@ def _masked_look_up(tokens: Array, table: Array, rows: Array) -> Array:
 
 
 def greedy_over_vocabulary(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
-    """Cut the vocabulary: the ranks gather the score and the token of each one's best, and take the best of those."""
-    for cut in cuts(placements):
+    """Shard the vocabulary: the ranks gather the score and the token of each one's best, and take the best of those."""
+    for shard in shards(placements):
 
-        def run(ranks: Ranks, cut: Placement = cut) -> list[Array]:
-            held = cut.held(sum(logits.shape[1] for (logits,) in ranks), len(ranks))
+        def run(ranks: Ranks, shard: Placement = shard) -> list[Array]:
+            held = shard.held(sum(logits.shape[1] for (logits,) in ranks), len(ranks))
             offers = [
                 (logits.max(1), tokens[_greedy(logits)])
                 for (logits,), tokens in zip(ranks, held, strict=True)
@@ -274,7 +274,7 @@ def greedy_over_vocabulary(operation: Operation, placements: Sequence[Placement]
             best = np.where(scores == scores.max(0), tokens, tokens.max() + 1).min(0)
             return [best] * len(ranks)
 
-        yield Rule((cut.on(1),), REPLICATE, "v", run)
+        yield Rule((shard.on(1),), REPLICATE, "v", run)
 
 
 add_rules(

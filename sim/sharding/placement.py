@@ -1,8 +1,8 @@
 """How a tensor lies on the ranks of one mesh axis.
 
-A placement is an invertible cut: `split` makes one piece per rank, `assemble` undoes it. That is all
+A placement is an invertible division: `split` makes one piece per rank, `assemble` undoes it. That is all
 an outsider's placement must bring, besides saying which kind of pieces it leaves (`holds`), which
-dims it cuts (`dims`) and how it is written (`code`). `sim.sharding.kinds` has four more;
+dims it shards (`dims`) and how it is written (`code`). `sim.sharding.kinds` has four more;
 `sim.sharding.layout` puts one placement per axis of a mesh together.
 
 >>> import numpy as np
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 Array = NDArray[Any]
-Holds = Literal["whole", "cut", "part"]
+Holds = Literal["whole", "shard", "part"]
 
 
 class PlacementError(ValueError):
@@ -42,7 +42,7 @@ class Placement:
 
     Attributes:
         code: What its text form begins with.
-        holds: What a rank has: the "whole" tensor, a piece "cut" out of it, or a full-size "part" yet to be reduced.
+        holds: What a rank has: the "whole" tensor, a "shard" of it, or a full-size "part" yet to be reduced.
         nests: Whether parts over several axes may be joined axis by axis in any order, or all at once, as sums may.
         reads_replicated: Whether ranks that all hold the whole tensor hold it under this placement too, as its
             average or maximum is the tensor itself.
@@ -61,7 +61,7 @@ class Placement:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Tensor dims that it cuts."""
+        """Tensor dims that it shards."""
         return ()
 
     @property
@@ -72,19 +72,19 @@ class Placement:
     def spans(self, dims: int) -> frozenset[int]:
         """Dims of a tensor of `dims` dims along which it must have whole slices to be undone.
 
-        A placement works slice by slice along all others, so what a later axis does to them can stay as it is. A cut
-        spans what it cuts, and parts span everything unless their class says that they are joined element by element.
+        A placement works slice by slice along all others, so what a later axis does to them can stay as it is. A shard
+        spans what it shards, and parts span everything unless their class says that they are joined element by element.
         """
         return frozenset(range(dims)) if self.holds == "part" else frozenset(self.dims)
 
     def on(self, dim: int) -> Placement:
-        """The same cut along another dim.
+        """The same shard along another dim.
 
         Raises:
-            PlacementError: It cuts no single dim.
+            PlacementError: It shards no single dim.
         """
         if len(self.dims) != 1:
-            raise PlacementError(f"{self} cuts no single dim, so it cannot be moved to dim {dim}")
+            raise PlacementError(f"{self} shards no single dim, so it cannot be moved to dim {dim}")
         return dataclasses.replace(self, dim=dim)  # type: ignore[type-var]
 
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
@@ -115,7 +115,7 @@ class Placement:
 
     def local_shapes(self, shape: tuple[int, ...], degree: int) -> tuple[tuple[int, ...], ...]:
         """Shape of every rank's piece."""
-        if self.holds != "cut":
+        if self.holds != "shard":
             return (shape,) * degree
         self._check_dims(shape)
         if len(self.dims) != 1:
@@ -126,14 +126,14 @@ class Placement:
 
     def _check_dims(self, shape: tuple[int, ...]) -> None:
         if any(not 0 <= dim < len(shape) for dim in self.dims):
-            raise PlacementError(f"{self} cuts a dim that a tensor of {len(shape)} dims has not; dims count from 0")
+            raise PlacementError(f"{self} shards a dim that a tensor of {len(shape)} dims has not; dims count from 0")
 
     def held(self, size: int, degree: int) -> tuple[Array, ...]:
         """Which indices of its one dim, of that size, each rank holds."""
         return tuple(self.on(0).split(np.arange(size), degree))
 
     def owners(self, size: int, degree: int) -> NDArray[np.int64]:
-        """Which rank holds each index of its one dim, [size]; cuts that a search asks often say it in one formula."""
+        """Which rank holds each index of its one dim, [size]; shards that a search asks often say it in one formula."""
         owner = np.empty(size, dtype=np.int64)
         for rank, held in enumerate(self.held(size, degree)):
             owner[held] = rank
@@ -243,8 +243,8 @@ def chunk(tensor: Array, degree: int, dim: int) -> list[Array]:
     """`degree` chunks along a dim."""
     if not 0 <= dim < tensor.ndim:
         raise PlacementError(f"a tensor of {tensor.ndim} dims has no dim {dim}; dims count from 0")
-    cut = (slice(None),) * dim
-    return [tensor[(*cut, slice(*bounds))] for bounds in chunk_bounds(tensor.shape[dim], degree)]
+    before = (slice(None),) * dim
+    return [tensor[(*before, slice(*bounds))] for bounds in chunk_bounds(tensor.shape[dim], degree)]
 
 
 @register_placement
@@ -284,7 +284,7 @@ class Shard(Placement):
     """Rank i holds the i-th chunk along tensor dim `dim`, chunks of ceil(size / degree); the last may be empty."""
 
     code = "S"
-    holds = "cut"
+    holds = "shard"
     dim: int
 
     @property

@@ -8,11 +8,11 @@ from sim.sharding.placement import Holds, Placement, Replicate
 
 _COLLECTIVES: dict[tuple[Holds, Holds], str | None] = {
     ("whole", "whole"): None,
-    ("whole", "cut"): None,
-    ("cut", "whole"): "all_gather",
-    ("cut", "cut"): "all_to_all",
+    ("whole", "shard"): None,
+    ("shard", "whole"): "all_gather",
+    ("shard", "shard"): "all_to_all",
     ("part", "whole"): "all_reduce",
-    ("part", "cut"): "reduce_scatter",
+    ("part", "shard"): "reduce_scatter",
 }
 
 
@@ -42,7 +42,7 @@ def collectives_for(source: Placement, targets: tuple[Placement, ...]) -> tuple[
     """One collective per target, for a tensor that several consumers read.
 
     A placement that two consumers share is moved once, and where one consumer needs the whole
-    tensor the others cut their shard out of it.
+    tensor the others slice their shard out of it.
 
     >>> from sim.sharding.placement import REPLICATE, Shard
     >>> collectives_for(Shard(1), (Shard(0), REPLICATE, Shard(0)))

@@ -3,7 +3,7 @@
 A shortest path over layouts (Dijkstra), so a detour is found where it pays: reduce-scatter, all-reduce
 and all-gather on a mesh of two axes move less than an all-reduce over one after the other. An edge
 changes the placement on one axis, or on neighbouring axes at once, by one collective. It is right if what the later
-axes do commutes with it, as cuts of other dims do; two axes on one dim need the striped forms of `_renamed_steps`.
+axes do commutes with it, as shards of other dims do; two axes on one dim need the striped forms of `_renamed_steps`.
 
 >>> from sim.sharding.layout import format_layout, parse_layout
 >>> route = cheapest_route(parse_layout("P(sum), P(sum)"), parse_layout("R, R"), (2, 8), (16, 64), 2)
@@ -37,7 +37,7 @@ class Step:
 
     Attributes:
         axis: Index of the axis, or of the first of several neighbours.
-        collective: None where every rank cuts its own piece.
+        collective: None where every rank slices its own piece.
         source, target: Placement before and after of what a group of the axis holds, which for stripes around
             a later axis' shard is a plain shard.
         layout: All placements afterwards.
@@ -211,7 +211,7 @@ def _as_one(placement: Placement, axis: int, end: int, layout: Layout, problem: 
 
 
 def _as_seen(axis: int, placement: Placement, layout: Layout, problem: _Problem) -> Placement | None:
-    """What a placement is to a group of its axis that sees only its own piece of the later axes' cuts.
+    """What a placement is to a group of its axis that sees only its own piece of the later axes' shards.
 
     Itself if it commutes with them. `SS(dim, n)` around a later `S(dim)` over n ranks is, stripe by stripe, a
     plain shard. None if it is no placement of that piece, so that it can neither come nor go.
@@ -227,7 +227,7 @@ def _as_seen(axis: int, placement: Placement, layout: Layout, problem: _Problem)
 
 
 def _striped_around(axis: int, placement: Placement, layout: Layout, other: int, problem: _Problem) -> bool:
-    """Whether it is `SS(dim, n)` and the one later cut of the dim is `S(dim)` over n ranks: even sizes only."""
+    """Whether it is `SS(dim, n)` and the one later shard of the dim is `S(dim)` over n ranks: even sizes only."""
     inner = layout[other]
     return (
         isinstance(inner, Shard)
@@ -238,13 +238,13 @@ def _striped_around(axis: int, placement: Placement, layout: Layout, other: int,
 
 
 def _alone(inner: int, axis: int, layout: Layout, problem: _Problem) -> bool:
-    """Whether, of all that comes after an axis, only the inner one's cut concerns the dim that it cuts."""
-    cut, dims = layout[inner], len(problem.shape)
-    return all(Shard(*cut.dims).commutes(held, dims) for held in (*layout[axis + 1 : inner], *layout[inner + 1 :]))
+    """Whether, of all that comes after an axis, only the inner one's shard concerns the dim that it shards."""
+    shard, dims = layout[inner], len(problem.shape)
+    return all(Shard(*shard.dims).commutes(held, dims) for held in (*layout[axis + 1 : inner], *layout[inner + 1 :]))
 
 
 def _even(dim: int, outer: Layout, axes: Iterable[int], problem: _Problem) -> bool:
-    """Whether every piece that the outer axes leave is cut evenly along the dim by all the ranks of some axes."""
+    """Whether every piece that the outer axes leave is sharded evenly along the dim by all the ranks of some axes."""
     ranks = math.prod(problem.degrees[axis] for axis in axes)
     sizes = _piece_shapes(outer, problem.degrees[: len(outer)], problem.shape)
     return all(shape[dim] % ranks == 0 for shape in sizes)
@@ -287,7 +287,7 @@ def _step(axis: int, source: Placement, target: Placement, after: Layout, proble
 
 @lru_cache(maxsize=65536)
 def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...], degree: int) -> float:
-    """Bytes that the busiest rank sends over the bytes of the tensor, when one cut is turned into another.
+    """Bytes that the busiest rank sends over the bytes of the tensor, when one shard is turned into another.
 
     Only what changes hands counts, which is why no detour is cheaper. Between even shards of different dims it is
     the (n - 1) / n^2 of the redistribution table.
@@ -295,11 +295,11 @@ def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...
     if not math.prod(shape):
         return 0.0
     plain = isinstance(source, Shard) and isinstance(target, Shard) and source != target
-    if plain and all(shape[cut.dims[0]] % degree == 0 for cut in (source, target)):
+    if plain and all(shape[shard.dims[0]] % degree == 0 for shard in (source, target)):
         return sent_share("all_to_all", degree)
     if len(source.dims) != 1 or len(target.dims) != 1:
-        return 1 / degree  # [assumed] unknown cuts keep nothing where it is
-    owner, wanted = (cut.owners(shape[cut.dims[0]], degree) for cut in (source, target))
+        return 1 / degree  # [assumed] unknown shards keep nothing where it is
+    owner, wanted = (shard.owners(shape[shard.dims[0]], degree) for shard in (source, target))
     size, counts = len(owner), np.bincount(owner, minlength=degree)
     if source.dims == target.dims:
         return float(np.bincount(owner[owner != wanted], minlength=degree).max()) / size

@@ -91,7 +91,7 @@ def check_operation(name: str, operation: Operation, placements: Sequence[Placem
     Args:
         name: How the verdict calls it.
         operation: What is checked.
-        placements: Those in play; all registered ones by default. Cuts stand for the same cut on any dim.
+        placements: Those in play; all registered ones by default. Shards stand for the same shard on any dim.
     """
     in_play = candidates(1) if placements is None else tuple(placements)
     rules = rules_of(operation, in_play)

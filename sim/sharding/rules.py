@@ -3,7 +3,7 @@
 A rule says `op(pieces of the inputs) == pieces of op(inputs)`. True equalities never contradict each
 other, so anyone may add more to any operation; `sim.sharding.rule_check` proves them with numbers and finds
 those that are missing. Rules are made by sources: functions of the operation and of the placements in
-play, so that one statement ("cut label t wherever it occurs") holds for placements yet to be invented.
+play, so that one statement ("shard label t wherever it occurs") holds for placements yet to be invented.
 
 >>> add_rules("echo", label_rules)
 >>> echo = Operation("echo", "td->td", lambda x: x, free="td")
@@ -38,7 +38,7 @@ class Operation:
         kind: Under which its rules are registered.
         equation: Letters of its operands and of its result, as an einsum's: "td,de->te".
         compute: What it does with whole operands, or with one rank's pieces of them.
-        free: Letters over which it works slice by slice, so that each may be cut anyhow.
+        free: Letters over which it works slice by slice, so that each may be sharded anyhow.
         sizes: Sizes of letters that cannot be just any size.
         domains: What each operand may be; any real numbers by default.
     """
@@ -74,7 +74,7 @@ class Rule:
     Attributes:
         inputs: One per operand.
         output: Of the result.
-        label: The letter that is cut, if one is.
+        label: The letter that is sharded, if one is.
         run: The operation with communication inside; without it every rank computes on its own pieces.
     """
 
@@ -103,7 +103,7 @@ def reads_as(held: Placement, wanted: Placement) -> bool:
 
 
 RuleSource = Callable[[Operation, Sequence[Placement]], Iterable[Rule]]
-"""Rules of an operation, given the placements in play, those that cut on dim 0: see `Placement.on`."""
+"""Rules of an operation, given the placements in play, those that shard on dim 0: see `Placement.on`."""
 
 SOURCES: dict[str, list[RuleSource]] = {}
 """What is registered: operation kind -> sources. Extended by `add_rules`."""
@@ -129,34 +129,34 @@ def rules_of(operation: Operation, placements: Sequence[Placement]) -> tuple[Rul
 # --- sources ------------------------------------------------------------------------------------------
 
 
-def cuts(placements: Sequence[Placement]) -> Iterator[Placement]:
+def shards(placements: Sequence[Placement]) -> Iterator[Placement]:
     """Those of the placements that give every element to one rank, along one dim."""
-    return (placement for placement in placements if placement.holds == "cut" and len(placement.dims) == 1)
+    return (placement for placement in placements if placement.holds == "shard" and len(placement.dims) == 1)
 
 
-def placed(letters: str, label: str, cut: Placement) -> Placement:
-    """The cut on the label's dim of a tensor that has it; others are replicated.
+def placed(letters: str, label: str, shard: Placement) -> Placement:
+    """The shard on the label's dim of a tensor that has it; others are replicated.
 
     >>> placed("td", "d", Shard(0)), placed("td", "q", Shard(0))
     (Shard(dim=1), Replicate())
     """
-    return cut.on(letters.index(label)) if label in letters else REPLICATE
+    return shard.on(letters.index(label)) if label in letters else REPLICATE
 
 
 def label_rules(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
-    """Cut one free label wherever it occurs, all alike: right however it is cut."""
+    """Shard one free label wherever it occurs, all alike: right however it is sharded."""
     for label in operation.free:
-        for cut in cuts(placements):
-            inputs = tuple(placed(letters, label, cut) for letters in operation.operands)
-            yield Rule(inputs, placed(operation.result, label, cut), label)
+        for shard in shards(placements):
+            inputs = tuple(placed(letters, label, shard) for letters in operation.operands)
+            yield Rule(inputs, placed(operation.result, label, shard), label)
 
 
 def contraction_rules(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
-    """Cut a label that the operation sums over, alike in all operands: every rank has a part of the sum."""
+    """Shard a label that the operation sums over, alike in all operands: every rank has a part of the sum."""
     for label in dict.fromkeys("".join(operation.operands)):
         if label not in operation.result:
-            for cut in cuts(placements):
-                yield Rule(tuple(placed(letters, label, cut) for letters in operation.operands), PARTIAL, label)
+            for shard in shards(placements):
+                yield Rule(tuple(placed(letters, label, shard) for letters in operation.operands), PARTIAL, label)
 
 
 def multilinear_rules(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
@@ -168,9 +168,9 @@ def multilinear_rules(operation: Operation, placements: Sequence[Placement]) -> 
 
 
 def gathered_operand_rules(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
-    """Gather the last operand, cut anyhow, at use: the others are whole, or cut along a letter that it lacks."""
+    """Gather the last operand, sharded anyhow, at use: others are whole, or sharded along a letter that it lacks."""
     *others, last = operation.operands
-    for rest, index in itertools.product(cuts(placements), range(len(last))):
+    for rest, index in itertools.product(shards(placements), range(len(last))):
         at_rest = rest.on(index)
 
         def run(ranks: Sequence[Sequence[Array]], at_rest: Placement = at_rest) -> list[Array]:
@@ -178,10 +178,10 @@ def gathered_operand_rules(operation: Operation, placements: Sequence[Placement]
             return [operation.compute(*operands[:-1], whole) for operands in ranks]
 
         yield Rule((*[REPLICATE] * len(others), at_rest), REPLICATE, run=run)
-        for label, cut in itertools.product(operation.free, cuts(placements)):
+        for label, shard in itertools.product(operation.free, shards(placements)):
             if label not in last:
-                inputs = (*(placed(letters, label, cut) for letters in others), at_rest)
-                yield Rule(inputs, placed(operation.result, label, cut), run=run)
+                inputs = (*(placed(letters, label, shard) for letters in others), at_rest)
+                yield Rule(inputs, placed(operation.result, label, shard), run=run)
 
 
 def written(*texts: str) -> RuleSource:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, cast
 
-from sim.layers.choices import held, rule, side
+from sim.layers.choices import LOOK_UP, held, rule, side
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.prices.collectives import Collective
 from sim.prices.curves import Gemm
@@ -180,7 +180,7 @@ def embedding_s(rank: Rank, combine_choice: int) -> float:
     """Seconds of the vocabulary-parallel look-up, whose parts are reduced to the layers' placement."""
     stream = rank.layer.tensor("residual_in")
     whole_bytes = rank.tensor_bytes(stream)
-    kind = collective_between(PARTIAL, stream_placement(rank, combine_choice))
+    kind = collective_between(LOOK_UP.output, stream_placement(rank, combine_choice))
     reduce_s = rank.tp_s(kind, whole_bytes) if kind else 0.0
     return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + reduce_s
 

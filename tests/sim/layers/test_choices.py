@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from sim.layers.choices import rule
+from sim.layers.choices import GREEDY, LM_HEAD, LOOK_UP, rule
 from sim.layers.ops import DENSE_LAYER, MOE_LAYER, FusedOp, Layer
 from sim.sharding.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from sim.sharding.rules import einsum_rule
@@ -346,3 +346,13 @@ def test_the_third_choice_replicates_inputs_weight_and_output() -> None:
 def test_the_small_router_weight_is_replicated_when_tokens_are_sharded() -> None:
     assert rule(MOE_LAYER.op("router"), MOE_LAYER, 0).weight == REPLICATE
     assert rule(MOE_LAYER.op("router"), MOE_LAYER, 1).output == REPLICATE
+
+
+def test_both_ends_of_the_model_are_priced_by_rules_that_fit_each_other() -> None:
+    assert [str(each) for each in (LOOK_UP, LM_HEAD, GREEDY)] == [
+        "R, S(0) -> P(sum) (with communication inside)",
+        "R, S(1) -> S(1)",
+        "S(1) -> R (with communication inside)",
+    ]
+    assert GREEDY.inputs == (LM_HEAD.output,)
+    assert LOOK_UP.inputs[0] == GREEDY.output  # the next step looks up what this one has chosen

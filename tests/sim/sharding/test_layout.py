@@ -107,7 +107,7 @@ def test_braces_around_several_axes_may_be_written_or_not() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("A[I_X, J_X]", "uses axis 'X' twice: an axis cuts one dim, or none"),
+        ("A[I_X, J_X]", "uses axis 'X' twice: an axis shards one dim, or none"),
         ("A[I_YX, J]", "against the order of the mesh .* StridedShard"),
         ("A[I_Z, J]", "names axis 'Z'; the mesh has X, Y"),
         ("A(I)", "expected a tensor such as"),

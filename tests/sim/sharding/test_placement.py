@@ -151,7 +151,7 @@ def test_a_maximum_has_random_owners_and_offsets_tiny_and_huge(op: str) -> None:
 @pytest.mark.parametrize("text", EVERY)
 def test_equal_whole_tensors_assemble_to_themselves_only_where_the_placement_says_so(text: str) -> None:
     placement, tensor = parse_placement(text), np.full((3, 3), 2.0)
-    if placement.holds != "cut":
+    if placement.holds != "shard":
         assembled = placement.assemble([tensor] * 3)
         assert np.allclose(assembled, tensor) == placement.reads_replicated
 
@@ -168,7 +168,7 @@ def test_a_code_that_is_taken_is_refused() -> None:
 
 def test_a_cut_moves_to_another_dim_and_others_do_not() -> None:
     assert str(parse_placement("SS(0,2)").on(3)) == "SS(3,2)"
-    with pytest.raises(PlacementError, match="cuts no single dim"):
+    with pytest.raises(PlacementError, match="shards no single dim"):
         Replicate().on(1)
 
 

@@ -36,7 +36,7 @@ class Cyclic(Placement):
     """A toy cut: rank i holds indices i, i + n, i + 2n, ..."""
 
     code = "CY"
-    holds = "cut"
+    holds = "shard"
     dim: int
 
     @property
