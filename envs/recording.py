@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, final
 
 import gymnasium as gym
@@ -65,7 +64,6 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
         self._seen: set[int] = set()
         self._best: Strategy | None = None
         self._best_evaluation: Evaluation | None = None
-        self._digest = hashlib.sha256().hexdigest()
 
     @property
     def calls_left(self) -> int:
@@ -92,11 +90,11 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
 
     @property
     def digest(self) -> str:
-        """Hash chained over all calls: equal if and only if two runs made the same calls with the same results.
+        """Hash chained over all rows: equal if and only if two runs made the same calls with the same results.
 
-        The run id is left out. The prefix keeps tables from reading an all-digit hash as a number.
+        The prefix keeps tables from reading an all-digit hash as a number.
         """
-        return f"sha256-{self._digest}"
+        return f"sha256-{self._rows.digest}"
 
     def step(self, action: ActionLike) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Makes one call. On return its row is in the operating system's hands: killing this process keeps it.
@@ -126,7 +124,6 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
         # Counted once the row is out, so that a full disk never leaves a call without its row.
         self.calls += 1
         self.feasible_calls += evaluation.feasible
-        self._digest = hashlib.sha256(f"{self._digest}{row[1:]!r}".encode()).hexdigest()
         if improved:
             self.best_raw, self._best, self._best_evaluation = raw, evaluation.strategy, evaluation
 
@@ -139,7 +136,7 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
             "seen": sorted(self._seen),
             "best_raw": self.best_raw,
             "best_action": best,
-            "digest": self._digest,
+            "digest": self.digest,
             "env": self._strategy_env.get_state(),
         }
 
@@ -159,7 +156,6 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
         self._seen = set(state["seen"])
         self._best = None if state["best_action"] is None else space.decode(np.array(state["best_action"]))
         self._best_evaluation = None
-        self._digest = state["digest"]
 
     def close(self) -> None:
         """Closes the rows and the environment."""

@@ -1,5 +1,7 @@
 """One row per call on disk: JSON Lines while the run goes on, Parquet when it is done.
 
+Every line carries the digest of itself and of all before it, so that what is lost, doubled, swapped or altered shows.
+
 At every moment, also after a kill, one file holds all rows: the Parquet file replaces the JSON Lines only once
 it is complete, and where both exist they agree and the JSON Lines count.
 """
@@ -8,9 +10,10 @@ it is complete, and where both exist they agree and the JSON Lines count.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final, get_type_hints
 
@@ -26,6 +29,14 @@ ROWS_FILE = "rows.jsonl"
 COMPACT_FILE = "rows.parquet"
 _TAIL_BYTES = 16384
 """[assumed] More than two rows of any workload take."""
+_DIGEST_DIGITS = 32
+"""Of a SHA-256: 128 bits, far more than chance could ever match."""
+_CALL_KEY = b', "call": '
+_DIGEST_KEY = b', "digest": "'
+_DIGEST_END = b'"}\n'
+_SUFFIX_BYTES = len(_DIGEST_KEY) + _DIGEST_DIGITS + len(_DIGEST_END)
+NO_ROWS_DIGEST = "0" * _DIGEST_DIGITS
+"""What the first row's digest is chained to."""
 
 
 class RowsTaken(RuntimeError):
@@ -90,9 +101,16 @@ class CallRow(NamedTuple):
             best_so_far=best_so_far,
         )
 
-    def to_json(self) -> bytes:
-        """One line of the JSON Lines file."""
-        return json.dumps(self._asdict()).encode() + b"\n"
+    def to_json(self, digest: str) -> tuple[bytes, str]:
+        """One line of the JSON Lines file, and its digest, which is chained to that of the line before.
+
+        The run's name is left out of the digest: it says whether two runs made the same calls with the same results.
+        """
+        run_id, *rest = self._asdict().items()
+        body = json.dumps(dict(rest))[1:-1].encode()
+        digest = _chained(digest, body)
+        named = json.dumps(dict([run_id]))[:-1].encode()
+        return b"%b, %b%b%b%b" % (named, body, _DIGEST_KEY, digest.encode(), _DIGEST_END), digest
 
 
 def dims_text(strategy: Strategy) -> str:
@@ -112,6 +130,10 @@ def parse_dims_text(text: str) -> dict[str, Any]:
     return {"dims": [int(choice) for choice in dims.split(",")], **{name: int(value) for name, value in fields}}
 
 
+def _chained(digest: str, body: bytes) -> str:
+    return hashlib.sha256(digest.encode() + body).hexdigest()[:_DIGEST_DIGITS]
+
+
 @final
 class RowWriter:
     """Appends rows to a JSON Lines file; each row is handed to the operating system before `write` returns.
@@ -119,12 +141,16 @@ class RowWriter:
     Args:
         path: A file that does not exist yet; its folder does.
 
+    Attributes:
+        digest: Of all rows so far: equal if and only if two runs made the same calls with the same results.
+
     Raises:
         FileExistsError: There are rows already, plain or compacted.
     """
 
-    def __init__(self, path: Path, *, file: BinaryIO | None = None) -> None:
+    def __init__(self, path: Path, *, file: BinaryIO | None = None, digest: str = NO_ROWS_DIGEST) -> None:
         self.path = path
+        self.digest = digest
         self._file = file or _create(path)
 
     @classmethod
@@ -134,9 +160,10 @@ class RowWriter:
         Also right if the file ends in half a row, was compacted meanwhile, or (with 0 calls) does not exist.
 
         Raises:
-            ValueError: There are fewer whole rows than that, or the compacted ones are damaged.
+            ValueError: There are fewer whole rows than that, or they are damaged.
         """
-        return cls(path, file=_reopen(path, calls))
+        file, digest = _reopen(path, calls)
+        return cls(path, file=file, digest=digest)
 
     def write(self, row: CallRow) -> None:
         """Appends one row.
@@ -144,9 +171,10 @@ class RowWriter:
         Raises:
             OSError: It cannot be written. Part of it may be on disk, which `resume` drops.
         """
-        line = row.to_json()
+        line, digest = row.to_json(self.digest)
         while line:  # an unbuffered file may take a part; one with a buffer would try again to write it when closed
             line = line[self._file.write(line) :]
+        self.digest = digest
 
     def sync(self) -> None:
         """Returns once every row is on the disk, or on the server that other hosts see: not even a lost host loses it.
@@ -181,18 +209,56 @@ def compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = None) -
     """Turns a finished run's JSON Lines into Parquet and removes them; does nothing if that is done already.
 
     Raises:
-        RowsTaken: There are not as many rows as `calls`: another process is making them again.
+        RowsTaken: See `write_compact`.
     """
-    try:
-        rows = _load(jsonl_path)
-    except FileNotFoundError:
-        if parquet_path.exists():
-            return
-        raise
+    if jsonl_path.exists() or not parquet_path.exists():
+        write_compact(jsonl_path, parquet_path, calls=calls)
+        jsonl_path.unlink(missing_ok=True)  # who went on with the run may have been as fast
+
+
+def write_compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = None) -> str:
+    """Writes a run's JSON Lines as Parquet, too; returns the SHA-256 of that file.
+
+    Raises:
+        RowsTaken: There are not as many rows as `calls`: another process is making them again.
+        DamagedRows: They are not what a run wrote.
+    """
+    rows = _load(jsonl_path)
     if calls is not None and len(rows) != calls:
         raise RowsTaken(f"{jsonl_path} holds {len(rows)} rows of {calls}: another process goes on with the run")
     write_atomically(parquet_path, lambda temporary: _to_parquet(rows, temporary))
-    jsonl_path.unlink(missing_ok=True)  # who went on with the run may have been as fast
+    return file_digest(parquet_path)
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def rows_digest(run_dir: Path) -> str:
+    """The digest of a run's rows as `RowWriter` has it, worked out anew from each of them.
+
+    Raises:
+        FileNotFoundError, DamagedRows: See `read_rows`.
+    """
+    digest = NO_ROWS_DIGEST
+    for row in read_rows(run_dir).itertuples(index=False):
+        digest = CallRow(*row).to_json(digest)[1]
+    return digest
+
+
+def whole_rows(run_dir: Path) -> int | None:
+    """How many rows a run under way has, every one of them looked at; None once it is compacted.
+
+    Raises:
+        DamagedRows: One is lost, doubled, out of place or altered.
+    """
+    path = run_dir / ROWS_FILE
+    try:
+        return len(_chain(path, _whole_lines(path)))
+    except FileNotFoundError:
+        return None
 
 
 def read_rows(run_dir: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
@@ -251,42 +317,71 @@ def _create(path: Path) -> BinaryIO:
     return path.open("xb", buffering=0)
 
 
-def _reopen(path: Path, calls: int) -> BinaryIO:
-    _expand(path)
-    lines = _whole_lines(path) if path.exists() else []
+def _reopen(path: Path, calls: int) -> tuple[BinaryIO, str]:
+    if calls:
+        _expand(path)
+    lines = _whole_lines(path)[:calls] if calls and path.exists() else []
+    digests = _chain(path, lines)
     if len(lines) < calls:
         raise ValueError(
             f"{path} holds {len(lines)} whole rows, but the run was saved after {calls} calls: "
             "this is not the folder of that run, or rows were removed"
         )
     # A new file, not the old one cut short: a process that still holds the old one must not write into ours.
-    write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(lines[:calls])))
-    return path.open("ab", buffering=0)
+    write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(lines)))
+    _compacted(path).unlink(missing_ok=True)
+    return path.open("ab", buffering=0), digests[-1] if digests else NO_ROWS_DIGEST
 
 
 def _expand(path: Path) -> None:
     """Undoes `compact`, wherever it was interrupted."""
     compacted = _compacted(path)
-    if not compacted.exists():
-        return
-    if not path.exists():
+    if compacted.exists() and not path.exists():
         rows = (CallRow(*values) for values in _read_compacted(compacted).itertuples(index=False))
-        write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(row.to_json() for row in rows)))
-    compacted.unlink()
+        write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(_lines(rows))))
+
+
+def _lines(rows: Iterable[CallRow]) -> Iterator[bytes]:
+    digest = NO_ROWS_DIGEST
+    for row in rows:
+        line, digest = row.to_json(digest)
+        yield line
 
 
 def _whole_lines(path: Path) -> list[bytes]:
     return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
+def _chain(path: Path, lines: Sequence[bytes]) -> list[str]:
+    """The digest after each line. Raises DamagedRows where a line does not follow from those before it."""
+    digests: list[str] = []
+    digest = NO_ROWS_DIGEST
+    run = lines[0].partition(_CALL_KEY)[0] if lines else b""
+    for number, line in enumerate(lines, start=1):
+        start = len(run) + 2  # behind the comma and the blank
+        digest = _chained(digest, line[start:-_SUFFIX_BYTES])
+        if line[: len(run)] != run or line[-_SUFFIX_BYTES:] != b"%b%b%b" % (_DIGEST_KEY, digest.encode(), _DIGEST_END):
+            raise DamagedRows(f"{path}, line {number} is damaged: it does not follow from the lines before it")
+        digests.append(digest)
+    return digests
+
+
 def _load(path: Path) -> list[CallRow]:
-    return [_parse(line, f"{path}, line {number}") for number, line in enumerate(_whole_lines(path), start=1)]
+    lines = _whole_lines(path)
+    _chain(path, lines)
+    rows = [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    for number, row in enumerate(rows, start=1):
+        if row.call != number:
+            raise DamagedRows(f"{path}, line {number} is damaged: it is of call {row.call}")
+    return rows
 
 
 def _parse(line: bytes, where: str) -> CallRow:
     try:
-        return CallRow(**json.loads(line))
-    except (ValueError, TypeError) as error:
+        fields = json.loads(line)
+        del fields["digest"]
+        return CallRow(**fields)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedRows(f"{where} is damaged: expected one call as JSON: {error}") from error
 
 

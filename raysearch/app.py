@@ -22,6 +22,7 @@ from raysearch.commands import (
     status,
     study,
     validate,
+    verify,
     verify_rules,
 )
 from raysearch.errors import InputError, RunFailed
@@ -52,6 +53,7 @@ app.command("status")(status.show_status)
 app.command("report")(report.report_results)
 app.command("calibrate")(calibrate.calibrate)
 app.command("validate")(validate.validate)
+app.command("verify")(verify.verify_results)
 app.command("verify-rules")(verify_rules.verify_rules)
 
 

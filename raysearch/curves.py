@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysearch.results import planned_budget, run_folders, run_rows
+from raysearch.results import planned_budget, run_folder, run_rows
 from raysearch.statistics import Array
 
 Run = dict[str, Any]
@@ -88,7 +88,7 @@ def read_curves(directory: Path, runs: Sequence[Run]) -> Curves:
     Raises:
         InputError: Rows are damaged.
     """
-    folders = dict(zip((run["run_id"] for run in runs), run_folders(directory), strict=True))
+    folders = {run["run_id"]: run_folder(directory, run["run_id"]) for run in runs}
     usable = [run for run in runs if run["complete"]]
     budget = planned_budget(directory, runs)
     if not usable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -29,26 +30,52 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
-    """The object of a JSON file of ours.
+SEAL = "sha256"
+"""The last key of a record: the digest of all the others."""
+LARGEST_RECORD_BYTES = 64 * 1024**2
+"""[assumed] A study of a hundred thousand runs takes a tenth of it; what is larger is not one of ours."""
+
+
+def write_record(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes a JSON object behind whose back nobody changes anything: `read_record` notices."""
+    write_json(path, {**value, SEAL: _seal(value)})
+
+
+def read_record(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
+    """The object that `write_record` wrote.
 
     Raises:
-        InputError: It is not what `schema` says.
+        InputError: It was altered since, or is not what `schema` says.
         OSError: There is no such file, or it cannot be read.
     """
     try:
+        if path.stat().st_size > LARGEST_RECORD_BYTES:
+            raise ValueError(f"it is larger than {LARGEST_RECORD_BYTES / 2**20:.0f} MiB")
         fields = json.loads(path.read_bytes())
         schema.model_validate(fields)
+        if fields.pop(SEAL, None) != _seal(fields):
+            raise ValueError("it was altered since it was written, or an older version wrote it")
     except ValidationError as error:
-        raise damaged(f"{path} is damaged: {explain(error, schema)}") from error
-    except ValueError as error:
-        raise damaged(f"{path} is damaged: {error}") from error
+        raise Damaged(f"{path} is damaged: {explain(error, schema)}") from error
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: {error}") from error
     return fields
 
 
-def damaged(what: str) -> InputError:
-    """The error for a result that cannot be read, with what can be done about it."""
-    return InputError(f"{what}; bring it back from a copy, or run again into another folder")
+def _seal(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+class Damaged(InputError):
+    """A file of results is not what was written.
+
+    Attributes:
+        what: Which one, and what is wrong with it.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}; bring it back from a copy, make it again with --resume, or use another folder")
+        self.what = what
 
 
 def results_folder(out: Path | None, name: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import RenderableType
 
-from raysearch.files import damaged, read_json
+from raysearch.files import Damaged, read_record
 from raysearch.records import STUDY_FILE, StudyRecord
 from raysearch.tables import plain_table
 
@@ -45,11 +45,11 @@ def read_published(directory: Path) -> Published | None:
         InputError: The study's record is damaged.
     """
     path = directory / STUDY_FILE
-    section = read_json(path, StudyRecord)["study"].get("published") if path.is_file() else None
+    section = read_record(path, StudyRecord)["study"].get("published") if path.is_file() else None
     try:
         return Published.model_validate(section) if section else None
     except ValidationError as error:
-        raise damaged(f"{path} is damaged: its section published is {section}") from error
+        raise Damaged(f"{path} is damaged: its section published is {section}") from error
 
 
 def beside_published(published: Published, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

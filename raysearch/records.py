@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from raysearch.errors import InputError
 from sim.strategy import Strategy
@@ -53,6 +55,11 @@ class RunSpec:
         """Most calls asked for and not told yet: one more than workers, so that none waits for the searcher."""
         return self.workers + 1
 
+    @property
+    def digest(self) -> str:
+        """Tells specs apart."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
     def __post_init__(self) -> None:
         if self.budget < 1:
             raise InputError(f"budget must be at least 1 call, got {self.budget}")
@@ -77,8 +84,8 @@ class RunHead(BaseModel):
 class RunSummary(BaseModel):
     """summary.json: what a finished run found.
 
-    `improvements` are the calls that raised the best, each with the run's seconds when it was made; results of older
-    versions have none.
+    `improvements` are the calls that raised the best, each with the run's seconds when it was made; `digest` is of the
+    calls, `rows_sha256` of the Parquet file that holds them.
     """
 
     run_id: str
@@ -93,21 +100,23 @@ class RunSummary(BaseModel):
     best: float
     strategy: Strategy | None
     digest: str
+    rows_sha256: str
     config_hash: str
     version: str
     optimum: float | None
     fraction_of_optimum: float | None
     wall_s: float
-    improvements: list[tuple[int, float]] | None = None
+    improvements: list[tuple[int, float]]
     metrics: dict[str, Any]
 
 
 class StudyRecord(BaseModel):
-    """study.json: what is run in the folder; results of older versions have no `budgets` by run id."""
+    """study.json: what is run in the folder; `budgets` and the specs' digests are by run id, `hashes` by workload."""
 
     study: dict[str, Any]
     runs: list[str]
-    budgets: dict[str, int] = Field(default_factory=dict)
+    budgets: dict[str, int]
+    specs: dict[str, str]
     optima: dict[str, float | None]
     hashes: dict[str, str]
     version: str

@@ -10,9 +10,9 @@ from typing import Any
 
 from raysearch.comparison import compare
 from raysearch.curves import read_curves
-from raysearch.files import as_strategy
+from raysearch.files import Damaged, as_strategy
 from raysearch.records import RunSpec
-from raysearch.results import planned_runs, read_runs, read_spec
+from raysearch.results import planned_runs, read_spec, survey
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
@@ -35,12 +35,14 @@ class Report:
         scores: As `score` gives them.
         statistics: As `raysearch.comparison.compare` gives them; None while no workload and seed has been finished
             by every searcher.
+        damaged: What is wrong with runs that are left out, by run id.
     """
 
     runs: list[Run]
     planned: int
     scores: list[dict[str, Any]]
     statistics: dict[str, Any] | None
+    damaged: dict[str, str]
 
     @property
     def complete(self) -> bool:
@@ -52,11 +54,15 @@ def read_report(directory: Path) -> Report:
     """Reads and judges a results folder: finished, broken off or still running.
 
     Raises:
-        InputError: The folder holds no results, or damaged ones.
+        InputError: The folder holds no results, or none that can be trusted.
     """
-    runs = read_runs(directory)
+    found = survey(directory)
+    if not found.runs:
+        raise Damaged(next(iter(found.damaged.values())))
+    runs = found.runs
     curves = read_curves(directory, runs)
-    return Report(runs, planned_runs(directory), score(runs), compare(curves) if curves.blocks else None)
+    statistics = compare(curves) if curves.blocks else None
+    return Report(runs, planned_runs(directory), score(runs), statistics, found.damaged)
 
 
 def score(runs: Sequence[Run]) -> list[dict[str, Any]]:

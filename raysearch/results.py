@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.rows import CallRow, DamagedRows, read_rows
+from envs.rows import COMPACT_FILE, ROWS_FILE, CallRow, DamagedRows, file_digest, read_rows, rows_digest, whole_rows
 from raysearch.checkpoint import read_checkpoint
 from raysearch.errors import InputError
-from raysearch.files import damaged, read_json
-from raysearch.records import HEAD_FILE, STUDY_FILE, RunHead, StudyRecord
+from raysearch.files import Damaged, read_record
+from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, RunSpec, StudyRecord
 from raysearch.run import finished_summary
-from raysearch.study import RUNS_FOLDER
+from raysearch.study import RUNS_FOLDER, run_dir
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+DAMAGED_FOLDER = "damaged"
+"""Where a study that goes on puts runs that cannot be trusted, beside `runs`."""
 _DEGREES = ("tp", "ep", "pp", "batch")
 
 
@@ -38,43 +41,137 @@ def study_frame(directory: str | Path) -> pd.DataFrame:
     return pd.DataFrame(read_runs(Path(directory)))
 
 
+@dataclass(frozen=True)
+class Survey:
+    """What a results folder holds.
+
+    Attributes:
+        runs: Those that can be trusted, with the columns of `study_frame`.
+        damaged: What is wrong with the others, by run id.
+    """
+
+    runs: list[dict[str, Any]]
+    damaged: dict[str, str]
+
+
 def read_runs(directory: Path) -> list[dict[str, Any]]:
     """The same as `study_frame`, as dictionaries.
 
     Raises:
         InputError: The folder holds no results, or damaged ones.
     """
-    return [_read_run(folder) for folder in run_folders(directory)]
+    found = survey(directory)
+    for what in found.damaged.values():
+        raise Damaged(what)
+    return found.runs
 
 
-def run_folders(directory: Path) -> list[Path]:
-    """The run folders under a study's folder, or the folder itself if it is a run's.
+def survey(directory: Path) -> Survey:
+    """Reads every run of a results folder and checks that it is what was written, and belongs there.
 
     Raises:
-        InputError: The folder holds no results.
+        InputError: The folder holds no results, or what says which ones is damaged.
     """
-    folders = [directory] if os.path.isfile(directory / HEAD_FILE) else _runs_of_study(directory)
-    if not folders:
+    if os.path.isfile(directory / HEAD_FILE):
+        return Survey([_read_run(directory)], {})
+    if not (directory / STUDY_FILE).is_file():
         raise InputError(f"no results in {directory}: expected the folder of a study or of a search")
-    return folders
+    record = read_record(directory / STUDY_FILE, StudyRecord)
+    runs: list[dict[str, Any]] = []
+    wrong = {path.name: f"{path} is not a run of this study" for path in _strangers(directory, record)}
+    for run_id in sorted(record["runs"]):
+        try:
+            if _has_begun(folder := run_dir(directory, run_id)):
+                runs.append(_read_run(folder, record))
+        except Damaged as damage:
+            wrong[run_id] = damage.what
+    if not runs and not wrong:
+        raise InputError(f"no results in {directory}: no run has begun")
+    return Survey(runs, wrong)
 
 
-def _runs_of_study(directory: Path) -> list[Path]:
-    runs = directory / RUNS_FOLDER
-    return sorted(path.parent for path in runs.glob(f"*/{HEAD_FILE}")) if os.path.isdir(runs) else []
+def set_aside_damaged(study: Path) -> dict[str, str]:
+    """Moves runs that cannot be gone on with into the folder `damaged`; returns what is wrong with them, by run id.
+
+    Of a run under way the rows are not looked at: it goes on from its checkpoint, which knows what they must be.
+    """
+    record = read_record(study / STUDY_FILE, StudyRecord)
+    wrong = {path.name: f"{path} is not a run of this study" for path in _strangers(study, record)}
+    for run_id in record["runs"]:
+        folder = run_dir(study, run_id)
+        try:
+            if (folder / HEAD_FILE).is_file() or (folder / SUMMARY_FILE).is_file():
+                _checked_summary(folder, _checked_head(folder, record))
+        except Damaged as damage:
+            wrong[run_id] = damage.what
+    for run_id in wrong:
+        aside = study / DAMAGED_FOLDER
+        aside.mkdir(exist_ok=True)
+        run_dir(study, run_id).rename(aside / f"{run_id}.{len(list(aside.iterdir()))}")
+    return wrong
 
 
-def check_results(study: Path) -> None:
-    """Reads all that a study's folder holds, so that damage is told before hours are spent on the rest.
+def check_run(folder: Path, run_id: str) -> None:
+    """Makes sure that a run is what was written, as far as its files tell by themselves: fast, for a look in passing.
 
     Raises:
-        InputError: Something is damaged. A damaged checkpoint is only logged: its run starts again.
+        InputError: It is not.
     """
-    for folder in _runs_of_study(study):
-        run, rows = _read_run(folder), run_rows(folder)
-        if len(rows) != run["calls"]:
-            raise damaged(f"{folder} is damaged: it holds {len(rows)} rows of {run['calls']} calls")
-        read_checkpoint(folder)
+    if not _has_begun(folder):
+        return
+    head = _checked_head(folder, None)
+    if head["run_id"] != run_id:
+        raise Damaged(f"{folder} is damaged: it holds run {head['run_id']}")
+    if _checked_summary(folder, head) is None:
+        try:
+            made = whole_rows(folder)
+        except DamagedRows as error:
+            raise Damaged(str(error)) from error
+        if made is None and not (folder / COMPACT_FILE).is_file():
+            raise Damaged(f"{folder} is damaged: its rows are gone")
+
+
+def verify(directory: Path) -> Survey:
+    """As `survey`, and works every finished run out again from its rows: the digest, the counts and the best.
+
+    Raises:
+        InputError: See `survey`.
+    """
+    found = survey(directory)
+    wrong: dict[str, str] = {}
+    for run in found.runs:
+        if what := _contradiction(run, run_folder(directory, run["run_id"])):
+            wrong[run["run_id"]] = what
+    return Survey([run for run in found.runs if run["run_id"] not in wrong], {**found.damaged, **wrong})
+
+
+def _contradiction(run: Mapping[str, Any], folder: Path) -> str:
+    if not run["complete"]:
+        return ""
+    rows = run_rows(folder)
+    told = {**_tally(rows), "digest": f"sha256-{rows_digest(folder)}"}
+    for name, value in told.items():
+        if run[name] != value:
+            return f"{folder} is damaged: its rows say {name} {value}, its summary {run[name]}"
+    return ""
+
+
+def run_folder(directory: Path, run_id: str) -> Path:
+    """Where one of the runs in a results folder lies: that of a search by itself is the folder."""
+    return directory if os.path.isfile(directory / HEAD_FILE) else run_dir(directory, run_id)
+
+
+def _strangers(study: Path, record: Mapping[str, Any]) -> list[Path]:
+    known, folder = set(record["runs"]), study / RUNS_FOLDER
+    return sorted(path for path in folder.iterdir() if path.name not in known) if folder.is_dir() else []
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether there is anything to read; a process may be killed before a new run has its first file."""
+    rows = folder / ROWS_FILE
+    return any((folder / name).is_file() for name in (HEAD_FILE, SUMMARY_FILE, COMPACT_FILE)) or (
+        rows.is_file() and rows.stat().st_size > 0
+    )
 
 
 def run_rows(folder: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
@@ -86,39 +183,79 @@ def run_rows(folder: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataF
     try:
         return read_rows(folder, columns)
     except DamagedRows as error:
-        raise damaged(str(error)) from error
+        raise Damaged(str(error)) from error
     except FileNotFoundError as error:
-        raise damaged(f"{folder} is damaged: {error}") from error
+        raise Damaged(f"{folder} is damaged: {error}") from error
 
 
 def planned_runs(directory: Path) -> int:
     """How many runs the folder is meant to hold when all is done."""
     study = directory / STUDY_FILE
-    return len(read_json(study, StudyRecord)["runs"]) if study.is_file() else 1
+    return len(read_record(study, StudyRecord)["runs"]) if study.is_file() else 1
 
 
 def planned_budget(directory: Path, runs: Sequence[Mapping[str, Any]]) -> int:
     """Calls at which the runs of a folder are compared: the study's budget, or that of a run by itself."""
     study = directory / STUDY_FILE
-    return read_json(study, StudyRecord)["study"]["budget"] if study.is_file() else runs[0]["budget"]
+    return read_record(study, StudyRecord)["study"]["budget"] if study.is_file() else runs[0]["budget"]
 
 
 def read_spec(directory: Path, run_id: str) -> dict[str, Any]:
     """The fields of the `RunSpec` of one of the runs in a results folder."""
-    heads = (read_json(folder / HEAD_FILE, RunHead) for folder in run_folders(directory))
-    return next(head["spec"] for head in heads if head["run_id"] == run_id)
+    return read_record(run_folder(directory, run_id) / HEAD_FILE, RunHead)["spec"]
 
 
-def _read_run(folder: Path) -> dict[str, Any]:
-    head, finished = read_json(folder / HEAD_FILE, RunHead), finished_summary(folder)
+def _read_run(folder: Path, record: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    head = _checked_head(folder, record)
+    finished = _checked_summary(folder, head)
     if finished is None:
         return {**_read_rows_so_far(folder, head), "complete": False}
-    return {"improvements": None, **finished, "complete": True}  # older results hold no improvements
+    return {**finished, "complete": True}
+
+
+def _checked_head(folder: Path, record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a run is; of a study, by its record, the run that belongs into the folder."""
+    if not (folder / HEAD_FILE).is_file():
+        raise Damaged(f"{folder} is damaged: it has no {HEAD_FILE}")
+    head = read_record(folder / HEAD_FILE, RunHead)
+    if record is None:
+        return head
+    run_id = head["run_id"]
+    spec = RunSpec(**head["spec"])
+    ours = record["specs"].get(folder.name) == spec.digest and record["hashes"].get(head["workload"])
+    if run_id != folder.name or not ours or ours != head["config_hash"]:
+        raise Damaged(f"{folder} is damaged: it holds run {run_id} of another study or folder")
+    return head
+
+
+def _checked_summary(folder: Path, head: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a finished run found, if it is of this run and of the rows that lie beside it; None of one under way."""
+    finished = finished_summary(folder)
+    if finished is None:
+        return None
+    own = {**head["spec"], **head}
+    for name in ("run_id", "workload", "hardware", "config_hash", "searcher", "seed", "budget"):
+        if finished[name] != own[name]:
+            raise Damaged(f"{folder / SUMMARY_FILE} is damaged: it is of {name} {finished[name]}, not {own[name]}")
+    try:
+        same = file_digest(folder / COMPACT_FILE) == finished["rows_sha256"]
+    except FileNotFoundError:
+        raise Damaged(f"{folder} is damaged: it is finished, but has no {COMPACT_FILE}") from None
+    if not same:
+        raise Damaged(f"{folder / COMPACT_FILE} is damaged: it is not the file that the run ended with")
+    return finished
 
 
 def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     spec, optimum = head["spec"], head["optimum"]
-    found = _tally(run_rows(folder))
+    checkpoint = read_checkpoint(folder)  # before the rows, which may grow meanwhile
+    rows = run_rows(folder)
+    saved = checkpoint["gate"]["calls"] if checkpoint else 0
+    if len(rows) < saved:
+        raise Damaged(f"{folder} is damaged: it holds {len(rows)} rows, but was saved after {saved} calls")
+    if set(rows["run_id"]) - {head["run_id"]}:
+        raise Damaged(f"{folder} is damaged: its rows are of run {rows['run_id'].iloc[0]}")
+    found = _tally(rows)
     return {
         "run_id": head["run_id"],
         "workload": head["workload"],

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from envs.recording import CallGate
-from envs.rows import COMPACT_FILE, ROWS_FILE, RowWriter, compact
+from envs.rows import COMPACT_FILE, ROWS_FILE, RowWriter, compact, write_compact
 from envs.space import Action
 from envs.strategy_env import StrategyEnv
 from raysearch import __version__
 from raysearch.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from raysearch.errors import InputError
-from raysearch.files import read_json, strategy_dict, write_json
+from raysearch.files import read_record, strategy_dict, write_record
 from raysearch.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome, Searcher
@@ -78,7 +78,7 @@ class SearchRun:
         state = self._read_checkpoint() if resume else None
         if not (state and self._goes_on_from(state)):
             self._begin(RowWriter.resume(out_dir / ROWS_FILE, 0) if resume else self._new_rows())
-        write_json(out_dir / HEAD_FILE, self._head())
+        write_record(out_dir / HEAD_FILE, self._head())
 
     def _new_searcher(self) -> Searcher:
         spec = self.spec
@@ -183,7 +183,8 @@ class SearchRun:
         """Writes the summary, with scores and wall times, then turns the rows into Parquet; returns what it wrote.
 
         Between two improvements the best stays as it is, so their times are all of the anytime curve against time.
-        The summary comes first: a run that is killed in between is finished, and `finish_rows` mends its rows.
+        The Parquet file is complete before the summary names its digest, and the JSON Lines go only then: a run that is
+        killed in between is either not finished or finished, and `finish_rows` clears up.
 
         Raises:
             RowsTaken: See `save`.
@@ -194,7 +195,9 @@ class SearchRun:
         scores = {"optimum": self.optimum, "fraction_of_optimum": metrics["fraction_of_optimum"]}
         written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}
         written["improvements"] = self._improvements
-        write_json(self.out_dir / SUMMARY_FILE, written)
+        compacted = write_compact(self.out_dir / ROWS_FILE, self.out_dir / COMPACT_FILE, calls=self.calls)
+        self._rows.check_ours()
+        write_record(self.out_dir / SUMMARY_FILE, {**written, "rows_sha256": compacted})
         self.close()
         finish_rows(self.out_dir)
         (self.out_dir / CHECKPOINT_FILE).unlink(missing_ok=True)
@@ -235,6 +238,8 @@ class SearchRun:
             rows = RowWriter.resume(self.out_dir / ROWS_FILE, state["gate"]["calls"])
             self._begin(rows)
             self._gate.set_state(state["gate"])
+            if self._gate.digest != state["gate"]["digest"]:
+                raise ValueError(f"{self.out_dir / ROWS_FILE} holds other rows than it was saved after")
             self._searcher.set_state(state["searcher"])
             self._asked.extend(state["asked"])
             self._exhausted, self._wall_s = state["exhausted"], state["wall_s"]
@@ -294,7 +299,7 @@ def finished_summary(run_dir: Path) -> dict[str, Any] | None:
         InputError: It is damaged.
     """
     path = run_dir / SUMMARY_FILE
-    return read_json(path, RunSummary) if path.is_file() else None
+    return read_record(path, RunSummary) if path.is_file() else None
 
 
 def finish_rows(run_dir: Path) -> None:

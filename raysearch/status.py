@@ -10,15 +10,16 @@ from typing import Literal
 from envs.rows import ROWS_FILE, DamagedRows, last_row
 from raysearch.claim import in_use
 from raysearch.errors import InputError
-from raysearch.files import damaged, read_json
+from raysearch.files import Damaged, read_record
 from raysearch.forecast import Work, remaining_s
 from raysearch.journal import JOURNAL_FILE, Event, last_events
 from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, StudyRecord
+from raysearch.results import check_run
 from raysearch.run import finished_summary
 from raysearch.study import run_dir
 
-State = Literal["running", "failed", "interrupted", "waiting", "finished"]
-_ENDED = ("finished", "failed")
+State = Literal["running", "failed", "damaged", "interrupted", "waiting", "finished"]
+_ENDED = ("finished", "failed", "damaged")
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class RunStatus:
         run_id: Its name.
         workload: It searches.
         searcher: That searches.
-        state: "waiting" is to start or go on, "interrupted" was under way when its study stopped, "failed" broke down.
+        state: "waiting" is to start or go on, "interrupted" was under way when its study stopped, "failed" broke down,
+            "damaged" is not what was written.
         calls: Made so far; each has its row on disk.
         budget: Calls it may make.
         best: Tokens/s/GPU so far, 0.0 if nothing feasible was found.
         fraction_of_optimum: The same over f*; None where that is not known.
         changed_s: When its files last changed, in seconds since 1970; None before there are any.
         wall_s: Seconds its calls took; None while that is not known.
+        damage: What is wrong with a damaged one.
     """
 
     run_id: str
@@ -48,6 +51,7 @@ class RunStatus:
     fraction_of_optimum: float | None
     changed_s: float | None
     wall_s: float | None
+    damage: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def read_status(directory: Path) -> StudyStatus:
     live = in_use(directory)
     events, journaled = last_events(directory), (directory / JOURNAL_FILE).exists()
     runs = tuple(
-        _read(run, folder, events.get(run.run_id), live, journaled)
+        _read_checked(run, folder, events.get(run.run_id), live, journaled)
         for run, folder in zip(waiting, folders, strict=True)
     )
     changed_s = max((run.changed_s for run in runs if run.changed_s), default=None)
@@ -97,22 +101,19 @@ def read_status(directory: Path) -> StudyStatus:
 
 def _planned(directory: Path) -> tuple[list[RunStatus], list[Path]]:
     """Every run of a study as if it were still waiting, and its folder."""
-    record = read_json(directory / STUDY_FILE, StudyRecord)
+    record = read_record(directory / STUDY_FILE, StudyRecord)
     named = {
         f"{workload}-{searcher}-s{seed}": (workload, searcher)
         for workload in record["hashes"]
         for searcher in record["study"]["searchers"]
         for seed in record["study"]["seeds"]
     }
-    budgets = record.get("budgets", {})
-    runs = [
-        _waiting(run_id, *named[run_id], budgets.get(run_id, record["study"]["budget"])) for run_id in record["runs"]
-    ]
+    runs = [_waiting(run_id, *named[run_id], record["budgets"][run_id]) for run_id in record["runs"]]
     return runs, [run_dir(directory, run.run_id) for run in runs]
 
 
 def _alone(directory: Path) -> tuple[list[RunStatus], list[Path]]:
-    head = read_json(directory / HEAD_FILE, RunHead)
+    head = read_record(directory / HEAD_FILE, RunHead)
     spec = head["spec"]
     return [_waiting(head["run_id"], head["workload"], spec["searcher"], spec["budget"])], [directory]
 
@@ -121,11 +122,19 @@ def _waiting(run_id: str, workload: str, searcher: str, budget: int) -> RunStatu
     return RunStatus(run_id, workload, searcher, "waiting", 0, budget, 0.0, None, None, None)
 
 
+def _read_checked(run: RunStatus, folder: Path, event: Event | None, live: bool, journaled: bool) -> RunStatus:
+    try:
+        check_run(folder, run.run_id)
+        return _read(run, folder, event, live, journaled)
+    except Damaged as damage:
+        return replace(run, state="damaged", damage=damage.what)
+
+
 def _read(run: RunStatus, folder: Path, event: Event | None, live: bool, journaled: bool) -> RunStatus:
     try:
         row = last_row(folder)  # before the summary: a run that ends in between has one
     except DamagedRows as error:
-        raise damaged(str(error)) from error
+        raise Damaged(str(error)) from error
     summary = finished_summary(folder)
     if summary is not None:
         changed_s = (folder / SUMMARY_FILE).stat().st_mtime
@@ -135,7 +144,7 @@ def _read(run: RunStatus, folder: Path, event: Event | None, live: bool, journal
     state = _state(event, head.is_file(), live, journaled)
     if row is None or not head.is_file():
         return replace(run, state=state)
-    optimum, changed_s = read_json(head, RunHead)["optimum"], _changed_s(folder)
+    optimum, changed_s = read_record(head, RunHead)["optimum"], _changed_s(folder)
     return replace(
         run,
         state=state,
@@ -167,7 +176,7 @@ def _overall(runs: Sequence[RunStatus], live: bool) -> State:
     states = {run.state for run in runs}
     if live or states == {"finished"}:
         return "running" if live else "finished"
-    return "failed" if "failed" in states else "interrupted"
+    return "failed" if states & {"failed", "damaged"} else "interrupted"
 
 
 def _forecast(runs: Sequence[RunStatus]) -> float | None:

@@ -11,8 +11,15 @@ from raysearch.forecast import duration_text
 from raysearch.status import RunStatus, StudyStatus
 from raysearch.tables import plain_table
 
-_ORDER = ("running", "failed", "interrupted", "waiting", "finished")
-_STYLES = {"running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim", "finished": "green"}
+_ORDER = ("running", "failed", "damaged", "interrupted", "waiting", "finished")
+_STYLES = {
+    "running": "cyan",
+    "failed": "red",
+    "damaged": "red",
+    "interrupted": "yellow",
+    "waiting": "dim",
+    "finished": "green",
+}
 
 
 def status_text(directory: Path, status: StudyStatus, now_s: float) -> list[RenderableType]:
@@ -27,6 +34,7 @@ def status_text(directory: Path, status: StudyStatus, now_s: float) -> list[Rend
             [_row(run, now_s) for run in runs],
             left=2,
         ),
+        *(Text(run.damage, style="red") for run in runs if run.damage),
     ]
 
 

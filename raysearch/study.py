@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from raysearch import __version__
 from raysearch.errors import InputError
-from raysearch.files import anchored, read_json, write_json
+from raysearch.files import anchored, read_record, write_record
 from raysearch.published import Published
 from raysearch.records import LARGEST_SEED, STUDY_FILE, RunSpec, StudyRecord
 from raysearch.registry import check_options, run_budget
@@ -193,11 +193,12 @@ def write_study(study: Study, optima: Mapping[str, float | None], out: Path) -> 
         "study": study.file.model_dump(mode="json"),
         "runs": list(study.specs()),
         "budgets": {run_id: spec.budget for run_id, spec in study.specs().items()},
+        "specs": {run_id: spec.digest for run_id, spec in study.specs().items()},
         "optima": dict(optima),
         "hashes": _hashes(study),
         "version": __version__,
     }
-    write_json(out / STUDY_FILE, content)
+    write_record(out / STUDY_FILE, content)
 
 
 def has_begun(out: Path) -> bool:
@@ -213,7 +214,7 @@ def check_same_study(study: Study, out: Path) -> None:
     """
     if not has_begun(out):
         raise InputError(f"nothing to resume in {out}: it has no {STUDY_FILE}")
-    kept = read_json(out / STUDY_FILE, StudyRecord)
+    kept = read_record(out / STUDY_FILE, StudyRecord)
     now = study.file.model_dump(mode="json")
     changed = sorted(key for key in now if kept["study"].get(key) != now[key])
     if changed:

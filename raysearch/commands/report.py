@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
+from raysearch.errors import RunFailed
 from sim.layers.heuristics import MEGATRON_NOTE
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def report_results(
             "folder": str(directory),
             "complete": report.complete,
             "runs": report.runs,
+            "damaged": report.damaged,
             "scores": report.scores,
             "best": best_figures(directory, report.runs),
             "statistics": report.statistics,
@@ -50,6 +52,7 @@ def report_results(
             **_draw(directory, report),
         }
     )
+    _tell_damage(report)
 
 
 def print_report(directory: Path) -> None:
@@ -91,6 +94,16 @@ def print_report(directory: Path) -> None:
     for what, name in (("Anytime curves", "curve"), ("Comparison", "comparison")):
         if name in pictures:
             console.print(f"{what}: {pictures[name]}")
+    _tell_damage(report)
+
+
+def _tell_damage(report: Report) -> None:
+    """Fails if runs were left out, so that nobody takes the rest for the whole."""
+    if report.damaged:
+        raise RunFailed(
+            f"{len(report.damaged)} of {report.planned} runs cannot be trusted and are left out: "
+            f"{'; '.join(report.damaged.values())}; the study's --resume makes them again"
+        )
 
 
 def _draw(directory: Path, report: Report) -> dict[str, str]:

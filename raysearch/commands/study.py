@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,11 +80,12 @@ def _flags(**given: object) -> list[str]:
 
 
 def _check_begun(study: Study, folder: Path) -> None:
-    from raysearch.results import check_results
+    from raysearch.results import set_aside_damaged
     from raysearch.study import check_same_study
 
     check_same_study(study, folder)
-    check_results(folder)
+    for what in set_aside_damaged(folder).values():
+        print(f"note: {what}: the run is made again", file=sys.stderr)
 
 
 def _optima(study: Study) -> dict[str, float | None]:

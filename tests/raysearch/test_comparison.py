@@ -12,10 +12,10 @@ import pytest
 from raysearch.comparison import compare
 from raysearch.curves import Block, Curves, read_curves
 from raysearch.figures import write_figures
-from raysearch.records import RunSpec
 from raysearch.results import read_runs
 from raysearch.run import SearchRun
 from raysearch.statistics_tables import statistics_tables
+from raysearch.study import StudyFile, check_study, run_dir, write_study
 from raysearch.tables import printer
 
 BLOCKS = (Block("v", 0), Block("v", 1), Block("w", 0), Block("w", 1))
@@ -124,11 +124,14 @@ def test_the_table_shows_every_budget_with_its_interval(
 def folder(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two searchers with two seeds each, of which one run is unfinished; a sweep beside a budget of 30."""
     folder = tmp_path_factory.mktemp("study")
-    for searcher, seed in (("random", 0), ("random", 1), ("megatron", 0), ("megatron", 1)):
-        made = SearchRun(
-            RunSpec(str(tiny_workload), searcher, seed, 30), folder / "runs" / f"{searcher}{seed}", optimum=800.0
-        )
-        made.advance(30 if (searcher, seed) != ("random", 1) else 12)
+    file = StudyFile(
+        name="s", workloads=(str(tiny_workload),), searchers=("random", "megatron"), seeds=(0, 1), budget=30
+    )
+    study = check_study(file)
+    write_study(study, {str(tiny_workload): 800.0}, folder)
+    for run_id, spec in study.specs().items():
+        made = SearchRun(spec, run_dir(folder, run_id), optimum=800.0)
+        made.advance(30 if run_id != "tiny-random-s1" else 12)
         made.finish() if made.done else made.close()
     return folder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from raysearch.errors import InputError
+from raysearch.files import write_record
 from raysearch.published import Published, beside_published, published_table, read_published
 
 
@@ -63,14 +63,15 @@ def test_without_an_optimum_there_is_no_bound() -> None:
 
 
 def test_a_study_folder_says_what_was_published(tmp_path: Path) -> None:
-    record = {"study": {"published": published().model_dump(mode="json")}, "runs": [], "optima": {}, "hashes": {}}
-    (tmp_path / "study.json").write_text(json.dumps({**record, "folder": "f", "version": "v"}))
+    def write(study: dict[str, Any]) -> None:
+        rest = {"runs": [], "budgets": {}, "specs": {}, "optima": {}, "hashes": {}, "version": "v"}
+        write_record(tmp_path / "study.json", {"study": study, **rest})
+
+    write({"published": published().model_dump(mode="json")})
     assert read_published(tmp_path) == published()
-    (tmp_path / "study.json").write_text(json.dumps({**record, "study": {}, "folder": "f", "version": "v"}))
+    write({})
     assert read_published(tmp_path) is None
-    (tmp_path / "study.json").write_text(
-        json.dumps({**record, "study": {"published": 3}, "folder": "f", "version": "v"})
-    )
+    write({"published": 3})
     with pytest.raises(InputError, match="damaged"):
         read_published(tmp_path)
 

@@ -1,0 +1,35 @@
+"""`raysearch verify`: whether a folder of results is what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysearch.commands.options import JsonOption, print_json
+from raysearch.errors import RunFailed
+
+
+def verify_results(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Check a study or a search: every file's digest, every row, and each summary against its rows.
+
+    Exit code 0 if all can be trusted, 1 if something cannot.
+
+    \b
+    Examples:
+      raysearch verify results/smoke
+    """
+    from raysearch.results import verify
+
+    found = verify(directory)
+    calls = sum(run["calls"] for run in found.runs)
+    if as_json:
+        print_json({"folder": str(directory), "runs": len(found.runs), "calls": calls, "damaged": found.damaged})
+    else:
+        print(f"{len(found.runs):,} runs with {calls:,} calls are as they were written")
+    if found.damaged:
+        raise RunFailed("; ".join(found.damaged.values()))

@@ -1,0 +1,209 @@
+"""Every file of a study is deleted, cut, flipped, swapped, emptied or replaced: it is noticed, or it does not matter.
+
+The rule: what a study says after --resume is bit for bit what an undisturbed one says, or it is a clear refusal.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envs.rows import ROWS_FILE
+from raysearch.commands.verify import verify_results
+from raysearch.errors import InputError, RunFailed
+from raysearch.report import read_report
+from raysearch.results import read_runs, set_aside_damaged, survey, verify
+from raysearch.run import SearchRun, finished_summary
+from raysearch.status import read_status
+from raysearch.study import Study, StudyFile, check_study, run_dir, write_study
+
+FINISHED, OTHER, UNDER_WAY = "tiny-random_walk-s0", "tiny-random_walk-s1", "tiny-annealing-s0"
+SAVED, MADE = 30, 45
+
+
+@pytest.fixture(scope="module")
+def study(tiny_workload: Path) -> Study:
+    file = StudyFile(
+        name="s", workloads=(str(tiny_workload),), searchers=("random_walk", "annealing"), seeds=(0, 1), budget=60
+    )
+    return check_study(file)
+
+
+@pytest.fixture(scope="module")
+def begun(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that was killed: two runs are finished, one is under way with calls beyond its checkpoint, one waits."""
+    out = tmp_path_factory.mktemp("study") / "out"
+    write_study(study, dict.fromkeys(study.workloads), out)
+    for run_id in (FINISHED, OTHER, UNDER_WAY):
+        run = SearchRun(study.specs()[run_id], run_dir(out, run_id))
+        if run_id == UNDER_WAY:
+            run.advance(SAVED)
+            run.save()
+            run.advance(MADE - SAVED)
+            run.close()
+        else:
+            run.advance(60)
+            run.finish()
+    return out
+
+
+@pytest.fixture
+def out(begun: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(begun, tmp_path / "out"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(study: Study, begun: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The digests of all runs of the same study that nobody stopped or damaged."""
+    out = Path(shutil.copytree(begun, tmp_path_factory.mktemp("whole") / "out"))
+    return go_on(study, out)
+
+
+def go_on(study: Study, out: Path) -> dict[str, str]:
+    """What a study does on --resume, without Ray; the digests it ends with."""
+    set_aside_damaged(out)
+    for run_id, spec in study.specs().items():
+        if finished_summary(run_dir(out, run_id)) is None:
+            run = SearchRun(spec, run_dir(out, run_id), resume=True)
+            run.advance(60)
+            run.finish()
+    assert verify(out).damaged == {}
+    return {run["run_id"]: run["digest"] for run in read_runs(out)}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "delete": Path.unlink,
+    "truncate": halve,
+    "flip": flip,
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(random.Random(0).randbytes(200)),
+    "nested": lambda path: path.write_text("[" * 100_000),
+    "foreign": lambda path: path.write_text('{"a": 1}\n'),
+}
+FILES = [
+    *(f"runs/{FINISHED}/{name}" for name in ("run.json", "summary.json", "rows.parquet")),
+    *(f"runs/{UNDER_WAY}/{name}" for name in ("run.json", "rows.jsonl", "checkpoint.bin")),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_of_a_run_is_noticed_and_the_study_ends_as_if_it_had_not_been(
+    study: Study, out: Path, undisturbed: dict[str, str], name: str, damage: str
+) -> None:
+    DAMAGE[damage](out / name)
+    run_id, file = Path(name).parts[1:]
+    found = survey(out)
+    if file != "checkpoint.bin" and (file, damage) != ("summary.json", "delete"):  # which makes it one under way
+        assert list(found.damaged) == [run_id]
+        assert str(out / "runs" / run_id) in found.damaged[run_id]
+        half_a_line = file == "rows.jsonl" and damage in ("truncate", "empty", "garbage", "nested")
+        told = {run.run_id for run in read_status(out).runs if run.state == "damaged"}
+        assert told == {run_id} or half_a_line
+        assert not read_report(out).complete
+    assert go_on(study, out) == undisturbed
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGE if name != "delete"])
+def test_a_damaged_record_of_a_study_is_refused(out: Path, damage: str) -> None:
+    DAMAGE[damage](out / "study.json")
+    for read in (survey, set_aside_damaged, read_status, read_report):
+        with pytest.raises(InputError, match=r"study\.json is damaged"):
+            read(out)
+
+
+def swap_lines(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3], lines[7] = lines[7], lines[3]
+    path.write_bytes(b"".join(lines))
+
+
+def double_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:5], lines[4], *lines[5:]]))
+
+
+def lose_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:5], *lines[6:]]))
+
+
+def alter_line(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"feasible": false', b'"feasible": true', 1))
+
+
+@pytest.mark.parametrize("damage", [swap_lines, double_line, lose_line, alter_line])
+def test_rows_that_were_moved_or_altered_are_made_again(
+    study: Study, out: Path, undisturbed: dict[str, str], damage: Callable[[Path], None]
+) -> None:
+    damage(out / "runs" / UNDER_WAY / ROWS_FILE)
+    assert "does not follow from the lines before it" in survey(out).damaged[UNDER_WAY]
+    assert go_on(study, out) == undisturbed
+
+
+def test_garbage_beyond_the_checkpoint_costs_nothing_but_those_calls(
+    study: Study, out: Path, undisturbed: dict[str, str]
+) -> None:
+    with (out / "runs" / UNDER_WAY / ROWS_FILE).open("ab") as file:
+        file.write(b"garbage\n")
+    run = SearchRun(study.specs()[UNDER_WAY], run_dir(out, UNDER_WAY), resume=True)
+    assert run.calls == SAVED
+    run.close()
+    assert go_on(study, out) == undisturbed
+
+
+@pytest.mark.parametrize("files", [["rows.parquet"], ["summary.json"], ["run.json", "summary.json", "rows.parquet"]])
+def test_files_that_two_runs_have_exchanged_are_noticed(
+    study: Study, out: Path, undisturbed: dict[str, str], files: list[str]
+) -> None:
+    mine, other = run_dir(out, FINISHED), run_dir(out, OTHER)
+    for name in files:
+        content = (mine / name).read_bytes()
+        (mine / name).write_bytes((other / name).read_bytes())
+        (other / name).write_bytes(content)
+    assert set(survey(out).damaged) == {FINISHED, OTHER}
+    assert go_on(study, out) == undisturbed
+
+
+def test_an_edited_best_is_noticed_even_with_a_seal_of_its_own(
+    study: Study, out: Path, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from raysearch.files import SEAL, write_record
+
+    path = out / "runs" / FINISHED / "summary.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "best": fields["best"] + 1}))
+    assert "altered since it was written" in survey(out).damaged[FINISHED]
+    del fields[SEAL]
+    write_record(path, {**fields, "best": fields["best"] + 1})
+    assert survey(out).damaged == {}
+    with pytest.raises(RunFailed, match=rf"{FINISHED} is damaged: its rows say best "):
+        verify_results(out)
+    assert "2 runs with 105 calls are as they were written" in capsys.readouterr().out
+
+
+def test_a_run_of_another_study_is_put_aside(study: Study, out: Path, undisturbed: dict[str, str]) -> None:
+    shutil.copytree(run_dir(out, FINISHED), run_dir(out, "tiny-random_walk-s9"))
+    assert "is not a run of this study" in survey(out).damaged["tiny-random_walk-s9"]
+    assert go_on(study, out) == undisturbed
+    assert [path.name for path in (out / "damaged").iterdir()] == ["tiny-random_walk-s9.0"]
+
+
+def test_a_whole_study_is_verified(study: Study, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verify_results(out)
+    assert capsys.readouterr().out == "3 runs with 165 calls are as they were written\n"
