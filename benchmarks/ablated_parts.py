@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import MultiDiscrete
 from ray.rllib.core.columns import Columns
 from scipy.special import log_softmax
 from torch import Tensor, nn
@@ -18,11 +18,13 @@ from raysearch.ppo.copy_attention import CopyAttention
 from raysearch.ppo.copy_learner import CopyLearner
 from raysearch.ppo.copy_runner import CopyEnvRunner, MixtureOpinion
 from raysearch.ppo.distribution import IMPOSSIBLE, MultiCategorical, padding_index
-from raysearch.ppo.features import ORDERED
 from raysearch.ppo.memory import CallMemory
 from raysearch.ppo.mixture import CopyMixture
 from raysearch.ppo.noise import gumbel_noise
 from raysearch.ppo.rollout import Rollout, normalize, share_below
+
+_DEGREES = 4
+"""tp, ep, pp and batch, the first places of an action."""
 
 
 class SoftAttention(CopyAttention):
@@ -39,17 +41,16 @@ class SoftAttention(CopyAttention):
 class AbsoluteCoordinates(Coordinates):
     """The batch as it is."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        super().__init__(sizes)
-        self.sizes = tuple(sizes)
+    def __init__(self, space: MultiDiscrete) -> None:
+        super().__init__(space)
+        self.sizes = tuple(int(n) for n in space.nvec)
 
-    def encode(self, actions: np.ndarray) -> np.ndarray:
-        """A copy."""
+    def inside(self, chosen: np.ndarray) -> np.ndarray:
+        """All."""
+        return np.ones(chosen.shape[:-1], np.bool_)
+
+    def _shifted(self, actions: np.ndarray, constant: int, sign: int) -> np.ndarray:
         return np.array(actions, np.int64)
-
-    def decode(self, chosen: np.ndarray) -> np.ndarray:
-        """A copy."""
-        return np.array(chosen, np.int64)
 
 
 class AbsoluteBatch(CopyAttention):
@@ -93,7 +94,7 @@ class Autoregressive(CopyAttention):
         earlier = (self.coordinate[:, None] < self.coordinate).float()
         self.register_buffer("earlier", earlier, persistent=False)
         distribution: Any = AutoregressiveMixture
-        sizes = self.coordinates_class([int(n) for n in self.action_space.nvec]).sizes
+        sizes = self.coordinates_class(self.action_space).sizes
         self.action_dist_cls = distribution.get_partial_dist_cls(
             index=padding_index(sizes), heads=len(sizes), module=self
         )
@@ -184,7 +185,7 @@ class DistinctMemory(CallMemory):
         super().add(action, merit)
         best: dict[bytes, int] = {}
         for call in self.best:
-            best.setdefault(self.actions[call, :ORDERED].tobytes(), call)
+            best.setdefault(self.actions[call, :_DEGREES].tobytes(), call)
         self.best = list(best.values())
 
 

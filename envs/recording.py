@@ -107,7 +107,7 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
             raise BudgetExhausted(f"run {self._run_id!r} has spent its budget of {self.budget} calls")
         observation, reward, terminated, truncated, info = self._strategy_env.step(action)
         self._record(info["evaluation"], float(reward))
-        self._seen.add(self._strategy_env.space.rank(action))
+        self._seen.add(self._strategy_env.space.key(action))
         return observation, reward, terminated, truncated, info
 
     def _record(self, evaluation: Evaluation, reward: float) -> None:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, final
+from functools import cached_property
+from typing import final
 
 import numpy as np
-from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 
-from sim.optimum.spaces import space_of
+from envs.actions import Action, ActionLike, Actions, Factored, doublings, is_long
+from sim.optimum.spaces import Coordinate, space_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-Action = NDArray[np.int64]
-"""Indices into the tables of a `StrategySpace`, [A]: tp, ep, pp, batch, one choice per fused op; extended: cp, dp."""
-ActionLike = NDArray[np.integer[Any]]
-"""What is taken for an action: any integer type."""
-
 _DEGREES = ("tp", "ep", "pp", "batch")
-_OWN_DEGREES = ("cp", "dp")
 
 
 @final
@@ -41,25 +35,29 @@ class StrategySpace:
 
     Attributes:
         workload: What the space belongs to.
-        names: Name of each coordinate, [A]: the degrees, the fused ops; in the extended space attention's cp and dp.
+        coordinates: What an action chooses, [A]: degrees, fused ops; in the extended space attention's cp and dp.
+        names: Name of each coordinate, [A].
         sizes: Number of values of each coordinate, [A].
     """
 
     def __init__(self, workload: Workload, *, fixed_dims: tuple[int, ...] | None = None) -> None:
         space = space_of(workload)
-        choices: Mapping[str, tuple[int, ...]] = space.choices if fixed_dims is None else {}
-        self._own = _OWN_DEGREES if workload.space == "extended" and fixed_dims is None else ()
-        self._ops = len(choices)
+        everything = space.coordinates
+        self.coordinates: tuple[Coordinate, ...] = (
+            everything if fixed_dims is None else tuple(each for each in everything if each.name in _DEGREES)
+        )
+        self._ops = len(space.choices) if fixed_dims is None else 0
+        self._own = len(self.coordinates) > len(_DEGREES) + self._ops
         self._fixed_dims = fixed_dims
         self.workload = workload
-        self.names: tuple[str, ...] = (*_DEGREES, *choices, *self._own)
-        self._tables: tuple[tuple[int, ...], ...] = (
-            *(space.tp, space.ep, space.pp, space.batch),
-            *choices.values(),
-            *((space.cp, space.dp) if self._own else ()),
-        )
+        self.names: tuple[str, ...] = tuple(each.name for each in self.coordinates)
+        self._tables: tuple[tuple[int, ...], ...] = tuple(each.values for each in self.coordinates)
+        self._places = [{value: place for place, value in enumerate(table)} for table in self._tables]
         self.sizes: tuple[int, ...] = tuple(len(table) for table in self._tables)
         self._nvec = np.array(self.sizes, dtype=np.int64)
+        self._doublings = {
+            place: doublings(each.values) for place, each in enumerate(self.coordinates) if is_long(each)
+        }
         self._movable = np.flatnonzero(self._nvec > 1)
 
     @property
@@ -78,9 +76,18 @@ class StrategySpace:
         return math.prod(self.sizes)
 
     @property
-    def action_space(self) -> MultiDiscrete:
+    def action_space(self) -> Actions:
         """The space in gymnasium's words."""
-        return MultiDiscrete(self._nvec)
+        return Actions(self.coordinates)
+
+    @cached_property
+    def factored(self) -> Factored:
+        """Actions without long coordinates, for searchers that keep a figure per value."""
+        return Factored(self.coordinates)
+
+    @cached_property
+    def _actions(self) -> Actions:
+        return self.action_space
 
     def decode(self, action: ActionLike) -> Strategy:
         """Strategy that an action [A] stands for.
@@ -100,10 +107,10 @@ class StrategySpace:
             raise ValueError(f"{self.workload.name} searches the space {self.workload.space!r}: cp is 1 and dp is ep")
         own = (strategy.cp, strategy.attention_dp) if self._own else ()
         values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *self._searched_dims(strategy.dims), *own)
-        for name, value, table in zip(self.names, values, self._tables, strict=True):
-            if value not in table:
-                raise ValueError(f"{name} is {value}, but {self.workload.name} searches only {table}")
-        return np.array([table.index(value) for value, table in zip(values, self._tables, strict=True)], np.int64)
+        for name, value, places in zip(self.names, values, self._places, strict=True):
+            if value not in places:
+                raise ValueError(f"{name} is {value}, but {self.workload.name} searches only {tuple(places)}")
+        return np.array([places[value] for value, places in zip(values, self._places, strict=True)], np.int64)
 
     def indices(self, action: ActionLike) -> tuple[int, ...]:
         """An action [A] as plain ints: hashable and checked.
@@ -131,21 +138,49 @@ class StrategySpace:
             rank = rank * size + index
         return rank
 
+    def key(self, action: ActionLike) -> int:
+        """The `rank` of the one action that stands for all that do the same as an action [A]."""
+        return self.rank(self.folded(action))
+
+    def folded(self, action: ActionLike) -> Action:
+        """The one action [A] that stands for all that do the same: see `sim.canonical`."""
+        return self._actions.folded(action)
+
     def sample(self, rng: np.random.Generator) -> Action:
-        """Action [A], every one equally likely."""
-        return rng.integers(self._nvec)
+        """Action [A], every one equally likely; but of a long coordinate, such as any batch, every doubling is."""
+        action = rng.integers(self._nvec)
+        for place, tables in self._doublings.items():
+            table = tables[rng.integers(len(tables))]
+            action[place] = rng.integers(table.start, table.stop)
+        return action
 
     def neighbour(self, action: ActionLike, rng: np.random.Generator) -> Action:
-        """Copy of an action [A] with one coordinate changed: coordinate and new value uniformly.
+        """Copy of an action [A] with one coordinate changed: coordinate and new value, of its `moves`, uniformly.
 
         A space of a single strategy has no neighbours; there it is the action itself.
         """
         moved = np.array(action, dtype=np.int64)
         if self._movable.size:
-            coordinate = self._movable[rng.integers(self._movable.size)]
-            step = rng.integers(1, self._nvec[coordinate])
-            moved[coordinate] = (moved[coordinate] + step) % self._nvec[coordinate]
+            coordinate = int(self._movable[rng.integers(self._movable.size)])
+            if coordinate in self._doublings:
+                moves = self.moves(coordinate, int(moved[coordinate]))
+                moved[coordinate] = moves[rng.integers(len(moves))]
+            else:
+                step = rng.integers(1, self._nvec[coordinate])
+                moved[coordinate] = (moved[coordinate] + step) % self._nvec[coordinate]
         return moved
+
+    def moves(self, coordinate: int, index: int) -> list[int]:
+        """Indices that one move may give a coordinate: all others; of a long one those 1, 2, 4, ... steps away.
+
+        At the ends of a long coordinate there are fewer moves than in between, so that moves there and back are not
+        equally likely.
+        """
+        size = self.sizes[coordinate]
+        if coordinate not in self._doublings:
+            return [other for other in range(size) if other != index]
+        steps = [sign * (1 << k) for k in range((size - 1).bit_length()) for sign in (-1, 1)]
+        return [index + step for step in steps if 0 <= index + step < size]
 
     def _searched_dims(self, dims: tuple[int, ...]) -> tuple[int, ...]:
         if self._fixed_dims is not None:

@@ -149,7 +149,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         feasible = evaluation.feasible
         raw = float(evaluation.tokens_per_s_per_gpu) if feasible else 0.0
         reward = self._reward(raw, self.best, feasible)
-        if feasible and self.archive.add(raw, self.space.indices(action)) is AddStatus.ADDED:
+        if feasible and self.archive.add(raw, self.space.indices(self.space.folded(action))) is AddStatus.ADDED:
             self._observation = self._observe()
         info = {
             "evaluation": evaluation,

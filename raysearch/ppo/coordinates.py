@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+from gymnasium.spaces import MultiDiscrete
 
-TP, EP, BATCH = 0, 1, 3
-"""Places of the degrees in an action."""
+from envs.actions import Actions, is_long, ordered_places
 
 
 class Coordinates:
@@ -16,16 +14,21 @@ class Coordinates:
     Tables of degrees mostly double from step to step, and what decides whether a batch is too large for memory and
     latency is the batch per GPU. A policy that keeps this coordinate and doubles a degree so doubles the batch: it
     moves along the limits instead of into them. Every action can be written so, but not everything so written is an
-    action: its batch may lie off the table (see `inside`).
+    action: its batch may lie off the table (see `inside`). An action comes back as the one that stands for all that
+    do the same (see `sim.canonical`).
 
     Args:
-        sizes: Values of each coordinate of an action, [A].
+        space: Of the actions; of one that does not name its coordinates none is shifted.
 
     Attributes:
         sizes: Values of each coordinate here, [A].
+        ordered: Places of those whose values have an order.
 
     Example:
-        >>> coordinates = Coordinates([4, 3, 2, 8, 3])
+        >>> from sim.optimum.spaces import Coordinate
+        >>> tables = {"tp": (1, 2, 4, 8), "ep": (1, 2, 4), "pp": (1, 2), "batch": (1, 2, 4, 8, 16, 32, 64, 128)}
+        >>> degrees = [Coordinate(name, table, ordered=True) for name, table in tables.items()]
+        >>> coordinates = Coordinates(Actions([*degrees, Coordinate("ffn1", (0, 1, 2), ordered=False)]))
         >>> coordinates.sizes
         (4, 3, 2, 13, 3)
         >>> coordinates.encode(np.array([[1, 2, 0, 5, 2], [2, 2, 0, 6, 2]]))
@@ -33,26 +36,48 @@ class Coordinates:
                [2, 2, 0, 7, 2]])
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._largest_shift = sizes[TP] - 1 + sizes[EP] - 1
-        self._batches = sizes[BATCH]
-        self.sizes = (*sizes[:BATCH], sizes[BATCH] + self._largest_shift, *sizes[BATCH + 1 :])
+    def __init__(self, space: MultiDiscrete) -> None:
+        self._space = space
+        self.ordered = ordered_places(space)
+        sizes = [int(n) for n in space.nvec]
+        self._batch, self._degrees = _places(space)
+        self._largest_shift = sum(sizes[place] - 1 for place in self._degrees)
+        if self._batch is not None:
+            self._batches = sizes[self._batch]
+            sizes[self._batch] += self._largest_shift
+        self.sizes = tuple(sizes)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Actions `[..., A]` in these coordinates, a new array."""
         return self._shifted(actions, self._largest_shift, -1)
 
     def decode(self, chosen: np.ndarray) -> np.ndarray:
-        """The actions `[..., A]` that were encoded, a new array."""
-        return self._shifted(chosen, -self._largest_shift, 1)
+        """The actions `[..., A]` that were encoded, folded, a new array."""
+        actions = self._shifted(chosen, -self._largest_shift, 1)
+        if isinstance(self._space, Actions):
+            inside = self.inside(chosen)
+            actions[inside] = self._space.folded(actions[inside])
+        return actions
 
     def inside(self, chosen: np.ndarray) -> np.ndarray:
         """Which of `[..., A]` are actions, `[...]`."""
-        batch = self.decode(chosen)[..., BATCH]
+        if self._batch is None:
+            return np.ones(chosen.shape[:-1], np.bool_)
+        batch = self._shifted(chosen, -self._largest_shift, 1)[..., self._batch]
         return (batch >= 0) & (batch < self._batches)
 
-    @staticmethod
-    def _shifted(actions: np.ndarray, constant: int, sign: int) -> np.ndarray:
+    def _shifted(self, actions: np.ndarray, constant: int, sign: int) -> np.ndarray:
         moved = np.array(actions, np.int64)
-        moved[..., BATCH] += constant + sign * (moved[..., TP] + moved[..., EP])
+        if self._batch is not None:
+            moved[..., self._batch] += constant + sign * moved[..., self._degrees].sum(-1)
         return moved
+
+
+def _places(space: MultiDiscrete) -> tuple[int | None, list[int]]:
+    """Of the batch, and of tp and ep; none where a space has none, or the batch's table is long and does not double."""
+    if not isinstance(space, Actions):
+        return None, []
+    places = [place for name in ("batch", "tp", "ep") if (place := space.place(name)) is not None]
+    if len(places) < 3 or is_long(space.coordinates[places[0]]):
+        return None, []
+    return places[0], places[1:]

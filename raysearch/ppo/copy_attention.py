@@ -6,14 +6,13 @@ from typing import Any, ClassVar, Self
 
 import gymnasium
 import torch
-import torch.nn.functional as nnf
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
 from raysearch.ppo.coordinates import Coordinates
 from raysearch.ppo.distribution import IMPOSSIBLE, padding_index
-from raysearch.ppo.features import ORDERED, degree_distances, value_starts
+from raysearch.ppo.features import ordered_values, step_distances, value_starts
 from raysearch.ppo.mixture import CopyMixture
 from raysearch.ppo.module import encode, initialise
 
@@ -27,8 +26,8 @@ class CopyAttention(TorchRLModule):
 
         MLP(h_t + mean h)_j + copy * [j = x] - step * |j - x|,
 
-    with a learned copy weight per coordinate and a learned step weight per degree (choices have no order). The last
-    component explores with MLP(mean h) alone. Which one acts is a softmax over learned scores of the h_t (hard
+    with a learned copy weight per coordinate and a learned step weight per ordered one (choices have no order). The
+    last component explores with MLP(mean h) alone. Which one acts is a softmax over learned scores of the h_t (hard
     attention). The MLP's last layer and the scores start at zero, so the first policy varies any of the elites a
     little, or draws uniformly; before the first elite it is uniform.
 
@@ -43,7 +42,8 @@ class CopyAttention(TorchRLModule):
     def setup(self) -> None:
         """Builds the layers; called by RLlib's constructor."""
         assert isinstance(self.action_space, gymnasium.spaces.MultiDiscrete)
-        sizes = self.coordinates_class([int(n) for n in self.action_space.nvec]).sizes
+        coordinates = self.coordinates_class(self.action_space)
+        sizes, ordered = coordinates.sizes, coordinates.ordered
         distribution: Any = CopyMixture
         self.action_dist_cls = distribution.get_partial_dist_cls(index=padding_index(sizes), heads=len(sizes))
         config, total = self.model_config, sum(sizes)
@@ -54,11 +54,13 @@ class CopyAttention(TorchRLModule):
         self.score = nn.Linear(d, 1)
         self.explore = nn.Parameter(torch.zeros(1))
         self.copy = nn.Parameter(torch.zeros(len(sizes)))
-        self.step = nn.Parameter(torch.zeros(ORDERED))
+        self.step = nn.Parameter(torch.zeros(len(ordered)))
         self._constant("largest", torch.tensor(sizes) - 1)
         self._constant("starts", torch.from_numpy(value_starts(sizes)))
         self._constant("coordinate", torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)))
-        self._constant("distances", torch.from_numpy(degree_distances(sizes)))
+        self._constant("ordered", torch.tensor(ordered, dtype=torch.int64))
+        self._constant("ordered_values", torch.from_numpy(ordered_values(sizes, ordered)))
+        self._constant("distances", torch.from_numpy(step_distances(sizes, ordered)))
 
     def _constant(self, name: str, value: Tensor) -> None:
         self.register_buffer(name, value, persistent=False)
@@ -70,7 +72,7 @@ class CopyAttention(TorchRLModule):
         with torch.no_grad():
             self.explore.zero_()
             self.copy.fill_(config["copy_choice"])
-            self.copy[:ORDERED] = config["copy_degree"]
+            self.copy[self.ordered] = config["copy_degree"]
             self.step.fill_(config["degree_step"])
 
     def train(self, mode: bool = True) -> Self:
@@ -101,5 +103,5 @@ class CopyAttention(TorchRLModule):
 
     def copied(self, x: Tensor) -> Tensor:
         """Logits `[N, T, sum(sizes)]` that speak for the elites' own values `x`, one-hot, and for those near them."""
-        decay = x[..., : self.distances.shape[-1]] @ torch.einsum("k,kij->ij", self.step, self.distances)
-        return self.copy[self.coordinate] * x - nnf.pad(decay, (0, x.shape[-1] - decay.shape[-1]))
+        decay = x[..., self.ordered_values] @ torch.einsum("k,kij->ij", self.step, self.distances)
+        return (self.copy[self.coordinate] * x).index_add(-1, self.ordered_values, decay, alpha=-1)

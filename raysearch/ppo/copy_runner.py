@@ -77,9 +77,9 @@ class CopyEnvRunner(EliteEnvRunner):
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         sizes = [int(n) for n in config.action_space.nvec]
-        self.coordinates = config.module_class.coordinates_class(sizes)
+        self.coordinates = config.module_class.coordinates_class(config.action_space)
         self.memory = CallMemory(config.budget, sizes, config.preset.elites)
-        self.critic = Critic(sizes, config.search_seed, config.preset)
+        self.critic = Critic(config.action_space, config.search_seed, config.preset)
 
     @property
     def stagnant_calls(self) -> int:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 import torch
 import torch.nn.functional as nnf
+from gymnasium.spaces import MultiDiscrete
 from ray.rllib.utils.numpy import convert_to_numpy
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from scipy.special import ndtri
 from torch import Tensor, nn
 
+from envs.actions import ordered_places
 from raysearch.ppo.copy_options import CopyOptions
 from raysearch.ppo.features import value_features, value_starts
 from raysearch.ppo.memory import CallMemory
@@ -59,10 +60,11 @@ class Critic:
     far from feasible they are. Nothing in it depends on the policy that made the calls, so it outlives restarts.
     """
 
-    def __init__(self, sizes: Sequence[int], seed: int, options: CopyOptions) -> None:
+    def __init__(self, action_space: MultiDiscrete, seed: int, options: CopyOptions) -> None:
         self._seed, self._options = seed, options
+        sizes = [int(n) for n in action_space.nvec]
         self._starts = value_starts(sizes)
-        self._features = value_features(sizes)
+        self._features = value_features(sizes, ordered_places(action_space))
         self.ensemble = Ensemble(self._features.shape[1], options.critic_members, options.critic_hidden)
         generator = torch.Generator().manual_seed(int(call_rng(seed, 0, _STREAM).integers(2**63)))
         self.ensemble.reset_parameters(generator, active=len(sizes))

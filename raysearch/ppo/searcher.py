@@ -30,7 +30,7 @@ class AgentSearcher(Searcher):
         super().__init__(space, seed=seed, budget=budget, options=options)
         # One row stands for any number T of elites: no network depends on it.
         observation_space = Box(-1.0, 1.0, (1, len(space.sizes)), np.float32)
-        config = self.new_config().environment(observation_space=observation_space, action_space=space.action_space)
+        config = self.new_config().environment(observation_space=observation_space, action_space=space.factored.actions)
         self._agent = config.search(budget=budget, seed=seed, options=options).build_agent()
 
     @abc.abstractmethod
@@ -42,7 +42,7 @@ class AgentSearcher(Searcher):
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """Samples an action from the policy."""
-        return self._agent.runner.act(observation)
+        return self.space.factored.decode(self._agent.runner.act(observation))
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Adds the call to the rollout, and learns from it once it is full."""

@@ -57,7 +57,7 @@ class AntColonySearcher(Searcher):
         self._stale = 0
 
     def _uniform(self) -> list[NDArray[np.float64]]:
-        return [np.full(size, 1.0 / size) for size in self.space.sizes]
+        return [np.full(size, 1.0 / size) for size in self.space.factored.actions.sizes]
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """The way of one ant."""
@@ -66,11 +66,11 @@ class AntColonySearcher(Searcher):
             min(int(np.searchsorted(np.cumsum(trail), draw, side="right")), len(trail) - 1)
             for trail, draw in zip(self._pheromone, draws, strict=True)
         ]
-        return np.array(chosen, dtype=np.int64)
+        return self.space.factored.decode(np.array(chosen, dtype=np.int64))
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Notes the ant; the last of an iteration changes the pheromone."""
-        self._ants.append((merit(outcome), tuple(action.tolist())))
+        self._ants.append((merit(outcome), tuple(self.space.factored.encode(action).tolist())))
         if len(self._ants) == self.options.ants:
             self._iterate()
 

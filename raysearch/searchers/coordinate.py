@@ -87,7 +87,7 @@ class CoordinateSearcher(Searcher):
             climb.opened += 1
             climb.cursor += 1
             own = climb.position[climb.coordinate]
-            climb.untried = [value for value in range(self.space.sizes[climb.coordinate]) if value != own]
+            climb.untried = self.space.moves(climb.coordinate, int(own))
             self.rng.shuffle(climb.untried)  # in table order a plateau would drift to the largest values
         return True
 

@@ -37,8 +37,8 @@ class GeneticSearcher(Searcher):
     """pymoo's genetic algorithm: tournament, uniform crossover, uniform mutation, the fittest of old and new survive.
 
     The excess of an infeasible call is its constraint violation: pymoo prefers any feasible strategy to it, and of two
-    infeasible ones the one that is less so. Children that are in the population already are not called again, unless
-    pymoo finds no other.
+    infeasible ones the one that is less so. Children that do what one in the population does are not called again,
+    unless pymoo finds no other.
 
     Source: Blank and Deb, "pymoo: Multi-Objective Optimization in Python", 2020; constraints: Deb, 2000.
     """
@@ -54,6 +54,7 @@ class GeneticSearcher(Searcher):
 
     def _make(self, seed: int) -> Any:  # a GA, whose attributes pymoo types as perhaps None
         from pymoo.algorithms.soo.nonconvex.ga import GA
+        from pymoo.core.duplicate import DefaultDuplicateElimination
         from pymoo.core.problem import Problem
         from pymoo.core.termination import NoTermination
         from pymoo.core.variable import Integer
@@ -61,11 +62,14 @@ class GeneticSearcher(Searcher):
         from pymoo.operators.mutation.rm import ChoiceRandomMutation
         from pymoo.operators.sampling.rnd import IntegerRandomSampling
 
-        most = self.space.nvec - 1
-        variables = {name: Integer(bounds=(0, int(bound))) for name, bound in zip(self.space.names, most, strict=True)}
+        actions = self.space.factored.actions
+        most = actions.nvec - 1
+        names = [coordinate.name for coordinate in actions.coordinates]
+        variables = {name: Integer(bounds=(0, int(bound))) for name, bound in zip(names, most, strict=True)}
         problem = Problem(vars=variables, n_obj=1, n_ieq_constr=1, xl=np.zeros_like(most), xu=most, vtype=int)
         operators: dict[str, Any] = {  # GA's own types allow its defaults only
             "crossover": UniformCrossover(prob=self.options.crossover),
+            "eliminate_duplicates": DefaultDuplicateElimination(func=lambda people: actions.folded(people.get("X"))),
             "mutation": ChoiceRandomMutation(prob_var=min(self.options.mutations / len(most), 1.0)),
         }
         algorithm = GA(
@@ -87,11 +91,11 @@ class GeneticSearcher(Searcher):
         children = self._algorithm.ask()
         if children is None:
             return []
-        return [child.X.astype(np.int64) for child in reversed(children)]
+        return [self.space.factored.decode(child.X.astype(np.int64)) for child in reversed(children)]
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Notes the call; the last of a generation lets the fittest survive."""
-        self._told.append((action.copy(), -outcome.raw, outcome.excess))
+        self._told.append((self.space.factored.encode(action), -outcome.raw, outcome.excess))
         started = self._algorithm.is_initialized
         if len(self._told) == (self.options.offspring if started else self.options.population):
             self._survive()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from envs.actions import is_long
 from envs.space import Action, StrategySpace
 from raysearch.history import History, rebuilt
 from raysearch.merit import merit
 from raysearch.searcher import NoOptions, Outcome, Searcher
+from sim.optimum.spaces import Coordinate
 
 if TYPE_CHECKING:
     from nevergrad.optimization.base import Optimizer
     from nevergrad.parametrization.core import Parameter
-
-_DEGREES = 4  # leading coordinates: tp, ep, pp and batch
 
 
 class NevergradOptions(NoOptions):
@@ -66,32 +66,48 @@ class NevergradSearcher(Searcher):
         self._optimizer: Optimizer = nevergrad.optimizers.registry[options.optimizer](parametrization, budget=budget)
         self._asked: list[tuple[bytes, Parameter]] = []
         self._history = History(len(space.sizes))
+        self._lowest = np.array([int(is_long(each)) for each in space.coordinates])  # logarithms begin at 1
 
     def _parametrization(self) -> Any:
         from nevergrad import p
 
-        sizes = self.space.sizes
-        if self.options.degrees == "integer":
-            degrees = [
-                p.Scalar(init=size // 2, lower=0, upper=max(size - 1, 1)).set_integer_casting()
-                for size in sizes[:_DEGREES]
-            ]
-        else:
-            degrees = [p.TransitionChoice(range(size)) for size in sizes[:_DEGREES]]
         choice = p.TransitionChoice if self.options.choices == "transition" else p.Choice
         # One parameter for many equal choices, because Nevergrad takes its time for every parameter.
-        choices = [choice(range(size), repetitions=count if count > 1 else None) for size, count in self._runs]
-        return p.Tuple(*degrees, *choices)
+        return p.Tuple(
+            *(
+                self._ordered(run[0])
+                if run[0].ordered
+                else choice(range(len(run[0].values)), repetitions=len(run) if len(run) > 1 else None)
+                for run in self._runs
+            )
+        )
+
+    def _ordered(self, coordinate: Coordinate) -> Any:
+        from nevergrad import p
+
+        size = len(coordinate.values)
+        if is_long(coordinate):
+            return p.Log(lower=1, upper=size).set_integer_casting()
+        if self.options.degrees == "integer":
+            return p.Scalar(init=size // 2, lower=0, upper=max(size - 1, 1)).set_integer_casting()
+        return p.TransitionChoice(range(size))
 
     @property
-    def _runs(self) -> list[tuple[int, int]]:
-        """Number of values of the choices, and how many choices in a row have as many."""
-        return [(size, len(list(run))) for size, run in groupby(self.space.sizes[_DEGREES:])]
+    def _runs(self) -> list[list[Coordinate]]:
+        """The coordinates, each by itself if it is ordered, and choices of as many values in a row together."""
+        runs: list[list[Coordinate]] = []
+        for each in self.space.coordinates:
+            last = runs[-1][-1] if runs else None
+            if last and not (last.ordered or each.ordered) and len(last.values) == len(each.values):
+                runs[-1].append(each)
+            else:
+                runs.append([each])
+        return runs
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """The action that Nevergrad's next candidate stands for."""
         candidate = self._optimizer.ask()
-        action = np.hstack(candidate.value).astype(np.int64)
+        action = np.hstack(candidate.value).astype(np.int64) - self._lowest
         action = np.minimum(action, self.space.nvec - 1)  # an integer has two values at least
         self._asked.append((action.tobytes(), candidate))
         self._history.asked(action)
@@ -107,10 +123,9 @@ class NevergradSearcher(Searcher):
             if asked == action.tobytes():
                 del self._asked[position]
                 return candidate
-        values = iter(action.tolist())
-        degrees = list(islice(values, _DEGREES))
-        choices = [tuple(islice(values, count)) if count > 1 else next(values) for _, count in self._runs]
-        return self._optimizer.parametrization.spawn_child(new_value=(*degrees, *choices))
+        values = iter((action + self._lowest).tolist())
+        grouped = [tuple(islice(values, len(run))) if len(run) > 1 else next(values) for run in self._runs]
+        return self._optimizer.parametrization.spawn_child(new_value=tuple(grouped))
 
     def get_state(self) -> dict[str, Any]:
         """What it was asked and told: the library's own state is a pickle, of megabytes."""

@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from envs.actions import is_long
 from envs.space import Action, StrategySpace
 from raysearch.history import History, rebuilt
 from raysearch.merit import merit
 from raysearch.searcher import NoOptions, Outcome, Searcher
+from sim.optimum.spaces import Coordinate
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
-    from optuna.distributions import BaseDistribution
+    from optuna.distributions import BaseDistribution, IntDistribution
     from optuna.samplers import BaseSampler
 
-_DEGREES = 4
-"""Leading coordinates that have an order (tp, ep, pp, batch); the others are choices without one."""
 _LIMITS = "limits"
 """Optuna's name of the one constraint: the excess."""
 
@@ -67,11 +67,12 @@ class _OptunaSearcher(Searcher):
 
     def _decoded(self, params: dict[str, Any]) -> Action:
         """The action [A] that parameters stand for."""
-        return np.array([params[name] for name in self.space.names], dtype=np.int64)
+        lowest = [_lowest(coordinate) for coordinate in self.space.coordinates]
+        return np.array([params[name] for name in self.space.names], dtype=np.int64) - lowest
 
     def _encoded(self, action: Action) -> dict[str, Any]:
         """Parameters that stand for an action [A]."""
-        return dict(zip(self.space.names, action.tolist(), strict=True))
+        return {c.name: index + _lowest(c) for c, index in zip(self.space.coordinates, action.tolist(), strict=True)}
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """The action of a new trial."""
@@ -146,12 +147,14 @@ class OptunaTPESearcher(_OptunaSearcher):
         )
 
     def _encoding(self) -> dict[str, BaseDistribution]:
-        from optuna.distributions import CategoricalDistribution, IntDistribution
+        from optuna.distributions import CategoricalDistribution
 
-        ordered = _DEGREES if self.options.degrees == "ordered" else 0
+        in_order = self.options.degrees == "ordered"
         return {
-            name: IntDistribution(0, size - 1) if position < ordered else CategoricalDistribution(range(size))
-            for position, (name, size) in enumerate(zip(self.space.names, self.space.sizes, strict=True))
+            each.name: _integer(each)
+            if is_long(each) or (each.ordered and in_order)
+            else CategoricalDistribution(range(len(each.values)))
+            for each in self.space.coordinates
         }
 
     def get_state(self) -> dict[str, Any]:
@@ -262,36 +265,36 @@ class OptunaCmaEsSearcher(_OptunaSearcher):
         )
 
     def _encoding(self) -> dict[str, BaseDistribution]:
-        from optuna.distributions import FloatDistribution, IntDistribution
+        from optuna.distributions import FloatDistribution
 
-        sizes = dict(zip(self.space.names, self.space.sizes, strict=True))
-        if self.options.choices == "ordinal":
-            return {name: IntDistribution(0, size - 1) for name, size in sizes.items()}
         encoding: dict[str, BaseDistribution] = {}
-        for name in self.space.names[:_DEGREES]:
-            encoding[name] = IntDistribution(0, sizes[name] - 1)
-        for name in self.space.names[_DEGREES:]:
-            encoding |= {_part(name, value): FloatDistribution(0.0, 1.0) for value in range(sizes[name])}
+        for each in self.space.coordinates:
+            if self._is_number(each):
+                encoding[each.name] = _integer(each)
+            else:
+                encoding |= {_part(each.name, index): FloatDistribution(0.0, 1.0) for index in range(len(each.values))}
         return encoding
 
+    def _is_number(self, coordinate: Coordinate) -> bool:
+        return coordinate.ordered or self.options.choices == "ordinal"
+
     def _decoded(self, params: dict[str, Any]) -> Action:
-        if self.options.choices == "ordinal":
-            return super()._decoded(params)
-        chosen = [
-            max(range(size), key=lambda value, name=name: params[_part(name, value)])
-            for name, size in zip(self.space.names[_DEGREES:], self.space.sizes[_DEGREES:], strict=True)
+        indices = [
+            params[each.name] - _lowest(each)
+            if self._is_number(each)
+            else max(range(len(each.values)), key=lambda index, name=each.name: params[_part(name, index)])
+            for each in self.space.coordinates
         ]
-        return np.array([*(params[name] for name in self.space.names[:_DEGREES]), *chosen], dtype=np.int64)
+        return np.array(indices, dtype=np.int64)
 
     def _encoded(self, action: Action) -> dict[str, Any]:
-        plain = super()._encoded(action)
-        if self.options.choices == "ordinal":
-            return plain
-        return {name: plain[name] for name in self.space.names[:_DEGREES]} | {
-            _part(name, value): float(value == plain[name])
-            for name, size in zip(self.space.names[_DEGREES:], self.space.sizes[_DEGREES:], strict=True)
-            for value in range(size)
-        }
+        encoded: dict[str, Any] = {}
+        for each, chosen in zip(self.space.coordinates, action.tolist(), strict=True):
+            if self._is_number(each):
+                encoded[each.name] = chosen + _lowest(each)
+            else:
+                encoded |= {_part(each.name, index): float(index == chosen) for index in range(len(each.values))}
+        return encoded
 
     def metrics(self) -> dict[str, float]:
         """How often it started anew."""
@@ -306,5 +309,18 @@ class OptunaCmaEsSearcher(_OptunaSearcher):
         vars(self).update(vars(rebuilt(self, state)))
 
 
-def _part(name: str, value: int) -> str:
-    return f"{name}={value}"
+def _part(name: str, index: int) -> str:
+    return f"{name}={index}"
+
+
+def _lowest(coordinate: Coordinate) -> int:
+    """Optuna's number for the first value."""
+    return 1 if is_long(coordinate) else 0
+
+
+def _integer(coordinate: Coordinate) -> IntDistribution:
+    """The places of ordered values; those of many on a logarithmic scale, as tables of few double."""
+    from optuna.distributions import IntDistribution
+
+    lowest = _lowest(coordinate)
+    return IntDistribution(lowest, lowest + len(coordinate.values) - 1, log=is_long(coordinate))

@@ -49,7 +49,7 @@ class _Spaces(gymnasium.Env[Any, Any]):
     def __init__(self, space: StrategySpace) -> None:
         # One row stands for any number T of elites: the network does not depend on it.
         self.observation_space = Box(-1.0, 1.0, (1, len(space.sizes)), np.float32)
-        self.action_space = space.action_space
+        self.action_space = space.factored.actions
 
 
 class SB3Agent:

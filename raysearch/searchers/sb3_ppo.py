@@ -57,7 +57,7 @@ class SB3PPOSearcher(Searcher):
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """Samples an action from the policy."""
-        return self._agent.act(observation)
+        return self.space.factored.decode(self._agent.act(observation))
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Adds the call to the rollout, and learns from it once it is full."""

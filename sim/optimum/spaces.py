@@ -31,11 +31,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sim.canonical import dims_matter
 from sim.layers.declared import declared_choices
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.ops import FusedOp, layer_ops
 from sim.simulate import mesh_violations
-from sim.strategy import CHOICES, GATHERED, GATHERED_TOKENS, TOKENS, Strategy
+from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, TOKENS, Strategy
 from sim.workload import Workload
 
 EXTENSIONS = ("context", "degrees", "tokens", "gathered")
@@ -46,6 +47,21 @@ DATA_DEGREES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Searched dp of attention. [assumed]"""
 _TOKEN_LABELS = frozenset("tc")
 """Labels of rows: tokens (of a decode step: requests), and their copies for experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """One thing that a search chooses.
+
+    Attributes:
+        name: Of a degree ("tp", "batch", ...), or of a fused op.
+        values: What it may be; ascending where they are ordered.
+        ordered: Whether values have an order, as degrees do; an op's choices have none.
+    """
+
+    name: str
+    values: tuple[int, ...]
+    ordered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +88,30 @@ class Space:
         """Strategies, feasible or not."""
         tables = (self.tp, self.cp, self.dp or (0,), self.ep, self.pp, self.batch, *self.choices.values())
         return math.prod(map(len, tables))
+
+    @property
+    def distinct_size(self) -> int:
+        """Strategies that differ in what they do: see `sim.canonical`. Meshes that fit no GPUs count as they are."""
+        meshes = [
+            Strategy(tp, ep, 1, 1, (), cp, dp or ep)
+            for tp, cp, ep in itertools.product(self.tp, self.cp, self.ep)
+            for dp in self.dp or (0,)
+        ]
+        dims = math.prod(map(len, self.choices.values()))
+        alike = math.prod(sum(choice < FIRST_DECLARED for choice in table) for table in self.choices.values())
+        kinds = sum(dims if dims_matter(mesh) else dims - alike + min(alike, 1) for mesh in meshes)
+        return kinds * len(self.pp) * len(self.batch)
+
+    @property
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """What a strategy is made of, in the order of a search's actions."""
+        degrees = {"tp": self.tp, "ep": self.ep, "pp": self.pp, "batch": self.batch}
+        own = {} if self.one_mesh else {"cp": self.cp, "dp": self.dp or (0,)}
+        return (
+            *(Coordinate(name, values, ordered=True) for name, values in degrees.items()),
+            *(Coordinate(name, values, ordered=False) for name, values in self.choices.items()),
+            *(Coordinate(name, values, ordered=True) for name, values in own.items()),
+        )
 
     @property
     def one_mesh(self) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from envs.actions import Actions
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation, Memory, StageBreakdown, Violation
+from sim.optimum.spaces import Coordinate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables, Workload
 
@@ -56,3 +59,14 @@ def tiny_workload() -> Workload:
     """A dense workload with a single choice for most degrees."""
     degrees = DegreeTables(tp=(1,), ep=(1,), pp=(1, 2), batch=(1, 2))
     return replace(load_workload(DENSE), degrees=degrees)
+
+
+def toy_actions(sizes: Sequence[int]) -> Actions:
+    """tp, ep, pp and batch with an order, then choices without one; no degree is 1, so that every choice matters."""
+    names = ("tp", "ep", "pp", "batch", *(f"op{place}" for place in range(4, len(sizes))))
+    return Actions(
+        [
+            Coordinate(name, tuple(range(2, 2 + size)) if place < 4 else tuple(range(size)), ordered=place < 4)
+            for place, (name, size) in enumerate(zip(names, sizes, strict=False))
+        ]
+    )

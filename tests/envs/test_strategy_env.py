@@ -76,7 +76,7 @@ def test_observations_are_the_distinct_elites_best_first_scaled_and_padded() -> 
     padding = np.full(16, -1.0)
 
     def rows(*batches: int) -> np.ndarray:
-        elites = [action_of(env, batch=batch) / scale for batch in batches]
+        elites = [env.space.folded(action_of(env, batch=batch)) / scale for batch in batches]
         return np.array([*elites, *[padding] * (3 - len(elites))], np.float32)
 
     observation, info = env.reset(seed=0)
@@ -88,6 +88,18 @@ def test_observations_are_the_distinct_elites_best_first_scaled_and_padded() -> 
         assert observation.dtype == np.float32
         assert not terminated
         assert not truncated
+
+
+def test_strategies_that_do_the_same_are_one_elite() -> None:
+    env = StrategyEnv(load_workload(MOE), evaluate=by_batch({1: 40.0}), elites=3)
+    first = action_of(env, tp=1)
+    for place in range(4, 16):
+        same = first.copy()
+        same[place] = 1
+        observation = env.step(same)[0]
+    assert (observation[1:] == -1).all()
+    env.step(action_of(env, tp=2))
+    assert (env.observation[1] >= 0).all()
 
 
 def test_a_table_with_one_value_is_observed_as_zero() -> None:

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -429,6 +430,51 @@ def test_peers_search_spaces_of_other_shapes(name: str) -> None:
             searcher.tell(action, Outcome(1.0, True, 0.0, 1.0, np.zeros((3, len(space.sizes)), np.float32)))
         if name != "sb3_ppo":  # which learns from what it asked
             searcher.tell(space.nvec - 1, told(2.0))
+
+
+LONG = StrategySpace(
+    replace(
+        load_workload(MOE),
+        degrees=replace(load_workload(MOE).degrees, batch=tuple(range(1, 4097))),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["random", "random_walk", "coordinate", "annealing", *PEERS, "sb3_ppo", "ppo_paper", "ppo"]
+)
+def test_any_batch_is_searched(name: str) -> None:
+    searcher = make_searcher(name, LONG, seed=0, budget=40)
+    batches = []
+    for call in range(40):
+        action = searcher.ask(np.full((3, len(LONG.sizes)), -1.0, np.float32))
+        assert action is not None
+        batches.append(LONG.decode(action).batch)
+        searcher.tell(action, replace(told(1.0 + call % 7), observation=np.zeros((3, len(LONG.sizes)), np.float32)))
+    assert any(batch & (batch - 1) for batch in batches)  # no power of two
+    if name in ("random", "genetic", "ant_colony", "optuna_tpe", "ppo_paper", "ppo"):  # begin all over the space
+        assert min(batches) < 64 < 512 < max(batches)
+    searcher.close()
+
+
+@pytest.mark.parametrize("name", ["optuna_tpe", "optuna_cmaes", "nevergrad", "genetic", "ant_colony"])
+def test_what_was_not_asked_for_can_be_told_of_any_batch(name: str) -> None:
+    searcher = make_searcher(name, LONG, seed=0, budget=40)
+    rng = np.random.default_rng(0)
+    for action in (np.zeros(16, np.int64), LONG.nvec - 1, LONG.sample(rng)):
+        searcher.tell(action, told(1.0))
+    LONG.indices(ask(searcher))
+
+
+@pytest.mark.parametrize("name", ["optuna_tpe", "optuna_cmaes"])
+def test_all_degrees_are_numbers_and_no_choice_is_one(name: str) -> None:
+    from optuna.distributions import IntDistribution
+
+    space = StrategySpace(load_workload(MOE, space="extended"))
+    options = {"degrees": "ordered"} if name == "optuna_tpe" else {"choices": "one_hot"}
+    searcher: Any = make_searcher(name, space, seed=0, budget=40, **options)
+    numbers = [name for name, each in searcher._distributions.items() if isinstance(each, IntDistribution)]
+    assert sorted(numbers) == ["batch", "cp", "dp", "ep", "pp", "tp"]
 
 
 def test_pheromone_never_falls_below_its_least_share() -> None:

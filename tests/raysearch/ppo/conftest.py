@@ -16,6 +16,7 @@ from raysearch.ppo.copy_algorithm import CopyConfig
 from raysearch.ppo.copy_options import CopyOptions
 from raysearch.ppo.options import Options
 from raysearch.searcher import Outcome
+from tests.envs.fakes import toy_actions
 
 torch.set_num_threads(1)  # as every search does; more are far slower on small matrices
 
@@ -28,7 +29,7 @@ class ToyEnv(gymnasium.Env):
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         sizes = (config or {}).get("sizes", SIZES)
-        self.action_space = gymnasium.spaces.MultiDiscrete(sizes)
+        self.action_space = toy_actions(sizes)
         self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (ELITES, len(sizes)), np.float32)
         self.weights = [np.random.default_rng(head).uniform(0.2, 1.0, size) for head, size in enumerate(sizes)]
         self.actions: list[tuple[int, ...]] = []

@@ -1,11 +1,16 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
+from gymnasium.spaces import MultiDiscrete
 
+from envs import StrategySpace
 from raysearch.ppo.coordinates import Coordinates
+from sim.config.catalog import load_workload
+from tests.envs.fakes import MOE, toy_actions
 
 SIZES = (3, 2, 2, 4, 3)
-COORDINATES = Coordinates(SIZES)
+COORDINATES = Coordinates(toy_actions(SIZES))
 ACTIONS = np.array(list(itertools.product(*map(range, SIZES))))
 CHOSEN = np.array(list(itertools.product(*map(range, COORDINATES.sizes))))
 
@@ -41,3 +46,29 @@ def test_what_it_is_given_stays_as_it_is() -> None:
     action = np.array([1, 1, 0, 2, 0])
     COORDINATES.decode(COORDINATES.encode(action))
     np.testing.assert_array_equal(action, [1, 1, 0, 2, 0])
+
+
+def test_actions_that_do_the_same_come_back_as_one() -> None:
+    space = StrategySpace(load_workload(MOE))
+    coordinates, rng = Coordinates(space.action_space), np.random.default_rng(0)
+    actions = np.stack([space.sample(rng) for _ in range(200)])
+    actions[:100, 0] = 0
+    assert (space.folded(actions) != actions).any()
+    np.testing.assert_array_equal(coordinates.decode(coordinates.encode(actions)), space.folded(actions))
+
+
+def test_a_space_that_does_not_name_its_coordinates_is_taken_as_it_is() -> None:
+    coordinates = Coordinates(MultiDiscrete(SIZES))
+    assert coordinates.sizes == SIZES
+    assert coordinates.ordered == ()
+    np.testing.assert_array_equal(coordinates.decode(coordinates.encode(ACTIONS)), ACTIONS)
+
+
+def test_a_long_batch_moves_with_the_degrees_by_its_doublings() -> None:
+    workload = load_workload(MOE)
+    long = StrategySpace(replace(workload, degrees=replace(workload.degrees, batch=tuple(range(1, 4097)))))
+    coordinates = Coordinates(long.factored.actions)
+    chosen = coordinates.encode(long.factored.encode(np.array([1, 1, 0, 699, *[1] * 12])))  # batch 700
+    chosen[0] += 1
+    assert long.decode(long.factored.decode(coordinates.decode(chosen))).batch == 1400
+    assert Coordinates(long.action_space).sizes == long.sizes  # a table of 4096 does not double

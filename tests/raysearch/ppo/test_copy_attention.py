@@ -6,9 +6,10 @@ from ray.rllib.core.columns import Columns
 
 from raysearch.ppo.coordinates import Coordinates
 from raysearch.ppo.copy_attention import CopyAttention
+from tests.envs.fakes import toy_actions
 
 ACTIONS = [5, 6, 4, 9] + [3] * 12
-SIZES = list(Coordinates(ACTIONS).sizes)
+SIZES = list(Coordinates(toy_actions(ACTIONS)).sizes)
 LARGEST = np.array(SIZES, np.float32) - 1
 SMALL = {"embedding": 16, "hidden": 16, "feed_forward": 16, "attention_heads": 2}
 
@@ -16,7 +17,7 @@ SMALL = {"embedding": 16, "hidden": 16, "feed_forward": 16, "attention_heads": 2
 def make_module(**starts) -> CopyAttention:
     module = CopyAttention(
         observation_space=gymnasium.spaces.Box(-1.0, 1.0, (1, len(SIZES)), np.float32),
-        action_space=gymnasium.spaces.MultiDiscrete(ACTIONS),
+        action_space=toy_actions(ACTIONS),
         model_config={**SMALL, "copy_choice": 3.0, "copy_degree": 1.5, "degree_step": 1.0, **starts},
     )
     module.reset_parameters(torch.Generator().manual_seed(0))

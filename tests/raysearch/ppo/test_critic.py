@@ -6,6 +6,7 @@ import pytest
 from raysearch.ppo.copy_options import CopyOptions
 from raysearch.ppo.critic import Critic
 from raysearch.ppo.memory import CallMemory
+from tests.envs.fakes import toy_actions
 
 SIZES = (4, 3, 3, 4, 3, 3, 3, 3)
 OPTIONS = CopyOptions(critic_hidden=16, critic_batch=64, critic_steps=8, critic_members=2)
@@ -26,7 +27,7 @@ def memory() -> CallMemory:
 
 
 def trained(memory: CallMemory, rounds: int, seed: int = 0, options: CopyOptions = OPTIONS) -> Critic:
-    critic = Critic(SIZES, seed, options)
+    critic = Critic(toy_actions(SIZES), seed, options)
     for _ in range(rounds):
         critic.learn(memory)
     return critic
@@ -34,8 +35,8 @@ def trained(memory: CallMemory, rounds: int, seed: int = 0, options: CopyOptions
 
 def test_an_untrained_critic_takes_the_first_candidate() -> None:
     candidates = np.array([[3] * 8, [0] * 8])
-    assert Critic(SIZES, 0, OPTIONS).pick(candidates) is not None
-    np.testing.assert_array_equal(Critic(SIZES, 0, OPTIONS).pick(candidates), candidates[0])
+    assert Critic(toy_actions(SIZES), 0, OPTIONS).pick(candidates) is not None
+    np.testing.assert_array_equal(Critic(toy_actions(SIZES), 0, OPTIONS).pick(candidates), candidates[0])
 
 
 def test_a_trained_critic_picks_better_strategies_than_chance_among_ones_it_never_saw(memory: CallMemory) -> None:
@@ -59,7 +60,7 @@ def test_it_learns_the_same_from_the_same_calls_and_seed(memory: CallMemory) -> 
 
 
 def test_a_restored_critic_goes_on_as_if_nothing_had_happened(memory: CallMemory) -> None:
-    whole, copied = trained(memory, 3), Critic(SIZES, 0, OPTIONS)
+    whole, copied = trained(memory, 3), Critic(toy_actions(SIZES), 0, OPTIONS)
     state = whole.get_state()
     frozen = pickle.dumps(state)
     copied.set_state(state)
