@@ -79,8 +79,11 @@ def best_of_space(workload: Workload, name: str, progress: Progress | None = Non
 
 def optimum_value(workload: Workload, progress: Progress | None = None) -> float | None:
     """f* of the space that the workload's searches have, in tokens/s/GPU; None if nothing is feasible."""
-    if workload.space == "extended":
-        return best_of_space(workload, "extended", progress).tokens_per_s_per_gpu
+    from sim.optimum.landscape import can_be_added_up
+    from sim.optimum.spaces import space_of
+
+    if not can_be_added_up(space_of(workload)):
+        return best_of_space(workload, workload.space, progress).tokens_per_s_per_gpu
     return find_yardstick(workload, progress).tokens_per_s_per_gpu
 
 

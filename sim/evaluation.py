@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sim.prices.collectives import Collective
+from sim.prices.priced import EXACT, Interval
 from sim.strategy import Strategy
 
 
@@ -15,7 +16,20 @@ from sim.strategy import Strategy
 class Violation:
     """One broken limit: what was needed and what is allowed, in the unit the kind implies."""
 
-    kind: Literal["hbm", "tpot", "gpus", "layers", "heads", "experts", "tokens", "context", "meshes", "unsupported"]
+    kind: Literal[
+        "hbm",
+        "tpot",
+        "ttft",
+        "sequences",
+        "gpus",
+        "layers",
+        "heads",
+        "experts",
+        "tokens",
+        "context",
+        "meshes",
+        "unsupported",
+    ]
     needed: float
     allowed: float
     message: str
@@ -99,6 +113,9 @@ class Explanation(NamedTuple):
     ops: tuple[OpBreakdown, ...]
     expected_error: float
     extrapolated: tuple[str, ...]
+    kernel_interval: Interval = EXACT
+    tpot_interval_s: tuple[float, float] = (0.0, 0.0)
+    interval_because: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,10 +126,23 @@ class Evaluation:
     be left out until someone reads it, compares the evaluation, pickles it or prints it: see `explained_by`.
 
     Attributes:
-        ops: Per fused op of one layer, in the order of `Strategy.dims`.
+        tokens_per_s_per_gpu: Output tokens; in phase prefill those of prompts.
+        tpot_s: Mean time per output token; 0 in phase prefill, which makes none.
+        gpus: Of one replica.
+        memory_bytes: Of the fullest GPU.
+        stage: The step that decodes alone; in phase prefill the step.
+        ttft_s: Mean time to the first token: the prompt's own steps, and the half step that it waits for the next to
+            begin; 0 in phase decode, which computes no prompt. Queueing under random arrivals is not modelled.
+        running: Requests of one microbatch that run at once: fewer than the batch where there is no room for all.
+        prompt_stage: The step that carries prompts, or None in phase decode.
+        engine_s: The engine's own time per step, in `tpot_s` and `ttft_s`; 0 on the bare machine.
+        ops: Per fused op of one layer of `stage`, in the order of `Strategy.dims`.
         expected_error: Mean relative error to expect of the time and so of the throughput: errors of its kernels
             and collectives on rows held out from their fit, by their share of the time, and of measured serving.
         extrapolated: What the figure rests on that no measurement covers, largest share of the time first.
+        kernel_interval: Factors between which kernels and collectives put their own time in 90 % of cases.
+        tpot_interval_s: Seconds (low, high) between which a measured run's time per token lies in 90 % of cases.
+        interval_because: What makes that wider than for a measured model under its engine; "" for nothing.
     """
 
     strategy: Strategy
@@ -122,10 +152,17 @@ class Evaluation:
     memory_bytes: Memory
     violations: tuple[Violation, ...]
     stage: StageBreakdown
+    ttft_s: float = 0.0
+    running: int = 0
+    prompt_stage: StageBreakdown | None = None
+    engine_s: float = 0.0
     # Defaults come from factories: a default in the class would be found before an explanation that is yet to come.
     ops: tuple[OpBreakdown, ...] = field(default_factory=tuple[OpBreakdown, ...])
     expected_error: float = field(default_factory=float)
     extrapolated: tuple[str, ...] = field(default_factory=tuple[str, ...])
+    kernel_interval: Interval = field(default_factory=lambda: EXACT)
+    tpot_interval_s: tuple[float, float] = field(default_factory=lambda: (0.0, 0.0))
+    interval_because: str = field(default_factory=str)
 
     @property
     def feasible(self) -> bool:

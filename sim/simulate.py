@@ -3,43 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
 
-from sim.evaluation import Evaluation, Memory, StageBreakdown, Violation
-from sim.prices.collectives import hand_on_s
-from sim.prices.mesh import stages_share_a_node
+from sim.evaluation import Evaluation, Memory, Violation
+from sim.layers.ops import layer_ops
+from sim.serving.phases import Batching, batching, most_sequences
 from sim.step.breakdown import explain
-from sim.step.costs import (
-    OpCost,
-    ends_s,
-    handed_on_bytes,
-    head_activation_bytes,
-    move_s,
-    moves,
-    op_cost,
-    token_rows,
-    vocabulary_bytes,
-)
-from sim.step.rank import Rank
+from sim.step.costs import token_rows
+from sim.step.rank import OpCost, Rank
+from sim.step.stage import Step, needed_and_allowed_bytes, price_step
 from sim.step.two_meshes import Sides, sides_of_strategy
 from sim.strategy import Strategy
 from sim.workload import Workload
 
 ROUNDING = 1e-9
-"""Relative excess of a TPOT over its SLO that is put down to the order in which seconds were added up."""
+"""Relative excess of a latency over its SLO that is put down to the order in which seconds were added up."""
 
 
 def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     """Simulates one strategy.
 
     Args:
-        workload: Model, hardware, context, SLO and budget.
+        workload: Model, hardware, phase, traffic, SLO and budget.
         strategy: Degrees, batch and one choice per fused op; see `sim.validate.check_strategy`.
 
     Returns:
         Throughput, latency, memory by kind, violations with amounts and a breakdown per op, which is worked
-        out when it is read. An infeasible strategy has its figures too.
+        out when it is read. An infeasible strategy has its figures too: in phase serve those of the requests that
+        run at once, while the others wait.
 
     >>> from sim.config.catalog import load_workload
     >>> from sim.layers.heuristics import megatron_dims
@@ -48,89 +41,110 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     >>> evaluation.gpus, evaluation.feasible
     (256, True)
     """
-    sides = sides_of_strategy(workload, strategy)
-    rank, rank_by_op = sides.experts, sides.rank_by_op
-    choices = dict(zip(rank.layer.op_by_name, strategy.dims, strict=True))
-    costs = {op.name: op_cost(rank_by_op[op.name], op, choices[op.name]) for op in rank.layer.ops}
-    stage = stage_time(rank, strategy.pp, _layer_s(sides, choices, costs), choices["combine"])
-    tpot_s = strategy.pp * stage.total_s
-    memory = memory_bytes(
-        sides,
-        strategy.pp,
-        layer_weight_bytes=sum([cost.weight_bytes for cost in costs.values()]),
-        layer_kv_bytes=sum([cost.kv_bytes for cost in costs.values()]),
-        peak_op_bytes=max([cost.activation_bytes for cost in costs.values()]),
-    )
+    state = steady_state(workload, strategy)
+    tpot_s = state.batching.tpot_s(state.decode_s, state.mixed_s)
+    ttft_s = state.batching.ttft_s(state.decode_s, state.mixed_s)
+    step_s = state.batching.step_s(state.decode_s, state.mixed_s)
+    prompt_share = state.batching.prompt_share(state.decode_s, state.mixed_s)
+    first, last = state.steps[0], state.steps[-1]
     return Evaluation(
         strategy=strategy,
-        tokens_per_s_per_gpu=strategy.batch * strategy.pp / (tpot_s * strategy.gpus),
+        tokens_per_s_per_gpu=state.batching.tokens * strategy.pp / (step_s * strategy.gpus),
         tpot_s=tpot_s,
         gpus=strategy.gpus,
-        memory_bytes=memory,
-        violations=tuple(_violations(sides, strategy, choices, costs, memory.total, tpot_s)),
-        stage=stage,
-    ).explained_by(partial(explain, workload, strategy))
+        memory_bytes=state.memory,
+        violations=(*degree_limits(workload, strategy), *state.violations, *latency_limits(workload, tpot_s, ttft_s)),
+        stage=first.stage,
+        ttft_s=ttft_s,
+        running=state.batching.in_flight,
+        prompt_stage=last.stage if state.batching.mixed else None,
+        engine_s=state.batching.pace.engine_s(state.batching.times),
+    ).explained_by(partial(explain, workload, strategy, state.batching.loads, tpot_s, prompt_share))
 
 
-def _layer_s(sides: Sides, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> float:
-    incoming_s = dict.fromkeys(choices, 0.0)
-    rank, one_mesh = sides.experts, sides.attention is sides.experts
-    for tensor in rank.layer.tensors:
-        ends = tuple([choices[name] for name in tensor.ends])
-        if one_mesh:  # as `Sides.moves_s` has it, without asking per tensor: this is a search's innermost loop
-            for name, move in zip(tensor.consumers, moves(rank.layer, tensor, ends), strict=True):
-                incoming_s[name] += move_s(rank, move)
-        else:
-            for name, seconds in zip(tensor.consumers, sides.moves_s(tensor, ends), strict=True):
-                incoming_s[name] += seconds
-    return sum([cost.kernel_s + (incoming_s[name] + cost.collective_s) for name, cost in costs.items()])
+class SteadyState(NamedTuple):
+    """The steps that a deployment goes through, priced.
 
-
-def layers_per_stage(workload: Workload, pp: int) -> int:
-    """Layers of the fullest pipeline stage."""
-    return math.ceil(workload.model.layers / pp)
-
-
-def stage_time(rank: Rank, pp: int, layer_s: float, combine_choice: int) -> StageBreakdown:
-    """Seconds of the slowest pipeline stage for one microbatch.
-
-    Without a pipeline one stage holds embedding and LM head; with one, the slower of the two ends
-    counts, and every stage hands its residual stream on.
+    Attributes:
+        batching: What is in them and how often.
+        steps: The step that decodes alone, then the one that carries prompts; one where the phase has but one.
+        memory: Of all requests in flight, whether or not they have room.
+        violations: Limits on the choices and on the requests in flight.
+        decode_s: Seconds of the first through all stages, kernels and collectives alone.
+        mixed_s: The same of the last.
     """
-    workload = rank.workload
-    layers = layers_per_stage(workload, pp)
-    first_s, last_s = ends_s(rank, combine_choice)
-    send_recv_s = 0.0
-    if pp > 1:
-        send_recv_s = hand_on_s(
-            workload.hardware,
-            same_node=stages_share_a_node(rank.tp, rank.ep, pp, workload.hardware.node_gpus),
-            sent_bytes=handed_on_bytes(rank, combine_choice),
-        )
-    both_s = first_s + last_s if pp == 1 else max(first_s, last_s)
-    return StageBreakdown(layers, layer_s, first_s, last_s, send_recv_s, layers * layer_s + both_s + send_recv_s)
+
+    batching: Batching
+    steps: tuple[Step, ...]
+    memory: Memory
+    violations: tuple[Violation, ...]
+    decode_s: float
+    mixed_s: float
 
 
-def memory_bytes(
-    sides: Sides, pp: int, *, layer_weight_bytes: float, layer_kv_bytes: float, peak_op_bytes: float
-) -> Memory:
-    """Bytes on a GPU of the fullest stage.
+def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
+    """Prices the steps of a strategy; engines' own times are fitted on this."""
+    choices = dict(zip(layer_ops(workload.model).op_by_name, strategy.dims, strict=True))
+    state = batching(workload, strategy.batch, strategy.attention_dp)
+    sides = [sides_of_strategy(workload, load, strategy) for load in state.loads]
+    steps = tuple([price_step(each, strategy.pp, choices) for each in sides])
+    memory = steps[-1].memory
+    needed, allowed = needed_and_allowed_bytes(workload, memory)
+    room = list(_room_limits(workload, strategy, needed, allowed))
+    violations = (*_choice_limits(sides[0], choices, steps[0].costs), *room)
+    if room and workload.phase == "serve":
+        running = _running(workload, strategy, needed, allowed, memory.kv_cache)
+        if running < strategy.batch:
+            state = batching(workload, running, strategy.attention_dp)
+            sides = [sides_of_strategy(workload, load, strategy) for load in state.loads]
+            steps = tuple([price_step(each, strategy.pp, choices) for each in sides])
+    decode_s, mixed_s = strategy.pp * steps[0].stage.total_s, strategy.pp * steps[-1].stage.total_s
+    return SteadyState(state, steps, memory, violations, decode_s, mixed_s)
 
-    Args:
-        sides: The busiest GPU.
-        pp: Pipeline stages; as many microbatches are in flight, each with its KV cache.
-        layer_weight_bytes: Weights of one layer.
-        layer_kv_bytes: KV cache of one layer and one microbatch.
-        peak_op_bytes: Largest inputs plus output of any op of the layer.
-    """
-    rank, layers = sides.experts, layers_per_stage(sides.experts.workload, pp)
-    vocabularies = 2 if pp == 1 else 1  # embedding and LM head meet on one stage
-    return Memory(
-        weights=layers * layer_weight_bytes + vocabularies * vocabulary_bytes(rank),
-        kv_cache=layers * pp * layer_kv_bytes,
-        activations=sides.stream_bytes() + max(peak_op_bytes, head_activation_bytes(rank)),
-        overhead=rank.workload.hardware.overhead_bytes,
-    )
+
+def _running(workload: Workload, strategy: Strategy, needed: float, allowed: float, kv_bytes: float) -> int:
+    """Requests that run at once where not all fit: those whose cache does, and that the scheduler lets run."""
+    fit = strategy.batch
+    if needed > allowed:
+        share = workload.engine.memory.share if workload.engine and workload.engine.memory.of == "free" else 1.0
+        kv_needed = kv_bytes / share
+        fit = math.floor(strategy.batch * (1 - (needed - allowed) / kv_needed)) if kv_needed > needed - allowed else 1
+    return int(max(1, min(fit, most_sequences(workload, strategy.attention_dp))))
+
+
+def _room_limits(workload: Workload, strategy: Strategy, needed: float, allowed: float) -> Iterator[Violation]:
+    """Whether the requests in flight have room."""
+    if needed > allowed:
+        has = f"a GPU has {workload.hardware.hbm_bytes / 1e9:.1f} GB"
+        if workload.engine is not None:
+            has = f"{workload.engine.name} may use {allowed / 1e9:.1f} GB"
+        yield Violation("hbm", needed, allowed, f"needs {needed / 1e9:.1f} GB of HBM, {has}{_less(workload)}")
+    most = most_sequences(workload, strategy.attention_dp)
+    if strategy.batch > most:
+        message = f"{strategy.batch} requests in flight, at most {most:g} run at once"
+        yield Violation("sequences", strategy.batch, most, message)
+
+
+def latency_limits(workload: Workload, tpot_s: float, ttft_s: float) -> Iterator[Violation]:
+    """Whether the latencies meet their SLOs."""
+    if tpot_s > workload.tpot_limit_s * (1 + ROUNDING):
+        message = f"TPOT is {tpot_s * 1e3:.1f} ms, the SLO is {workload.tpot_slo_s * 1e3:.1f} ms{_less(workload)}"
+        yield Violation("tpot", tpot_s, workload.tpot_limit_s, message)
+    if ttft_s > workload.ttft_limit_s * (1 + ROUNDING):
+        message = f"TTFT is {ttft_s * 1e3:.0f} ms, the SLO is {workload.ttft_slo_s * 1e3:.0f} ms{_less(workload)}"
+        yield Violation("ttft", ttft_s, workload.ttft_limit_s, message)
+
+
+def _less(workload: Workload) -> str:
+    return f", less a margin of {workload.margin:.1%}" if workload.margin else ""
+
+
+def degree_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
+    """Limits that degrees alone break."""
+    violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
+    if strategy.extended:
+        violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
+    return violations
 
 
 def degree_violations(workload: Workload, tp: int, ep: int, pp: int) -> list[Violation]:
@@ -163,31 +177,13 @@ def mesh_violations(workload: Workload, tp: int, cp: int, dp: int, ep: int) -> l
     return violations
 
 
-def _violations(
-    sides: Sides,
-    strategy: Strategy,
-    choices: Mapping[str, int],
-    costs: Mapping[str, OpCost],
-    memory_total_bytes: float,
-    tpot_s: float,
-) -> list[Violation]:
-    workload = sides.experts.workload
-    violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
-    if strategy.extended:
-        violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
+def _choice_limits(sides: Sides, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> list[Violation]:
+    """Limits that the choices of the ops break."""
+    violations: list[Violation] = []
     if broken := {name: cost for name, cost in costs.items() if cost.broken}:
         for rank in sides.ranks:
             on_side = {name: cost for name, cost in broken.items() if sides.rank_by_op[name] is rank}
             violations += _choice_violations(rank, choices, on_side)
-    hbm_bytes, tpot_limit_s = workload.hbm_limit_bytes, workload.tpot_limit_s
-    less = f", less a margin of {workload.margin:.1%}" if workload.margin else ""
-    if memory_total_bytes > hbm_bytes:
-        had_gb = workload.hardware.hbm_bytes / 1e9
-        message = f"needs {memory_total_bytes / 1e9:.1f} GB of HBM, a GPU has {had_gb:.1f} GB{less}"
-        violations.append(Violation("hbm", memory_total_bytes, hbm_bytes, message))
-    if tpot_s > tpot_limit_s * (1 + ROUNDING):
-        message = f"TPOT is {tpot_s * 1e3:.1f} ms, the SLO is {workload.tpot_slo_s * 1e3:.1f} ms{less}"
-        violations.append(Violation("tpot", tpot_s, tpot_limit_s, message))
     return violations
 
 
@@ -202,4 +198,7 @@ def _choice_violations(rank: Rank, choices: Mapping[str, int], costs: Mapping[st
         rows = min(token_rows(rank, rank.layer.op(name), choices[name]) for name in names)
         message = f"{rows:g} tokens cannot be sharded over {rank.axis}={rank.tp} ({', '.join(names)})"
         violations.append(Violation("tokens", rank.tp, rows, message))
+    if names := [name for name, cost in costs.items() if cost.broken == "unsupported"]:
+        message = f"multi-head latent attention has no {', '.join(names)} sharded on hidden: a norm stands inside"
+        violations.append(Violation("unsupported", rank.tp, 1, message))
     return violations

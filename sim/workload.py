@@ -7,15 +7,30 @@ from typing import Literal
 
 from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
+from sim.prices.engine import Engine
 from sim.prices.hardware import Hardware
 
+Phase = Literal["decode", "serve", "prefill"]
+"""decode: a pool that only decodes. serve: continuous batching, whose steps also carry other requests' prompts.
+prefill: a pool that only computes prompts."""
 SpaceName = Literal["paper", "joint", "extended"]
 """The strategies that a search may choose: see `sim.optimum.spaces`."""
+BatchGrid = Literal["powers_of_two", "any"]
+"""Named lists of batches. Powers of two are the paper's, whose table 1 was searched on them; any is every batch, for
+those who deploy: memory and SLO rarely bind at a power of two."""
+Routing = Literal["balanced", "skewed"]
+"""Which tokens go to which expert: equally likely, or as skewed as measured with a power law."""
+ExpertExchange = Literal["all_to_all", "all_gather"]
+"""How tokens reach their experts: each copy to its expert's rank (DeepEP), or every token to every rank, whose results
+are summed (what engines do without an expert-parallel library)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precisions:
-    """Storage formats. GEMMs run at the peak of `weights`, attention at that of `activations`."""
+    """Storage formats. GEMMs run at the peak of `weights`, attention at that of `activations`.
+
+    Embedding and LM head are kept in `activations`, as published checkpoints keep them.
+    """
 
     weights: Dtype
     kv_cache: Dtype
@@ -38,21 +53,28 @@ class Workload:
     """A model on a hardware under a service-level objective: everything but the strategy.
 
     Attributes:
-        phase: "decode": one new token per sequence and step, `context_tokens` cached.
-        context_tokens: Cached tokens every sequence attends to.
+        phase: See `Phase`.
+        context_tokens: In phase decode, cached tokens every sequence attends to.
+        prompt_tokens: Tokens of a request's prompt; 0 in phase decode where only the context is known.
+        output_tokens: Tokens of its answer.
         tpot_slo_s: Longest allowed time per output token.
+        ttft_slo_s: Longest allowed time to the first token; infinite for none.
         max_gpus: Device budget.
         load_imbalance: Tokens of the busiest ep rank over the mean, >= 1.
         degrees: The searched degree tables.
         config_hash: Digest of everything above, of the model and of the hardware.
         space: Which strategies a search may choose; see `sim.optimum.spaces`.
         margin: Share of the SLO and of the memory that is kept free, in [0, 1).
+        engine: Whose own time and memory policy are charged; None for the bare machine.
+        chunk_tokens: In phase serve, most prompt tokens of a step (chunked prefill); None computes prompts whole.
+        routing: See `Routing`.
+        expert_exchange: See `ExpertExchange`.
     """
 
     name: str
     model: Model
     hardware: Hardware
-    phase: Literal["decode"]
+    phase: Phase
     context_tokens: int
     tpot_slo_s: float
     max_gpus: int
@@ -62,11 +84,23 @@ class Workload:
     config_hash: str
     space: SpaceName = "joint"
     margin: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    ttft_slo_s: float = float("inf")
+    engine: Engine | None = None
+    chunk_tokens: int | None = None
+    routing: Routing = "balanced"
+    expert_exchange: ExpertExchange = "all_to_all"
 
     @property
     def tpot_limit_s(self) -> float:
         """Longest time per output token that is accepted: the SLO less the margin."""
         return self.tpot_slo_s * (1 - self.margin)
+
+    @property
+    def ttft_limit_s(self) -> float:
+        """Longest time to the first token that is accepted."""
+        return self.ttft_slo_s * (1 - self.margin)
 
     @property
     def hbm_limit_bytes(self) -> float:

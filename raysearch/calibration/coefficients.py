@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from raysearch.calibration.deployments import Machine
 from raysearch.calibration.families import FITS, ranges
 from raysearch.calibration.fit import as_data, cross_validated_predictions, errors
 from raysearch.calibration.predict import bare_roofline, series_of
@@ -28,7 +29,7 @@ def fit_directory(
     directory: Path,
     provenance: Mapping[str, Any],
     light: Mapping[str, float],
-    hbm_bytes: float,
+    machine: Callable[[Calibration], Machine],
     on_step: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Fits every family whose file lies in a folder.
@@ -37,7 +38,7 @@ def fit_directory(
         directory: Holds CSV files as `raysearch.calibration.tables.FAMILIES` names them.
         provenance: Source and date, written with the coefficients.
         light: Peak rates of the machine, as `sim.config.catalog.load_speed_of_light` gives them.
-        hbm_bytes: Memory of one GPU: how many requests a serving run holds at once.
+        machine: The machine under coefficients just fitted, on which serving runs are priced.
         on_step: Called with what is about to be done.
 
     Returns:
@@ -69,7 +70,7 @@ def fit_directory(
     if not series:
         raise InputError(f"{directory} {_nothing_to_fit(families)}")
     data = as_data(series, light)
-    if serving := fit_serving(directory, Calibration("just fitted", data), hbm_bytes):
+    if serving := fit_serving(directory, machine(Calibration("just fitted", data))):
         on_step(f"fitted engines to {serving.get('rows', 0)} serving runs")
         data["serving"] = serving
     return {"format": data.pop("format"), "provenance": dict(provenance), "families": families, **data}

@@ -1,21 +1,26 @@
-"""Rows of measured serving runs as deployments: model, engine, precisions and degrees."""
+"""Rows of measured serving runs as strategies on workloads: model, engine, precisions and degrees."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, cast
 
 import pandas as pd
 
 from sim.config.catalog import load_model
+from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
-from sim.serving.deployment import Deployment, WeightFormat
+from sim.prices.engine import BARE, Engine, EngineTimes, MemoryPolicy, policy_of
+from sim.prices.hardware import EngineName, Hardware
+from sim.strategy import Strategy
+from sim.workload import DegreeTables, ExpertExchange, Phase, Precisions, Routing, Workload
 
-_MODELS: tuple[tuple[str, str, WeightFormat], ...] = (
+_MODELS: tuple[tuple[str, str, Dtype], ...] = (
     # pattern in a model's name, file in configs/models, format in which it is published
     (r"deepseek-(v3|r1)", "deepseek_v3", "fp8_block"),
     (r"gpt-oss-120b", "gpt_oss_120b", "bf16"),
@@ -47,29 +52,92 @@ SWEPT = (4, 8, 16, 32, 64)
 """[published] Steps of that sweep, .github/configs/master.yaml, gptoss-fp4-h100-vllm: conc-start 4, conc-end 64."""
 
 
+Machine = Callable[[EngineName], Hardware]
+"""The hardware on which a run was measured, with the kernels of an engine."""
+_NO_SEARCH = DegreeTables((1,), (1,), (1,), (1,))
+_ENGINES: tuple[EngineName, ...] = ("trtllm", "vllm", "sglang")
+_FORMATS: Mapping[str, Dtype] = {"fp8": "fp8", "fp8_block": "fp8_block", "bfloat16": "bf16", "float16": "bf16"}
+"""Names of a row's quantisation -> the format that runs; an empty cell means as published."""
+
+
 @dataclass(frozen=True, slots=True)
-class ServingRow:
-    """A deployment and the engine that runs it.
+class Skipped:
+    """A row that is not priced, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRun:
+    """A measured deployment, as the strategy and the workload that `sim.simulate.evaluate` takes.
 
     Attributes:
+        strategy: Degrees, requests in flight over all attention ranks, and the engine's dims.
+        backend: The engine, whatever its version.
         engine: Its name in the fitted serving parameters.
-        stated: Requests in flight as the row states them; another number than the deployment's where the server's own
-            limit is not in the row.
+        stated: Requests in flight as the row states them.
+        states_its_batch: Whether that is what the server ran; else its own limit is not in the row.
+        replicas: Copies of a dense model that share nothing, of which the strategy is one.
+        reread: Where the run is not what the row says word for word, and how it was read.
     """
 
-    deployment: Deployment
+    model: Model
+    prompt_tokens: int
+    output_tokens: int
+    weights: Dtype
+    kv_cache: Dtype
+    strategy: Strategy
     backend: str
     engine: str
     stated: int
+    states_its_batch: bool = True
+    replicas: int = 1
+    phase: Phase = "serve"
+    expert_exchange: ExpertExchange = "all_gather"
+    routing: Routing = "skewed"  # as real prompts show
+    reread: tuple[str, ...] = ()
 
     @property
-    def states_its_batch(self) -> bool:
-        """Whether the row says how many requests could run at once."""
-        return self.stated == self.deployment.concurrency
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.strategy.gpus * self.replicas
+
+    @property
+    def kernels(self) -> EngineName:
+        """Whose kernels run."""
+        return cast(EngineName, self.backend)
+
+    def workload(self, machine: Machine, times: EngineTimes = BARE, memory: MemoryPolicy | None = None) -> Workload:
+        """What was served, under an engine's own times."""
+        return Workload(
+            name="measured",
+            model=self.model,
+            hardware=machine(self.kernels),
+            phase=self.phase,
+            context_tokens=self.prompt_tokens + self.output_tokens // 2,
+            tpot_slo_s=math.inf,
+            max_gpus=10**9,
+            precisions=Precisions(self.weights, self.kv_cache, "bf16", "fp8"),
+            load_imbalance=1.0,
+            degrees=_NO_SEARCH,
+            config_hash="",
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            engine=Engine(self.engine, times, memory or policy_of(self.kernels)),
+            routing=self.routing,
+            expert_exchange=self.expert_exchange,
+        )
+
+
+def strategy_of(model: Model, concurrency: int, tp: int, dp: int, moe_ep: int) -> tuple[Strategy, int]:
+    """(strategy, replicas) of engines' degrees; attention data-parallelism of a dense model is so many replicas."""
+    if model.is_moe:
+        return Strategy(tp, moe_ep, 1, concurrency, megatron_dims(model), dp=dp), 1
+    return Strategy(tp, 1, 1, max(1, round(concurrency / dp)), megatron_dims(model)), dp
 
 
 @lru_cache(maxsize=64)
-def known_model(name: str) -> tuple[Model, WeightFormat] | None:
+def known_model(name: str) -> tuple[Model, Dtype] | None:
     """The model behind a published name and the format it is published in, or None."""
     for pattern, file, published in _MODELS:
         if re.search(pattern, name.lower()):
@@ -89,20 +157,23 @@ def engine_of(backend: str, version: Any) -> str:
     return backend
 
 
-def agg_deployment(row: Mapping[str, Any]) -> ServingRow | None:
-    """A row of endtoend_ttft_tpot.csv with mode agg; None if it lacks what a prediction needs.
+def agg_run(row: Mapping[str, Any]) -> ServingRun | Skipped:
+    """A row of endtoend_ttft_tpot.csv with mode agg, or why it cannot be priced.
 
     The identity attention_tp * attention_dp = moe_tp * moe_ep fixes the degree that a row leaves out. Engines switch
     attention data-parallelism on with a flag and go on counting all GPUs of a replica as their tensor-parallel size, so
     a row whose attention_dp_size equals its tp_size is that many GPUs, not their product: such rows take as long as
     plain tensor parallelism over tp_size GPUs does.
     """
-    known = known_model(str(row["model_path"]))
+    served = _served(row)
+    if isinstance(served, Skipped):
+        return served
+    model, weights, reread = served
     concurrency, per_rank = _number(row["concurrency"]), _number(row["batch_size"])
-    if known is None or not (concurrency or per_rank):
-        return None
-    model, published = known
-    weights = _weights(str(row["gemm_quant_mode"]), published)
+    if not (concurrency or per_rank):
+        return Skipped("it states neither a concurrency nor a batch")
+    if (stages := _number(row.get("pp_size"))) > 1:
+        return Skipped(f"it runs {stages} pipeline stages, whose microbatches it does not state")
     tp = _number(row["tp_size"]) or 1
     dp = _number(row["attention_dp_size"])
     moe_tp, moe_ep = _number(row["moe_tp_size"]) or 1, _number(row["moe_ep_size"]) or 1
@@ -111,6 +182,8 @@ def agg_deployment(row: Mapping[str, Any]) -> ServingRow | None:
     gpus = tp * dp
     counts_all_gpus = moe_tp * moe_ep == tp and tp % dp == 0
     if model.is_moe and dp > 1 and (counts_all_gpus or dp == tp):
+        if not counts_all_gpus:
+            reread += (f"attention_dp_size = tp_size = {tp} read as the engine's flag: {tp} GPUs, not {gpus}",)
         tp, gpus = tp // dp, tp
     if model.is_moe and moe_tp * moe_ep != gpus:
         moe_tp = moe_tp if gpus % moe_tp == 0 else gpus
@@ -119,22 +192,24 @@ def agg_deployment(row: Mapping[str, Any]) -> ServingRow | None:
         moe_tp, moe_ep = gpus, 1
     stated = concurrency or per_rank * dp
     hidden = _hides_the_servers_limit(row, model, stated)
-    return ServingRow(
-        Deployment(
-            model,
-            isl=int(row["isl"]),
-            osl=int(row["osl"]),
-            concurrency=SWEPT[len(SWEPT) // 2] if hidden else stated,
-            weights=weights,
-            kv_cache=_kv_cache(str(row["backend"]), weights),
-            attention_tp=tp,
-            attention_dp=dp,
-            moe_tp=moe_tp,
-            moe_ep=moe_ep,
-        ),
-        str(row["backend"]),
-        "vllm" if hidden else engine_of(str(row["backend"]), row["backend_version"]),
+    batch = SWEPT[len(SWEPT) // 2] if hidden else stated
+    if hidden:
+        reread += (f"the client's {stated} requests at once read as a server that admits {batch}",)
+    strategy, replicas = strategy_of(model, batch, tp, dp, moe_ep)
+    backend = str(row["backend"])
+    return ServingRun(
+        model,
+        int(row["isl"]),
+        int(row["osl"]),
+        weights,
+        _kv_cache(backend, weights),
+        strategy,
+        backend,
+        "vllm" if hidden else engine_of(backend, row["backend_version"]),
         stated,
+        not hidden,
+        replicas,
+        reread=reread,
     )
 
 
@@ -144,39 +219,61 @@ def _hides_the_servers_limit(row: Mapping[str, Any], model: Model, stated: int) 
     return dump and row["backend"] == "vllm" and model.name == "gpt_oss_120b" and stated == CLIENT_OF_512
 
 
-def as_stated(row: ServingRow) -> ServingRow:
-    """The row with as many requests at once as it states, whatever is known of its server."""
-    return replace(row, deployment=replace(row.deployment, concurrency=row.stated))
+def as_stated(run: ServingRun) -> ServingRun:
+    """The run with as many requests at once as its row states, whatever is known of its server."""
+    return replace(run, strategy=replace(run.strategy, batch=max(1, round(run.stated / run.replicas))))
 
 
-def disagg_decoder(row: Mapping[str, Any]) -> ServingRow | None:
-    """The decode workers of a row with separate prefill and decode workers; None if it lacks what is needed."""
-    known, batch = known_model(str(row["model_path"])), _number(row.get("decode_batch_size"))
-    if known is None or not batch:
-        return None
-    model, published = known
-    weights = _weights(str(row["gemm_quant_mode"]), published)
-    tp, dp = _number(row.get("decode_tp_size")) or 1, _number(row.get("decode_attention_dp_size")) or 1
-    moe_tp = _number(row.get("decode_moe_tp_size")) or 1
+def disagg_worker(row: Mapping[str, Any], phase: Literal["prefill", "decode"]) -> ServingRun | Skipped:
+    """The workers of one phase of a row with separate prefill and decode workers, or why they cannot be priced."""
+    served = _served(row)
+    if isinstance(served, Skipped):
+        return served
+    model, weights, reread = served
+    batch = _number(row.get(f"{phase}_batch_size"))
+    if not batch:
+        return Skipped(f"it states no {phase}_batch_size")
+    tp, dp, moe_tp = (
+        _number(row.get(f"{phase}_{name}")) or 1 for name in ("tp_size", "attention_dp_size", "moe_tp_size")
+    )
     if (tp * dp) % moe_tp:
         moe_tp = tp * dp
-    return ServingRow(
-        Deployment(
-            model,
-            isl=int(row["isl"]),
-            osl=int(row["osl"]),
-            concurrency=batch * dp,
-            weights=weights,
-            kv_cache=_kv_cache(str(row["backend"]), weights),
-            attention_tp=tp,
-            attention_dp=dp,
-            moe_tp=moe_tp,
-            moe_ep=tp * dp // moe_tp,
-        ),
-        str(row["backend"]),
-        engine_of(str(row["backend"]), row["backend_version"]),
+    strategy, replicas = strategy_of(model, batch * dp, tp, dp, tp * dp // moe_tp)
+    backend = str(row["backend"])
+    return ServingRun(
+        model,
+        int(row["isl"]),
+        int(row["osl"]),
+        weights,
+        _kv_cache(backend, weights),
+        strategy,
+        backend,
+        engine_of(backend, row["backend_version"]),
         batch * dp,
+        replicas=replicas,
+        phase=phase,
+        reread=reread,
     )
+
+
+def _served(row: Mapping[str, Any]) -> tuple[Model, Dtype, tuple[str, ...]] | Skipped:
+    """(model, format of its weights, what was read otherwise than stated) of a row."""
+    known, backend, stated = known_model(str(row["model_path"])), str(row["backend"]), str(row["gemm_quant_mode"])
+    if known is None:
+        return Skipped(f"unknown model {row['model_path']!r}")
+    if backend not in _ENGINES:
+        return Skipped(f"unknown framework {backend!r}")
+    model, published = known
+    if stated in ("", "nan", "None"):
+        return model, published, ()
+    if model.expert_dtype:  # published with narrow experts and everything else in one format, and served so
+        read = "" if _FORMATS.get(stated) == published else f"{stated} weights of {model.name} read as published"
+        return model, published, (read,) if read else ()
+    if stated not in _FORMATS:
+        return Skipped(f"no kernels for {stated!r} weights")
+    if published == "fp8_block" and stated == "fp8":
+        return model, published, (f"fp8 weights of {model.name} read as fp8_block, in which it is published",)
+    return model, _FORMATS[stated], ()
 
 
 def _number(value: Any) -> int:
@@ -184,13 +281,6 @@ def _number(value: Any) -> int:
     return 0 if value == "" or pd.isna(value) else max(0, int(float(value)))
 
 
-def _weights(quantisation: str, published: WeightFormat) -> WeightFormat:
-    """The format that runs: a checkpoint published in fp8 blocks is served in them."""
-    if published == "fp8_block" or quantisation == "fp8_block":
-        return "fp8_block"
-    return "fp8" if quantisation == "fp8" else "bf16"
-
-
-def _kv_cache(backend: str, weights: WeightFormat) -> Dtype:
+def _kv_cache(backend: str, weights: Dtype) -> Dtype:
     """TensorRT-LLM caches in fp8 when it serves fp8 weights; the others in bf16 unless told [assumed for all rows]."""
     return "fp8" if backend == "trtllm" and weights != "bf16" else "bf16"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
-from sim.config.catalog import load_memory_bytes, load_speed_of_light
+from sim.config.catalog import load_machine, load_speed_of_light
 
 
 def calibrate(
@@ -50,7 +51,7 @@ def calibrate(
     provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     light = load_speed_of_light(hardware)
     with telling("calibrating") as tell:
-        content = fit_directory(data, provenance, light, load_memory_bytes(hardware), tell)
+        content = fit_directory(data, provenance, light, partial(load_machine, hardware), tell)
     written = write_coefficients(out, content, force=force)
     if as_json:
         print_json(

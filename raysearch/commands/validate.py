@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ from raysearch.commands.options import JsonOption, print_json
 from raysearch.errors import InputError
 
 if TYPE_CHECKING:
+    from raysearch.calibration.deployments import Machine
     from raysearch.validation.figures import Comparison
     from sim.prices.calibration import Calibration
 
@@ -30,6 +31,10 @@ SERVING_FAMILIES: Mapping[str, str] = {
     "endtoend_ttft_tpot": "endtoend_ttft_tpot.csv",
     "endtoend": "endtoend.csv",
 }
+
+
+_SHOWN = 3
+"""Rows that a line about what was skipped names; --json has all."""
 
 
 def validate(
@@ -55,6 +60,7 @@ def validate(
 
     Reads whichever files the folder holds; the others are reported as not checked. Errors are shares of the measured
     value; beside them stands the error of the bare roofline. With --held-out nothing that is predicted was fitted.
+    Serving runs are priced by the very function that searches ask; rows that it cannot price are named with the reason.
 
     \b
     Examples:
@@ -65,15 +71,16 @@ def validate(
     """
     from raysearch.progress import telling
     from raysearch.validation.figures import not_checked, report
-    from sim.config.catalog import load_calibrated
+    from sim.config.catalog import load_calibrated, load_machine
 
     if not data.is_dir():
         raise InputError(f"no such folder: {data}")
-    loaded, hbm_bytes = load_calibrated(hardware, calibration)
+    loaded = load_calibrated(hardware, calibration)
+    machine = load_machine(hardware, loaded)
     result: dict[str, dict[str, Any]] = {}
     pictures: list[Path] = []
     with telling("validating") as tell:
-        for name, compare in _comparisons(data, loaded, hbm_bytes, held_out=held_out).items():
+        for name, compare in _comparisons(data, loaded, machine, held_out=held_out).items():
             tell(name)
             comparison = compare()
             result[name] = not_checked("no such file") if comparison is None else report(comparison)
@@ -88,7 +95,7 @@ def validate(
 
 
 def _comparisons(
-    data: Path, calibration: Calibration, hbm_bytes: float, *, held_out: bool
+    data: Path, calibration: Calibration, machine: Machine, *, held_out: bool
 ) -> dict[str, Callable[[], Comparison | None]]:
     from raysearch.validation.kernels import compare_family
     from raysearch.validation.published import compare_published
@@ -99,8 +106,8 @@ def _comparisons(
 
     return {
         **{name: kernels(name, family) for name, family in KERNEL_FAMILIES.items()},
-        "endtoend_ttft_tpot": lambda: compare_serving(data, calibration, hbm_bytes, held_out=held_out),
-        "endtoend": lambda: compare_published(data, calibration, hbm_bytes),
+        "endtoend_ttft_tpot": lambda: compare_serving(data, calibration, machine, held_out=held_out),
+        "endtoend": lambda: compare_published(data, calibration, machine),
     }
 
 
@@ -117,17 +124,35 @@ def _print(result: Mapping[str, Mapping[str, Any]], pictures: list[Path]) -> Non
     serving = result["endtoend_ttft_tpot"]
     if serving["rows"]:
         console.print(_serving_lines(serving))
+    for line in _told(result):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for path in pictures:
         console.print(f"wrote {path}")
 
 
+def _told(result: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What was not predicted and what was read otherwise than stated, a line per reason."""
+    serving = result["endtoend_ttft_tpot"]
+    parts = dict(result)
+    if disagg := serving.get("disagg"):
+        parts["disaggregated decode workers"] = disagg
+        parts["disaggregated prefill workers"] = disagg["ttft"]
+    for name, part in parts.items():
+        for heading, key in (("rows not predicted", "skipped"), ("rows read otherwise", "reread")):
+            for reason, rows in part.get(key, {}).items():
+                names = ", ".join(rows[:_SHOWN]) + ", ..." * (len(rows) > _SHOWN)
+                yield f"{name}, {len(rows)} {heading}: {reason} ({names})"
+        if part.get("rows") and name in KERNEL_FAMILIES and part["note"]:
+            yield f"{name}: {part['note']}"
+
+
 def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
     shares = (figures[key] for key in ("mape", "median_ape", "p90_ape", "bias"))
-    rank, light = figures["rank_correlation"], figures["roofline_mape"]
+    light = figures["roofline_mape"]
     return (
         f"{figures['rows']:,}",
         *(f"{share:.1%}" for share in shares),
-        "-" if rank is None else f"{rank:.3f}",
+        _rank(figures),
         "-" if light is None else f"{light:.1%}",
     )
 
@@ -147,6 +172,34 @@ def _serving_lines(serving: Mapping[str, Any]) -> str:
                 f"rank of tokens/s/GPU within {name.replace('_', ' x ')}: {found['mean']:.3f} over {found['groups']} "
                 f"workloads; of those runs alone {kept['mean']:.3f}"
             )
+    for kind, held in serving["interval"].items():
+        lines.append(_coverage_line(kind, held))
     if disagg["rows"]:
         lines.append(f"{disagg['rows']} disaggregated decode workers: mean error {disagg['mape']:.1%}")
+    for what, first in (("", serving["ttft"]), (" of disaggregated prefill workers", disagg["ttft"])):
+        if first["rows"]:
+            lines.append(
+                f"time to the first token{what}, without the queues that measured runs had: {first['rows']} rows, "
+                f"mean error {first['mape']:.0%}, median {first['median_ape']:.0%}, rank {_rank(first)}"
+            )
     return "\n".join(lines)
+
+
+_INTERVALS = {
+    "stated": "90 % interval of the time per token as stated",
+    "measured": "90 % interval of the time per token, held out by shape",
+    "unmeasured": "the same where the model was never measured, held out by model",
+    "bare": "the same without an engine's own times, held out by model",
+}
+
+
+def _coverage_line(kind: str, held: Mapping[str, Any]) -> str:
+    parts = {"dense": held["dense"], "MoE": held["moe"]}
+    parts |= {f"{bounds} of the time for prompts": share for bounds, share in held["by_share_of_prompts"].items()}
+    told = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share is not None)
+    return f"{_INTERVALS[kind]}: {held['all']:.0%} of {held['rows']} rows inside ({told})"
+
+
+def _rank(figures: Mapping[str, Any]) -> str:
+    rank = figures["rank_correlation"]
+    return "-" if rank is None else f"{rank:.3f}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ class Comparison:
         groups: Columns that split the family; each is reported on its own.
         unit: For people and plots.
         note: What a reader must know.
+        skipped: Rows that were not predicted, by reason: their names.
+        reread: Rows that were read otherwise than they say, by how: their names.
         extra: Further figures of the whole family.
     """
 
@@ -39,6 +41,8 @@ class Comparison:
     groups: tuple[str, ...]
     unit: str = "us"
     note: str = ""
+    skipped: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    reread: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -51,7 +55,13 @@ def report(comparison: Comparison) -> dict[str, Any]:
         keys = dict(zip(comparison.groups, key, strict=True))
         part = figures(comparison.measured[index], comparison.predicted[index], comparison.roofline[index])
         groups.append({"name": " ".join(keys.values()), "keys": keys, **part})
-    return {**whole, "unit": comparison.unit, "note": comparison.note, **comparison.extra, "groups": groups}
+    told = {
+        "unit": comparison.unit,
+        "note": comparison.note,
+        "skipped": comparison.skipped,
+        "reread": comparison.reread,
+    }
+    return {**whole, **told, **comparison.extra, "groups": groups}
 
 
 def not_checked(reason: str) -> dict[str, Any]:
@@ -60,6 +70,8 @@ def not_checked(reason: str) -> dict[str, Any]:
         **figures(np.zeros(0), np.zeros(0), np.zeros(0)),
         "unit": "",
         "note": f"not checked: {reason}",
+        "skipped": {},
+        "reread": {},
         "groups": [],
     }
 

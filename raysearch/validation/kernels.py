@@ -56,13 +56,18 @@ def compare_family(
     if frame is None:
         return None
     light: dict[str, float] = calibration.data["speed_of_light"]
+    reread: dict[str, list[str]] = {}
     if held_out:
         predicted = cross_validated(family, frame, light)
     else:
-        predicted = predict(family, as_fitted(family, frame, calibration), calibration)
+        known = as_fitted(family, frame, calibration)
+        for number, (own, priced) in enumerate(zip(series_of(family, frame), series_of(family, known), strict=True)):
+            if own != priced:
+                reread.setdefault(f"{own} priced as {priced}", []).append(f"row {number + 1}")
+        predicted = predict(family, known, calibration)
     groups = FAMILIES[family].groups
     roofline = bare_roofline(family, frame, light)
-    return Comparison(name, frame, measured_us(frame), predicted, roofline, groups, note=note)
+    return Comparison(name, frame, measured_us(frame), predicted, roofline, groups, note=note, reread=reread)
 
 
 def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]:

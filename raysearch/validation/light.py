@@ -1,33 +1,42 @@
-"""The bare roofline of a serving step: weights and cache at the HBM's peak, arithmetic at the tensor cores' peak."""
+"""The bare roofline of a step: all its FLOPs or all its bytes at the peak rates, whichever takes longer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from sim.serving.deployment import WEIGHT_BYTES, Deployment, cache_bytes, weight_bytes
-
-
-def light_step_s(deployment: Deployment, running: float, light: Mapping[str, float]) -> float:
-    """Seconds of one decode step of `running` sequences per attention rank, nothing but bytes and FLOPs.
-
-    `light` are the machine's peak rates, as `sim.config.catalog.load_speed_of_light` gives them.
-    """
-    model, everyone = deployment.model, running * deployment.attention_dp
-    weights = weight_bytes(deployment) - model.vocab * model.hidden * 2 / deployment.attention_tp  # no embedding
-    if model.is_moe:
-        idle = (1 - model.experts_per_token / model.experts) ** everyone
-        each = model.expert_bits / 8 or WEIGHT_BYTES[deployment.weights]
-        weights -= idle * model.moe_layers * model.experts * model.expert_parameters * each / deployment.gpus
-    flops = 2 * everyone * model.active_parameters / deployment.gpus
-    cache = running * cache_bytes(deployment, deployment.isl + deployment.osl / 2)
-    bytes_per_s = light["hbm_gb_per_s"] * 1e9
-    return max(weights / bytes_per_s, flops / _flop_per_s(deployment, light)) + cache / bytes_per_s
+from sim.layers.ops import layer_ops
+from sim.layers.sizes import Load
+from sim.prices.engine import BARE
+from sim.serving.phases import Batching
+from sim.step.costs import head_kernels
+from sim.step.two_meshes import sides_of_strategy
+from sim.step.work import op_work
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 
-def light_prompt_s(deployment: Deployment, tokens: float, light: Mapping[str, float]) -> float:
-    """Seconds of `tokens` of prompts at the tensor cores' peak, spread over the replica."""
-    return 2 * tokens * deployment.model.active_parameters / deployment.gpus / _flop_per_s(deployment, light)
+def light_tpot_s(workload: Workload, strategy: Strategy, state: Batching) -> float:
+    """Seconds per output token at the bare roofline."""
+    return state.pace.tpot_s(BARE, *_light_steps_s(workload, strategy, state)) if state.decode else 0.0
 
 
-def _flop_per_s(deployment: Deployment, light: Mapping[str, float]) -> float:
-    return light["bf16_tflops" if deployment.weights == "bf16" else "fp8_tflops"] * 1e12
+def light_step_s(workload: Workload, strategy: Strategy, state: Batching) -> float:
+    """Mean seconds of a step at the bare roofline."""
+    return state.pace.step_s(BARE, *_light_steps_s(workload, strategy, state))
+
+
+def _light_steps_s(workload: Workload, strategy: Strategy, state: Batching) -> tuple[float, float]:
+    """Seconds of the first and of the last kind of step."""
+    found = [light_s(workload, strategy, load) for load in state.loads]
+    return found[0], found[-1]
+
+
+def light_s(workload: Workload, strategy: Strategy, load: Load) -> float:
+    """Seconds of one step through all layers and the LM head, from the very kernels that `evaluate` prices."""
+    sides, hardware = sides_of_strategy(workload, load, strategy), workload.hardware
+    choices = dict(zip(layer_ops(workload.model).op_by_name, strategy.dims, strict=True))
+    launched = [(kernel, 1.0) for kernel in head_kernels(sides.experts)]
+    for op in sides.experts.layer.ops:
+        work = op_work(sides.rank_by_op[op.name], op, choices[op.name])
+        launched += [(kernel, kernel.launches * workload.model.layers) for kernel in work.kernels]
+    compute_s = sum(count * kernel.flops / hardware.peak_flop_per_s[kernel.math_dtype] for kernel, count in launched)
+    memory_s = sum(count * kernel.traffic_bytes for kernel, count in launched) / hardware.hbm_bandwidth_bytes_per_s
+    return max(compute_s, memory_s)

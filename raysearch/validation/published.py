@@ -1,4 +1,7 @@
-"""Published throughputs of endtoend.csv: saturated servers, servers under load, prefill and decode deployments."""
+"""Published throughputs of endtoend.csv: saturated servers, servers under load, prefill and decode deployments.
+
+Every row is priced by `sim.simulate.evaluate`, as a searched strategy is.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysearch.calibration.deployments import known_model
-from raysearch.calibration.serving import engine_for, engines_of, number_cells, numbers_of, records, rows_by
+from raysearch.calibration.deployments import Machine, ServingRun, Skipped, known_model, strategy_of
+from raysearch.calibration.engines import engine_times
+from raysearch.calibration.serving import number_cells, numbers_of, records, rows_by
 from raysearch.calibration.tables import read_text
 from raysearch.errors import InputError
 from raysearch.validation.figures import Comparison, figures
-from raysearch.validation.light import light_prompt_s, light_step_s
+from raysearch.validation.light import light_step_s
+from sim.evaluation import Evaluation
 from sim.layers.model import Model
-from sim.prices.calibration import Calibration, MissingSeries
+from sim.prices.calibration import Calibration
 from sim.prices.dtypes import Dtype
-from sim.serving.batching import Engine, prefill_time, serve
-from sim.serving.deployment import MEMORY_POLICIES, Deployment, MemoryPolicy, WeightFormat, sequence_limit
-from sim.serving.serving_kernels import FittedKernels
-from sim.serving.serving_step import Batch, step_time
+from sim.prices.engine import MEMORY_POLICIES, EngineTimes, MemoryPolicy
+from sim.prices.roofline import PRICED_BY_MEDIANS
+from sim.simulate import evaluate, steady_state
 
 FILE = "endtoend.csv"
 _COLUMNS = ("model", "precision", "framework", "parallelism", "batch_or_concurrency", "isl", "osl", "phase")
 _NUMBERS = ("isl", "osl", "tok_s_per_gpu", "num_gpus")
-_ENDLESS = 1_000_000
-"""Requests that keep any server full."""
 MTP_ACCEPTED = 0.6
 """[published] Share of drafted tokens accepted, where a row says that multi-token prediction was simulated."""
 TENSORRT_LLM_TABLES = replace(MEMORY_POLICIES["trtllm"], share=0.95)
@@ -39,14 +41,50 @@ _BACKENDS = {"sglang": "sglang", "vllm": "vllm"}
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Tokens per second and GPU, fitted and by the bare roofline, and the batch behind them."""
+    """Tokens per second and GPU, fitted and by the bare roofline, and the requests (or prompts) in flight per GPU."""
 
     tokens_per_s_per_gpu: float
     roofline: float
     running: float
 
 
-def compare_published(directory: Path, calibration: Calibration, hbm_bytes: float) -> Comparison | None:
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A published deployment, on the machine and under the engine that it is priced with.
+
+    Attributes:
+        run: The deployment; its batch is one request where the row leaves it to the server.
+        overlapped: Whether two half batches overlap, one's communication with the other's computing.
+    """
+
+    run: ServingRun
+    machine: Machine
+    times: EngineTimes
+    memory: MemoryPolicy
+    overlapped: bool
+
+    def evaluate(self, batch: int) -> Evaluation:
+        """The figures with so many requests in flight."""
+        return evaluate(
+            self.run.workload(self.machine, self.times, self.memory), replace(self.run.strategy, batch=batch)
+        )
+
+    def light_step_s(self, batch: int) -> float:
+        """Mean seconds of a step at the bare roofline."""
+        workload, strategy = self.run.workload(self.machine), replace(self.run.strategy, batch=batch)
+        return light_step_s(workload, strategy, steady_state(workload, strategy).batching)
+
+    def most_requests(self) -> int:
+        """Requests in flight of a server that is always full."""
+        low, high = 1, self.memory.max_sequences * self.run.strategy.attention_dp
+        while low < high:
+            batch = (low + high + 1) // 2
+            crowded = any(limit.kind in ("hbm", "sequences") for limit in self.evaluate(batch).violations)
+            low, high = (low, batch - 1) if crowded else (batch, high)
+        return low
+
+
+def compare_published(directory: Path, calibration: Calibration, machine: Machine) -> Comparison | None:
     """Predicted tokens/s/GPU of the published rows; None if the folder has no such file.
 
     Nothing was fitted to these rows.
@@ -57,8 +95,14 @@ def compare_published(directory: Path, calibration: Calibration, hbm_bytes: floa
     frame = read_published(directory)
     if frame is None:
         return None
-    found = [_known(row, calibration, hbm_bytes) for row in records(frame)]
-    columns = np.array([[np.nan] * 3 if p is None else [p.tokens_per_s_per_gpu, p.roofline, p.running] for p in found])
+    found = [predict_published(row, calibration, machine) for row in records(frame)]
+    columns = np.full((len(frame), 3), np.nan)
+    skipped: dict[str, list[str]] = {}
+    for number, each in enumerate(found):
+        if isinstance(each, Skipped):
+            skipped.setdefault(each.reason, []).append(f"line {number + 2}")
+        else:
+            columns[number] = each.tokens_per_s_per_gpu, each.roofline, each.running
     frame = frame.assign(running=columns[:, 2], predicted=columns[:, 0])
     measured = numbers_of(frame, "tok_s_per_gpu")
     return Comparison(
@@ -69,17 +113,10 @@ def compare_published(directory: Path, calibration: Calibration, hbm_bytes: floa
         columns[:, 1],
         ("phase", "model"),
         unit="tokens/s/GPU",
-        note="published throughput, none of it fitted; rows without a known model, lengths or parallelism, or whose "
-        "kernels the calibration lacks, are not predicted",
+        note="published throughput, none of it fitted",
+        skipped=skipped,
         extra={"phases": _phases(frame, columns), "capacity_cliff": _cliff(frame, columns[:, 0])},
     )
-
-
-def _known(row: Mapping[str, Any], calibration: Calibration, hbm_bytes: float) -> Prediction | None:
-    try:
-        return predict_published(row, calibration, hbm_bytes)
-    except MissingSeries:
-        return None
 
 
 def read_published(directory: Path) -> pd.DataFrame | None:
@@ -103,22 +140,23 @@ def read_published(directory: Path) -> pd.DataFrame | None:
     return frame
 
 
-def predict_published(row: Mapping[str, Any], calibration: Calibration, hbm_bytes: float) -> Prediction | None:
-    """One row, or None if it does not say enough."""
+def predict_published(row: Mapping[str, Any], calibration: Calibration, machine: Machine) -> Prediction | Skipped:
+    """One row, or why it is not predicted."""
     known, degrees = known_model(str(row["model"])), _degrees(str(row["parallelism"]))
-    if known is None or degrees is None or not (row["isl"] >= 0 and row["osl"] >= 0):
-        return None
-    model, published = known
-    backend = next((b for name, b in _BACKENDS.items() if name in str(row["framework"]).lower()), "trtllm")
-    deployment = _deployment(row, model, published, backend, degrees)
-    kernels = FittedKernels(calibration, backend)
-    engine = engine_for(engines_of(calibration), backend)
+    if known is None:
+        return Skipped(f"unknown model {row['model']!r}")
+    if degrees is None:
+        return Skipped(f"its parallelism is {row['parallelism']!r}")
+    if not (row["isl"] >= 0 and row["osl"] >= 0):
+        return Skipped("it states no lengths of prompts and outputs")
+    server = _server(row, *known, degrees, calibration, machine)
+    if any(PRICED_BY_MEDIANS in each for each in server.evaluate(server.run.strategy.batch).extrapolated):
+        return Skipped("it needs kernels that the calibration lacks")
     if row["phase"] == "prefill":
-        return _prefill(row, deployment, kernels)
+        return _prefill(row, server)
     if row["phase"] == "decode":
-        return _decode(row, deployment, kernels, engine)
-    policy = TENSORRT_LLM_TABLES if backend == "trtllm" else MEMORY_POLICIES[backend]
-    return _aggregated(row, deployment, kernels, engine, hbm_bytes, policy)
+        return _decode(row, server)
+    return _aggregated(row, server)
 
 
 def _degrees(parallelism: str) -> Mapping[str, int] | None:
@@ -133,89 +171,90 @@ def _degrees(parallelism: str) -> Mapping[str, int] | None:
     return {"attention_tp": int(found[1]), "attention_dp": 1}
 
 
-def _deployment(
-    row: Mapping[str, Any], model: Model, published: WeightFormat, backend: str, degrees: Mapping[str, int]
-) -> Deployment:
-    gpus = degrees["attention_tp"] * degrees["attention_dp"]
-    data_parallel = degrees["attention_dp"] > 1
-    low = str(row["precision"]).startswith("fp8")
-    weights: WeightFormat = ("fp8_block" if published == "fp8_block" else "fp8") if low else "bf16"
-    kv_cache: Dtype = "fp8" if "fp8 KV" in str(row["precision"]) else "bf16"
-    return Deployment(
-        model,
-        isl=max(1, int(row["isl"])),
-        osl=max(1, int(row["osl"])),
-        concurrency=_ENDLESS,
-        weights=weights,
-        kv_cache=kv_cache,
-        attention_tp=degrees["attention_tp"],
-        attention_dp=degrees["attention_dp"],
-        moe_tp=1 if data_parallel or not model.is_moe else gpus,
-        moe_ep=gpus if data_parallel and model.is_moe else 1,
-        all_to_all=(data_parallel and backend == "sglang") or gpus > 8,
-        overlap=_overlaps(row),
-    )
-
-
-def _overlaps(row: Mapping[str, Any]) -> bool:
-    """Whether two batches overlap: large expert-parallel deployments do unless the row says no."""
-    return row["phase"] in ("prefill", "decode") and "no-TBO" not in str(row["framework"])
-
-
-def _aggregated(
+def _server(
     row: Mapping[str, Any],
-    deployment: Deployment,
-    kernels: FittedKernels,
-    engine: Engine,
-    hbm_bytes: float,
-    policy: MemoryPolicy,
-) -> Prediction:
+    model: Model,
+    published: Dtype,
+    degrees: Mapping[str, int],
+    calibration: Calibration,
+    machine: Machine,
+) -> Server:
+    backend = next((b for name, b in _BACKENDS.items() if name in str(row["framework"]).lower()), "trtllm")
+    tp, dp = degrees["attention_tp"], degrees["attention_dp"]
+    low, pool = str(row["precision"]).startswith("fp8"), row["phase"] in ("prefill", "decode")
+    spread = dp > 1 and (backend == "sglang" or tp * dp > 8)
+    weights: Dtype = ("fp8_block" if published == "fp8_block" else "fp8") if low else "bf16"
+    strategy, replicas = strategy_of(model, dp, tp, dp, dp)
+    run = ServingRun(
+        model,
+        prompt_tokens=max(1, int(row["isl"])),
+        output_tokens=max(1, int(row["osl"])),
+        weights=weights,
+        kv_cache="fp8" if "fp8 KV" in str(row["precision"]) else "bf16",
+        strategy=strategy,
+        backend=backend,
+        engine=backend,
+        stated=dp,
+        replicas=replicas,
+        phase=row["phase"] if pool else "serve",
+        expert_exchange="all_to_all" if spread else "all_gather",
+    )
+    memory = TENSORRT_LLM_TABLES if backend == "trtllm" else MEMORY_POLICIES[backend]
+    overlapped = pool and "no-TBO" not in str(row["framework"])
+    return Server(run, machine, engine_times(calibration, backend), memory, overlapped)
+
+
+def _aggregated(row: Mapping[str, Any], server: Server) -> Prediction:
     """A server that is always full, or one that gets so many requests a second and has Little's law's many in it."""
     rate = re.search(r"qps\s*=\s*([\d.]+)", str(row["batch_or_concurrency"]).lower())
-    light: dict[str, float] = kernels.calibration.data["speed_of_light"]
-    running = sequence_limit(deployment, hbm_bytes, policy) * deployment.attention_dp
-    light_s = light_step_s(deployment, running / deployment.attention_dp, light)
-    light_s += running / deployment.osl * light_prompt_s(deployment, deployment.isl, light)
+    run, most = server.run, server.most_requests()
+    full, light = server.evaluate(most).tokens_per_s_per_gpu, most / server.light_step_s(most) / run.strategy.gpus
     if not rate:
-        full = serve(deployment, kernels, engine, hbm_bytes, policy)
-        return Prediction(full.tokens_per_s_per_gpu, running / light_s / deployment.gpus, full.running)
-    served = serve(replace(deployment, concurrency=1), kernels, engine, hbm_bytes, policy)
+        return Prediction(full, light, most / run.gpus)
+    offered_per_s, in_flight = float(rate[1]) / run.replicas, 1
     for _ in range(20):
-        in_flight = float(rate[1]) * deployment.osl * served.tpot_s
-        served = serve(replace(deployment, concurrency=max(1, round(in_flight))), kernels, engine, hbm_bytes, policy)
-    offered = float(rate[1]) * deployment.osl / deployment.gpus
+        tpot_s = server.evaluate(in_flight).tpot_s
+        in_flight = max(1, min(most, round(offered_per_s * run.output_tokens * tpot_s)))
+    offered = offered_per_s * run.output_tokens / run.strategy.gpus
     if asked := re.search(r"(\d+) requests", str(row.get("source", ""))):  # a short test: its last answers run on alone
         arriving_s = float(asked[1]) / float(rate[1])
-        offered *= arriving_s / (arriving_s + deployment.osl * served.tpot_s)
-    full = serve(deployment, kernels, engine, hbm_bytes, policy).tokens_per_s_per_gpu
-    return Prediction(min(offered, full), min(offered, running / light_s / deployment.gpus), served.running)
+        offered *= arriving_s / (arriving_s + run.output_tokens * tpot_s)
+    return Prediction(min(offered, full), min(offered, light), in_flight / run.gpus)
 
 
-def _prefill(row: Mapping[str, Any], deployment: Deployment, kernels: FittedKernels) -> Prediction | None:
+def _prefill(row: Mapping[str, Any], server: Server) -> Prediction | Skipped:
     found = re.search(r"(\d+) tokens/GPU", str(row["batch_or_concurrency"]))
     if not found:
-        return None
-    tokens = float(found[1])
-    seconds = prefill_time(deployment, kernels, tokens)
-    light_s = light_prompt_s(deployment, tokens * deployment.gpus, kernels.calibration.data["speed_of_light"])
-    return Prediction(tokens / seconds, tokens / light_s, tokens / deployment.isl)
+        return Skipped("it states no tokens per GPU")
+    run, tokens = server.run, float(found[1])
+    prompts = max(1, round(tokens * run.gpus / run.prompt_tokens))
+    tokens = prompts * run.prompt_tokens / run.gpus
+    light_s = server.light_step_s(prompts)
+    return Prediction(tokens / _step_s(server, prompts), tokens / light_s, prompts / run.gpus)
 
 
-def _decode(
-    row: Mapping[str, Any], deployment: Deployment, kernels: FittedKernels, engine: Engine
-) -> Prediction | None:
+def _decode(row: Mapping[str, Any], server: Server) -> Prediction | Skipped:
     """A decode worker. A drafted token doubles the tokens of a step and shares its cache reads."""
     found = re.search(r"(\d+) req/GPU", str(row["batch_or_concurrency"]))
     if not found:
-        return None
-    requests = float(found[1])
+        return Skipped("it states no requests per GPU")
+    run, requests = server.run, int(found[1]) * server.run.gpus
     drafts = 1 if "MTP" in f"{row['framework']} {row['note']}" else 0
-    sequences, context = requests * (1 + drafts), (deployment.isl + row["osl"] / 2) / (1 + drafts)
-    seconds = step_time(deployment, kernels, Batch(sequences, context))
-    seconds += engine.step_s + engine.sequence_s * sequences
-    made = requests * (1 + drafts * MTP_ACCEPTED)
-    light_s = light_step_s(deployment, requests, kernels.calibration.data["speed_of_light"])
-    return Prediction(made / seconds, made / light_s, requests)
+    context = round((run.prompt_tokens + run.output_tokens / 2) / (1 + drafts))
+    stepping = replace(server, run=replace(run, prompt_tokens=context, output_tokens=1))
+    made = requests * (1 + drafts * MTP_ACCEPTED) / run.gpus
+    step_s = _step_s(stepping, requests * (1 + drafts))
+    return Prediction(made / step_s, made / server.light_step_s(requests), requests / run.gpus)
+
+
+def _step_s(server: Server, batch: int) -> float:
+    """Seconds of a step of a pool. Overlapping, one half batch communicates while the other computes."""
+    whole = server.evaluate(batch)
+    if not server.overlapped:
+        return whole.stage.total_s + whole.engine_s
+    half = server.evaluate(batch // 2)
+    communication_s = half.stage.layers * sum(op.communication_time_s for op in half.ops)
+    return 2 * max(communication_s, half.stage.total_s - communication_s) + whole.engine_s
 
 
 def _phases(frame: pd.DataFrame, columns: np.ndarray) -> dict[str, Any]:

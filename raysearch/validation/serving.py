@@ -1,37 +1,34 @@
-"""Serving runs of endtoend_ttft_tpot.csv: time per output token of aggregated and disaggregated deployments."""
+"""Serving runs of endtoend_ttft_tpot.csv: time per output token of aggregated and disaggregated deployments.
+
+Every row is priced by `sim.simulate.evaluate`, as a searched strategy is.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raysearch.calibration.deployments import ServingRow, as_stated, disagg_decoder
-from raysearch.calibration.serving import (
-    agg_runs,
-    cross_validated_tpot,
-    engine_for,
-    engines_of,
-    numbers_of,
-    read_runs,
-    records,
-    stating_their_batch,
-    works_of,
-)
+from raysearch.calibration.deployments import Machine, ServingRun, as_stated, disagg_worker
+from raysearch.calibration.engines import Steps, engine_times, held_out_times, shapes_of, stating_their_batch, steps_of
+from raysearch.calibration.intervals import coverage, held_out_coverage, held_out_residuals, residuals_of
+from raysearch.calibration.serving import LEAST_JUDGED, Runs, agg_runs, numbers_of, read_runs, runs_of
 from raysearch.validation.figures import Comparison, figures, within_groups
-from raysearch.validation.light import light_step_s
+from raysearch.validation.light import light_tpot_s
+from sim.evaluation import Evaluation
 from sim.prices.calibration import Calibration
-from sim.serving.batching import Work, step_alone, time_per_token
+from sim.prices.engine import EngineTimes
+from sim.simulate import evaluate, steady_state
 
 Floats = NDArray[np.float64]
 
 
 def compare_serving(
-    directory: Path, calibration: Calibration, hbm_bytes: float, *, held_out: bool = False
+    directory: Path, calibration: Calibration, machine: Machine, *, held_out: bool = False
 ) -> Comparison | None:
     """Predicted time per output token of the aggregated runs; None if the folder has no such file.
 
@@ -43,66 +40,103 @@ def compare_serving(
     frame = read_runs(directory)
     if frame is None:
         return None
-    runs, rows = agg_runs(frame)
-    works, measured = works_of(rows, calibration, hbm_bytes), numbers_of(runs, "silicon_tpot_ms")
-    predicted = _predicted_ms(runs, rows, works, calibration, held_out=held_out)
-    light, known = _light_ms(rows, works, calibration), np.isfinite(predicted)
-    literal = [as_stated(row) for row in rows]
-    literally = works_of(literal, calibration, hbm_bytes)
-    literal_ms = _predicted_ms(runs, literal, literally, calibration, held_out=held_out)
-    left_out = int(np.count_nonzero(frame["mode"] == "agg")) - len(runs)
-    stating = stating_their_batch(rows)
-    guessed = int((~stating).sum())
+    found = agg_runs(frame)
+    rows, runs = found.rows, found.runs
+    steps, measured = steps_of(runs, machine), numbers_of(rows, "silicon_tpot_ms")
+    if held_out:
+        times = held_out_times(runs, steps, measured / 1e3, shapes_of(runs))
+    else:
+        times = [engine_times(calibration, run.engine) for run in runs]
+    evaluations = evaluated(runs, times, machine)
+    predicted = _tpot_ms(evaluations, steps.priced)
+    light, stating = _light_ms(runs, machine, steps.priced), stating_their_batch(runs)
+    literal_ms, literal_light_ms = predicted.copy(), light.copy()
+    if guessed := np.flatnonzero(~stating).tolist():
+        literal, known = [as_stated(runs[row]) for row in guessed], steps.priced[guessed]
+        literal_ms[guessed] = _tpot_ms(evaluated(literal, [times[row] for row in guessed], machine), known)
+        literal_light_ms[guessed] = _light_ms(literal, machine, known)
+    unpriced = {"it needs kernels that the calibration lacks": [str(name) for name in rows["id"][~steps.priced]]}
     return Comparison(
         "endtoend_ttft_tpot",
-        runs,
+        rows,
         measured,
         predicted,
         light,
         ("model_path", "backend"),
         unit="ms",
-        note="time per output token of mode agg; the time to the first token is not predicted"
-        + (f"; {left_out} rows name an unknown model or no concurrency" if left_out else "")
-        + (f"; {int((~known).sum())} rows need kernels that the calibration lacks" if not known.all() else "")
-        + (f"; {guessed} rows state their client's concurrency, not their server's limit" if guessed else ""),
+        note="time per output token of mode agg",
+        skipped=found.skipped | (unpriced if not steps.priced.all() else {}),
+        reread=found.reread,
         extra={
-            "rank_correlation_within_workload": _ranks(runs, rows, predicted, measured, known, stating),
+            "rank_correlation_within_workload": _ranks(rows, runs, predicted, measured, steps.priced, stating),
             "rows_that_state_their_batch": figures(measured[stating], predicted[stating], light[stating]),
-            "every_row_taken_literally": figures(measured, literal_ms, _light_ms(literal, literally, calibration)),
-            "disagg": _disaggregated(frame, calibration, hbm_bytes),
+            "every_row_taken_literally": figures(measured, literal_ms, literal_light_ms),
+            "interval": _intervals(found, steps, measured / 1e3, times, evaluations, held_out=held_out),
+            "ttft": _ttft(rows, steps.ttft_of_each_s(times) * 1e3),
+            "disagg": _disaggregated(frame, calibration, machine),
         },
     )
 
 
-def _predicted_ms(
-    runs: pd.DataFrame,
-    rows: Sequence[ServingRow],
-    works: Sequence[Work | None],
-    calibration: Calibration,
+def evaluated(runs: Sequence[ServingRun], times: Sequence[EngineTimes], machine: Machine) -> list[Evaluation]:
+    """[runs] what a search is told of each, under an engine's own times."""
+    return [evaluate(run.workload(machine, each), run.strategy) for run, each in zip(runs, times, strict=True)]
+
+
+def _tpot_ms(evaluations: Sequence[Evaluation], priced: NDArray[np.bool_]) -> Floats:
+    """[runs] milliseconds per output token; NaN where the kernels are not known."""
+    return np.where(priced, _milliseconds([evaluation.tpot_s for evaluation in evaluations]), np.nan)
+
+
+def _intervals(
+    found: Runs,
+    steps: Steps,
+    measured_s: Floats,
+    times: Sequence[EngineTimes],
+    evaluations: Sequence[Evaluation],
     *,
     held_out: bool,
-) -> Floats:
-    """[rows] milliseconds per output token; NaN where the kernels are not known."""
-    if held_out:
-        return cross_validated_tpot(runs, rows, works) * 1e3
-    engines, pairs = engines_of(calibration), zip(works, rows, strict=True)
-    return _milliseconds([time_per_token(w, engine_for(engines, r.engine)) if w else math.nan for w, r in pairs])
+) -> dict[str, object]:
+    """How many runs lie in their 90 % interval: in the one that `evaluate` states, or in one that has not seen them."""
+    rows = np.flatnonzero(steps.priced).tolist()
+    runs, priced, own_times = (
+        [found.runs[row] for row in rows],
+        steps[np.array(rows, dtype=int)],
+        [times[r] for r in rows],
+    )
+    if not held_out:
+        stated = np.array([evaluations[row].tpot_interval_s for row in rows]).reshape(-1, 2)
+        residuals = residuals_of(runs, priced, measured_s[rows], own_times, rows, apart=True)
+        return {"stated": coverage(residuals, (stated[:, 0] <= measured_s[rows]) & (measured_s[rows] <= stated[:, 1]))}
+    if len(rows) < LEAST_JUDGED:
+        return {}
+    kinds = held_out_residuals(runs, priced, measured_s[rows], own_times)
+    return {name: held_out_coverage(residuals) for name, residuals in kinds.items()}
 
 
-def _light_ms(rows: Sequence[ServingRow], works: Sequence[Work | None], calibration: Calibration) -> Floats:
-    """[rows] milliseconds of a step at the bare roofline; NaN where the kernels are not known."""
-    light: dict[str, float] = calibration.data["speed_of_light"]
-    pairs = zip(works, rows, strict=True)
-    return _milliseconds([light_step_s(r.deployment, w.running, light) if w else math.nan for w, r in pairs])
+def _light_ms(runs: Sequence[ServingRun], machine: Machine, priced: NDArray[np.bool_]) -> Floats:
+    """[runs] the same at the bare roofline."""
+    found: list[float] = []
+    for run, known in zip(runs, priced, strict=True):
+        workload = run.workload(machine)
+        state = steady_state(workload, run.strategy).batching
+        found.append(light_tpot_s(workload, run.strategy, state) if known else np.nan)
+    return _milliseconds(found)
 
 
-def _milliseconds(seconds: list[float]) -> Floats:
+def _milliseconds(seconds: Sequence[float]) -> Floats:
     return np.array(seconds, dtype=float) * 1e3
 
 
+def _ttft(rows: pd.DataFrame, predicted: Floats) -> dict[str, object]:
+    """Errors of the time to the first token, which a measured run also spends in queues: for information."""
+    measured = numbers_of(rows, "silicon_ttft_ms") if "silicon_ttft_ms" in rows.columns else np.full(len(rows), np.nan)
+    return figures(measured, predicted, np.full(len(rows), np.nan))
+
+
 def _ranks(
-    runs: pd.DataFrame,
-    rows: list[ServingRow],
+    rows: pd.DataFrame,
+    runs: Sequence[ServingRun],
     predicted: Floats,
     measured: Floats,
     known: NDArray[np.bool_],
@@ -113,7 +147,7 @@ def _ranks(
     Tokens/s/GPU are the stated requests in flight over the time per token and the GPUs, measured and predicted alike.
     """
     kept = stating & known
-    load = np.array([row.stated / row.deployment.gpus for row in rows])
+    load = np.array([run.stated / run.gpus for run in runs])
     labels = {
         "model_engine_isl_osl": ["model_path", "backend", "isl", "osl"],
         "model_isl_osl": ["model_path", "isl", "osl"],
@@ -121,7 +155,7 @@ def _ranks(
     }
     result: dict[str, dict[str, object]] = {}
     for name, columns in labels.items():
-        keys = np.array([" ".join(map(str, key)) for key in runs[columns].itertuples(index=False)])
+        keys = np.array([" ".join(map(str, key)) for key in rows[columns].itertuples(index=False)])
         result[name] = {
             **within_groups((load / measured)[known], (load / predicted)[known], keys[known].tolist()),
             "rows_that_state_their_batch": within_groups(
@@ -131,16 +165,23 @@ def _ranks(
     return result
 
 
-def _disaggregated(frame: pd.DataFrame, calibration: Calibration, hbm_bytes: float) -> dict[str, object]:
-    """Errors of the decode workers of disaggregated runs: no prompts, the engine's own time as fitted."""
-    runs = pd.DataFrame(frame[frame["mode"] != "agg"])
-    rows = [disagg_decoder(row) for row in records(runs)]
-    kept = [row is not None for row in rows]
-    known = [row for row in rows if row is not None]
-    works, engines = works_of(known, calibration, hbm_bytes), engines_of(calibration)
-    predicted: list[float] = []
-    for work, row in zip(works, known, strict=True):
-        predicted.append(step_alone(work, engine_for(engines, row.engine)) if work else math.nan)
-    measured = numbers_of(runs, "silicon_tpot_ms")[kept]
-    result = figures(measured, _milliseconds(predicted), _light_ms(known, works, calibration))
-    return {**result, "unpredicted": result["unpredicted"] + len(runs) - len(known)}
+def _disaggregated(frame: pd.DataFrame, calibration: Calibration, machine: Machine) -> dict[str, object]:
+    """Errors of disaggregated runs: time per token of the decode workers, to the first token of the prefill workers."""
+    rows = pd.DataFrame(frame[frame["mode"] != "agg"])
+    decode, prefill = (runs_of(rows, partial(disagg_worker, phase=phase)) for phase in ("decode", "prefill"))
+    priced, times = steps_of(decode.runs, machine).priced, _fitted(decode, calibration)
+    predicted = _tpot_ms(evaluated(decode.runs, times, machine), priced)
+    light = _light_ms(decode.runs, machine, priced)
+    result = figures(numbers_of(decode.rows, "silicon_tpot_ms"), predicted, light)
+    first = steps_of(prefill.runs, machine).ttft_of_each_s(_fitted(prefill, calibration))
+    return {
+        **result,
+        "unpredicted": result["unpredicted"] + len(rows) - len(decode.runs),
+        "skipped": decode.skipped,
+        "reread": decode.reread,
+        "ttft": {**_ttft(prefill.rows, first * 1e3), "skipped": prefill.skipped},
+    }
+
+
+def _fitted(found: Runs, calibration: Calibration) -> list[EngineTimes]:
+    return [engine_times(calibration, run.engine) for run in found.runs]

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import lru_cache
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache, lru_cache
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from sim.config.files import CatalogError, config_path, explain, read_config
+from sim.config.files import CatalogError, config_path, did_you_mean, explain, read_config
 from sim.config.schemas import HardwareFile, ModelFile, WorkloadFile
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.calibration_file import CalibrationFile
-from sim.prices.hardware import Hardware
-from sim.workload import DegreeTables, Precisions, SpaceName, Workload
+from sim.prices.engine import BARE, MEMORY_POLICIES, Engine, EngineTimes, policy_of
+from sim.prices.hardware import EngineName, Hardware
+from sim.workload import BatchGrid, Precisions, SpaceName, Workload
+
+_TIMES = tuple(field.name for field in fields(EngineTimes))
 
 
 def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) -> Calibration:
@@ -68,13 +74,8 @@ def load_speed_of_light(name_or_path: str | Path) -> dict[str, float]:
     return read_config(config_path("hardware", name_or_path), HardwareFile).speed_of_light()
 
 
-def load_memory_bytes(name_or_path: str | Path) -> float:
-    """The HBM of one GPU of a hardware file, whose calibration need not exist yet. Raises: CatalogError."""
-    return read_config(config_path("hardware", name_or_path), HardwareFile).hbm.capacity_gb * 1e9
-
-
-def load_calibrated(hardware: str | Path, calibration: str | Path | None = None) -> tuple[Calibration, float]:
-    """The coefficients that a hardware file names, or others for the same machine, and its bytes of HBM per GPU.
+def load_calibrated(hardware: str | Path, calibration: str | Path | None = None) -> Calibration:
+    """The coefficients that a hardware file names, or others for the same machine.
 
     Raises:
         CatalogError: An unknown name, a bad file, or coefficients of a machine with other peak rates.
@@ -85,7 +86,18 @@ def load_calibrated(hardware: str | Path, calibration: str | Path | None = None)
         raise CatalogError(f"hardware {file.name!r} names no calibration: say which coefficients to use")
     loaded = load_calibration(calibration or file.calibration or "", beside=None if calibration else path.parent)
     file.check_same_machine(loaded)
-    return loaded, file.hbm.capacity_gb * 1e9
+    return loaded
+
+
+def load_machine(hardware: str | Path, calibration: Calibration) -> Callable[[EngineName], Hardware]:
+    """A hardware file's machine under given coefficients, with the kernels of any engine. Raises: CatalogError."""
+    file = read_config(config_path("hardware", hardware), HardwareFile)
+
+    @cache
+    def with_kernels(kernels: EngineName) -> Hardware:
+        return file.model_copy(update={"kernels": kernels, "all_reduce": None}).to_si(calibration)
+
+    return with_kernels
 
 
 def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> Model:
@@ -93,11 +105,28 @@ def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> Model
     return read_config(config_path("models", name_or_path, beside=beside), ModelFile).to_si()
 
 
+def load_engine(name: str, calibration: Calibration | None) -> Engine:
+    """An inference engine: its own time as fitted to serving runs, and its memory policy.
+
+    A machine without serving runs charges no time of the engine's own, which the error of its figures covers. [assumed]
+
+    Raises:
+        CatalogError: An unknown name.
+    """
+    fitted: dict[str, dict[str, float]] = calibration.data.get("serving", {}).get("engines", {}) if calibration else {}
+    known = sorted({*MEMORY_POLICIES, *(each for each in fitted if each.partition("<")[0] in MEMORY_POLICIES)})
+    if name not in known:
+        raise CatalogError(f"unknown engine {name!r}: {did_you_mean(name, known)}")
+    times = fitted.get(name, fitted.get(name.partition("<")[0]))
+    return Engine(name, BARE if times is None else EngineTimes(**{key: times[key] for key in _TIMES}), policy_of(name))
+
+
 def load_workload(
     name_or_path: str | Path,
     hardware: str | Path | None = None,
     space: SpaceName | None = None,
     margin: float | None = None,
+    batch: BatchGrid | None = None,
 ) -> Workload:
     """A workload with its model and hardware.
 
@@ -106,6 +135,7 @@ def load_workload(
         hardware: Replaces the hardware that the file names.
         space: Replaces the strategy space that the file names; see `sim.optimum.spaces`.
         margin: Replaces the share of SLO and memory that the file keeps free.
+        batch: Replaces the list of batches that the file names.
 
     Raises:
         CatalogError: An unknown name or an unusable file.
@@ -115,48 +145,61 @@ def load_workload(
     """
     path = config_path("workloads", name_or_path)
     file = read_config(path, WorkloadFile)
-    instead = {"space": space, "margin": margin}
+    instead: dict[str, object] = {"space": space, "margin": margin}
+    if batch is not None:
+        instead["degrees"] = file.degrees.model_copy(update={"batch": batch})
     file = file.model_copy(update={key: value for key, value in instead.items() if value is not None})
-    model_file = read_config(config_path("models", file.model, beside=path.parent), ModelFile)
-    model = model_file.to_si()
-    if model.beyond_search:
-        raise CatalogError(
-            f"model {model.name!r} cannot be searched yet: it has {', '.join(model.beyond_search)}, "
-            f"which the search's fused ops do not describe (`raysearch validate` prices it)"
-        )
     # A --hardware path is the caller's, so it is relative to the working directory, not to the workload.
     hardware_path = (
         config_path("hardware", file.hardware, beside=path.parent)
         if hardware is None
         else config_path("hardware", hardware)
     )
-    chosen = {key: value for key in ("engine", "all_reduce") if (value := getattr(file, key)) is not None}
+    return assembled(file, config_path("models", file.model, beside=path.parent), hardware_path)
+
+
+def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Workload:
+    """A workload from its file's content and the files of its model and hardware.
+
+    Raises:
+        CatalogError: An unusable file.
+    """
+    model_file = read_config(model_path, ModelFile)
+    kernels = file.kernels or (file.engine.partition("<")[0] if file.engine else None)
+    chosen = {key: value for key, value in (("kernels", kernels), ("all_reduce", file.all_reduce)) if value is not None}
     hardware_file = read_config(hardware_path, HardwareFile).model_copy(update=chosen)
     si_hardware = _with_curves(hardware_file, hardware_path)
+    calibration = si_hardware.curves.calibration if si_hardware.curves else None
     digest = hashlib.sha256()
-    if si_hardware.curves:
-        digest.update(si_hardware.curves.calibration.digest.encode())
+    if calibration:
+        digest.update(calibration.digest.encode())
     nameless = (
         file.model_copy(update={"model": "", "hardware": ""}),
         model_file,
         hardware_file.model_copy(update={"calibration": None}),
     )
-    usual = {"space": "joint", "margin": 0.0}
-    unsaid = {key for key, value in usual.items() if getattr(file, key) == value}  # as before there was a choice
     for part in nameless:
-        digest.update(json.dumps(part.model_dump(mode="json", exclude=unsaid), sort_keys=True).encode())
+        digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
+    engine = load_engine(file.engine, calibration) if file.engine else None
     return Workload(
         name=file.name,
-        model=model,
+        model=model_file.to_si(),
         hardware=si_hardware,
         phase=file.phase,
-        context_tokens=file.context_tokens,
-        tpot_slo_s=file.tpot_slo_ms * 1e-3,
+        context_tokens=file.context,
+        tpot_slo_s=math.inf if file.tpot_slo_ms is None else file.tpot_slo_ms * 1e-3,
+        ttft_slo_s=math.inf if file.ttft_slo_ms is None else file.ttft_slo_ms * 1e-3,
         max_gpus=file.max_gpus,
         precisions=Precisions(**file.precisions.model_dump()),
         load_imbalance=file.load_imbalance,
-        degrees=DegreeTables(**file.degrees.model_dump()),
+        degrees=file.degrees.to_si(),
         config_hash=digest.hexdigest()[:16],
         space=file.space,
         margin=file.margin,
+        prompt_tokens=file.prompt_tokens or 0,
+        output_tokens=file.output_tokens or 0,
+        engine=engine,
+        chunk_tokens=file.chunk_tokens,
+        routing=file.routing,
+        expert_exchange=file.expert_exchange or ("all_gather" if engine else "all_to_all"),
     )

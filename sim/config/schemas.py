@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -14,7 +14,7 @@ from sim.prices import hardware
 from sim.prices.calibration import Calibration
 from sim.prices.curves import Curves
 from sim.prices.dtypes import ARITHMETIC, FORMATS, Dtype
-from sim.workload import SpaceName
+from sim.workload import BatchGrid, DegreeTables, ExpertExchange, Phase, Routing, SpaceName
 
 
 def _finite(value: float) -> float:
@@ -209,7 +209,21 @@ class _ExpectedError(FileSchema):
     def to_si(self, calibration: Calibration | None) -> hardware.ErrorModel:
         measured = calibration.data.get("serving", {}).get("mape") if calibration else None
         serving = next(error for error in (self.serving, measured, self.uncalibrated) if error is not None)
-        return hardware.ErrorModel(serving, self.uncalibrated, self.extrapolated)
+        return hardware.ErrorModel(serving, self.uncalibrated, self.extrapolated, serving_intervals(calibration))
+
+
+def serving_intervals(calibration: Calibration | None) -> hardware.ServingIntervals | None:
+    """The intervals that a calibration's serving runs gave; None where there were none."""
+    fitted: dict[str, Any] = calibration.data.get("serving", {}) if calibration else {}
+    record = fitted.get("interval")
+    if record is None:
+        return None
+    kinds = [hardware.Widths(tuple(record[kind]["low"]), tuple(record[kind]["high"])) for kind in _INTERVAL_KINDS]
+    models = {name: frozenset(engine.get("models", ())) for name, engine in fitted["engines"].items()}
+    return hardware.ServingIntervals(*kinds, kernels=tuple(record["kernels"]), models=models)
+
+
+_INTERVAL_KINDS = ("measured", "unmeasured", "bare")
 
 
 class HardwareFile(FileSchema):
@@ -217,7 +231,7 @@ class HardwareFile(FileSchema):
 
     name: Name
     node_gpus: Count
-    engine: hardware.Engine = "trtllm"
+    kernels: hardware.EngineName = "trtllm"  # whose kernels run
     all_reduce: hardware.AllReduce | None = None  # the engine's own
     calibration: str | None = None  # medians alone
     communication_overlap: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
@@ -252,8 +266,13 @@ class HardwareFile(FileSchema):
         """The hardware, with the curves of the calibration that it names."""
         curves, errors = None, self.expected_error
         if calibration:
-            all_reduce = self.all_reduce or self.engine
-            curves = Curves(calibration, self.engine, all_reduce, errors.uncalibrated, errors.extrapolated)
+            curves = Curves(
+                calibration,
+                self.kernels,
+                self.all_reduce or self.kernels,
+                errors.uncalibrated,
+                errors.extrapolated,
+            )
         peaks = {"bf16": self.compute.bf16_tflops * 1e12, "fp8": self.compute.fp8_tflops * 1e12}
         collectives = self.collectives.to_si()
         if self.all_reduce == "nccl":
@@ -303,7 +322,7 @@ class ModelFile(FileSchema):
     dense_ffn_hidden: Whole = 0
     sliding_window: Whole = 0
     sliding_layers: Whole = 0
-    expert_bits: NonNegative = 0.0
+    expert_dtype: Dtype | None = None
     latent_attention: _LatentAttention | None = None
 
     @model_validator(mode="after")
@@ -336,11 +355,23 @@ class _PrecisionsTable(FileSchema):
     dispatch: Literal["bf16", "fp8"]
 
 
+LARGEST_BATCH = 4096
+"""Largest batch of a named list. [assumed] as in the paper's table 1."""
+
+
 class _DegreesTable(FileSchema):
     tp: Degrees
     ep: Degrees
     pp: Degrees
-    batch: Degrees
+    batch: Degrees | BatchGrid
+
+    def to_si(self) -> DegreeTables:
+        batch = self.batch
+        if batch == "any":
+            batch = tuple(range(1, LARGEST_BATCH + 1))
+        elif batch == "powers_of_two":
+            batch = tuple(1 << power for power in range(LARGEST_BATCH.bit_length()))
+        return DegreeTables(self.tp, self.ep, self.pp, batch)
 
 
 class WorkloadFile(FileSchema):
@@ -349,14 +380,38 @@ class WorkloadFile(FileSchema):
     name: Name
     model: str
     hardware: str
-    engine: hardware.Engine | None = None  # the hardware file's
-    all_reduce: hardware.AllReduce | None = None  # the hardware file's
-    phase: Literal["decode"]
-    context_tokens: Count
-    tpot_slo_ms: Positive
+    engine: str | None = None  # the bare machine
+    kernels: hardware.EngineName | None = None  # the engine's, or the hardware file's
+    all_reduce: hardware.AllReduce | None = None  # the kernels', or the hardware file's
+    phase: Phase
+    context_tokens: Count | None = None  # half way through the answer
+    prompt_tokens: Count | None = None
+    output_tokens: Count | None = None
+    tpot_slo_ms: Positive | None = None
+    ttft_slo_ms: Positive | None = None
     max_gpus: Count
-    load_imbalance: Annotated[Positive, Field(ge=1)]
+    load_imbalance: Annotated[Positive, Field(ge=1)] = 1.0
+    routing: Routing = "balanced"
+    expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
+    chunk_tokens: Count | None = None  # prompts are computed whole
     precisions: _PrecisionsTable
     space: SpaceName = "joint"
     margin: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     degrees: _DegreesTable
+
+    @model_validator(mode="after")
+    def _says_its_traffic(self) -> WorkloadFile:
+        if self.phase != "decode":
+            for key in ("prompt_tokens", "output_tokens"):
+                if getattr(self, key) is None:
+                    raise ValueError(f"phase {self.phase!r} needs {key}")
+            if self.context_tokens is not None:
+                raise ValueError(f"context_tokens is of phase 'decode'; phase {self.phase!r} takes it from the prompt")
+        elif self.context_tokens is None and (self.prompt_tokens is None or self.output_tokens is None):
+            raise ValueError("phase 'decode' needs context_tokens, or prompt_tokens and output_tokens")
+        return self
+
+    @property
+    def context(self) -> int:
+        """Cached tokens of a decoding sequence, on average."""
+        return self.context_tokens or (self.prompt_tokens or 0) + (self.output_tokens or 0) // 2

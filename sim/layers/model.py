@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.prices.dtypes import Dtype
+
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
@@ -34,8 +36,7 @@ class LatentAttention:
 class Model:
     """A decoder-only transformer.
 
-    The search prices models whose layers are all alike; the fields below `gated` describe what
-    public models add to that, and `sim.serving.batching` prices it (see `beyond_search`).
+    Layers that differ, as the fields below `gated` say, share a strategy's choices; `sim.step.work` prices their mean.
 
     Attributes:
         ffn_hidden: Width of one expert, or of the feed-forward network of a dense model.
@@ -45,7 +46,7 @@ class Model:
         shared_experts: Experts beside those, of the same width, that every token visits.
         dense_layers: Layers with a dense feed-forward network of `dense_ffn_hidden` instead of experts.
         sliding_window: Tokens that attention sees in `sliding_layers` of the layers; 0 for no window.
-        expert_bits: Stored bits per expert weight if the model is published quantised; 0 leaves it to the deployment.
+        expert_dtype: Format of the experts' weights if the model is published in it; None leaves it to the deployment.
         latent_attention: Multi-head latent attention, or None for grouped-query attention.
     """
 
@@ -65,25 +66,13 @@ class Model:
     dense_ffn_hidden: int = 0
     sliding_window: int = 0
     sliding_layers: int = 0
-    expert_bits: float = 0.0
+    expert_dtype: Dtype | None = None
     latent_attention: LatentAttention | None = None
 
     @property
     def is_moe(self) -> bool:
         """Whether the layer has a router, a dispatch and several experts."""
         return self.experts > 1
-
-    @property
-    def beyond_search(self) -> tuple[str, ...]:
-        """What this model has that the twelve fused ops of the search do not describe."""
-        features = {
-            "multi-head latent attention": self.latent_attention is not None,
-            "shared experts": self.shared_experts > 0,
-            "dense layers among the experts": self.dense_layers > 0,
-            "sliding windows": self.sliding_layers > 0,
-            "experts published quantised": self.expert_bits > 0,
-        }
-        return tuple(name for name, present in features.items() if present)
 
     @property
     def moe_layers(self) -> int:
@@ -102,7 +91,10 @@ class Model:
 
     @property
     def qkv_width(self) -> int:
-        """Columns of the fused query, key and value projection."""
+        """Columns of the fused query, key and value projection: with latents, the queries and the one latent row."""
+        if self.latent_attention is not None:
+            query_dim = self.head_dim + self.latent_attention.rope_dim
+            return self.heads * query_dim + self.latent_attention.cached_width
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     @property

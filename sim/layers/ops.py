@@ -7,7 +7,6 @@ first op reads what the last one left.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,9 +14,7 @@ from typing import Literal
 
 from sim.layers.declared import OpKey, declared_choices
 from sim.layers.model import Model
-from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, GEMM_CHOICES, NONE, TOKENS
-from sim.workload import Workload
 
 OpKind = Literal["norm", "einsum", "attention", "residual_add", "router", "dispatch", "activation", "combine"]
 
@@ -188,82 +185,3 @@ def by_expert(op: FusedOp, layer: Layer) -> bool:
 def op_names(model: Model) -> tuple[str, ...]:
     """Names of the fused ops, in the order of `Strategy.dims`."""
     return tuple(op.name for op in layer_ops(model).ops)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSizes:
-    """Sizes of one layer on one ep rank, before the tp axis cuts anything.
-
-    Attributes:
-        tokens: Sequences of the microbatch on the busiest ep rank, ceil(batch / ep).
-        expert_tokens: Tokens its experts process: tokens * top-k, times the load imbalance.
-        local_experts: Experts it holds, ceil(experts / ep).
-        active_experts: Expected number of them that at least one token visits.
-        columns: Width of every feature label: d, q, a, e, k, f.
-    """
-
-    tokens: int
-    expert_tokens: float
-    local_experts: int
-    active_experts: float
-    columns: Mapping[str, int]
-
-
-def layer_sizes(workload: Workload, ep: int, batch: int) -> LayerSizes:
-    """Sizes of a microbatch of `batch` sequences over `ep` ranks.
-
-    A token picks `experts_per_token` distinct experts, so under uniform routing an expert stays
-    idle with probability (1 - top-k / experts) ** tokens.
-    """
-    model = workload.model
-    tokens = math.ceil(batch / ep)
-    local_experts = math.ceil(model.experts / ep)
-    idle = (1 - model.experts_per_token / model.experts) ** (tokens * ep)
-    imbalance = min(workload.load_imbalance, ep)  # a rank cannot get more than all tokens
-    return LayerSizes(
-        tokens=tokens,
-        expert_tokens=tokens * model.experts_per_token * imbalance,
-        local_experts=local_experts,
-        active_experts=local_experts * (1 - idle),
-        columns=feature_widths(model),
-    )
-
-
-def feature_widths(model: Model) -> dict[str, int]:
-    """Width of every feature label."""
-    return {
-        "d": model.hidden,
-        "q": model.qkv_width,
-        "a": model.attention_width,
-        "e": model.experts,
-        "k": model.experts_per_token,
-        "f": model.ffn_hidden,
-    }
-
-
-ROUTING_ENTRY_BYTES = 8
-"""One routed expert of one token: a 4-byte index and a 4-byte weight."""
-
-
-def tensor_shape(model: Model, sizes: LayerSizes, tensor: Tensor) -> tuple[float, int]:
-    """[rows, columns] of a tensor on one ep rank."""
-    return sizes.expert_tokens if tensor.by_expert else sizes.tokens, tensor_columns(model, tensor)
-
-
-def tensor_columns(model: Model, tensor: Tensor) -> int:
-    """Columns of a tensor before the tp axis cuts it."""
-    # ffn1 leaves gate and up side by side; both are cut alike, so f is one label of doubled width.
-    return model.ffn_in_width if tensor.name == "ffn_mid" else feature_widths(model)[tensor.letters[-1]]
-
-
-def element_bytes(workload: Workload, tensor: Tensor) -> float:
-    """Bytes per element of a tensor as it is moved."""
-    if tensor.name == "routing":
-        return ROUTING_ENTRY_BYTES
-    return DTYPE_BYTES[tensor_dtype(workload, tensor)]
-
-
-def tensor_dtype(workload: Workload, tensor: Tensor) -> Dtype:
-    """Storage format of a tensor: dispatched tokens have their own, the rest are activations."""
-    precisions = workload.precisions
-    return precisions.dispatch if tensor.name == "expert_in" else precisions.activations

@@ -1,30 +1,38 @@
-"""The exact best strategy of a space too large to add up: bounds leave out what cannot win, and nothing else.
+"""The exact best strategy of a space, in every phase: bounds leave out what cannot win, and nothing else.
 
 With the choices of the two residual adds and of the norms behind them fixed, attention's side of a layer and the
-experts' side meet only in their sums: seconds, bytes of weights, of KV cache, and the larger of their activations.
-So of each side only those combinations can win that no other beats in all four (a Pareto front), and all pairs of
-the two fronts are added up. Degrees come best bound first, a bound being the sum of each op's fastest choice without
-any move between them: once it falls below the best strategy found, nothing better is left. Source: design in this
+experts' side meet only in their sums: seconds of each kind of step, bytes of weights, of KV cache, and the larger of
+their activations. All latencies and the throughput are monotone in those sums. So of each side only those combinations
+can win that no other beats in all of them (a Pareto front), and all pairs of the two fronts are added up.
+
+Time and memory grow with the batch. So a range of batches is bounded by the costs of its smallest and the tokens of its
+largest: ranges come best bound first and are halved, until the best bound left is a single batch that is no better than
+the best strategy found. Lists of powers of two and lists of every batch are solved alike. Source: design in this
 repository; it agrees with `sim.simulate.evaluate` to rounding, and with brute force on small spaces.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.evaluation import Evaluation
-from sim.layers.ops import layer_ops
+from sim.layers.ops import Layer, layer_ops
+from sim.layers.sizes import Load
 from sim.optimum.spaces import Space
-from sim.simulate import ROUNDING, degree_violations, evaluate, layers_per_stage, memory_bytes, stage_time
-from sim.step.costs import OpCost, head_activation_bytes, op_cost
-from sim.step.rank import Rank
+from sim.serving.phases import Batching, batching, most_sequences
+from sim.simulate import ROUNDING, degree_violations, evaluate
+from sim.step.costs import head_activation_bytes, op_cost
+from sim.step.rank import OpCost, Rank
+from sim.step.stage import layers_per_stage, memory_bytes, needed_and_allowed_bytes, room, stage_time
 from sim.step.two_meshes import ATTENTION_SIDE, Sides, attention_rank, experts_rank, sides
 from sim.strategy import MOST_CHOICES, Strategy
 from sim.workload import Workload
@@ -34,6 +42,11 @@ Ints = NDArray[np.int64]
 _CHOICES = MOST_CHOICES
 _SLACK = 1 - 1e-12
 """A bound that lies this little below the best is still looked into: sums round."""
+_NARROW = 1.5
+"""Largest over smallest batch of a range below which its smallest is added up for a bound that is tight."""
+
+Mesh = tuple[int, int, int, int]
+"""tp, cp, dp, ep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,38 +87,78 @@ def find_best(space: Space, progress: Callable[[int, int], None] | None = None) 
     return Best(evaluate(space.workload, best) if best else None, search.best_value, space.size, search.opened, tuples)
 
 
+class _Figures(NamedTuple):
+    """Sums over some ops of a layer, [n] combinations of their choices each.
+
+    Attributes:
+        times_s: Per kind of step, seconds.
+        weight_bytes, kv_bytes: Held.
+        peak_bytes: Largest activations of any op.
+    """
+
+    times_s: tuple[Floats, ...]
+    weight_bytes: Floats
+    kv_bytes: Floats
+    peak_bytes: Floats
+
+    def rows(self, index: NDArray[np.int64]) -> _Figures:
+        return _Figures(
+            tuple(each[index] for each in self.times_s),
+            self.weight_bytes[index],
+            self.kv_bytes[index],
+            self.peak_bytes[index],
+        )
+
+
 class _Side:
     """One side of a layer on one GPU, under every combination of its ops' choices.
 
     Attributes:
-        rank: The GPU.
+        ranks: The GPU, per kind of step.
         ops: Names of the side's ops.
-        costs: Per op, by allowed choice.
+        costs: Per kind of step and op, by choice: all that more tokens might allow.
+        allowed: Choices per op that break no limit.
     """
 
-    def __init__(self, rank: Rank, names: Sequence[str], space: Space) -> None:
-        self.rank = rank
+    def __init__(self, ranks: Sequence[Rank], names: Sequence[str], space: Space) -> None:
+        self.ranks = tuple(ranks)
         self.ops = tuple(names)
-        of_op = {name: {c: op_cost(rank, rank.layer.op(name), c) for c in space.choices[name]} for name in names}
-        self.costs: Mapping[str, Mapping[int, OpCost]] = {
-            name: {choice: cost for choice, cost in row.items() if cost.broken is None} for name, row in of_op.items()
+        layer = self.ranks[0].layer
+        self.costs: tuple[Mapping[str, Mapping[int, OpCost]], ...] = tuple(
+            {
+                name: {
+                    choice: cost
+                    for choice in space.choices[name]
+                    if (cost := op_cost(rank, layer.op(name), choice)).broken in (None, "tokens")
+                }
+                for name in names
+            }
+            for rank in self.ranks
+        )
+        self.allowed = {
+            name: {choice for choice, cost in row.items() if cost.broken is None} for name, row in self.costs[0].items()
         }
-        self.possible = all(self.costs.values())
+        self.possible = all(self.costs[0].values())
 
     @cached_property
-    def floor(self) -> tuple[float, float, float]:
-        """Least seconds, weight bytes and KV bytes, each for itself and without moves."""
-        rows = [row.values() for row in self.costs.values()]
+    def floor(self) -> tuple[tuple[float, ...], float, float]:
+        """Least seconds per kind of step, weight bytes and KV bytes, each for itself and without moves."""
         return (
-            sum(min(cost.time_s for cost in row) for row in rows),
-            sum(min(cost.weight_bytes for cost in row) for row in rows),
-            sum(min(cost.kv_bytes for cost in row) for row in rows),
+            tuple(sum(min(cost.time_s for cost in row.values()) for row in costs.values()) for costs in self.costs),
+            sum(min(cost.weight_bytes for cost in row.values()) for row in self.costs[-1].values()),
+            sum(min(cost.kv_bytes for cost in row.values()) for row in self.costs[-1].values()),
         )
 
     @cached_property
     def front(self) -> _Front:
-        """What no other combination beats."""
-        return _front(self)
+        """What no other combination beats, of those that break no limit."""
+        return _front(self, self.allowed)
+
+    @cached_property
+    def free_front(self) -> _Front:
+        """The same of all that more tokens might allow, which bounds larger batches."""
+        every = {name: set(row) for name, row in self.costs[0].items()}
+        return self.front if every == self.allowed else _front(self, every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +167,11 @@ class _Front:
 
     Attributes:
         choices: [n, ops].
-        time_s, weight_bytes, kv_bytes: Per layer.
-        peak_bytes: Largest activations of any op.
+        figures: Of a layer.
     """
 
     choices: Ints
-    time_s: Floats
-    weight_bytes: Floats
-    kv_bytes: Floats
-    peak_bytes: Floats
+    figures: _Figures
 
     @property
     def first(self) -> Ints:
@@ -133,34 +182,38 @@ class _Front:
         return self.choices[:, -1]
 
 
-def _front(side: _Side) -> _Front:
-    rank, ops = side.rank, side.ops
-    choices = np.array(list(itertools.product(*(side.costs[name] for name in ops))), dtype=np.int64)
-    column = {name: choices[:, index] for index, name in enumerate(ops)}
+def _front(side: _Side, allowed: Mapping[str, set[int]]) -> _Front:
+    choices = np.array(list(itertools.product(*(sorted(allowed[name]) for name in side.ops))), dtype=np.int64)
+    choices = choices.reshape(-1, len(side.ops))
+    column = {name: choices[:, index] for index, name in enumerate(side.ops)}
 
-    def per_row(name: str, figure: Callable[[OpCost], float]) -> Floats:
+    def per_row(kind: int, name: str, figure: Callable[[OpCost], float]) -> Floats:
         table = np.full(_CHOICES, np.nan)
-        for choice, cost in side.costs[name].items():
+        for choice, cost in side.costs[kind][name].items():
             table[choice] = figure(cost)
         return table[column[name]]
 
-    time_s = np.sum([per_row(name, lambda cost: cost.time_s) for name in ops], axis=0)
-    within = sides(rank, rank)
-    for tensor in rank.layer.tensors:
-        if set(tensor.ends) <= set(ops):
-            table = np.zeros((_CHOICES,) * len(tensor.ends))
-            for ends in itertools.product(*(side.costs[name] for name in tensor.ends)):
-                table[ends] = sum(within.moves_s(tensor, ends))
-            time_s = time_s + table[tuple(column[name] for name in tensor.ends)]
-    weight = np.sum([per_row(name, lambda cost: cost.weight_bytes) for name in ops], axis=0)
-    kv = np.sum([per_row(name, lambda cost: cost.kv_bytes) for name in ops], axis=0)
-    peak = np.max([per_row(name, lambda cost: cost.activation_bytes) for name in ops], axis=0)
-    figures = np.stack([time_s, weight, kv, peak], axis=1)
+    times_s: list[Floats] = []
+    for kind, rank in enumerate(side.ranks):
+        time_s = np.sum([per_row(kind, name, lambda cost: cost.time_s) for name in side.ops], axis=0)
+        within = sides(rank, rank)
+        for tensor in rank.layer.tensors:
+            if set(tensor.ends) <= set(side.ops):
+                table = np.zeros((_CHOICES,) * len(tensor.ends))
+                for ends in itertools.product(*(allowed[name] for name in tensor.ends)):
+                    table[ends] = sum(within.moves_s(tensor, ends))
+                time_s = time_s + table[tuple(column[name] for name in tensor.ends)]
+        times_s.append(time_s)
+    weight = np.sum([per_row(-1, name, lambda cost: cost.weight_bytes) for name in side.ops], axis=0)
+    kv = np.sum([per_row(-1, name, lambda cost: cost.kv_bytes) for name in side.ops], axis=0)
+    peak = np.max([per_row(-1, name, lambda cost: cost.activation_bytes) for name in side.ops], axis=0)
+    figures = np.stack([*times_s, weight, kv, peak], axis=1)
     group = choices[:, 0] * _CHOICES + choices[:, -1]
     kept = np.concatenate(
         [rows[_unbeaten(figures[rows])] for g in np.unique(group) for rows in [np.flatnonzero(group == g)]]
+        or [np.zeros(0, dtype=np.int64)]
     )
-    return _Front(choices[kept], *figures[kept].T)
+    return _Front(choices[kept], _Figures(tuple(times_s), weight, kv, peak).rows(kept))
 
 
 def _unbeaten(figures: Floats) -> Ints:
@@ -174,135 +227,231 @@ def _unbeaten(figures: Floats) -> Ints:
     return np.array(kept, dtype=np.int64)
 
 
+class _Range(NamedTuple):
+    """Batches of one mesh and pipeline degree, the smallest's and the largest's index; best bound first in a heap.
+
+    Attributes:
+        least_value: Minus the most tokens/s/GPU that any of them reaches.
+        steps_s: Lower bounds of the seconds of a layer per kind of step, of which the bound was made.
+        tight: Whether they are those of the smallest batch with all moves, not the sum of each op's least.
+    """
+
+    least_value: float
+    mesh: Mesh
+    pp: int
+    low: int
+    high: int
+    steps_s: tuple[float, ...]
+    tight: bool
+
+
 class _Search:
-    """Best-first over degrees and batch."""
+    """Best-first over degrees and ranges of the batch."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
         self.workload: Workload = space.workload
-        names = [op.name for op in layer_ops(self.workload.model).ops]
+        self.layer: Layer = layer_ops(self.workload.model)
+        names = [op.name for op in self.layer.ops]
         self._attention_ops = [name for name in names if name in ATTENTION_SIDE]
         self._expert_ops = [name for name in names if name not in ATTENTION_SIDE]
         self._sides: dict[tuple[object, ...], _Side] = {}
-        self._ends: dict[tuple[int, int, int, int], Floats] = {}
         self.best: Strategy | None = None
         self.best_value = 0.0
         self.opened = 0
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
-        """Goes through all tuples of degrees, best bound first."""
-        bounded = self._bounded(progress)
-        for done, (bound, mesh, batch, pp) in enumerate(bounded):
-            if bound < self.best_value * _SLACK:
-                break
-            self._open(mesh, batch, pp)
-            if progress and done % 64 == 0:
-                progress(len(bounded) + done, 2 * len(bounded))
-        if progress:
-            progress(2 * len(bounded), 2 * len(bounded))
-
-    # --- bounds ----------------------------------------------------------------------------------
-
-    def _bounded(
-        self, progress: Callable[[int, int], None] | None
-    ) -> list[tuple[float, tuple[int, int, int, int], int, int]]:
-        """(most tokens/s/GPU, mesh, batch, pp) of what may be feasible, best first."""
-        found: list[tuple[float, tuple[int, int, int, int], int, int]] = []
+        """Goes through all ranges, best bound first."""
+        heap: list[_Range] = []
         meshes = list(self.space.meshes())
         for done, mesh in enumerate(meshes):
-            tp, cp, dp, ep = mesh
-            stages = [pp for pp in self.space.pp if not degree_violations(self.workload, tp * cp * dp // ep, ep, pp)]
-            for batch in self.space.batch if stages else ():
-                attention, experts = self._pair(mesh, batch)
-                if attention.possible and experts.possible:
-                    found += [
-                        (bound, mesh, batch, pp)
-                        for pp in stages
-                        if (bound := self._bound(attention, experts, mesh, batch, pp))
-                    ]
-            if progress:
+            for pp in self._stages(mesh):
+                self._push(heap, mesh, pp, 0, len(self.space.batch) - 1)
+            if progress and done % 16 == 0:
                 progress(done, 2 * len(meshes))
-        return sorted(found, key=lambda item: -item[0])
+        looked_into = 0
+        while heap and -heap[0].least_value > self.best_value * _SLACK:
+            self._look_into(heap, heapq.heappop(heap))
+            looked_into += 1
+            if progress and looked_into % 64 == 0:
+                done = len(meshes) * (1 + looked_into / (looked_into + len(heap)))
+                progress(int(done), 2 * len(meshes))
+        if progress:
+            progress(2 * len(meshes), 2 * len(meshes))
 
-    def _bound(self, attention: _Side, experts: _Side, mesh: tuple[int, int, int, int], batch: int, pp: int) -> float:
-        """No strategy of these degrees is faster; 0 where none is feasible."""
-        layers, limits = layers_per_stage(self.workload, pp), self.workload
-        time_s, weight, kv = (a + b for a, b in zip(attention.floor, experts.floor, strict=True))
-        stage_s = layers * time_s + float(self._ends_s(experts, pp).min())
-        if pp * stage_s > limits.tpot_limit_s * (1 + ROUNDING):
-            return 0.0
-        if layers * (weight + pp * kv) + limits.hardware.overhead_bytes > limits.hbm_limit_bytes:
-            return 0.0
-        return batch / (math.prod(mesh[:3]) * pp) / stage_s
+    def _stages(self, mesh: Mesh) -> Iterator[int]:
+        tp, cp, dp, ep = mesh
+        return (pp for pp in self.space.pp if not degree_violations(self.workload, tp * cp * dp // ep, ep, pp))
 
-    def _ends_s(self, experts: _Side, pp: int) -> Floats:
-        """[choices of the last op] seconds of a stage besides its layers; infinite where it is not allowed."""
-        rank = experts.rank
-        key = (rank.tp, rank.ep, rank.sizes.tokens, pp)
-        if key not in self._ends:
-            table = np.full(_CHOICES, np.inf)
-            for choice in experts.costs["combine"]:
-                table[choice] = stage_time(rank, pp, 0.0, choice).total_s
-            self._ends[key] = table
-        return self._ends[key]
+    # --- ranges ----------------------------------------------------------------------------------
+
+    def _look_into(self, heap: list[_Range], each: _Range) -> None:
+        low, high = each.low, each.high
+        batches = self.space.batch
+        if low == high:
+            self._add_up(each.mesh, each.pp, batches[low])
+        elif not each.tight and batches[high] <= _NARROW * batches[low]:
+            self._add_up(each.mesh, each.pp, batches[low])
+            steps_s = self._tight_steps_s(each.mesh, each.pp, batches[low])
+            self._push(heap, each.mesh, each.pp, low + 1, high, steps_s, tight=True)
+        else:
+            middle = (low + high) // 2
+            self._push(heap, each.mesh, each.pp, low, middle, each.steps_s)
+            self._push(heap, each.mesh, each.pp, middle + 1, high, each.steps_s)
+
+    def _push(
+        self,
+        heap: list[_Range],
+        mesh: Mesh,
+        pp: int,
+        low: int,
+        high: int,
+        at_least_s: tuple[float, ...] = (),
+        *,
+        tight: bool = False,
+    ) -> None:
+        """Adds a range with its bound, unless nothing in it is feasible or better than the best."""
+        smallest, largest = self.space.batch[low], self.space.batch[high]
+        if smallest > most_sequences(self.workload, mesh[2]):
+            return
+        attention, experts = self._pair(mesh, smallest)
+        if not (attention.possible and experts.possible):
+            return
+        (left_s, weight, kv), (right_s, more_weight, more_kv) = attention.floor, experts.floor
+        floors = tuple(left + right for left, right in zip(left_s, right_s, strict=True))
+        steps_s = tuple(map(max, floors, at_least_s)) if at_least_s else floors
+        state = batching(self.workload, smallest, mesh[2])
+        ends = [float(min(self._ends_s(rank, pp).values())) for rank in experts.ranks]
+        layers = layers_per_stage(self.workload, pp)
+        times = [pp * (layers * step + end) for step, end in zip(steps_s, ends, strict=True)]
+        if not self._in_time(state, times[0], times[-1]):
+            return
+        both = self._both(attention, experts, mesh)[-1]
+        least = memory_bytes(
+            both, pp, layer_weight_bytes=weight + more_weight, layer_kv_bytes=kv + more_kv, peak_op_bytes=0.0
+        )
+        needed, allowed = needed_and_allowed_bytes(self.workload, least)
+        if needed > allowed:
+            return
+        tokens = batching(self.workload, largest, mesh[2]).tokens
+        value = tokens * pp / (state.step_s(times[0], times[-1]) * math.prod(mesh[:3]) * pp)
+        if value > self.best_value * _SLACK:
+            heapq.heappush(heap, _Range(-value, mesh, pp, low, high, steps_s, tight))
+
+    def _in_time(self, state: Batching, decode_s: float, mixed_s: float) -> bool:
+        workload = self.workload
+        return bool(
+            state.tpot_s(decode_s, mixed_s) <= workload.tpot_limit_s * (1 + ROUNDING)
+            and state.ttft_s(decode_s, mixed_s) <= workload.ttft_limit_s * (1 + ROUNDING)
+        )
+
+    def _ends_s(self, rank: Rank, pp: int) -> dict[int, float]:
+        """Seconds of a stage besides its layers, by the choice of the last op."""
+        return {choice: stage_time(rank, pp, 0.0, choice).total_s for choice in self.space.choices["combine"]}
 
     # --- sums ------------------------------------------------------------------------------------
 
-    def _open(self, mesh: tuple[int, int, int, int], batch: int, pp: int) -> None:
-        """Adds up all pairs of the two fronts."""
+    def _tight_steps_s(self, mesh: Mesh, pp: int, batch: int) -> tuple[float, ...]:
+        """Least seconds of a layer per kind of step, each for itself, with all moves; more tokens never take less."""
+        attention, experts = self._pair(mesh, batch)
+        left, right = attention.free_front, experts.free_front
+        kinds = self._layers_s(self._both(attention, experts, mesh), left, right)
+        return tuple(float(each.min()) for each in kinds)
+
+    def _add_up(self, mesh: Mesh, pp: int, batch: int) -> None:
+        """Adds up all pairs of the two fronts of one batch."""
         tp, cp, dp, ep = mesh
         attention, experts = self._pair(mesh, batch)
-        left, right = attention.front, experts.front
-        layers, ends_s = layers_per_stage(self.workload, pp), self._ends_s(experts, pp)[right.last]
-        per_gpu = batch / (math.prod(mesh[:3]) * pp)
-        bare_s = layers * (float(left.time_s.min()) + float(right.time_s.min())) + float(ends_s.min())
-        if per_gpu / bare_s < self.best_value * _SLACK:
+        if not (all(attention.allowed.values()) and all(experts.allowed.values())):
             return
         self.opened += 1
-        both = sides(attention.rank, experts.rank) if (cp, dp) != (1, ep) else sides(experts.rank, experts.rank)
-        into_experts, into_attention = self._crossings(both, attention, experts)
-        layer_s = left.time_s[:, None] + right.time_s
-        layer_s = layer_s + into_experts[left.last[:, None], right.first, right.last]
-        layer_s = layer_s + into_attention[right.last, left.first[:, None], left.last[:, None]]
-        stage_s = layers * layer_s + ends_s
-        allowed = (pp * stage_s <= self.workload.tpot_limit_s * (1 + ROUNDING)) & self._fits(both, left, right, pp)
+        left, right = attention.front, experts.front
+        both, state = self._both(attention, experts, mesh), batching(self.workload, batch, dp)
+        layers = layers_per_stage(self.workload, pp)
+        stages_s: list[Floats] = []
+        for rank, layer_s in zip(experts.ranks, self._layers_s(both, left, right), strict=True):
+            ends = self._ends_s(rank, pp)
+            stages_s.append(pp * (layers * layer_s + np.array([ends[int(choice)] for choice in right.last])))
+        decode_s, mixed_s = stages_s[0], stages_s[-1]
+        allowed = self._fits(both[-1], left, right, pp)
+        if state.decode is not None:
+            allowed &= state.tpot_s(decode_s, mixed_s) <= self.workload.tpot_limit_s * (1 + ROUNDING)
+        if state.mixed is not None:
+            allowed &= state.ttft_s(decode_s, mixed_s) <= self.workload.ttft_limit_s * (1 + ROUNDING)
         if not allowed.any():
             return
-        row, column = np.unravel_index(np.where(allowed, stage_s, np.inf).argmin(), stage_s.shape)
-        value = per_gpu / float(stage_s[row, column])
+        step_s = np.where(allowed, state.step_s(decode_s, mixed_s), np.inf)
+        row, column = np.unravel_index(step_s.argmin(), step_s.shape)
+        value = state.tokens * pp / (float(step_s[row, column]) * math.prod(mesh[:3]) * pp)
         if value > self.best_value:
             self.best_value = value
             dims = (*left.choices[row].tolist(), *right.choices[column].tolist())
             self.best = Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp)
 
-    def _crossings(self, both: Sides, attention: _Side, experts: _Side) -> tuple[Floats, Floats]:
+    def _layers_s(self, both: Sequence[Sides], left: _Front, right: _Front) -> list[Floats]:
+        """[left, right] seconds of a layer, per kind of step."""
+        found: list[Floats] = []
+        for kind, each in enumerate(both):
+            into_experts, into_attention = self._crossings(each, left, right)
+            layer_s = left.figures.times_s[kind][:, None] + right.figures.times_s[kind]
+            layer_s = layer_s + into_experts[left.last[:, None], right.first, right.last]
+            found.append(layer_s + into_attention[right.last, left.first[:, None], left.last[:, None]])
+        return found
+
+    def _crossings(self, both: Sides, left: _Front, right: _Front) -> tuple[Floats, Floats]:
         """Seconds of the residual stream's moves, by the choices at the ends of `residual_mid` and of `residual_in`."""
+        present = {
+            self._attention_ops[0]: set(left.first.tolist()),
+            self._attention_ops[-1]: set(left.last.tolist()),
+            self._expert_ops[0]: set(right.first.tolist()),
+            self._expert_ops[-1]: set(right.last.tolist()),
+        }
         tables: list[Floats] = []
         for name in ("residual_mid", "residual_in"):
-            tensor = both.experts.layer.tensor(name)
-            costs = {**attention.costs, **experts.costs}
+            tensor = self.layer.tensor(name)
             table = np.zeros((_CHOICES,) * 3)
-            for ends in itertools.product(*(costs[op] for op in tensor.ends)):
+            for ends in itertools.product(*(sorted(present[op]) for op in tensor.ends)):
                 table[ends] = sum(both.moves_s(tensor, ends))
             tables.append(table)
         return tables[0], tables[1]
 
     def _fits(self, both: Sides, left: _Front, right: _Front, pp: int) -> NDArray[np.bool_]:
+        """[left, right] whether a layer's weights, cache and activations have room: as `memory_bytes`, for arrays."""
         layers = layers_per_stage(self.workload, pp)
         fixed = memory_bytes(both, pp, layer_weight_bytes=0.0, layer_kv_bytes=0.0, peak_op_bytes=0.0)
-        head_bytes = head_activation_bytes(both.experts)
-        held = [layers * (side.weight_bytes + pp * side.kv_bytes) for side in (left, right)]
-        peak = np.maximum(np.maximum.outer(left.peak_bytes, right.peak_bytes), head_bytes)
-        return np.add.outer(*held) + (peak - head_bytes) + fixed.total <= self.workload.hbm_limit_bytes
+        peak = np.maximum(np.maximum.outer(left.figures.peak_bytes, right.figures.peak_bytes), 0.0)
+        activations = both.stream_bytes() + np.maximum(peak, head_activation_bytes(both.experts))
+        overhead = fixed.overhead
+        if self.workload.engine is not None:
+            overhead = np.maximum(0.0, self.workload.engine.memory.runtime_bytes - activations)
+        weights = fixed.weights + layers * np.add.outer(left.figures.weight_bytes, right.figures.weight_bytes)
+        kv_cache = layers * pp * np.add.outer(left.figures.kv_bytes, right.figures.kv_bytes)
+        needed, allowed = room(self.workload, weights + kv_cache + activations + overhead, kv_cache)
+        return needed <= allowed
 
-    def _pair(self, mesh: tuple[int, int, int, int], batch: int) -> tuple[_Side, _Side]:
+    def _both(self, attention: _Side, experts: _Side, mesh: Mesh) -> list[Sides]:
+        _, cp, dp, ep = mesh
+        one_mesh = (cp, dp) == (1, ep)
+        return [
+            sides(right, right) if one_mesh else sides(left, right)
+            for left, right in zip(attention.ranks, experts.ranks, strict=True)
+        ]
+
+    def _pair(self, mesh: Mesh, batch: int) -> tuple[_Side, _Side]:
         tp, cp, dp, ep = mesh
-        tokens, moe_tp = math.ceil(batch / dp), tp * cp * dp // ep
-        keys = ("attention", tp, cp, tokens), ("experts", moe_tp, ep, batch)
-        if keys[0] not in self._sides:  # attention's side knows nothing of other groups: one will do
-            self._sides[keys[0]] = _Side(
-                attention_rank(self.workload, tp, cp, 1, tokens), self._attention_ops, self.space
-            )
+        loads = batching(self.workload, batch, dp).loads
+        alone = tuple(_one_group(load) for load in loads)  # attention's side knows nothing of other groups
+        moe_tp = tp * cp * dp // ep
+        keys = ("attention", tp, cp, alone), ("experts", moe_tp, ep, loads)
+        if keys[0] not in self._sides:
+            ranks = [attention_rank(self.workload, load, tp, cp, 1) for load in alone]
+            self._sides[keys[0]] = _Side(ranks, self._attention_ops, self.space)
         if keys[1] not in self._sides:
-            self._sides[keys[1]] = _Side(experts_rank(self.workload, moe_tp, ep, batch), self._expert_ops, self.space)
+            ranks = [experts_rank(self.workload, load, moe_tp, ep, dp) for load in loads]
+            self._sides[keys[1]] = _Side(ranks, self._expert_ops, self.space)
         return self._sides[keys[0]], self._sides[keys[1]]
+
+
+def _one_group(load: Load) -> Load:
+    own = load.of_group(load.attention_groups)
+    return load._replace(sequences=own.sequences, prompts=own.prompts, prompt_groups=1, attention_groups=1)

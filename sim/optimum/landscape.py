@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from sim.evaluation import Evaluation
 from sim.layers.ops import Tensor
 from sim.optimum.spaces import Space, space_of
-from sim.simulate import ROUNDING, degree_violations, evaluate, layers_per_stage, memory_bytes, stage_time
+from sim.serving.phases import batching, most_sequences
+from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.costs import head_activation_bytes, move_s, moves, op_cost
 from sim.step.rank import Rank
+from sim.step.stage import layers_per_stage, memory_bytes, room, stage_time
 from sim.step.two_meshes import sides
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
@@ -70,15 +72,17 @@ def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None
         progress: Called with (done, total) parts of the work.
 
     Raises:
-        ValueError: The space is the extended one, which is too large to add up: see `sim.optimum.best`.
+        ValueError: The phase is not decode, or the space is the extended one, which is too large to add up: see
+            `sim.optimum.best`.
 
     >>> from sim.config.catalog import load_workload
     >>> find_optimum(load_workload("mixtral_8x22b_8k")).evaluation.feasible
     True
     """
     space = space_of(workload)
-    if not space.one_mesh:
-        raise ValueError(f"the space {workload.space!r} of {workload.name} is too large to add up: ask `find_best`")
+    if not can_be_added_up(space):
+        what = f"the space {workload.space!r} of {workload.name} in phase {workload.phase!r}"
+        raise ValueError(f"{what} cannot be added up: ask `find_best`")
     parts = list(itertools.product(space.tp, space.ep, space.batch))
     total = _Landscape()
     for done, (tp, ep, batch) in enumerate(parts, start=1):
@@ -93,6 +97,15 @@ def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None
         feasible_count=int(total.histogram.sum()),
         quantiles=total.quantiles(evaluation.tokens_per_s_per_gpu) if evaluation else {},
     )
+
+
+MOST_BATCHES = 64
+"""Longest list of batches that is added up; `find_best` solves longer ones without looking at each."""
+
+
+def can_be_added_up(space: Space) -> bool:
+    """Whether a space has a landscape: one mesh, steps of one kind, a short list of batches."""
+    return space.one_mesh and space.workload.phase == "decode" and len(space.batch) <= MOST_BATCHES
 
 
 class _Landscape:
@@ -196,7 +209,11 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
     stages = [pp for pp in space.pp if not degree_violations(workload, tp, ep, pp)]
     if not stages:
         return
-    rank = Rank(workload, tp, ep, batch)
+    state = batching(workload, batch, ep)
+    assert state.decode is not None
+    rank, engine_s = Rank(workload, state.decode, tp, ep), state.pace.engine_s(state.times)
+    if batch > most_sequences(workload, ep):
+        return
     tables = _Tables(rank, space)
     if not all(tables.allowed.values()):
         return
@@ -212,7 +229,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         for pp in stages:
             layers = layers_per_stage(workload, pp)
             ends_s = stage_time(rank, pp, 0.0, separators["combine"]).total_s
-            longest_s = (workload.tpot_limit_s * (1 + ROUNDING) / pp - ends_s) / layers
+            longest_s = ((workload.tpot_limit_s * (1 + ROUNDING) - engine_s) / pp - ends_s) / layers
             if fastest_s > longest_s:
                 continue
             allowed = layer_s <= longest_s
@@ -221,7 +238,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             feasible_s = layer_s[allowed]
             if not feasible_s.size:
                 continue
-            tokens_per_s_per_gpu = batch / (tp * ep * pp) / (layers * feasible_s + ends_s)
+            tokens_per_s_per_gpu = batch / (tp * ep * pp) / (layers * feasible_s + ends_s + engine_s / pp)
             landscape.count(tokens_per_s_per_gpu)
             winner = int(feasible_s.argmin())
             if tokens_per_s_per_gpu[winner] > landscape.best_tokens_per_s_per_gpu:
@@ -234,18 +251,28 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
 def _fits_memory(
     rank: Rank, pp: int, left: _Segment, right: _Segment, own_peak_bytes: float
 ) -> NDArray[np.bool_] | None:
-    """[left, right] whether a layer fits into HBM; None when all do."""
-    layers = layers_per_stage(rank.workload, pp)
+    """[left, right] whether a layer has room; None when all do."""
+    layers, workload = layers_per_stage(rank.workload, pp), rank.workload
     fixed = memory_bytes(
         sides(rank, rank), pp, layer_weight_bytes=0.0, layer_kv_bytes=0.0, peak_op_bytes=own_peak_bytes
     )
-    head_bytes = max(own_peak_bytes, head_activation_bytes(rank))
-    budget = rank.workload.hbm_limit_bytes - fixed.total
     held = [layers * (segment.weight_bytes + pp * segment.kv_bytes) for segment in (left, right)]
-    excess = [np.maximum(segment.peak_bytes - head_bytes, 0.0) for segment in (left, right)]
-    if sum(float(h.max()) for h in held) + max(float(e.max()) for e in excess) <= budget:
+    kv_cache = [layers * pp * segment.kv_bytes for segment in (left, right)]
+    peaks = [np.maximum(segment.peak_bytes, own_peak_bytes) for segment in (left, right)]
+    runtime = 0.0 if workload.engine is None else workload.engine.memory.runtime_bytes
+    constant = sides(rank, rank).stream_bytes()
+
+    def needed(held_bytes: Any, kv_bytes: Any, peak_bytes: Any) -> tuple[Any, float]:
+        activations = constant + np.maximum(peak_bytes, head_activation_bytes(rank))
+        overhead = np.maximum(0.0, runtime - activations) if workload.engine else fixed.overhead
+        return room(workload, fixed.weights + held_bytes + activations + overhead, kv_bytes)
+
+    most = needed(
+        sum(float(h.max()) for h in held),
+        sum(float(kv.max()) for kv in kv_cache),
+        max(float(peak.max()) for peak in peaks),
+    )
+    if most[0] <= most[1]:
         return None
-    total = np.add.outer(*held)
-    if any(e.any() for e in excess):
-        total += np.maximum.outer(*excess)
-    return total <= budget
+    total, allowed = needed(np.add.outer(*held), np.add.outer(*kv_cache), np.maximum.outer(*peaks))
+    return total <= allowed

@@ -73,13 +73,30 @@ class _SeriesRecord(BaseModel):
 class _EngineRecord(BaseModel):
     step_s: Coefficient
     sequence_s: Coefficient
-    prefill_share: Coefficient
+    prefill_share: Annotated[Coefficient, Field(le=1)]
     launch_layer_s: Coefficient = 0.0
+    models: tuple[str, ...] = ()
+
+
+_LogWidth = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, strict=True)]
+
+
+class _Widths(BaseModel):
+    low: tuple[_LogWidth, _LogWidth, _LogWidth]
+    high: tuple[_LogWidth, _LogWidth, _LogWidth]
+
+
+class _Intervals(BaseModel):
+    measured: _Widths
+    unmeasured: _Widths
+    bare: _Widths
+    kernels: tuple[Positive, Positive]
 
 
 class _Serving(BaseModel):
     mape: Coefficient | None = None
     engines: dict[str, _EngineRecord] = {}
+    interval: _Intervals | None = None
 
 
 class CalibrationFile(BaseModel):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from sim.prices.curves import Curves
 from sim.prices.dtypes import Dtype
-from sim.prices.priced import Priced, spread
+from sim.prices.priced import Interval, Priced, spread
 
-Engine = Literal["trtllm", "vllm", "sglang"]
+EngineName = Literal["trtllm", "vllm", "sglang"]
 AllReduce = Literal["trtllm", "vllm", "sglang", "nccl"]
 
 
@@ -109,6 +110,45 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True)
+class Widths:
+    """A 90 % interval of measured over predicted time per token. [fitted] to serving runs that the engine had not seen.
+
+    Attributes:
+        low, high: Of log(predicted / measured) and log(measured / predicted) what stands always, what comes per share
+            of the time that prompts take, and what with experts; all >= 0.
+    """
+
+    low: tuple[float, float, float]
+    high: tuple[float, float, float]
+
+    def at(self, prompt_share: float, *, moe: bool) -> Interval:
+        """The factors at a share of prompts."""
+        down, up = (
+            always + prompts * prompt_share + experts * moe for always, prompts, experts in (self.low, self.high)
+        )
+        return math.exp(-down), math.exp(up)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingIntervals:
+    """How far serving runs lay beside predictions.
+
+    Attributes:
+        measured: Of a model that was measured under the engine, at lengths that were not.
+        unmeasured: Of a model that was not.
+        bare: The same without an engine's own times.
+        kernels: What the kernels and collectives of those runs put into it, as factors.
+        models: Names of the models that were measured under each engine.
+    """
+
+    measured: Widths
+    unmeasured: Widths
+    bare: Widths
+    kernels: Interval
+    models: Mapping[str, frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorModel:
     """Relative errors of what no cross-validation covers.
 
@@ -116,11 +156,13 @@ class ErrorModel:
         serving: Of a step's time against measured serving runs, beside the errors of its kernels.
         uncalibrated: Of a kernel or collective priced by medians or by a latency model.
         extrapolated: Of one beyond what was measured.
+        runs: Intervals from measured serving runs; None without any.
     """
 
     serving: float
     uncalibrated: float
     extrapolated: float
+    runs: ServingIntervals | None = None
 
     def by_medians(self, time_s: float, what: str = "") -> Priced:
         """Seconds by medians or by a latency model; `what` no measurement covers, or ""."""

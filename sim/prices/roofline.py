@@ -18,6 +18,9 @@ from sim.prices.priced import Interval
 _OVERHEAD_BOUND = 2.0
 """A fitted kernel waits for its launch when it takes this often the time of its arithmetic and its traffic."""
 
+PRICED_BY_MEDIANS = "kernels without a fitted curve"
+"""What no measurement covers where a calibration lacks a kind of kernel."""
+
 
 class Kernel(NamedTuple):
     """One launch on one GPU.
@@ -29,6 +32,8 @@ class Kernel(NamedTuple):
         flops: Floating-point operations.
         traffic_bytes: HBM bytes read and written.
         shape: What fitted curves price; None for a kernel that none describes.
+        launches: Per layer, on average over the layers.
+        fused: Whether it runs inside a neighbour's launch: it has its work, and no launch floor.
     """
 
     family: KernelFamily
@@ -37,6 +42,8 @@ class Kernel(NamedTuple):
     flops: float
     traffic_bytes: float
     shape: Shape | None = None
+    launches: float = 1.0
+    fused: bool = False
 
 
 class KernelTime(NamedTuple):
@@ -64,7 +71,7 @@ class KernelTime(NamedTuple):
 @lru_cache(maxsize=REMEMBERED)
 def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
     """Seconds of a kernel on one GPU of the hardware."""
-    family, math_dtype, stream_dtype, flops, traffic_bytes, shape = kernel
+    family, math_dtype, stream_dtype, flops, traffic_bytes, shape, _, fused = kernel
     efficiency = hardware.efficiency[family]
     light_compute_s = flops / hardware.peak_flop_per_s[math_dtype]
     light_memory_s = traffic_bytes / hardware.hbm_bandwidth_bytes_per_s
@@ -75,9 +82,11 @@ def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
     curves = hardware.curves
     priced = curves.kernel(shape, math_dtype, stream_dtype) if curves and shape else None
     if priced is None:
-        bound = bound if busy_s >= efficiency.floor_s else "launch"
-        unsure = hardware.errors.by_medians(max(busy_s, efficiency.floor_s))
-        return KernelTime(compute_s, memory_s, unsure.time_s, bound, unsure.error, unsure.interval, "")
+        floor_s = 0.0 if fused else efficiency.floor_s
+        bound = bound if busy_s >= floor_s else "launch"
+        unsure = hardware.errors.by_medians(max(busy_s, floor_s))
+        unmeasured = PRICED_BY_MEDIANS if curves and shape else ""
+        return KernelTime(compute_s, memory_s, unsure.time_s, bound, unsure.error, unsure.interval, unmeasured)
     total_s = max(priced.time_s, light_compute_s, light_memory_s)
     bound = bound if total_s <= _OVERHEAD_BOUND * busy_s else "launch"
     return KernelTime(compute_s, memory_s, total_s, bound, priced.error, priced.interval, priced.extrapolated)

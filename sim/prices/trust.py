@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.prices.hardware import Hardware
+from sim.prices.hardware import ErrorModel, Hardware
+from sim.prices.priced import EXACT, Interval, Priced, spread
 
 _LEAST_SHARE = 0.01
 """What takes less of a layer's time than this is not worth a warning."""
 
 
 class Trust(NamedTuple):
-    """Mean relative error to expect, and what rests on extrapolation, the largest share of the time first."""
+    """How far to trust a step.
+
+    Attributes:
+        expected_error: Mean relative error to expect.
+        extrapolated: What rests on extrapolation, the largest share of the time first.
+        kernels: Factors between which its kernels and collectives put the time in 90 % of cases.
+    """
 
     expected_error: float
     extrapolated: tuple[str, ...]
+    kernels: Interval
 
 
-def judge(hardware: Hardware, parts: Iterable[tuple[float, float, str]]) -> Trust:
+def judge(hardware: Hardware, parts: Sequence[Priced]) -> Trust:
     """How far to trust the time of a step.
 
     Errors of one layer's kernels and collectives, weighted by time as if all erred to the same side, and the residual
@@ -27,18 +35,64 @@ def judge(hardware: Hardware, parts: Iterable[tuple[float, float, str]]) -> Trus
 
     Args:
         hardware: Whose residual.
-        parts: Of a layer: seconds, expected relative error and what no measurement covers, or "".
+        parts: Of a layer.
     """
-    total_s = off_s = 0.0
+    total_s = sum([part.time_s for part in parts])
     beyond_s: dict[str, float] = {}
-    for time_s, error, what in parts:
-        total_s += time_s
-        off_s += error * time_s
-        if what:
-            beyond_s[what] = beyond_s.get(what, 0.0) + time_s
+    for part in parts:
+        if part.extrapolated:
+            beyond_s[part.extrapolated] = beyond_s.get(part.extrapolated, 0.0) + part.time_s
     named = tuple(
         f"{what} ({part_s / total_s:.0%} of a layer)"
         for what, part_s in sorted(beyond_s.items(), key=lambda item: -item[1])
         if part_s >= _LEAST_SHARE * total_s
     )
-    return Trust(math.hypot(off_s / total_s, hardware.errors.serving), named)
+    error, low, high = (
+        sum([share * part.time_s for share, part in zip(shares, parts, strict=True)]) / total_s
+        for shares in zip(*[(part.error, *part.interval) for part in parts], strict=True)
+    )
+    return Trust(math.hypot(error, hardware.errors.serving), named, (low, high))
+
+
+class Stated(NamedTuple):
+    """A 90 % interval as factors, and what makes it wider than that of a measured model; "" for nothing."""
+
+    factors: Interval
+    because: str
+
+
+def tpot_interval(
+    errors: ErrorModel, engine: str | None, model: str, *, moe: bool, prompt_share: float, kernels: Interval
+) -> Stated:
+    """The interval of measured over predicted time per output token.
+
+    Residuals of serving runs hold the errors of their kernels. What a strategy's own err beyond those comes on top, as
+    if independent. [assumed]
+
+    Args:
+        errors: Of the machine.
+        engine: Whose own time is charged; None for the bare machine.
+        model: Its name.
+        moe: Whether it has experts.
+        prompt_share: Share of the time that other requests' prompts take.
+        kernels: Of `Trust`.
+    """
+    runs = errors.runs
+    if runs is None:
+        return Stated(on_top(spread(errors.serving), kernels, EXACT), "no serving run of this machine was measured")
+    if engine is None:
+        widths, because = runs.bare, "no engine is named, whose own time would come on top"
+    elif model in runs.models.get(engine, runs.models.get(engine.partition("<")[0], frozenset())):
+        widths, because = runs.measured, ""
+    else:
+        widths, because = runs.unmeasured, f"no serving run of {model} under {engine} was measured"
+    return Stated(on_top(widths.at(prompt_share, moe=moe), kernels, runs.kernels), because)
+
+
+def on_top(serving: Interval, kernels: Interval, usual: Interval) -> Interval:
+    """The interval of serving runs, and by what the kernels' own is wider than usual."""
+    down, up = (
+        math.hypot(math.log(run), max(0.0, sign * math.log(own / typical)))
+        for run, own, typical, sign in zip(serving, kernels, usual, (-1, 1), strict=True)
+    )
+    return math.exp(-down), math.exp(up)

@@ -11,10 +11,12 @@ from functools import lru_cache
 
 from sim.evaluation import Explanation, OpBreakdown
 from sim.layers.choices import rule
-from sim.layers.ops import FusedOp, Layer
+from sim.layers.ops import FusedOp, Layer, layer_ops
+from sim.layers.sizes import Load
 from sim.prices.collectives import Collective
+from sim.prices.priced import Priced
 from sim.prices.roofline import KernelTime
-from sim.prices.trust import judge
+from sim.prices.trust import judge, tpot_interval
 from sim.sharding.placement import PARTIAL
 from sim.step.costs import price, seconds
 from sim.step.rank import Rank
@@ -37,24 +39,54 @@ CHOICE_LABELS = {
 """What an einsum letter stands for when it is sharded."""
 
 
-def explain(workload: Workload, strategy: Strategy) -> Explanation:
-    """What stands behind the figures of `sim.simulate.evaluate`."""
-    sides = sides_of_strategy(workload, strategy)
-    layer = sides.experts.layer
-    choices = dict(zip(layer.op_by_name, strategy.dims, strict=True))
-    incoming = _incoming_collectives(sides, choices)
-    parts: list[tuple[float, float, str]] = []
-    ops: list[OpBreakdown] = []
-    for op in layer.ops:
-        rank = sides.rank_by_op[op.name]
-        work = op_work(rank, op, choices[op.name])
-        kernels = [price(rank, kernel) for kernel in work.kernels]
-        ops.append(_breakdown(rank, op, choices, work, kernels, incoming[op.name]))
-        parts += [(kernel.total_s, kernel.error, kernel.extrapolated) for kernel in kernels]
-        parts += [(c.time_s, c.error, c.extrapolated) for c in work.collectives]
-    for collectives in incoming.values():
-        parts += [(c.time_s, c.error, c.extrapolated) for c in collectives]
-    return Explanation(tuple(ops), *judge(workload.hardware, parts))
+def explain(
+    workload: Workload, strategy: Strategy, loads: Sequence[Load], tpot_s: float, prompt_share: float
+) -> Explanation:
+    """What stands behind the figures of `sim.simulate.evaluate`: the ops of the first step, and the trust in all.
+
+    Args:
+        workload: As evaluated.
+        strategy: As evaluated.
+        loads: What is in each kind of step.
+        tpot_s: The time per output token.
+        prompt_share: Share of it that other requests' prompts take.
+    """
+    choices = dict(zip(layer_ops(workload.model).op_by_name, strategy.dims, strict=True))
+    parts: list[Priced] = []
+    explained: list[tuple[OpBreakdown, ...]] = []
+    for load in loads:
+        sides = sides_of_strategy(workload, load, strategy)
+        incoming = _incoming_collectives(sides, choices)
+        ops: list[OpBreakdown] = []
+        for op in sides.experts.layer.ops:
+            rank = sides.rank_by_op[op.name]
+            work = op_work(rank, op, choices[op.name])
+            kernels = [price(rank, kernel) for kernel in work.kernels]
+            ops.append(_breakdown(rank, op, choices, work, kernels, incoming[op.name]))
+            counted = zip(kernels, work.kernels, strict=True)
+            parts += [
+                Priced(kernel.total_s * launch.launches, kernel.error, kernel.interval, kernel.extrapolated)
+                for kernel, launch in counted
+            ]
+            parts += [_priced(collective) for collective in work.collectives]
+        for collectives in incoming.values():
+            parts += [_priced(collective) for collective in collectives]
+        explained.append(tuple(ops))
+    trust = judge(workload.hardware, parts)
+    stated = tpot_interval(
+        workload.hardware.errors,
+        workload.engine.name if workload.engine else None,
+        workload.model.name,
+        moe=workload.model.is_moe,
+        prompt_share=prompt_share,
+        kernels=trust.kernels,
+    )
+    low, high = stated.factors
+    return Explanation(explained[0], *trust, (low * tpot_s, high * tpot_s), stated.because)
+
+
+def _priced(collective: Collective) -> Priced:
+    return Priced(collective.time_s, collective.error, collective.interval, collective.extrapolated)
 
 
 def _incoming_collectives(sides: Sides, choices: dict[str, int]) -> dict[str, list[Collective]]:
@@ -97,9 +129,10 @@ def _breakdown(
     op_rule = rule(op, rank.layer, choice)
     collectives = (*incoming, *work.collectives)
     communication_s = seconds(collectives)
-    kernel_s = sum([kernel.total_s for kernel in kernels])
-    compute_s = sum([kernel.compute_s for kernel in kernels])
-    memory_s = sum([kernel.memory_s for kernel in kernels])
+    counts = [kernel.launches for kernel in work.kernels]
+    kernel_s = sum([kernel.total_s * count for kernel, count in zip(kernels, counts, strict=True)])
+    compute_s = sum([kernel.compute_s * count for kernel, count in zip(kernels, counts, strict=True)])
+    memory_s = sum([kernel.memory_s * count for kernel, count in zip(kernels, counts, strict=True)])
     return OpBreakdown(
         name=op.name,
         choice=choice,
@@ -107,8 +140,8 @@ def _breakdown(
         placements_in=_placements_in(rank.layer, op, choice, choices[_first_producer(rank.layer, op).name]),
         placement_out=str(op_rule.output),
         collectives=collectives,
-        work_flops=sum([kernel.flops for kernel in work.kernels]),
-        traffic_bytes=sum([kernel.traffic_bytes for kernel in work.kernels]),
+        work_flops=sum([kernel.flops * kernel.launches for kernel in work.kernels]),
+        traffic_bytes=sum([kernel.traffic_bytes * kernel.launches for kernel in work.kernels]),
         compute_time_s=compute_s,
         memory_time_s=memory_s,
         kernel_time_s=kernel_s,

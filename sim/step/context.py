@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from sim.prices.collectives import Collective, collective_price, sent_share
+from sim.prices.collectives import Collective
 from sim.prices.mesh import group
 from sim.prices.roofline import Kernel
 from sim.step.rank import Rank
@@ -48,12 +48,7 @@ def merge_partials(rank: Rank, queries: float, *, whole: bool) -> Merge:
     result_bytes = queries * head_dim * rank.activation_each
     traffic = part_bytes + mine * head_dim * rank.activation_each
     kernel = Kernel("elementwise", dtype, dtype, 2.0 * queries * head_dim, traffic)
-    exchange = _collective(rank, "all_to_all", "attention parts", rank.cp * part_bytes)
-    gather = (_collective(rank, "all_gather", "attn_out", result_bytes),) if whole else ()
-    return Merge(kernel, (exchange, *gather), 2.0 * part_bytes)
-
-
-def _collective(rank: Rank, kind: str, tensor: str, tensor_bytes: float) -> Collective:
-    hardware = rank.workload.hardware
-    priced = collective_price(hardware, kind, group(1, rank.cp, hardware.node_gpus), tensor_bytes, "cp")
-    return Collective(kind, "cp", rank.cp, tensor, tensor_bytes * sent_share(kind, rank.cp), *priced)
+    members = group(1, rank.cp, rank.workload.hardware.node_gpus)
+    exchange = rank.collective("all_to_all", "cp", members, "attention parts", rank.cp * part_bytes)
+    gather = rank.collective("all_gather", "cp", members, "attn_out", result_bytes) if whole else ()
+    return Merge(kernel, (*exchange, *gather), 2.0 * part_bytes)

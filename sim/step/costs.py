@@ -7,55 +7,38 @@ the same numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from sim.layers.choices import LOOK_UP, held, rule, side
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
+from sim.layers.sizes import Load
 from sim.prices.collectives import Collective
 from sim.prices.curves import Gemm
+from sim.prices.mesh import group
 from sim.prices.roofline import Kernel, KernelTime, kernel_time
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement
 from sim.sharding.redistribute import collective_between, collectives_for
-from sim.step.rank import Rank
+from sim.step.rank import OpCost, Rank
 from sim.step.work import elementwise, gemm, op_work
 from sim.workload import Workload
 
 
-class OpCost(NamedTuple):
-    """One fused op under one choice on the busiest GPU, without the moves of its inputs.
-
-    Numbers alone, because a search keeps one for every op, choice and degree that it has come by; `sim.step.breakdown`
-    works out again what is behind them.
-
-    Attributes:
-        kernel_s: Its launches, one after the other.
-        collective_s: Communication inside the op.
-        weight_bytes: Weights of the op that the GPU holds.
-        kv_bytes: KV cache of one layer and one microbatch that the GPU holds.
-        activation_bytes: Its inputs and its output on one GPU.
-        broken: The kind of limit that the choice breaks: "heads", "tokens" or None.
-    """
-
-    kernel_s: float
-    collective_s: float
-    weight_bytes: float
-    kv_bytes: float
-    activation_bytes: float
-    broken: str | None
-
-    @property
-    def time_s(self) -> float:
-        """Launches and the op's own collectives, one after the other."""
-        return self.kernel_s + self.collective_s
-
-
 @lru_cache(maxsize=1024)
 def rank_of(
-    workload: Workload, tp: int, ep: int, batch: int, *, cp: int = 1, axis: str = "tp", experts_axis: str = "ep"
+    workload: Workload,
+    load: Load,
+    tp: int,
+    ep: int,
+    *,
+    cp: int = 1,
+    copies: int = 1,
+    axis: str = "tp",
+    experts_axis: str = "ep",
 ) -> Rank:
     """The busiest GPU under these degrees, with what is known of its costs."""
-    return Rank(workload, tp, ep, batch, cp=cp, axis=axis, experts_axis=experts_axis)
+    return Rank(workload, load, tp, ep, cp=cp, copies=copies, axis=axis, experts_axis=experts_axis)
 
 
 def price(rank: Rank, kernel: Kernel) -> KernelTime:
@@ -71,17 +54,17 @@ def seconds(collectives: Sequence[Collective]) -> float:
 def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     """The cost of one op under one choice of the strategy."""
     key = (op.name, choice)
-    remembered = rank.remembered if by_expert(op, rank.layer) else rank.remembered_of_tokens
-    found = remembered.get(key)
+    known = (rank.memo if by_expert(op, rank.layer) else rank.memo_of_tokens).ops
+    found = known.get(key)
     if found is None:
-        found = remembered[key] = _op_cost(rank, op, choice)
-    return cast(OpCost, found)
+        found = known[key] = _op_cost(rank, op, choice)
+    return found
 
 
 def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     work = op_work(rank, op, choice)
     return OpCost(
-        kernel_s=sum([price(rank, kernel).total_s for kernel in work.kernels]),
+        kernel_s=sum([price(rank, kernel).total_s * kernel.launches for kernel in work.kernels]),
         collective_s=seconds(work.collectives),
         weight_bytes=work.weight_bytes,
         kv_bytes=work.kv_bytes,
@@ -91,8 +74,10 @@ def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
 
 
 def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
-    """The kind of limit that a choice breaks at this tp degree: "heads", "tokens" or None."""
+    """The kind of limit that a choice breaks at this tp degree: "heads", "tokens", "unsupported" or None."""
     label = op.label(choice)
+    if label == "d" and op.name == "qkv_proj" and rank.workload.model.latent_attention is not None and rank.tp > 1:
+        return "unsupported"  # a norm of the latents stands between its two projections
     if label == "h" and rank.workload.model.heads % rank.tp:
         return "heads"
     if label == "q" and rank.workload.model.heads % rank.head_tp:
@@ -116,12 +101,14 @@ class Move(NamedTuple):
     Attributes:
         kind: Its collective.
         tensor: What is moved.
-        by_heads: Whether heads are cut, which take the KV heads they share with other GPUs along.
+        by_heads: Whether heads are sharded, which take the KV heads they share with other GPUs along.
+        late: Whether it sums what the layer's last op leaves, as that op's own sum over copies of the tokens does.
     """
 
     kind: str
     tensor: Tensor
     by_heads: bool = False
+    late: bool = False
 
     def tensor_bytes(self, rank: Rank) -> float:
         """V of the redistribution table."""
@@ -146,7 +133,7 @@ def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...]) -> tuple[Move 
     if source == PARTIAL and rules[0].passes_partial:
         result = layer.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
         kind = collective_between(PARTIAL, rules[0].output)
-        return (Move(kind, result),) if kind else (None,)
+        return (Move(kind, result, late=kind == "all_reduce"),) if kind else (None,)
     targets = tuple(r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True))
     return tuple(
         Move(kind, tensor, by_heads=tensor.name == "qkv" and target.dims == (1,)) if kind else None
@@ -156,7 +143,37 @@ def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...]) -> tuple[Move 
 
 def move_s(rank: Rank, move: Move | None) -> float:
     """Seconds of a redistribution on the busiest GPU."""
-    return rank.tp_s(move.kind, move.tensor_bytes(rank)) if move else 0.0
+    if move is None:
+        return 0.0
+    tensor_bytes = move.tensor_bytes(rank)
+    if move.late and rank.copies > 1:
+        return seconds(_widened(rank, move, tensor_bytes))
+    return rank.tp_s(move.kind, tensor_bytes)
+
+
+def moved(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
+    """The collective of a redistribution; none at degree 1."""
+    if move is None:
+        return ()
+    tensor_bytes = move.tensor_bytes(rank)
+    if move.late and rank.copies > 1:
+        return _widened(rank, move, tensor_bytes)
+    return rank.tp_collective(move.kind, move.tensor.name, tensor_bytes)
+
+
+def _widened(rank: Rank, move: Move, tensor_bytes: float) -> tuple[Collective, ...]:
+    """What it costs more to sum over tp as well, in the one all-reduce over the groups that have the same tokens.
+
+    That one stands with the op (`sim.step.work`); it is paid for in any case.
+    """
+    if rank.tp == 1:
+        return ()
+    node_gpus = rank.workload.hardware.node_gpus
+    axis = f"{rank.axis} x {rank.experts_axis}"
+    (both,) = rank.collective(move.kind, axis, group(1, rank.tp * rank.copies, node_gpus), "tokens", tensor_bytes)
+    (alone,) = rank.collective(move.kind, axis, group(rank.tp, rank.copies, node_gpus), "tokens", tensor_bytes)
+    more_bytes = both.bytes_per_device - alone.bytes_per_device
+    return (replace(both, time_s=max(0.0, both.time_s - alone.time_s), bytes_per_device=more_bytes),)
 
 
 # --- both ends of the model ---------------------------------------------------------------------------
@@ -169,11 +186,11 @@ def stream_placement(rank: Rank, combine_choice: int) -> Placement:
 
 def ends_s(rank: Rank, combine_choice: int) -> tuple[float, float]:
     """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
-    key = ("ends", combine_choice)
-    found = rank.remembered_of_tokens.get(key)
+    known = rank.memo_of_tokens.ends
+    found = known.get(combine_choice)
     if found is None:
-        found = rank.remembered_of_tokens[key] = (embedding_s(rank, combine_choice), head_s(rank, combine_choice))
-    return cast(tuple[float, float], found)
+        found = known[combine_choice] = (embedding_s(rank, combine_choice), head_s(rank, combine_choice))
+    return found
 
 
 def embedding_s(rank: Rank, combine_choice: int) -> float:
@@ -186,24 +203,29 @@ def embedding_s(rank: Rank, combine_choice: int) -> float:
 
 
 def head_s(rank: Rank, combine_choice: int) -> float:
-    """Seconds of the final norm, the LM head with its columns over tp, and greedy sampling."""
-    model, tokens = rank.workload.model, rank.sizes.tokens
-    stream = rank.layer.tensor("residual_in")
-    whole_bytes = rank.tensor_bytes(stream)
+    """Seconds of the final norm, the LM head with its columns over tp, and greedy sampling, for tokens due next."""
+    tokens = rank.sizes.output_tokens
     replicated = stream_placement(rank, combine_choice) == REPLICATE
-    gather_s = 0.0 if replicated else rank.tp_s("all_gather", whole_bytes)
-    norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * whole_bytes)
-    shape = Gemm(tokens, model.hidden, rank.cut(model.vocab, when=True))
-    head = gemm(rank, rank.workload.precisions.weights, shape, rank.activation_each)
+    stream_bytes = tokens * rank.workload.model.hidden * rank.activation_each
+    gather_s = 0.0 if replicated else rank.tp_s("all_gather", stream_bytes)
     # Each rank offers its best token and score: 8 bytes per sequence and rank.
     sample_s = rank.tp_s("all_gather", 8.0 * tokens * rank.tp)
-    return price(rank, norm).total_s + price(rank, head).total_s + (gather_s + sample_s)
+    norm, head = [price(rank, kernel).total_s for kernel in head_kernels(rank)]
+    return norm + head + (gather_s + sample_s)
+
+
+def head_kernels(rank: Rank) -> tuple[Kernel, Kernel]:
+    """The final norm and the LM head."""
+    model, tokens = rank.workload.model, rank.sizes.output_tokens
+    norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * tokens * model.hidden * rank.activation_each)
+    shape = Gemm(max(tokens, 1.0), model.hidden, rank.shard(model.vocab, when=True))
+    return norm, gemm(rank, rank.workload.precisions.activations, shape, rank.activation_each)
 
 
 def vocabulary_bytes(rank: Rank) -> float:
     """Bytes of the embedding, or of the LM head, on one GPU; both are sharded over tp."""
     model = rank.workload.model
-    return rank.cut(model.vocab, when=True) * model.hidden * rank.weight_each
+    return rank.shard(model.vocab, when=True) * model.hidden * rank.activation_each
 
 
 def stream_bytes(rank: Rank) -> float:
@@ -219,4 +241,4 @@ def handed_on_bytes(rank: Rank, combine_choice: int) -> float:
 
 def head_activation_bytes(rank: Rank) -> float:
     """The hidden state and the fp32 logits at the LM head."""
-    return stream_bytes(rank) + rank.sizes.tokens * rank.cut(rank.workload.model.vocab, when=True) * 4.0
+    return stream_bytes(rank) + rank.sizes.output_tokens * rank.shard(rank.workload.model.vocab, when=True) * 4.0

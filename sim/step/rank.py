@@ -1,18 +1,66 @@
-"""What one GPU of the tp group holds and exchanges, for given degrees and batch."""
+"""What one GPU of a group holds and exchanges, for given degrees and what is in the step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from sim.layers.choices import Side
-from sim.layers.ops import Tensor, element_bytes, layer_ops, layer_sizes, tensor_columns
+from sim.layers.ops import Tensor, layer_ops
+from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
 from sim.prices.collectives import Collective, collective_price, sent_share
-from sim.prices.dtypes import DTYPE_BYTES
-from sim.prices.mesh import ep_group, tp_group
+from sim.prices.dtypes import DTYPE_BYTES, Dtype
+from sim.prices.mesh import Group, group
 from sim.prices.priced import Priced
 from sim.workload import Workload
+
+
+class OpCost(NamedTuple):
+    """One fused op under one choice on the busiest GPU, without the moves of its inputs.
+
+    Numbers alone, because a search keeps one for every op, choice and degree that it has come by; `sim.step.breakdown`
+    works out again what is behind them.
+
+    Attributes:
+        kernel_s: Its launches, one after the other.
+        collective_s: Communication inside the op.
+        weight_bytes: Weights of the op that the GPU holds.
+        kv_bytes: KV cache of one layer and one microbatch that the GPU holds.
+        activation_bytes: Its inputs and its output on one GPU.
+        broken: The kind of limit that the choice breaks: "heads", "tokens" or None.
+    """
+
+    kernel_s: float
+    collective_s: float
+    weight_bytes: float
+    kv_bytes: float
+    activation_bytes: float
+    broken: str | None
+
+    @property
+    def time_s(self) -> float:
+        """Launches and the op's own collectives, one after the other."""
+        return self.kernel_s + self.collective_s
+
+
+@dataclass(slots=True)
+class Memo:
+    """Costs that were worked out already; strategies share most of them.
+
+    Attributes:
+        ops: By name and choice of the op.
+        ends: Seconds of the embedding and of the LM head, by the choice of the layer's last op.
+        moves: Seconds of a tensor's redistributions, by name, the other side's degree and tokens, and the choices.
+    """
+
+    ops: dict[tuple[str, int], OpCost] = field(default_factory=dict[tuple[str, int], OpCost])
+    ends: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
+    moves: dict[tuple[str, int, float, tuple[int, ...]], tuple[float, ...]] = field(
+        default_factory=dict[tuple[str, int, float, tuple[int, ...]], tuple[float, ...]]
+    )
 
 
 @lru_cache(maxsize=64)
@@ -25,55 +73,73 @@ def _widths(workload: Workload) -> Mapping[str, tuple[int, float]]:
 
 
 @lru_cache(maxsize=1024)
-def _remembered_of_tokens(workload: Workload, tp: int, cp: int, tokens: int) -> dict[tuple[object, ...], object]:
-    return {}
+def _memo_of_tokens(workload: Workload, tp: int, cp: int, load: GroupLoad, cached_tokens: float) -> Memo:
+    """What the experts have no part in, shared by every GPU of as many tokens."""
+    return Memo()
 
 
 class Rank:
-    """The busiest GPU under (tp, ep, batch). Pipeline stages do not change what a layer does on it.
+    """The busiest GPU of a group that shares its tokens. Pipeline stages do not change what a layer does on it.
 
     Attributes:
-        workload, tp, ep: As given; in the extended space tp counts the whole group that shares a sequence's
-            attention (tp * cp), or the one that shares an expert (moe_tp).
-        cp: Degree over which the context is cut, the innermost part of the group.
-        head_tp: Degree over which heads are cut, tp / cp.
+        workload: As given.
+        load: What is in the step.
+        tp: GPUs of the group: in the extended space those that share a sequence's attention (tp * cp), or those that
+            share an expert (moe_tp).
+        ep: Groups, each with experts of its own.
+        cp: Degree over which the context is sharded, the innermost part of the group.
+        head_tp: Degree over which heads are sharded, tp / cp.
+        copies: Neighbouring groups that have the same tokens, where tokens do not travel to their experts' ranks.
         axis, experts_axis: How collectives over the group and between groups name their axis.
         layer: Ops and tensors of the model's layer.
-        remembered: Costs that `sim.step.costs` has worked out for this GPU already; strategies share most of them.
-        remembered_of_tokens: The same of what the experts have no part in, shared with every GPU of as many tokens.
-        sizes: The layer on one ep rank, before the tp axis cuts it.
+        memo, memo_of_tokens: Costs of this GPU that are known, and those in which the experts have no part.
+        sizes: The layer on one group, before the tp axis shards it.
         activation_each, weight_each: Bytes per element.
+        expert_dtype: Format of the experts' weights: the deployment's, or the one they are published in.
     """
 
     def __init__(
         self,
         workload: Workload,
+        load: Load,
         tp: int,
         ep: int,
-        batch: int,
         *,
         cp: int = 1,
+        copies: int = 1,
         axis: str = "tp",
         experts_axis: str = "ep",
     ) -> None:
         self.workload = workload
+        self.load = load
         self.tp = tp
         self.ep = ep
         self.cp = cp
         self.head_tp = tp // cp
+        self.copies = copies
         self.axis = axis
         self.experts_axis = experts_axis
         self.layer = layer_ops(workload.model)
-        self.sizes = layer_sizes(workload, ep, batch)
-        self.tp_group = tp_group(tp, workload.hardware.node_gpus)
-        self.ep_group = ep_group(tp, ep, workload.hardware.node_gpus)
+        self.sizes = layer_sizes(workload, load, ep, copies)
+        self.tp_group = group(1, tp, workload.hardware.node_gpus)
         self.activation_each = DTYPE_BYTES[workload.precisions.activations]
         self.weight_each = DTYPE_BYTES[workload.precisions.weights]
+        self.expert_dtype: Dtype = workload.model.expert_dtype or workload.precisions.weights
         self._widths = _widths(workload)
-        self.remembered: dict[tuple[object, ...], object] = {}
-        self.remembered_of_tokens = _remembered_of_tokens(workload, tp, cp, self.sizes.tokens)
+        self.memo = Memo()
+        self.memo_of_tokens = _memo_of_tokens(workload, tp, cp, self.sizes.load, load.cached_tokens)
 
-    def cut(self, size: float, *, when: bool) -> int:
+    @property
+    def token_groups(self) -> int:
+        """Groups with tokens of their own."""
+        return self.ep // self.copies
+
+    @property
+    def ep_group(self) -> Group:
+        """The GPUs of all groups, one of each."""
+        return group(self.tp, self.ep, self.workload.hardware.node_gpus)
+
+    def shard(self, size: float, *, when: bool) -> int:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
         return math.ceil(size / self.tp) if when else math.ceil(size)
 
@@ -89,42 +155,54 @@ class Rank:
         into the most groups.
         """
         model = self.workload.model
-        heads, group = math.ceil(model.heads / self.head_tp), model.heads // model.kv_heads
-        last_offset = group - math.gcd(heads, group)
-        return heads, min(model.kv_heads, (last_offset + heads - 1) // group + 1)
+        heads, sharing = math.ceil(model.heads / self.head_tp), model.heads // model.kv_heads
+        last_offset = sharing - math.gcd(heads, sharing)
+        return heads, min(model.kv_heads, (last_offset + heads - 1) // sharing + 1)
 
     def local_qkv_columns(self) -> int:
         """Columns of the queries, keys and values of a GPU's heads when heads are sharded."""
+        model = self.workload.model
         heads, kv_heads = self.local_heads()
-        return (heads + 2 * kv_heads) * self.workload.model.head_dim
+        if model.latent_attention is not None:
+            return heads * (model.head_dim + model.latent_attention.rope_dim) + model.latent_attention.cached_width
+        return (heads + 2 * kv_heads) * model.head_dim
 
     def tensor_bytes(self, tensor: Tensor) -> float:
-        """Bytes of a whole tensor on one ep rank: the V of the redistribution table."""
+        """Bytes of a whole tensor on one group: the V of the redistribution table."""
         columns, each = self._widths[tensor.name]
         return self._rows(tensor) * columns * each
 
     def local_bytes(self, tensor: Tensor, side: Side) -> float:
-        """Bytes of a tensor on this GPU when tp cuts that side of it."""
+        """Bytes of a tensor on this GPU when tp shards that side of it."""
         columns, each = self._widths[tensor.name]
         if side == "columns":
-            columns = self.local_qkv_columns() if tensor.name == "qkv" else self.cut(columns, when=True)
-        if side == "rows" and tensor.name == "qkv":  # attention cuts requests as it cuts heads, over tp alone
+            columns = self.local_qkv_columns() if tensor.name == "qkv" else self.shard(columns, when=True)
+        if side == "rows" and tensor.name == "qkv":  # attention shards requests as it shards heads, over tp alone
             return math.ceil(self.sizes.tokens / self.head_tp) * columns * each
-        return self.cut(self._rows(tensor), when=side == "rows") * columns * each
+        return self.shard(self._rows(tensor), when=side == "rows") * columns * each
 
     def _rows(self, tensor: Tensor) -> float:
         return self.sizes.expert_tokens if tensor.by_expert else self.sizes.tokens
 
     def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
         """A collective over the group on a tensor of `tensor_bytes`; none at degree 1."""
-        if self.tp == 1:
-            return ()
-        priced = self._tp_price(kind, tensor_bytes)
-        return (Collective(kind, self.axis, self.tp, tensor_name, tensor_bytes * sent_share(kind, self.tp), *priced),)
+        return self.collective(kind, self.axis, self.tp_group, tensor_name, tensor_bytes)
 
     def tp_s(self, kind: str, tensor_bytes: float) -> float:
         """Seconds of that collective."""
-        return self._tp_price(kind, tensor_bytes).time_s if self.tp > 1 else 0.0
+        if self.tp == 1:
+            return 0.0
+        return self._price(kind, self.axis, self.tp_group, tensor_bytes).time_s
 
-    def _tp_price(self, kind: str, tensor_bytes: float) -> Priced:
-        return collective_price(self.workload.hardware, kind, self.tp_group, tensor_bytes, self.axis)
+    def collective(
+        self, kind: str, axis: str, members: Group, tensor_name: str, tensor_bytes: float
+    ) -> tuple[Collective, ...]:
+        """A collective over some GPUs on a tensor of `tensor_bytes`; none where there is but one."""
+        if members.degree == 1:
+            return ()
+        priced = self._price(kind, axis, members, tensor_bytes)
+        sent_bytes = tensor_bytes * sent_share(kind, members.degree)
+        return (Collective(kind, axis, members.degree, tensor_name, sent_bytes, *priced),)
+
+    def _price(self, kind: str, axis: str, members: Group, tensor_bytes: float) -> Priced:
+        return collective_price(self.workload.hardware, kind, members, tensor_bytes, axis)

@@ -13,13 +13,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
 
 from sim.layers.choices import rule
 from sim.layers.ops import Tensor
+from sim.layers.sizes import Load
 from sim.prices.collectives import Collective
 from sim.sharding.placement import REPLICATE, Placement, Shard
-from sim.step.costs import Move, move_s, moves, rank_of, seconds, stream_bytes
+from sim.step.costs import move_s, moved, moves, rank_of, seconds, stream_bytes
 from sim.step.mesh_moves import Axis, axes_of, mesh_collectives
 from sim.step.rank import Rank
 from sim.strategy import Strategy
@@ -63,17 +63,17 @@ class Sides:
             return tuple([move_s(rank, move) for move in moves(rank.layer, tensor, ends)])
         other = self.rank_by_op[tensor.consumers[0]]
         key = (tensor.name, other.tp, other.sizes.tokens, ends)
-        found = rank.remembered.get(key)
+        found = rank.memo.moves.get(key)
         if found is None:
-            found = rank.remembered[key] = tuple([seconds(moved) for moved in self._mesh_moves(tensor, ends)])
-        return cast(tuple[float, ...], found)
+            found = rank.memo.moves[key] = tuple([seconds(each) for each in self._mesh_moves(tensor, ends)])
+        return found
 
     def moves(self, tensor: Tensor, ends: tuple[int, ...]) -> Moves:
         """The collectives of that, in order, per consumer."""
         if not self._within_a_group(tensor):
             return self._mesh_moves(tensor, ends)
         rank = self.rank_by_op[tensor.producer]
-        return tuple(_collectives(rank, move) for move in moves(rank.layer, tensor, ends))
+        return tuple(moved(rank, move) for move in moves(rank.layer, tensor, ends))
 
     def _within_a_group(self, tensor: Tensor) -> bool:
         """Whether one axis says how the tensor lies, before and after."""
@@ -89,11 +89,11 @@ class Sides:
             rule(op, layer, choice).inputs[op.inputs.index(tensor.name)]
             for op, choice in zip(consumers, ends[1:], strict=True)
         ]
-        moved = self._queries if tensor.name == "qkv" else self._crossing
+        route = self._queries if tensor.name == "qkv" else self._crossing
         return tuple(
             ()
             if target in targets[:index] or (target != REPLICATE and REPLICATE in targets)
-            else moved(tensor, source, target)
+            else route(tensor, source, target)
             for index, target in enumerate(targets)
         )
 
@@ -136,13 +136,14 @@ class Sides:
         return Axis(outer, larger.tp // inner, inner), Axis(smaller.axis, inner, 1)
 
     def _layout(self, op: str, placement: Placement) -> tuple[Placement, ...]:
-        """A placement over an op's group on the mesh of both: every group of the smaller side has tokens of its own."""
-        larger = max(self.attention.tp, self.experts.tp)
-        return (placement if self.rank_by_op[op].tp == larger else Shard(0)), placement
+        """A placement over an op's group on the mesh of both.
 
-
-def _collectives(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
-    return rank.tp_collective(move.kind, move.tensor.name, move.tensor_bytes(rank)) if move else ()
+        Groups of the smaller side have tokens of their own, or copies where tokens do not travel to their experts.
+        """
+        rank, larger = self.rank_by_op[op], max(self.attention.tp, self.experts.tp)
+        if rank.tp == larger:
+            return placement, placement
+        return (REPLICATE if rank.copies > 1 else Shard(0)), placement
 
 
 def sides(attention: Rank, experts: Rank) -> Sides:
@@ -152,26 +153,28 @@ def sides(attention: Rank, experts: Rank) -> Sides:
 
 
 @lru_cache(maxsize=1024)
-def sides_of(workload: Workload, tp: int, cp: int, dp: int, ep: int, batch: int) -> Sides:
+def sides_of(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -> Sides:
     """Both sides of a GPU under these degrees, with what is known of their costs."""
     if cp == 1 and dp == ep:
-        both = rank_of(workload, tp, ep, batch)
+        both = rank_of(workload, load, tp, ep)
         return sides(both, both)
     moe_tp = -(-tp * cp * dp // ep)
-    return sides(attention_rank(workload, tp, cp, dp, batch), experts_rank(workload, moe_tp, ep, batch))
+    return sides(attention_rank(workload, load, tp, cp, dp), experts_rank(workload, load, moe_tp, ep, dp))
 
 
-def attention_rank(workload: Workload, tp: int, cp: int, dp: int, batch: int) -> Rank:
+def attention_rank(workload: Workload, load: Load, tp: int, cp: int, dp: int) -> Rank:
     """The busiest GPU as a member of an attention group."""
-    return rank_of(workload, tp * cp, dp, batch, cp=cp, axis="tp" if cp == 1 else "tp x cp")
+    return rank_of(workload, load, tp * cp, dp, cp=cp, axis="tp" if cp == 1 else "tp x cp")
 
 
-def experts_rank(workload: Workload, moe_tp: int, ep: int, batch: int) -> Rank:
+def experts_rank(workload: Workload, load: Load, moe_tp: int, ep: int, dp: int) -> Rank:
     """The busiest GPU as a member of an expert group."""
-    return rank_of(workload, moe_tp, ep, batch, axis="moe_tp", experts_axis="moe_ep")
+    copies = 1
+    if workload.expert_exchange == "all_gather" and ep > dp and ep % dp == 0:
+        copies = ep // dp
+    return rank_of(workload, load, moe_tp, ep, copies=copies, axis="moe_tp", experts_axis="moe_ep")
 
 
-def sides_of_strategy(workload: Workload, strategy: Strategy) -> Sides:
+def sides_of_strategy(workload: Workload, load: Load, strategy: Strategy) -> Sides:
     """Both sides of a GPU under a strategy."""
-    degrees = strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep
-    return sides_of(workload, *degrees, strategy.batch)
+    return sides_of(workload, load, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)

@@ -12,26 +12,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raysearch.calibration.deployments import SWEPT, agg_deployment, as_stated, engine_of, known_model
-from raysearch.calibration.serving import agg_runs, fit_engine, fit_serving, read_runs, works_of
+from raysearch.calibration.deployments import (
+    SWEPT,
+    ServingRun,
+    Skipped,
+    agg_run,
+    as_stated,
+    disagg_worker,
+    engine_of,
+    known_model,
+    strategy_of,
+)
+from raysearch.calibration.engines import Steps, engine_times, fit_engine, held_out_times, shapes_of, steps_of
+from raysearch.calibration.serving import agg_runs, fit_serving, read_runs
 from raysearch.calibration.tables import read_table
 from raysearch.commands.validate import KERNEL_FAMILIES
 from raysearch.errors import InputError
 from raysearch.validation.figures import figures, rank_correlation, within_groups
 from raysearch.validation.kernels import compare_family, nearest_series
-from raysearch.validation.light import light_step_s
+from raysearch.validation.light import light_s
 from raysearch.validation.published import compare_published, read_published
 from raysearch.validation.serving import compare_serving
-from sim.config.catalog import load_calibrated, load_calibration, load_model
+from sim.config.catalog import load_calibrated, load_calibration, load_machine, load_model
 from sim.config.files import CatalogError, config_path
 from sim.prices.calibration import Calibration
-from sim.serving.batching import Engine, Work, time_per_token
-from sim.serving.deployment import Deployment
-from sim.serving.serving_kernels import FittedKernels
-from sim.serving.serving_step import Batch, step_time
+from sim.prices.engine import EngineTimes
+from sim.serving.phases import Pace
+from sim.simulate import evaluate, steady_state
 
 CALIBRATION = load_calibration("h100_sxm")
-H100_BYTES = 85.52e9
+H100 = load_machine("h100_sxm", CALIBRATION)
 KEYS = [
     "gemm",
     "attention_decode",
@@ -181,14 +191,30 @@ UNSEEN: dict[str, list[dict[str, Any]]] = {
         for scope in ("intra_node", "inter_node (4 nodes)")
     ],
     "endtoend_ttft_tpot.csv": [
-        RUN | {"backend": "other", "tp_size": "", "silicon_tpot_ms": 9.0},
-        RUN | {"model_path": "nobody/knows-this"},
-        RUN | {"concurrency": "", "batch_size": ""},
+        RUN | {"id": "framework", "backend": "other"},
+        RUN | {"id": "model", "model_path": "nobody/knows-this"},
+        RUN | {"id": "batch", "concurrency": "", "batch_size": ""},
+        RUN | {"id": "dtype", "gemm_quant_mode": "int4_wo"},
+        RUN | {"id": "stages", "pp_size": 2},
         RUN | {"model_path": "deepseek-ai/DeepSeek-R1", "tp_size": 8, "moe_ep_size": 8, "backend": "sglang"},
-        RUN | {"model_path": "openai/gpt-oss-120b", "tp_size": 4, "moe_tp_size": 3, "gemm_quant_mode": "nvfp4"},
-        RUN | {"model_path": "MiniMaxAI/MiniMax-M2.5", "tp_size": 4, "attention_dp_size": 4, "moe_ep_size": 16},
-        RUN | {"mode": "disagg", "decode_batch_size": 8, "decode_tp_size": 2},
-        RUN | {"mode": "disagg", "decode_batch_size": ""},
+        RUN
+        | {
+            "id": "oss",
+            "model_path": "openai/gpt-oss-120b",
+            "tp_size": 4,
+            "moe_tp_size": 3,
+            "gemm_quant_mode": "nvfp4",
+        },
+        RUN
+        | {
+            "id": "flag",
+            "model_path": "MiniMaxAI/MiniMax-M2.5",
+            "tp_size": 4,
+            "attention_dp_size": 4,
+            "moe_ep_size": 16,
+        },
+        RUN | {"id": "decode alone", "mode": "disagg", "decode_batch_size": 8, "decode_tp_size": 2},
+        RUN | {"id": "prefill alone", "mode": "disagg", "prefill_batch_size": 1, "decode_batch_size": ""},
     ],
     "endtoend.csv": [
         PUBLISHED,
@@ -249,11 +275,34 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysear
         assert (unseen / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     for name in KEYS[:8]:
         assert result[name]["unpredicted"] == 0, name
-    assert result["endtoend_ttft_tpot"]["rows"] == 4  # an unknown model and a run without concurrency are named
-    assert "2 rows" in result["endtoend_ttft_tpot"]["note"]
-    assert result["endtoend_ttft_tpot"]["disagg"]["rows"] == 1
+    serving = result["endtoend_ttft_tpot"]
+    assert serving["rows"] == serving["ttft"]["rows"] == 3
+    assert serving["skipped"] == {
+        "unknown framework 'other'": ["framework"],
+        "unknown model 'nobody/knows-this'": ["model"],
+        "it states neither a concurrency nor a batch": ["batch"],
+        "no kernels for 'int4_wo' weights": ["dtype"],
+        "it runs 2 pipeline stages, whose microbatches it does not state": ["stages"],
+    }
+    assert serving["reread"] == {
+        "nvfp4 weights of gpt_oss_120b read as published": ["oss"],
+        "attention_dp_size = tp_size = 4 read as the engine's flag: 4 GPUs, not 16": ["flag"],
+    }
+    disagg = serving["disagg"]
+    assert (disagg["rows"], disagg["unpredicted"], disagg["ttft"]["rows"]) == (1, 1, 1)
+    assert disagg["skipped"] == {"it states no decode_batch_size": ["prefill alone"]}
+    assert disagg["ttft"]["skipped"] == {"it states no prefill_batch_size": ["decode alone"]}
     assert result["endtoend"]["rows"] == 5
-    assert result["endtoend"]["unpredicted"] == 1
+    assert result["endtoend"]["skipped"] == {"its parallelism is 'unknown'": ["line 4"]}
+    table = raysearch("validate", "--data", unseen)
+    for said in (
+        "endtoend_ttft_tpot, 1 rows not predicted: unknown framework 'other' (framework)",
+        "endtoend_ttft_tpot, 1 rows read otherwise: nvfp4 weights of gpt_oss_120b read as published (oss)",
+        "disaggregated decode workers, 1 rows not predicted: it states no decode_batch_size (prefill alone)",
+        "endtoend, 1 rows not predicted: its parallelism is 'unknown' (line 4)",
+        "time to the first token",
+    ):
+        assert said in table.stdout
 
 
 @pytest.fixture
@@ -271,8 +320,8 @@ def test_rows_that_need_a_series_the_calibration_lacks_are_unpredicted(raysearch
         done = raysearch("validate", "--data", unseen, "--calibration", gemms_alone, "--json", *how)
         assert done.returncode == 0, done.stderr
         serving = json.loads(done.stdout)["endtoend_ttft_tpot"]
-        assert (serving["rows"], serving["unpredicted"], serving["disagg"]["unpredicted"]) == (0, 4, 2)
-        assert "4 rows need kernels that the calibration lacks" in serving["note"]
+        assert (serving["rows"], serving["unpredicted"], serving["disagg"]["unpredicted"]) == (0, 3, 2)
+        assert len(serving["skipped"]["it needs kernels that the calibration lacks"]) == 3
     assert json.loads(done.stdout)["endtoend"]["unpredicted"] > 1
     assert raysearch("validate", "--data", unseen, "--calibration", gemms_alone).returncode == 0
 
@@ -282,7 +331,7 @@ def test_rows_that_need_a_series_the_calibration_lacks_are_unpredicted(raysearch
 )
 def test_a_published_row_without_lengths_is_unpredicted(tmp_path: Path, change: dict[str, Any]) -> None:
     rows = [PUBLISHED, PUBLISHED | {"parallelism": "TP2"}, PUBLISHED | change]
-    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION, H100_BYTES)
+    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION, H100)
     assert found is not None
     assert np.isfinite(found.predicted).tolist() == [True, True, False]
 
@@ -371,7 +420,8 @@ def test_the_machine_of_a_hardware_file_sets_memory_peaks_and_coefficients(rayse
         (tmp_path / f"{name}.toml").write_text(content, encoding="utf-8")
 
     def gain(hardware: str | Path, calibration: str | None = None) -> float:
-        found = compare_published(tmp_path, *load_calibrated(hardware, calibration))
+        loaded = load_calibrated(hardware, calibration)
+        found = compare_published(tmp_path, loaded, load_machine(hardware, loaded))
         assert found is not None
         return found.extra["capacity_cliff"][0]["predicted_gain"]
 
@@ -419,22 +469,26 @@ def test_an_unknown_series_is_read_as_the_one_that_shares_most_with_it() -> None
     st.sampled_from(["trtllm", "vllm", "sglang"]),
     st.sampled_from(["bf16", "fp8", "fp8_block"]),
     st.sampled_from(["bf16", "fp8"]),
-    st.integers(0, 4),
     st.integers(0, 3),
-    st.booleans(),
-    st.floats(1, 1e4),
+    st.integers(0, 3),
+    st.sampled_from(["all_to_all", "all_gather"]),
+    st.integers(1, 10_000),
     st.integers(1, 200_000),
+    st.sampled_from(["decode", "serve", "prefill"]),
 )
-def test_no_serving_step_beats_the_speed_of_light(
-    name: str, engine: str, weights: Any, kv_cache: Any, tp: int, dp: int, parallel: bool, running: float, isl: int
+def test_no_step_beats_the_speed_of_light(
+    name: str, engine: str, weights: Any, kv: Any, tp: int, dp: int, exchange: Any, batch: int, isl: int, phase: Any
 ) -> None:
-    model, gpus = load_model(name), 2**tp * (2**dp if load_model(name).is_moe else 1)
-    cut = {"attention_tp": 2**tp, "attention_dp": gpus // 2**tp}
-    cut |= {"moe_tp": 1, "moe_ep": gpus} if parallel and model.is_moe else {"moe_tp": gpus, "moe_ep": 1}
-    deployment = Deployment(model, isl, 2, 1, weights, kv_cache, **cut, all_to_all=parallel and model.is_moe)
-    light_s = light_step_s(deployment, running, CALIBRATION.data["speed_of_light"])
-    seconds = step_time(deployment, FittedKernels(CALIBRATION, engine), Batch(running, isl + 1.0))
-    assert light_s * (1 - 1e-9) <= seconds < math.inf
+    model, osl = load_model(name), 64
+    strategy, _ = strategy_of(model, batch, 2**tp, 2**dp if model.is_moe else 1, 2 ** (tp + dp) if model.is_moe else 1)
+    run = ServingRun(
+        model, isl, osl, weights, kv, strategy, engine, engine, batch, phase=phase, expert_exchange=exchange
+    )
+    workload = run.workload(H100)
+    state = steady_state(workload, strategy)
+    priced = (state.decode_s, state.mixed_s)[-len(state.batching.loads) :]
+    for load, seconds in zip(state.batching.loads, priced, strict=True):
+        assert light_s(workload, strategy, load) * (1 - 1e-9) <= seconds < math.inf
 
 
 def test_the_roofline_is_that_of_the_calibrations_machine(unseen: Path) -> None:
@@ -472,36 +526,55 @@ def test_rows_that_the_coefficients_predict_exactly_have_no_error(tmp_path: Path
     assert (found.roofline <= found.predicted * (1 + 1e-12)).all()
 
 
+def run_of(**changes: Any) -> ServingRun:
+    found = agg_run(RUN | changes)
+    assert isinstance(found, ServingRun)
+    return found
+
+
 def test_a_run_states_the_degree_that_its_row_leaves_out() -> None:
-    plain = agg_deployment(RUN)
-    assert plain is not None
-    assert (plain.deployment.attention_tp, plain.deployment.attention_dp) == (2, 1)
-    moe = RUN | {
-        "model_path": "openai/gpt-oss-120b",
-        "tp_size": 4,
-        "moe_tp_size": 4,
-        "concurrency": 64,
-        "batch_size": 16,
+    plain = run_of()
+    assert (plain.strategy.tp, plain.strategy.attention_dp, plain.gpus) == (2, 1, 2)
+    oss = {"model_path": "openai/gpt-oss-120b", "tp_size": 4, "moe_tp_size": 4, "concurrency": 64, "batch_size": 16}
+    found = run_of(**oss)
+    assert (found.strategy.tp, found.strategy.attention_dp, found.gpus) == (1, 4, 4)
+    found = run_of(model_path="MiniMaxAI/MiniMax-M2.5", tp_size=4, moe_tp_size=0, moe_ep_size=0)
+    assert found.strategy.moe_tp * found.strategy.ep == 4
+    flag = oss | {"attention_dp_size": 4, "moe_tp_size": 1, "moe_ep_size": 16}
+    found = run_of(**flag)  # the engine's flag: four GPUs, each with its own requests
+    assert (found.strategy.tp, found.strategy.attention_dp, found.strategy.ep) == (1, 4, 4)
+    assert found.reread[-1].startswith("attention_dp_size = tp_size = 4")
+    found = run_of(**(flag | {"attention_dp_size": 2, "moe_ep_size": 8}))
+    assert (found.strategy.tp, found.strategy.attention_dp, found.gpus) == (4, 2, 8)
+    found = run_of(**(oss | {"concurrency": 8, "batch_size": 16}))  # a replica that is never full
+    assert found.gpus == 4
+    dense = run_of(attention_dp_size=4, concurrency=10)  # replicas that share nothing
+    assert (dense.replicas, dense.strategy.batch, dense.gpus, dense.states_its_batch) == (4, 2, 8, True)
+
+
+def test_a_row_that_cannot_be_priced_says_why() -> None:
+    changes = {
+        "unknown model": {"model_path": "nobody/knows-this"},
+        "unknown framework 'mlc'": {"backend": "mlc"},
+        "no kernels for 'nvfp4' weights": {"gemm_quant_mode": "nvfp4"},
+        "neither a concurrency nor a batch": {"concurrency": "", "batch_size": ""},
     }
-    found = agg_deployment(moe)
-    assert found is not None
-    assert (found.deployment.attention_tp, found.deployment.attention_dp, found.deployment.gpus) == (1, 4, 4)
-    found = agg_deployment(
-        RUN | {"model_path": "MiniMaxAI/MiniMax-M2.5", "tp_size": 4, "moe_tp_size": 0, "moe_ep_size": 0}
-    )
-    assert found is not None
-    assert found.deployment.moe_tp * found.deployment.moe_ep == 4
-    flag = moe | {"attention_dp_size": 4, "moe_tp_size": 1, "moe_ep_size": 16, "concurrency": 64, "batch_size": 16}
-    found = agg_deployment(flag)
-    assert found is not None  # the engine's flag: four GPUs, each with its own requests
-    assert (found.deployment.attention_tp, found.deployment.attention_dp, found.deployment.moe_ep) == (1, 4, 4)
-    found = agg_deployment(flag | {"attention_dp_size": 2, "moe_ep_size": 8})
-    assert found is not None
-    assert (found.deployment.attention_tp, found.deployment.attention_dp, found.deployment.gpus) == (4, 2, 8)
-    assert agg_deployment(RUN | {"model_path": "nobody/knows-this"}) is None
-    found = agg_deployment(moe | {"concurrency": 8, "batch_size": 16})  # a replica that is never full
-    assert found is not None
-    assert found.deployment.gpus == 4
+    for reason, change in changes.items():
+        found = agg_run(RUN | change)
+        assert isinstance(found, Skipped)
+        assert reason in found.reason
+
+
+def test_workers_of_disaggregated_rows_are_priced_in_their_own_phase() -> None:
+    row = RUN | {"decode_batch_size": 8, "decode_tp_size": 2, "decode_attention_dp_size": 4, "decode_moe_tp_size": 1}
+    row |= {"model_path": "deepseek-ai/DeepSeek-V3", "prefill_batch_size": 1, "prefill_tp_size": 8}
+    decode, prefill = disagg_worker(row, "decode"), disagg_worker(row, "prefill")
+    assert isinstance(decode, ServingRun)
+    assert isinstance(prefill, ServingRun)
+    assert (decode.phase, decode.strategy.batch, decode.strategy.ep, decode.gpus) == ("decode", 32, 8, 8)
+    assert (prefill.phase, prefill.strategy.batch, prefill.gpus) == ("prefill", 1, 8)
+    assert disagg_worker(row, "decode") == decode
+    assert isinstance(disagg_worker(row | {"decode_batch_size": ""}, "decode"), Skipped)
 
 
 def test_published_names_find_their_models() -> None:
@@ -538,18 +611,17 @@ def test_a_run_of_the_hard_coded_client_is_read_as_the_middle_of_its_sweep(tmp_p
         "concurrency": 512,
         "batch_size": 512,
     }
-    found = agg_deployment(hidden)
-    assert found is not None
-    assert (found.deployment.concurrency, found.stated, found.states_its_batch) == (16, 512, False)
+    found = run_of(**hidden)
+    assert (found.strategy.batch, found.stated, found.states_its_batch) == (16, 512, False)
+    assert "512 requests at once read as a server that admits 16" in found.reread[0]
     assert found.engine == "vllm"  # the script schedules asynchronously
-    assert as_stated(found).deployment.concurrency == 512
+    assert as_stated(found).strategy.batch == 512
     assert sorted(SWEPT)[len(SWEPT) // 2] == 16
     changes = ({"concurrency": 64}, {"backend": "trtllm"}, {"source": "own"}, {"model_path": "MiniMaxAI/MiniMax-M2.5"})
     for change in changes:
-        other = agg_deployment(hidden | change)
-        assert other is not None
+        other = run_of(**(hidden | change))
         assert other.states_its_batch
-        assert other.deployment.concurrency == other.stated
+        assert other.strategy.batch == other.stated
 
 
 def test_runs_that_hide_their_batch_move_no_engine_and_are_scored(tmp_path: Path) -> None:
@@ -557,7 +629,7 @@ def test_runs_that_hide_their_batch_move_no_engine_and_are_scored(tmp_path: Path
     hidden = RUN | {"backend": "vllm", "model_path": "openai/gpt-oss-120b", "source": "source_file=x", "tp_size": 1}
     hidden |= {"concurrency": 512, "batch_size": 512, "silicon_tpot_ms": 900.0}
     alone, both = (write(tmp_path / str(len(rows)), "endtoend_ttft_tpot.csv", rows) for rows in (told, [*told, hidden]))
-    fits = [fit_serving(folder, CALIBRATION, H100_BYTES) for folder in (alone, both)]
+    fits = [fit_serving(folder, H100) for folder in (alone, both)]
     assert fits[0] is not None
     assert fits[1] is not None
     first, second = (fit["engines"]["vllm"] for fit in fits if fit)
@@ -565,60 +637,102 @@ def test_runs_that_hide_their_batch_move_no_engine_and_are_scored(tmp_path: Path
         second[name] for name in ("step_s", "prefill_share")
     ]
     assert (fits[1]["batch_not_stated"], fits[1]["rows"]) == (1, 5)
-    found = compare_serving(both, CALIBRATION, H100_BYTES)
+    found = compare_serving(both, CALIBRATION, H100)
     assert found is not None
     assert np.isfinite(found.predicted).all()
     assert found.extra["rows_that_state_their_batch"]["rows"] == 4
     assert found.extra["every_row_taken_literally"]["rows"] == 5
-    assert "1 rows state their client's concurrency" in found.note
+    assert [len(names) for how, names in found.reread.items() if "512" in how] == [1]
+
+
+SWEEP = [
+    RUN | {"id": f"{c} {isl} {osl}", "concurrency": c, "batch_size": c, "isl": isl, "osl": osl}
+    for c in (4, 16, 64, 128)
+    for isl in (256, 2048)
+    for osl in (128, 1024)
+]
 
 
 def test_engine_parameters_are_recovered_from_runs_made_with_them(tmp_path: Path) -> None:
-    truth = Engine("trtllm", 1e-3, 2e-5, 0.8, 2e-4)
-    rows = [
-        RUN | {"concurrency": c, "batch_size": c, "isl": isl, "osl": osl}
-        for c in (4, 16, 64, 128)
-        for isl in (256, 2048)
-        for osl in (128, 1024)
-    ]
-    frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", rows))
+    truth = EngineTimes(1e-3, 2e-5, 0.8, 2e-5)
+    frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", SWEEP))
     assert frame is not None
-    _, deployments = agg_runs(frame)
-    works = [work for work in works_of(deployments, CALIBRATION, H100_BYTES) if work is not None]
-    assert len(works) == len(rows)
-    measured = np.array([time_per_token(work, truth) for work in works])
-    found = fit_engine("trtllm", works, measured)
+    steps = steps_of(agg_runs(frame).runs, H100)
+    assert steps.priced.all()
+    measured = steps.tpot_s(truth)
+    found = fit_engine(steps, measured)
     assert found.step_s == pytest.approx(truth.step_s, rel=0.1)
     assert found.prefill_share == pytest.approx(truth.prefill_share, rel=0.05)
     assert found.sequence_s == pytest.approx(truth.sequence_s, rel=0.1)
-    for row, seconds in zip(rows, measured, strict=True):
-        row["silicon_tpot_ms"] = seconds * 1e3
-    record = fit_serving(write(tmp_path, "endtoend_ttft_tpot.csv", rows), CALIBRATION, H100_BYTES)
+    rows = [row | {"silicon_tpot_ms": seconds * 1e3} for row, seconds in zip(SWEEP, measured, strict=True)]
+    record = fit_serving(write(tmp_path, "endtoend_ttft_tpot.csv", rows), H100)
     assert record is not None
     assert record["engines"]["trtllm"]["mape"] < 0.03
     assert json.dumps(record, allow_nan=False)
-    assert fit_serving(tmp_path / "empty", CALIBRATION, H100_BYTES) is None
+    assert fit_serving(tmp_path / "empty", H100) is None
+
+
+def test_validation_prices_a_row_as_a_search_prices_a_strategy(tmp_path: Path) -> None:
+    rows = [*SWEEP[::3], *UNSEEN["endtoend_ttft_tpot.csv"][5:8]]
+    found = compare_serving(write(tmp_path, "endtoend_ttft_tpot.csv", rows), CALIBRATION, H100)
+    frame = read_runs(tmp_path)
+    assert found is not None
+    assert frame is not None
+    runs = agg_runs(frame).runs
+    assert len(runs) == len(found.predicted) == len(rows)
+    steps, times = steps_of(runs, H100), [engine_times(CALIBRATION, run.engine) for run in runs]
+    fitted_on = steps.tpot_of_each_s(times)
+    for run, each, shown_ms, fitted_s in zip(runs, times, found.predicted, fitted_on, strict=True):
+        searched = evaluate(run.workload(H100, each), run.strategy)
+        assert shown_ms == pytest.approx(searched.tpot_s * 1e3, rel=1e-12)
+        assert fitted_s == pytest.approx(searched.tpot_s, rel=1e-12)
+
+
+def test_engines_charge_no_more_than_the_whole_of_other_requests_prompts() -> None:
+    for name, record in CALIBRATION.data["serving"]["engines"].items():
+        assert 0 <= record["prefill_share"] <= 1, name
+    pace = Pace(0.5, 0.9, 1, 16, 32)
+    with_prompts = np.linspace(1.0, 4.0, 7)
+    shares = np.linspace(0.0, 1.0, 5)
+    for decode_s in (1.0, 1.5):
+        tpot_s = np.array([pace.tpot_s(EngineTimes(0.1, 0.0, s, 0.05), decode_s, with_prompts) for s in shares])
+        assert (np.diff(tpot_s, axis=1) >= -1e-12).all()  # a longer step with prompts never makes a token faster
 
 
 def test_one_outlier_does_not_move_an_engine() -> None:
-    works = [
-        Work(float(b), 5e-3 + 1e-5 * b, 30e-3, b / 512, (b - 1) / 512, 1.0, 32, {})
-        for b in (4, 8, 16, 32, 64, 128, 256)
-    ]
-    truth = Engine("x", 1e-3, 2e-5, 1.0)
-    measured = np.array([time_per_token(work, truth) for work in works])
+    batch = np.array([4.0, 8, 16, 32, 64, 128, 256])
+    layers, one = np.full(7, 32.0), np.ones(7)
+    decode_s = 5e-3 + 1e-5 * batch
+    steps = Steps(
+        Pace(batch / 512, 1 - 1 / batch, one, batch, layers), decode_s, decode_s + 30e-3, batch, np.ones((7, 2))
+    )
+    measured = steps.tpot_s(EngineTimes(1e-3, 2e-5, 1.0, 0.0))
     bent = measured * np.array([1, 1, 1, 1, 1, 1, 0.05])
-    assert fit_engine("x", works, bent).step_s == pytest.approx(fit_engine("x", works, measured).step_s, rel=0.2)
+    assert fit_engine(steps, bent).step_s == pytest.approx(fit_engine(steps, measured).step_s, rel=0.2)
+
+
+def test_an_engine_held_out_has_not_seen_the_groups_of_its_fold(tmp_path: Path) -> None:
+    frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", SWEEP))
+    assert frame is not None
+    runs = agg_runs(frame).runs
+    steps = steps_of(runs, H100)
+    measured = steps.tpot_s(EngineTimes(1e-3, 2e-5, 0.8, 0.0))
+    shapes = shapes_of(runs)
+    odd = np.array([shape == shapes[0] for shape in shapes])
+    times = held_out_times(runs, steps, np.where(odd, 100 * measured, measured), shapes)
+    bent = {times[row] for row in np.flatnonzero(~odd)}
+    assert times[0] not in bent
+    assert times[0].step_s == pytest.approx(1e-3, rel=0.1)
 
 
 def test_serving_and_published_families_are_absent_without_their_files(tmp_path: Path) -> None:
-    assert compare_serving(tmp_path, CALIBRATION, H100_BYTES) is None
-    assert compare_published(tmp_path, CALIBRATION, H100_BYTES) is None
+    assert compare_serving(tmp_path, CALIBRATION, H100) is None
+    assert compare_published(tmp_path, CALIBRATION, H100) is None
 
 
 def test_a_second_gpu_gives_room_for_more_than_twice_the_sequences(tmp_path: Path) -> None:
     rows = [PUBLISHED, PUBLISHED | {"parallelism": "TP2", "tok_s_per_gpu": 2400.0}]
-    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION, H100_BYTES)
+    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION, H100)
     assert found is not None
     (cliff,) = found.extra["capacity_cliff"]
     assert cliff["measured_gain"] == pytest.approx(3.0)

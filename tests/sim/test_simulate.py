@@ -80,7 +80,8 @@ def test_a_dense_megatron_step_takes_the_hand_computed_time(toy_dense: Workload)
     kernels_s = [
         norm_s,
         2 * 8 * 64 * (2 + 1 + 1) * 16 / 2.4e12,  # qkv_proj
-        (8 * 1000 * 2 * 1 * 16 + 8 * (2 + 1 + 1 + 2) * 16 * 2) / 0.4e12,  # attention: K and V, then q, k, v, out
+        (8 * 1000 * 2 * 1 * 16 + 8 * (2 + 1 + 1 + 2) * 16 * 2) / 0.4e12  # attention: K and V, then q, k, v, out
+        + 8 * (2 + 1 + 1) * 16 * 2 * 2 / 0.8e12,  # rotary embedding: q, k and v in and out
         2 * 8 * 32 * 64 / 2.4e12,  # o_proj
         add_s,
         norm_s,
@@ -97,7 +98,7 @@ def test_a_dense_megatron_step_takes_the_hand_computed_time(toy_dense: Workload)
     embedding_s = 2 * stream_bytes / 0.8e12 + all_reduce_s(stream_bytes)
     assert evaluation.stage.embedding_s == pytest.approx(embedding_s, rel=1e-12, abs=0)
     # Last stage: norm, [8, 64] x [64, 250], and 8 bytes per sequence and rank gathered in 3 steps at 50 GB/s.
-    head_s = norm_s + 2 * 8 * 64 * 250 / 2.4e12 + (1e-6 + 3 * 0.1e-6 + 0.75 * (8 * 8 * 4) / 50e9)
+    head_s = norm_s + 2 * 8 * 64 * 250 / 3.2e12 + (1e-6 + 3 * 0.1e-6 + 0.75 * (8 * 8 * 4) / 50e9)
     assert evaluation.stage.head_s == pytest.approx(head_s, rel=1e-12, abs=0)
     # The 8 GPUs share a node: 0.5 us and 10 GB/s; every GPU hands the whole stream on.
     send_recv_s = 0.5e-6 + stream_bytes / 10e9
@@ -177,7 +178,7 @@ def test_memory_of_the_toy_dense_model_by_hand(toy_dense: Workload) -> None:
     memory = evaluate(toy_dense, Strategy(4, 1, 2, 8, megatron_dims(toy_dense.model))).memory_bytes
     # Norms whole, in bf16; qkv (2 + 1 + 1) * 16 columns; o_proj 32 rows; ffn1 2 * 24 columns; ffn2 24 rows.
     layer = 2 * 64 * 2 + 64 * 64 + 32 * 64 + 64 * 48 + 24 * 64
-    assert memory.weights == 2 * layer + 250 * 64  # two layers, and a quarter of one vocabulary
+    assert memory.weights == 2 * layer + 250 * 64 * 2  # two layers, and a quarter of one vocabulary in bf16
     assert memory.kv_cache == 2 * 2 * (8 * 1000 * 2 * 1 * 16)  # two layers, two microbatches in flight, one KV head
     # The stream, and at the head the hidden state and fp32 logits: more than any op of the layer needs.
     assert memory.activations == 8 * 64 * 2 + (8 * 64 * 2 + 8 * 250 * 4)
@@ -191,7 +192,7 @@ def test_memory_of_gpt_moe_1_2t_by_hand(moe: Workload) -> None:
     norms = 2 * 16384 * 2
     router = 16384 * 16 * 2  # whole on every GPU, in bf16
     expert = 16384 * 2 * 3840 + 3840 * 16384  # one expert per ep rank, an eighth of its 30720
-    assert memory.weights == 24 * (attention + norms + router + expert) + 51200 // 8 * 16384
+    assert memory.weights == 24 * (attention + norms + router + expert) + 51200 // 8 * 16384 * 2
     # 32 sequences of 16384 tokens, K and V of one head of 128 in fp8, 24 layers, 2 microbatches in flight.
     assert memory.kv_cache == 24 * 2 * (32 * 16384 * 2 * 128)
     # Largest op: combine reads 64 copies, the residual and the routing of 32 tokens, and writes the stream.
@@ -236,7 +237,7 @@ def test_one_stage_holds_both_vocabularies(moe: Workload) -> None:
     def weights(pp: int) -> float:
         return evaluate(moe, Strategy(8, 16, pp, 16, megatron_dims(moe.model))).memory_bytes.weights
 
-    vocabulary = 51200 / 8 * 16384
+    vocabulary = 51200 / 8 * 16384 * 2  # in bf16
     assert weights(1) - 2 * vocabulary == 48 * (weights(48) - vocabulary)
 
 

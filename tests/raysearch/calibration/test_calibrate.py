@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from raysearch.calibration.fit import H100_SXM
 from raysearch.calibration.tables import read_table
 from raysearch.commands.calibrate import _SHARES, _row
 from raysearch.errors import InputError
-from sim.config.catalog import load_calibration, load_hardware, load_speed_of_light
+from sim.config.catalog import load_calibration, load_hardware, load_machine, load_speed_of_light
 from sim.config.files import config_path
 from sim.prices.calibration import MissingSeries
+
+H100 = partial(load_machine, "h100_sxm")
 
 
 def calibrate(*arguments: object) -> dict[str, object]:
@@ -62,7 +65,7 @@ def test_serving_runs_beside_too_few_kernels_leave_serving_at_the_defaults(measu
 
 
 def test_the_same_rows_give_the_same_bytes(measured: Path) -> None:
-    first, second = (json.dumps(fit_directory(measured, {}, H100_SXM, 80e9)) for _ in range(2))
+    first, second = (json.dumps(fit_directory(measured, {}, H100_SXM, H100)) for _ in range(2))
     assert first == second
 
 
@@ -100,26 +103,26 @@ def test_a_bad_file_is_met_with_its_line_and_column(measured: Path, old: str, ne
 
 def test_an_empty_or_missing_folder_names_what_it_should_hold(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none of the files to fit: gemm\.csv, "):
-        fit_directory(tmp_path, {}, H100_SXM, 80e9)
+        fit_directory(tmp_path, {}, H100_SXM, H100)
     with pytest.raises(InputError, match="no such folder"):
-        fit_directory(tmp_path / "nowhere", {}, H100_SXM, 80e9)
+        fit_directory(tmp_path / "nowhere", {}, H100_SXM, H100)
 
 
 def test_a_handful_of_rows_is_no_calibration(measured: Path) -> None:
     path = measured / "gemm.csv"
     path.write_text("\n".join(path.read_text().splitlines()[:20]) + "\n")
     with pytest.raises(InputError, match=r"too little to fit: gemm\.csv has 19 rows, 30 are needed"):
-        fit_directory(measured, {}, H100_SXM, 80e9)
+        fit_directory(measured, {}, H100_SXM, H100)
     path.write_text("\n".join(path.read_text().splitlines()[:2]) + "\n")
     with pytest.raises(InputError, match=r"gemm\.csv has 1 row, 30 are needed"):
-        fit_directory(measured, {}, H100_SXM, 80e9)
+        fit_directory(measured, {}, H100_SXM, H100)
 
 
 def test_a_series_of_few_rows_is_left_at_the_defaults(measured: Path, gemms: pd.DataFrame) -> None:
     few = gemms.head(20).assign(framework="vllm")
     alike = gemms.head(40).assign(framework="sglang", m=range(1, 41), n=4096, k=4096)
     pd.concat([gemms, few, alike]).to_csv(measured / "gemm.csv", index=False)
-    content = fit_directory(measured, {}, H100_SXM, 80e9)
+    content = fit_directory(measured, {}, H100_SXM, H100)
     assert list(content["series"]) == ["gemm/trtllm/fp8"]
     left = content["families"]["gemm"]["series_left_at_defaults"]
     assert left["gemm/vllm/fp8"] == "has 20 rows, 30 are needed"

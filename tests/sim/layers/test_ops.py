@@ -10,10 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import load_model, load_workload
-from sim.layers.ops import DENSE_LAYER, MOE_LAYER, Layer, element_bytes, layer_ops, layer_sizes, op_names, tensor_shape
+from sim.layers.ops import DENSE_LAYER, MOE_LAYER, Layer, layer_ops, op_names
+from sim.layers.sizes import Load, element_bytes, layer_sizes, tensor_shape
 from sim.workload import Workload
 
 MOE = load_workload("gpt_moe_1_2t_16k")
+
+
+def decoding(batch: int, groups: int) -> Load:
+    """A step that decodes `batch` sequences over so many groups."""
+    return Load(batch, 1024, 1024, attention_groups=groups)
 
 
 def test_a_moe_layer_has_the_twelve_fused_ops_in_the_order_of_the_strategy() -> None:
@@ -63,7 +69,7 @@ def test_router_and_dispatch_read_the_same_tensor() -> None:
 
 
 def test_sizes_of_the_toy_layer_by_hand(toy_moe: Workload) -> None:
-    sizes = layer_sizes(toy_moe, ep=2, batch=15)
+    sizes = layer_sizes(toy_moe, decoding(15, 2), 2)
     assert sizes.tokens == 8  # 15 sequences over 2 ranks: 8 and 7
     assert sizes.expert_tokens == 16  # 8 tokens, each to 2 experts
     assert sizes.local_experts == 4  # 8 experts over 2 ranks
@@ -74,15 +80,15 @@ def test_sizes_of_the_toy_layer_by_hand(toy_moe: Workload) -> None:
 
 def test_the_load_imbalance_stretches_the_experts_of_the_busiest_rank(toy_moe: Workload) -> None:
     skewed = dataclasses.replace(toy_moe, load_imbalance=1.5)
-    assert layer_sizes(skewed, ep=2, batch=16).expert_tokens == 24  # 8 * 2 * 1.5
-    assert layer_sizes(skewed, ep=1, batch=16).expert_tokens == 32  # one rank has every expert and every token
+    assert layer_sizes(skewed, decoding(16, 2), 2).expert_tokens == 24  # 8 * 2 * 1.5
+    assert layer_sizes(skewed, decoding(16, 1), 1).expert_tokens == 32  # one rank has every expert and every token
 
 
 @pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 16, 2), (4, 16, 2), (9, 8, 2), (6, 128, 8), (3, 8, 7)])
 def test_active_experts_are_those_that_distinct_top_k_routing_visits(tokens: int, experts: int, top_k: int) -> None:
     model = dataclasses.replace(load_model("gpt_moe_1_2t"), experts=experts, experts_per_token=top_k)
     workload = dataclasses.replace(MOE, model=model)
-    expected = layer_sizes(workload, ep=1, batch=tokens).active_experts
+    expected = layer_sizes(workload, decoding(tokens, 1), 1).active_experts
 
     rng = np.random.default_rng(7)
     trials = 20_000
@@ -98,13 +104,13 @@ def test_active_experts_are_those_that_distinct_top_k_routing_visits(tokens: int
 
 
 def test_one_token_activates_exactly_its_top_k(moe: Workload) -> None:
-    assert layer_sizes(moe, ep=1, batch=1).active_experts == pytest.approx(2.0, rel=1e-12)
+    assert layer_sizes(moe, decoding(1, 1), 1).active_experts == pytest.approx(2.0, rel=1e-12)
 
 
 @settings(derandomize=True, deadline=None)
 @given(ep=st.integers(1, 40), batch=st.integers(1, 5000), more=st.integers(0, 5000))
 def test_more_sequences_never_mean_fewer_tokens_or_active_experts(ep: int, batch: int, more: int) -> None:
-    few, many = layer_sizes(MOE, ep, batch), layer_sizes(MOE, ep, batch + more)
+    few, many = layer_sizes(MOE, decoding(batch, ep), ep), layer_sizes(MOE, decoding(batch + more, ep), ep)
     assert few.tokens <= many.tokens
     assert few.expert_tokens <= many.expert_tokens
     assert few.active_experts <= many.active_experts <= many.local_experts
@@ -113,7 +119,7 @@ def test_more_sequences_never_mean_fewer_tokens_or_active_experts(ep: int, batch
 
 
 def test_tensor_sizes_by_hand(toy_moe: Workload) -> None:
-    sizes = layer_sizes(toy_moe, ep=2, batch=16)
+    sizes = layer_sizes(toy_moe, decoding(16, 2), 2)
     found = {
         tensor.name: (*tensor_shape(toy_moe.model, sizes, tensor), element_bytes(toy_moe, tensor))
         for tensor in MOE_LAYER.tensors

@@ -31,14 +31,16 @@ from sim.prices.curves import (
     Shape,
 )
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
-from sim.prices.hardware import Engine
+from sim.prices.hardware import EngineName
 from sim.prices.mesh import Group, tp_group
-from sim.prices.roofline import Kernel, kernel_time
+from sim.prices.roofline import PRICED_BY_MEDIANS, Kernel, kernel_time
 
 H100 = load_hardware("h100_sxm")
 FITTED = load_calibration("h100_sxm")
-BY_ENGINE = {engine: dataclasses.replace(H100, curves=Curves(FITTED, engine, engine)) for engine in get_args(Engine)}
-ENGINES = st.sampled_from(get_args(Engine))
+BY_ENGINE = {
+    engine: dataclasses.replace(H100, curves=Curves(FITTED, engine, engine)) for engine in get_args(EngineName)
+}
+ENGINES = st.sampled_from(get_args(EngineName))
 DTYPES = st.sampled_from(get_args(Dtype))
 MULTIPLIED = st.sampled_from(["bf16", "fp8", "fp8_block"])
 """Formats of measured dense GEMMs."""
@@ -343,7 +345,7 @@ def test_a_kernel_no_curve_describes_falls_back_to_the_medians() -> None:
     partial = dataclasses.replace(H100, curves=Curves(Calibration("partial", lacking), "trtllm", "trtllm"))
     medians = dataclasses.replace(H100, curves=None)
     kernel = Kernel("gemm", "fp8", "fp8", 1e12, 1e9, Gemm(1e3, 1e4, 5e4))
-    assert kernel_time(partial, kernel) == kernel_time(medians, kernel)
+    assert kernel_time(partial, kernel) == kernel_time(medians, kernel)._replace(extrapolated=PRICED_BY_MEDIANS)
     assert kernel_time(partial, kernel).error == H100.errors.uncalibrated
     attention = Kernel("attention", "bf16", "fp8", 1e9, 1e9, DecodeAttention(64, 8192, 16, 2, 128, False))
     assert kernel_time(partial, attention) == kernel_time(H100, attention) != kernel_time(medians, attention)

@@ -14,6 +14,7 @@ import pytest
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation, Explanation
 from sim.layers.ops import op_names
+from sim.serving.phases import batching
 from sim.simulate import evaluate
 from sim.step.breakdown import explain
 from sim.strategy import Strategy
@@ -38,8 +39,9 @@ def test_the_ops_add_up_to_the_layer_that_a_search_is_told_of(name: str) -> None
     for strategy in random_strategies(workload, 50):
         evaluation = evaluate(workload, strategy)
         assert sum(op.time_s for op in evaluation.ops) == evaluation.stage.layer_s
-        explanation = Explanation(evaluation.ops, evaluation.expected_error, evaluation.extrapolated)
-        assert explanation == explain(workload, strategy)
+        explanation = Explanation(*(getattr(evaluation, name) for name in Explanation._fields))
+        loads = batching(workload, strategy.batch, strategy.attention_dp).loads
+        assert explanation == explain(workload, strategy, loads, evaluation.tpot_s, 0.0)
 
 
 @pytest.mark.parametrize("name", [MOE, DENSE])

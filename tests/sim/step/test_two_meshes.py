@@ -20,6 +20,7 @@ from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.ops import op_names
 from sim.optimum.spaces import extended_space
 from sim.prices.collectives import Collective
+from sim.serving.phases import batching
 from sim.simulate import evaluate
 from sim.step.two_meshes import attention_rank, experts_rank, sides, sides_of
 from sim.strategy import GATHERED, GATHERED_TOKENS, NONE, TOKENS, Strategy
@@ -58,8 +59,9 @@ def test_two_sides_of_equal_groups_cost_what_one_side_costs(name: str, tp: int, 
     # Through the planner on the mesh of both, not through the shortcut for the paper's strategies.
     workload = WORKLOADS[name]
     ep = ep if workload.model.is_moe else 1
-    one = sides_of(workload, tp, 1, ep, ep, batch)
-    two = sides(attention_rank(workload, tp, 1, ep, batch), experts_rank(workload, tp, ep, batch))
+    load = batching(workload, batch, ep).loads[0]
+    one = sides_of(workload, load, tp, 1, ep, ep)
+    two = sides(attention_rank(workload, load, tp, 1, ep), experts_rank(workload, load, tp, ep, ep))
     assert one.attention is one.experts
     assert two.attention is not two.experts
     for tensor in one.experts.layer.tensors:
@@ -78,10 +80,11 @@ def test_attention_over_the_context_by_hand(toy_moe: Workload) -> None:
     evaluation = evaluate(workload, strategy)
     attention = op_of(evaluation, "attention", workload)
     new = 8 * 2 * (4 + 1) * 16 * 2  # queries, key and value in, results out, in bf16
+    rotated = 8 * (4 + 2) * 16 * 2 * 2  # those queries, the key and the value, in and out
     part = 8 * 4 * (16 * 2 + 4)  # a result of 16 in bf16 and a logarithm in fp32 per token and head
     assert evaluation.memory_bytes.kv_cache == 4 * (8 * 250 * 2 * 1 * 16)
     # The merge reads a part of its head from every GPU of the group, its own included, and writes 8 tokens of it.
-    assert attention.traffic_bytes == 8 * 250 * 2 * 16 + new + part + 8 * 1 * 16 * 2
+    assert attention.traffic_bytes == 8 * 250 * 2 * 16 + new + rotated + part + 8 * 1 * 16 * 2
     assert attention.work_flops == 4 * 8 * 4 * 16 * 250 + 2 * 8 * 4 * 16
     # Every GPU keeps a quarter of its parts and sends the others.
     assert moved(attention.collectives) == [("all_to_all", "cp", 4, part * 3 / 4)]

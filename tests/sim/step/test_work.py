@@ -15,6 +15,7 @@ import pytest
 from sim.evaluation import OpBreakdown
 from sim.layers.ops import layer_ops
 from sim.prices.collectives import Collective
+from sim.serving.phases import batching
 from sim.simulate import evaluate
 from sim.step.rank import Rank
 from sim.step.work import op_work
@@ -40,10 +41,10 @@ class Expected(NamedTuple):
 
 
 EXPECTED = [
-    # Norm: square and sum, scale, weight = 4 FLOP per element. Read, write, weight of hidden.
-    Expected("attn_norm", 0, 4 * 2 * 64, 2 * (2 * 64 * 2) + 64 * 2, 512 / POINTWISE, 128),
-    Expected("attn_norm", 1, 4 * 8 * 16, 2 * (8 * 16 * 2) + 16 * 2, 512 / POINTWISE, 32),
-    Expected("attn_norm", 2, 4 * 8 * 64, 2 * (8 * 64 * 2) + 64 * 2, 2048 / POINTWISE, 128),
+    # Norm: square and sum, scale, weight = 4 FLOP per element. Write, weight of hidden: the add before it has read.
+    Expected("attn_norm", 0, 4 * 2 * 64, 2 * 64 * 2 + 64 * 2, 512 / POINTWISE, 128),
+    Expected("attn_norm", 1, 4 * 8 * 16, 8 * 16 * 2 + 16 * 2, 512 / POINTWISE, 32),
+    Expected("attn_norm", 2, 4 * 8 * 64, 8 * 64 * 2 + 64 * 2, 2048 / POINTWISE, 128),
     # [8, 64] x [64, 192]; 192 = (8 query + 2 key + 2 value heads) * 16.
     # d: 16 of 64 rows of the weight. The output is whole, and partial.
     Expected("qkv_proj", 0, 2 * 8 * 16 * 192, 8 * 16 * 2 + 16 * 192 + 8 * 192 * 2, 49152 / GEMM_FP8, 3072),
@@ -51,16 +52,32 @@ EXPECTED = [
     Expected("qkv_proj", 1, 2 * 8 * 64 * 64, 8 * 64 * 2 + 64 * 64 + 8 * 64 * 2, 65536 / GEMM_FP8, 4096),
     Expected("qkv_proj", 2, 2 * 8 * 64 * 192, 8 * 64 * 2 + 64 * 192 + 8 * 192 * 2, 196608 / GEMM_FP8, 12288),
     # Scores and values: 2 products of 2 FLOP per query head, dim and cached token; K and V of 1000 tokens.
+    # The rotary embedding reads and writes q, k and v: 4 bytes per element.
     # requests: 2 sequences. New q, k, v and output: (8 + 2 + 2 + 8) * 16 elements each.
     Expected(
-        "attention", 0, 4 * 2 * 8 * 16 * 1000, 128_000 + 2 * 320 * 2, 1_024_000 / ATTENTION, kv=2 * 1000 * 2 * 2 * 16
+        "attention",
+        0,
+        4 * 2 * 8 * 16 * 1000,
+        128_000 + 2 * 320 * 2 + 2 * 192 * 4,
+        1_024_000 / ATTENTION + 1536 / STREAM,
+        kv=2 * 1000 * 2 * 2 * 16,
     ),
     # heads: 8 sequences, 2 query heads and 1 replicated KV head: (2 + 1 + 1 + 2) * 16 new elements each.
     Expected(
-        "attention", 1, 4 * 8 * 2 * 16 * 1000, 256_000 + 8 * 96 * 2, (256_000 + 1536) / KV, kv=8 * 1000 * 2 * 1 * 16
+        "attention",
+        1,
+        4 * 8 * 2 * 16 * 1000,
+        256_000 + 8 * 96 * 2 + 8 * 64 * 4,
+        (256_000 + 1536) / KV + 2048 / STREAM,
+        kv=8 * 1000 * 2 * 1 * 16,
     ),
     Expected(
-        "attention", 2, 4 * 8 * 8 * 16 * 1000, 512_000 + 8 * 320 * 2, 4_096_000 / ATTENTION, kv=8 * 1000 * 2 * 2 * 16
+        "attention",
+        2,
+        4 * 8 * 8 * 16 * 1000,
+        512_000 + 8 * 320 * 2 + 8 * 192 * 4,
+        4_096_000 / ATTENTION + 6144 / STREAM,
+        kv=8 * 1000 * 2 * 2 * 16,
     ),
     # [8, 128] x [128, 64]
     Expected("o_proj", 0, 2 * 8 * 32 * 64, 8 * 32 * 2 + 32 * 64 + 8 * 64 * 2, 32768 / GEMM_FP8, 2048),
@@ -70,9 +87,9 @@ EXPECTED = [
     Expected("attn_residual", 0, 2 * 64, 3 * 2 * 64 * 2, 768 / STREAM),
     Expected("attn_residual", 1, 8 * 16, 3 * 8 * 16 * 2, 768 / STREAM),
     Expected("attn_residual", 2, 8 * 64, 3 * 8 * 64 * 2, 3072 / STREAM),
-    Expected("ffn_norm", 0, 512, 640, 512 / POINTWISE, 128),
-    Expected("ffn_norm", 1, 512, 544, 512 / POINTWISE, 32),
-    Expected("ffn_norm", 2, 2048, 2176, 2048 / POINTWISE, 128),
+    Expected("ffn_norm", 0, 512, 384, 512 / POINTWISE, 128),
+    Expected("ffn_norm", 1, 512, 288, 512 / POINTWISE, 32),
+    Expected("ffn_norm", 2, 2048, 1152, 2048 / POINTWISE, 128),
     # [8, 64] x [64, 8] in bf16, then top-2 of 8: 5 FLOP per logit; reads logits, writes 2 entries of 8 bytes.
     Expected(
         "router",
@@ -150,14 +167,14 @@ def test_flops_bytes_and_seconds_match_the_hand_computation(toy_moe: Workload, e
 
 @pytest.mark.parametrize("expected", EXPECTED, ids=ids)
 def test_weights_and_kv_cache_match_the_hand_computation(toy_moe: Workload, expected: Expected) -> None:
-    rank = Rank(toy_moe, tp=4, ep=2, batch=16)
+    rank = Rank(toy_moe, batching(toy_moe, 16, 2).loads[0], tp=4, ep=2)
     work = op_work(rank, rank.layer.op(expected.op), expected.choice)
     assert work.weight_bytes == expected.weight
     assert work.kv_bytes == expected.kv
 
 
 def own_collectives(workload: Workload, op: str, choice: int, tp: int = 4, ep: int = 2) -> list[Collective]:
-    rank = Rank(workload, tp=tp, ep=ep, batch=8 * ep)
+    rank = Rank(workload, batching(workload, 8 * ep, ep).loads[0], tp=tp, ep=ep)
     return list(op_work(rank, rank.layer.op(op), choice).collectives)
 
 
@@ -236,13 +253,13 @@ def heads_on_one_gpu(heads: int, kv_heads: int, tp: int) -> int:
 def test_every_gpu_holds_the_kv_heads_that_its_query_heads_read(moe: Workload, tp: int) -> None:
     model = dataclasses.replace(moe.model, heads=48, kv_heads=8)  # Mixtral 8x22B: six query heads share a KV head
     workload = dataclasses.replace(moe, model=model)
-    rank = Rank(workload, tp=tp, ep=1, batch=1)
+    rank = Rank(workload, batching(workload, 1, 1).loads[0], tp=tp, ep=1)
     held = op_work(rank, rank.layer.op("attention"), 1).kv_bytes
     assert held == heads_on_one_gpu(48, 8, tp) * 16384 * 2 * 128
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32, 64, 128])
 def test_kv_heads_are_replicated_once_tp_exceeds_them(moe: Workload, tp: int) -> None:
-    rank = Rank(moe, tp=tp, ep=1, batch=1)
+    rank = Rank(moe, batching(moe, 1, 1).loads[0], tp=tp, ep=1)
     held = op_work(rank, rank.layer.op("attention"), 1).kv_bytes
     assert held == max(8 // tp, 1) * 16384 * 2 * 128  # K and V of 16384 tokens, heads of 128, one byte each

@@ -1,0 +1,162 @@
+"""How large a layer's tensors are: what one step holds, and what of it one group of GPUs has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sim.layers.model import Model
+from sim.layers.ops import Tensor
+from sim.prices.dtypes import DTYPE_BYTES, Dtype
+from sim.workload import Workload
+
+
+class GroupLoad(NamedTuple):
+    """What one group of GPUs that share their tokens computes in a step.
+
+    Attributes:
+        sequences: Sequences that decode one token each.
+        context_tokens: Tokens that each of them has cached.
+        prompts: Prompts computed in the same step; a fraction where a prompt is cut into chunks.
+        prompt_tokens: Tokens of one whole prompt.
+    """
+
+    sequences: int
+    context_tokens: float
+    prompts: float = 0.0
+    prompt_tokens: int = 1
+
+    @property
+    def tokens(self) -> float:
+        """All tokens of the group in the step."""
+        return self.sequences + self.prompts * self.prompt_tokens if self.prompts else self.sequences
+
+
+class Load(NamedTuple):
+    """What one step of one microbatch holds, over all attention ranks.
+
+    Attributes:
+        sequences: Sequences that decode one token each.
+        context_tokens: Tokens that each of them has cached, on average.
+        cached_tokens: Tokens of KV cache that each of them holds at most.
+        prompts: Prompts computed in the same step; a fraction where a prompt is cut into chunks.
+        prompt_tokens: Tokens of one whole prompt.
+        prompt_groups: Attention groups that share the prompts out; a single prompt lies on one.
+        attention_groups: Attention groups in all.
+    """
+
+    sequences: int
+    context_tokens: float
+    cached_tokens: float
+    prompts: float = 0.0
+    prompt_tokens: int = 1
+    prompt_groups: int = 1
+    attention_groups: int = 1
+
+    def of_group(self, groups: int) -> GroupLoad:
+        """What the busiest of `groups` equal groups of GPUs has."""
+        prompts = self.prompts
+        if prompts:
+            shared_by = min(groups, self.prompt_groups) * max(1.0, groups / self.attention_groups)
+            prompts = prompts / shared_by if self.prompt_groups == 1 else math.ceil(prompts / shared_by)
+        return GroupLoad(math.ceil(self.sequences / groups), self.context_tokens, prompts, self.prompt_tokens)
+
+    def all_tokens(self, groups: int) -> float:
+        """Tokens of all `groups`, each as many sequences as the busiest."""
+        own = self.of_group(groups)
+        if not self.prompts:
+            return own.sequences * groups
+        prompts = self.prompts if self.prompt_groups == 1 else own.prompts * groups
+        return own.sequences * groups + prompts * self.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Sizes of one layer on one group of GPUs, before an axis shards anything.
+
+    Attributes:
+        load: What the group computes.
+        tokens: All tokens of the group, those of the busiest one.
+        all_tokens: Tokens of all groups together.
+        expert_tokens: Copies of tokens that its experts process: tokens * top-k, times the load imbalance.
+        local_experts: Experts it holds, ceil(experts / ep).
+        active_experts: Expected number of them that at least one token visits.
+        columns: Width of every feature label: d, q, a, e, k, f.
+    """
+
+    load: GroupLoad
+    tokens: float
+    all_tokens: float
+    expert_tokens: float
+    local_experts: int
+    active_experts: float
+    columns: Mapping[str, int]
+
+    @property
+    def output_tokens(self) -> float:
+        """Tokens of the group that get a next token: of each sequence, and of each prompt its last."""
+        return self.load.sequences + self.load.prompts
+
+
+def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1) -> LayerSizes:
+    """Sizes of a step over `ep` groups of experts, of which every `copies` neighbours have the same tokens.
+
+    A token picks `experts_per_token` distinct experts, so under uniform routing an expert stays
+    idle with probability (1 - top-k / experts) ** tokens.
+    """
+    model, groups = workload.model, ep // copies
+    own, everyone = load.of_group(groups), load.all_tokens(groups)
+    local_experts = math.ceil(model.experts / ep)
+    idle = (1 - model.experts_per_token / model.experts) ** everyone
+    imbalance = min(workload.load_imbalance, ep)  # a rank cannot get more than all tokens
+    return LayerSizes(
+        load=own,
+        tokens=own.tokens,
+        all_tokens=everyone,
+        expert_tokens=everyone / ep * model.experts_per_token * imbalance,
+        local_experts=local_experts,
+        active_experts=local_experts * (1 - idle),
+        columns=feature_widths(model),
+    )
+
+
+def feature_widths(model: Model) -> dict[str, int]:
+    """Width of every feature label."""
+    return {
+        "d": model.hidden,
+        "q": model.qkv_width,
+        "a": model.attention_width,
+        "e": model.experts,
+        "k": model.experts_per_token,
+        "f": model.ffn_hidden,
+    }
+
+
+ROUTING_ENTRY_BYTES = 8
+"""One routed expert of one token: a 4-byte index and a 4-byte weight."""
+
+
+def tensor_shape(model: Model, sizes: LayerSizes, tensor: Tensor) -> tuple[float, int]:
+    """[rows, columns] of a tensor on one ep rank."""
+    return sizes.expert_tokens if tensor.by_expert else sizes.tokens, tensor_columns(model, tensor)
+
+
+def tensor_columns(model: Model, tensor: Tensor) -> int:
+    """Columns of a tensor before the tp axis shards it."""
+    # ffn1 leaves gate and up side by side; both are sharded alike, so f is one label of doubled width.
+    return model.ffn_in_width if tensor.name == "ffn_mid" else feature_widths(model)[tensor.letters[-1]]
+
+
+def element_bytes(workload: Workload, tensor: Tensor) -> float:
+    """Bytes per element of a tensor as it is moved."""
+    if tensor.name == "routing":
+        return ROUTING_ENTRY_BYTES
+    return DTYPE_BYTES[tensor_dtype(workload, tensor)]
+
+
+def tensor_dtype(workload: Workload, tensor: Tensor) -> Dtype:
+    """Storage format of a tensor: dispatched tokens have their own, the rest are activations."""
+    precisions = workload.precisions
+    return precisions.dispatch if tensor.name == "expert_in" else precisions.activations

@@ -1,0 +1,77 @@
+"""An inference engine: its own time beside its kernels, and how much memory it gives to the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPolicy:
+    """How much memory an engine gives to the KV cache, and how it fills it.
+
+    Attributes:
+        share: Share of `of` that weights and KV cache ("total") or the KV cache alone ("free") may take.
+        of: "total": the GPU's memory; "free": what weights and runtime leave.
+        runtime_bytes: Context, communication buffers, graphs, activations.
+        reserves_output: Whether a request holds its whole output's cache from its start (no eviction).
+        max_sequences: Most sequences that run at once on one attention rank.
+    """
+
+    share: float
+    of: Literal["total", "free"]
+    runtime_bytes: float
+    reserves_output: bool
+    max_sequences: int
+
+
+MEMORY_POLICIES: Mapping[str, MemoryPolicy] = {
+    # [published] free_gpu_memory_fraction 0.9, GUARANTEED_NO_EVICT and max_batch_size 2048 are TensorRT-LLM's defaults.
+    "trtllm": MemoryPolicy(0.90, "free", 2.5e9, True, 2048),
+    # [published] gpu_memory_utilization 0.9 and, on an H100, max_num_seqs 1024 are vLLM's defaults.
+    "vllm": MemoryPolicy(0.90, "total", 2.5e9, False, 1024),
+    # [assumed] SGLang chooses mem_fraction_static by GPU and parallelism, about 0.88 on an H100.
+    "sglang": MemoryPolicy(0.88, "total", 0.0, False, 2048),
+}
+"""The runtime's bytes are [assumed]."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimes:
+    """An engine's own time beside its kernels. [fitted] to serving runs.
+
+    Attributes:
+        step_s: Time of a step that no kernel accounts for.
+        sequence_s: The same for each running sequence: sampling, detokenising, bookkeeping.
+        prefill_share: Share of the other requests' prompt work that a running request waits for, at most 1.
+        launch_layer_s: Time in which the host launches one layer's kernels when a prompt keeps a step out of the CUDA
+            graph: such a step takes at least as long as its launches.
+    """
+
+    step_s: float
+    sequence_s: float
+    prefill_share: float
+    launch_layer_s: float
+
+
+BARE = EngineTimes(0.0, 0.0, 1.0, 0.0)
+"""Of the bare machine, where kernels and collectives are all that takes time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An inference engine, as a deployment names it."""
+
+    name: str
+    times: EngineTimes
+    memory: MemoryPolicy
+
+
+def policy_of(name: str) -> MemoryPolicy:
+    """The memory policy of an engine, whatever its version.
+
+    >>> policy_of("vllm<0.14") is MEMORY_POLICIES["vllm"]
+    True
+    """
+    return MEMORY_POLICIES[name.partition("<")[0]]

@@ -1,0 +1,153 @@
+"""From steps to service: what is in the steps of each phase, and the latencies and rates that follow from their times.
+
+decode: every step decodes all sequences once. serve: each of the running sequences is replaced once in `output_tokens`
+steps, so that some steps also carry prompts, and a request waits for those of the others. prefill: a step computes a
+batch of prompts. Requests of a workload are equal, and the number in flight is constant: queueing under random arrivals
+is not modelled. Formulas take floats or arrays: a search adds up one strategy, the exact optimum many.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sim.layers.sizes import Load
+from sim.prices.engine import BARE, EngineTimes
+from sim.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a steady state's steps carry prompts. Fields are numbers, or arrays of as many steady states.
+
+    Attributes:
+        mixed_share: Share of the steps that carry prompts.
+        others_share: Of those prompts, the share that are another request's than a given one's.
+        prompt_steps: Steps that a prompt takes: one, or one per chunk.
+        sequences: Sequences that run at once on an attention rank.
+        layers: Of the model.
+    """
+
+    mixed_share: Any
+    others_share: Any
+    prompt_steps: Any
+    sequences: Any
+    layers: Any
+
+    def tpot_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
+        """Mean seconds per output token after the first.
+
+        Args:
+            times: The engine's own.
+            decode_s: Of a step that decodes alone: its kernels and collectives, through all stages.
+            mixed_s: Of one that also carries prompts.
+        """
+        seen = self.mixed_share * self.others_share * times.prefill_share
+        return (1 - seen) * decode_s + seen * self._launched(times, mixed_s) + self.engine_s(times)
+
+    def step_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
+        """Mean seconds of a step, over those with and without prompts."""
+        mixed = self._launched(times, mixed_s)
+        return (1 - self.mixed_share) * decode_s + self.mixed_share * mixed + self.engine_s(times)
+
+    def ttft_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
+        """Mean seconds to the first token: half a step until the next begins, then the prompt's own steps."""
+        own_s = self.prompt_steps * (self._launched(times, mixed_s) + self.engine_s(times))
+        return self.step_s(times, decode_s, mixed_s) / 2 + own_s
+
+    def prompt_share(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
+        """Share of the time per output token by which other requests' prompts lengthen it, in [0, 1)."""
+        tpot_s = self.tpot_s(times, decode_s, mixed_s)
+        return np.maximum(0.0, 1 - (decode_s + self.engine_s(times)) / tpot_s)
+
+    def engine_s(self, times: EngineTimes) -> Any:
+        """The engine's own seconds per step."""
+        return times.step_s + times.sequence_s * self.sequences
+
+    def _launched(self, times: EngineTimes, mixed_s: Any) -> Any:
+        launch_s = times.launch_layer_s * self.layers
+        longer: Any = max if isinstance(mixed_s, float) and isinstance(launch_s, float) else np.maximum
+        return longer(mixed_s, launch_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """A steady state.
+
+    Attributes:
+        decode: The step that decodes alone; None in phase prefill.
+        mixed: The step that carries prompts; None in phase decode.
+        pace: How often which is run.
+        times: The engine's own.
+        in_flight: Sequences (prompts, in phase prefill) of one microbatch.
+        tokens: Tokens that a microbatch yields per step: one per sequence, or those of its prompts.
+    """
+
+    decode: Load | None
+    mixed: Load | None
+    pace: Pace
+    times: EngineTimes
+    in_flight: int
+    tokens: float
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """What is in the one kind of step, or in both: decode first."""
+        return tuple(load for load in (self.decode, self.mixed) if load is not None)
+
+    def tpot_s(self, decode_s: Any, mixed_s: Any) -> Any:
+        """Mean seconds per output token; 0 where none is made."""
+        return self.pace.tpot_s(self.times, decode_s, mixed_s) if self.decode else 0.0
+
+    def prompt_share(self, decode_s: Any, mixed_s: Any) -> Any:
+        """Share of the time per output token that other requests' prompts take."""
+        return self.pace.prompt_share(self.times, decode_s, mixed_s) if self.decode else 1.0
+
+    def step_s(self, decode_s: Any, mixed_s: Any) -> Any:
+        """Mean seconds of a step."""
+        return self.pace.step_s(self.times, decode_s, mixed_s)
+
+    def ttft_s(self, decode_s: Any, mixed_s: Any) -> Any:
+        """Mean seconds to the first token; 0 where no prompt is computed."""
+        return self.pace.ttft_s(self.times, decode_s, mixed_s) if self.mixed else 0.0
+
+
+def batching(workload: Workload, batch: int, dp: int) -> Batching:
+    """The steady state of a batch on `dp` attention ranks.
+
+    Args:
+        workload: Its phase, traffic and engine.
+        batch: Requests of one microbatch over all attention ranks.
+        dp: Attention ranks.
+    """
+    engine, isl, osl = workload.engine, workload.prompt_tokens, workload.output_tokens
+    times, layers, per_rank = engine.times if engine else BARE, workload.model.layers, math.ceil(batch / dp)
+    if workload.phase == "decode":
+        context = workload.context_tokens
+        load = Load(batch, context, context, attention_groups=dp)
+        return Batching(load, None, Pace(0.0, 0.0, 0, per_rank, layers), times, batch, batch)
+    if workload.phase == "prefill":
+        load = Load(0, 1, isl, batch, isl, prompt_groups=dp, attention_groups=dp)
+        return Batching(None, load, Pace(1.0, 1.0, 1, per_rank, layers), times, batch, batch * isl)
+    context = isl + osl / 2
+    reserved = engine is not None and engine.memory.reserves_output
+    decode = Load(batch, context, isl + osl if reserved else context, attention_groups=dp)
+    chunks = 1 if workload.chunk_tokens is None else math.ceil(isl / workload.chunk_tokens)
+    replaced = batch / osl  # prompts per step
+    mixed_share = min(1.0, replaced * chunks)
+    mixed = decode._replace(prompts=replaced / mixed_share, prompt_tokens=isl)
+    return Batching(decode, mixed, Pace(mixed_share, 1 - 1 / batch, chunks, per_rank, layers), times, batch, batch)
+
+
+def most_sequences(workload: Workload, dp: int) -> float:
+    """Requests of one microbatch that an engine's scheduler lets run at once; the rest wait."""
+    most = math.inf
+    if workload.engine is not None and workload.phase != "prefill":
+        most = workload.engine.memory.max_sequences * dp
+    if workload.phase == "serve" and workload.chunk_tokens is not None:
+        # A step has room for so many prompt tokens; more sequences than they replace cannot keep running.
+        most = min(most, max(1, workload.chunk_tokens * dp * workload.output_tokens // workload.prompt_tokens))
+    return most
