@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -97,9 +98,39 @@ def _headline(workload: Workload, evaluation: Evaluation) -> Text:
         (degrees_text(strategy), "bold"),
         f", dims {','.join(map(str, strategy.dims))}\n",
         (f"{evaluation.tokens_per_s_per_gpu:,.2f} tokens/s/GPU", "bold"),
-        f", ±{evaluation.expected_error:.0%}, on {evaluation.gpus} GPUs, "
-        f"{evaluation.tpot_s * 1e3:.2f} ms per output token (allowed {workload.tpot_slo_s * 1e3:g} ms)",
+        f", ±{evaluation.expected_error:.0%}, on {evaluation.gpus} GPUs{_latencies(workload, evaluation)}",
+        f"\n{_served_how(workload)}",
         ("".join(f"\nextrapolated: {what}" for what in evaluation.extrapolated), "yellow"),
+    )
+
+
+def _latencies(workload: Workload, evaluation: Evaluation) -> str:
+    told = ""
+    if workload.phase != "prefill":
+        low_s, high_s = evaluation.tpot_interval_s
+        told += f", {evaluation.tpot_s * 1e3:.2f} ms per output token{_allowed(workload.tpot_slo_s)}"
+        told += f", with 90 % confidence {low_s * 1e3:.1f} to {high_s * 1e3:.1f} ms"
+        told += f" ({evaluation.interval_because})" if evaluation.interval_because else ""
+    if workload.phase != "decode":
+        told += f", {evaluation.ttft_s * 1e3:.0f} ms to the first token{_allowed(workload.ttft_slo_s)}"
+    return told
+
+
+def _allowed(slo_s: float) -> str:
+    return f" (allowed {slo_s * 1e3:g} ms)" if math.isfinite(slo_s) else ""
+
+
+def _served_how(workload: Workload) -> str:
+    """Phase, traffic, engine and precisions, in words."""
+    curves, precisions = workload.hardware.curves, workload.precisions
+    lengths = f"{workload.context_tokens:,} tokens of context"
+    if workload.phase != "decode":
+        lengths = f"prompts of {workload.prompt_tokens:,} tokens, answers of {workload.output_tokens:,}"
+    engine = f"engine {workload.engine.name}" if workload.engine else "the bare machine, no engine's own time"
+    kernels = f" with {curves.engine}'s kernels" if curves else ""
+    return (
+        f"phase {workload.phase}, {lengths}; {engine}{kernels}; "
+        f"weights {precisions.weights}, KV cache {precisions.kv_cache}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from raysearch.commands.options import HardwareOption, JsonOption, MarginOption, SpaceOption, WorkloadOption, print_json
+from raysearch.commands.options import JsonOption, print_json
 from raysearch.commands.strategy import (
     BatchOption,
     CpOption,
@@ -17,27 +17,27 @@ from raysearch.commands.strategy import (
     TpOption,
     strategy_of,
 )
+from raysearch.commands.workload_flags import takes_workload
 from raysearch.files import strategy_dict
-from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.nearness import near_limits
 from sim.optimum.spaces import space_of
+from sim.precision import slow_precision
 from sim.simulate import evaluate
+from sim.workload import Workload
 
 
+@takes_workload
 def evaluate_strategy(
-    workload: WorkloadOption,
+    workload: Workload,
     tp: TpOption,
-    ep: EpOption,
-    pp: PpOption,
     batch: BatchOption,
-    dims: DimsOption,
+    ep: EpOption = 1,
+    pp: PpOption = 1,
+    dims: DimsOption = "megatron",
     cp: CpOption = 1,
     dp: DpOption = None,
     moe_tp: MoeTpOption = None,
-    hardware: HardwareOption = None,
-    space: SpaceOption = None,
-    margin: MarginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate one strategy: speed, memory, violations and a breakdown per op.
@@ -47,34 +47,58 @@ def evaluate_strategy(
       raysearch evaluate -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron
       raysearch evaluate -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims 2,1,1,0,2,2,2,2,1,1,0,2 --json
       raysearch evaluate -w gpt_moe_1_2t_1m --tp 2 --cp 4 --dp 16 --ep 16 --pp 1 --batch 64 --dims megatron
+      raysearch evaluate --model qwen3_32b --phase serve --isl 4000 --osl 500 --engine vllm --tp 4 --batch 32
     """
-    loaded = load_workload(workload, hardware, space.value if space else None, margin)
-    evaluation = evaluate(loaded, strategy_of(loaded, tp, ep, pp, batch, dims, cp, dp, moe_tp))
-    outside = space_of(loaded).outside(evaluation.strategy)
-    near = [asdict(limit) for limit in near_limits(loaded, evaluation)]
+    evaluation = evaluate(workload, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp))
+    outside = space_of(workload).outside(evaluation.strategy)
+    near = [asdict(limit) for limit in near_limits(workload, evaluation)]
+    warning = slow_precision(workload, evaluation)
     if as_json:
-        told = {"workload": loaded.name, "hardware": loaded.hardware.name, "space": loaded.space}
-        print_json({**told, "outside_space": outside, **evaluation_dict(evaluation), "near_limits": near})
+        told = {**workload_dict(workload), "outside_space": outside, **evaluation_dict(workload, evaluation)}
+        print_json({**told, "near_limits": near, "warnings": [warning] if warning else []})
         return
     from raysearch.tables import explanation, printer
 
-    printer().print(*explanation(loaded, evaluation), sep="\n")
+    printer().print(*explanation(workload, evaluation), sep="\n")
     if outside:
-        print(f"Not in the space {loaded.space!r}: {'; '.join(outside)}")
+        print(f"Not in the space {workload.space!r}: {'; '.join(outside)}")
+    if warning:
+        print(f"Warning: {warning}")
 
 
-def evaluation_dict(evaluation: Evaluation) -> dict[str, Any]:
-    """An evaluation as it stands in JSON."""
+def workload_dict(workload: Workload) -> dict[str, Any]:
+    """What was asked, as it stands in JSON; `engine` is null for the bare machine."""
+    curves = workload.hardware.curves
+    return {
+        "workload": workload.name,
+        "hardware": workload.hardware.name,
+        "phase": workload.phase,
+        "engine": workload.engine.name if workload.engine else None,
+        "kernels": curves.engine if curves else None,
+        "precisions": asdict(workload.precisions),
+        "space": workload.space,
+    }
+
+
+def evaluation_dict(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
+    """An evaluation as it stands in JSON; latencies that the phase does not have are null."""
+    decodes, prompts = workload.phase != "prefill", workload.phase != "decode"
     return {
         "feasible": evaluation.feasible,
         "strategy": strategy_dict(evaluation.strategy),
         "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
+        "tpot_s": evaluation.tpot_s if decodes else None,
+        "tpot_interval_s": list(evaluation.tpot_interval_s) if decodes else None,
+        "interval_because": evaluation.interval_because,
+        "ttft_s": evaluation.ttft_s if prompts else None,
         "expected_error": evaluation.expected_error,
         "extrapolated": list(evaluation.extrapolated),
-        "tpot_s": evaluation.tpot_s,
         "gpus": evaluation.gpus,
+        "running": evaluation.running,
+        "engine_s": evaluation.engine_s,
         "memory_bytes": {**asdict(evaluation.memory_bytes), "total": evaluation.memory_bytes.total},
         "violations": [asdict(violation) for violation in evaluation.violations],
         "stage": asdict(evaluation.stage),
+        "prompt_stage": asdict(evaluation.prompt_stage) if evaluation.prompt_stage else None,
         "ops": [{**asdict(op), "time_s": op.time_s} for op in evaluation.ops],
     }

@@ -4,30 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from raysearch.commands.options import HardwareOption, JsonOption, MarginOption, SpaceOption, WorkloadOption, print_json
+from raysearch.commands.evaluate import evaluation_dict, workload_dict
+from raysearch.commands.options import JsonOption, print_json
+from raysearch.commands.workload_flags import BatchGrid, takes_workload
 from raysearch.files import degrees_text, strategy_dict
 from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
-from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation
 from sim.layers.heuristics import MEGATRON_NOTE
 from sim.nearness import near_limits
+from sim.optimum.landscape import can_be_added_up
+from sim.optimum.spaces import space_of
+from sim.precision import slow_precision
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
+BatchGridOption = Annotated[
+    BatchGrid | None,
+    typer.Option(
+        "--batch",
+        help="'any': every batch; 'powers_of_two': the paper's list.",
+        show_default="the workload's list, else powers_of_two",
+    ),
+]
 _BASES = ("megatron", "megatron-sp", "joint")
 """Spaces over whose bests the others' are shown."""
 
 
+@takes_workload
 def show_optimum(
-    workload: WorkloadOption,
-    hardware: HardwareOption = None,
-    space: SpaceOption = None,
-    margin: MarginOption = None,
+    workload: Workload,
+    batch_grid: BatchGridOption = None,
     against: Annotated[
         bool, typer.Option("--against", help="Compare heuristics, the paper's and the joint space, and each extension.")
     ] = False,
@@ -36,33 +48,50 @@ def show_optimum(
 ) -> None:
     """Find the exact optimum over every strategy of a workload, and how its landscape lies.
 
+    Exits with 3 where nothing is feasible.
+
     \b
     Examples:
       raysearch optimum -w gpt_moe_1_2t_16k
       raysearch optimum -w my_workload.toml --hardware h100_sxm --json
-      raysearch optimum -w gpt_moe_1_2t_16k --space paper --margin 0.05
+      raysearch optimum -w gpt_moe_1_2t_16k --space paper --batch any
       raysearch optimum -w gpt_moe_1_2t_1m --space extended
       raysearch optimum -w gpt_moe_1_2t_1m --against
+      raysearch optimum --model qwen3_32b --phase serve --isl 4000 --osl 500 --engine vllm --tpot-ms 30 --batch any
     """
     from raysearch.progress import stepping
 
-    loaded = load_workload(workload, hardware, margin=margin)
-    wanted = space.value if space else loaded.space
-    if against or wanted == "extended":
-        names = list(SPACES) if against else ["extended"]
+    if against:
         bests: dict[str, SpaceBest] = {}
-        for name in names:
-            with stepping(f"best of {loaded.name}, {name}") as progress:
-                bests[name] = best_of_space(loaded, name, progress, fresh=fresh)
-        _show_spaces(loaded, bests, as_json=as_json)
+        for name in SPACES:
+            with stepping(f"best of {workload.name}, {name}") as progress:
+                bests[name] = best_of_space(workload, name, progress, fresh=fresh)
+        _show_spaces(workload, bests, as_json=as_json)
         return
-    loaded = load_workload(workload, hardware, wanted, margin)
-    with stepping(f"exact optimum of {loaded.name}") as progress:
-        found = find_yardstick(loaded, progress, fresh=fresh)
-    if as_json:
-        print_json(_as_dict(loaded, found))
+    if can_be_added_up(space_of(workload)):
+        with stepping(f"exact optimum of {workload.name}") as progress:
+            yardstick = find_yardstick(workload, progress, fresh=fresh)
+        best, found = yardstick.strategy, _landscape(yardstick)
     else:
-        _print(loaded, found)
+        with stepping(f"exact optimum of {workload.name}") as progress:
+            space_best = best_of_space(workload, workload.space, progress, fresh=fresh)
+        best, found = space_best.strategy, {**asdict(space_best)}
+    evaluation = evaluate(workload, best) if best else None
+    if as_json:
+        print_json(_as_dict(workload, found, evaluation))
+    else:
+        _print(workload, found, evaluation)
+    if evaluation is None:
+        raise typer.Exit(NOTHING_FEASIBLE)
+
+
+NOTHING_FEASIBLE = 3
+"""Exit code where no strategy is feasible."""
+
+
+def _landscape(found: Yardstick) -> dict[str, Any]:
+    keys = ("space_size", "feasible_count", "feasible_share", "wall_s")
+    return {**{key: getattr(found, key) for key in keys}, "quantiles": dict(found.quantiles)}
 
 
 def _show_spaces(workload: Workload, bests: Mapping[str, SpaceBest], *, as_json: bool) -> None:
@@ -71,10 +100,10 @@ def _show_spaces(workload: Workload, bests: Mapping[str, SpaceBest], *, as_json:
             {"workload": workload.name, "hardware": workload.hardware.name, "spaces": _spaces_dict(workload, bests)}
         )
         return
-    from raysearch.tables import explanation, plain_table, printer
+    from raysearch.tables import plain_table, printer
 
     console = printer()
-    if len(bests) > 1:
+    if bests:
         ratios = [f"x {name}" for name in _BASES]
         columns = ("space", "best strategy", "strategies", "s", "tok/s/GPU", "error", *ratios)
         title = f"{workload.name}: the exact best of each space"
@@ -82,16 +111,6 @@ def _show_spaces(workload: Workload, bests: Mapping[str, SpaceBest], *, as_json:
         if workload.model.is_moe:
             console.print(MEGATRON_NOTE)
         return
-    ((name, best),) = bests.items()
-    console.print(
-        f"{best.space_size:,} strategies of the space {name!r}; "
-        f"{best.opened:,} of {best.tuples:,} tuples of degrees and batch added up, "
-        f"the others ruled out by their bounds, in {best.wall_s:.1f} s"
-    )
-    if best.strategy is None:
-        console.print(f"No strategy of {workload.name} is feasible.")
-        return
-    console.print(*explanation(workload, evaluate(workload, best.strategy)), sep="\n")
 
 
 def _spaces_dict(workload: Workload, bests: Mapping[str, SpaceBest]) -> dict[str, object]:
@@ -126,34 +145,40 @@ def _space_rows(workload: Workload, bests: Mapping[str, SpaceBest]) -> list[tupl
     return rows
 
 
-def _as_dict(workload: Workload, found: Yardstick) -> dict[str, object]:
-    return {
-        "workload": workload.name,
-        "hardware": workload.hardware.name,
+def _as_dict(workload: Workload, found: dict[str, Any], evaluation: Evaluation | None) -> dict[str, Any]:
+    """Everything in JSON; without a feasible strategy its figures are null."""
+    warning = slow_precision(workload, evaluation) if evaluation else None
+    told = {
+        **workload_dict(workload),
         "config_hash": workload.config_hash,
-        "space": workload.space,
-        "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
-        **_judged(workload, found.strategy),
-        "space_size": found.space_size,
-        "feasible_count": found.feasible_count,
-        "feasible_share": found.feasible_share,
-        "quantiles": dict(found.quantiles),
-        "wall_s": found.wall_s,
+        "feasible": evaluation is not None,
+        "tokens_per_s_per_gpu": None,
+        "expected_error": None,
+        "extrapolated": [],
+        "warnings": [warning] if warning else [],
     }
+    if evaluation is not None:
+        told |= evaluation_dict(workload, evaluation)
+        told["near_limits"] = [asdict(limit) for limit in near_limits(workload, evaluation)]
+    return {**told, **{key: value for key, value in found.items() if key not in ("tokens_per_s_per_gpu", "strategy")}}
 
 
-def _print(workload: Workload, found: Yardstick) -> None:
+def _print(workload: Workload, found: dict[str, Any], evaluation: Evaluation | None) -> None:
     from raysearch.tables import explanation, plain_table, printer
 
     console = printer()
-    console.print(
-        f"{found.space_size:,} strategies of the space {workload.space!r}, "
-        f"{found.feasible_count:,} feasible ({found.feasible_share:.3%}), "
-        f"searched in {found.wall_s:.1f} s"
-    )
-    if found.strategy is None:
+    if "feasible_count" in found:
+        how = f"{found['feasible_count']:,} feasible ({found['feasible_share']:.3%})"
+    else:
+        how = f"{found['opened']:,} of {found['tuples']:,} tuples of degrees and batch added up, the others ruled out"
+    size, wall_s = f"{found['space_size']:,} strategies of the space {workload.space!r}", found["wall_s"]
+    console.print(f"{size}, {how}, searched in {wall_s:.1f} s")
+    if evaluation is None:
         console.print(f"No strategy of {workload.name} is feasible.")
         return
-    rows = [(f"{float(share):.4%}", f"{value:,.2f}") for share, value in found.quantiles.items()]
-    console.print(plain_table("Feasible strategies at or below", ("share", "tokens/s/GPU"), rows))
-    console.print(*explanation(workload, evaluate(workload, found.strategy)), sep="\n")
+    if quantiles := found.get("quantiles"):
+        rows = [(f"{float(share):.4%}", f"{value:,.2f}") for share, value in quantiles.items()]
+        console.print(plain_table("Feasible strategies at or below", ("share", "tokens/s/GPU"), rows))
+    console.print(*explanation(workload, evaluation), sep="\n")
+    if warning := slow_precision(workload, evaluation):
+        console.print(f"Warning: {warning}")

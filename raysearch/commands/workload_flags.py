@@ -1,0 +1,140 @@
+"""The options that name a workload or describe one, for the commands that take both."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated, Any, get_args
+
+import typer
+
+from raysearch.commands.options import MarginOption, SpaceOption
+from raysearch.errors import InputError
+from sim.config.described import Description
+from sim.workload import Phase, Workload
+
+PhaseName = StrEnum("PhaseName", {name: name for name in get_args(Phase)})
+BatchGrid = StrEnum("BatchGrid", {"powers_of_two": "powers_of_two", "any": "any"})
+
+_FROM_FILE = "Workload by name or file"
+_BY_OPTIONS = "Workload by options"
+
+
+def _option(help_text: str, panel: str = _BY_OPTIONS, **more: Any) -> Any:
+    return typer.Option(help=help_text, rich_help_panel=panel, **more)
+
+
+_FLAGS: dict[str, tuple[Any, Any]] = {
+    "workload": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--workload",
+                "-w",
+                help="Name in configs/workloads, or the path of a TOML file.",
+                rich_help_panel=_FROM_FILE,
+            ),
+        ],
+        None,
+    ),
+    "model": (Annotated[str | None, _option("Name in configs/models, or the path of a TOML file.")], None),
+    "hardware": (
+        Annotated[
+            str | None,
+            _option(
+                "Name in configs/hardware, or the path of a TOML file.", show_default="the workload's, else h100_sxm"
+            ),
+        ],
+        None,
+    ),
+    "phase": (
+        Annotated[
+            PhaseName | None,
+            _option(
+                "'decode': a pool that only decodes; 'serve': continuous batching, whose steps also carry prompts; "
+                "'prefill': a pool that only computes prompts.",
+                show_default="decode",
+            ),
+        ],
+        None,
+    ),
+    "isl": (Annotated[int | None, _option("Tokens of a prompt.", min=1)], None),
+    "osl": (Annotated[int | None, _option("Tokens of an answer.", min=1)], None),
+    "engine": (
+        Annotated[
+            str | None,
+            _option("vllm, sglang or trtllm: charge its own time and memory policy.", show_default="the bare machine"),
+        ],
+        None,
+    ),
+    "weights": (Annotated[str | None, _option("bf16, fp8 or fp8_block.", show_default="fp8")], None),
+    "kv_cache": (Annotated[str | None, _option("bf16 or fp8.", show_default="fp8")], None),
+    "tpot_ms": (Annotated[float | None, _option("Longest time per output token.", show_default="no limit")], None),
+    "ttft_ms": (Annotated[float | None, _option("Longest time to the first token.", show_default="no limit")], None),
+    "max_gpus": (Annotated[int | None, _option("Device budget.", min=1, show_default="64")], None),
+    "chunk_tokens": (
+        Annotated[
+            int | None,
+            _option("Most prompt tokens of a step (chunked prefill).", min=1, show_default="prompts whole"),
+        ],
+        None,
+    ),
+    "space": (SpaceOption, None),
+    "margin": (MarginOption, None),
+}
+
+
+def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that name or describe a workload, and passes it the workload as `workload`."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "workload"]
+
+    @functools.wraps(command)
+    def with_options(**options: Any) -> None:
+        flags = {name: options.pop(name) for name in _FLAGS}
+        command(workload=workload_of_flags(flags, options.get("batch_grid")), **options)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(name, keyword, default=default, annotation=annotation)
+        for name, (annotation, default) in _FLAGS.items()
+    ]
+    parameters += [parameter.replace(kind=keyword) for parameter in own]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del with_options.__wrapped__  # typer would ask it for its own options
+    return with_options
+
+
+def workload_of_flags(flags: dict[str, Any], batch_grid: str | None = None) -> Workload:
+    """The workload that options name (--workload) or describe (--model ...).
+
+    Raises:
+        InputError: Both or neither, or options that say nothing beside a file.
+        CatalogError: An unknown name or an unusable file.
+    """
+    from sim.config.catalog import load_workload
+    from sim.config.described import described_workload
+
+    said = {name: _plain(value) for name, value in flags.items() if value is not None}
+    shared = {name: said.pop(name) for name in ("space", "margin") if name in said}
+    instead = {**shared, **({"batch": batch_grid} if batch_grid else {})}
+    if "workload" in said:
+        named, hardware = said.pop("workload"), said.pop("hardware", None)
+        if said:
+            option = next(iter(said)).replace("_", "-")
+            raise InputError(f"--{option} describes a workload, --workload names one: give one or the other")
+        return load_workload(named, hardware, **instead)
+    if "model" not in said:
+        raise InputError("expected --workload NAME, or --model NAME with --isl and --osl; `raysearch list` has names")
+    return described_workload(Description(**{**_defaults(), **said}), instead)
+
+
+def _defaults() -> dict[str, Any]:
+    return {name: value for name, value in asdict(Description("")).items() if name != "model"}
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, StrEnum) else value

@@ -1,0 +1,94 @@
+"""A workload described in a few words, without a file: its degrees follow from the model and the budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sim.config.catalog import assembled
+from sim.config.files import CatalogError, config_path, explain, read_config
+from sim.config.schemas import ModelFile, WorkloadFile
+from sim.workload import Workload
+
+WIDEST = 128
+"""Largest searched tp and ep. [assumed] as in the paper's table 1, whose tp ends there."""
+DEEPEST = 64
+"""Largest searched pp. [assumed] the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a command line says of a workload, in its words.
+
+    Attributes:
+        model, hardware: Names or paths.
+        isl, osl: Tokens of a prompt and of an answer.
+        engine: Inference engine, or None for the bare machine.
+        weights, kv_cache: Formats.
+        tpot_ms, ttft_ms: SLOs, or None for none.
+        max_gpus: Device budget.
+        chunk_tokens: Most prompt tokens of a step; None computes prompts whole.
+    """
+
+    model: str
+    hardware: str = "h100_sxm"
+    phase: str = "decode"
+    isl: int | None = None
+    osl: int | None = None
+    engine: str | None = None
+    weights: str = "fp8"
+    kv_cache: str = "fp8"
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
+    max_gpus: int = 64
+    chunk_tokens: int | None = None
+
+
+def described_workload(said: Description, instead: dict[str, Any] | None = None) -> Workload:
+    """The workload of a description; `instead` replaces keys of the file that it stands for.
+
+    Routing is skewed as measured, since real prompts are.
+
+    Raises:
+        CatalogError: An unknown name, or figures that no workload file may have.
+
+    >>> described_workload(Description("mixtral_8x7b", isl=1024, osl=256, max_gpus=8)).degrees.ep
+    (1, 2, 4, 8)
+    """
+    model_path, hardware_path = config_path("models", said.model), config_path("hardware", said.hardware)
+    model = read_config(model_path, ModelFile).to_si()
+    content: dict[str, Any] = {
+        "name": f"{model.name}_{said.phase}",
+        "model": said.model,
+        "hardware": said.hardware,
+        "engine": said.engine,
+        "phase": said.phase,
+        "prompt_tokens": said.isl,
+        "output_tokens": said.osl,
+        "tpot_slo_ms": said.tpot_ms,
+        "ttft_slo_ms": said.ttft_ms,
+        "max_gpus": said.max_gpus,
+        "routing": "skewed" if model.is_moe else "balanced",
+        "chunk_tokens": said.chunk_tokens,
+        "precisions": {"weights": said.weights, "kv_cache": said.kv_cache, "activations": "bf16", "dispatch": "fp8"},
+        "degrees": {
+            "tp": [n for n in _powers_of_two(min(WIDEST, said.max_gpus)) if model.heads % n == 0],
+            "ep": [n for n in _powers_of_two(min(WIDEST, said.max_gpus)) if model.experts % n == 0],
+            "pp": [n for n in range(1, min(DEEPEST, said.max_gpus) + 1) if model.layers % n == 0],
+            "batch": "powers_of_two",
+        },
+    }
+    for key, value in (instead or {}).items():
+        (content["degrees"] if key == "batch" else content)[key] = value
+    try:
+        file = WorkloadFile.model_validate(content)
+    except ValidationError as error:
+        raise CatalogError(f"the workload of the options: {explain(error, WorkloadFile)}") from error
+    return assembled(file, model_path, Path(hardware_path))
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << power for power in range(max(most, 1).bit_length())]
