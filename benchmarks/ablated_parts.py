@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +14,15 @@ from scipy.special import log_softmax
 from torch import Tensor, nn
 
 from raysearch.ppo.coordinates import Coordinates
+from raysearch.ppo.copy_actor import CopyActor, MixtureOpinion
 from raysearch.ppo.copy_algorithm import CopyConfig
 from raysearch.ppo.copy_attention import CopyAttention
 from raysearch.ppo.copy_learner import CopyLearner
-from raysearch.ppo.copy_runner import CopyEnvRunner, MixtureOpinion
 from raysearch.ppo.distribution import IMPOSSIBLE, MultiCategorical, padding_index
 from raysearch.ppo.memory import CallMemory
 from raysearch.ppo.mixture import CopyMixture
 from raysearch.ppo.noise import gumbel_noise
-from raysearch.ppo.rollout import Rollout, normalize, share_below
+from raysearch.ppo.rollout import normalize, share_below
 
 _DEGREES = 4
 """tp, ep, pp and batch, the first places of an action."""
@@ -153,11 +154,14 @@ class AutoregressiveOpinion(MixtureOpinion):
         return actions
 
 
-class AutoregressiveRunner(CopyEnvRunner):
+class AutoregressiveActor(CopyActor):
     """Acts with an `Autoregressive` policy."""
 
-    def _forward(self, observation: np.ndarray) -> MixtureOpinion:
-        plain = super()._forward(observation)
+    opinion_class = AutoregressiveOpinion
+
+    def opinion_of(self, out: dict[str, Any]) -> MixtureOpinion:
+        """The opinion behind what the module made of one observation."""
+        plain = super().opinion_of(out)
         tables = self._tables(*plain.log_probs.shape[1:])
         return AutoregressiveOpinion(plain.log_weights, plain.log_probs, tables=tables)
 
@@ -170,7 +174,7 @@ class AutoregressiveRunner(CopyEnvRunner):
         return tables
 
 
-class Repeating(CopyEnvRunner):
+class Repeating(CopyActor):
     """May call a strategy again."""
 
     def _is_new(self, action: np.ndarray) -> bool:
@@ -180,37 +184,39 @@ class Repeating(CopyEnvRunner):
 class DistinctMemory(CallMemory):
     """Elites are the best calls with different degrees."""
 
-    def add(self, action: np.ndarray, merit: float) -> None:
+    def add(self, number: int, action: np.ndarray, merit: float) -> None:
         """Leaves only the best elite of each combination of degrees."""
-        super().add(action, merit)
+        super().add(number, action, merit)
         best: dict[bytes, int] = {}
         for call in self.best:
             best.setdefault(self.actions[call, :_DEGREES].tobytes(), call)
         self.best = list(best.values())
 
 
-class DistinctElites(CopyEnvRunner):
+class DistinctElites(CopyActor):
     """Copies from elites that differ in their degrees."""
 
-    def __init__(self, *, config: Any, **kwargs: Any) -> None:
-        super().__init__(config=config, **kwargs)
-        self.memory = DistinctMemory(config.budget, config.action_space.nvec.tolist(), config.preset.elites)
+    def __init__(self, config: Any, action_space: Any) -> None:
+        super().__init__(config, action_space)
+        self.memory = DistinctMemory(config.budget, self.sizes, config.preset.elites)
 
 
 class StandardAdvantages(CopyLearner):
     """Merits shifted and scaled to mean 0 and deviation 1 within the rollout, instead of ranks."""
 
-    def estimate(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
+    def estimate(self, columns: Mapping[str, np.ndarray], values: Any) -> tuple[np.ndarray, np.ndarray]:
         """Advantages `[n]`."""
-        return normalize(rollout.rewards), np.zeros_like(rollout.rewards)
+        advantages = normalize(columns[Columns.REWARDS])
+        return advantages, np.zeros_like(advantages)
 
 
 class TopAdvantages(CopyLearner):
     """Only the best eighth of a rollout counts, from 0 to 2 by rank: Petersen et al. 2021, eq. 5, on ranks."""
 
-    def estimate(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
+    def estimate(self, columns: Mapping[str, np.ndarray], values: Any) -> tuple[np.ndarray, np.ndarray]:
         """Advantages `[n]`."""
-        return np.maximum(share_below(rollout.rewards) - 0.875, 0.0) * 16, np.zeros_like(rollout.rewards)
+        advantages = np.maximum(share_below(columns[Columns.REWARDS]) - 0.875, 0.0) * 16
+        return advantages, np.zeros_like(advantages)
 
 
 class SelfImitation(CopyLearner):
@@ -231,5 +237,5 @@ class SelfImitation(CopyLearner):
 
 
 def config_with(**classes: type) -> type[CopyConfig]:
-    """A `CopyConfig` made of other classes: `module_class`, `learner_class`, `runner_class`."""
+    """A `CopyConfig` made of other classes: `module_class`, `learner_class`, `actor_class`."""
     return type("AblatedConfig", (CopyConfig,), classes)

@@ -96,15 +96,15 @@ VARIANTS = {
     "scaled_inputs": Variant("scaled indices as inputs", config=parts.config_with(module_class=parts.ScaledInputs)),
     "autoregressive": Variant(
         "autoregressive heads",
-        config=parts.config_with(module_class=parts.Autoregressive, runner_class=parts.AutoregressiveRunner),
+        config=parts.config_with(module_class=parts.Autoregressive, actor_class=parts.AutoregressiveActor),
     ),
     "one_elite": Variant("T = 1", {"elites": 1}),
     "two_elites": Variant("T = 2", {"elites": 2}),
     "six_elites": Variant("T = 6", {"elites": 6}),
-    "distinct_elites": Variant("elites differ in degrees", config=parts.config_with(runner_class=parts.DistinctElites)),
+    "distinct_elites": Variant("elites differ in degrees", config=parts.config_with(actor_class=parts.DistinctElites)),
     "ungraded": Variant("infeasible calls all alike", told=nothing),
     "excess_alone": Variant("infeasible calls below feasible ones, by excess", told=excess_alone),
-    "repeats": Variant("may call a strategy again", config=parts.config_with(runner_class=parts.Repeating)),
+    "repeats": Variant("may call a strategy again", config=parts.config_with(actor_class=parts.Repeating)),
     "no_critic": Variant("no critic", {"candidates": 1}),
     "eight_candidates": Variant("critic picks one of 8", {"candidates": 8}),
     "no_optimism": Variant("critic without optimism", {"critic_optimism": 0.0}),
@@ -130,14 +130,14 @@ def search(variant: Variant, workload: Workload, seed: int, budget: int) -> list
     shown = Box(-1.0, 1.0, (1, len(env.space.sizes)), np.float32)
     config = variant.config().environment(observation_space=shown, action_space=env.space.action_space)
     options: Any = check_options("ppo", variant.options)
-    agent = config.search(budget=budget, seed=seed, options=options).build_agent()
+    config.lean = True
+    search = config.search(budget=budget, seed=seed, options=options).build_algo()
     observation, _ = env.reset()
     best = []
     for call in range(1, budget + 1):
-        observation, reward, _, _, info = env.step(agent.runner.act(observation))
+        observation, reward, _, _, info = env.step(search.ask(observation))
         outcome = Outcome.of(observation, reward, info)
-        agent.runner.tell(outcome if outcome.feasible else variant.told(outcome))
-        agent.learn_when_due()
+        search.tell(outcome if outcome.feasible else variant.told(outcome))
         if call in POINTS:
             best.append(outcome.best)
     return best

@@ -115,4 +115,4 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
         """Goes back to a snapshot."""
         for env, own in zip(self.envs, state, strict=True):
             env.set_state(own)
-        self._over[:] = False
+        self._over[:] = [env.budget is not None and env.calls >= env.budget for env in self.envs]

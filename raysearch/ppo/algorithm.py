@@ -1,64 +1,111 @@
-"""The paper's PPO as an RLlib algorithm: its configuration, and its training step."""
+"""The paper's PPO as an RLlib algorithm: its configuration, its training step, and its restarts."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
+import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Self
 
+import numpy as np
+import ray
+import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
-from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core import (
+    COMPONENT_LEARNER,
+    COMPONENT_OPTIMIZER,
+    COMPONENT_RL_MODULE,
+    DEFAULT_MODULE_ID,
+)
+from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
-from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.env_context import EnvContext
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    TIMERS,
+)
 
-from raysearch.ppo.agent import Agent
-from raysearch.ppo.env_runner import EliteEnvRunner
+from raysearch.ppo import environment as environment  # registers it
+from raysearch.ppo.actor import EliteActor
+from raysearch.ppo.env_runner import EliteEnvRunner, OutOfDate, Round
 from raysearch.ppo.learner import EliteLearner
 from raysearch.ppo.module import EliteAttention
 from raysearch.ppo.options import Options, SharedOptions
+from raysearch.ppo.schedule import cosine
+from raysearch.searcher import Outcome
 
 # RLlib warns on every start of deprecated calls that it makes itself. Importing it sets the levels, so we go last.
-for _name in ("ray.rllib", "ray._common.deprecation"):
+for _name in ("ray.rllib", "ray._common.deprecation", "ray.tune.utils.util"):
     logging.getLogger(_name).setLevel(logging.ERROR)
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 0.5
+"""[assumed] Between two attempts to reach a lost env runner; a process takes seconds to start."""
+
+
+def _answer(runner: EliteEnvRunner, request: ray.ObjectRef) -> tuple[int, Any]:
+    """Runs on an env runner: its share of a round, or None if it has to be told more."""
+    try:
+        return runner.worker_index, runner.sample_round(ray.get(request))
+    except OutOfDate:
+        return runner.worker_index, None
 
 
 class LearnToShardConfig(PPOConfig):
-    """RLlib configuration of a search; `search` sets everything but the environment or the spaces.
+    """RLlib configuration of a search; docs/rllib.md has every field, `search` sets what options set.
 
     Example:
-        >>> from envs.strategy_env import StrategyEnv
-        >>> from sim.config.catalog import load_workload
-        >>> space = StrategyEnv(load_workload("gpt_moe_1_2t_16k"))
-        >>> config = LearnToShardConfig().search(budget=4000, seed=1)
-        >>> config = config.environment(
-        ...     observation_space=space.observation_space, action_space=space.action_space
-        ... )
-        >>> config.build_agent().calls_left
-        4000
+        >>> workload = {"workload": "gpt_moe_1_2t_16k"}
+        >>> config = LearnToShardConfig().environment("raysearch/Strategy-v0", env_config=workload)
+        >>> config = config.search(budget=4000, seed=1).env_runners(num_env_runners=2, num_envs_per_env_runner=4)
+        >>> config.lanes, config.round_calls
+        (8, 8)
 
     Attributes:
-        runner_class, learner_class, module_class: What the agent is made of.
+        actor_class, learner_class, module_class: What the algorithm is made of.
         budget: Calls of the whole search.
         search_seed: Seeds weights and actions. RLlib's own `seed` stays None: it would seed numpy and torch globally.
         chunks, confidence_threshold, normalize_advantages: See `Options`.
         patience: Calls without anything better to learn from after which the agent restarts.
-        calls_per_training_step: Calls made by one `train()`.
+        elites: Rows of the environments' observations, T.
+        calls_per_training_step: Calls made by one `train()`, which also ends with a chunk.
+        lean: Whether to go around RLlib's env runners, episodes and connectors: the same calls, bit by bit, in a
+            fraction of the time. Needs `num_env_runners`, `num_learners` 0 and one environment.
+        runner_restart_timeout_s: Longest wait for a lost env runner to come back.
     """
 
-    runner_class: ClassVar[type[EliteEnvRunner]] = EliteEnvRunner
+    actor_class: ClassVar[type[EliteActor]] = EliteActor
     learner_class: ClassVar[type[EliteLearner]] = EliteLearner
     module_class: ClassVar[type[RLModule]] = EliteAttention
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or LearnToShard)
         self.search_seed = 0
+        self.elites = 3
         self.calls_per_training_step = 100
+        self.lean = False
+        self.runner_restart_timeout_s = 120.0
         self.log_level = "ERROR"
-        self.env_runners(env_runner_cls=self.runner_class, num_env_runners=0)
+        self.env_runners(
+            env_runner_cls=EliteEnvRunner,
+            num_env_runners=0,
+            create_env_on_local_worker=True,  # for evaluate()
+            rollout_fragment_length="auto",
+        )
+        self.environment(normalize_actions=False, clip_actions=False)
         self.learners(num_learners=0)
-        self.training(minibatch_size=None, use_kl_loss=False, vf_clip_param=float("inf"))
+        self.training(minibatch_size=None, shuffle_batch_per_epoch=False, use_kl_loss=False, vf_clip_param=float("inf"))
+        self.evaluation(evaluation_duration=10, evaluation_duration_unit="timesteps")
+        self.fault_tolerance(restart_failed_env_runners=True)
         self._dont_auto_sync_env_runner_states = True
         self.search(budget=4000)
 
@@ -90,70 +137,360 @@ class LearnToShardConfig(PPOConfig):
         sizes = options.model_dump(include={"embedding", "hidden", "feed_forward", "attention_heads"})
         return self.rl_module(model_config={**sizes, **(network or {})})
 
+    @property
+    def lanes(self) -> int:
+        """Environments that share the search, K."""
+        return max(self.num_env_runners or 0, 1) * (self.num_envs_per_env_runner or 1)
+
+    @property
+    def round_calls(self) -> int:
+        """Calls between two updates: as configured, rounded up to as many for each environment."""
+        return -(-self.train_batch_size_per_learner // self.lanes) * self.lanes
+
+    def validate(self) -> None:
+        """Refuses what a search cannot do. Raises: ValueError."""
+        super().validate()
+        if (self.num_learners or 0) > 1:
+            self._value_error(
+                f"expected num_learners 0 or 1, got {self.num_learners}: rollouts are small and not split"
+            )
+        if self.lean and (self.lanes > 1 or self.num_env_runners or self.num_learners):
+            self._value_error("lean needs num_env_runners=0, num_learners=0 and num_envs_per_env_runner=1")
+        if self.budget < self.lanes and not self.in_evaluation:
+            self._value_error(
+                f"expected a budget of at least a call for each of {self.lanes} environments, got {self.budget}"
+            )
+
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The attention network."""
         return RLModuleSpec(module_class=self.module_class)
 
     def get_default_learner_class(self) -> type[EliteLearner]:
-        """The learner that is updated by whole rollouts."""
+        """PPO's learner with the search's advantages."""
         return self.learner_class
-
-    def build_agent(self) -> Agent:
-        """Builds the agent without an `Algorithm`, which would start a Ray cluster that it has no use for.
-
-        The caller steps the environment; `environment(observation_space=..., action_space=...)` must have been called.
-        """
-        assert self.observation_space is not None
-        assert self.action_space is not None
-        spaces = (self.observation_space, self.action_space)
-        runner = self.runner_class(
-            config=self,
-            spaces=dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), spaces),
-        )
-        learner: Any = self.build_learner(spaces={DEFAULT_MODULE_ID: spaces})
-        return Agent(self, runner, learner)
 
 
 class LearnToShard(PPO):
-    """RLlib algorithm that searches the environment of its config; `train()` makes the next calls of the budget.
+    """RLlib algorithm that searches: one PPO agent after another within one budget of calls.
 
-    `PPOSearcher` drives the same `Agent` from outside, and both make the same calls.
+    Every round of calls updates the policy. Then the agent restarts (fresh weights and optimiser, in place) if
+
+    - every head's largest probability had reached the confidence threshold in the last call (early exit),
+    - it has lived for a chunk: budget / chunks calls, rounded up, or
+    - nothing better was found for as many calls as the configured patience.
+
+    The next agent gets a whole chunk, or what is left of the budget, so what an early exit saves goes to further
+    agents. Elites and best stay. A round cut short by the end of the budget is learned from as it is.
+
+    The search's memory lives in one place, `actor`. Env runners are told at the beginning of a round what the others
+    found in the last one, and what they found themselves comes back with their episodes. A lost runner's calls are made
+    again by its successor: noise depends on the number of a call alone, so these are the same calls.
+
+    Built `lean`, it acts itself (`ask`, `tell`) and needs neither Ray nor env runners; `train()` makes the same calls.
+
+    Source: Learning to Shard, section 3 (Optimization and early exit).
+
+    Attributes:
+        actor: The search's memory: its elites and whatever else actors remember.
+        calls: Calls made since the search began, by all agents.
+        restarts: Agents that came before this one.
+        policy_loss: Of the last gradient step; None before the first.
+        best: Best feasible throughput that was seen, 0.0 while there is none.
     """
 
-    config: LearnToShardConfig
-    agent: Agent
+    config: Any  # a LearnToShardConfig
+    env_runner_group: Any
+    eval_env_runner_group: Any
+    learner_group: Any
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
         """A config with the paper's preset."""
         return LearnToShardConfig()
 
-    def setup(self, config: AlgorithmConfig) -> None:
-        """Builds RLlib's parts, then the agent around the local env runner and the local learner."""
-        super().setup(config)
-        runner: Any = self.env_runner
-        learner_group: Any = self.learner_group
-        self.agent = Agent(self.config, runner, learner_group._learner)
+    def setup(self, config: Any) -> None:
+        """Builds RLlib's parts, or on the lean path a learner alone, and the first agent."""
+        torch.set_num_threads(1)
+        self.calls = self.restarts = self._born = 0
+        self.best = 0.0
+        self._chunk_bests = [0.0]
+        self._told = -1  # calls that the env runners know of; -1 before they were told anything
+        self.policy_loss: float | None = None
+        self._env: Any = None
+        self._seen: Any = None
+        if self.config.lean:
+            self._build_lean()
+        else:
+            super().setup(config)
+            runner: Any = self.env_runner
+            self.actor = self.config.actor_class(self.config, runner.env.single_action_space)
+            self.actor.module = runner.module
+        self._start_agent()
+
+    def _build_lean(self) -> None:
+        if self.config.env is not None:
+            self._set_up_metrics()  # Ray's, which train() logs to
+            self._env = self.env_creator(EnvContext(self.config.env_config, worker_index=0))
+        spaces_of: Any = self._env or self.config
+        spaces = {DEFAULT_MODULE_ID: (spaces_of.observation_space, spaces_of.action_space)}
+        self.learner: Any = self.config.build_learner(spaces=spaces)
+        self.learner.build()
+        self.env_runner_group = self.eval_env_runner_group = None
+        self.callbacks = []
+        self.actor = self.config.actor_class(self.config, spaces_of.action_space)
+        self.actor.module = self.learner.module[DEFAULT_MODULE_ID].unwrapped()
+
+    def _setup_logdir(self) -> None:
+        if not self.config.lean:  # which writes nothing
+            super()._setup_logdir()
+
+    @property
+    def calls_left(self) -> int:
+        """Calls until the budget is spent."""
+        return self.config.budget - self.calls
+
+    @property
+    def confidence(self) -> float:
+        """Least certain head's largest probability in the last call; 0 before the first."""
+        return self.actor.opinion.confidence if self.actor.opinion else 0.0
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of an update made now: a half cosine from the configured rate at call 0 to 0 at the budget's end."""
+        return self.config.lr * cosine(self.calls / self.config.budget)
+
+    def step(self) -> dict[str, Any]:
+        """One `train()`: RLlib's, which is done where the budget is spent."""
+        if self.config.lean:
+            self.training_step()
+            result: Any = {**self.metrics.compile(), NUM_ENV_STEPS_SAMPLED_LIFETIME: self.calls}
+        else:
+            result = super().step()
+        return {**result, "done": self.calls_left == 0}
 
     def training_step(self) -> None:
-        """Makes the next `calls_per_training_step` calls, or what is left of the budget."""
-        agent = self.agent
-        end = min(agent.calls + self.config.calls_per_training_step, self.config.budget)
-        while agent.calls < end:
-            agent.runner.sample(num_timesteps=min(agent.calls_to_update, end - agent.calls))
-            agent.learn_when_due()
-        for name, value in agent.metrics().items():
+        """Makes the next `calls_per_training_step` calls, or fewer: the end of a chunk or of the budget comes first."""
+        end, chunk = min(self.calls + self.config.calls_per_training_step, self.config.budget), self.chunk
+        while self.calls < end and self.chunk == chunk:
+            if self.config.lean:
+                self._call()
+            else:
+                self._round()
+        progress = {"calls": self.calls, "best": self.best}
+        for name, value in {**progress, **self.figures(), **self.chunk_figures(chunk)}.items():
             self.metrics.log_value(name, value, window=1)
-        self.metrics.log_value("calls", agent.calls, window=1)
+
+    @property
+    def chunk(self) -> int:
+        """Number of the present agent, from 1."""
+        return self.restarts + 1
+
+    def chunk_figures(self, chunk: int) -> dict[str, float]:
+        """Of an agent: its number, its best, and whether it has ended."""
+        ended = self.chunk > chunk or self.calls_left == 0
+        return {"chunk": float(chunk), "chunk_best": self._chunk_bests[chunk - 1], "chunk_done": float(ended)}
+
+    def ask(self, observation: np.ndarray) -> np.ndarray:
+        """Lean: an action `[A]` for an observation `[T, A]`; several may be asked for ahead."""
+        return self.actor.act(observation)
+
+    def tell(self, outcome: Outcome) -> None:
+        """Lean: what came of the oldest action that was asked for; learns and perhaps restarts where that is due."""
+        self.actor.tell(outcome)
+        self._count(outcome)
+        if self.actor.recorded < self.config.round_calls and self.calls_left > 0:
+            return
+        self.policy_loss = self.learner.update_rollout(self.actor.take(), self.calls)
+        self._restart_where_due()
+        self.actor.forget()
+
+    def _call(self) -> None:
+        if self._seen is None:
+            self._seen = self._env.reset()[0]
+        action = self.ask(self._seen)
+        self._seen, reward, _, _, info = self._env.step(action)
+        self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), 1, reduce="lifetime_sum")
+        self.tell(Outcome.of(self._seen, reward, info))
+
+    def _round(self) -> None:
+        """A round as RLlib's PPO makes one: sample, learn, and send the weights with the next request."""
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            first, calls = self.calls, min(self.config.round_calls, self.calls_left)
+            episodes = self._sample(
+                Round(first, calls, self._told, self.actor.news(max(self._told, 0)), self._weights())
+            )
+            self._told = first
+            self._take_in(episodes, first)
+        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            results = self.learner_group.update(
+                episodes=[episode for _, episode in episodes],
+                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.calls},
+                num_epochs=self.config.num_epochs,
+                minibatch_size=self.config.minibatch_size,
+                shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
+            )
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+            self.policy_loss = self.metrics.peek((LEARNER_RESULTS, DEFAULT_MODULE_ID, "policy_loss"))
+        self._restart_where_due()
+
+    def _weights(self) -> Any:
+        state = self.learner_group.get_state(
+            components=f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}", inference_only=True
+        )
+        return state[COMPONENT_LEARNER][COMPONENT_RL_MODULE][DEFAULT_MODULE_ID]
+
+    def _sample(self, round_: Round) -> list[tuple[int, SingleAgentEpisode]]:
+        """The episodes of a round, each with its environment's number, in that order."""
+        group = self.env_runner_group
+        if not self.config.num_env_runners:
+            answers = {1: group.local_env_runner.sample_round(round_)}
+        else:
+            answers = self._sample_remotely(group, round_)
+        self.metrics.aggregate([metrics for _, metrics in answers.values()], key=ENV_RUNNER_RESULTS)
+        episodes = []
+        for worker, (sampled, _) in sorted(answers.items()):
+            first_lane = (worker - 1) * self.config.num_envs_per_env_runner
+            episodes += [(first_lane + lane, episode) for lane, episode in sampled]
+        return sorted(episodes, key=lambda each: each[0])
+
+    def _sample_remotely(self, group: Any, round_: Round) -> dict[int, Any]:
+        """Asks the runners until each has answered; lost ones are told all and asked anew, once they are back."""
+        give_up_at = time.monotonic() + self.config.runner_restart_timeout_s
+        requests = dict.fromkeys(range(1, self.config.num_env_runners + 1), ray.put(round_))
+        answers: dict[int, Any] = {}
+        while requests:
+            results = group.foreach_env_runner(
+                [partial(_answer, request=request) for request in requests.values()],
+                kwargs=[{}] * len(requests),
+                remote_worker_ids=list(requests),
+                local_env_runner=False,
+                healthy_only=False,
+                mark_healthy=True,
+            )
+            answers |= {worker: answer for worker, answer in results if answer is not None}
+            anew = [worker for worker in requests if worker not in answers]
+            if not anew:
+                break
+            if time.monotonic() > give_up_at:
+                raise RuntimeError(
+                    f"env runners {anew} did not come back within {self.config.runner_restart_timeout_s:g} s"
+                )
+            _log.warning("note: env runners %s were lost; their calls are made again once they are back", anew)
+            time.sleep(_RETRY_S)
+            all_told = ray.put(round_._replace(version=-1, news=self.actor.news(0), weights=self._weights()))
+            requests = dict.fromkeys(anew, all_told)
+        return answers
+
+    def _take_in(self, episodes: list[tuple[int, SingleAgentEpisode]], first: int) -> None:
+        """Notes all calls of a round in the order of their numbers."""
+        lanes = self.config.lanes
+        calls = sorted(
+            (first + lane + lanes * step, episode, step) for lane, episode in episodes for step in range(len(episode))
+        )
+        for number, episode, step in calls:
+            info = episode.get_infos(step + 1)
+            outcome = Outcome.of(episode.get_observations(step + 1), episode.get_rewards(step), info)
+            self.actor.note(number, self.actor.as_action(np.array(episode.get_actions(step))), outcome)
+            self._count(outcome)
+        _, episode, step = calls[-1]
+        inputs = torch.from_numpy(np.array(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS, step))[None])
+        self.actor.opinion = self.actor.opinion_of({Columns.ACTION_DIST_INPUTS: inputs})
+        self.actor.next_call = self.calls
+        self.actor.learn()
+
+    def _count(self, outcome: Outcome) -> None:
+        self.calls += 1
+        raw = float(outcome.raw) if outcome.feasible else 0.0
+        self.best = max(self.best, raw)
+        self._chunk_bests[-1] = max(self._chunk_bests[-1], raw)
+
+    def _restart_where_due(self) -> None:
+        chunk_calls = math.ceil(self.config.budget / self.config.chunks)
+        is_done = (
+            self.confidence >= self.config.confidence_threshold
+            or self.calls - self._born >= chunk_calls
+            or self.actor.stagnant_calls >= self.config.patience
+        )
+        if self.calls_left > 0 and is_done:
+            self.restart()
+
+    def restart(self) -> None:
+        """Begins with a new agent."""
+        self.restarts += 1
+        self._born = self.calls
+        self._chunk_bests.append(0.0)
+        self.actor.start_over()
+        self._start_agent()
+
+    def _start_agent(self) -> None:
+        entropy = np.random.SeedSequence([self.config.search_seed, self.restarts])
+        seed = int(entropy.generate_state(1, np.uint64)[0])
+        if self.config.lean:
+            self.learner.reset_agent(seed)
+        else:
+            self.learner_group.foreach_learner(lambda learner: learner.reset_agent(seed))
+        self.actor.forget()
+
+    def figures(self) -> dict[str, float]:
+        """Scalars to log; the policy's confidence, entropy (nats) and loss as of the last call, once there was one."""
+        figures = {"restarts": float(self.restarts), "learning_rate": self.learning_rate}
+        if self.actor.opinion is not None:
+            figures |= {"confidence": self.confidence, "entropy": self.actor.opinion.entropy}
+        if self.policy_loss is not None:
+            figures["policy_loss"] = float(self.policy_loss)
+        return figures
+
+    def _before_evaluate(self) -> None:
+        """Tells the runners that play on what the search has found."""
+        news = self.actor.news(0)
+        if self.eval_env_runner_group is not None:
+            self.eval_env_runner_group.foreach_env_runner(lambda runner: runner.inform(news))
+        else:
+            self.env_runner_group.local_env_runner.inform(news)
+
+    def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+        """RLlib's for evaluation; a search's own runners are told all they must know when they are asked again."""
+        if env_runner_group is None or env_runner_group is self.env_runner_group:
+            return []
+        return super().restore_env_runners(env_runner_group)
+
+    def search_state(self) -> dict[str, Any]:
+        """What the search needs to go on besides weights and optimiser: plain values and arrays."""
+        return {
+            "actor": self.actor.get_memory(),
+            "calls": self.calls,
+            "restarts": self.restarts,
+            "born": self._born,
+            "best": self.best,
+            "chunk_bests": list(self._chunk_bests),
+            "policy_loss": self.policy_loss,
+            "seen": self._seen,
+            "env": self._env.get_state() if self._env is not None else None,
+        }
+
+    def _set_search_state(self, state: dict[str, Any]) -> None:
+        self.actor.set_memory(state["actor"])
+        self.calls, self.restarts, self._born = state["calls"], state["restarts"], state["born"]
+        self.best, self._chunk_bests = state["best"], list(state["chunk_bests"])
+        self.policy_loss, self._seen = state["policy_loss"], state["seen"]
+        self._told = -1
+        if self._env is not None:
+            self._env.set_state(state["env"])
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, and the agent's: with it a restored search goes on bit-identically.
-
-        The environment must have `get_state` and `set_state`, as it holds the elites.
-        """
-        return {**super().get_state(*args, **kwargs), "agent": self.agent.get_state()}
+        """RLlib's state, or lean the learner's, and the search's; with it a search goes on bit-identically."""
+        if not self.config.lean:
+            return {**super().get_state(*args, **kwargs), "search": self.search_state()}
+        learner = self.learner.get_state(components=[COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER])
+        kept = {name: learner[name] for name in (COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER)}
+        return {"learner": copy.deepcopy(kept), "search": self.search_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from `get_state`."""
-        super().set_state(state)
-        self.agent.set_state(state["agent"])
+        """Goes on from `get_state`, whatever happened since."""
+        if self.config.lean:
+            # RLlib goes on to write into the optimiser's arrays, hence the copy.
+            self.learner.set_state(copy.deepcopy(state["learner"]))
+        else:
+            super().set_state(state)
+        if "search" in state:
+            self._set_search_state(copy.deepcopy(state["search"]))

@@ -6,10 +6,10 @@ import math
 from typing import Self
 
 from raysearch.ppo.algorithm import LearnToShardConfig
+from raysearch.ppo.copy_actor import CopyActor
 from raysearch.ppo.copy_attention import CopyAttention
 from raysearch.ppo.copy_learner import CopyLearner
 from raysearch.ppo.copy_options import CopyOptions
-from raysearch.ppo.copy_runner import CopyEnvRunner
 
 
 class CopyConfig(LearnToShardConfig):
@@ -19,7 +19,7 @@ class CopyConfig(LearnToShardConfig):
         preset: Everything that `CopyOptions` has.
     """
 
-    runner_class = CopyEnvRunner
+    actor_class = CopyActor
     learner_class = CopyLearner
     module_class = CopyAttention
 
@@ -29,6 +29,6 @@ class CopyConfig(LearnToShardConfig):
         # One agent after another only where the search stands still: neither chunks nor early exits.
         self.chunks, self.confidence_threshold = 1, math.inf
         self.patience = self.preset.patience
-        self.training(vf_loss_coeff=0.0)
+        self.training(vf_loss_coeff=0.0, use_critic=False)
         starts = self.preset.model_dump(include={"copy_choice", "copy_degree", "degree_step"})
         return self.share(budget, seed, self.preset, starts)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import gymnasium
 import torch
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
 from raysearch.ppo.coordinates import Coordinates
 from raysearch.ppo.distribution import IMPOSSIBLE, padding_index
 from raysearch.ppo.features import ordered_values, step_distances, value_starts
 from raysearch.ppo.mixture import CopyMixture
-from raysearch.ppo.module import encode, initialise
+from raysearch.ppo.module import EliteModule, encode, initialise
 
 
-class CopyAttention(TorchRLModule):
+class CopyAttention(EliteModule):
     """A mixture policy over the elite history X: point at an elite and vary it, or explore.
 
     Elites and choices are in `Coordinates`, where the batch moves with the degrees. The elites X `[N, T, A]` become
@@ -74,10 +73,6 @@ class CopyAttention(TorchRLModule):
             self.copy.fill_(config["copy_choice"])
             self.copy[self.ordered] = config["copy_degree"]
             self.step.fill_(config["degree_step"])
-
-    def train(self, mode: bool = True) -> Self:
-        """Does nothing: no layer behaves differently in training, and RLlib walks the whole tree on every step."""
-        return self
 
     def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
         """From X `[N, T, A]`, padded with -1, to the inputs of a `CopyMixture`, `[N, T + 1, 1 + sum(sizes)]`."""

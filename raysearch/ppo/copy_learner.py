@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+from ray.rllib.core.columns import Columns
 
 from raysearch.ppo.learner import EliteLearner
-from raysearch.ppo.rollout import Rollout, rank_advantages
+from raysearch.ppo.rollout import rank_advantages
 
 
 class CopyLearner(EliteLearner):
     """An `EliteLearner` of a policy whose calls are judged against each other; see `rank_advantages`."""
+
+    bootstraps = False
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
         """None: RLlib's PPO would ask for a value network."""
         return []
 
-    def estimate(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
+    def estimate(self, columns: Mapping[str, np.ndarray], values: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Advantages `[n]` by rank, and zeros for the targets of a value network."""
-        advantages = rank_advantages(rollout.rewards)
+        advantages = rank_advantages(columns[Columns.REWARDS])
         return advantages, np.zeros_like(advantages)

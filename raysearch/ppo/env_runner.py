@@ -1,220 +1,227 @@
-"""Acts with the policy and remembers what came of it, one call at a time."""
+"""RLlib's env runner for searches: its environments share one budget and one elite history with those of all others."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import copy
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
-import torch
 from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers.vector import DictInfoToList
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core.columns import Columns
+from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from raysearch.ppo.noise import call_rng, gumbel_noise
-from raysearch.ppo.rollout import Rollout
-from raysearch.searcher import Outcome
+from envs.registration import ENV_ID
+from envs.vector_env import VectorStrategyEnv
+from raysearch.ppo.connectors import ChooseActions, ShowElites
+
+_ASIDE = 2
+"""Stream of the noise of calls that are not the search's, such as those of an evaluation."""
 
 
-@dataclass(frozen=True, eq=False)
-class Opinion:
-    """What the policy makes of one observation.
+_OF_THE_SEARCH = (
+    "env",
+    "num_envs",
+    "_needs_initial_reset",
+    "_ongoing_episodes",
+    "_ongoing_episodes_for_metrics",
+    "_cached_to_module",
+    "_shared_data",
+)
+
+
+class Round(NamedTuple):
+    """The next calls of a search, and what must be known to make them.
+
+    Environment k of K makes the calls k, k + K, k + 2K, ... of the search, whichever runner steps it.
 
     Attributes:
-        log_probs: `[H, K]`, as in `MultiCategorical`.
-        value: Expected return.
+        first_call: Number of the first of them; a multiple of K.
+        calls: How many.
+        version: Calls that a runner must know of to make them of `news`; -1 if `news` tells all.
+        news: What the search's own actor learned since, see `EliteActor.news`.
+        weights: Of the policy.
     """
 
-    log_probs: np.ndarray
-    value: float
-
-    @property
-    def confidence(self) -> float:
-        """Smallest over the heads of their largest probability: min over m of the paper's CS_m."""
-        return float(np.exp(self.log_probs.max(-1).min()))
-
-    @property
-    def entropy(self) -> float:
-        """Sum of the heads' entropies, nats."""
-        return float(-(np.exp(self.log_probs) * self.log_probs).sum())
-
-    def log_prob(self, action: np.ndarray) -> float:
-        """Log-probability of an action `[H]`."""
-        return float(self.log_probs[np.arange(len(action)), action].sum())
+    first_call: int
+    calls: int
+    version: int
+    news: dict[str, Any]
+    weights: Any
 
 
-@dataclass(frozen=True, eq=False)
-class Proposal:
-    """An action `[A]`, what was seen `[T, A]`, and what the policy held of both."""
-
-    observation: np.ndarray
-    action: np.ndarray
-    log_prob: float
-    value: float
+class OutOfDate(RuntimeError):
+    """A runner was told the news since a version that it does not have: it was restarted, and must be told all."""
 
 
 class EliteEnvRunner(SingleAgentEnvRunner):
-    """Turns calls into rollouts: `act`, then `tell`, whoever steps the environment; `sample` steps its own.
+    """RLlib's env runner with an actor per environment, which sees, chooses and is rewarded through connectors.
 
-    Several actions may be in flight; they are recorded in the order in which they were proposed. It acts with the
-    learner's own module (`module` is set to it), so no weights are copied; whoever changes them calls `forget`. The
-    base class's episodes and connectors are not used: a search has one environment and no end.
+    `sample_round` makes calls of the search. `sample`, which RLlib's `evaluate()` asks, plays on from there in
+    environments apart and leaves no trace.
 
     Attributes:
-        calls: Calls recorded since the search began; also the counter of the noise.
-        opinion: What the policy made of the observation it last acted on, or None.
+        actors: One per environment.
     """
 
-    opinion_class: ClassVar[type[Any]] = Opinion
     config: Any  # a LearnToShardConfig
-    module: Any  # an EliteAttention
     env: Any
+    module: Any
+    _ongoing_episodes: list[Any]
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
-        # More threads are slower on matrices this small, and could change the order of sums.
-        torch.set_num_threads(1)
+        self.actors: list[Any] = []
+        self._version = -1
+        self._shared_data: dict[str, Any] = {}
         super().__init__(config=config, **kwargs)
-        self.calls = 0
-        self.opinion: Any = None
-        self._in_flight: deque[Proposal] = deque()
-        self._recorded: list[tuple[Proposal, float]] = []
-        self._observation: np.ndarray | None = None
-        self._opinions: dict[bytes, Opinion] = {}
+        self.actors = [self._new_actor() for _ in range(self.num_envs)]
+        for actor in self.actors:
+            actor.module, actor.stride = self.module, self.config.lanes
+        pipeline: Any = self._env_to_module
+        pipeline.prepend(ShowElites(self.actors))
+        pipeline = self._module_to_env
+        pipeline.prepend(ChooseActions(self.actors))
+
+    def _new_actor(self) -> Any:
+        return self.config.actor_class(self.config, self.env.single_action_space)
+
+    @property
+    def _first_lane(self) -> int:
+        return max((self.worker_index or 1) - 1, 0) * self.config.num_envs_per_env_runner
+
+    def calls_of(self, calls: int) -> np.ndarray:
+        """How many of the search's next `calls` each environment makes, `[num_envs]`."""
+        lanes = self._first_lane + np.arange(self.config.num_envs_per_env_runner)
+        return np.maximum(-(-(calls - lanes) // self.config.lanes), 0)
 
     def make_env(self) -> None:
-        """Builds the environment of the config; none is needed where a caller steps one."""
+        """Builds the environments, whose episodes end with their share of the search's budget.
+
+        RLlib's own would register a global name, of which gymnasium warns the second time, and has no such shares.
+        """
         if self.config.env is None:
             return
+        if self.env is not None:
+            self.env.close()
         create: Any
         _, create = Algorithm._get_env_id_and_creator(self.config.env, self.config)
-        context = EnvContext(self.config.env_config, worker_index=self.worker_index)
-        # RLlib's own would register a global name, of which gymnasium warns the second time.
-        self.env, self.num_envs = SyncVectorEnv([lambda: create(context)]), 1
-
-    def judge(self, observation: np.ndarray) -> Opinion:
-        """The policy's opinion of `observation` `[T, A]`.
-
-        Elites change seldom and the policy only with an update, so most calls ask for an opinion that is known already.
-        """
-        key = observation.tobytes()
-        if key not in self._opinions:
-            self._opinions[key] = self._forward(observation)
-        return self._opinions[key]
-
-    def _forward(self, observation: np.ndarray) -> Opinion:
-        # A copy, here and in the learner: torch aligns its memory, and on numpy's BLAS may add up in another order.
-        batch = {Columns.OBS: torch.tensor(observation[None])}
-        with torch.inference_mode():
-            out = self.module.forward_inference(batch)
-            policy = self.module.action_dist_cls.from_logits(out[Columns.ACTION_DIST_INPUTS])
-            value = self.module.compute_values({}, embeddings=out[Columns.EMBEDDINGS])
-        return Opinion(policy.log_probs[0].numpy(), float(value))
-
-    @property
-    def stagnant_calls(self) -> int:
-        """Calls since the search last found anything better to learn from; 0 where nobody counts them."""
-        return 0
-
-    def start_over(self) -> None:
-        """Lets go of what only the agent that has ended was to learn from; nothing here."""
-
-    def forget(self) -> None:
-        """Drops all opinions: the weights have changed."""
-        self._opinions.clear()
-
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        """Samples an action `[A]` for `observation` `[T, A]`."""
-        seen = self.look(observation)
-        self.opinion = self.judge(seen)
-        action = self.choose(call_rng(self.config.search_seed, self.calls + len(self._in_flight)))
-        self._in_flight.append(Proposal(seen, action, self.opinion.log_prob(action), self.opinion.value))
-        return action.copy()
-
-    def look(self, observation: np.ndarray) -> np.ndarray:
-        """What the policy gets to see of an observation, a new array."""
-        return np.array(observation, dtype=np.float32)
-
-    def choose(self, rng: np.random.Generator) -> np.ndarray:
-        """Draws an action `[A]` from the present opinion."""
-        log_probs = self.opinion.log_probs
-        return (log_probs + gumbel_noise(rng, log_probs.shape)).argmax(-1)
-
-    def tell(self, outcome: Outcome) -> None:
-        """Notes what came of the oldest action in flight."""
-        self.record(outcome.reward, outcome.observation)
-
-    def record(self, reward: float, observation: np.ndarray) -> None:
-        """Notes the reward of the oldest action in flight and the observation `[T, A]` it led to.
-
-        Raises:
-            RuntimeError: No action is in flight.
-        """
-        if not self._in_flight:
-            raise RuntimeError("expected an action in flight, got the outcome of one that was never proposed")
-        self._recorded.append((self._in_flight.popleft(), float(reward)))
-        self._observation = self.look(observation)
-        self.calls += 1
-
-    @property
-    def recorded(self) -> int:
-        """Calls recorded since the last `take`."""
-        return len(self._recorded)
-
-    def take(self) -> Rollout:
-        """Hands over the recorded calls, at least one, and starts a new rollout."""
-        assert self._observation is not None
-        proposals, rewards = zip(*self._recorded, strict=True)
-        self._recorded = []
-        return Rollout(
-            observations=np.stack([p.observation for p in proposals]),
-            actions=np.stack([p.action for p in proposals]),
-            log_probs=np.array([p.log_prob for p in proposals], dtype=np.float32),
-            rewards=np.array(rewards),
-            values=np.array([p.value for p in proposals] + [self.judge(self._observation).value]),
+        context = EnvContext(self.config.env_config, worker_index=self.worker_index, num_workers=self.num_workers)
+        shares = [max(int(share), 1) for share in self.calls_of(self.config.budget)]
+        if self.config.env == ENV_ID:
+            envs: Any = VectorStrategyEnv([create(context | {"budget": share}) for share in shares])
+        else:
+            envs = SyncVectorEnv([lambda share=share: TimeLimit(create(context), share) for share in shares])
+        self.env, self.num_envs = DictInfoToList(envs), len(shares)
+        self._needs_initial_reset = True
+        make_callback(
+            "on_environment_created",
+            callbacks_objects=self._callbacks,
+            callbacks_functions=self.config.callbacks_on_environment_created,
+            kwargs={
+                "env_runner": self,
+                "metrics_logger": self.metrics,
+                "env": self.env.unwrapped,
+                "env_context": context,
+            },
         )
 
-    def sample(self, *, num_timesteps: int, **__: Any) -> None:
-        """Makes and records `num_timesteps` calls in the config's own environment.
+    def sample_round(self, round_: Round) -> tuple[list[tuple[int, SingleAgentEpisode]], Any]:
+        """Makes this runner's share of a round.
+
+        Returns:
+            What its environments saw and did, each with its number among them, and RLlib's metrics.
 
         Raises:
-            ValueError: The environment ended an episode, which a search never does.
+            OutOfDate: It does not know what the round's news assume.
         """
-        if self._observation is None:
-            self._observation = np.array(self.env.reset()[0][0])
-        for _ in range(num_timesteps):
-            action = self.act(self._observation)
-            observations, rewards, terminated, truncated, infos = self.env.step(action[None])
-            if terminated[0] or truncated[0]:
-                raise ValueError(f"expected an environment without episodes, got an end at call {self.calls + 1}")
-            info = {name: infos[name][0] for name in ("raw", "feasible", "best", "excess", "simulated")}
-            self.tell(Outcome.of(observations[0], rewards[0], info))
+        if round_.version not in (-1, self._version):
+            raise OutOfDate(f"expected to know {round_.version} calls, know {self._version}")
+        self.module.set_state(round_.weights)
+        self._catch_up(round_)
+        # An episode of one piece is returned as it is, one that goes on is cut and goes on under the same id.
+        lanes = {episode.id_: lane for lane, episode in enumerate(self._ongoing_episodes)}
+        episodes = super().sample(num_timesteps=int(self.calls_of(round_.calls).sum()), explore=True)
+        return [(lanes[episode.id_], episode) for episode in episodes], self.get_metrics()
 
-    def get_memory(self) -> dict[str, Any]:
-        """Everything but the weights that `set_memory` needs to go on as if nothing had happened; plain data."""
-        return {
-            "calls": self.calls,
-            "opinion": None if self.opinion is None else vars(self.opinion),
-            "in_flight": [vars(proposal) for proposal in self._in_flight],
-            "recorded": [(vars(proposal), reward) for proposal, reward in self._recorded],
-            "observation": self._observation,
-            "env": self._own_env.get_wrapper_attr("get_state")() if self.env else None,
-        }
+    def inform(self, news: dict[str, Any]) -> None:
+        """Tells all actors what the search has found; for evaluations."""
+        for actor in self.actors:
+            actor.hear(news)
+            actor.forget()
 
-    def set_memory(self, memory: dict[str, Any]) -> None:
-        """Goes back to where `get_memory` was called."""
-        self.calls = memory["calls"]
-        self.opinion = None if memory["opinion"] is None else self.opinion_class(**memory["opinion"])
-        self._in_flight = deque(Proposal(**proposal) for proposal in memory["in_flight"])
-        self._recorded = [(Proposal(**proposal), reward) for proposal, reward in memory["recorded"]]
-        self._observation = memory["observation"]
-        if self.env:
-            self._own_env.get_wrapper_attr("set_state")(memory["env"])
-        self.forget()
+    def sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
+        """Plays on from where the search is, in environments apart: charges and changes nothing. See RLlib's."""
+        with self._aside():
+            return super().sample(**kwargs)
 
-    @property
-    def _own_env(self) -> gymnasium.Env:
-        return self.env.envs[0]
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        kept = {name: vars(self)[name] for name in _OF_THE_SEARCH}
+        actors = list(self.actors)
+        try:
+            self.env = None
+            self.make_env()
+            if self.env is not None:
+                self.actors[:] = [self._double(actor) for actor in actors]
+                self._ongoing_episodes_for_metrics = defaultdict(list)
+                self._reset_envs_and_episodes(self.config.explore)
+                self._show(0)
+            yield
+        finally:
+            if self.env is not None:
+                self.env.close()
+            self.actors[:] = actors
+            vars(self).update(kept)
+
+    def _double(self, actor: Any) -> Any:
+        double = self._new_actor()
+        double.set_memory(copy.deepcopy(actor.get_memory()))
+        double.module, double.stride, double.stream = actor.module, actor.stride, _ASIDE
+        return double
+
+    def _catch_up(self, round_: Round) -> None:
+        """Brings actors, environments and what was seen last to the beginning of a round."""
+        self.inform(round_.news)
+        for lane, actor in enumerate(self.actors):
+            actor.next_call = round_.first_call + self._first_lane + lane
+        if self._needs_initial_reset:
+            self._reset_envs_and_episodes(explore=True)
+        self._show(round_.first_call // self.config.lanes)
+        self._version = round_.first_call
+
+    def _show(self, calls: int) -> None:
+        """Gives the environments the search's elites and each its calls so far, and the policy what they show."""
+        state = {"elites": [], **(self.actors[0].env_state or {}), "calls": calls}
+        inner = self.env.unwrapped
+        observations: Any = [None] * self.num_envs
+        if isinstance(inner, VectorStrategyEnv):
+            inner.set_state([state] * self.num_envs)
+            observations = inner.observations
+        else:
+            for index, env in enumerate(inner.envs):
+                env._elapsed_steps = calls
+                if hasattr(env.unwrapped, "set_state"):
+                    env.unwrapped.set_state(state)
+                    observations[index] = env.unwrapped.observation
+        shown = []
+        for episode, observation in zip(self._ongoing_episodes, observations, strict=True):
+            if not episode.is_reset:  # over: it starts anew with the next step, and what it shows is not looked at
+                episode = SingleAgentEpisode(observations=[self.env.single_observation_space.sample()], infos=[{}])
+            elif observation is not None:
+                episode.set_observations(new_data=observation, at_indices=-1)
+            shown.append(episode)
+        self._cached_to_module = self._env_to_module(
+            episodes=shown,
+            batch={},
+            explore=True,
+            rl_module=self.module,
+            shared_data=self._shared_data,
+            metrics=self.metrics,
+        )

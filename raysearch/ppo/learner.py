@@ -1,7 +1,8 @@
-"""PPO's update on a rollout of a few calls, on RLlib's torch learner without its per-update overhead."""
+"""PPO's update on RLlib's torch learner, and the same on arrays, without the way through episodes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,101 +11,160 @@ from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
+from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
 from torch import Tensor
 
-from raysearch.ppo.rollout import Rollout, estimate_advantages, normalize
+from raysearch.ppo.connectors import AddAdvantages
+from raysearch.ppo.rollout import Rollout, normalize
+from raysearch.ppo.schedule import cosine
 
 ADAM_EPSILON = 1e-5
 """[published: Stable-Baselines3's `ActorCriticPolicy`]; torch's own default is 1e-8."""
 
 
 class EliteLearner(PPOTorchLearner):
-    """RLlib's PPO learner, updated by whole rollouts (`update_round`) and re-initialised in place (`reset_agent`).
+    """RLlib's PPO learner with four differences, and a way around the episodes (`update_rollout`).
 
-    `update()`, RLlib's entry point for episodes and minibatches, is not used: its connectors append a bootstrap row
-    that minibatches then train on, and they cost several times the gradient step itself.
+    - advantages by `estimate`, a learner connector in place of RLlib's `GeneralAdvantageEstimation`: the same targets,
+      but they are only standardised if the options say so, and never over the bootstrap rows;
+    - the learning rate falls on a cosine, which RLlib's piecewise linear schedules only approximate;
+    - one fused Adam, and gradients that are not finite stop the search;
+    - `reset_agent` draws fresh weights in place.
     """
 
     config: Any  # a LearnToShardConfig
-    module: Any  # RLlib's dict of modules; the only one is an EliteAttention
+    module: Any  # RLlib's dict of modules; the only one is an EliteModule
+    bootstraps = True
+    """Whether rollouts are extended by the observation that they led to, for its value."""
+
+    def build(self) -> None:
+        """Builds RLlib's learner and puts our advantages into its pipeline."""
+        super().build()
+        pipeline: Any = self._learner_connector
+        pipeline.remove("GeneralAdvantageEstimation")
+        if not self.bootstraps:
+            pipeline.remove("AddOneTsToEpisodesAndTruncate")
+        pipeline.append(AddAdvantages(self.estimate))
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        """Registers one fused Adam for all parameters; `update_round` sets its rate."""
+        """Registers one fused Adam for all parameters."""
         parameters: Any = self.get_parameters(self.module[module_id])
         optimizer = torch.optim.Adam(parameters, lr=config.lr, eps=ADAM_EPSILON, fused=True)
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )
 
-    def update_round(self, rollout: Rollout, learning_rate: float) -> float:
-        """Takes `config.num_epochs` gradient steps, each on the whole rollout.
+    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        """Sets the rate for an update after so many calls."""
+        super().before_gradient_based_update(timesteps=dict(timesteps))
+        rate = self.config.lr * cosine(timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME] / self.config.budget)
+        for optimizer in self._named_optimizers.values():
+            self._set_optimizer_lr(optimizer, rate)
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        """As RLlib, but its schedule of the learning rate stays out."""
+        self._optimizer_lr_schedules.clear()
+        super().after_gradient_based_update(timesteps=dict(timesteps))
+
+    def estimate(self, columns: Mapping[str, np.ndarray], values: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Advantages `[n]` of a batch's rows, and what the value network is to say of them `[n]`.
+
+        Args:
+            columns: Rewards, terminateds, truncateds and the loss mask, `[n]`.
+            values: Expected returns `[n]`.
+
+        Source: Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation".
+        """
+        assert values is not None
+        names = (Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS)
+        rewards, terminateds, truncateds = (columns[name] for name in names)
+        config = self.config
+        targets = compute_value_targets(values, rewards, terminateds, truncateds, config.gamma, config.lambda_)
+        advantages, mask = targets - values, columns[Columns.LOSS_MASK]
+        if config.normalize_advantages:
+            advantages[mask] = normalize(advantages[mask])
+        return advantages, targets
+
+    def update_rollout(self, rollout: Rollout, calls: int) -> float:
+        """What `update` does with the episodes of one environment, bit by bit, without them.
+
+        Args:
+            rollout: The last calls.
+            calls: All calls so far.
 
         Returns:
-            The policy loss of the last step.
+            The policy loss of the last gradient step.
         """
+        self.before_gradient_based_update(timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: calls})
         batch = {DEFAULT_MODULE_ID: self.make_batch(rollout)}
-        distinct, seen = map(torch.tensor, rollout.distinct_observations())
-        for optimizer in self._named_optimizers.values():
-            self._set_optimizer_lr(optimizer, learning_rate)
         for _ in range(self.config.num_epochs):
-            losses = self.compute_losses(fwd_out=self._forward(distinct, seen), batch=batch)
+            losses = self.compute_losses(fwd_out=self.module.forward_train(batch), batch=batch)
             self.apply_gradients(self.postprocess_gradients(self.compute_gradients(losses)))
         self._weights_seq_no += 1
         return float(self._policy_loss)
 
-    def _forward(self, distinct: Tensor, seen: Tensor) -> dict[str, Any]:
-        """What the network makes of every call, though it reads each of the `distinct` observations only once."""
-        out = self.module.forward_train({DEFAULT_MODULE_ID: {Columns.OBS: distinct}})[DEFAULT_MODULE_ID]
-        return {DEFAULT_MODULE_ID: {name: rows.index_select(0, seen) for name, rows in out.items()}}
-
     def make_batch(self, rollout: Rollout) -> dict[str, Tensor]:
-        """The columns that `compute_loss_for_module` reads, one row a call."""
-        advantages, targets = self.estimate(rollout)
-        return {
-            Columns.OBS: torch.tensor(rollout.observations),
-            Columns.ACTIONS: torch.from_numpy(rollout.actions),
-            Columns.ACTION_LOGP: torch.from_numpy(rollout.log_probs),
+        """The columns that RLlib's pipeline makes of a rollout's episode, and its bootstrap row if there is one."""
+        n, extra = len(rollout.rewards), int(self.bootstraps)
+        rows = np.minimum(np.arange(n + extra), n - 1)  # the bootstrap row repeats the last one
+        mask = np.arange(n + extra) < n
+        columns = {
+            Columns.REWARDS: np.where(mask, rollout.rewards[rows], np.float32(0)),
+            Columns.TERMINATEDS: np.zeros(n + extra, np.bool_),
+            Columns.TRUNCATEDS: np.arange(n + extra) == n - 1,
+            Columns.LOSS_MASK: mask,
+        }
+        advantages, targets = self.estimate(columns, rollout.values)
+        batch = {
+            Columns.OBS: torch.tensor(rollout.observations[: n + extra]),
+            Columns.ACTIONS: torch.from_numpy(rollout.actions[rows]),
+            Columns.ACTION_LOGP: torch.from_numpy(rollout.log_probs[rows]),
             Postprocessing.ADVANTAGES: torch.from_numpy(advantages.astype(np.float32)),
             Postprocessing.VALUE_TARGETS: torch.from_numpy(targets.astype(np.float32)),
         }
-
-    def estimate(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
-        """Advantages `[n]` of a rollout's calls, and what the value network is to say of them `[n]`."""
-        config = self.config
-        advantages = estimate_advantages(rollout.rewards, rollout.values, config.gamma, config.lambda_)
-        targets = advantages + rollout.values[:-1]
-        return normalize(advantages) if config.normalize_advantages else advantages, targets
+        return batch | ({Columns.LOSS_MASK: torch.from_numpy(mask)} if extra else {})
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
-        """RLlib's PPO loss with neither KL term nor value clipping, and without its metrics.
-
-        A value network is not needed where its loss has no weight.
+        """RLlib's PPO loss; on the lean path without its metrics and without terms that have no weight.
 
         Source: Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 7 and 9.
         """
+        if not config.lean:
+            stock: Any = super().compute_loss_for_module(
+                module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
+            )
+            return stock
+        mask = batch.get(Columns.LOSS_MASK)
+
+        def mean(rows: Tensor) -> Tensor:
+            return rows.mean() if mask is None else rows[mask].sum() / mask.sum()
+
         module = self.module[module_id].unwrapped()
         policy = module.action_dist_cls.from_logits(fwd_out[Columns.ACTION_DIST_INPUTS])
         ratio = torch.exp(policy.logp(batch[Columns.ACTIONS]) - batch[Columns.ACTION_LOGP])
-        clipped = ratio.clamp(1 - config.clip_param, 1 + config.clip_param)
         advantages = batch[Postprocessing.ADVANTAGES]
-        policy_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
-        loss = policy_loss
-        if config.vf_loss_coeff:
+        clipped = torch.clamp(ratio, 1 - config.clip_param, 1 + config.clip_param)
+        surrogate = torch.min(advantages * ratio, advantages * clipped)
+        loss = -surrogate
+        if config.use_critic and config.vf_loss_coeff:
             values = module.compute_values(batch, embeddings=fwd_out[Columns.EMBEDDINGS])
-            value_loss = (values - batch[Postprocessing.VALUE_TARGETS]).square().mean()
-            loss = loss + config.vf_loss_coeff * value_loss
+            loss = loss + config.vf_loss_coeff * torch.pow(values - batch[Postprocessing.VALUE_TARGETS], 2.0)
         if config.entropy_coeff:
-            loss = loss - config.entropy_coeff * policy.entropy().mean()
-        self._policy_loss = policy_loss.detach()
-        return loss
+            loss = loss - config.entropy_coeff * policy.entropy()
+        self._policy_loss = -mean(surrogate.detach())
+        return mean(loss)
 
-    def compute_gradients(self, loss_per_module: Any, **_: Any) -> dict[Any, Tensor]:
-        """Gradients of the module's loss by parameter, without those that it does not depend on."""
-        parameters: dict[Any, Any] = self._params
-        for parameter in parameters.values():
-            parameter.grad = None
-        loss_per_module[DEFAULT_MODULE_ID].backward()
-        gradients = {reference: parameter.grad for reference, parameter in parameters.items()}
+    def compute_gradients(self, loss_per_module: Any, **kwargs: Any) -> dict[Any, Tensor]:
+        """Gradients of the loss by parameter, without those that it does not depend on."""
+        if not self.config.lean:
+            gradients: Any = super().compute_gradients(loss_per_module, **kwargs)
+        else:
+            parameters: dict[Any, Any] = self._params
+            for parameter in parameters.values():
+                parameter.grad = None
+            loss_per_module[DEFAULT_MODULE_ID].backward()
+            gradients = {reference: parameter.grad for reference, parameter in parameters.items()}
         return {reference: gradient for reference, gradient in gradients.items() if gradient is not None}
 
     def postprocess_gradients(self, gradients_dict: Any) -> Any:
@@ -127,9 +187,19 @@ class EliteLearner(PPOTorchLearner):
         for optimizer in self._named_optimizers.values():
             optimizer.step()
 
-    def reset_agent(self, generator: torch.Generator) -> None:
-        """Draws fresh weights from `generator` and forgets Adam's moments, both in place."""
-        self.module[DEFAULT_MODULE_ID].unwrapped().reset_parameters(generator)
+    def reset_agent(self, seed: int) -> None:
+        """Draws fresh weights and forgets Adam's moments, both in place."""
+        # On the CPU, so that a learner on a GPU starts with the same weights.
+        generator = torch.Generator().manual_seed(seed)
+        module = self.module[DEFAULT_MODULE_ID].unwrapped()
+        device = next(module.parameters()).device
+        module.cpu().reset_parameters(generator)
+        module.to(device)
         for optimizer in self._named_optimizers.values():
             optimizer.state.clear()
+        self._weights_seq_no += 1
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """As RLlib, but it takes the weights even if its own are newer: a restored search goes back."""
+        super().set_state({**state, WEIGHTS_SEQ_NO: 0})
         self._weights_seq_no += 1

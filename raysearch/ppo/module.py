@@ -45,7 +45,50 @@ def initialise(module: nn.Module, gains: Mapping[nn.Module, float], generator: t
             nn.init.zeros_(layer.in_proj_bias)
 
 
-class EliteAttention(TorchRLModule, ValueFunctionAPI):
+def distinct_rows(observations: Tensor) -> tuple[Tensor, Tensor]:
+    """The observations `[n, T, A]` without repetitions `[d, T, A]`, and which of them each one is, int64 `[n]`.
+
+    Elites change seldom, so that a policy mostly sees the same again.
+    """
+    places: dict[bytes, int] = {}
+    seen = [places.setdefault(row.tobytes(), len(places)) for row in observations.detach().cpu().numpy()]
+    first = [seen.index(place) for place in range(len(places))]
+    return observations[first], torch.tensor(seen, device=observations.device)
+
+
+class EliteModule(TorchRLModule):
+    """A policy that reads every observation of a batch once, and while it acts one by one.
+
+    Reading them one by one makes what it does in one environment independent, bit by bit, of how many others are
+    stepped in the same process. Learning reads them together.
+    """
+
+    def train(self, mode: bool = True) -> Self:
+        """Does nothing: no layer behaves differently in training, and RLlib walks the whole tree on every step."""
+        return self
+
+    def _forward_train(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
+        rows, seen = distinct_rows(batch[Columns.OBS])
+        return {name: column.index_select(0, seen) for name, column in self._forward({Columns.OBS: rows}).items()}
+
+    def _forward_inference(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
+        with torch.inference_mode():
+            return self.one_by_one(batch[Columns.OBS])
+
+    def _forward_exploration(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
+        out = self._forward_inference(batch)
+        return {Columns.ACTION_DIST_INPUTS: out[Columns.ACTION_DIST_INPUTS]}  # the rest would travel in the episodes
+
+    def one_by_one(self, observations: Tensor) -> dict[str, Tensor]:
+        """What the network makes of `[n, T, A]`, each distinct observation in a batch of its own."""
+        if len(observations) == 1:
+            return self._forward({Columns.OBS: observations})
+        rows, seen = distinct_rows(observations)
+        each = [self._forward({Columns.OBS: row[None].clone()}) for row in rows]
+        return {name: torch.cat([out[name] for out in each]).index_select(0, seen) for name in each[0]}
+
+
+class EliteAttention(EliteModule, ValueFunctionAPI):
     """Policy and value over the elite history X: linear embedding, one encoder block, mean over T, two MLPs.
 
     Observations are `[N, T, A]`, actions `[N, A]`; the logits of all heads lie flat, `[N, sum(nvec)]`.
@@ -79,10 +122,6 @@ class EliteAttention(TorchRLModule, ValueFunctionAPI):
         """
         initialise(self, {self.policy[-1]: 0.01, self.value[-1]: 1.0}, generator)
 
-    def train(self, mode: bool = True) -> Self:
-        """Does nothing: no layer behaves differently in training, and RLlib walks the whole tree on every step."""
-        return self
-
     def features(self, observations: Tensor) -> Tensor:
         """Summary of the elite history: `[N, T, A]` to h, `[N, d]`."""
         return encode(self.encoder, self.embedding(observations)).mean(-2)
@@ -92,6 +131,10 @@ class EliteAttention(TorchRLModule, ValueFunctionAPI):
         return {Columns.ACTION_DIST_INPUTS: self.policy(features), Columns.EMBEDDINGS: features}
 
     def compute_values(self, batch: dict[str, Any], embeddings: Tensor | None = None) -> Tensor:
-        """Expected return `[N]` of each observation, from `embeddings` `[N, d]` when they are known already."""
-        features = self.features(batch[Columns.OBS]) if embeddings is None else embeddings
-        return self.value(features).squeeze(-1)
+        """Expected return `[N]` of each observation: by `embeddings` `[N, d]`, or as seen while acting, one by one."""
+        if embeddings is not None:
+            return self.value(embeddings).squeeze(-1)
+        with torch.inference_mode():
+            rows, seen = distinct_rows(batch[Columns.OBS])
+            each = [self.value(self.features(row[None].clone())).squeeze(-1) for row in rows]
+            return torch.cat(each).index_select(0, seen)

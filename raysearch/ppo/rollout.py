@@ -13,11 +13,11 @@ class Rollout:
     """`n` consecutive calls made by one policy, and where they led.
 
     Attributes:
-        observations: What the policy saw before each call, float32 `[n, T, A]`.
+        observations: What the policy saw before each call and after the last one, float32 `[n + 1, T, A]`.
         actions: What it chose, int64 `[n, A]`.
         log_probs: How likely it was to choose that, float32 `[n]`.
-        rewards: What came of it `[n]`.
-        values: Return expected before each call and after the last one `[n + 1]`.
+        rewards: What came of it, float32 `[n]`.
+        values: Return expected before each call and after the last one, float32 `[n + 1]`.
     """
 
     observations: np.ndarray
@@ -25,39 +25,6 @@ class Rollout:
     log_probs: np.ndarray
     rewards: np.ndarray
     values: np.ndarray
-
-    def distinct_observations(self) -> tuple[np.ndarray, np.ndarray]:
-        """The observations without repetitions `[d, T, A]`, and which of them each call saw, int64 `[n]`.
-
-        Elites change seldom, so that a policy mostly sees the same again.
-        """
-        places: dict[bytes, int] = {}
-        seen = np.array([places.setdefault(each.tobytes(), len(places)) for each in self.observations])
-        _, first = np.unique(seen, return_index=True)
-        return self.observations[first], seen
-
-
-def estimate_advantages(rewards: np.ndarray, values: np.ndarray, gamma: float, lambda_: float) -> np.ndarray:
-    """Generalised advantages `[n]` of one stretch of a search that never ends.
-
-    Args:
-        rewards: `[n]`.
-        values: Expected returns, `[n + 1]`; the last one stands for everything after the stretch.
-        gamma: Discount, in [0, 1].
-        lambda_: 0 trusts `values` after one step, 1 sums up all rewards of the stretch.
-
-    Example:
-        >>> estimate_advantages(np.array([1.0, 2.0]), np.array([0.5, 0.0, 4.0]), gamma=0.5, lambda_=1.0)
-        array([2.5, 4. ])
-
-    Source: Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation", eq. 16.
-    """
-    surprises = rewards + gamma * values[1:] - values[:-1]
-    advantages = np.zeros_like(surprises)
-    following = 0.0
-    for t in reversed(range(len(surprises))):
-        advantages[t] = following = surprises[t] + gamma * lambda_ * following
-    return advantages
 
 
 def share_below(values: np.ndarray) -> np.ndarray:

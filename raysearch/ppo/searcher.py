@@ -1,8 +1,8 @@
 """The searchers that learn: PPO with attention over the elites, on RLlib's parts.
 
-Each asks an `Agent` (when to learn, when to restart), which drives an env runner (acts, remembers) and a learner (PPO's
-update) around one network. No Ray cluster is involved. `ppo_paper` is made of `EliteEnvRunner`, `EliteLearner` and
-`EliteAttention`; `ppo` of `CopyEnvRunner`, `CopyLearner` and `CopyAttention`, which are built on them.
+Each asks and tells a lean `LearnToShard`: the RLlib algorithm without the way through env runners and episodes, which
+makes the same calls bit by bit (docs/rllib.md). No Ray cluster is involved. `ppo_paper` is made of `EliteActor`,
+`EliteLearner` and `EliteAttention`; `ppo` of `CopyActor`, `CopyLearner` and `CopyAttention`, which are built on them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 
 class AgentSearcher(Searcher):
-    """A searcher that leaves everything to an `Agent`."""
+    """A searcher that leaves everything to the algorithm."""
 
     def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: Any) -> None:
         super().__init__(space, seed=seed, budget=budget, options=options)
         # One row stands for any number T of elites: no network depends on it.
         observation_space = Box(-1.0, 1.0, (1, len(space.sizes)), np.float32)
         config = self.new_config().environment(observation_space=observation_space, action_space=space.factored.actions)
-        self._agent = config.search(budget=budget, seed=seed, options=options).build_agent()
+        config.lean = True
+        self._search: Any = config.search(budget=budget, seed=seed, options=options).build_algo()
 
     @abc.abstractmethod
     def new_config(self) -> LearnToShardConfig:
@@ -42,29 +43,28 @@ class AgentSearcher(Searcher):
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """Samples an action from the policy."""
-        return self.space.factored.decode(self._agent.runner.act(observation))
+        return self.space.factored.decode(self._search.ask(observation))
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Adds the call to the rollout, and learns from it once it is full."""
-        self._agent.runner.tell(outcome)
-        self._agent.learn_when_due()
+        self._search.tell(outcome)
 
     def get_state(self) -> dict[str, Any]:
         """Weights, optimiser, unfinished rollout and counters."""
-        return self._agent.get_state()
+        return self._search.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from `get_state`."""
-        self._agent.set_state(state)
+        self._search.set_state(state)
 
     def metrics(self) -> dict[str, float]:
         """Confidence, entropy, restarts, learning rate, policy loss."""
-        return self._agent.metrics()
+        return self._search.figures()
 
 
 @final
 class PPOSearcher(AgentSearcher):
-    """Learning to Shard's PPO preset; see `raysearch.ppo.options` for its parameters and `Agent` for its restarts.
+    """Learning to Shard's PPO preset; `raysearch.ppo.options` has its parameters, `LearnToShard` its restarts.
 
     It shares the environment's elites and best through the observation and the reward; it holds neither.
     """
@@ -83,7 +83,7 @@ class PPOSearcher(AgentSearcher):
 class CopyPPOSearcher(AgentSearcher):
     """Our preset: PPO over attention that copies from the elites, with a critic that learns from every call.
 
-    See `raysearch.ppo.copy_options` for its parameters, `CopyAttention` for the policy and `CopyEnvRunner` for how it
+    See `raysearch.ppo.copy_options` for its parameters, `CopyAttention` for the policy and `CopyActor` for how it
     proposes. It keeps its own elites, ranked by merit, infeasible strategies too, and starts with new ones where it
     stands still.
     """

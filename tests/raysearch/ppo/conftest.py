@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from raysearch.ppo.agent import Agent
-from raysearch.ppo.algorithm import LearnToShardConfig
+from raysearch.ppo.algorithm import LearnToShard, LearnToShardConfig
 from raysearch.ppo.copy_algorithm import CopyConfig
 from raysearch.ppo.copy_options import CopyOptions
 from raysearch.ppo.options import Options
@@ -64,27 +63,31 @@ class ToyEnv(gymnasium.Env):
             row[:] = np.array(choices) / np.maximum(self.action_space.nvec - 1, 1)
         return rows
 
+    @property
+    def observation(self) -> np.ndarray:
+        return self.observe()
+
     def get_state(self) -> dict[str, Any]:
-        return {"elites": list(self.elites), "actions": list(self.actions)}
+        return {"elites": [[-raw, list(choices)] for raw, choices in self.elites], "actions": list(self.actions)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.elites, self.actions = list(state["elites"]), list(state["actions"])
+        self.elites = [(-raw, tuple(choices)) for raw, choices in state["elites"]]
+        self.actions = list(state.get("actions", self.actions))
 
 
 class Search:
-    """An agent in a toy environment: the loop that `raysearch.run` has, without its gate and rows."""
+    """A lean search of a toy environment: the loop that `raysearch.run` has, without its gate and rows."""
 
-    def __init__(self, agent: Agent, env: ToyEnv) -> None:
+    def __init__(self, agent: LearnToShard, env: ToyEnv) -> None:
         self.agent = agent
         self.env = env
         self.observation, _ = self.env.reset()
 
     def advance(self, calls: int) -> Search:
         for _ in range(calls):
-            action = self.agent.runner.act(self.observation)
+            action = self.agent.ask(self.observation)
             self.observation, reward, _, _, info = self.env.step(action)
-            self.agent.runner.tell(Outcome.of(self.observation, reward, info))
-            self.agent.learn_when_due()
+            self.agent.tell(Outcome.of(self.observation, reward, info))
         return self
 
     def get_state(self) -> dict[str, Any]:
@@ -98,7 +101,7 @@ class Search:
 
     @property
     def weights(self) -> list[np.ndarray]:
-        return [p.detach().numpy().copy() for p in self.agent.runner.module.parameters()]
+        return [p.detach().numpy().copy() for p in self.agent.actor.module.parameters()]
 
 
 def small_options(**options: Any) -> Options:
@@ -128,7 +131,8 @@ def make_copy_search(*, budget: int, seed: int = 0, sizes: tuple[int, ...] = SIZ
 def start(config: LearnToShardConfig, sizes: tuple[int, ...]) -> Search:
     env = ToyEnv({"sizes": sizes})
     config.environment(observation_space=env.observation_space, action_space=env.action_space)
-    return Search(config.build_agent(), env)
+    config.lean = True
+    return Search(config.build_algo(), env)
 
 
 @pytest.fixture

@@ -1,73 +1,151 @@
+"""The algorithm as RLlib's users have it: env runners, learners, evaluation, checkpoints."""
+
 import logging
+import os
+import signal
 
 import numpy as np
 import pytest
 import ray
 
+from envs.registration import ENV_ID
 from raysearch.ppo.algorithm import LearnToShard, LearnToShardConfig
 from raysearch.ppo.options import Options
 
-pytestmark = pytest.mark.slow
-
 BUDGET = 45
+WORKLOAD = {"workload": "gpt_moe_1_2t_16k"}
 
 
 @pytest.fixture(scope="module")
 def local_ray(tmp_path_factory):
-    """RLlib's `Algorithm` insists on a cluster, though everything here is local."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path_factory.mktemp("results")))
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         yield
         ray.shutdown()
 
 
 @pytest.fixture
 def algorithm(toy, local_ray):
-    def build(**options):
-        config = toy.config(budget=BUDGET, seed=3, **options).environment(env=toy.Env)
+    """Builds an algorithm on the toy search, and stops it afterwards."""
+    built = []
+
+    def build(make=toy.config, **env_runners):
+        config = make(budget=BUDGET, seed=3).environment(env=toy.Env).env_runners(**env_runners)
         config.calls_per_training_step = 7
-        return config.build_algo()
+        built.append(config.build_algo())
+        return built[-1]
 
-    return build
-
-
-def test_train_makes_the_calls_that_ask_and_tell_make(toy, algorithm):
-    asked = toy.search(budget=BUDGET, seed=3).advance(BUDGET)
-    trained = algorithm()
-    results = [trained.train() for _ in range(8)]
-    assert [result["calls"] for result in results] == [7, 14, 21, 28, 35, 42, 45, 45]
-    assert results[-1]["restarts"] == asked.agent.restarts == 4
-    env = trained.agent.runner.env.envs[0].unwrapped
-    assert env.actions == asked.env.actions
-    for ours, theirs in zip(asked.weights, trained.get_module().parameters(), strict=True):
-        np.testing.assert_array_equal(ours, theirs.detach().numpy())
-    trained.stop()
+    yield build
+    for each in built:
+        each.stop()
 
 
+def weights(algorithm) -> list[np.ndarray]:
+    return list(algorithm.learner_group.get_state()["learner"]["rl_module"]["default_policy"].values())
+
+
+def same(some, others) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def finish(algorithm) -> list[dict]:
+    results = [algorithm.train()]
+    while not results[-1]["done"]:
+        results.append(algorithm.train())
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["paper", "ours"])
+def test_rllibs_way_and_the_lean_one_make_the_same_calls_bit_by_bit(toy, algorithm, preset):
+    make, search = {"paper": (toy.config, toy.search), "ours": (toy.copy_config, toy.copy_search)}[preset]
+    lean = search(budget=BUDGET, seed=3).advance(BUDGET)
+    standard = algorithm(make)
+    results = finish(standard)
+    env = standard.env_runner.env.unwrapped.envs[0].unwrapped
+    assert env.actions == lean.env.actions
+    assert same(weights(standard), lean.weights)
+    assert (standard.calls, standard.best) == (BUDGET, lean.agent.best)
+    assert results[-1]["num_env_steps_sampled_lifetime"] == BUDGET
+
+
+@pytest.mark.slow
+def test_a_lean_algorithm_trains_in_its_own_environment(toy, local_ray):
+    config = toy.config(budget=BUDGET, seed=3).environment(env=toy.Env)
+    config.lean = True
+    lean = config.build_algo()
+    results = finish(lean)
+    assert lean._env.actions == toy.search(budget=BUDGET, seed=3).advance(BUDGET).env.actions
+    assert results[-1]["num_env_steps_sampled_lifetime"] == BUDGET
+    assert not os.listdir(ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH) or lean.logdir is None
+    lean.stop()
+
+
+@pytest.mark.slow
+def test_each_chunk_ends_a_report_with_its_number_and_its_best(algorithm):
+    results = finish(algorithm())
+    ends = [(result["chunk"], result["calls"]) for result in results if result["chunk_done"]]
+    assert ends == [(1, 10), (2, 20), (3, 30), (4, 40), (5, BUDGET)]
+    assert max(result["chunk_best"] for result in results) == results[-1]["best"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 4])
 def test_restored_algorithm_goes_on_bit_identically(toy, algorithm, tmp_path, iterations):
-    asked = toy.search(budget=BUDGET, seed=3).advance(BUDGET)
-    saved = algorithm()
+    unbroken, saved = algorithm(num_envs_per_env_runner=2), algorithm(num_envs_per_env_runner=2)
+    finish(unbroken)
     for _ in range(iterations):
         saved.train()
     saved.save_to_path(tmp_path)
-    saved.stop()
     restored = LearnToShard.from_checkpoint(tmp_path)
-    while restored.agent.calls_left:
-        restored.train()
-    assert restored.agent.runner.env.envs[0].unwrapped.actions == asked.env.actions
+    finish(restored)
+    assert same(weights(restored), weights(unbroken))
+    assert (restored.best, restored.calls) == (unbroken.best, BUDGET)
     restored.stop()
 
 
-def test_environments_with_episodes_are_refused(toy, algorithm, monkeypatch):
-    step = toy.Env.step
-    monkeypatch.setattr(toy.Env, "step", lambda self, action: (*step(self, action)[:2], True, False, {}))
-    ending = algorithm()
-    with pytest.raises(ValueError, match="environment without episodes, got an end at call 1"):
-        ending.train()
-    ending.stop()
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["paper", "ours"])
+def test_evaluation_plays_on_and_leaves_no_trace(toy, algorithm, preset):
+    make = {"paper": toy.config, "ours": toy.copy_config}[preset]
+    evaluated, other = algorithm(make), algorithm(make)
+    for _ in range(3):
+        evaluated.train()
+        figures = evaluated.evaluate()["env_runners"]
+        other.train()
+    assert figures["num_env_steps_sampled"] == 10
+    finish(evaluated)
+    finish(other)
+    assert same(weights(evaluated), weights(other))
+    assert evaluated.calls == BUDGET
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # Ray Data of its own settings
+def test_neither_runners_nor_a_killed_one_nor_a_remote_learner_change_what_is_found(local_ray):
+    def search(runners: int, envs: int, learners: int) -> tuple:
+        config = LearnToShardConfig().environment(ENV_ID, env_config=WORKLOAD)
+        config.env_runners(num_env_runners=runners, num_envs_per_env_runner=envs).learners(num_learners=learners)
+        options = Options(embedding=16, hidden=16, feed_forward=16, rollout_calls=4)
+        config.search(budget=25, seed=1, options=options).calls_per_training_step = 8
+        algorithm = config.build_algo()
+        algorithm.train()
+        if runners:
+            (pid,) = algorithm.env_runner_group.foreach_env_runner(
+                lambda runner: os.getpid(), local_env_runner=False, remote_worker_ids=[2]
+            )
+            os.kill(pid, signal.SIGKILL)
+        result = finish(algorithm)[-1]
+        found = algorithm.best, result["num_env_steps_sampled_lifetime"], weights(algorithm)
+        algorithm.stop()
+        return found
+
+    here, there = search(0, 2, 0), search(2, 1, 1)
+    assert here[0] == there[0]
+    assert here[1] == 25
+    assert same(here[2], there[2])
 
 
 def test_config_carries_the_papers_preset_in_rllibs_own_words():
@@ -81,3 +159,27 @@ def test_config_carries_the_papers_preset_in_rllibs_own_words():
     assert config.model_config.items() >= network.items()
     assert config.enable_rl_module_and_learner
     assert config.enable_env_runner_and_connector_v2
+    config.validate()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda config: config.learners(num_learners=2), "expected num_learners 0 or 1, got 2"),
+        (lambda config: setattr(config.env_runners(num_env_runners=1), "lean", True), "lean needs num_env_runners=0"),
+        (
+            lambda config: config.search(budget=3).env_runners(num_envs_per_env_runner=4),
+            "each of 4 environments, got 3",
+        ),
+    ],
+)
+def test_what_a_search_cannot_do_is_refused_before_it_is_built(change, message):
+    config = LearnToShardConfig()
+    change(config)
+    with pytest.raises(ValueError, match=message):
+        config.validate()
+
+
+def test_rounds_give_each_environment_as_many_calls():
+    config = LearnToShardConfig().search(budget=100, options=Options(rollout_calls=10))
+    assert [config.env_runners(num_env_runners=n).round_calls for n in (0, 1, 2, 4, 8)] == [10, 10, 10, 12, 16]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from raysearch.ppo.copy_runner import MixtureOpinion
-from raysearch.ppo.env_runner import Proposal
+from raysearch.ppo.actor import Proposal
+from raysearch.ppo.copy_actor import MixtureOpinion
 from raysearch.ppo.noise import call_rng
 from raysearch.searcher import Outcome
 
@@ -21,7 +21,7 @@ def test_no_strategy_is_called_twice_while_new_ones_remain(toy) -> None:
 
 
 def test_proposals_in_flight_are_not_proposed_again(toy) -> None:
-    runner = toy.copy_search(budget=100, sizes=(2, 1, 2, 2, 2)).agent.runner
+    runner = toy.copy_search(budget=100, sizes=(2, 1, 2, 2, 2)).agent.actor
     actions = {tuple(runner.act(np.zeros((3, 5)))) for _ in range(8)}
     assert len(actions) == 8
 
@@ -29,9 +29,9 @@ def test_proposals_in_flight_are_not_proposed_again(toy) -> None:
 def test_it_sees_infeasible_strategies_too(toy) -> None:
     search = toy.copy_search(budget=200).advance(20)
     best = search.env.elites[0][1]
-    runner = search.agent.runner
+    runner = search.agent.actor
     infeasible = runner.coordinates.encode(np.array([0, *best[1:]]))
-    runner._in_flight.append(Proposal(search.observation, infeasible, 0.0, 0.0))
+    runner._in_flight.append(Proposal(runner.next_call, search.observation, infeasible, 0.0, 0.0))
     runner.tell(Outcome(0.0, False, -10.0, search.env.best, search.observation, excess=0.01, simulated=100.0))
     assert runner.look(search.observation)[0, 0] == 0.0
 
@@ -48,18 +48,18 @@ def test_a_mixtures_samples_and_probabilities_agree() -> None:
 
 def test_rollouts_hold_the_probabilities_that_the_learner_computes(toy) -> None:
     search = toy.copy_search(budget=200, rollout_calls=64).advance(40)
-    rollout = search.agent.runner.take()
+    rollout = search.agent.actor.take()
     batch = search.agent.learner.make_batch(rollout)
-    module = search.agent.runner.module
+    module = search.agent.actor.module
     policy = module.action_dist_cls.from_logits(module.forward_train(batch)["action_dist_inputs"])
     torch.testing.assert_close(policy.logp(batch["actions"]), batch["action_logp"], atol=1e-4, rtol=1e-4)
 
 
 def test_learning_makes_the_best_calls_of_a_rollout_likelier(toy) -> None:
     search = toy.copy_search(budget=200, rollout_calls=64, learning_rate=1e-2).advance(63)
-    runner, learner = search.agent.runner, search.agent.learner
+    runner, learner = search.agent.actor, search.agent.learner
     rollout = runner.take()
-    learner.update_round(rollout, 1e-2)
+    learner.update_rollout(rollout, 0)
     batch = learner.make_batch(rollout)
     policy = runner.module.action_dist_cls.from_logits(runner.module.forward_train(batch)["action_dist_inputs"])
     gained = (policy.logp(batch["actions"]) - batch["action_logp"]).detach().numpy()
@@ -73,7 +73,7 @@ def test_the_policy_restarts_after_as_many_calls_without_a_better_elite_as_it_ha
     for call in range(1, 401):
         before = search.agent.restarts
         search.advance(1)
-        merits = search.agent.runner.memory.merits[restarts[-1] if restarts else 0 :]
+        merits = search.agent.actor.memory.merits[restarts[-1] if restarts else 0 :]
         due = call % 8 == 0 and call < 400 and len(merits) - 1 - int(merits.argmax()) >= 24
         assert (search.agent.restarts > before) == due
         if due:
@@ -83,11 +83,11 @@ def test_the_policy_restarts_after_as_many_calls_without_a_better_elite_as_it_ha
 
 def test_a_restart_renews_the_policy_and_its_elites_and_keeps_calls_and_critic(toy) -> None:
     search = toy.copy_search(budget=400)
-    runner, agent = search.agent.runner, search.agent
+    runner, agent = search.agent.actor, search.agent
     search.advance(50)
     calls, critic = runner.memory.calls, pickle.dumps(runner.critic.get_state())
     weights = search.weights
-    agent._restart()
+    agent.restart()
     assert not all(np.array_equal(a, b) for a, b in zip(weights, search.weights, strict=True))
     assert (runner.look(search.observation) == -1).all()
     assert runner.memory.calls == calls
@@ -97,9 +97,9 @@ def test_a_restart_renews_the_policy_and_its_elites_and_keeps_calls_and_critic(t
 
 def test_proposals_in_flight_at_a_restart_are_no_elites_of_the_next_policy(toy) -> None:
     search = toy.copy_search(budget=400).advance(50)
-    runner, best = search.agent.runner, search.env.best
+    runner, best = search.agent.actor, search.env.best
     proposed = [runner.act(search.observation) for _ in range(3)]
-    search.agent._restart()
+    search.agent.restart()
     for _ in proposed:
         runner.tell(Outcome(best, True, best, best, search.observation, excess=0.0, simulated=best))
     assert (runner.look(search.observation) == -1).all()
@@ -109,7 +109,7 @@ def test_proposals_in_flight_at_a_restart_are_no_elites_of_the_next_policy(toy) 
 @pytest.mark.parametrize("calls", [0, 5, 16, 77])
 def test_a_resumed_search_goes_on_bit_identically(toy, calls) -> None:
     def fingerprint(search):
-        return search.env.actions, [w.tobytes() for w in search.weights], search.agent.metrics()
+        return search.env.actions, [w.tobytes() for w in search.weights], search.agent.figures()
 
     unbroken = toy.copy_search(budget=100, seed=3, patience=16).advance(100)
     search = toy.copy_search(budget=100, seed=3, patience=16).advance(calls)

@@ -22,7 +22,7 @@ def memory() -> CallMemory:
     memory, rng = CallMemory(300, SIZES, 3), np.random.default_rng(0)
     for _ in range(300):
         action = rng.integers(SIZES)
-        memory.add(action, landscape(action))
+        memory.add(memory.calls, action, landscape(action))
     return memory
 
 

@@ -17,7 +17,7 @@ def outcome(simulated: float, excess: float = 0.0) -> Outcome:
 def filled(*calls: tuple[tuple[int, ...], float], elites: int = 3, capacity: int = 100) -> CallMemory:
     memory = CallMemory(capacity, SIZES, elites)
     for action, value in calls:
-        memory.add(np.array(action), value)
+        memory.add(memory.calls, np.array(action), value)
     return memory
 
 
@@ -54,7 +54,7 @@ def test_new_draws_cover_what_is_left_and_nothing_else() -> None:
     for _ in range(36):
         action = memory.draw_new(rng)
         assert memory.is_new(action)
-        memory.add(action, 0.0)
+        memory.add(memory.calls, action, 0.0)
     assert len({tuple(action) for action in memory.actions}) == 36
     assert not memory.is_new(memory.draw_new(rng))
 
@@ -71,7 +71,7 @@ def test_new_draws_are_uniform_over_what_is_left() -> None:
 def test_a_restored_memory_knows_the_same() -> None:
     memory = filled(((0, 0, 0, 0, 0), 1.0), ((1, 0, 0, 0, 0), 5.0))
     state = memory.get_state()
-    memory.add(np.array((1, 0, 1, 1, 1)), 9.0)
+    memory.add(memory.calls, np.array((1, 0, 1, 1, 1)), 9.0)
     other = CallMemory(100, SIZES, 3)
     other.set_state(state)
     assert (other.calls, other.best) == (2, [1, 0])
@@ -81,27 +81,56 @@ def test_a_restored_memory_knows_the_same() -> None:
 
 def test_calls_that_were_under_way_when_the_elites_were_forgotten_are_none_either() -> None:
     memory = filled(((0, 0, 0, 0, 0), 9.0))
-    memory.forget_elites(pending=2)
-    memory.add(np.array((1, 0, 0, 0, 0)), 8.0)
+    memory.forget_elites(before=memory.calls + 2)
+    memory.add(memory.calls, np.array((1, 0, 0, 0, 0)), 8.0)
     other = CallMemory(100, SIZES, 3)
     other.set_state(memory.get_state())
     for each in (memory, other):
-        each.add(np.array((1, 0, 1, 0, 0)), 7.0)
+        each.add(each.calls, np.array((1, 0, 1, 0, 0)), 7.0)
         assert each.best == []
-        each.add(np.array((1, 0, 1, 1, 0)), 1.0)
+        each.add(each.calls, np.array((1, 0, 1, 1, 0)), 1.0)
         assert each.best == [3]
         assert not each.is_new(np.array((1, 0, 0, 0, 0)))
 
 
 def test_forgotten_elites_stay_known_calls_also_in_a_restored_memory() -> None:
     memory = filled(((0, 0, 0, 0, 0), 9.0), ((1, 0, 0, 0, 0), 5.0))
-    memory.forget_elites()
+    memory.forget_elites(before=memory.calls)
     assert (memory.best, memory.stagnant_calls, len(memory.elites)) == ([], 0, 0)
-    memory.add(np.array((1, 0, 1, 1, 1)), 2.0)
-    memory.add(np.array((0, 0, 0, 0, 0)), 9.0)  # known: no new elite
-    memory.add(np.array((1, 0, 1, 1, 0)), 1.0)
+    memory.add(memory.calls, np.array((1, 0, 1, 1, 1)), 2.0)
+    memory.add(memory.calls, np.array((0, 0, 0, 0, 0)), 9.0)  # known: no new elite
+    memory.add(memory.calls, np.array((1, 0, 1, 1, 0)), 1.0)
     other = CallMemory(100, SIZES, 3)
     other.set_state(memory.get_state())
     for each in (memory, other):
         assert (each.best, each.stagnant_calls, each.calls) == ([2, 4], 2, 5)
         assert not each.is_new(np.array((1, 0, 0, 0, 0)))
+
+
+def test_what_it_says_does_not_depend_on_the_order_in_which_it_hears_of_calls() -> None:
+    rng = np.random.default_rng(1)
+    actions = [np.array(np.unravel_index(rank, SIZES)) for rank in rng.integers(36, size=60)]
+    merits = {tuple(action): float(rng.integers(8)) for action in actions}
+    memories = []
+    for order in (np.arange(60), rng.permutation(60), rng.permutation(60)):
+        memory = CallMemory(10, SIZES, 3)  # grows
+        for number in order:
+            memory.add(int(number), actions[number], merits[tuple(actions[number])])
+        memories.append(memory)
+    for other in memories[1:]:
+        assert other.best == memories[0].best
+        np.testing.assert_array_equal(other.merits, memories[0].merits)
+        np.testing.assert_array_equal(
+            other.draw_new(np.random.default_rng(0)), memories[0].draw_new(np.random.default_rng(0))
+        )
+
+
+def test_news_bring_another_memory_up_to_date_and_hearing_them_twice_changes_nothing() -> None:
+    one, other = filled(((0, 0, 0, 0, 0), 1.0), ((1, 0, 0, 0, 0), 2.0)), filled(((0, 0, 0, 0, 0), 1.0))
+    other.add(2, np.array((1, 0, 1, 0, 0)), 9.0)
+    one.add(2, np.array((1, 0, 1, 0, 0)), 9.0)
+    one.forget_elites(before=2)
+    for _ in range(2):
+        other.hear(one.get_state(since=1))
+        assert other.best == one.best == [2]
+        np.testing.assert_array_equal(other.merits, one.merits)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+from gymnasium.spaces import MultiDiscrete
 from ray.rllib.core.columns import Columns
 
+from raysearch.ppo.actor import EliteActor
 from raysearch.ppo.critic import Critic
-from raysearch.ppo.env_runner import EliteEnvRunner
 from raysearch.ppo.memory import CallMemory, merit
 from raysearch.ppo.noise import gumbel_noise
-from raysearch.ppo.rollout import Rollout
 from raysearch.searcher import Outcome
 
 _DRAWS = 8
@@ -60,7 +59,7 @@ class MixtureOpinion:
         return (self.log_probs[component] + noise).argmax(-1)
 
 
-class CopyEnvRunner(EliteEnvRunner):
+class CopyActor(EliteActor):
     """Proposes strategies that were not called before, and remembers every call.
 
     It shows the policy the elites of its own memory, which holds infeasible ones too, instead of the environment's.
@@ -71,15 +70,14 @@ class CopyEnvRunner(EliteEnvRunner):
         critic: What picks between proposals.
     """
 
-    opinion_class = MixtureOpinion
     module: Any  # a CopyAttention
+    opinion_class = MixtureOpinion
 
-    def __init__(self, *, config: Any, **kwargs: Any) -> None:
-        super().__init__(config=config, **kwargs)
-        sizes = [int(n) for n in config.action_space.nvec]
-        self.coordinates = config.module_class.coordinates_class(config.action_space)
-        self.memory = CallMemory(config.budget, sizes, config.preset.elites)
-        self.critic = Critic(config.action_space, config.search_seed, config.preset)
+    def __init__(self, config: Any, action_space: MultiDiscrete) -> None:
+        super().__init__(config, action_space)
+        self.coordinates = config.module_class.coordinates_class(action_space)
+        self.memory = CallMemory(config.budget, self.sizes, config.preset.elites)
+        self.critic = Critic(action_space, config.search_seed, config.preset)
 
     @property
     def stagnant_calls(self) -> int:
@@ -88,7 +86,7 @@ class CopyEnvRunner(EliteEnvRunner):
 
     def start_over(self) -> None:
         """Forgets the elites, so that the next policy looks elsewhere; no strategy is called twice for it."""
-        self.memory.forget_elites(pending=len(self._in_flight))
+        self.memory.forget_elites(before=self.next_call)
 
     def look(self, observation: np.ndarray) -> np.ndarray:
         """The memory's elites, float32 `[T, A]`: index over the largest of its coordinate, rows not filled -1."""
@@ -97,14 +95,13 @@ class CopyEnvRunner(EliteEnvRunner):
         rows[: len(elites)] = elites / np.maximum(np.array(self.coordinates.sizes) - 1, 1)
         return rows
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        """Proposes an action `[A]`; the observation is the memory's own."""
-        return self.coordinates.decode(super().act(observation))
+    def as_action(self, chosen: np.ndarray) -> np.ndarray:
+        """The action `[A]` whose coordinates are `chosen`."""
+        return self.coordinates.decode(chosen)
 
-    def _forward(self, observation: np.ndarray) -> MixtureOpinion:
-        with torch.inference_mode():
-            out = self.module.forward_inference({Columns.OBS: torch.tensor(observation[None])})
-            policy = self.module.action_dist_cls.from_logits(out[Columns.ACTION_DIST_INPUTS])
+    def opinion_of(self, out: dict[str, Any]) -> MixtureOpinion:
+        """The opinion behind what the module made of one observation."""
+        policy = self.module.action_dist_cls.from_logits(out[Columns.ACTION_DIST_INPUTS])
         return MixtureOpinion(policy.log_weights[0].numpy(), policy.components.log_probs[0].numpy())
 
     def choose(self, rng: np.random.Generator) -> np.ndarray:
@@ -124,24 +121,38 @@ class CopyEnvRunner(EliteEnvRunner):
         in_flight = [self.coordinates.decode(proposal.action) for proposal in self._in_flight]
         return self.memory.is_new(action) and not any(np.array_equal(action, other) for other in in_flight)
 
-    def tell(self, outcome: Outcome) -> None:
-        """Notes what came of the oldest action in flight; the policy is rewarded with its merit."""
+    def note(self, number: int, action: np.ndarray, outcome: Outcome) -> float:
+        """Takes in a call; the policy is rewarded with its merit."""
         value = merit(outcome, self.config.preset.excess_penalty)
-        self.memory.add(self.coordinates.decode(self._in_flight[0].action), value)
-        super().tell(replace(outcome, reward=value))
+        self.memory.add(number, action, value)
+        return value
 
-    def take(self) -> Rollout:
-        """Hands over the recorded calls and starts a new rollout, with a critic that has learned from them."""
+    def learn(self) -> None:
+        """Lets the critic learn from all calls."""
         if self.config.preset.candidates > 1:
             self.critic.learn(self.memory)
-        return super().take()
+
+    @property
+    def env_state(self) -> None:
+        """Nothing: the environment's elites are not looked at."""
+        return None
+
+    def news(self, since: int) -> dict[str, Any]:
+        """The calls from number `since` on, and what the critic has learned."""
+        return {"calls": self.memory.get_state(since), "critic": self.critic.get_state()}
+
+    def hear(self, news: dict[str, Any]) -> None:
+        """Takes in the calls of all actors, its own among them."""
+        self.memory.hear(news["calls"])
+        self.critic.set_state(news["critic"])
+        self._recorded, self._observation = [], None
 
     def get_memory(self) -> dict[str, Any]:
         """Everything but the policy's weights that `set_memory` needs to go on as if nothing had happened."""
-        return {**super().get_memory(), "calls made": self.memory.get_state(), "critic": self.critic.get_state()}
+        return {**super().get_memory(), "memory": self.memory.get_state(), "critic": self.critic.get_state()}
 
     def set_memory(self, memory: dict[str, Any]) -> None:
         """Goes back to where `get_memory` was called."""
         super().set_memory(memory)
-        self.memory.set_state(memory["calls made"])
+        self.memory.set_state(memory["memory"])
         self.critic.set_state(memory["critic"])

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from raysearch.searcher import Outcome
+
 CHECKPOINTS = [0, 1, 10, 33]  # at the start, mid-rollout, between rollouts, mid-rollout after a restart
 HERE = Path(__file__).parent
 
@@ -62,7 +64,7 @@ def test_early_exit_restarts_and_gives_the_next_agent_a_whole_chunk(toy):
     make_confident(search)
     search.advance(2)
     assert search.agent.restarts == 1
-    assert search.agent.runner.opinion.confidence >= 0.95
+    assert search.agent.actor.opinion.confidence >= 0.95
     assert agents_of(search, 50) == [16, 26, 36, 46]
 
 
@@ -81,15 +83,15 @@ def make_confident(search, heads: int | None = None) -> None:
     """Biases the policy to the first choice of its first `heads` heads."""
     sizes = list(search.env.action_space.nvec)
     with torch.no_grad():
-        bias = search.agent.runner.module.policy[-1].bias
+        bias = search.agent.actor.module.policy[-1].bias
         for start in np.cumsum([0, *sizes[:-1]])[:heads]:
             bias[int(start)] += 20.0
-    search.agent.runner.forget()
+    search.agent.actor.forget()
 
 
 def test_restart_renews_weights_and_optimiser_and_keeps_elites_and_best(toy):
     search = toy.search(budget=50).advance(9)
-    parameters = list(search.agent.runner.module.parameters())
+    parameters = list(search.agent.actor.module.parameters())
     (optimizer,) = search.agent.learner._named_optimizers.values()
     elites = list(search.env.elites)
     assert optimizer.state
@@ -97,8 +99,8 @@ def test_restart_renews_weights_and_optimiser_and_keeps_elites_and_best(toy):
     search.advance(1)
     assert search.agent.restarts == 1
     assert not optimizer.state
-    assert all(p is q for p, q in zip(parameters, search.agent.runner.module.parameters(), strict=True))
-    assert (np.abs(search.agent.runner.module.policy[-1].weight.detach().numpy()) < 0.011).all()
+    assert all(p is q for p, q in zip(parameters, search.agent.actor.module.parameters(), strict=True))
+    assert (np.abs(search.agent.actor.module.policy[-1].weight.detach().numpy()) < 0.011).all()
     assert search.env.elites[0] <= elites[0]
     search.advance(2)
     assert {int(state["step"]) for state in optimizer.state.values()} == {2}
@@ -118,7 +120,7 @@ def test_odd_last_call_is_learned_from_alone(toy):
     assert {int(state["step"]) for state in optimizer.state.values()} == {6}
     search.advance(1)
     assert {int(state["step"]) for state in optimizer.state.values()} == {8}
-    assert search.agent.calls_left == search.agent.runner.recorded == search.agent.restarts == 0
+    assert search.agent.calls_left == search.agent.actor.recorded == search.agent.restarts == 0
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 4, 5])
@@ -170,7 +172,7 @@ def test_another_process_makes_the_same_calls_from_the_start_and_from_a_checkpoi
     script = f"""
 import hashlib, pathlib, pickle, runpy
 make_search = runpy.run_path({str(HERE / "conftest.py")!r})["make_search"]
-fingerprint = runpy.run_path({str(HERE / "test_agent.py")!r})["fingerprint"]
+fingerprint = runpy.run_path({str(HERE / "test_lean_search.py")!r})["fingerprint"]
 state = pickle.loads(pathlib.Path({str(tmp_path / "state.pkl")!r}).read_bytes())
 print(fingerprint(make_search(budget=45, seed=3).advance(45)))
 print(fingerprint(make_search(budget=45, seed=3).set_state(state).advance(24)))
@@ -193,23 +195,22 @@ def test_state_does_not_change_with_what_its_giver_or_its_taker_does_later(toy):
 
 def test_state_between_proposal_and_outcome_is_complete(toy):
     search = toy.search(budget=45).advance(5)
-    action = search.agent.runner.act(search.observation)
+    action = search.agent.ask(search.observation)
     other = toy.search(budget=45)
     other.set_state(pickle.loads(pickle.dumps(search.get_state())))
     for each in (search, other):
-        each.observation, reward, *_ = each.env.step(action)
-        each.agent.runner.record(reward, each.observation)
-        each.agent.learn_when_due()
+        each.observation, reward, _, _, info = each.env.step(action)
+        each.agent.tell(Outcome.of(each.observation, reward, info))
     assert fingerprint(search.advance(10)) == fingerprint(other.advance(10))
 
 
 def test_metrics_grow_with_what_is_known(toy):
     search = toy.search(budget=45)
-    assert search.agent.metrics() == {"restarts": 0.0, "learning_rate": 1e-3}
+    assert search.agent.figures() == {"restarts": 0.0, "learning_rate": 1e-3}
     search.advance(1)
-    assert search.agent.metrics().keys() == {"restarts", "learning_rate", "confidence", "entropy"}
+    assert search.agent.figures().keys() == {"restarts", "learning_rate", "confidence", "entropy"}
     search.advance(1)
-    metrics = search.agent.metrics()
+    metrics = search.agent.figures()
     assert metrics.keys() == {"restarts", "learning_rate", "confidence", "entropy", "policy_loss"}
     assert all(isinstance(value, float) and math.isfinite(value) for value in metrics.values())
 
