@@ -38,7 +38,7 @@ class CopyOptions(SharedOptions):
     feed_forward: PositiveInt = 64
     attention_heads: PositiveInt = 4
     elites: PositiveInt = 3
-    excess_penalty: Annotated[float, Field(gt=1)] = 4.0
+    excess_penalty: Annotated[float, Field(gt=1)] = 8.0
     copy_choice: float = 3.0
     copy_degree: float = 1.5
     degree_step: NonNegative = 1.0
