@@ -112,9 +112,9 @@ class SearchRun:
         """Whether the budget is spent or the searcher has nothing left to propose."""
         return self._gate.calls_left == 0 or (self._exhausted and not self._asked)
 
-    def advance(self, calls: int) -> None:
-        """Makes at most `calls` further calls; fewer if the run is done before."""
-        began = time.perf_counter() - self._wall_s
+    def advance(self, calls: int, *, within_chunk: bool = False) -> None:
+        """Makes at most `calls` further calls; fewer if the run is done before, or its chunk, where that matters."""
+        began, chunk = time.perf_counter() - self._wall_s, self._searcher.chunk
         try:
             for _ in range(min(calls, self._gate.calls_left)):
                 best = self._gate.best_raw
@@ -122,6 +122,8 @@ class SearchRun:
                     break
                 if self._gate.best_raw > best:
                     self._improvements.append((self.calls, time.perf_counter() - began))
+                if within_chunk and self._searcher.chunk != chunk:
+                    break
         finally:
             self._wall_s = time.perf_counter() - began
 
@@ -156,6 +158,10 @@ class SearchRun:
             "unique_calls": gate.unique_calls,
             "feasible_calls": gate.feasible_calls,
             "wall_s": self._wall_s,
+            "chunk": 1.0,
+            "chunk_best": gate.best_raw,
+            "chunk_done": float(self.done),
+            **self._searcher.chunk_figures(),
             **{f"searcher/{name}": value for name, value in self._searcher.metrics().items()},
         }
 

@@ -111,6 +111,15 @@ class Searcher(abc.ABC):
         """Calls after which `ask` returns None, for a searcher that sweeps; None for one that never runs out."""
         return None
 
+    @property
+    def chunk(self) -> int:
+        """Number of the part of the run that the next tell belongs to, from 1: an agent that starts afresh, say."""
+        return 1
+
+    def chunk_figures(self) -> dict[str, float]:
+        """Of the last call's chunk: number (`chunk`), best (`chunk_best`), end (`chunk_done`); if there are several."""
+        return {}
+
     def metrics(self) -> dict[str, float]:
         """Scalars to log beside the common ones, such as a temperature."""
         return {}

@@ -71,7 +71,9 @@ class SearchTrial(tune.Trainable):
         self._saved_at_s = time.monotonic()
 
     def step(self) -> dict[str, Any]:
-        """Makes the next `report_every` calls and reports how far the run is, or why it cannot go on.
+        """Makes the next calls and reports how far the run is, or why it cannot go on.
+
+        These are `report_every` calls, or what is left of a chunk: at its end the run is saved and may go on elsewhere.
 
         What would happen again is reported under `FAILURE` and not raised: Tune would start the run anew in vain, and
         keep the reason in the same folder, be its disk full or not. A process that dies is Tune's to replace.
@@ -89,10 +91,10 @@ class SearchTrial(tune.Trainable):
             finish_rows(folder)
             return self._report(finished["metrics"], done=True)
         self._run = self._run or self._build(folder)
-        self._run.advance(self._trial["report_every"])
+        self._run.advance(self._trial["report_every"], within_chunk=True)
         if self._run.done:
             self._run.finish()
-        elif time.monotonic() - self._saved_at_s >= SAVE_EVERY_S:
+        elif self._run.metrics()["chunk_done"] or time.monotonic() - self._saved_at_s >= SAVE_EVERY_S:
             self._run.save()
             self._saved_at_s = time.monotonic()
         return self._report(self._run.metrics(), done=self._run.done)

@@ -11,6 +11,7 @@ import torch
 from gymnasium.spaces import MultiDiscrete
 from ray.rllib.core.columns import Columns
 
+from envs.actions import Actions
 from envs.archive import EliteArchive
 from raysearch.ppo.noise import call_rng, gumbel_noise
 from raysearch.ppo.rollout import Rollout
@@ -92,6 +93,7 @@ class EliteActor:
         torch.set_num_threads(1)
         self.config = config
         self.sizes = [int(n) for n in action_space.nvec]
+        self._folded = action_space.folded if isinstance(action_space, Actions) else np.asarray
         self.calls = 0
         self.next_call, self.stride = 0, 1
         self.opinion: Any = None
@@ -185,7 +187,7 @@ class EliteActor:
             What the policy is rewarded with.
         """
         if outcome.feasible:
-            self._archive.add(outcome.raw, tuple(action.tolist()))
+            self._archive.add(outcome.raw, tuple(self._folded(action).tolist()))
         return outcome.reward
 
     @property

@@ -25,6 +25,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     ENV_RUNNER_SAMPLING_TIMER,
@@ -214,6 +215,7 @@ class LearnToShard(PPO):
         self.calls = self.restarts = self._born = 0
         self.best = 0.0
         self._chunk_bests = [0.0]
+        self._chunk_of_last_call = 1
         self._told = -1  # calls that the env runners know of; -1 before they were told anything
         self.policy_loss: float | None = None
         self._env: Any = None
@@ -277,7 +279,7 @@ class LearnToShard(PPO):
             else:
                 self._round()
         progress = {"calls": self.calls, "best": self.best}
-        for name, value in {**progress, **self.figures(), **self.chunk_figures(chunk)}.items():
+        for name, value in {**progress, **self.figures(), **self.chunk_figures()}.items():
             self.metrics.log_value(name, value, window=1)
 
     @property
@@ -285,8 +287,9 @@ class LearnToShard(PPO):
         """Number of the present agent, from 1."""
         return self.restarts + 1
 
-    def chunk_figures(self, chunk: int) -> dict[str, float]:
-        """Of an agent: its number, its best, and whether it has ended."""
+    def chunk_figures(self) -> dict[str, float]:
+        """Of the agent that made the last call: its number, its best, and whether it has ended."""
+        chunk = self._chunk_of_last_call
         ended = self.chunk > chunk or self.calls_left == 0
         return {"chunk": float(chunk), "chunk_best": self._chunk_bests[chunk - 1], "chunk_done": float(ended)}
 
@@ -400,6 +403,7 @@ class LearnToShard(PPO):
 
     def _count(self, outcome: Outcome) -> None:
         self.calls += 1
+        self._chunk_of_last_call = self.chunk
         raw = float(outcome.raw) if outcome.feasible else 0.0
         self.best = max(self.best, raw)
         self._chunk_bests[-1] = max(self._chunk_bests[-1], raw)
@@ -463,6 +467,7 @@ class LearnToShard(PPO):
             "born": self._born,
             "best": self.best,
             "chunk_bests": list(self._chunk_bests),
+            "chunk_of_last_call": self._chunk_of_last_call,
             "policy_loss": self.policy_loss,
             "seen": self._seen,
             "env": self._env.get_state() if self._env is not None else None,
@@ -472,6 +477,7 @@ class LearnToShard(PPO):
         self.actor.set_memory(state["actor"])
         self.calls, self.restarts, self._born = state["calls"], state["restarts"], state["born"]
         self.best, self._chunk_bests = state["best"], list(state["chunk_bests"])
+        self._chunk_of_last_call = state["chunk_of_last_call"]
         self.policy_loss, self._seen = state["policy_loss"], state["seen"]
         self._told = -1
         if self._env is not None:
@@ -494,3 +500,14 @@ class LearnToShard(PPO):
             super().set_state(state)
         if "search" in state:
             self._set_search_state(copy.deepcopy(state["search"]))
+
+    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
+        """RLlib's; on the lean path none, as the state holds everything."""
+        return [] if self.config.lean else super().get_checkpointable_components()
+
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """As RLlib, which goes on to tell its env runners; on the lean path there are none."""
+        if self.config.lean:
+            Checkpointable.restore_from_path(self, path, *args, **kwargs)
+        else:
+            super().restore_from_path(path, *args, **kwargs)

@@ -57,6 +57,15 @@ class AgentSearcher(Searcher):
         """Goes on from `get_state`."""
         self._search.set_state(state)
 
+    @property
+    def chunk(self) -> int:
+        """Number of the present agent."""
+        return self._search.chunk
+
+    def chunk_figures(self) -> dict[str, float]:
+        """Of the agent that made the last call."""
+        return self._search.chunk_figures()
+
     def metrics(self) -> dict[str, float]:
         """Confidence, entropy, restarts, learning rate, policy loss."""
         return self._search.figures()

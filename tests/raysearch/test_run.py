@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from raysearch.records import RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
 
 SEARCHERS = ["random", "random_walk", "annealing", "coordinate", "megatron", "ppo_paper"]
+CHUNK = ("chunk", "chunk_best", "chunk_done")
 NO_CLOCK = {"optimum", "fraction_of_optimum", "wall_s", "improvements", "metrics"}
 
 
@@ -229,7 +231,7 @@ def test_metrics_have_the_same_names_for_every_searcher(tiny_workload: Path, tmp
         run.advance(4)
         names.add(tuple(name for name in run.metrics() if not name.startswith("searcher/")))
         run.close()
-    assert names == {("calls", "best", "fraction_of_optimum", "unique_calls", "feasible_calls", "wall_s")}
+    assert names == {("calls", "best", "fraction_of_optimum", "unique_calls", "feasible_calls", "wall_s", *CHUNK)}
 
 
 @pytest.mark.parametrize(
@@ -247,3 +249,15 @@ def test_unknown_names_and_options_are_refused_before_anything_is_written(tiny_w
     with pytest.raises(InputError, match="heat"):
         SearchRun(RunSpec(str(tiny_workload), "annealing", 0, 9, options={"heat": 3.0}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_may_stop_where_a_chunk_ends_and_says_how_that_one_went(tmp_path):
+    spec = RunSpec("gpt_moe_1_2t_16k", "ppo_paper", seed=0, budget=23, options={"embedding": 16, "hidden": 16})
+    ends = []
+    with contextlib.closing(SearchRun(spec, tmp_path)) as run:
+        while not run.done:
+            run.advance(100, within_chunk=True)
+            metrics = run.metrics()
+            ends.append((metrics["calls"], metrics["chunk"], metrics["chunk_done"]))
+            assert metrics["chunk_best"] <= metrics["best"]
+    assert ends == [(6, 1, 1), (12, 2, 1), (18, 3, 1), (23, 4, 1)]

@@ -220,7 +220,17 @@ def test_a_study_makes_the_calls_that_its_runs_make_alone(
 @pytest.mark.slow
 def test_tune_logs_the_same_metrics_for_every_searcher(finished: tuple[Path, str]) -> None:
     tune = finished[0] / "out" / "tune"
-    common = {"calls", "best", "fraction_of_optimum", "unique_calls", "feasible_calls", "wall_s"}
+    common = {
+        "calls",
+        "best",
+        "fraction_of_optimum",
+        "unique_calls",
+        "feasible_calls",
+        "wall_s",
+        "chunk",
+        "chunk_best",
+        "chunk_done",
+    }
     tags: set[frozenset[str]] = set()
     for searcher in SEARCHERS:
         trial = tune / f"tiny-{searcher}-s0"
