@@ -110,7 +110,7 @@ class Sides:
             axes_of(tp=rank.head_tp, cp=rank.cp),
             (source, REPLICATE if source.dims == (1,) else source),
             (target, REPLICATE),
-            (rank.sizes.tokens, columns),
+            (math.ceil(rank.sizes.tokens), columns),
             rank.activation_each,
             tensor.name,
         )
@@ -123,7 +123,7 @@ class Sides:
             self._mesh(),
             self._layout(tensor.producer, source),
             self._layout(tensor.consumers[0], target),
-            (larger.sizes.tokens, larger.sizes.columns["d"]),
+            (math.ceil(larger.sizes.tokens), larger.sizes.columns["d"]),
             larger.activation_each,
             tensor.name,
         )
