@@ -9,11 +9,12 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from raysearch.errors import Interrupted
+from raysearch.errors import STOPS, Interrupted
 from raysearch.hangup import let_go_of_terminal
+from raysearch.supervision import supervised
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask the command to stop: Ctrl-C, a scheduler or `kill`, a terminal or connection that went away."""
+_WATCHED = ("search", "study")
+"""Commands that may start Ray, or take hours."""
 
 
 def main() -> None:
@@ -21,20 +22,28 @@ def main() -> None:
 
     Exit codes: 0 done, 1 something broke, 2 a mistake in what was given, 128 + n stopped by signal n.
     """
+    watched = len(sys.argv) > 1 and sys.argv[1] in _WATCHED
+    sys.exit(supervised(_run) if watched else _run())
+
+
+def _run() -> int:
     for signum in STOPS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it ignored
-            signal.signal(signum, _stop)
+            signal.signal(signum, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
         from raysearch.app import run
 
-        code = run()
-    except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        code = stop.exit_code
-    sys.exit(code)
+        return run()
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.exit_code
 
 
-def _stop(signum: int, _frame: Any) -> NoReturn:
+def stop(signum: int, _frame: Any) -> NoReturn:
+    """Hears the first signal; those that follow do not disturb the farewell."""
+    for which in STOPS:
+        signal.signal(which, signal.SIG_IGN)
     if signum == signal.SIGHUP:
         let_go_of_terminal()
     raise Interrupted(signum)

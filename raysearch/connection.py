@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-# Ray reads these when it is imported. What the user has set stays.
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a token that another cluster left must not change ours
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it is imported
 
 import ray
+from ray._private import ray_constants
+from ray._private import worker as ray_worker
+from ray._raylet import (  # pyright: ignore[reportAttributeAccessIssue]
+    AuthenticationTokenLoader,  # pyright: ignore[reportAttributeAccessIssue]
+    Config,  # pyright: ignore[reportAttributeAccessIssue]
+)
 
-from raysearch.errors import InputError
+from raysearch.errors import STOPS, InputError
+from raysearch.supervision import start_anew
 
 CONNECT_TIMEOUT_S = 5.0
 """[assumed] A cluster that does not answer within it is not there."""
+LOOK_S = 1.0
+"""Between two looks whether Ray lives."""
+SILENT_S = 20.0
+"""[assumed] A cluster whose head does not answer for so long has died."""
+_VITAL = ("gcs_server", "raylet")
 OBJECT_STORE_BYTES = 100 * 1024**2
 """[assumed] Runs exchange only small dictionaries; Ray's default of 30 % of the memory would be in the way."""
 
@@ -44,20 +57,98 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     _check_reachable(address)
-    try:
-        if address == "local":
-            with _held_back(signal.SIGHUP):
-                ray.init(
-                    "local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet
-                )
-        else:
-            ray.init(address, **quiet)
-    except (ConnectionError, ValueError) as error:
-        raise InputError(f"cannot connect to Ray at {address!r}: {error}") from error
+    handlers = {which: signal.getsignal(which) for which in STOPS}
+    with _closed_to_others() if address == "local" else nullcontext():
+        try:
+            if address == "local":
+                with _held_back(signal.SIGHUP):
+                    ray.init(
+                        "local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet
+                    )
+            else:
+                ray.init(address, **quiet)
+        except (ConnectionError, ValueError) as error:
+            raise InputError(f"cannot connect to Ray at {address!r}: {error}") from error
+        if threading.current_thread() is threading.main_thread():
+            for which, handler in handlers.items():  # Ray puts its own in their place
+                signal.signal(which, handler)
+        ended = threading.Event()
+        if ray.is_initialized():
+            cluster = None if address == "local" else ray.get_runtime_context().gcs_address
+            threading.Thread(target=_watch, args=(ended, cluster), daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+            ray.shutdown()
+
+
+@contextmanager
+def _closed_to_others() -> Iterator[None]:
+    """Has a Ray of one's own listen on this host alone where it can, and ask for a token that nobody else has.
+
+    Its processes inherit the token by their environment, which only this user may read.
+    """
+    own = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # then its address is 127.0.0.1
+    }
+    before = {name: os.environ.get(name) for name in (*own, "RAY_AUTH_TOKEN_PATH")}
+    clusters = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+    os.environ.update(own)
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    _forget_token()
     try:
         yield
     finally:
-        ray.shutdown()
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        _forget_token()
+
+
+def _watch(ended: threading.Event, cluster: str | None) -> None:
+    """Notices that Ray has died, which its driver may wait for without end.
+
+    Args:
+        ended: Set when nobody needs Ray any more.
+        cluster: Address of its head; None of a Ray of our own, whose processes are ours to look at.
+    """
+    node: Any = ray_worker._global_node
+    heard_of_s = time.monotonic()
+    while not ended.wait(LOOK_S):
+        if cluster is None:
+            dead = any(process.poll() is not None for name in _VITAL for process in _processes(node, name))
+        else:
+            host, _, port = cluster.rpartition(":")
+            heard_of_s = time.monotonic() if _answers(host, int(port)) else heard_of_s
+            dead = time.monotonic() - heard_of_s > SILENT_S
+        if dead and not ended.is_set():
+            print(f"note: {'the Ray cluster' if cluster else 'Ray'} has died", file=sys.stderr, flush=True)
+            start_anew()
+            return
+
+
+def _processes(node: Any, name: str) -> list[Any]:
+    return [started.process for started in node.all_processes.get(name, [])]
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _forget_token() -> None:
+    """Has this process read mode and token anew."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager

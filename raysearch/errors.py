@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import signal
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask the command to stop: Ctrl-C, a scheduler or `kill`, a terminal or connection that went away."""
+
 
 class InputError(ValueError):
     """Something the caller gave cannot be used; the message says what was expected and how to mend it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
@@ -43,6 +43,7 @@ def run_study(
     address: str | None = None,
     cpus: int | None = None,
     resume: bool = False,
+    begun: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs every run of a study that is not finished yet; returns when all of them are.
 
@@ -54,6 +55,7 @@ def run_study(
         address: Of a running Ray cluster; else $RAY_ADDRESS, else a local Ray is started for the study.
         cpus: Of that local Ray; else all of the machine.
         resume: Whether the folder holds the beginnings of the study.
+        begun: Called once it does.
 
     Raises:
         InputError: The cluster cannot run it, ever, or does not see the study's folder.
@@ -66,6 +68,7 @@ def run_study(
         check_shared(out)
         if not resume:
             write_study(study, optima, out)
+        begun()
         token = _display.set(display)
         try:
             with _stopped_as_interrupted() as signals:

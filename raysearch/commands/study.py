@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from raysearch.commands.options import JsonOption, OutOption, SimulatorOption
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import results_folder
 from raysearch.spaces import optimum_value
+from raysearch.supervision import can_go_on_with
 
 if TYPE_CHECKING:
     from raysearch.study import Study
@@ -60,12 +63,14 @@ def run(
     with claimed(folder, resume=resume):
         if resume:
             _check_begun(study, folder)
+        same = _flags(out=folder, simulator=simulator, workers=workers, address=address, cpus=cpus)
+        again = [file, *same, *(["--json"] if as_json else [])]
         try:
-            _run_open(study, _optima(study), folder, address, cpus, resume)
+            begun = partial(can_go_on_with, ["study", *again, "--resume"])
+            _run_open(study, _optima(study), folder, address, cpus, resume, begun)
         except (Interrupted, RunFailed) as stop:
             if not has_begun(folder):
                 raise
-            same = _flags(out=folder, simulator=simulator, workers=workers, address=address, cpus=cpus)
             rest = f"every call so far is kept. Go on with: raysearch study {shlex.join([file, *same])} --resume"
             if isinstance(stop, Interrupted):
                 raise Interrupted(stop.signum, f"{stop}; {rest}") from None
@@ -101,7 +106,13 @@ def _optima(study: Study) -> dict[str, float | None]:
 
 
 def _run_open(
-    study: Study, optima: dict[str, float | None], folder: Path, address: str | None, cpus: int | None, resume: bool
+    study: Study,
+    optima: dict[str, float | None],
+    folder: Path,
+    address: str | None,
+    cpus: int | None,
+    resume: bool,
+    begun: Callable[[], None],
 ) -> None:
     from raysearch.run import finish_rows, finished_summary
     from raysearch.study import run_dir
@@ -118,4 +129,4 @@ def _run_open(
 
     with StudyBars(study.file.name, study.specs(), finished) as bars:
         display = Displays(bars, Journal(folder))
-        run_study(study, optima, folder, display=display, address=address, cpus=cpus, resume=resume)
+        run_study(study, optima, folder, display=display, address=address, cpus=cpus, resume=resume, begun=begun)

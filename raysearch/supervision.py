@@ -1,0 +1,188 @@
+"""A command that uses Ray runs in a child process, watched by one that does nothing else.
+
+Ray puts its own handlers in place of ours, may hang in C++ code, and leaves daemons behind when its driver dies. The
+watcher imports none of it, so it hears every signal, says one thing, and leaves nothing behind: whatever the child
+has started comes to it when the child ends. It may be killed itself, and the kernel ends the child for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from raysearch.errors import STOPS
+from raysearch.hangup import let_go_of_terminal
+
+GRACE_S = 6.0
+"""[assumed] For a command that was told to stop to say what it kept; then it is ended. Every row is on disk already."""
+START_ANEW = 75
+"""Exit code of a child that is to run again, as sysexits.h has it for a failure that passes."""
+MOST_STARTS = 4
+"""[assumed] A Ray that died as often dies for a reason that stays."""
+_LOOK_S = 0.05
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+_pipe: int | None = None
+"""In the child: where it writes with what it can be gone on with."""
+
+
+def supervised(run: Callable[[], int]) -> int:
+    """Runs a command in a child process; returns its exit code, 128 + n if signal n stopped it.
+
+    Args:
+        run: The command, by sys.argv. It hears of a stop by the signal itself, once.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    stops = _Stops()
+    code, going_on = START_ANEW, None
+    for _ in range(MOST_STARTS):
+        code, told = _watch(run, stops)
+        going_on = told or going_on
+        _end_descendants()
+        if code != START_ANEW or stops.signum is not None:
+            break
+        sys.argv[1:] = going_on or sys.argv[1:]
+    rest = f"; every call so far is kept. Go on with: raysearch {shlex.join(going_on)}" if going_on else ""
+    if stops.signum is not None:
+        if code <= 128:  # it did not say so itself
+            print(f"interrupted by {signal.Signals(stops.signum).name}{rest}", file=sys.stderr)
+        return 128 + stops.signum
+    if code < 0 or code == START_ANEW:
+        what = "Ray died again and again" if code > 0 else f"the command was ended by {signal.Signals(-code).name}"
+        print(f"error: {what}{rest}", file=sys.stderr)
+        return 1
+    return code
+
+
+def can_go_on_with(arguments: Sequence[str]) -> None:
+    """Tells the watcher how what was begun is gone on with: for its last words, and to do so when Ray dies."""
+    if _pipe is not None:
+        os.write(_pipe, json.dumps(list(arguments)).encode() + b"\n")
+
+
+def start_anew() -> None:
+    """Ends this process at once, to be gone on with by another; returns where nobody watches."""
+    if _pipe is not None:
+        os._exit(START_ANEW)
+
+
+class _Stops:
+    """The first signal that asked to stop. Further ones change nothing."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self.came_at_s = 0.0
+        self.child: int | None = None
+        for which in STOPS:
+            if signal.getsignal(which) is not signal.SIG_IGN:  # as nohup has it ignored
+                signal.signal(which, self._hear)
+
+    def _hear(self, signum: int, _frame: FrameType | None) -> None:
+        if self.signum is not None:
+            return
+        self.signum, self.came_at_s = signum, time.monotonic()
+        if signum == signal.SIGHUP:
+            let_go_of_terminal()
+        if self.child is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.child, signum)
+
+
+def _watch(run: Callable[[], int], stops: _Stops) -> tuple[int, list[str] | None]:
+    """Exit code of a child, negative if a signal ended it; and what to run again with, if it asks for that."""
+    read, write = os.pipe()
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    child = os.fork()
+    if child == 0:
+        _be_child(run, parent, write)
+    stops.child = child
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    os.close(write)
+    try:
+        if stops.signum is not None:  # between two children
+            os.kill(child, stops.signum)
+        code = _wait_for(child, stops)
+        os.set_blocking(read, False)
+        with suppress(BlockingIOError):
+            told = os.read(read, 1 << 16).splitlines()
+            return code, json.loads(told[-1]) if told else None
+        return code, None
+    finally:
+        stops.child = None
+        os.close(read)
+
+
+def _be_child(run: Callable[[], int], parent: int, write: int) -> None:
+    global _pipe
+    _pipe = write
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has gone already
+        os._exit(1)
+    code = 1
+    try:
+        code = run()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait_for(child: int, stops: _Stops) -> int:
+    while True:
+        with suppress(InterruptedError):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+        _reap(child)
+        if stops.signum is not None and time.monotonic() - stops.came_at_s > GRACE_S:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(_LOOK_S)
+
+
+def _reap(child: int) -> None:
+    """Lets go of adopted processes that have ended, but not of the child, whose exit code is wanted."""
+    for pid in _children():
+        if pid != child:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _end_descendants() -> None:
+    """Kills all that the child left behind: its orphans are ours, and so are theirs once those are gone."""
+    while children := _children():
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:  # a kernel without it
+        return []
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
