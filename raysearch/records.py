@@ -17,6 +17,10 @@ from sim.workload import SpaceName
 HEAD_FILE = "run.json"
 SUMMARY_FILE = "summary.json"
 STUDY_FILE = "study.json"
+SAVE_EVERY_S = 2.0
+"""[assumed] Work that a run may lose with its process; so often, PPO's 6.6 MB take 1 % of its time."""
+LARGEST_BUDGET = 10**9
+"""[assumed] 300 bytes and 0.2 ms a call make 300 GB and two days of the fastest searcher."""
 LARGEST_SEED = 2**63 - 1
 """What tables and PyTorch take as an integer."""
 
@@ -63,6 +67,11 @@ class RunSpec:
     def __post_init__(self) -> None:
         if self.budget < 1:
             raise InputError(f"budget must be at least 1 call, got {self.budget}")
+        if self.budget > LARGEST_BUDGET:
+            raise InputError(
+                f"budget must be at most {LARGEST_BUDGET:,} calls, got {self.budget}: their rows alone would take "
+                f"{LARGEST_BUDGET * 300 / 1e9:,.0f} GB and the fastest searcher days"
+            )
         if not 0 <= self.seed <= LARGEST_SEED:
             raise InputError(f"seed must be at least 0 and below 2**63, got {self.seed}")
         if self.workers < 0:

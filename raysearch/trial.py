@@ -14,12 +14,10 @@ from ray.util import get_node_ip_address
 from envs.rows import RowsTaken
 from envs.strategy_env import SimulatorFailure
 from raysearch.errors import InputError, RunFailed
-from raysearch.records import STUDY_FILE, RunSpec
+from raysearch.records import SAVE_EVERY_S, STUDY_FILE, RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
 from raysearch.simulators.opening import Patience
 
-SAVE_EVERY_S = 2.0
-"""[assumed] Work that a run may lose with its process; so often, PPO's 6.6 MB take 1 % of its time."""
 _PATIENCE = Patience()
 FAILURE = "failure"
 """Key of a trial's last report if its run cannot go on; the value says why."""

@@ -44,9 +44,25 @@ MarginOption = Annotated[
         show_default="as the workload says, else 0",
     ),
 ]
+
+
+def _at_home(path: Path | None) -> Path | None:
+    """The path with its ~ expanded, which the shell leaves in `--out=~/x`: pandas would, and other libraries not."""
+    try:
+        return path and path.expanduser()
+    except RuntimeError as error:
+        raise typer.BadParameter(f"{path}: {error}") from error
+
+
 OutOption = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="Folder for the results, new or empty.", show_default="results/NAME-UTC TIME"),
+    typer.Option(
+        "--out",
+        "-o",
+        help="Folder for the results, new or empty.",
+        show_default="results/NAME-UTC TIME",
+        callback=_at_home,
+    ),
 ]
 SimulatorOption = Annotated[
     str | None,

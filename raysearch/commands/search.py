@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,12 +25,14 @@ from raysearch.commands.options import (
     WorkloadOption,
     print_json,
 )
-from raysearch.errors import Interrupted, RunFailed
-from raysearch.files import anchored, as_strategy, results_folder
+from raysearch.errors import InputError, Interrupted, RunFailed
+from raysearch.files import anchored, as_strategy, read_record, results_folder
+from raysearch.records import HEAD_FILE, SAVE_EVERY_S, RunHead
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
 from raysearch.spaces import optimum_value
+from raysearch.supervision import can_go_on_with
 from sim.config.catalog import load_workload
 from sim.nearness import near_limits
 from sim.simulate import evaluate
@@ -59,11 +64,12 @@ def search_workload(
     timeout_s: TimeoutOption = Patience.timeout_s,
     retries: RetriesOption = Patience.retries,
     out: OutOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished search in --out.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run one searcher on one workload, scored against the exact optimum.
 
-    Every call is on disk before the next one begins; Ctrl-C keeps them all.
+    Every call is on disk before the next one begins; Ctrl-C keeps them all, and the same command with --resume goes on.
 
     \b
     Examples:
@@ -73,8 +79,10 @@ def search_workload(
       raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --workers 8
     """
     from raysearch.records import RunSpec
-    from raysearch.run import SearchRun
+    from raysearch.run import SearchRun, finished_summary
 
+    if resume and out is None:
+        raise InputError("--resume needs --out: the folder of the search to go on with")
     anchored_hardware = anchored("hardware", hardware) if hardware else None
     anchored_workload = anchored("workloads", workload)
     chosen_space = space.value if space else None
@@ -84,25 +92,51 @@ def search_workload(
     if budget is None:
         budget = run_budget(searcher, searched_space(loaded, simulator, searcher), _DEFAULT_BUDGET)
     folder = results_folder(out, f"{loaded.name}-{searcher}-s{seed}")
-    with claimed(folder), evaluating(simulator, loaded, patience, workers) as chosen:
-        spec = RunSpec(
-            anchored_workload,
-            searcher,
-            seed,
-            budget,
-            anchored_hardware,
-            simulator=simulator,
-            workers=chosen,
-            space=chosen_space,
-            margin=margin,
-        )
-        summary = _drive(SearchRun(spec, folder, optimum=_optimum(loaded, simulator), patience=patience))
+    with claimed(folder, resume=resume):
+        begun = _begun(folder) if resume else None
+        finished = finished_summary(folder) if begun else None
+        if begun and workers is None:  # it was measured, and decides what is called
+            workers = begun["workers"]
+        with evaluating(simulator, loaded, patience, workers) as chosen:
+            spec = RunSpec(
+                anchored_workload,
+                searcher,
+                seed,
+                budget,
+                anchored_hardware,
+                simulator=simulator,
+                workers=chosen,
+                space=chosen_space,
+                margin=margin,
+            )
+            if begun and RunSpec(**begun) != spec:
+                raise InputError(f"{folder} holds another search: {begun}; resume with the same options")
+            if finished is None:
+                optimum = _optimum(loaded, simulator)
+                run = SearchRun(spec, folder, optimum=optimum, resume=resume, patience=patience)
+                can_go_on_with(
+                    [*sys.argv[1:], *([] if out else ["--out", str(folder)]), *([] if resume else ["--resume"])]
+                )
+                finished = _drive(run)
+    summary = finished
     if as_json:
         print_json({**summary, **_trust(loaded, summary["strategy"], simulator), "folder": str(folder)})
     else:
         from raysearch.commands.report import print_report
 
         print_report(folder)
+
+
+def _going_on(folder: Path, out: Path | None, resume: bool) -> list[str]:
+    """What the command lacks to go on with what it began."""
+    return [*([] if out else ["--out", str(folder)]), *([] if resume else ["--resume"])]
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    """What the search in a folder is, from its beginnings."""
+    if not (folder / HEAD_FILE).is_file():
+        raise InputError(f"nothing to resume in {folder}: it has no {HEAD_FILE}")
+    return read_record(folder / HEAD_FILE, RunHead)["spec"]
 
 
 def _trust(workload: Workload, strategy: Mapping[str, Any] | None, simulator: str | None) -> dict[str, Any]:
@@ -129,10 +163,14 @@ def _drive(run: SearchRun) -> dict[str, Any]:
     from raysearch.progress import searching
 
     try:
+        saved_at_s = time.monotonic()
         with searching(run.run_id, run.spec.budget) as show:
             while not run.done:
-                run.advance(_CALLS_BETWEEN_UPDATES)
+                run.advance(1 if run.spec.simulator else _CALLS_BETWEEN_UPDATES)
                 show(run.metrics())
+                if time.monotonic() - saved_at_s >= SAVE_EVERY_S:
+                    run.save()
+                    saved_at_s = time.monotonic()
         return run.finish()
     except Interrupted as stop:
         raise Interrupted(stop.signum, f"{stop} after {_kept(run)}") from None
@@ -148,4 +186,8 @@ def _kept(run: SearchRun) -> str:
     from envs.rows import last_row
 
     row = last_row(run.out_dir)  # a signal may come between a call's row and its being counted
-    return f"{max(run.calls, row.call if row else 0):,} of {run.spec.budget:,} calls, all kept in {run.out_dir}"
+    made = max(run.calls, row.call if row else 0)
+    return (
+        f"{made:,} of {run.spec.budget:,} calls, all kept in {run.out_dir}; "
+        f"the same command with --out {run.out_dir} --resume goes on"
+    )

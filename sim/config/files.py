@@ -7,6 +7,7 @@ key, what was expected and what was found.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -118,6 +119,14 @@ def explain(error: ValidationError, schema: type[BaseModel]) -> str:
     return "; ".join(lines) + (f"; and {more} more" if more else "")
 
 
+_LARGEST_FILE = 1_000_000
+"""[assumed] A hundred times the longest configuration; what is longer was meant for something else."""
+_MOST_DOTS = 16
+"""[assumed] Every table of ours is at most three deep; memory grows with the square of a key's parts."""
+_PART = r"""[A-Za-z0-9_"'-]{1,80}"""
+_DEEP_KEY = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MOST_DOTS},}}[ \t]*[=\].]")
+
+
 def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
     """Reads one TOML file and validates it.
 
@@ -125,9 +134,18 @@ def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
         CatalogError: The file cannot be read, is no TOML, or breaks the schema.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_LARGEST_FILE + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise CatalogError(f"cannot read {path}: {error}") from error
+    if len(text) > _LARGEST_FILE:
+        raise CatalogError(f"{path} is too long: expected at most {_LARGEST_FILE:,} characters")
+    if _DEEP_KEY.search(text):
+        raise CatalogError(f"{path}: a key has more than {_MOST_DOTS} parts; no configuration is nested so deeply")
+    try:
+        data = tomllib.loads(text)
+    except RecursionError as error:
+        raise CatalogError(f"{path} is nested too deeply") from error
     except ValueError as error:  # TOMLDecodeError, or an integer of more digits than Python reads
         raise CatalogError(f"{path} is not valid TOML: {error}") from error
     try:
