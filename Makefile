@@ -11,12 +11,13 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test test-cluster check quick-tests slow-tests setup setup-dev clean
+.PHONY: help search test test-cluster fuzz check quick-tests slow-tests setup setup-dev clean
 
 help:
 	@echo "make search        set up .venv and run the quickstart study"
 	@echo "make test          set up .venv with the development tools; lint, type-check and test"
 	@echo "make test-cluster  test on several hosts; needs root, sshd, rsync and iproute2"
+	@echo "make fuzz          damage files and options at random for long: N=2000 times each"
 	@echo "make setup         set up .venv"
 	@echo "make clean         remove .venv and build products (results/ stays)"
 
@@ -27,6 +28,9 @@ test: setup-dev check
 
 test-cluster: setup-dev
 	$(BIN)/pytest -m cluster
+
+fuzz: setup-dev
+	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py
 
 check:
 	$(BIN)/ruff check .

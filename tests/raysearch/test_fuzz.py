@@ -1,0 +1,140 @@
+"""Files and options that are broken at random, seeded: a few in the default run, many by `make fuzz`.
+
+The rule is that of `tests/raysearch/test_damage.py`: a clear refusal, or the same result bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from raysearch.checkpoint import pack, unpack
+from raysearch.errors import InputError
+from raysearch.registry import check_options
+from raysearch.results import read_runs, set_aside_damaged, survey, verify
+from raysearch.run import SearchRun, finished_summary
+from raysearch.status import read_status
+from raysearch.study import Study, StudyFile, check_study, load_study, run_dir, write_study
+from sim.config.catalog import load_workload
+from sim.config.files import CatalogError
+from tests.conftest import CHECKOUT
+
+ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "12"))
+SNIPPETS = [
+    b"",
+    b"\0",
+    b"\xff\xfe",
+    b"[" * 3000,
+    b"{" * 3000,
+    b"1e999",
+    b"-1",
+    b"NaN",
+    b"9" * 5000,
+    b"a." * 3000,
+    b'"',
+    b"\n",
+]
+
+
+def broken(content: bytes, rng: random.Random) -> bytes:
+    """The content with a piece of it cut out, doubled, moved, flipped or replaced."""
+    start = rng.randrange(len(content) + 1)
+    end = min(len(content), start + rng.choice([0, 1, 1, 8, 64, 100_000]))
+    piece = content[start:end]
+    flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in piece)
+    new = rng.choice([b"", piece * 2, flipped, rng.choice(SNIPPETS), rng.randbytes(len(piece))])
+    return content[:start] + new + content[end:]
+
+
+@pytest.fixture(scope="module")
+def study(tiny_workload: Path) -> Study:
+    searchers = ("random_walk", "annealing", "genetic")
+    return check_study(StudyFile(name="s", workloads=(str(tiny_workload),), searchers=searchers, seeds=(0,), budget=40))
+
+
+@pytest.fixture(scope="module")
+def begun(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("study") / "out"
+    write_study(study, dict.fromkeys(study.workloads), out)
+    for run_id, spec in study.specs().items():
+        run = SearchRun(spec, run_dir(out, run_id))
+        run.advance(40 if spec.searcher == "random_walk" else 20)
+        run.save()
+        run.finish() if run.done else run.close()
+    return out
+
+
+def gone_on(study: Study, out: Path) -> dict[str, str]:
+    set_aside_damaged(out)
+    for run_id, spec in study.specs().items():
+        if finished_summary(run_dir(out, run_id)) is None:
+            run = SearchRun(spec, run_dir(out, run_id), resume=True)
+            run.advance(40)
+            run.finish()
+    return {run["run_id"]: run["digest"] for run in read_runs(out)}
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_a_study_with_a_broken_file_ends_the_same_or_is_refused(
+    study: Study, begun: Path, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    whole, out = (Path(shutil.copytree(begun, tmp_path / name)) for name in ("whole", "out"))
+    victim = rng.choice(sorted(path for path in out.rglob("*") if path.is_file()))
+    victim.write_bytes(broken(victim.read_bytes(), rng))
+    try:
+        survey(out)
+        read_status(out)
+        digests = gone_on(study, out)
+    except InputError as refusal:
+        assert victim.name in str(refusal)  # noqa: PT017
+        return
+    assert digests == gone_on(study, whole)
+    assert verify(out).damaged == {}
+
+
+@pytest.mark.parametrize("kind", ["workloads", "studies", "models", "hardware"])
+def test_a_broken_configuration_is_refused_or_understood(tmp_path: Path, kind: str) -> None:
+    shipped = sorted((CHECKOUT / "configs" / kind).glob("*.toml"))
+    for seed in range(ROUNDS):
+        rng = random.Random(seed)
+        path = tmp_path / "broken.toml"
+        path.write_bytes(broken(rng.choice(shipped).read_bytes(), rng))
+        try:
+            if kind == "workloads":
+                load_workload(str(path))
+            elif kind == "hardware":
+                load_workload("gpt_moe_1_2t_16k", str(path))
+            elif kind == "models":
+                text = (CHECKOUT / "configs/workloads/gpt_moe_1_2t_16k.toml").read_text()
+                (tmp_path / "w.toml").write_text(text.replace('model = "gpt_moe_1_2t"', 'model = "broken.toml"'))
+                load_workload(str(tmp_path / "w.toml"))
+            else:
+                load_study(path)
+        except (CatalogError, InputError) as refusal:
+            assert "\n" not in str(refusal)  # noqa: PT017
+
+
+@pytest.mark.parametrize("searcher", ["annealing", "mcmc", "genetic", "ant_colony", "ppo", "ppo_paper", "nevergrad"])
+def test_broken_options_are_refused_or_understood(searcher: str) -> None:
+    values = [None, -1, 0, 0.5, 10**400, float("inf"), float("nan"), "x", [], {}, True]
+    preset = check_options(searcher, {}).model_dump()
+    for seed in range(ROUNDS):
+        rng = random.Random(seed)
+        options = {**preset, rng.choice([*preset, "unknown"]): rng.choice(values)}
+        try:
+            check_options(searcher, options)
+        except InputError as refusal:
+            assert searcher in str(refusal)  # noqa: PT017
+
+
+def test_a_broken_archive_is_no_state() -> None:
+    whole = pack({"a": [1, (2, 3)], "rng": {"state": 2**100}})
+    for seed in range(20 * ROUNDS):
+        with contextlib.suppress(ValueError):
+            assert isinstance(unpack(broken(whole, random.Random(seed))), dict)
