@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from sim.evaluation import Evaluation, Memory, StageBreakdown, Violation
 from sim.strategy import Strategy
@@ -55,14 +56,20 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
     ['TPOT is 80.0 ms, the SLO is 50.0 ms']
     """
     if isinstance(answer, Evaluation):
+        if answer.strategy != strategy:
+            raise ValueError(f"expected the evaluation of {strategy}, got one of {answer.strategy}")
         return answer
     if not isinstance(answer, Measurement):
         raise ValueError(f"expected a raysearch.simulators.Measurement or a sim.evaluation.Evaluation, got {answer!r}")
     for name in ("tokens_per_s_per_gpu", "tpot_s", "memory_bytes"):
         value = getattr(answer, name)
-        if not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
+        if not isinstance(value, Real) or not (math.isfinite(value) and float(value) >= 0):
             raise ValueError(f"expected a finite {name} >= 0, got {value!r}")
-    gpus = strategy.gpus if answer.gpus is None else answer.gpus
+    if not isinstance(answer.excess, Real) or not (math.isfinite(answer.excess) and answer.excess > 1):
+        raise ValueError(f"expected a finite excess > 1, got {answer.excess!r}")
+    if answer.gpus is not None and not (isinstance(answer.gpus, Integral) and answer.gpus >= 1):
+        raise ValueError(f"expected gpus >= 1, or None for tp * ep * pp, got {answer.gpus!r}")
+    gpus = strategy.gpus if answer.gpus is None else int(answer.gpus)
     layers = math.ceil(workload.model.layers / strategy.pp)
     return Evaluation(
         strategy=strategy,

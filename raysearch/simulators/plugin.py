@@ -103,7 +103,7 @@ def _imported(point: EntryPoint) -> Any:
         sys.path.append(here)
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:  # whatever a foreign module raises while it is imported
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # whatever a foreign module does when it is imported
         raise InputError(
             f"simulator {point.name!r}: cannot import {module}: {type(error).__name__}: {error}"
         ) from error

@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,3 +102,13 @@ def test_answers_are_told_apart_by_the_source_of_the_simulator(tmp_path: Path, m
     kept = load_plugin("mine_a:measure").fingerprint
     assert kept == load_plugin("mine_a:measure").fingerprint
     assert kept != load_plugin("mine_b:measure").fingerprint
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{"gpus": -7}, {"gpus": 2.5}, {"excess": "much"}, {"excess": 1.0}, {"tpot_s": math.nan}, {"memory_bytes": "all"}],
+)
+def test_an_answer_is_checked_whole(figures: dict[str, Any]) -> None:
+    workload, strategy = load_workload("gpt_moe_1_2t_16k"), Strategy(8, 1, 1, 64, (0,) * 12)
+    with pytest.raises(ValueError, match=f"expected .*{next(iter(figures))}"):
+        as_evaluation(workload, strategy, Measurement(**figures))
