@@ -13,13 +13,23 @@ import pandas as pd
 
 from raysearch.calibration.deployments import Machine
 from raysearch.calibration.families import FITS, ranges
-from raysearch.calibration.fit import as_data, cross_validated_predictions, errors
+from raysearch.calibration.fit import (
+    Header,
+    as_data,
+    cross_validated_predictions,
+    errors,
+    inside_interval,
+    interval,
+    interval_group,
+    interval_groups,
+)
 from raysearch.calibration.predict import bare_roofline, series_of
 from raysearch.calibration.serving import fit_serving
 from raysearch.calibration.tables import FAMILIES, measured_us, read_table
 from raysearch.errors import InputError
 from raysearch.files import write_bytes
 from sim.prices.calibration import Calibration
+from sim.prices.machine import machine_of
 
 LEAST_ROWS = 30
 """A family or series with fewer rows is left at the defaults: five folds would not say how well it fits."""
@@ -28,7 +38,7 @@ LEAST_ROWS = 30
 def fit_directory(
     directory: Path,
     provenance: Mapping[str, Any],
-    light: Mapping[str, float],
+    header: Header,
     machine: Callable[[Calibration], Machine],
     on_step: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -37,7 +47,7 @@ def fit_directory(
     Args:
         directory: Holds CSV files as `raysearch.calibration.tables.FAMILIES` names them.
         provenance: Source and date, written with the coefficients.
-        light: Peak rates of the machine, as `sim.config.catalog.load_speed_of_light` gives them.
+        header: The machine, as `sim.config.catalog.load_machine_header` gives it.
         machine: The machine under coefficients just fitted, on which serving runs are priced.
         on_step: Called with what is about to be done.
 
@@ -59,7 +69,7 @@ def fit_directory(
             families[family] = {"rows": 0, "file": FAMILIES[family].file, "left_at_defaults": why}
             continue
         on_step(f"fitting {family}: {len(frame):,} rows")
-        fitted, figures = _fit(family, frame, light)
+        fitted, figures = _fit(family, frame, header)
         if not fitted:
             reasons = "; ".join(f"{name} {why}" for name, why in figures["series_left_at_defaults"].items())
             families[family] = {"rows": 0, "file": FAMILIES[family].file, "left_at_defaults": reasons}
@@ -69,7 +79,7 @@ def fit_directory(
         families[family] = {"file": FAMILIES[family].file, "sha256": hashlib.sha256(content).hexdigest(), **figures}
     if not series:
         raise InputError(f"{directory} {_nothing_to_fit(families)}")
-    data = as_data(series, light)
+    data = as_data(series, header)
     if serving := fit_serving(directory, machine(Calibration("just fitted", data))):
         on_step(f"fitted engines to {serving.get('rows', 0)} serving runs")
         data["serving"] = serving
@@ -88,16 +98,14 @@ def _nothing_to_fit(families: Mapping[str, Mapping[str, Any]]) -> str:
     return f"holds none of the files to fit: {', '.join(family.file for family in FAMILIES.values())}"
 
 
-def _fit(
-    family: str, frame: pd.DataFrame, light: Mapping[str, float]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+def _fit(family: str, frame: pd.DataFrame, header: Header) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Series with their own errors, and the family's, both on rows held out from the fit.
 
     A series that cannot be judged is left out, and so are the family's rows behind it.
     """
-    predicted, measured = cross_validated_predictions(family, frame, light), measured_us(frame)
-    names = np.array(series_of(family, frame))
-    spans, series = ranges(family, frame), FITS[family](frame)
+    predicted, measured = cross_validated_predictions(family, frame, header), measured_us(frame)
+    names, groups = np.array(series_of(family, frame)), interval_groups(family, frame)
+    spans, series = ranges(family, frame), FITS[family](frame, machine_of(header))
     left_out: dict[str, str] = {}
     kept = np.ones(len(frame), dtype=bool)
     for name, record in list(series.items()):
@@ -114,8 +122,13 @@ def _fit(
             kept &= ~rows
             del series[name]
         record |= _brief(figures) | {"range": spans[name]}
-    bare = errors(bare_roofline(family, frame, light)[kept], measured[kept])["mape"]
-    figures = {**errors(predicted[kept], measured[kept]), "bare_roofline_mape": bare}
+        group = interval_group(family, name)
+        for key, alike in (("interval", groups == group), ("interval_of_few", groups == f"{group} few")):
+            if (alike := alike & np.isfinite(predicted)).any():
+                record[key] = interval(predicted[alike], measured[alike])
+    bare = errors(bare_roofline(family, frame, header)[kept], measured[kept])["mape"]
+    inside = float(inside_interval(family, frame, predicted)[kept].mean()) if kept.any() else None
+    figures = {**errors(predicted[kept], measured[kept]), "coverage": inside, "bare_roofline_mape": bare}
     return series, _brief(figures) | ({"series_left_at_defaults": left_out} if left_out else {})
 
 

@@ -10,10 +10,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysearch.calibration.lattice import DEFAULT, Lattice, Part, Robust, fit_terms
-from raysearch.calibration.predict import SHORT_DTYPE, library_of, moe_shape, series_of
+from raysearch.calibration.predict import SHORT_DTYPE, library_of, moe_routing, moe_shape, series_of
 from raysearch.calibration.tables import FAMILIES, measured_us
 from sim.prices import terms
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, grid_phi, moe_layer_terms
+from sim.prices.machine import Machine
 
 Floats = NDArray[np.float64]
 Series = dict[str, dict[str, Any]]
@@ -83,10 +84,16 @@ _VERSION_STIFFNESS = 10.0
 
 
 def _table_fit(
-    series: str, grid: str, points: Floats, log_us: Floats, shared: Floats | float = 0.0, robust: Robust = DEFAULT
+    machine: Machine,
+    series: str,
+    grid: str,
+    points: Floats,
+    log_us: Floats,
+    shared: Floats | float = 0.0,
+    robust: Robust = DEFAULT,
 ) -> tuple[dict[str, Any], Floats]:
     """The record of a series, and the log time of its table's vertices; `shared` is a correction to start from."""
-    lattice, phi = GRIDS[grid], grid_phi(series)
+    lattice, phi = GRIDS[grid], grid_phi(series, machine)
     coefficients = fit_terms(phi(points), np.exp(log_us), robust)
     floor_us = float(f"{np.exp(np.quantile(log_us, _FLOOR_SHARE)):.4g}")
     at_vertices = phi(lattice.points)
@@ -108,22 +115,22 @@ def rounded(coefficients: Floats) -> list[float]:
     return [float(f"{value:.4g}") for value in coefficients]
 
 
-def fit_gemm(frame: pd.DataFrame) -> Series:
+def fit_gemm(frame: pd.DataFrame, machine: Machine) -> Series:
     """One table per engine and dtype; bf16 is cuBLAS under all engines, so its correction is pooled first."""
     points, log_us = np.log(frame[["m", "n", "k"]].to_numpy(dtype=float)), np.log(measured_us(frame))
     names, fitted = np.array(series_of("gemm", frame)), {}
-    shared = _pooled([names == name for name in sorted(set(names)) if name.endswith("/bf16")], points, log_us)
+    shared = _pooled(machine, [names == name for name in sorted(set(names)) if name.endswith("/bf16")], points, log_us)
     for name in sorted(set(names)):
         start = shared if name.endswith("/bf16") else 0.0
-        fitted[name], _ = _table_fit(name, "gemm", points[names == name], log_us[names == name], start)
+        fitted[name], _ = _table_fit(machine, name, "gemm", points[names == name], log_us[names == name], start)
     return fitted
 
 
-def _pooled(masks: list[NDArray[np.bool_]], points: Floats, log_us: Floats) -> Floats | float:
+def _pooled(machine: Machine, masks: list[NDArray[np.bool_]], points: Floats, log_us: Floats) -> Floats | float:
     """The correction that several series of bf16 GEMMs have in common."""
     if not masks:
         return 0.0
-    lattice, phi, residuals = GRIDS["gemm"], grid_phi("gemm/any/bf16"), []
+    lattice, phi, residuals = GRIDS["gemm"], grid_phi("gemm/any/bf16", machine), []
     for mask in masks:
         coefficients = fit_terms(phi(points[mask]), np.exp(log_us[mask]))
         base = np.log(phi(lattice.points) @ coefficients)
@@ -131,7 +138,7 @@ def _pooled(masks: list[NDArray[np.bool_]], points: Floats, log_us: Floats) -> F
     return lattice.correction(np.concatenate([points[mask] for mask in masks]), np.concatenate(residuals))
 
 
-def fit_attention_decode(frame: pd.DataFrame) -> Series:
+def fit_attention_decode(frame: pd.DataFrame, machine: Machine) -> Series:
     """One table per engine, KV dtype and kernel variant (by query heads per KV head)."""
     streams, group = frame.batch_size * frame.num_kv_heads, frame.num_heads / frame.num_kv_heads
     points = np.log(np.column_stack([streams, frame.kv_len, group, frame.head_dim]).astype(float))
@@ -139,11 +146,11 @@ def fit_attention_decode(frame: pd.DataFrame) -> Series:
     fitted: Series = {}
     for name in sorted(set(names)):
         grid = f"attention_{name.split('/')[-1]}"
-        fitted[name], _ = _table_fit(name, grid, points[names == name], log_us[names == name])
+        fitted[name], _ = _table_fit(machine, name, grid, points[names == name], log_us[names == name])
     return fitted
 
 
-def fit_collectives(frame: pd.DataFrame) -> Series:
+def fit_collectives(frame: pd.DataFrame, machine: Machine) -> Series:
     """One table per op and library; each version of NCCL and dtype departs from the library's."""
     points = np.log(frame[["message_bytes", "num_gpus"]].to_numpy(dtype=float))
     log_us, lattice, fitted = np.log(measured_us(frame)), GRIDS["collectives"], {}
@@ -151,7 +158,9 @@ def fit_collectives(frame: pd.DataFrame) -> Series:
     library = np.array([f"collectives/{op}/{library_of(s)}" for op, s in zip(frame.op, frame.source, strict=True)])
     for name in sorted(set(library)):
         mask = library == name
-        fitted[name], heights = _table_fit(name, "collectives", points[mask], log_us[mask], robust=_COLLECTIVE_ROBUST)
+        fitted[name], heights = _table_fit(
+            machine, name, "collectives", points[mask], log_us[mask], robust=_COLLECTIVE_ROBUST
+        )
         for version in sorted(set(own[mask]) - {name}):
             rows = own == version
             residuals = log_us[rows] - lattice.rows(points[rows]) @ heights
@@ -165,47 +174,50 @@ def fit_collectives(frame: pd.DataFrame) -> Series:
 # --- plain sums of terms ----------------------------------------------------------------------------
 
 
-def _decode_mla(row: Any) -> list[float]:
-    return terms.mla_decode(row.batch_size, row.kv_len, row.num_heads, SHORT_DTYPE[row.kv_cache_dtype])
+def _decode_mla(machine: Machine, row: Any) -> list[float]:
+    return terms.mla_decode(machine, row.batch_size, row.kv_len, row.num_heads, SHORT_DTYPE[row.kv_cache_dtype])
 
 
-def _prefill(row: Any) -> list[float]:
+def _prefill(machine: Machine, row: Any) -> list[float]:
     shape = (row.batch_size, row.isl, row.num_heads, row.num_kv_heads, row.head_dim)
-    return terms.attention_prefill(*shape, SHORT_DTYPE[row.attn_dtype])
+    return terms.attention_prefill(machine, *shape, SHORT_DTYPE[row.attn_dtype])
 
 
-def _moe(row: Any) -> list[float]:
+def _moe(machine: Machine, row: Any) -> list[float]:
     series = f"{row.kernel_source}/{SHORT_DTYPE[row.dtype]}"
-    return moe_layer_terms(series, *moe_shape(row), skewed=row.distribution != "balanced")
+    return moe_layer_terms(machine, series, *moe_shape(row), **moe_routing(row))
 
 
-def _expert(row: Any) -> list[float]:
+def _expert(machine: Machine, row: Any) -> list[float]:
     width = row.hidden * (DISPATCH_EACH if row.side == "dispatch" else COMBINE_EACH)
     shape = (row.tokens_per_rank, width, row.num_experts, row.topk, row.num_nodes)
-    return terms.expert_all_to_all(*shape, low_latency=row.mode == "low_latency")
+    return terms.expert_all_to_all(machine, *shape, low_latency=row.mode == "low_latency")
 
 
-def _sum_fit(family: str, phi: Callable[[Any], list[float]], robust: Robust) -> Callable[[pd.DataFrame], Series]:
-    def fit(frame: pd.DataFrame) -> Series:
+Fit = Callable[[pd.DataFrame, Machine], Series]
+
+
+def _sum_fit(family: str, phi: Callable[[Machine, Any], list[float]], robust: Robust) -> Fit:
+    def fit(frame: pd.DataFrame, machine: Machine) -> Series:
         names, fitted = np.array(series_of(family, frame)), {}
         for name in sorted(set(names)):
             rows = frame.loc[names == name]
-            design = np.array([phi(row) for row in rows.itertuples(index=False)])
+            design = np.array([phi(machine, row) for row in rows.itertuples(index=False)])
             fitted[name] = {"terms": rounded(fit_terms(design, measured_us(rows), robust))}
         return fitted
 
     return fit
 
 
-FITS: Mapping[str, Callable[[pd.DataFrame], Series]] = {
+FITS: Mapping[str, Fit] = {
     "gemm": fit_gemm,
     "attention_decode": fit_attention_decode,
     "collectives": fit_collectives,
     "attention_prefill": _sum_fit("attention_prefill", _prefill, DEFAULT),
     "mla_decode": _sum_fit("mla_decode", _decode_mla, DEFAULT),
-    "moe": _sum_fit("moe", _moe, Robust(rounds=6)),
+    "moe": _sum_fit("moe", _moe, Robust(rounds=6, cut=1.5)),
     "moe_alltoall_deepep": _sum_fit("moe_alltoall_deepep", _expert, Robust(rounds=8)),
-    "send_recv": _sum_fit("send_recv", lambda row: terms.send_recv(row.message_bytes), DEFAULT),
+    "send_recv": _sum_fit("send_recv", lambda _, row: terms.send_recv(row.message_bytes), DEFAULT),
 }
 
 
@@ -214,8 +226,15 @@ def ranges(family: str, frame: pd.DataFrame) -> dict[str, dict[str, list[float]]
     sizes = list(FAMILIES[family].sizes)
     if family == "moe":  # what one grouped GEMM sees
         rows, width = frame.num_tokens * frame.topk / frame.moe_ep_size, frame.inter_size / frame.moe_tp_size
-        frame = frame.assign(rows=rows, area=frame.hidden_size * width, local=frame.num_experts / frame.moe_ep_size)
-        sizes = ["rows", "area", "local"]
+        frame = frame.assign(
+            rows=rows,
+            area=frame.hidden_size * width,
+            local=frame.num_experts / frame.moe_ep_size,
+            hidden=frame.hidden_size,
+            width=width,
+            width_per_hidden=width / frame.hidden_size,
+        )
+        sizes = ["rows", "area", "local", "hidden", "width", "width_per_hidden"]
     spans: dict[str, dict[str, list[float]]] = {}
     for name, rows in frame.groupby(np.array(series_of(family, frame))):
         spans[str(name)] = {

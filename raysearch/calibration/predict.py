@@ -8,14 +8,16 @@ as `read_table` gives it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, MissingSeries, drawn_experts, is_plain
-from sim.prices.grid_terms import ELEMENT_BYTES
+from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, MissingSeries, is_plain
+from sim.prices.dtypes import bytes_each
+from sim.prices.machine import Machine, machine_of
+from sim.prices.routing import EXPONENT, drawn_experts
 
 Microseconds = NDArray[np.float64]
 
@@ -35,17 +37,17 @@ def predict(family: str, frame: pd.DataFrame, calibration: Calibration) -> Micro
     return np.array([_or_nan(price, calibration, row) for row in frame.itertuples(index=False)], dtype=float)
 
 
-def bare_roofline(family: str, frame: pd.DataFrame, light: Mapping[str, float]) -> Microseconds:
-    """[rows] microseconds at a machine's peak rates (as `Calibration.data["speed_of_light"]`): FLOP, HBM or link."""
-    price, peaks = _ROOFLINE[family], _Peaks(light)
-    return np.array([price(peaks, row) for row in frame.itertuples(index=False)], dtype=float)
+def bare_roofline(family: str, frame: pd.DataFrame, header: Mapping[str, Mapping[str, float]]) -> Microseconds:
+    """[rows] microseconds at a machine's peak rates (as `Calibration.data` has them): FLOP, HBM or link."""
+    price, machine = _ROOFLINE[family], machine_of(header)
+    return np.array([price(machine, row) for row in frame.itertuples(index=False)], dtype=float)
 
 
-def cross_validated(family: str, frame: pd.DataFrame, light: Mapping[str, float]) -> Microseconds:
+def cross_validated(family: str, frame: pd.DataFrame, header: Mapping[str, Mapping[str, float]]) -> Microseconds:
     """[rows] microseconds, each predicted by a fit that saw no row of its group (5 folds over the family's keys)."""
     from raysearch.calibration.fit import cross_validated_predictions
 
-    return cross_validated_predictions(family, frame, light)
+    return cross_validated_predictions(family, frame, header)
 
 
 def series_of(family: str, frame: pd.DataFrame) -> list[str]:
@@ -94,7 +96,24 @@ def moe_shape(row: Any) -> tuple[float, float, float, float, float, float]:
 
 
 def _moe_us(calibration: Calibration, row: Any) -> float:
-    return calibration.moe_layer_us(_moe_series(row), *moe_shape(row), skewed=row.distribution != "balanced")
+    return calibration.moe_layer_us(_moe_series(row), *moe_shape(row), **moe_routing(row))
+
+
+class Routing(TypedDict):
+    """Keywords of `sim.prices.routing.drawn_experts`."""
+
+    skewed: bool
+    exponent: float
+
+
+def moe_routing(row: Any) -> Routing:
+    """How tokens were spread over the experts of a measured MoE layer: "balanced" or "power_law_" and its exponent."""
+    _, _, exponent = row.distribution.rpartition("power_law_")
+    skewed = row.distribution != "balanced"
+    try:
+        return Routing(skewed=skewed, exponent=float(exponent))
+    except ValueError:
+        return Routing(skewed=skewed, exponent=EXPONENT)
 
 
 def _collective_us(calibration: Calibration, row: Any) -> float:
@@ -165,64 +184,66 @@ _SERIES: dict[str, Callable[[Any], str]] = {
 # --- the bare roofline --------------------------------------------------------------------------------
 
 
-class _Peaks:
-    """FLOP and bytes per microsecond of a machine."""
-
-    def __init__(self, light: Mapping[str, float]) -> None:
-        fp8 = light["fp8_tflops"] * 1e6
-        self.flop = {"bf16": light["bf16_tflops"] * 1e6, "fp8": fp8, "fp8_block": fp8}
-        self.hbm = light["hbm_gb_per_s"] * 1e3
-        self.nvlink = light["nvlink_gb_per_s"] * 1e3
-        self.network = light["network_gb_per_s"] * 1e3
-
-
 def _each(name: str) -> float:
-    return ELEMENT_BYTES[_short(name)]
+    return bytes_each(_short(name))
 
 
-def _gemm_light(peaks: _Peaks, row: Any) -> float:
-    flop_us = 2 * row.m * row.n * row.k / peaks.flop[_short(row.dtype)]
-    return max(flop_us, (_each(row.dtype) * (row.m + row.n) * row.k + 2 * row.m * row.n) / peaks.hbm)
+def _gemm_light(machine: Machine, row: Any) -> float:
+    flop_us = 2 * row.m * row.n * row.k / machine.flop_per_us[_short(row.dtype)]
+    return max(flop_us, (_each(row.dtype) * (row.m + row.n) * row.k + 2 * row.m * row.n) / machine.hbm_bytes_per_us)
 
 
-def _decode_light(peaks: _Peaks, row: Any) -> float:
-    byte_us = 2 * row.batch_size * row.num_kv_heads * row.kv_len * row.head_dim * _each(row.kv_cache_dtype) / peaks.hbm
-    return max(byte_us, 4 * row.batch_size * row.num_heads * row.head_dim * row.kv_len / peaks.flop["bf16"])
+def _decode_light(machine: Machine, row: Any) -> float:
+    byte_us = (
+        2
+        * row.batch_size
+        * row.num_kv_heads
+        * row.kv_len
+        * row.head_dim
+        * _each(row.kv_cache_dtype)
+        / machine.hbm_bytes_per_us
+    )
+    return max(byte_us, 4 * row.batch_size * row.num_heads * row.head_dim * row.kv_len / machine.flop_per_us["bf16"])
 
 
-def _prefill_light(peaks: _Peaks, row: Any) -> float:
-    return 2 * row.batch_size * row.num_heads * row.head_dim * row.isl**2 / peaks.flop[_short(row.attn_dtype)]
+def _prefill_light(machine: Machine, row: Any) -> float:
+    return 2 * row.batch_size * row.num_heads * row.head_dim * row.isl**2 / machine.flop_per_us[_short(row.attn_dtype)]
 
 
-def _mla_light(peaks: _Peaks, row: Any) -> float:
-    byte_us = row.batch_size * row.kv_len * 576 * _each(row.kv_cache_dtype) / peaks.hbm
-    return max(byte_us, 2 * row.batch_size * row.num_heads * row.kv_len * 1088 / peaks.flop["bf16"])
+def _mla_light(machine: Machine, row: Any) -> float:
+    byte_us = row.batch_size * row.kv_len * 576 * _each(row.kv_cache_dtype) / machine.hbm_bytes_per_us
+    return max(byte_us, 2 * row.batch_size * row.num_heads * row.kv_len * 1088 / machine.flop_per_us["bf16"])
 
 
-def _moe_light(peaks: _Peaks, row: Any) -> float:
+def _moe_light(machine: Machine, row: Any) -> float:
     tokens, hidden, width, topk, experts, ep = moe_shape(row)
     active, rows, _ = drawn_experts(tokens, topk, experts, ep, skewed=False)
     area = (2 if is_plain(row.kernel_source) else 3) * hidden * width
-    return max(2 * rows * area / peaks.flop[_short(row.dtype)], active * area * _each(row.dtype) / peaks.hbm)
+    return max(
+        2 * rows * area / machine.flop_per_us[_short(row.dtype)],
+        active * area * _each(row.dtype) / machine.hbm_bytes_per_us,
+    )
 
 
-def _collective_light(peaks: _Peaks, row: Any) -> float:
+def _collective_light(machine: Machine, row: Any) -> float:
     passes = 2 if row.op == "all_reduce" else 1
-    return row.message_bytes * passes * (row.num_gpus - 1) / row.num_gpus / peaks.nvlink
+    return row.message_bytes * passes * (row.num_gpus - 1) / row.num_gpus / machine.nvlink_bytes_per_us
 
 
-def _expert_light(peaks: _Peaks, row: Any) -> float:
+def _expert_light(machine: Machine, row: Any) -> float:
     sent = row.tokens_per_rank * row.topk * row.hidden * (DISPATCH_EACH if row.side == "dispatch" else COMBINE_EACH)
     if row.num_nodes == 1:
-        return sent * 7 / 8 / peaks.nvlink
-    return sent * (row.num_nodes - 1) / row.num_nodes / peaks.network
+        return sent * (1 - 1 / machine.node_gpus) / machine.nvlink_bytes_per_us
+    return sent * (row.num_nodes - 1) / row.num_nodes / machine.network_bytes_per_us
 
 
-def _send_recv_light(peaks: _Peaks, row: Any) -> float:
-    return row.message_bytes / (peaks.nvlink if row.scope.startswith("intra") else peaks.network)
+def _send_recv_light(machine: Machine, row: Any) -> float:
+    return row.message_bytes / (
+        machine.nvlink_bytes_per_us if row.scope.startswith("intra") else machine.network_bytes_per_us
+    )
 
 
-_ROOFLINE: dict[str, Callable[[_Peaks, Any], float]] = {
+_ROOFLINE: dict[str, Callable[[Machine, Any], float]] = {
     "gemm": _gemm_light,
     "attention_decode": _decode_light,
     "attention_prefill": _prefill_light,
@@ -230,7 +251,8 @@ _ROOFLINE: dict[str, Callable[[_Peaks, Any], float]] = {
     "moe": _moe_light,
     "collectives": _collective_light,
     "moe_alltoall_deepep": _expert_light,
-    "send_recv": lambda peaks, row: (
-        row.message_bytes / (peaks.nvlink if row.scope.startswith("intra") else peaks.network)
+    "send_recv": lambda machine, row: (
+        row.message_bytes
+        / (machine.nvlink_bytes_per_us if row.scope.startswith("intra") else machine.network_bytes_per_us)
     ),
 }

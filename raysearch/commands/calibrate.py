@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
-from sim.config.catalog import load_machine, load_speed_of_light
+from sim.config.catalog import load_machine, load_machine_header
 
 
 def calibrate(
@@ -49,9 +49,9 @@ def calibrate(
     if out.suffix != ".json":
         raise InputError(f"--out takes the name of a .json file, got {str(out)!r}")
     provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-    light = load_speed_of_light(hardware)
+    header = load_machine_header(hardware)
     with telling("calibrating") as tell:
-        content = fit_directory(data, provenance, light, partial(load_machine, hardware), tell)
+        content = fit_directory(data, provenance, header, partial(load_machine, hardware), tell)
     written = write_coefficients(out, content, force=force)
     if as_json:
         print_json(

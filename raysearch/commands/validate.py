@@ -114,13 +114,18 @@ def _comparisons(
 def _print(result: Mapping[str, Mapping[str, Any]], pictures: list[Path]) -> None:
     from raysearch.tables import plain_table, printer
 
-    columns = ("family", "rows", "mean", "median", "p90", "bias", "rank", "bare roofline")
+    columns = ("family", "rows", "mean", "median", "p90", "bias", "rank", "in 90 %", "bare roofline")
     rows: list[tuple[str, ...]] = []
     for name, family in result.items():
         rows.append((name, *_cells(family)) if family["rows"] else (f"{name}: {family['note'] or 'no rows'}",))
         rows += [(f"  {group['name']}", *_cells(group)) for group in family["groups"] if group["rows"]]
     console = printer()
     console.print(plain_table("Predicted against measured, relative errors", columns, rows, wrap=("family",)))
+    for part in result["moe"].get("by_expert_parallel_degree", ()):
+        console.print(
+            f"moe, expert-parallel degree {part['degree']}: {part['rows']:,} rows, bias {part['bias']:+.1%}, "
+            f"{part['coverage']:.0%} inside their 90 % interval"
+        )
     serving = result["endtoend_ttft_tpot"]
     if serving["rows"]:
         console.print(_serving_lines(serving))
@@ -148,11 +153,12 @@ def _told(result: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
     shares = (figures[key] for key in ("mape", "median_ape", "p90_ape", "bias"))
-    light = figures["roofline_mape"]
+    light, coverage = figures["roofline_mape"], figures.get("coverage")
     return (
         f"{figures['rows']:,}",
         *(f"{share:.1%}" for share in shares),
         _rank(figures),
+        "-" if coverage is None else f"{coverage:.0%}",
         "-" if light is None else f"{light:.1%}",
     )
 

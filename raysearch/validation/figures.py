@@ -27,6 +27,7 @@ class Comparison:
         measured, predicted, roofline: [rows] in `unit`; NaN where nothing was predicted.
         groups: Columns that split the family; each is reported on its own.
         unit: For people and plots.
+        inside: [rows] whether a row lies in its 90 % interval; None where that was not asked.
         note: What a reader must know.
         skipped: Rows that were not predicted, by reason: their names.
         reread: Rows that were read otherwise than they say, by how: their names.
@@ -43,18 +44,19 @@ class Comparison:
     note: str = ""
     skipped: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     reread: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    inside: NDArray[np.bool_] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 def report(comparison: Comparison) -> dict[str, Any]:
     """A family in JSON: its figures, and those of every group."""
-    whole = figures(comparison.measured, comparison.predicted, comparison.roofline)
+    every = np.arange(len(comparison.measured))
+    whole = _part(comparison, every)
     groups: list[dict[str, Any]] = []
     columns = [[str(value) for value in comparison.frame[name]] for name in comparison.groups]
     for key, index in rows_by(zip(*columns, strict=True)).items():
         keys = dict(zip(comparison.groups, key, strict=True))
-        part = figures(comparison.measured[index], comparison.predicted[index], comparison.roofline[index])
-        groups.append({"name": " ".join(keys.values()), "keys": keys, **part})
+        groups.append({"name": " ".join(keys.values()), "keys": keys, **_part(comparison, index)})
     told = {
         "unit": comparison.unit,
         "note": comparison.note,
@@ -64,10 +66,20 @@ def report(comparison: Comparison) -> dict[str, Any]:
     return {**whole, **told, **comparison.extra, "groups": groups}
 
 
+def _part(comparison: Comparison, index: NDArray[np.int64]) -> dict[str, Any]:
+    """The figures of some rows, with their share inside the 90 % interval."""
+    measured, predicted = comparison.measured[index], comparison.predicted[index]
+    coverage = None
+    if comparison.inside is not None and np.isfinite(predicted).any():
+        coverage = float(comparison.inside[index][np.isfinite(predicted)].mean())
+    return {**figures(measured, predicted, comparison.roofline[index]), "coverage": coverage}
+
+
 def not_checked(reason: str) -> dict[str, Any]:
     """A family without rows: every figure is null."""
     return {
         **figures(np.zeros(0), np.zeros(0), np.zeros(0)),
+        "coverage": None,
         "unit": "",
         "note": f"not checked: {reason}",
         "skipped": {},

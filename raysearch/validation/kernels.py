@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from raysearch.calibration.fit import inside_interval
 from raysearch.calibration.predict import SHORT_DTYPE, bare_roofline, cross_validated, predict, series_of
 from raysearch.calibration.tables import FAMILIES, check_rows, long_form, measured_us, read_text
 from raysearch.validation.figures import Comparison
 from sim.prices.calibration import Calibration
 
+Floats = NDArray[np.float64]
 _KNOWN: dict[str, tuple[str, ...]] = {
     "framework": ("trtllm", "vllm", "sglang"),
     "kv_cache_dtype": ("bfloat16", "fp8"),
@@ -55,10 +59,14 @@ def compare_family(
     frame, note = read_family(directory, family)
     if frame is None:
         return None
-    light: dict[str, float] = calibration.data["speed_of_light"]
+    header = calibration.data
+    inside, extra = None, {}
     reread: dict[str, list[str]] = {}
     if held_out:
-        predicted = cross_validated(family, frame, light)
+        predicted = cross_validated(family, frame, header)
+        inside = inside_interval(family, frame, predicted)
+        if family == "moe":
+            extra["by_expert_parallel_degree"] = _by_degree(frame, predicted, inside)
     else:
         known = as_fitted(family, frame, calibration)
         for number, (own, priced) in enumerate(zip(series_of(family, frame), series_of(family, known), strict=True)):
@@ -66,8 +74,32 @@ def compare_family(
                 reread.setdefault(f"{own} priced as {priced}", []).append(f"row {number + 1}")
         predicted = predict(family, known, calibration)
     groups = FAMILIES[family].groups
-    roofline = bare_roofline(family, frame, light)
-    return Comparison(name, frame, measured_us(frame), predicted, roofline, groups, note=note, reread=reread)
+    roofline = bare_roofline(family, frame, header)
+    return Comparison(
+        name,
+        frame,
+        measured_us(frame),
+        predicted,
+        roofline,
+        groups,
+        note=note,
+        inside=inside,
+        reread=reread,
+        extra=extra,
+    )
+
+
+def _by_degree(frame: pd.DataFrame, predicted: Floats, inside: NDArray[np.bool_]) -> list[dict[str, Any]]:
+    """Bias and share inside the 90 % interval of MoE layers, by their degree of expert parallelism."""
+    degree, ratio = frame["moe_ep_size"].to_numpy(), predicted / measured_us(frame)
+    found: list[dict[str, Any]] = []
+    for low, high in ((1, 1), (2, 8), (16, 32), (64, None)):
+        rows = (degree >= low) & (degree <= (high or np.inf)) & np.isfinite(predicted)
+        if rows.any():
+            name = f"{low}" if low == high else f"{low} to {high}" if high else f"{low} and more"
+            bias, coverage = float(ratio[rows].mean() - 1), float(inside[rows].mean())
+            found.append({"degree": name, "rows": int(rows.sum()), "bias": bias, "coverage": coverage})
+    return found
 
 
 def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]:

@@ -62,6 +62,13 @@ def load_hardware(name_or_path: str | Path, *, beside: Path | None = None) -> Ha
 
 
 def _with_curves(file: HardwareFile, path: Path) -> Hardware:
+    if file.scaled_from is not None:
+        measured = read_config(config_path("hardware", file.scaled_from, beside=path.parent), HardwareFile)
+        if measured.calibration is None:
+            raise CatalogError(f"{path}: scaled_from names hardware {measured.name!r}, which has no calibration")
+        loaded = load_calibration(measured.calibration, beside=path.parent)
+        measured.check_same_machine(loaded)
+        return file.to_si(loaded.scaled_to(file.machine_header()))
     if file.calibration is None:
         return file.to_si(None)
     calibration = load_calibration(file.calibration, beside=path.parent)
@@ -69,9 +76,9 @@ def _with_curves(file: HardwareFile, path: Path) -> Hardware:
     return file.to_si(calibration)
 
 
-def load_speed_of_light(name_or_path: str | Path) -> dict[str, float]:
-    """The peak rates of a hardware file, whose calibration need not exist yet. Raises: CatalogError."""
-    return read_config(config_path("hardware", name_or_path), HardwareFile).speed_of_light()
+def load_machine_header(name_or_path: str | Path) -> dict[str, dict[str, float]]:
+    """Peak rates and counts of a hardware file, whose calibration need not exist yet. Raises: CatalogError."""
+    return read_config(config_path("hardware", name_or_path), HardwareFile).machine_header()
 
 
 def load_calibrated(hardware: str | Path, calibration: str | Path | None = None) -> Calibration:

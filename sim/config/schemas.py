@@ -56,6 +56,8 @@ class FileSchema(BaseModel):
 class _Compute(FileSchema):
     bf16_tflops: Annotated[Positive, Field(lt=1e6)]
     fp8_tflops: Annotated[Positive, Field(lt=1e6)]
+    sms: Count  # streaming multiprocessors or compute units
+    l2_mb: Annotated[Positive, Field(lt=1e5)]  # the largest cache that all of them share
 
 
 class _Hbm(FileSchema):
@@ -234,6 +236,7 @@ class HardwareFile(FileSchema):
     kernels: hardware.EngineName = "trtllm"  # whose kernels run
     all_reduce: hardware.AllReduce | None = None  # the engine's own
     calibration: str | None = None  # medians alone
+    scaled_from: str | None = None  # hardware whose calibration's efficiencies are carried over to this machine
     communication_overlap: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     expected_error: _ExpectedError = _ExpectedError()
     compute: _Compute
@@ -241,26 +244,37 @@ class HardwareFile(FileSchema):
     efficiency: _Families
     collectives: _Collectives
 
-    def speed_of_light(self) -> dict[str, float]:
-        """Rates that no measured time may beat."""
+    @model_validator(mode="after")
+    def _has_one_calibration(self) -> HardwareFile:
+        if self.calibration and self.scaled_from:
+            raise ValueError("give calibration (fitted on this machine) or scaled_from (on another), not both")
+        return self
+
+    def machine_header(self) -> dict[str, dict[str, float]]:
+        """What a calibration says of its machine: rates that no measured time may beat, and counts."""
         links = self.collectives
         return {
-            "bf16_tflops": self.compute.bf16_tflops,
-            "fp8_tflops": self.compute.fp8_tflops,
-            "hbm_gb_per_s": self.hbm.bandwidth_gb_per_s,
-            "nvlink_gb_per_s": links.nvlink_peak_gb_per_s or max(links.all_reduce_gb_per_s, links.gather_gb_per_s),
-            "network_gb_per_s": links.network_peak_gb_per_s or links.nic_gb_per_s,
+            "speed_of_light": {
+                "bf16_tflops": self.compute.bf16_tflops,
+                "fp8_tflops": self.compute.fp8_tflops,
+                "hbm_gb_per_s": self.hbm.bandwidth_gb_per_s,
+                "nvlink_gb_per_s": links.nvlink_peak_gb_per_s or max(links.all_reduce_gb_per_s, links.gather_gb_per_s),
+                "network_gb_per_s": links.network_peak_gb_per_s or links.nic_gb_per_s,
+            },
+            "machine": {"sms": self.compute.sms, "l2_mb": self.compute.l2_mb, "node_gpus": self.node_gpus},
         }
 
     def check_same_machine(self, calibration: Calibration) -> None:
-        """Raises CatalogError where a calibration was fitted under other peak rates."""
-        for name, value in self.speed_of_light().items():
-            fitted = calibration.data["speed_of_light"].get(name)
-            if fitted != value:
-                raise CatalogError(
-                    f"calibration {calibration.name!r} was fitted where {name} = {fitted}, hardware {self.name!r} has "
-                    f"{value}: leave `calibration` out, or make one for this machine with `raysearch calibrate`"
-                )
+        """Raises CatalogError where a calibration was fitted on another machine."""
+        for part, values in self.machine_header().items():
+            for name, value in values.items():
+                fitted = calibration.data[part].get(name)
+                if fitted != value:
+                    raise CatalogError(
+                        f"calibration {calibration.name!r} was fitted where {name} = {fitted}, hardware "
+                        f"{self.name!r} has {value}: scale it to this machine with `scaled_from` in place of "
+                        f"`calibration`, or make one for this machine with `raysearch calibrate`"
+                    )
 
     def to_si(self, calibration: Calibration | None) -> hardware.Hardware:
         """The hardware, with the curves of the calibration that it names."""

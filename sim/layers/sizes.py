@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sim.layers.model import Model
 from sim.layers.ops import Tensor
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
+from sim.prices.routing import busiest_load
 from sim.workload import Workload
 
 
@@ -80,7 +81,8 @@ class LayerSizes:
         load: What the group computes.
         tokens: All tokens of the group, those of the busiest one.
         all_tokens: Tokens of all groups together.
-        expert_tokens: Copies of tokens that its experts process: tokens * top-k, times the load imbalance.
+        expert_tokens: Copies of tokens that its experts process: tokens * top-k, times the load imbalance and, where
+            routing is skewed, what the busiest group gets of it.
         local_experts: Experts it holds, ceil(experts / ep).
         active_experts: Expected number of them that at least one token visits.
         columns: Width of every feature label: d, q, a, e, k, f.
@@ -110,7 +112,10 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1) -> Lay
     own, everyone = load.of_group(groups), load.all_tokens(groups)
     local_experts = math.ceil(model.experts / ep)
     idle = (1 - model.experts_per_token / model.experts) ** everyone
-    imbalance = min(workload.load_imbalance, ep)  # a rank cannot get more than all tokens
+    imbalance = workload.load_imbalance
+    if workload.routing == "skewed" and model.is_moe:
+        imbalance *= busiest_load(everyone, model.experts_per_token, model.experts, ep)
+    imbalance = min(imbalance, ep)  # a rank cannot get more than all tokens
     return LayerSizes(
         load=own,
         tokens=own.tokens,

@@ -6,6 +6,8 @@ search calls is pure Python. Series are named family/engine or library/dtype; `r
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -16,15 +18,19 @@ from typing import Any
 import numpy as np
 
 from sim.prices import grid_terms, terms
-from sim.prices.dtypes import FORMATS
+from sim.prices.dtypes import bytes_each
+from sim.prices.machine import Machine, machine_of
+from sim.prices.routing import EXPONENT, drawn_experts
 from sim.prices.tables import Floats, Table, interpolate, made_monotone, vertices
 
-FORMAT = 1
+FORMAT = 2
 """Version of the coefficients file."""
 NODE_GPUS = 8
 """GPUs of the nodes that expert all-to-alls were measured on."""
 WIDEST_GROUP = 32
 """Query heads per KV head up to which an engine's usual decode attention runs; beyond, a slower one is measured."""
+FEW_EXPERTS = 8
+"""Local experts of a GPU up to which its share of skewed routing is random enough to have an interval of its own."""
 DISPATCH_EACH, COMBINE_EACH = 1.03, 2.0
 """Bytes per element of a DeepEP message: fp8 with its scales, and bf16. [published] DeepEP's defaults."""
 
@@ -54,15 +60,22 @@ class Calibration:
         self.data = data
         self.digest = digest
         self.series: Mapping[str, Mapping[str, Any]] = _Series(data["series"])
-        light = data["speed_of_light"]
-        self._flop_per_us: Mapping[str, float] = {
-            dtype: light[f"{form.arithmetic}_tflops"] * 1e6 for dtype, form in FORMATS.items()
-        }
-        self._hbm = light["hbm_gb_per_s"] * 1e3
-        self._nvlink = light["nvlink_gb_per_s"] * 1e3
-        self._network = light["network_gb_per_s"] * 1e3
+        self.machine = machine_of(data)
         self.table = lru_cache(maxsize=None)(self._build_table)
         self._vertices = lru_cache(maxsize=None)(self._grid_vertices)
+
+    def scaled_to(self, header: Mapping[str, Mapping[str, float]]) -> Calibration:
+        """The same efficiencies on another machine: each term of a kernel moves with the rate that it counts in.
+
+        So what streams takes as much less as the memory is faster, what multiplies as the tensor cores are, and a
+        launch stays a launch. [assumed] kernels as well tuned for the other machine as for the measured one.
+
+        Args:
+            header: That machine: `speed_of_light` and `machine` of a calibration file.
+        """
+        data = {**self.data, **header, "scaled_from": self.name}
+        digest = hashlib.sha256(f"{self.digest} {json.dumps(header, sort_keys=True)}".encode()).hexdigest()[:16]
+        return Calibration(self.name, data, digest)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Calibration, (self.name, self.data, self.digest)
@@ -72,9 +85,9 @@ class Calibration:
     def gemm_us(self, engine: str, dtype: str, m: float, n: float, k: float) -> float:
         """C[m, n] = A[m, k] B[k, n] with weights and arithmetic in `dtype`."""
         fitted = exp(self.table(f"gemm/{engine}/{dtype}")(log(m), log(n), log(k)))
-        each = grid_terms.ELEMENT_BYTES[dtype]
-        flop_us = 2 * m * n * k / self._flop_per_us[dtype]
-        return max(fitted, flop_us, (each * (m * k + n * k) + 2 * m * n) / self._hbm)
+        each = bytes_each(dtype)
+        flop_us = 2 * m * n * k / self.machine.flop_per_us[dtype]
+        return max(fitted, flop_us, (each * (m * k + n * k) + 2 * m * n) / self.machine.hbm_bytes_per_us)
 
     def attention_decode_us(
         self,
@@ -112,8 +125,8 @@ class Calibration:
             fitted = self.table(prefix + "gqa")(*point[:2], log(min(group, WIDEST_GROUP)), point[3])
             if group > WIDEST_GROUP:
                 fitted = max(fitted, self.table(prefix + "wide")(*point))
-        byte_us = 2 * streams * kv_len * head_dim * grid_terms.ELEMENT_BYTES[kv_dtype] / self._hbm
-        flop_us = 4 * sequences * heads * head_dim * kv_len / self._flop_per_us["bf16"]
+        byte_us = 2 * streams * kv_len * head_dim * bytes_each(kv_dtype) / self.machine.hbm_bytes_per_us
+        flop_us = 4 * sequences * heads * head_dim * kv_len / self.machine.flop_per_us["bf16"]
         return max(exp(fitted), byte_us, flop_us)
 
     def attention_prefill_us(
@@ -128,15 +141,15 @@ class Calibration:
         head_dim: float,
     ) -> float:
         """Causal attention over the new tokens of each sequence, arithmetic in `dtype`."""
-        phi = terms.attention_prefill(sequences, tokens, heads, kv_heads, head_dim, dtype)
-        flop_us = 2 * sequences * heads * head_dim * tokens * tokens / self._flop_per_us[dtype]
+        phi = terms.attention_prefill(self.machine, sequences, tokens, heads, kv_heads, head_dim, dtype)
+        flop_us = 2 * sequences * heads * head_dim * tokens * tokens / self.machine.flop_per_us[dtype]
         return max(self._sum(f"attention_prefill/{engine}/{dtype}/{kv_dtype}", phi), flop_us)
 
     def mla_decode_us(self, kv_dtype: str, sequences: float, kv_len: float, heads: float) -> float:
         """Multi-head latent attention (512 + 64 cached per token)."""
-        phi = terms.mla_decode(sequences, kv_len, heads, kv_dtype)
-        byte_us = sequences * kv_len * 576 * grid_terms.ELEMENT_BYTES[kv_dtype] / self._hbm
-        flop_us = 2 * sequences * heads * kv_len * 1088 / self._flop_per_us["bf16"]
+        phi = terms.mla_decode(self.machine, sequences, kv_len, heads, kv_dtype)
+        byte_us = sequences * kv_len * 576 * bytes_each(kv_dtype) / self.machine.hbm_bytes_per_us
+        flop_us = 2 * sequences * heads * kv_len * 1088 / self.machine.flop_per_us["bf16"]
         return max(self._sum(f"mla_decode/{kv_dtype}", phi), byte_us, flop_us)
 
     # --- the MoE layer -----------------------------------------------------------------------------
@@ -147,12 +160,13 @@ class Calibration:
 
     def moe_permute_us(self, series: str, tokens: float, rows: float, hidden: float) -> float:
         """Copies of tokens into their experts' order, or their weighted sum on the way back."""
-        byte_us = (tokens + rows) * hidden * 1 / self._hbm
-        return max(self._piece(series, "permute", terms.permute(tokens, rows, hidden)), byte_us)
+        byte_us = (tokens + rows) * hidden * 1 / self.machine.hbm_bytes_per_us
+        return max(self._piece(series, "permute", terms.permute(self.machine, tokens, rows, hidden)), byte_us)
 
     def moe_activation_us(self, series: str, rows: float, width: float) -> float:
         """The activation on rows of `width` (after gating)."""
-        return max(self._piece(series, "activation", terms.expert_activation(rows, width)), rows * width / self._hbm)
+        phi = terms.expert_activation(self.machine, rows, width)
+        return max(self._piece(series, "activation", phi), rows * width / self.machine.hbm_bytes_per_us)
 
     def grouped_gemm_us(
         self,
@@ -167,7 +181,7 @@ class Calibration:
         skewed: bool = False,
     ) -> float:
         """Rows of all local experts through their [inner, columns] weights."""
-        phi = terms.grouped_gemm(rows, active, local, inner, columns, dtype, skewed=skewed)
+        phi = terms.grouped_gemm(self.machine, rows, active, local, inner, columns, dtype, skewed=skewed)
         light_us = self._grouped_light_us(rows, active, inner * columns, dtype)
         return max(self._piece(series, "grouped_gemm", phi), light_us)
 
@@ -182,23 +196,26 @@ class Calibration:
         ep: float,
         *,
         skewed: bool,
+        exponent: float = EXPONENT,
         dtype: str | None = None,
     ) -> float:
-        """A whole layer on one rank as it was measured: tokens of the whole ep group, `width` after cutting.
+        """A whole layer on one rank as it was measured: tokens of the whole ep group, `width` after sharding.
 
+        See `sim.prices.routing.drawn_experts` for skewed routing.
         Another `dtype` than the series was measured in moves its bytes and FLOPs at the same efficiency.
         """
         dtype = dtype or series.rpartition("/")[2]
-        active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed)
+        active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed, exponent=exponent)
         gate = 1 if is_plain(series) else 2
         light_us = self._grouped_light_us(rows, min(active, local), (gate + 1) * hidden * width, dtype)
         priced = f"{series.rpartition('/')[0]}/{dtype}"
-        phi = moe_layer_terms(priced, tokens, hidden, width, topk, experts, ep, skewed=skewed)
+        shape = (tokens, hidden, width, topk, experts, ep)
+        phi = moe_layer_terms(self.machine, priced, *shape, skewed=skewed, exponent=exponent)
         return max(self._sum(series, phi), light_us)
 
     def _grouped_light_us(self, rows: float, active: float, area: float, dtype: str) -> float:
-        flop_us = 2 * rows * area / self._flop_per_us[dtype]
-        return max(flop_us, active * area * grid_terms.ELEMENT_BYTES[dtype] / self._hbm)
+        flop_us = 2 * rows * area / self.machine.flop_per_us[dtype]
+        return max(flop_us, active * area * bytes_each(dtype) / self.machine.hbm_bytes_per_us)
 
     # --- messages ----------------------------------------------------------------------------------
 
@@ -206,7 +223,7 @@ class Calibration:
         """A collective inside a node; the message is the largest buffer of a rank (nccl-tests' convention)."""
         share = (2 if kind == "all_reduce" else 1) * (degree - 1) / degree
         fitted = exp(self.table(series)(log(max(message_bytes, 1.0)), log(degree)))
-        return max(fitted, message_bytes * share / self._nvlink)
+        return max(fitted, message_bytes * share / self.machine.nvlink_bytes_per_us)
 
     def expert_all_to_all_us(
         self,
@@ -220,13 +237,16 @@ class Calibration:
         mode: str = "low_latency",
         sms: int = 0,
     ) -> float:
-        """DeepEP's "dispatch" or "combine" over `nodes` nodes of 8; more nodes never take less."""
+        """DeepEP's "dispatch" or "combine" over `nodes` nodes; more nodes never take less."""
         low_latency = mode == "low_latency"
         prefix = f"moe_alltoall_deepep/{mode}/{side}/{sms}/"
-        phi = terms.expert_all_to_all(tokens, width_bytes, experts, topk, 1.0, low_latency=low_latency)
+        shape = (self.machine, tokens, width_bytes, experts, topk)
+        phi = terms.expert_all_to_all(*shape, 1.0, low_latency=low_latency)
         time_us = self._sum(prefix + "intra", phi) if nodes == 1 or prefix + "intra" in self.series else 0.0
         if nodes > 1:
-            phi = terms.expert_all_to_all(tokens, width_bytes, experts, topk, nodes, low_latency=low_latency)
+            phi = terms.expert_all_to_all(
+                self.machine, tokens, width_bytes, experts, topk, nodes, low_latency=low_latency
+            )
             time_us = max(time_us, self._sum(prefix + "inter", phi))
         return max(time_us, self.expert_all_to_all_light_us(tokens, width_bytes, topk, nodes, low_latency=low_latency))
 
@@ -234,17 +254,19 @@ class Calibration:
         self, tokens: float, width_bytes: float, topk: float, nodes: float, *, low_latency: bool
     ) -> float:
         """Bytes that leave the GPU over its NVLink, and those that leave the node over its network port."""
-        ranks = NODE_GPUS * nodes
+        ranks = self.machine.node_gpus * nodes
         inside = tokens * width_bytes * (topk if low_latency else ranks * (1 - (1 - 1 / ranks) ** topk))
         # Normal mode sends one copy per node and spreads it over NVLink; low latency sends one per expert.
         across = tokens * width_bytes * (topk if low_latency else nodes * (1 - (1 - 1 / nodes) ** topk))
         if nodes == 1:
-            return inside * (ranks - 1) / ranks / self._nvlink
-        return across * (nodes - 1) / nodes / self._network
+            return inside * (ranks - 1) / ranks / self.machine.nvlink_bytes_per_us
+        return across * (nodes - 1) / nodes / self.machine.network_bytes_per_us
 
     def send_recv_us(self, tier: str, message_bytes: float) -> float:
         """Point to point, "intra" or "inter" node; crossing nodes never takes less."""
-        light_us = message_bytes / (self._nvlink if tier == "intra" else self._network)
+        light_us = message_bytes / (
+            self.machine.nvlink_bytes_per_us if tier == "intra" else self.machine.network_bytes_per_us
+        )
         time_us = max(self._sum(f"send_recv/{tier}", terms.send_recv(message_bytes)), light_us)
         if tier == "inter" and "send_recv/intra" in self.series:
             return max(time_us, self.send_recv_us("intra", message_bytes))
@@ -270,7 +292,7 @@ class Calibration:
         parent = self.series[record["parent"]] if "parent" in record else record
         grid = self.data["grids"][record["grid"]]
         axes, points = self._vertices(record["grid"])
-        phi = grid_phi(series)(points)
+        phi = grid_phi(series, self.machine)(points)
         heights = np.log(phi @ np.array(parent["terms"])) + self._correction(grid, points, parent["g_percent"])
         if parent is not record:
             heights = heights + self._correction(grid, points, record["g_percent"])
@@ -290,7 +312,7 @@ class Calibration:
         return correction
 
 
-def grid_phi(series: str) -> Callable[[Floats], Floats]:
+def grid_phi(series: str, machine: Machine) -> Callable[[Floats], Floats]:
     """The terms of a table series as a function of [points, axes] log sizes."""
     family, first, *rest = series.split("/")
 
@@ -298,12 +320,12 @@ def grid_phi(series: str) -> Callable[[Floats], Floats]:
         sizes = [np.exp(column) for column in points.T]
         if family == "gemm":
             m, n, k = sizes
-            return grid_terms.gemm(m, n, k, rest[0])
+            return grid_terms.gemm(machine, m, n, k, rest[0])
         if family == "attention_decode":
             streams, kv_len, group, head_dim = sizes
-            return grid_terms.attention_decode(streams, kv_len, group, head_dim, rest[0])
+            return grid_terms.attention_decode(machine, streams, kv_len, group, head_dim, rest[0])
         message_bytes, degree = sizes
-        return grid_terms.collective(message_bytes, degree, first)
+        return grid_terms.collective(machine, message_bytes, degree, first)
 
     return phi
 
@@ -317,28 +339,29 @@ def is_plain(series: str) -> bool:
     return "nongated" in series
 
 
-def drawn_experts(tokens: float, topk: float, experts: float, ep: float, *, skewed: bool) -> tuple[float, float, float]:
-    """(active experts, rows, local experts) of one rank: as many as there are rows, or as random routing finds."""
-    local, rows = experts / ep, tokens * topk / ep
-    active = min(local, rows)
-    if skewed:
-        active = min(local * (1 - exp(-rows / local)), rows)
-    return active, rows, local
-
-
 def moe_layer_terms(
-    series: str, tokens: float, hidden: float, width: float, topk: float, experts: float, ep: float, *, skewed: bool
+    machine: Machine,
+    series: str,
+    tokens: float,
+    hidden: float,
+    width: float,
+    topk: float,
+    experts: float,
+    ep: float,
+    *,
+    skewed: bool,
+    exponent: float = EXPONENT,
 ) -> list[float]:
     """Terms of a measured layer: the sum over its pieces, which share their coefficients."""
     *_, dtype = series.split("/")
-    active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed)
+    active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed, exponent=exponent)
     gate = 1 if is_plain(series) else 2
-    first = terms.grouped_gemm(rows, active, local, hidden, gate * width, dtype, skewed=skewed)
-    second = terms.grouped_gemm(rows, active, local, width, hidden, dtype, skewed=skewed)
+    first = terms.grouped_gemm(machine, rows, active, local, hidden, gate * width, dtype, skewed=skewed)
+    second = terms.grouped_gemm(machine, rows, active, local, width, hidden, dtype, skewed=skewed)
     return [
         float(terms.LAUNCHES),
         *terms.routing(tokens, experts, topk),
-        *(2 * term for term in terms.permute(tokens, rows, hidden)),
-        *terms.expert_activation(rows, width),
+        *(2 * term for term in terms.permute(machine, tokens, rows, hidden)),
+        *terms.expert_activation(machine, rows, width),
         *map(sum, zip(first, second, strict=True)),
     ]

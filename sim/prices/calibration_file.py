@@ -12,6 +12,8 @@ from sim.config.files import did_you_mean
 from sim.config.schemas import Positive, Whole, ascending
 from sim.prices import terms
 from sim.prices.calibration import grid_phi, moe_layer_terms
+from sim.prices.dtypes import FORMATS
+from sim.prices.machine import Machine
 
 Coefficient = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False, strict=True)]
 Vertex = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False, strict=True)]
@@ -25,6 +27,12 @@ class _SpeedOfLight(BaseModel):
     hbm_gb_per_s: Positive
     nvlink_gb_per_s: Positive
     network_gb_per_s: Positive
+
+
+class _MachineCounts(BaseModel):
+    sms: Annotated[int, Field(ge=1, le=10**5, strict=True)]
+    l2_mb: Positive
+    node_gpus: Annotated[int, Field(ge=1, le=10**5, strict=True)]
 
 
 class _Part(BaseModel):
@@ -67,6 +75,7 @@ class _SeriesRecord(BaseModel):
     rows: Whole = 0
     mape: Coefficient | None = None
     interval: tuple[Positive, Positive] | None = None
+    interval_of_few: tuple[Positive, Positive] | None = None
     range: dict[str, tuple[Coefficient, Coefficient]] = {}
 
 
@@ -102,8 +111,9 @@ class _Serving(BaseModel):
 class CalibrationFile(BaseModel):
     """What every file of coefficients holds; `raysearch calibrate` writes more about where they come from."""
 
-    format: Literal[1]
+    format: Literal[2]
     speed_of_light: _SpeedOfLight
+    machine: _MachineCounts
     grids: dict[str, _Grid]
     series: dict[str, _SeriesRecord]
     serving: _Serving = _Serving()
@@ -146,7 +156,7 @@ def term_count(series: str, axes: int = 0) -> int:
         raise ValueError(f"unknown series, or one on another number of axes than {_AXES.get(family, 0)}")
     try:
         if axes:
-            return grid_phi(series)(np.zeros((1, axes))).shape[1]
+            return grid_phi(series, _ANY)(np.zeros((1, axes))).shape[1]
         return len(_sum_phi(family, rest, series))
     except (KeyError, ValueError) as error:
         raise ValueError(f"unknown series: {error}") from None
@@ -166,17 +176,21 @@ _PARTS = {
 """Parts of a series' name behind its family's."""
 
 
+_ANY = Machine(dict.fromkeys(FORMATS, 1.0), 1.0, 1.0, 1.0, sms=1, l2_mb=1.0, node_gpus=1)
+"""How many terms there are depends on no machine."""
+
+
 def _sum_phi(family: str, rest: list[str], series: str) -> list[float]:
     """The terms of a plain sum at the smallest sizes."""
     match family:
         case "attention_prefill":
-            return terms.attention_prefill(1, 1, 1, 1, 64, rest[1])
+            return terms.attention_prefill(_ANY, 1, 1, 1, 1, 64, rest[1])
         case "mla_decode":
-            return terms.mla_decode(1, 1, 1, rest[0])
+            return terms.mla_decode(_ANY, 1, 1, 1, rest[0])
         case "moe":
-            return moe_layer_terms(series, 1, 1, 1, 1, 1, 1, skewed=False)
+            return moe_layer_terms(_ANY, series, 1, 1, 1, 1, 1, 1, skewed=False)
         case "send_recv":
             return terms.send_recv(1)
         case _:
             nodes = 1.0 if rest[3] == "intra" else 2.0
-            return terms.expert_all_to_all(1, 1, 1, 1, nodes, low_latency=rest[0] == "low_latency")
+            return terms.expert_all_to_all(_ANY, 1, 1, 1, 1, nodes, low_latency=rest[0] == "low_latency")

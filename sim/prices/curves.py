@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, NODE_GPUS, WIDEST_GROUP, Calibration, is_plain
+from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import Dtype
 from sim.prices.priced import Interval, Priced, spread, wider
 from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, sources
@@ -137,6 +137,9 @@ _SIZES = {
 """Columns of the measured tables, in words."""
 _BY_ENGINE = ("gemm", "attention_decode", "attention_prefill", "moe")
 """Families whose series are an engine's own."""
+_SCALED: Interval = (0.8, 1.6)
+"""Of efficiencies carried over from another machine, wider on the slow side: they are an ideal, for kernels as well
+tuned for the new machine, and clocks and power limits differ. [assumed]"""
 _WIDE = f"attention of more than {WIDEST_GROUP} query heads per KV head"
 """Another kernel, up to 15 times slower in TensorRT-LLM; no row says where between 32 and 48 heads it takes over."""
 
@@ -226,10 +229,12 @@ class Curves:
         series = self._series_of("moe", dtype, "gated" if shape.gated else "plain")
         if series is None:
             return None
-        curves, sizes = self.calibration, ()
+        curves, sizes, few, unmeasured = self.calibration, (), False, ""
         match shape:
-            case GroupedGemm(rows, inner, columns, active, local, _, skewed):
+            case GroupedGemm(rows, inner, columns, active, local, gated, skewed):
                 sizes = (rows, inner * columns, local)
+                few = local <= FEW_EXPERTS
+                unmeasured = self._beyond_measured_layers(series, inner, columns / (2 if gated else 1), columns)
                 priced_as = dtype if dtype == "mxfp4" else series.rpartition("/")[2]
                 time_us = curves.grouped_gemm_us(series, rows, active, local, inner, columns, priced_as, skewed=skewed)
             case Routing(tokens, experts, topk):
@@ -238,7 +243,18 @@ class Curves:
                 time_us = curves.moe_permute_us(series, tokens, rows, hidden)
             case ExpertActivation(rows, width):
                 time_us = curves.moe_activation_us(series, rows, width)
-        return self._priced(series, time_us, sizes, dtype)
+        return self._priced(series, time_us, sizes, dtype, few=few, unmeasured=unmeasured)
+
+    def _beyond_measured_layers(self, series: str, inner: float, half: float, columns: float) -> str:
+        """What says that no measured layer has such a GEMM, neither as its first nor as its second, or ""."""
+        ranges = self.calibration.series[series].get("range", {})
+        if "width_per_hidden" not in ranges:
+            return ""
+        for hidden, width in ((inner, half), (columns, inner)):
+            layer = {"hidden": hidden, "width": width, "width_per_hidden": width / hidden}
+            if all(ranges[name][0] <= size <= ranges[name][1] for name, size in layer.items()):
+                return ""
+        return "experts of unmeasured widths"
 
     # --- messages ----------------------------------------------------------------------------------
 
@@ -274,7 +290,8 @@ class Curves:
         many = f"moe_alltoall_deepep/normal/{side}/{_NORMAL_SMS}/{tier}"
         width_bytes = columns * (DISPATCH_EACH if each == 1 else COMBINE_EACH)
         shape = (width_bytes, experts, topk, nodes)
-        sent_share = 1.0 if nodes > 1 else (per_node - 1) / per_node * NODE_GPUS / (NODE_GPUS - 1)
+        node_gpus = self.calibration.machine.node_gpus
+        sent_share = 1.0 if nodes > 1 else (per_node - 1) / per_node * node_gpus / (node_gpus - 1)
         sizes, price = (tokens, columns, topk, experts, nodes), self.calibration.expert_all_to_all_us
         time_us = 0.0
         if few in self.calibration.series:
@@ -331,27 +348,40 @@ class Curves:
         usual = f"moe/{engine}/{EXPERT_KERNELS.get(source)}/{dtype}"
         return max(alike, key=lambda name: (name == usual, known[name].get("rows", 0), name), default=None)
 
-    def _find_judgement(self, series: str, dtype: str) -> _Judgement:
+    def _find_judgement(self, series: str, dtype: str, *, few: bool) -> _Judgement:
         record = self.calibration.series[series]
         parts = series.split("/")
         stand_in = ""
         if parts[0] in _BY_ENGINE and (dtype not in parts or self.engine != parts[1]):
             stand_in = f"{self.engine} {dtype} priced as {series}"
-        inside = record.get("mape"), record.get("interval")
+        inside = record.get("mape"), (few and record.get("interval_of_few")) or record.get("interval")
         error = self.uncalibrated if inside[0] is None else float(inside[0])
         interval = spread(error) if inside[1] is None else (float(inside[1][0]), float(inside[1][1]))
         ranges = tuple((low, high) for low, high in record.get("range", {}).values())
         return _Judgement(error, interval, ranges, stand_in)
 
-    def _priced(self, series: str, time_us: float, sizes: tuple[float, ...], dtype: str) -> Priced:
+    def _priced(
+        self,
+        series: str,
+        time_us: float,
+        sizes: tuple[float, ...],
+        dtype: str,
+        *,
+        few: bool = False,
+        unmeasured: str = "",
+    ) -> Priced:
         """Attaches the error of a series and says which of its sizes lie outside what was measured."""
-        error, interval, ranges, unmeasured = self._judgement(series, dtype)
+        error, interval, ranges, stand_in = self._judgement(series, dtype, few=few)
+        unmeasured = unmeasured or stand_in
         for index, ((low, high), size) in enumerate(zip(ranges, sizes)):  # noqa: B905 fewer sizes than columns are fine
             if not low <= size <= high:
                 name = list(self.calibration.series[series]["range"])[index]
                 unmeasured = f"{_FAMILIES[series.split('/')[0]]} beyond measured {_SIZES.get(name, name)}"
                 break
         priced = Priced(time_us * 1e-6, error, interval)
+        if measured_on := self.calibration.data.get("scaled_from"):
+            what = f"efficiencies carried over from {measured_on}"
+            priced = self._beyond(priced, what)._replace(interval=wider(interval, _SCALED))
         return self._beyond(priced, unmeasured) if unmeasured else priced
 
     def _beyond(self, priced: Priced, what: str) -> Priced:

@@ -31,3 +31,11 @@ FORMATS: Mapping[Dtype, Format] = {
 }
 DTYPE_BYTES: Mapping[Dtype, float] = {dtype: form.bytes_each for dtype, form in FORMATS.items()}
 ARITHMETIC: tuple[Arithmetic, ...] = get_args(Arithmetic)
+
+
+def bytes_each(dtype: str) -> float:
+    """Bytes per element of a format by its name in a calibration. Raises: KeyError."""
+    return _BYTES[dtype]
+
+
+_BYTES: Mapping[str, float] = {str(dtype): form.bytes_each for dtype, form in FORMATS.items()}

@@ -1,31 +1,23 @@
 """Physical terms under the tables of `sim.prices.tables`, over arrays of shapes.
 
 A kernel's base time is `terms @ coefficients` with coefficients >= 0. Every term is non-decreasing in every size, so
-the base is too. The rates below only fix units and where a cache ends; no term claims that they are reached.
+the base is too. The machine's rates only fix units and where a cache ends; no term claims that they are reached.
 Ceilings may step here: a table sees them at its vertices alone and runs straight in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.prices.dtypes import FORMATS
+from sim.prices.dtypes import bytes_each
+from sim.prices.machine import Machine
 
 Floats = NDArray[np.float64]
 
-FLOP_PER_US = {"bf16": 989e6, "fp8": 1979e6, "fp8_block": 1979e6, "mxfp4": 989e6}
-"""Unit of the FLOP terms. [published] H100 datasheet, dense; mxfp4 weights are widened to bf16."""
-ELEMENT_BYTES: Mapping[str, float] = {dtype: form.bytes_each for dtype, form in FORMATS.items()}
-HBM_BYTES_PER_US = 3.35e6
-"""Unit of the byte terms. [published] H100 datasheet."""
-NVLINK_BYTES_PER_US = 450e3
-"""Unit of a collective's wire terms. [published] NVLink 4, per direction."""
-_SMS = 132
-_L2_RAMP_MB = (6, 15, 25, 35, 45, 60)
-"""Bytes of KV cache around the 50 MB L2 at which streaming may begin to cost more."""
+_L2_SHARES = (0.12, 0.3, 0.5, 0.7, 0.9, 1.2)
+"""KV cache over the L2 cache at which streaming may begin to cost more."""
+_L2_KINKS = (0.08, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def _ramp(x: Floats, at: float) -> Floats:
@@ -37,52 +29,56 @@ def _step(x: Floats, at: float, width: float = 3.0) -> Floats:
     return 1 / (1 + np.exp(-np.clip((np.log(x) - np.log(at)) * width, -40, 40)))
 
 
-def gemm(m: Floats, n: Floats, k: Floats, dtype: str) -> Floats:
+def gemm(machine: Machine, m: Floats, n: Floats, k: Floats, dtype: str) -> Floats:
     """[points, terms] of C[m, n] = A[m, k] B[k, n]: launch, FLOP, bytes, the K loop, waves of four tile sizes."""
-    each = ELEMENT_BYTES[dtype]
-    flop = 2 * m * n * k / FLOP_PER_US[dtype]
-    byte = (each * (m * k + n * k) + 2 * m * n) / HBM_BYTES_PER_US
+    each = bytes_each(dtype)
+    flop = 2 * m * n * k / machine.flop_per_us[dtype]
+    byte = (each * (m * k + n * k) + 2 * m * n) / machine.hbm_bytes_per_us
     terms = [np.ones_like(flop), flop, byte, np.sqrt(flop * byte), k / 1e3, m * k / 1e6]
     for rows, columns in ((64, 64), (64, 128), (128, 128), (128, 256)):
-        waves = np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / _SMS)
-        terms += [waves * k / 1e3 * rows * columns / 16384, waves]
+        waves = np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / machine.sms)
+        terms += [waves * k * 2 * rows * columns * machine.sms / machine.flop_per_us[dtype], waves]
     return np.stack(terms, 1)
 
 
-def attention_decode(streams: Floats, kv_len: Floats, group: Floats, head_dim: Floats, dtype: str) -> Floats:
+def attention_decode(
+    machine: Machine, streams: Floats, kv_len: Floats, group: Floats, head_dim: Floats, dtype: str
+) -> Floats:
     """[points, terms] of one new token per sequence.
 
     Args:
+        machine: Whose rates and cache.
         streams: Sequences times KV heads.
         kv_len: Cached tokens.
         group: Query heads per KV head.
         head_dim: Width of a head.
         dtype: Format of the KV cache.
     """
-    byte = 2 * streams * kv_len * head_dim * ELEMENT_BYTES[dtype] / HBM_BYTES_PER_US
-    flop = 4 * streams * group * head_dim * kv_len / FLOP_PER_US["bf16"]
-    query = streams * group * head_dim * 4 / HBM_BYTES_PER_US
-    tile = 4 * streams * np.ceil(group / 16) * 16 * head_dim * kv_len / FLOP_PER_US["bf16"]
+    byte = 2 * streams * kv_len * head_dim * bytes_each(dtype) / machine.hbm_bytes_per_us
+    flop = 4 * streams * group * head_dim * kv_len / machine.flop_per_us["bf16"]
+    query = streams * group * head_dim * 4 / machine.hbm_bytes_per_us
+    tile = 4 * streams * np.ceil(group / 16) * 16 * head_dim * kv_len / machine.flop_per_us["bf16"]
+    cached_us = machine.l2_mb * 1e6 / machine.hbm_bytes_per_us
     cached = streams * kv_len * head_dim / 1e6
     terms = [np.ones_like(byte), byte, flop, query, kv_len / 1e3, tile, (group > 16) * flop, np.sqrt(byte)]
     terms += [head_dim / 128, np.sqrt(byte * flop), streams * kv_len / 1e6, streams / 1e3, np.log(kv_len)]
     terms += [np.log1p(streams / 16)]
-    terms += [_ramp(byte, megabytes / 3.35) for megabytes in _L2_RAMP_MB]
-    terms += [np.maximum(0, byte - megabytes / 3.35) for megabytes in (4, 10, 20, 30, 40, 50)]
-    terms += [np.maximum(0, streams - _SMS * waves) / 1e3 for waves in (1, 4)]
+    terms += [_ramp(byte, share * cached_us) for share in _L2_SHARES]
+    terms += [np.maximum(0, byte - share * cached_us) for share in _L2_KINKS]
+    terms += [np.maximum(0, streams - machine.sms * waves) / 1e3 for waves in (1, 4)]
     terms += [np.maximum(0, streams * group - 2**i) / 1e3 for i in (9, 12)]
     terms += [_step(cached, at) for at in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)]
     terms += [_step(kv_len, at) for at in (64, 256, 1024, 4096)]
-    terms += [np.sqrt(streams) / 10, np.maximum(0, streams * np.ceil(group / 8) - _SMS) / 1e3]
+    terms += [np.sqrt(streams) / 10, np.maximum(0, streams * np.ceil(group / 8) - machine.sms) / 1e3]
     terms += [streams * kv_len * group * head_dim / 1e8, group / 16, group * head_dim * kv_len / 1e6]
     return np.stack(terms, 1)
 
 
-def collective(message_bytes: Floats, degree: Floats, kind: str) -> Floats:
+def collective(machine: Machine, message_bytes: Floats, degree: Floats, kind: str) -> Floats:
     """[points, terms] of a collective inside a node: launch, hops, wire time, and what sets in at some size."""
     v, others = message_bytes, degree - 1
     share = 2 * others / degree if kind == "all_reduce" else others / degree
-    wire, one = v * share / NVLINK_BYTES_PER_US, np.ones_like(v)
+    wire, one = v * share / machine.nvlink_bytes_per_us, np.ones_like(v)
     terms = [one, one * (degree - 2), wire, wire * (degree > 2), wire * (degree > 4), np.sqrt(wire)]
     terms += [np.minimum(wire, 3), np.minimum(wire, 10) * others, np.minimum(wire, 30)]
     terms += [np.log1p(v / 4096), np.log1p(v / 65536), np.log1p(v / 1e6)]

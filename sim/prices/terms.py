@@ -1,18 +1,19 @@
 """Physical terms of the kernels whose time is a plain non-negative sum, one shape at a time.
 
 Each function returns the terms of one kernel; a time is their product with coefficients >= 0. Every term is
-continuous and non-decreasing in tokens, rows, widths and lengths, so the time is too. Microseconds at the rates of
-`sim.prices.grid_terms`, or counts; pure Python because a search evaluates them one by one.
+continuous and non-decreasing in tokens, rows, widths and lengths, so the time is too. Microseconds at the machine's
+peak rates, or counts; pure Python because a search evaluates them one by one.
 """
 
 from __future__ import annotations
 
 from math import exp, log, log1p, log2, sqrt
 
-from sim.prices.grid_terms import ELEMENT_BYTES, FLOP_PER_US, HBM_BYTES_PER_US
+from sim.prices.dtypes import bytes_each
+from sim.prices.machine import Machine
 
-_SMS = 132
-_L2_RAMP_MB = (6, 15, 25, 35, 45, 60)
+_L2_SHARES = (0.12, 0.3, 0.5, 0.7, 0.9, 1.2)
+"""KV cache over the L2 cache at which streaming may begin to cost more."""
 
 
 def _ramp(x: float, at: float) -> float:
@@ -30,41 +31,59 @@ def routing(tokens: float, experts: float, topk: float) -> list[float]:
     return [tokens * experts / 1e6, tokens * topk / 1e4, experts / 1e2, log1p(tokens)]
 
 
-def permute(tokens: float, rows: float, hidden: float) -> list[float]:
+def permute(machine: Machine, tokens: float, rows: float, hidden: float) -> list[float]:
     """Copies tokens to rows in the order of their experts, or sums them back: both stream the same bytes."""
-    return [(tokens + rows) * hidden * 2 / HBM_BYTES_PER_US, rows / 1e4]
+    return [(tokens + rows) * hidden * 2 / machine.hbm_bytes_per_us, rows / 1e4]
 
 
-def expert_activation(rows: float, width: float) -> list[float]:
+def expert_activation(machine: Machine, rows: float, width: float) -> list[float]:
     """SwiGLU or GELU between the grouped GEMMs: rows of `width`."""
-    return [rows * width * 4 / HBM_BYTES_PER_US]
+    return [rows * width * 4 / machine.hbm_bytes_per_us]
+
+
+ASPECT = 0.05
+"""Power of inner / columns that a GEMM's time grows with at equal bytes and FLOP. [fitted] nine series of dense GEMMs:
+0.00 to 0.11 at 4 to 64 rows, more for small weights than for large ones."""
 
 
 def grouped_gemm(
-    rows: float, active: float, local: float, inner: float, columns: float, dtype: str, *, skewed: bool = False
+    machine: Machine,
+    rows: float,
+    active: float,
+    local: float,
+    inner: float,
+    columns: float,
+    dtype: str,
+    *,
+    skewed: bool = False,
 ) -> list[float]:
     """Rows of all experts times each one's [inner, columns] weights.
 
+    Only layers were measured, the sum of two such GEMMs, and nothing in them says what either takes. So the terms see
+    the area of the weights, and their aspect as dense GEMMs show it; see `ASPECT`.
+
     Args:
+        machine: Whose rates and multiprocessors.
         rows: Tokens summed over the experts of the GPU.
         active: Experts that got any.
         local: Experts that the GPU holds.
         inner: Contracted width.
         columns: Output width, gate and up together.
         dtype: Format of weights and arithmetic.
-        skewed: Whether the routing was measured with a skewed distribution.
+        skewed: Whether some experts get most of the rows.
     """
-    area = inner * columns
-    weight = active * area * ELEMENT_BYTES[dtype] / HBM_BYTES_PER_US
-    flop_each = 2 * area / FLOP_PER_US[dtype]
+    aspect, side = (inner / columns) ** ASPECT, sqrt(inner * columns)
+    area = inner * columns * aspect
+    weight = active * area * bytes_each(dtype) / machine.hbm_bytes_per_us
+    flop_each = 2 * area / machine.flop_per_us[dtype]
     flop = rows * flop_each
     terms = [weight, flop]
     terms += [max(active * tile, rows + active * tile / 2) * flop_each for tile in (64, 128)]
-    terms += [max(1.0, active * columns / 128 / _SMS + 0.5) * inner / 1e3, inner / 1e3]
-    terms += [rows * (inner + columns) * 2 / HBM_BYTES_PER_US, sqrt(weight * flop), weight / max(active, 1.0)]
+    terms += [max(1.0, active * side / 128 / machine.sms + 0.5) * side / 1e3 * aspect, side / 1e3 * aspect]
+    terms += [rows * (inner + columns) * 2 / machine.hbm_bytes_per_us, sqrt(weight * flop), weight / max(active, 1.0)]
     if not skewed:
         return [*terms, 0.0, 0.0, 0.0]
-    few = local * (1 - exp(-0.5 * rows / local)) * area * ELEMENT_BYTES[dtype] / HBM_BYTES_PER_US
+    few = local * (1 - exp(-0.5 * rows / local)) * area * bytes_each(dtype) / machine.hbm_bytes_per_us
     return [*terms, few, weight, flop]
 
 
@@ -72,13 +91,13 @@ def grouped_gemm(
 
 
 def attention_prefill(
-    sequences: float, tokens: float, heads: float, kv_heads: float, head_dim: float, dtype: str
+    machine: Machine, sequences: float, tokens: float, heads: float, kv_heads: float, head_dim: float, dtype: str
 ) -> list[float]:
     """Causal self-attention over `tokens` new tokens of each sequence."""
     queries, shared = sequences * heads, sequences * kv_heads
-    flop = 2 * queries * head_dim * tokens * tokens / FLOP_PER_US[dtype]
-    byte = (queries + shared) * tokens * head_dim * 4 / HBM_BYTES_PER_US
-    waves = max(1.0, tokens / 128 * queries / _SMS + 0.5)
+    flop = 2 * queries * head_dim * tokens * tokens / machine.flop_per_us[dtype]
+    byte = (queries + shared) * tokens * head_dim * 4 / machine.hbm_bytes_per_us
+    waves = max(1.0, tokens / 128 * queries / machine.sms + 0.5)
     return [
         1.0,
         flop,
@@ -95,25 +114,39 @@ def attention_prefill(
     ]
 
 
-def mla_decode(sequences: float, kv_len: float, heads: float, dtype: str) -> list[float]:
+def mla_decode(machine: Machine, sequences: float, kv_len: float, heads: float, dtype: str) -> list[float]:
     """Multi-head latent attention: one latent of 512 + 64 per cached token, read by every head."""
-    byte = sequences * kv_len * 576 * ELEMENT_BYTES[dtype] / HBM_BYTES_PER_US
-    flop = 2 * sequences * heads * kv_len * 1088 / FLOP_PER_US["bf16"]
-    terms = [1.0, byte, flop, 2 * sequences * max(heads, 64.0) * kv_len * 1088 / FLOP_PER_US["bf16"]]
-    terms += [sequences * heads * 1088 * 2 / HBM_BYTES_PER_US, kv_len / 1e3, log(max(kv_len, 1.0)), sequences / 1e2]
+    byte = sequences * kv_len * 576 * bytes_each(dtype) / machine.hbm_bytes_per_us
+    flop = 2 * sequences * heads * kv_len * 1088 / machine.flop_per_us["bf16"]
+    terms = [1.0, byte, flop, 2 * sequences * max(heads, 64.0) * kv_len * 1088 / machine.flop_per_us["bf16"]]
+    terms += [
+        sequences * heads * 1088 * 2 / machine.hbm_bytes_per_us,
+        kv_len / 1e3,
+        log(max(kv_len, 1.0)),
+        sequences / 1e2,
+    ]
     terms += [sequences * kv_len / 1e6, sqrt(byte), sqrt(flop)]
-    return terms + [_ramp(byte, megabytes / 3.35) for megabytes in _L2_RAMP_MB]
+    cached_us = machine.l2_mb * 1e6 / machine.hbm_bytes_per_us
+    return terms + [_ramp(byte, share * cached_us) for share in _L2_SHARES]
 
 
 # --- messages ---------------------------------------------------------------------------------------
 
 
 def expert_all_to_all(
-    tokens: float, width_bytes: float, experts: float, topk: float, nodes: float, *, low_latency: bool
+    machine: Machine,
+    tokens: float,
+    width_bytes: float,
+    experts: float,
+    topk: float,
+    nodes: float,
+    *,
+    low_latency: bool,
 ) -> list[float]:
-    """DeepEP's dispatch or combine over `nodes` nodes of 8 GPUs.
+    """DeepEP's dispatch or combine over `nodes` nodes.
 
     Args:
+        machine: Whose nodes.
         tokens: Tokens of one rank.
         width_bytes: Bytes of one token's row.
         experts: Experts of the whole layer.
@@ -121,7 +154,7 @@ def expert_all_to_all(
         nodes: Nodes of the group.
         low_latency: A copy per expert; otherwise one per rank that holds any of them.
     """
-    ranks = 8 * nodes
+    ranks = machine.node_gpus * nodes
     copies = tokens * topk if low_latency else tokens * ranks * (1 - (1 - 1 / ranks) ** topk)
     sent, each = copies * width_bytes / 1e5, tokens * width_bytes / 1e5
     terms = [1.0, sent, sqrt(sent), min(sent, 20.0), min(sent, 100.0)]

@@ -6,7 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raysearch.calibration.fit import H100_SXM, errors, fit_family, fold_numbers
+from raysearch.calibration.fit import (
+    H100_SXM,
+    errors,
+    fit_family,
+    fold_numbers,
+    inside_interval,
+    interval,
+    interval_groups,
+)
 from raysearch.calibration.lattice import Lattice, Part, fit_terms
 from raysearch.calibration.predict import bare_roofline, cross_validated, predict, series_of
 from sim.prices.tables import made_monotone
@@ -69,3 +77,31 @@ def test_rows_far_from_small_sizes_leave_no_vertex_without_a_time() -> None:
     few, many = (found.attention_decode_us("vllm", "fp8", b, 128, 8, 2, 128) for b in (1, 2**14))
     assert 1 < few < many
     assert errors(predict("attention_decode", rows, found), rows["latency_us"].to_numpy())["median_ape"] < 0.05
+
+
+def test_nine_in_ten_rows_held_out_lie_in_an_interval_that_has_not_seen_them() -> None:
+    rng = np.random.default_rng(5)
+    n, k = (2 ** rng.integers(7, 14, 1000) for _ in range(2))
+    rows = pd.DataFrame({"framework": "vllm", "dtype": "fp8", "m": 2 ** rng.integers(0, 12, 1000), "n": n, "k": k})
+    predicted = np.full(1000, 10.0)
+    for noise in (rng.normal(0, 0.1, 1000), rng.exponential(0.3, 1000)):
+        rows["latency_us"] = 10 * np.exp(noise)
+        assert 0.86 <= inside_interval("gemm", rows, predicted).mean() <= 0.93
+        low, high = interval(predicted, rows["latency_us"].to_numpy())
+        assert np.mean((noise >= np.log(low)) & (noise <= np.log(high))) == pytest.approx(0.9, abs=0.005)
+
+
+def test_an_interval_knows_nothing_of_the_fold_that_it_judges() -> None:
+    rows = pd.DataFrame({"framework": "vllm", "dtype": "fp8", "m": 1, "n": [128, 256, 512, 1024, 2048] * 20, "k": 128})
+    fold = fold_numbers("gemm", rows)
+    rows["latency_us"] = np.where(fold == 0, 20.0, 10.0)  # one fold is off by as much as no other
+    inside = inside_interval("gemm", rows, np.full(100, 10.0))
+    assert not inside[fold == 0].any()
+    assert inside[fold != 0].all()
+
+
+def test_experts_that_a_gpu_has_almost_to_itself_have_an_interval_of_their_own() -> None:
+    layer = {"framework": "vllm", "kernel_source": "x", "dtype": "fp8", "num_tokens": 64, "hidden_size": 4096}
+    layer |= {"inter_size": 1024, "topk": 2, "num_experts": 8, "moe_tp_size": 1, "distribution": "balanced"}
+    rows = pd.DataFrame([layer | {"num_experts": 32, "moe_ep_size": ep, "latency_us": 1.0} for ep in (1, 2, 4, 8)])
+    assert list(interval_groups("moe", rows)) == ["moe/vllm/x/fp8"] * 2 + ["moe/vllm/x/fp8 few"] * 2

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sim.config.catalog import load_calibration, load_hardware
 from sim.config.files import config_path
-from sim.prices.calibration import Calibration, drawn_experts
+from sim.prices.calibration import Calibration
 from sim.prices.collectives import collective_price, expert_all_to_all, hand_on_s
 from sim.prices.curves import (
     LOW_LATENCY_TOKENS,
@@ -34,8 +34,9 @@ from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.hardware import EngineName
 from sim.prices.mesh import Group, tp_group
 from sim.prices.roofline import PRICED_BY_MEDIANS, Kernel, kernel_time
+from sim.prices.routing import drawn_experts
 
-H100 = load_hardware("h100_sxm")
+H100, H200 = load_hardware("h100_sxm"), load_hardware("h200_sxm")
 FITTED = load_calibration("h100_sxm")
 BY_ENGINE = {
     engine: dataclasses.replace(H100, curves=Curves(FITTED, engine, engine)) for engine in get_args(EngineName)
@@ -311,6 +312,78 @@ def test_attention_of_prompts_and_over_latents(engine: str, kv: str, scales: lis
     grows(prefill, sizes, factor, along=tuple(sizes))
     sizes = {"sequences": 20.0 * scales[0], "kv_len": 5000.0 * scales[1], "heads": 16.0 * scales[2]}
     grows(latent, sizes, factor, along=tuple(sizes))
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "vllm", "sglang"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp8_block"])
+def test_the_aspect_of_an_expert_gemm_costs_what_it_costs_a_dense_one(engine: str, dtype: Dtype) -> None:
+    for rows in (4, 16, 64):
+        for inner, columns in ((30720, 2048), (16384, 1024), (8192, 4096)):
+            dense = [priced(engine, Gemm(rows, *sides), dtype) for sides in ((inner, columns), (columns, inner))]
+            grouped = [
+                priced(engine, GroupedGemm(rows, *sides, active=1, local=1, gated=True), dtype)
+                for sides in ((inner, columns), (columns, inner))
+            ]
+            assert 1 / 1.8 <= (grouped[0] / grouped[1]) / (dense[0] / dense[1]) <= 1.8
+            assert grouped[0] >= grouped[1]
+
+
+def test_an_expert_gemm_of_widths_that_no_measured_layer_has_is_marked_and_less_sure() -> None:
+    curves = Curves(FITTED, "trtllm", "trtllm")
+
+    def judged(inner: float, columns: float) -> tuple[str, float]:
+        found = curves.kernel(GroupedGemm(64, inner, columns, 4, 4, gated=True), "fp8", "fp8")
+        assert found is not None
+        return found.extrapolated, found.error
+
+    ranges = FITTED.series["moe/trtllm/moe_torch_flow_cutlass/fp8"]["range"]
+    assert ranges["width_per_hidden"][1] == 3.5
+    first, second, on_hidden = judged(4096, 2 * 1536), judged(1536, 4096), judged(30720, 2048)
+    assert first[0] == second[0] == ""
+    assert on_hidden[0] == "experts of unmeasured widths"
+    assert on_hidden[1] >= H100.errors.extrapolated > first[1] == second[1]
+
+
+def test_few_local_experts_have_an_interval_of_their_own() -> None:
+    record = FITTED.series["moe/trtllm/moe_torch_flow_cutlass/fp8"]
+    curves = Curves(FITTED, "trtllm", "trtllm")
+    few, many = (
+        curves.kernel(GroupedGemm(64, 4096, 3072, local, local, gated=True), "fp8", "fp8") for local in (8, 16)
+    )
+    assert few is not None
+    assert many is not None
+    assert list(few.interval) == record["interval_of_few"]
+    assert list(many.interval) == record["interval"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "gain"),
+    [
+        (DecodeAttention(256, 16384, 16, 2, 128, False), 4800 / 3350),  # streams the cache
+        (Gemm(8192, 8192, 8192), 1.0),  # multiplies
+        (Gemm(1, 128, 128), 1.0),  # launches
+    ],
+)
+def test_efficiencies_carried_over_gain_what_the_machine_gains(shape: Shape, gain: float) -> None:
+    old, new = (hardware.curves.kernel(shape, "fp8", "fp8") for hardware in (H100, H200))  # type: ignore[union-attr]
+    assert old is not None
+    assert new is not None
+    assert old.time_s / new.time_s == pytest.approx(gain, rel=0.15)
+    assert "efficiencies carried over from h100_sxm" in new.extrapolated
+    assert new.error >= H200.errors.extrapolated
+    assert new.interval[0] < old.interval[0] < old.interval[1] < new.interval[1]
+
+
+@settings(derandomize=True, deadline=None)
+@given(SIZES, WIDTHS, WIDTHS)
+def test_more_bandwidth_never_slows_a_kernel_and_never_gains_more_than_itself(
+    rows: float, inner: float, columns: float
+) -> None:
+    old, new = (
+        hardware.curves.kernel(Gemm(rows, inner, columns), "fp8", "fp8").time_s  # type: ignore[union-attr]
+        for hardware in (H100, H200)
+    )
+    assert old * 3350 / 4800 * (1 - 1e-9) <= new <= old * (1 + 1e-9)
 
 
 def test_what_stands_in_for_another_engines_kernel_says_so() -> None:

@@ -1,0 +1,43 @@
+"""One accelerator as its kernels see it: the rates and counts that a calibration's terms are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sim.prices.dtypes import FORMATS
+
+
+class Machine(NamedTuple):
+    """Peak rates, and where parallel work and caches end.
+
+    Attributes:
+        flop_per_us: Tensor cores' peak, by format of the weights.
+        hbm_bytes_per_us: Peak of the memory.
+        nvlink_bytes_per_us, network_bytes_per_us: Peak per direction of the links inside a node and between nodes.
+        sms: Streaming multiprocessors: tiles that run at once.
+        l2_mb: Second-level cache.
+        node_gpus: GPUs of a node.
+    """
+
+    flop_per_us: Mapping[str, float]
+    hbm_bytes_per_us: float
+    nvlink_bytes_per_us: float
+    network_bytes_per_us: float
+    sms: int
+    l2_mb: float
+    node_gpus: int
+
+
+def machine_of(header: Mapping[str, Any]) -> Machine:
+    """The machine of a calibration: its keys `speed_of_light` and `machine`."""
+    light, counts = header["speed_of_light"], header["machine"]
+    return Machine(
+        flop_per_us={dtype: light[f"{form.arithmetic}_tflops"] * 1e6 for dtype, form in FORMATS.items()},
+        hbm_bytes_per_us=light["hbm_gb_per_s"] * 1e3,
+        nvlink_bytes_per_us=light["nvlink_gb_per_s"] * 1e3,
+        network_bytes_per_us=light["network_gb_per_s"] * 1e3,
+        sms=counts["sms"],
+        l2_mb=counts["l2_mb"],
+        node_gpus=counts["node_gpus"],
+    )
