@@ -138,7 +138,7 @@ _CUT = 1.0
 """Largest |log error| that moves the fit: a run whose stated concurrency is not what ran must not bend the rest."""
 _UNITS = (1e-3, 1e-5, 1.0, 1e-5)
 """Seconds or share that count as one in the fit, in the order of an engine's parameters."""
-_PRIORS = (3e-3, 3e-4, 1e-2, 1e-5)
+_PRIORS = (3e-3, 3e-4, 1e-2, 1e-3)
 """Weights that pull prefill_share to one and the others to zero, where rows do not say."""
 _STARTS = ((0.5, 0.2, 0.95, 6.0), (2.0, 1.0, 0.6, 20.0), (0.1, 0.1, 0.9, 2.0))
 

@@ -23,6 +23,8 @@ from sim.prices.trust import on_top
 Floats = NDArray[np.float64]
 WANTED = 0.9
 """Share of rows that an interval is to hold."""
+_LEAST = 0.85
+"""Share that it is to hold of those with few, some and many prompts."""
 _LEVELS = (0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
 """Quantiles to either side that are tried. Of few groups the extremes are not seen, so the least will not always do."""
 _SHARES = (0.0, 0.05, 0.15, 0.4, 1.0)
@@ -130,11 +132,12 @@ def held_out_residuals(
 
 
 def fit_widths(residuals: Residuals) -> Widths:
-    """The least widths that hold `WANTED` of the runs when their group is held out."""
-    level = next(
-        (level for level in _LEVELS if inside(residuals, held_out_widths(residuals, level)).mean() >= WANTED), None
-    )
-    return _at_level(residuals, level or _LEVELS[-1])
+    """The least widths that hold `WANTED` of the runs, and not much less at any share of prompts, when held out."""
+    for level in _LEVELS:
+        held = inside(residuals, held_out_widths(residuals, level))
+        if held.mean() >= WANTED and min(held[rows].mean() for rows in _by_share(residuals).values()) >= _LEAST:
+            break
+    return _at_level(residuals, level)
 
 
 def held_out_widths(residuals: Residuals, level: float | None = None) -> list[Widths]:
@@ -184,12 +187,14 @@ def coverage(residuals: Residuals, held: NDArray[np.bool_]) -> dict[str, Any]:
     """Shares of rows inside: of all, without and with experts, and by the share of prompts."""
     moe = residuals.moe
     found = {"rows": len(held), "all": _share(held), "dense": _share(held[~moe]), "moe": _share(held[moe])}
-    bins = np.clip(np.searchsorted(_SHARES, residuals.prompt_share, side="right") - 1, 0, len(_SHARES) - 2)
-    by_share = {
-        f"{_SHARES[number]:g}-{_SHARES[number + 1]:g}": _share(held[bins == number])
-        for number in np.unique(bins).tolist()
-    }
+    by_share = {name: _share(held[rows]) for name, rows in _by_share(residuals).items()}
     return found | {"by_share_of_prompts": by_share}
+
+
+def _by_share(residuals: Residuals) -> dict[str, NDArray[np.bool_]]:
+    """[runs] which have a share of prompts within some bounds."""
+    bins = np.clip(np.searchsorted(_SHARES, residuals.prompt_share, side="right") - 1, 0, len(_SHARES) - 2)
+    return {f"{_SHARES[n]:g}-{_SHARES[n + 1]:g}": bins == n for n in np.unique(bins).tolist()}
 
 
 def _share(held: NDArray[np.bool_]) -> float | None:
