@@ -99,6 +99,8 @@ def _intervals(
 ) -> dict[str, object]:
     """How many runs lie in their 90 % interval: in the one that `evaluate` states, or in one that has not seen them."""
     rows = np.flatnonzero(steps.priced).tolist()
+    if len(rows) < (LEAST_JUDGED if held_out else 1):
+        return {}
     runs, priced, own_times = (
         [found.runs[row] for row in rows],
         steps[np.array(rows, dtype=int)],
@@ -108,8 +110,6 @@ def _intervals(
         stated = np.array([evaluations[row].tpot_interval_s for row in rows]).reshape(-1, 2)
         residuals = residuals_of(runs, priced, measured_s[rows], own_times, rows, apart=True)
         return {"stated": coverage(residuals, (stated[:, 0] <= measured_s[rows]) & (measured_s[rows] <= stated[:, 1]))}
-    if len(rows) < LEAST_JUDGED:
-        return {}
     kinds = held_out_residuals(runs, priced, measured_s[rows], own_times)
     return {name: held_out_coverage(residuals) for name, residuals in kinds.items()}
 
