@@ -74,7 +74,7 @@ def survey(directory: Path) -> Survey:
     """
     if os.path.isfile(directory / HEAD_FILE):
         return Survey([_read_run(directory)], {})
-    if not (directory / STUDY_FILE).is_file():
+    if not os.path.isfile(directory / STUDY_FILE):  # of a name too long too, which `Path.is_file` raises on
         raise InputError(f"no results in {directory}: expected the folder of a study or of a search")
     record = read_record(directory / STUDY_FILE, StudyRecord)
     runs: list[dict[str, Any]] = []
