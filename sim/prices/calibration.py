@@ -25,8 +25,6 @@ from sim.prices.tables import Floats, Table, interpolate, made_monotone, vertice
 
 FORMAT = 2
 """Version of the coefficients file."""
-NODE_GPUS = 8
-"""GPUs of the nodes that expert all-to-alls were measured on."""
 WIDEST_GROUP = 32
 """Query heads per KV head up to which an engine's usual decode attention runs; beyond, a slower one is measured."""
 FEW_EXPERTS = 8

@@ -10,6 +10,7 @@ import pytest
 from sim.layers.choices import declare_choice, operation_of, rule, withdraw_choice
 from sim.layers.declared import declared_choices
 from sim.layers.ops import DENSE_LAYER, MOE_LAYER
+from sim.layers.sizes import Load
 from sim.sharding.placement import Array, parse_placement
 from sim.sharding.rule_check import WrongRule
 from sim.sharding.rules import Rule
@@ -42,7 +43,7 @@ def test_a_declared_choice_has_its_rule_and_a_number_of_its_own_in_every_layer_t
 
 
 def test_by_default_it_costs_what_the_letter_that_it_shards_costs(toy_moe: Workload) -> None:
-    rank = rank_of(toy_moe, 2, 1, 8)
+    rank = rank_of(toy_moe, Load(8, toy_moe.context_tokens, toy_moe.context_tokens), 2, 1)
     for name, text, plain in (
         ("qkv_proj", "R, SS(1,2) -> SS(1,2)", 1),
         ("qkv_proj", "SS(0,2), R -> SS(0,2)", TOKENS),
