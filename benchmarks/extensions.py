@@ -5,7 +5,7 @@
     python benchmarks/extensions.py --medians             # priced by medians: nothing beyond a fitted range
     python benchmarks/extensions.py --fine                # batches between the powers of two as well
 
-Each cell is the exact best over all degrees in tokens/s/GPU, and in brackets its ratio to the paper's space. A star
+Each cell is the exact best over all degrees in tokens/s/GPU, and in brackets its ratio to the joint space. A star
 marks strategies of which more than a tenth of a layer's time is a collective beyond one node other than the
 experts' all-to-all: no measurement covers those.
 """
@@ -35,11 +35,11 @@ def best_evaluations(workload: Workload) -> dict[str, Evaluation | None]:
     return {name: find_best(space(workload)).evaluation for name, space in SPACES.items()}
 
 
-def cell(found: Evaluation | None, paper: Evaluation | None) -> str:
-    """Throughput and its ratio to the paper's space."""
+def cell(found: Evaluation | None, joint: Evaluation | None) -> str:
+    """Throughput and its ratio to the joint space."""
     if found is None:
         return "none fits"
-    ratio = f" ({found.tokens_per_s_per_gpu / paper.tokens_per_s_per_gpu:.3f})" if paper else ""
+    ratio = f" ({found.tokens_per_s_per_gpu / joint.tokens_per_s_per_gpu:.3f})" if joint else ""
     return f"{found.tokens_per_s_per_gpu:.2f}{ratio}{'*' if beyond_a_node(found) > 0.1 else ''}"
 
 
@@ -53,7 +53,7 @@ def row(label: str, workload: Workload) -> None:
     """Prints one line of the table, and the best extended strategy behind it."""
     started = time.perf_counter()
     found = best_evaluations(workload)
-    cells = " | ".join(cell(one, found["paper"]) for one in found.values())
+    cells = " | ".join(cell(one, found["joint"]) for one in found.values())
     best = found["extended"]
     strategy = best.strategy if best else None
     what = "-"

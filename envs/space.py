@@ -166,8 +166,8 @@ class StrategySpace:
                 moves = self.moves(coordinate, int(moved[coordinate]))
                 moved[coordinate] = moves[rng.integers(len(moves))]
             else:
-                step = rng.integers(1, self._nvec[coordinate])
-                moved[coordinate] = (moved[coordinate] + step) % self._nvec[coordinate]
+                step = int(rng.integers(1, self.sizes[coordinate]))
+                moved[coordinate] = (moved[coordinate] + step) % self.sizes[coordinate]
         return moved
 
     def moves(self, coordinate: int, index: int) -> list[int]:

@@ -87,7 +87,11 @@ class SearchRun:
     def _begin(self, rows: RowWriter) -> None:
         """Stands before the first call."""
         self._env = StrategyEnv(
-            self.workload, evaluate=self._simulator, space=self._space, retries=self._patience.retries
+            self.workload,
+            evaluate=self._simulator,
+            space=self._space,
+            retries=self._patience.retries,
+            **self._searcher.environment,
         )
         self._rows = rows
         self._gate = CallGate(self._env, self.spec.budget, rows, self.run_id)

@@ -6,12 +6,13 @@ import abc
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from envs.reward import ImprovementReward
 from envs.space import Action, StrategySpace
 from sim.layers.model import Model
 
@@ -20,6 +21,33 @@ class NoOptions(BaseModel):
     """Settings of a searcher that has none; the others derive theirs from it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class RewardOptions(NoOptions):
+    """Settings of what the environment shows and pays a searcher that learns from its reward, with their defaults.
+
+    Attributes:
+        elites: T, the elites that are shown, 3 in the paper.
+        alpha: Weight of the throughput (eq. 1), in units of the best so far: see `envs.reward.ImprovementReward`.
+        beta: Weight of the improvement.
+        penalty: What an infeasible call costs; above beta.
+    """
+
+    elites: Annotated[int, Field(ge=1)] = 3
+    alpha: Annotated[float, Field(gt=0)] = 1.0
+    beta: Annotated[float, Field(gt=0)] = 1.0
+    penalty: Annotated[float, Field(gt=0)] = 10.0
+
+    @model_validator(mode="after")
+    def _infeasible_calls_earn_least(self) -> Self:
+        if self.penalty <= self.beta:
+            raise ValueError(f"penalty must exceed beta: {self.penalty} does not exceed {self.beta}")
+        return self
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What they say to a `StrategyEnv`."""
+        return {"elites": self.elites, "reward": ImprovementReward(self.alpha, self.beta, self.penalty)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +125,11 @@ class Searcher(abc.ABC):
     @abc.abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from a snapshot that a searcher with the same constructor arguments gave."""
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Arguments of the `StrategyEnv` that the searcher wants to see; the defaults for most."""
+        return self.options.environment if isinstance(self.options, RewardOptions) else {}
 
     @classmethod
     def own_dims(cls, model: Model) -> tuple[int, ...] | None:

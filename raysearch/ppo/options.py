@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from raysearch.searcher import NoOptions
+from raysearch.searcher import NoOptions, RewardOptions
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -48,7 +48,7 @@ class SharedOptions(NoOptions):
         return self
 
 
-class Options(SharedOptions):
+class Options(SharedOptions, RewardOptions):
     """Hyper-parameters of `ppo_paper`; `configs/searchers/ppo_paper.toml` is the preset.
 
     Origins: [paper] = Learning to Shard, section 3 and appendix A; [sb3] = default of Stable-Baselines3's

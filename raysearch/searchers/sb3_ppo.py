@@ -11,14 +11,14 @@ from pydantic import BaseModel, Field
 
 from envs.space import Action, StrategySpace
 from raysearch.errors import InputError
-from raysearch.searcher import NoOptions, Outcome, Searcher
+from raysearch.searcher import Outcome, RewardOptions, Searcher
 
 # Here, so that a study that names this searcher is refused before its first run, and without seconds of importing.
 if importlib.util.find_spec("stable_baselines3") is None:
     raise InputError("searcher 'sb3_ppo' needs Stable-Baselines3: pip install 'raysearch[sb3]'")
 
 
-class SB3Options(NoOptions):
+class SB3Options(RewardOptions):
     """Settings of `sb3_ppo`; what is not here has Stable-Baselines3's default. See `raysearch.ppo.options`.
 
     Attributes:

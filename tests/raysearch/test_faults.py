@@ -190,8 +190,20 @@ def wait_for_rows(process: subprocess.Popen[str], out: Path, rows: int) -> None:
 
 
 def kill_a_run(process: subprocess.Popen[str], out: Path) -> None:
-    """Kills the process that makes the calls of the run under way."""
+    """Kills the process that makes the calls of the run under way: it holds the rows, in a call or between two."""
     wait_for_rows(process, out, rows_of(out) + 150)
-    pids = [pid for pid, title in descendants(process.pid).items() if "ray::tiny-" in title]
-    assert pids, "no run is under way"
+    deadline = time.monotonic() + 150
+    while not (pids := [pid for pid in descendants(process.pid) if holds_rows(pid, out)]):  # one run, then the next
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no process holds the rows of a run"
+        time.sleep(0.02)
     os.kill(pids[0], signal.SIGKILL)
+
+
+def holds_rows(pid: int, out: Path) -> bool:
+    """Whether a process has the rows of a run open."""
+    try:
+        held = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:  # it has ended, or closed a file meanwhile
+        return False
+    return any(text.startswith(f"{out}/") and text.endswith("rows.jsonl") for text in held)

@@ -11,11 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from envs.reward import ImprovementReward
 from envs.rows import ROWS_FILE, RowsTaken, read_rows
+from envs.space import StrategySpace
 from raysearch.checkpoint import CHECKPOINT_FILE
 from raysearch.errors import InputError
 from raysearch.records import RunSpec
+from raysearch.registry import make_searcher
 from raysearch.run import SearchRun, finish_rows, finished_summary
+from sim.config.catalog import load_workload
 
 SEARCHERS = ["random", "random_walk", "annealing", "coordinate", "megatron", "ppo_paper"]
 CHUNK = ("chunk", "chunk_best", "chunk_done")
@@ -261,3 +265,21 @@ def test_a_run_may_stop_where_a_chunk_ends_and_says_how_that_one_went(tmp_path):
             ends.append((metrics["calls"], metrics["chunk"], metrics["chunk_done"]))
             assert metrics["chunk_best"] <= metrics["best"]
     assert ends == [(6, 1, 1), (12, 2, 1), (18, 3, 1), (23, 4, 1)]
+
+
+@pytest.mark.parametrize("name", ["ppo_paper", "sb3_ppo"])
+def test_elites_and_reward_are_what_the_searcher_s_options_say(name: str, tiny_workload: Path, tmp_path: Path) -> None:
+    def rewards(folder: str, **options: float) -> list[float]:
+        run = SearchRun(RunSpec(str(tiny_workload), name, 0, 2, options=options), tmp_path / folder)
+        run.advance(2)
+        run.close()
+        return read_rows(tmp_path / folder)["reward"].tolist()
+
+    assert make_searcher(name, StrategySpace(load_workload("gpt_moe_1_2t_16k")), seed=0, budget=2).environment == {
+        "elites": 3,
+        "reward": ImprovementReward(),
+    }
+    plain, scaled = rewards("plain"), rewards("scaled", alpha=2.0, beta=2.0, penalty=20.0, elites=5)
+    assert scaled[0] == 2 * plain[0]
+    with pytest.raises(InputError, match="penalty must exceed beta"):
+        rewards("wrong", beta=10.0)
