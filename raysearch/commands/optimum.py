@@ -77,6 +77,7 @@ def show_optimum(
             space_best = best_of_space(workload, workload.space, progress, fresh=fresh)
         best, found = space_best.strategy, {**asdict(space_best)}
     evaluation = evaluate(workload, best) if best else None
+    found["distinct_size"] = space_of(workload).distinct_size
     if as_json:
         print_json(_as_dict(workload, found, evaluation))
     else:
@@ -171,8 +172,9 @@ def _print(workload: Workload, found: dict[str, Any], evaluation: Evaluation | N
         how = f"{found['feasible_count']:,} feasible ({found['feasible_share']:.3%})"
     else:
         how = f"{found['opened']:,} of {found['tuples']:,} tuples of degrees and batch added up, the others ruled out"
-    size, wall_s = f"{found['space_size']:,} strategies of the space {workload.space!r}", found["wall_s"]
-    console.print(f"{size}, {how}, searched in {wall_s:.1f} s")
+    differ = f"{found['distinct_size']:,} that differ"
+    size = f"{found['space_size']:,} strategies of the space {workload.space!r} ({differ})"
+    console.print(f"{size}, {how}, searched in {found['wall_s']:.1f} s")
     if evaluation is None:
         console.print(f"No strategy of {workload.name} is feasible.")
         return
