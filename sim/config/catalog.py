@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from sim.config.calibration_file import CalibrationFile
 from sim.config.files import CatalogError, config_path, did_you_mean, explain, read_config
 from sim.config.schemas import HardwareFile, ModelFile, WorkloadFile
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
-from sim.prices.calibration_file import CalibrationFile
 from sim.prices.engine import BARE, MEMORY_POLICIES, Engine, EngineTimes, policy_of
 from sim.prices.hardware import EngineName, Hardware
 from sim.workload import BatchGrid, Precisions, SpaceName, Workload
