@@ -53,7 +53,7 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
     >>> workload, strategy = load_workload("gpt_moe_1_2t_16k"), Strategy(8, 1, 1, 64, (0,) * 12)
     >>> slow = as_evaluation(workload, strategy, Measurement(tokens_per_s_per_gpu=100.0, tpot_s=0.08))
     >>> [violation.message for violation in slow.violations]
-    ['TPOT is 80.0 ms, the SLO is 50.0 ms']
+    ['TPOT is 80.0 ms, allowed are 50.0 ms']
     """
     if isinstance(answer, Evaluation):
         if answer.strategy != strategy:

@@ -39,7 +39,7 @@ def busiest_load(tokens: float, topk: float, experts: float, ep: float, exponent
     An expert never gets a token twice.
 
     >>> busiest_load(4096, 8, 256, 1), round(busiest_load(4096, 8, 256, 8), 2), round(busiest_load(4096, 8, 256, 64), 2)
-    (1.0, 1.46, 4.65)
+    (1.0, 1.46, 4.55)
     """
     if ep <= 1:
         return 1.0
