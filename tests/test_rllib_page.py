@@ -18,6 +18,7 @@ def test_the_code_blocks_of_the_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(PAGE.parents[1]))
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    ray.shutdown()  # of whatever test of this process left one running
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     names = {"storage": str(tmp_path / "tune"), "__name__": "page"}
     try:
