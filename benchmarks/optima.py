@@ -1,7 +1,7 @@
 """The exact optima of the shipped workloads in each space, as the tables of docs/optima.md.
 
     python benchmarks/optima.py                  # all workloads that decode, on calibrated curves
-    python benchmarks/optima.py --all-reduce nccl   # all-reduce by NCCL, as all-gather is, not by an engine's graph kernel
+    python benchmarks/optima.py --all-reduce nccl   # by NCCL, as all-gather is, not by an engine's graph kernel
     python benchmarks/optima.py --medians        # priced by medians and NCCL's latency model, without fitted curves
 
 Figures are tokens/s/GPU. "ffn2 on hidden" is the best strategy of the joint space whose ffn2 is sharded on hidden with
