@@ -238,7 +238,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             feasible_s = layer_s[allowed]
             if not feasible_s.size:
                 continue
-            tokens_per_s_per_gpu = batch / (tp * ep * pp) / (layers * feasible_s + ends_s + engine_s / pp)
+            tokens_per_s_per_gpu = batch / (tp * ep * pp) / (layers * feasible_s + (ends_s + engine_s / pp))
             landscape.count(tokens_per_s_per_gpu)
             winner = int(feasible_s.argmin())
             if tokens_per_s_per_gpu[winner] > landscape.best_tokens_per_s_per_gpu:
@@ -258,14 +258,14 @@ def _fits_memory(
     )
     held = [layers * (segment.weight_bytes + pp * segment.kv_bytes) for segment in (left, right)]
     kv_cache = [layers * pp * segment.kv_bytes for segment in (left, right)]
-    peaks = [np.maximum(segment.peak_bytes, own_peak_bytes) for segment in (left, right)]
-    runtime = 0.0 if workload.engine is None else workload.engine.memory.runtime_bytes
-    constant = sides(rank, rank).stream_bytes()
+    head_bytes = max(own_peak_bytes, head_activation_bytes(rank))
+    peaks = [np.maximum(segment.peak_bytes, head_bytes) for segment in (left, right)]
+    engine, stream_bytes = workload.engine, sides(rank, rank).stream_bytes()
 
     def needed(held_bytes: Any, kv_bytes: Any, peak_bytes: Any) -> tuple[Any, float]:
-        activations = constant + np.maximum(peak_bytes, head_activation_bytes(rank))
-        overhead = np.maximum(0.0, runtime - activations) if workload.engine else fixed.overhead
-        return room(workload, fixed.weights + held_bytes + activations + overhead, kv_bytes)
+        activations = stream_bytes + peak_bytes
+        overhead = np.maximum(0.0, engine.memory.runtime_bytes - activations) if engine else fixed.overhead
+        return room(workload, held_bytes + (fixed.weights + activations + overhead), kv_bytes)
 
     most = needed(
         sum(float(h.max()) for h in held),
@@ -274,5 +274,9 @@ def _fits_memory(
     )
     if most[0] <= most[1]:
         return None
-    total, allowed = needed(np.add.outer(*held), np.add.outer(*kv_cache), np.maximum.outer(*peaks))
+    # Whole tables only where they make a difference: each is as large as the landscape.
+    counts_cache = engine is not None and engine.memory.of == "free"
+    kv_bytes = np.add.outer(*kv_cache) if counts_cache else 0.0
+    peak_bytes = np.maximum.outer(*peaks) if any((peak > head_bytes).any() for peak in peaks) else head_bytes
+    total, allowed = needed(np.add.outer(*held), kv_bytes, peak_bytes)
     return total <= allowed
