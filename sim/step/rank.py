@@ -13,7 +13,7 @@ from sim.layers.ops import Tensor, layer_ops
 from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
 from sim.prices.collectives import Collective, collective_price, sent_share
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
-from sim.prices.mesh import Group, group
+from sim.prices.mesh import Group, ep_group, tp_group
 from sim.prices.priced import Priced
 from sim.workload import Workload
 
@@ -94,7 +94,7 @@ class Rank:
         layer: Ops and tensors of the model's layer.
         memo, memo_of_tokens: Costs of this GPU that are known, and those in which the experts have no part.
         sizes: The layer on one group, before the tp axis shards it.
-        activation_each, weight_each: Bytes per element.
+        activation_each: Bytes per element of an activation.
         expert_dtype: Format of the experts' weights: the deployment's, or the one they are published in.
     """
 
@@ -121,9 +121,8 @@ class Rank:
         self.experts_axis = experts_axis
         self.layer = layer_ops(workload.model)
         self.sizes = layer_sizes(workload, load, ep, copies)
-        self.tp_group = group(1, tp, workload.hardware.node_gpus)
+        self.tp_group = tp_group(tp, workload.hardware.node_gpus)
         self.activation_each = DTYPE_BYTES[workload.precisions.activations]
-        self.weight_each = DTYPE_BYTES[workload.precisions.weights]
         self.expert_dtype: Dtype = workload.model.expert_dtype or workload.precisions.weights
         self._widths = _widths(workload)
         self.memo = Memo()
@@ -137,7 +136,7 @@ class Rank:
     @property
     def ep_group(self) -> Group:
         """The GPUs of all groups, one of each."""
-        return group(self.tp, self.ep, self.workload.hardware.node_gpus)
+        return ep_group(self.tp, self.ep, self.workload.hardware.node_gpus)
 
     def shard(self, size: float, *, when: bool) -> int:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
