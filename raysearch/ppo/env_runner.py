@@ -18,7 +18,7 @@ from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from envs.registration import ENV_ID
+from envs.registration import ENV_ID, make_env
 from envs.vector_env import VectorStrategyEnv
 from raysearch.ppo.connectors import ChooseActions, ShowElites
 
@@ -110,13 +110,14 @@ class EliteEnvRunner(SingleAgentEnvRunner):
             return
         if self.env is not None:
             self.env.close()
-        create: Any
-        _, create = Algorithm._get_env_id_and_creator(self.config.env, self.config)
         context = EnvContext(self.config.env_config, worker_index=self.worker_index, num_workers=self.num_workers)
         shares = [max(int(share), 1) for share in self.calls_of(self.config.budget)]
-        if self.config.env == ENV_ID:
-            envs: Any = VectorStrategyEnv([create(context | {"budget": share}) for share in shares])
+        envs: Any
+        if self.config.env == ENV_ID:  # not by RLlib's registry, which a second `ray.init` of this process empties
+            envs = VectorStrategyEnv([make_env(**(context | {"budget": share})) for share in shares])
         else:
+            create: Any
+            _, create = Algorithm._get_env_id_and_creator(self.config.env, self.config)
             envs = SyncVectorEnv([lambda share=share: TimeLimit(create(context), share) for share in shares])
         self.env, self.num_envs = DictInfoToList(envs), len(shares)
         self._needs_initial_reset = True

@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 import ray
+from ray.tune.registry import _global_registry
 
 from envs.registration import ENV_ID
 from raysearch.ppo.algorithm import LearnToShard, LearnToShardConfig
@@ -120,6 +121,14 @@ def test_evaluation_plays_on_and_leaves_no_trace(toy, algorithm, preset):
     finish(other)
     assert same(weights(evaluated), weights(other))
     assert evaluated.calls == BUDGET
+
+
+def test_the_environment_is_found_where_a_second_ray_of_the_process_has_an_empty_registry(local_ray, monkeypatch):
+    monkeypatch.setattr(_global_registry, "contains", lambda *names: False)
+    config = LearnToShardConfig().environment(ENV_ID, env_config=WORKLOAD)
+    config.search(budget=5, seed=1, options=Options(embedding=16, hidden=16, feed_forward=16))
+    algorithm = config.build_algo()
+    algorithm.stop()
 
 
 @pytest.mark.slow
