@@ -69,6 +69,7 @@ class Workload:
         chunk_tokens: In phase serve, most prompt tokens of a step (chunked prefill); None computes prompts whole.
         routing: See `Routing`.
         expert_exchange: See `ExpertExchange`.
+        declarations: "module:function" that declared choices of ops for the extended space; None: no file named any.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Workload:
     chunk_tokens: int | None = None
     routing: Routing = "balanced"
     expert_exchange: ExpertExchange = "all_to_all"
+    declarations: str | None = None
 
     @property
     def tpot_limit_s(self) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sim.config.calibration_file import CalibrationFile
+from sim.config.declarations import declare
 from sim.config.files import CatalogError, config_path, did_you_mean, explain, read_config
 from sim.config.schemas import HardwareFile, ModelFile, WorkloadFile
 from sim.layers.model import Model
@@ -180,6 +181,8 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
     digest = hashlib.sha256()
     if calibration:
         digest.update(calibration.digest.encode())
+    if file.declared_choices:
+        digest.update(declare(file.declared_choices).encode())
     nameless = (
         file.model_copy(update={"model": "", "hardware": ""}),
         model_file,
@@ -209,4 +212,5 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
         chunk_tokens=file.chunk_tokens,
         routing=file.routing,
         expert_exchange=file.expert_exchange or ("all_gather" if engine else "all_to_all"),
+        declarations=file.declared_choices,
     )

@@ -410,6 +410,7 @@ class WorkloadFile(FileSchema):
     chunk_tokens: Count | None = None  # prompts are computed whole
     precisions: _PrecisionsTable
     space: SpaceName = "joint"
+    declared_choices: str | None = None  # "module:function" that declares them; in the extended space only
     margin: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     degrees: _DegreesTable
 

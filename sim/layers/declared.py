@@ -6,8 +6,10 @@ Here they are kept; `sim.layers.choices.declare_choice` proves and adds them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +33,7 @@ class DeclaredChoice:
         rule: Placements under which it is right; proved.
         sums_late: Whether the first input may arrive as unreduced parts, whose sum is taken on the op's result.
         work: What it does on a GPU; without one, what the op does when the label is sharded.
+        source: Which workloads have it: those that name this function; None: all of the process.
     """
 
     number: int
@@ -39,12 +42,24 @@ class DeclaredChoice:
     rule: Rule
     sums_late: bool = False
     work: Work | None = None
+    source: str | None = None
 
 
 _DECLARED: dict[OpKey, dict[int, DeclaredChoice]] = {}
 _NUMBERS: dict[OpKey, int] = {}
 """The next number of each op. None is given twice, so that what was memoised of a withdrawn choice stays unused."""
 _NONE: Mapping[int, DeclaredChoice] = MappingProxyType({})
+_source: ContextVar[str | None] = ContextVar("source", default=None)
+
+
+@contextmanager
+def declared_by(source: str) -> Generator[None]:
+    """Marks what is declared meanwhile as coming from there."""
+    token = _source.set(source)
+    try:
+        yield
+    finally:
+        _source.reset(token)
 
 
 def declared_choices(key: OpKey) -> Mapping[int, DeclaredChoice]:
@@ -70,7 +85,7 @@ def next_number(key: OpKey, name: str) -> int:
 
 def keep(key: OpKey, choice: DeclaredChoice) -> None:
     """Adds a proved choice."""
-    _DECLARED.setdefault(key, {})[choice.number] = choice
+    _DECLARED.setdefault(key, {})[choice.number] = replace(choice, source=_source.get())
     _NUMBERS[key] = choice.number + 1
 
 

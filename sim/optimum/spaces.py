@@ -11,7 +11,8 @@ A space is a product of tables, one per degree, and of choices, one tuple per fu
   - "degrees": attention has a data-parallel degree of its own, so `tp * dp * cp = moe_tp * ep` and nothing more.
   - "tokens": GEMMs may keep their weight whole and share out tokens.
   - "gathered": GEMMs may keep their weight sharded and gather it at use, replicated or sharing out tokens.
-  - "declared": choices that somebody declared, none as delivered: see `sim.layers.choices.declare_choice`.
+  - "declared": choices that somebody declared, none as delivered: see `sim.layers.choices.declare_choice`. Those of a
+    function that a workload file names belong to the workloads that name it.
 
 >>> from sim.config.catalog import load_workload
 >>> workload = load_workload("gpt_moe_1_2t_16k")
@@ -202,10 +203,15 @@ def extended_space(workload: Workload, extensions: Iterable[str] = (*EXTENSIONS,
         choices={
             op.name: CHOICES
             + (more if op.kind == "einsum" else ())
-            + (tuple(declared_choices(op.key)) if DECLARED in wanted else ())
+            + (_declared(op, workload) if DECLARED in wanted else ())
             for op in layer_ops(workload.model).ops
         },
     )
+
+
+def _declared(op: FusedOp, workload: Workload) -> tuple[int, ...]:
+    sources = (None, workload.declarations)
+    return tuple(number for number, choice in declared_choices(op.key).items() if choice.source in sources)
 
 
 def heuristic_space(workload: Workload, *, sequence_parallel: bool) -> Space:
