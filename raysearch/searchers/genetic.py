@@ -15,6 +15,9 @@ from raysearch.searcher import NoOptions, Outcome, Searcher
 if TYPE_CHECKING:
     from pymoo.core.population import Population
 
+_BROODS = 20
+"""How often pymoo breeds anew before it finds that no child does anything new, where it would try 100 times. [assumed]"""
+
 
 class GeneticOptions(NoOptions):
     """Settings of `genetic`.
@@ -79,6 +82,7 @@ class GeneticSearcher(Searcher):
             **operators,
             seed=seed,
         )
+        algorithm.mating.n_max_iterations = _BROODS
         return algorithm.setup(problem, termination=NoTermination())
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
