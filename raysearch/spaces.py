@@ -15,7 +15,16 @@ from pathlib import Path
 
 from raysearch.files import as_strategy, strategy_dict, write_json
 from raysearch.yardstick import cache_dir, find_yardstick, note_unkept, simulator_digest
-from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, joint_space, paper_space
+from sim.engines.registry import SHIPPED, engine_rules
+from sim.optimum.spaces import (
+    EXTENSIONS,
+    Space,
+    engine_space,
+    extended_space,
+    heuristic_space,
+    joint_space,
+    paper_space,
+)
 from sim.strategy import FIRST_DECLARED, Strategy
 from sim.workload import Workload
 
@@ -57,13 +66,23 @@ class SpaceBest:
     wall_s: float
 
 
-def best_of_space(workload: Workload, name: str, progress: Progress | None = None, *, fresh: bool = False) -> SpaceBest:
-    """The exact best of a space of `SPACES`: from the disk cache, or found now and kept there.
+def named_space(workload: Workload, name: str) -> Space:
+    """A space of `SPACES`, or what an engine of that name can run.
 
-    With declared choices it is found anew: their prices are functions, which no file's name can tell apart.
+    Raises:
+        UnknownEngine: It is neither.
     """
-    space = SPACES[name](workload)
-    if any(max(table) >= FIRST_DECLARED for table in space.choices.values()):
+    return SPACES[name](workload) if name in SPACES else engine_space(workload, engine_rules(name))
+
+
+def best_of_space(workload: Workload, name: str, progress: Progress | None = None, *, fresh: bool = False) -> SpaceBest:
+    """The exact best of a space, see `named_space`: from the disk cache, or found now and kept there.
+
+    With declared choices, or an engine that is not shipped, it is found anew: no file's name can tell functions apart.
+    """
+    space = named_space(workload, name)
+    foreign = space.engine is not None and space.engine.name not in SHIPPED
+    if foreign or any(max(table) >= FIRST_DECLARED for table in space.choices.values()):
         return _search(space, progress)
     path = cache_dir() / f"{workload.config_hash}-{name.lstrip('+')}-{simulator_digest()}.json"
     kept = None if fresh else _read(path)

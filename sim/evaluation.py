@@ -29,6 +29,7 @@ class Violation:
         "context",
         "meshes",
         "unsupported",
+        "engine",
     ]
     needed: float
     allowed: float

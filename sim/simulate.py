@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from sim.engines.registry import engine_rules
 from sim.evaluation import Evaluation, Memory, Violation
 from sim.layers.ops import layer_ops
 from sim.serving.phases import Batching, batching, most_sequences
@@ -18,6 +19,8 @@ from sim.step.two_meshes import Sides, sides_of_strategy
 from sim.strategy import Strategy
 from sim.workload import Workload
 
+_OWN_SPACES = frozenset({"paper", "joint", "extended"})
+"""Spaces that are no engine's: their strategies are judged by what hardware and model allow."""
 ROUNDING = 1e-9
 """Relative excess of a latency over its SLO that is put down to the order in which seconds were added up."""
 
@@ -140,10 +143,13 @@ def _less(workload: Workload) -> str:
 
 
 def degree_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
-    """Limits that degrees alone break."""
+    """Limits that degrees alone break; where an engine's space is searched, also what the engine cannot be told."""
     violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
     if strategy.extended:
         violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
+    if workload.space not in _OWN_SPACES:
+        refused = engine_rules(workload.space).refusals(workload, strategy)
+        violations += [Violation("engine", 1, 0, text) for text in refused]
     return violations
 
 

@@ -13,8 +13,9 @@ from sim.prices.hardware import Hardware
 Phase = Literal["decode", "serve", "prefill"]
 """decode: a pool that only decodes. serve: continuous batching, whose steps also carry other requests' prompts.
 prefill: a pool that only computes prompts."""
-SpaceName = Literal["paper", "joint", "extended"]
-"""The strategies that a search may choose: see `sim.optimum.spaces`."""
+SpaceName = str
+"""The strategies that a search may choose: "paper", "joint", "extended", or an engine's name for what it can run; see
+`sim.optimum.spaces`."""
 BatchGrid = Literal["powers_of_two", "any"]
 """Named lists of batches. Powers of two are the paper's, whose table 1 was searched on them; any is every batch, for
 those who deploy: memory and SLO rarely bind at a power of two."""

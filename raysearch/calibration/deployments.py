@@ -12,10 +12,11 @@ from typing import Any, Literal, cast
 import pandas as pd
 
 from sim.config.catalog import load_model
+from sim.engines.registry import engine_rules
 from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
-from sim.prices.engine import BARE, Engine, EngineTimes, MemoryPolicy, policy_of
+from sim.prices.engine import BARE, Engine, EngineTimes, MemoryPolicy
 from sim.prices.hardware import EngineName, Hardware
 from sim.strategy import Strategy
 from sim.workload import DegreeTables, ExpertExchange, Phase, Precisions, Routing, Workload
@@ -123,7 +124,7 @@ class ServingRun:
             config_hash="",
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
-            engine=Engine(self.engine, times, memory or policy_of(self.kernels)),
+            engine=Engine(self.engine, times, memory or engine_rules(self.kernels).memory),
             routing=self.routing,
             expert_exchange=self.expert_exchange,
         )

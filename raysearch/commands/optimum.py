@@ -57,13 +57,14 @@ def show_optimum(
       raysearch optimum -w gpt_moe_1_2t_16k --space paper --batch any
       raysearch optimum -w gpt_moe_1_2t_1m --space extended
       raysearch optimum -w gpt_moe_1_2t_1m --against
+      raysearch optimum -w gpt_moe_1_2t_16k --space vllm --max-gpus 64 --tpot-ms 30
       raysearch optimum --model qwen3_32b --phase serve --isl 4000 --osl 500 --engine vllm --tpot-ms 30 --batch any
     """
     from raysearch.progress import stepping
 
     if against:
         bests: dict[str, SpaceBest] = {}
-        for name in SPACES:
+        for name in (*SPACES, *_engine(workload)):
             with stepping(f"best of {workload.name}, {name}") as progress:
                 bests[name] = best_of_space(workload, name, progress, fresh=fresh)
         _show_spaces(workload, bests, as_json=as_json)
@@ -84,6 +85,11 @@ def show_optimum(
         _print(workload, found, evaluation)
     if evaluation is None:
         raise typer.Exit(NOTHING_FEASIBLE)
+
+
+def _engine(workload: Workload) -> tuple[str, ...]:
+    """The engine whose space is shown beside the others."""
+    return (workload.engine.name.partition("<")[0],) if workload.engine else ()
 
 
 NOTHING_FEASIBLE = 3

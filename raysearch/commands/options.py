@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,20 +18,12 @@ HardwareOption = Annotated[
 ]
 
 
-class SpaceName(StrEnum):
-    """What may be searched."""
-
-    paper = "paper"
-    joint = "joint"
-    extended = "extended"
-
-
 SpaceOption = Annotated[
-    SpaceName | None,
+    str | None,
     typer.Option(
         help="'paper': no op sharded over tokens; 'joint': with them; 'extended': also meshes of their own for "
-        "attention and experts, and more choices.",
-        show_default="as the workload says, else 'joint'",
+        "attention and experts, and more choices; 'vllm', 'sglang', 'trtllm', 'megatron_core': what that engine runs.",
+        show_default="as the workload says, else its engine's, else 'joint'",
     ),
 ]
 MarginOption = Annotated[

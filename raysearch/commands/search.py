@@ -85,8 +85,7 @@ def search_workload(
         raise InputError("--resume needs --out: the folder of the search to go on with")
     anchored_hardware = anchored("hardware", hardware) if hardware else None
     anchored_workload = anchored("workloads", workload)
-    chosen_space = space.value if space else None
-    loaded = load_workload(anchored_workload, anchored_hardware, chosen_space, margin)
+    loaded = load_workload(anchored_workload, anchored_hardware, space, margin)
     check_options(searcher, {})
     patience = Patience(timeout_s, retries)
     if budget is None:
@@ -106,7 +105,7 @@ def search_workload(
                 anchored_hardware,
                 simulator=simulator,
                 workers=chosen,
-                space=chosen_space,
+                space=space,
                 margin=margin,
             )
             if begun and RunSpec(**begun) != spec:

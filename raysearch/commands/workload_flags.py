@@ -66,7 +66,10 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
     "engine": (
         Annotated[
             str | None,
-            _option("vllm, sglang or trtllm: charge its own time and memory policy.", show_default="the bare machine"),
+            _option(
+                "vllm, sglang, trtllm or megatron_core: what it can run (see --space), its own time and memory policy.",
+                show_default="the bare machine",
+            ),
         ],
         None,
     ),
@@ -123,6 +126,7 @@ def workload_of_flags(flags: dict[str, Any], batch_grid: str | None = None) -> W
     instead = {**shared, **({"batch": batch_grid} if batch_grid else {})}
     if "workload" in said:
         named, hardware = said.pop("workload"), said.pop("hardware", None)
+        instead |= {key: said.pop(name) for name, key in _OF_ANY.items() if name in said}
         if said:
             option = next(iter(said)).replace("_", "-")
             raise InputError(f"--{option} describes a workload, --workload names one: give one or the other")
@@ -130,6 +134,10 @@ def workload_of_flags(flags: dict[str, Any], batch_grid: str | None = None) -> W
     if "model" not in said:
         raise InputError("expected --workload NAME, or --model NAME with --isl and --osl; `raysearch list` has names")
     return described_workload(Description(**{**_defaults(), **said}), instead)
+
+
+_OF_ANY = {"engine": "engine", "tpot_ms": "tpot_slo_ms", "ttft_ms": "ttft_slo_ms", "max_gpus": "max_gpus"}
+"""Options that a named workload takes too, by the key that they replace in its file."""
 
 
 def _defaults() -> dict[str, Any]:

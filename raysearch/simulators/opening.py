@@ -12,6 +12,7 @@ from raysearch.simulators.protocol import InProcess, Simulator
 from raysearch.yardstick import cache_dir
 from sim import simulate
 from sim.layers.heuristics import megatron_dims
+from sim.optimum.spaces import space_of
 from sim.workload import Workload
 
 
@@ -82,10 +83,10 @@ def searched_space(workload: Workload, simulator: str | None, searcher: str) -> 
     own_dims = searcher_class(searcher).own_dims(workload.model)
     if simulator is None:
         return StrategySpace(workload, fixed_dims=own_dims)
-    if workload.space == "extended":
+    if not space_of(workload).one_mesh:
         raise InputError(
-            f"simulator {simulator!r} knows the paper's strategies only, but {workload.name} searches the extended "
-            "space; leave out its `space`, or the simulator"
+            f"simulator {simulator!r} knows the paper's strategies only, but {workload.name} searches the space "
+            f"{workload.space!r}; leave out its `space`, or the simulator"
         )
     from raysearch.simulators.plugin import load_plugin
 

@@ -21,11 +21,12 @@ from raysearch.calibration.tables import read_text
 from raysearch.errors import InputError
 from raysearch.validation.figures import Comparison, figures
 from raysearch.validation.light import light_step_s
+from sim.engines.registry import engine_rules
 from sim.evaluation import Evaluation
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.dtypes import Dtype
-from sim.prices.engine import MEMORY_POLICIES, EngineTimes, MemoryPolicy
+from sim.prices.engine import EngineTimes, MemoryPolicy
 from sim.prices.roofline import PRICED_BY_MEDIANS
 from sim.simulate import evaluate, steady_state
 
@@ -34,7 +35,7 @@ _COLUMNS = ("model", "precision", "framework", "parallelism", "batch_or_concurre
 _NUMBERS = ("isl", "osl", "tok_s_per_gpu", "num_gpus")
 MTP_ACCEPTED = 0.6
 """[published] Share of drafted tokens accepted, where a row says that multi-token prediction was simulated."""
-TENSORRT_LLM_TABLES = replace(MEMORY_POLICIES["trtllm"], share=0.95)
+TENSORRT_LLM_TABLES = replace(engine_rules("trtllm").memory, share=0.95)
 """[published] The benchmarks of TensorRT-LLM's perf-overview.md set kv_cache_free_gpu_mem_fraction to 0.95."""
 _BACKENDS = {"sglang": "sglang", "vllm": "vllm"}
 
@@ -199,7 +200,7 @@ def _server(
         phase=row["phase"] if pool else "serve",
         expert_exchange="all_to_all" if spread else "all_gather",
     )
-    memory = TENSORRT_LLM_TABLES if backend == "trtllm" else MEMORY_POLICIES[backend]
+    memory = TENSORRT_LLM_TABLES if backend == "trtllm" else engine_rules(backend).memory
     overlapped = pool and "no-TBO" not in str(row["framework"])
     return Server(run, machine, engine_times(calibration, backend), memory, overlapped)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,9 +17,10 @@ from sim.config.calibration_file import CalibrationFile
 from sim.config.declarations import declare
 from sim.config.files import CatalogError, config_path, did_you_mean, explain, read_config
 from sim.config.schemas import HardwareFile, ModelFile, WorkloadFile
+from sim.engines.registry import UnknownEngine, engine_names, engine_rules
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
-from sim.prices.engine import BARE, MEMORY_POLICIES, Engine, EngineTimes, policy_of
+from sim.prices.engine import BARE, Engine, EngineTimes
 from sim.prices.hardware import EngineName, Hardware
 from sim.workload import BatchGrid, Precisions, SpaceName, Workload
 
@@ -122,11 +124,11 @@ def load_engine(name: str, calibration: Calibration | None) -> Engine:
         CatalogError: An unknown name.
     """
     fitted: dict[str, dict[str, float]] = calibration.data.get("serving", {}).get("engines", {}) if calibration else {}
-    known = sorted({*MEMORY_POLICIES, *(each for each in fitted if each.partition("<")[0] in MEMORY_POLICIES)})
+    known = sorted({*engine_names(), *(each for each in fitted if "<" in each)})
     if name not in known:
         raise CatalogError(f"unknown engine {name!r}: {did_you_mean(name, known)}")
-    times = fitted.get(name, fitted.get(name.partition("<")[0]))
-    return Engine(name, BARE if times is None else EngineTimes(**{key: times[key] for key in _TIMES}), policy_of(name))
+    times, memory = fitted.get(name, fitted.get(name.partition("<")[0])), engine_rules(name).memory
+    return Engine(name, BARE if times is None else EngineTimes(**{key: times[key] for key in _TIMES}), memory)
 
 
 def load_workload(
@@ -135,6 +137,7 @@ def load_workload(
     space: SpaceName | None = None,
     margin: float | None = None,
     batch: BatchGrid | None = None,
+    **instead: Any,
 ) -> Workload:
     """A workload with its model and hardware.
 
@@ -144,6 +147,7 @@ def load_workload(
         space: Replaces the strategy space that the file names; see `sim.optimum.spaces`.
         margin: Replaces the share of SLO and memory that the file keeps free.
         batch: Replaces the list of batches that the file names.
+        instead: Replaces further keys of the file; `engine` also its space, unless one is given.
 
     Raises:
         CatalogError: An unknown name or an unusable file.
@@ -153,10 +157,15 @@ def load_workload(
     """
     path = config_path("workloads", name_or_path)
     file = read_config(path, WorkloadFile)
-    instead: dict[str, object] = {"space": space, "margin": margin}
+    said = {key: value for key, value in {**instead, "space": space, "margin": margin}.items() if value is not None}
     if batch is not None:
-        instead["degrees"] = file.degrees.model_copy(update={"batch": batch})
-    file = file.model_copy(update={key: value for key, value in instead.items() if value is not None})
+        said["degrees"] = {**file.degrees.model_dump(), "batch": batch}
+    if said:
+        kept = file.model_dump(exclude_unset=True, exclude={"space"} if "engine" in said else None)
+        try:
+            file = WorkloadFile.model_validate({**kept, **said})
+        except ValidationError as error:
+            raise CatalogError(f"{path}: {explain(error, WorkloadFile)}") from error
     # A --hardware path is the caller's, so it is relative to the working directory, not to the workload.
     hardware_path = (
         config_path("hardware", file.hardware, beside=path.parent)
@@ -173,7 +182,11 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
         CatalogError: An unusable file.
     """
     model_file = read_config(model_path, ModelFile)
-    kernels = file.kernels or (file.engine.partition("<")[0] if file.engine else None)
+    try:
+        rules = engine_rules(file.engine) if file.engine else None
+    except UnknownEngine as error:
+        raise CatalogError(str(error)) from error
+    kernels = file.kernels or (rules.kernels if rules else None)
     chosen = {key: value for key, value in (("kernels", kernels), ("all_reduce", file.all_reduce)) if value is not None}
     hardware_file = read_config(hardware_path, HardwareFile).model_copy(update=chosen)
     si_hardware = _with_curves(hardware_file, hardware_path)
@@ -211,6 +224,6 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
         engine=engine,
         chunk_tokens=file.chunk_tokens,
         routing=file.routing,
-        expert_exchange=file.expert_exchange or ("all_gather" if engine else "all_to_all"),
+        expert_exchange=file.expert_exchange or (rules.expert_exchange if rules else "all_to_all"),
         declarations=file.declared_choices,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from sim.config.files import CatalogError
+from sim.config.files import CatalogError, did_you_mean
+from sim.engines.registry import engine_names
 from sim.layers import model as layers_model
 from sim.prices import hardware
 from sim.prices.calibration import Calibration
@@ -369,6 +370,17 @@ class _PrecisionsTable(FileSchema):
     dispatch: Literal["bf16", "fp8"]
 
 
+def check_space(name: str) -> None:
+    """Accepts the name of a strategy space.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    known = ("paper", "joint", "extended", *engine_names())
+    if name not in known:
+        raise ValueError(f"unknown space {name!r}: {did_you_mean(name, known)}")
+
+
 LARGEST_BATCH = 4096
 """Largest batch of a named list. [assumed] as in the paper's table 1."""
 
@@ -409,10 +421,26 @@ class WorkloadFile(FileSchema):
     expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
     chunk_tokens: Count | None = None  # prompts are computed whole
     precisions: _PrecisionsTable
-    space: SpaceName = "joint"
+    space: SpaceName = "joint"  # the engine's, where one is named
     declared_choices: str | None = None  # "module:function" that declares them; in the extended space only
     margin: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     degrees: _DegreesTable
+
+    @model_validator(mode="before")
+    @classmethod
+    def _searches_what_its_engine_runs(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        said = cast("dict[str, Any]", content)
+        if said.get("engine") and said.get("space") is None:
+            return {**said, "space": str(said["engine"]).partition("<")[0]}
+        return said
+
+    @field_validator("space")
+    @classmethod
+    def _is_a_space(cls, name: str) -> str:
+        check_space(name)
+        return name
 
     @model_validator(mode="after")
     def _says_its_traffic(self) -> WorkloadFile:

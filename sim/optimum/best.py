@@ -80,11 +80,20 @@ def find_best(space: Space, progress: Callable[[int, int], None] | None = None) 
     >>> find_best(extended_space(load_workload("mixtral_8x22b_8k"), ["context"])).evaluation.feasible
     True
     """
-    search = _Search(space)
-    search.run(progress)
-    best = search.best
+    best, value, opened, parts = None, 0.0, 0, space.parts()
+    for at, part in enumerate(parts):
+        search = _Search(part, best, value)
+        search.run(_share(progress, at, len(parts)))
+        best, value, opened = search.best, search.best_value, opened + search.opened
     tuples = len(space.tp) * len(space.cp) * len(space.dp or (0,)) * len(space.ep) * len(space.pp) * len(space.batch)
-    return Best(evaluate(space.workload, best) if best else None, search.best_value, space.size, search.opened, tuples)
+    return Best(evaluate(space.workload, best) if best else None, value, space.size, opened, tuples)
+
+
+def _share(progress: Callable[[int, int], None] | None, at: int, parts: int) -> Callable[[int, int], None] | None:
+    """Progress of one of several parts, each counted alike."""
+    if progress is None or parts == 1:
+        return progress
+    return lambda done, total: progress(at * total + done, parts * total)
 
 
 class _Figures(NamedTuple):
@@ -248,7 +257,7 @@ class _Range(NamedTuple):
 class _Search:
     """Best-first over degrees and ranges of the batch."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, best: Strategy | None = None, best_value: float = 0.0) -> None:
         self.space = space
         self.workload: Workload = space.workload
         self.layer: Layer = layer_ops(self.workload.model)
@@ -256,8 +265,8 @@ class _Search:
         self._attention_ops = [name for name in names if name in ATTENTION_SIDE]
         self._expert_ops = [name for name in names if name not in ATTENTION_SIDE]
         self._sides: dict[tuple[object, ...], _Side] = {}
-        self.best: Strategy | None = None
-        self.best_value = 0.0
+        self.best = best
+        self.best_value = best_value
         self.opened = 0
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
@@ -281,7 +290,9 @@ class _Search:
 
     def _stages(self, mesh: Mesh) -> Iterator[int]:
         tp, cp, dp, ep = mesh
-        return (pp for pp in self.space.pp if not degree_violations(self.workload, tp * cp * dp // ep, ep, pp))
+        return (
+            pp for pp in self.space.stages(mesh) if not degree_violations(self.workload, tp * cp * dp // ep, ep, pp)
+        )
 
     # --- ranges ----------------------------------------------------------------------------------
 

@@ -32,7 +32,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sim.canonical import dims_matter
+from sim.canonical import canonical, dims_matter
+from sim.engines.registry import engine_rules
+from sim.engines.rules import EngineRules
 from sim.layers.declared import declared_choices
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.ops import FusedOp, layer_ops
@@ -67,12 +69,13 @@ class Coordinate:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A product of tables.
+    """A product of tables, or what an engine can run of one.
 
     Attributes:
         tp, cp, ep, pp, batch: Values of each degree, ascending.
         dp: Values of attention's data-parallel degree; empty where it is ep.
         choices: Values per fused op, by its name.
+        engine: Whose rules cut the product down; None for all of it.
     """
 
     workload: Workload
@@ -83,16 +86,39 @@ class Space:
     pp: tuple[int, ...]
     batch: tuple[int, ...]
     choices: Mapping[str, tuple[int, ...]]
+    engine: EngineRules | None = None
+
+    def parts(self) -> tuple[Space, ...]:
+        """The space as products of tables: itself, or of an engine's space one per plan of the engine."""
+        if self.engine is None:
+            return (self,)
+        dims = [plan.dims for plan in self.engine.plans(self.workload)]
+        tables = [{name: (choice,) for name, choice in zip(self.choices, each, strict=True)} for each in dims]
+        return tuple(replace(self, choices=table) for table in tables if self._has(table))
+
+    def _has(self, table: Mapping[str, tuple[int, ...]]) -> bool:
+        return all(set(values) <= set(self.choices[name]) for name, values in table.items())
 
     @property
     def size(self) -> int:
-        """Strategies, feasible or not."""
+        """Strategies, feasible or not; of an engine's space those that the engine runs."""
+        if self.engine is not None:
+            stages = sum(len(part.stages(mesh)) for part in self.parts() for mesh in part.meshes())
+            return stages * len(self.batch)
         tables = (self.tp, self.cp, self.dp or (0,), self.ep, self.pp, self.batch, *self.choices.values())
         return math.prod(map(len, tables))
 
     @property
     def distinct_size(self) -> int:
         """Strategies that differ in what they do: see `sim.canonical`. Meshes that fit no GPUs count as they are."""
+        if self.engine is not None:
+            found = {
+                canonical(Strategy(tp, ep, pp, 1, part.only_dims, cp, dp))
+                for part in self.parts()
+                for tp, cp, dp, ep in part.meshes()
+                for pp in part.stages((tp, cp, dp, ep))
+            }
+            return len(found) * len(self.batch)
         meshes = [
             Strategy(tp, ep, 1, 1, (), cp, dp or ep)
             for tp, cp, ep in itertools.product(self.tp, self.cp, self.ep)
@@ -120,11 +146,25 @@ class Space:
         return self.cp == (1,) and not self.dp
 
     def meshes(self) -> Iterator[tuple[int, int, int, int]]:
-        """(tp, cp, dp, ep) that can be laid on the same GPUs."""
+        """(tp, cp, dp, ep) that can be laid on the same GPUs, and that the engine runs."""
         for tp, cp, ep in itertools.product(self.tp, self.cp, self.ep):
             for dp in self.dp or (ep,):
-                if not mesh_violations(self.workload, tp, cp, dp, ep):
+                if not mesh_violations(self.workload, tp, cp, dp, ep) and self.stages((tp, cp, dp, ep)):
                     yield tp, cp, dp, ep
+
+    def stages(self, mesh: tuple[int, int, int, int]) -> tuple[int, ...]:
+        """Pipeline degrees that go with a mesh (tp, cp, dp, ep)."""
+        if self.engine is None:
+            return self.pp
+        tp, cp, dp, ep = mesh
+        runs = [Strategy(tp, ep, pp, 1, part.only_dims, cp, dp) for part in self.parts() for pp in self.pp]
+        allowed = {each.pp for each in runs if not self.engine.refusals(self.workload, each)}
+        return tuple(pp for pp in self.pp if pp in allowed)
+
+    @property
+    def only_dims(self) -> tuple[int, ...]:
+        """The dims of a part of an engine's space, which has one choice per op."""
+        return tuple(table[0] for table in self.choices.values())
 
     def outside(self, strategy: Strategy) -> list[str]:
         """What keeps a strategy out of the space, one text per degree or op; none if it is inside."""
@@ -140,22 +180,32 @@ class Space:
         values |= {
             name: (choice, table) for choice, (name, table) in zip(strategy.dims, self.choices.items(), strict=True)
         }
-        return [
+        missing = [
             f"{name} is {value}, not one of {_shortened(table)}"
             for name, (value, table) in values.items()
             if value not in table
         ]
+        if self.engine is None:
+            return missing
+        refused = self.engine.refusals(self.workload, strategy)
+        degrees = [text for text in missing if text.partition(" ")[0] not in self.choices]
+        return refused + degrees  # what is said of an op, the engine's plans say
 
     def sample(self, rng: np.random.Generator) -> Strategy:
-        """A strategy, every one equally likely."""
+        """A strategy, every one equally likely; of an engine's space one of its tables', run or not."""
         tables = (self.tp, self.ep, self.pp, self.batch, self.cp, self.dp or (0,), *self.choices.values())
         tp, ep, pp, batch, cp, dp, *dims = (table[rng.integers(len(table))] for table in tables)
         return Strategy(tp, ep, pp, batch, tuple(dims), cp, dp or ep)
 
 
 def space_of(workload: Workload) -> Space:
-    """The space that a search of the workload has."""
-    return {"paper": paper_space, "joint": joint_space, "extended": extended_space}[workload.space](workload)
+    """The space that a search of the workload has: a named one, or that of an engine.
+
+    Raises:
+        UnknownEngine: There is none of that name.
+    """
+    named = {"paper": paper_space, "joint": joint_space, "extended": extended_space}.get(workload.space)
+    return named(workload) if named else engine_space(workload, engine_rules(workload.space))
 
 
 def paper_space(workload: Workload) -> Space:
@@ -212,6 +262,29 @@ def extended_space(workload: Workload, extensions: Iterable[str] = (*EXTENSIONS,
 def _declared(op: FusedOp, workload: Workload) -> tuple[int, ...]:
     sources = (None, workload.declarations)
     return tuple(number for number, choice in declared_choices(op.key).items() if choice.source in sources)
+
+
+def engine_space(workload: Workload, engine: EngineRules) -> Space:
+    """What an engine can be told to run, of the meshes of the extended space and the engine's own plans.
+
+    >>> from sim.config.catalog import load_workload
+    >>> space = engine_space(load_workload("gpt_moe_1_2t_16k"), engine_rules("vllm"))
+    >>> space.outside(Strategy(4, 4, 1, 64, space.only_dims, dp=16))[0].partition(" (")[0]
+    'vLLM 0.33.0: expert parallelism is all or nothing'
+    """
+    degrees, plans = workload.degrees, engine.plans(workload)
+    names = [op.name for op in layer_ops(workload.model).ops]
+    return Space(
+        workload,
+        tp=degrees.tp,
+        cp=CONTEXT_DEGREES if engine.cuts_context(workload) else (1,),
+        dp=tuple(sorted({*DATA_DEGREES, *degrees.ep})) if workload.model.is_moe else (1,),
+        ep=degrees.ep,
+        pp=degrees.pp,
+        batch=degrees.batch,
+        choices={name: tuple(sorted({plan.dims[at] for plan in plans})) for at, name in enumerate(names)},
+        engine=engine,
+    )
 
 
 def heuristic_space(workload: Workload, *, sequence_parallel: bool) -> Space:

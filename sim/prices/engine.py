@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,17 +23,6 @@ class MemoryPolicy:
     runtime_bytes: float
     reserves_output: bool
     max_sequences: int
-
-
-MEMORY_POLICIES: Mapping[str, MemoryPolicy] = {
-    # [published] free_gpu_memory_fraction 0.9, GUARANTEED_NO_EVICT and max_batch_size 2048 are TensorRT-LLM's defaults.
-    "trtllm": MemoryPolicy(0.90, "free", 2.5e9, True, 2048),
-    # [published] gpu_memory_utilization 0.9 and, on an H100, max_num_seqs 1024 are vLLM's defaults.
-    "vllm": MemoryPolicy(0.90, "total", 2.5e9, False, 1024),
-    # [assumed] SGLang chooses mem_fraction_static by GPU and parallelism, about 0.88 on an H100.
-    "sglang": MemoryPolicy(0.88, "total", 0.0, False, 2048),
-}
-"""The runtime's bytes are [assumed]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +54,3 @@ class Engine:
     name: str
     times: EngineTimes
     memory: MemoryPolicy
-
-
-def policy_of(name: str) -> MemoryPolicy:
-    """The memory policy of an engine, whatever its version.
-
-    >>> policy_of("vllm<0.14") is MEMORY_POLICIES["vllm"]
-    True
-    """
-    return MEMORY_POLICIES[name.partition("<")[0]]

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from sim.config.catalog import load_calibration, load_hardware, load_workload
+from sim.engines.registry import engine_rules
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims
-from sim.prices.engine import Engine, EngineTimes, policy_of
+from sim.prices.engine import Engine, EngineTimes
 from sim.prices.hardware import ErrorModel, ServingIntervals, Widths
 from sim.prices.priced import EXACT, Priced, spread
 from sim.prices.trust import judge, tpot_interval
@@ -68,7 +69,7 @@ def served(engine: Engine | None, phase: str = "serve") -> tuple[Workload, Evalu
 def test_an_evaluation_states_seconds_around_its_own() -> None:
     record = load_calibration("h100_sxm").data["serving"]["engines"]["trtllm"]
     times = EngineTimes(*(record[name] for name in ("step_s", "sequence_s", "prefill_share", "launch_layer_s")))
-    _, known = served(Engine("trtllm", times, policy_of("trtllm")))
+    _, known = served(Engine("trtllm", times, engine_rules("trtllm").memory))
     _, bare = served(None)
     for evaluation in (known, bare):
         low, high = evaluation.tpot_interval_s

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import load_workload
+from sim.engines.registry import engine_rules
 from sim.layers.heuristics import megatron_dims
-from sim.prices.engine import BARE, Engine, EngineTimes, policy_of
+from sim.prices.engine import BARE, Engine, EngineTimes
 from sim.serving.phases import Pace, batching, most_sequences
 from sim.simulate import evaluate, steady_state
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-VLLM = Engine("vllm", EngineTimes(1e-3, 1e-5, 0.5, 0.0), policy_of("vllm"))
+VLLM = Engine("vllm", EngineTimes(1e-3, 1e-5, 0.5, 0.0), engine_rules("vllm").memory)
 
 
 def serving(**changes: object) -> Workload:

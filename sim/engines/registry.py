@@ -1,0 +1,85 @@
+"""The engines by name: four shipped ones, and whatever an installed package adds.
+
+A package adds one by an entry point of the group "raysearch.engines" whose object is an `EngineRules`; a script by
+`register_engine`. Its name is then good for `--engine`, for `--space` and in workload files.
+
+>>> engine_rules("vllm").version
+'0.33.0'
+>>> engine_rules("vllm<0.14").name
+'vllm'
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import entry_points
+
+from sim.engines.megatron_core import MEGATRON_CORE
+from sim.engines.rules import EngineRules
+from sim.engines.sglang import SGLANG
+from sim.engines.trtllm import TRTLLM
+from sim.engines.vllm import VLLM
+
+GROUP = "raysearch.engines"
+SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
+_ENGINES: dict[str, EngineRules] = {each.name: each for each in (VLLM, SGLANG, TRTLLM, MEGATRON_CORE)}
+_RESERVED = ("paper", "joint", "extended")
+
+
+class UnknownEngine(ValueError):
+    """No engine has that name; the message suggests one."""
+
+
+def register_engine(rules: EngineRules) -> None:
+    """Adds an engine.
+
+    Raises:
+        ValueError: The name is taken, or is that of another space.
+    """
+    if rules.name in _ENGINES or rules.name in _RESERVED:
+        raise ValueError(f"there is an engine or space {rules.name!r} already: give yours another name")
+    _ENGINES[rules.name] = rules
+
+
+def withdraw_engine(name: str) -> None:
+    """Takes a registered engine out again, as a test does with its own.
+
+    Raises:
+        ValueError: It is a shipped one, or there is none.
+    """
+    if name in SHIPPED or name not in _ENGINES:
+        raise ValueError(f"expected an engine that was registered, got {name!r}")
+    del _ENGINES[name]
+
+
+def engine_names() -> tuple[str, ...]:
+    """All names, shipped ones first."""
+    _load_installed()
+    return tuple(_ENGINES)
+
+
+def engine_rules(name: str) -> EngineRules:
+    """The rules of an engine, whatever version "<" names.
+
+    Raises:
+        UnknownEngine: There is none of that name.
+    """
+    wanted = name.partition("<")[0]
+    if wanted not in _ENGINES:
+        _load_installed()
+    if wanted not in _ENGINES:
+        near = difflib.get_close_matches(wanted, _ENGINES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_ENGINES)}"
+        raise UnknownEngine(f"unknown engine {name!r}: {hint}")
+    return _ENGINES[wanted]
+
+
+def _load_installed() -> None:
+    for found in entry_points(group=GROUP):
+        rules = found.load()
+        if not isinstance(rules, EngineRules):
+            raise TypeError(
+                f"entry point {found.name!r} of {GROUP}: expected an EngineRules, got {type(rules).__name__}"
+            )
+        if _ENGINES.setdefault(rules.name, rules) is not rules:
+            raise ValueError(f"entry point {found.name!r} of {GROUP}: there is an engine {rules.name!r} already")

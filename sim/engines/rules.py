@@ -1,0 +1,139 @@
+"""What an inference engine can be told to run: its plans for the ops of a layer, and the degrees it refuses.
+
+A user says what an engine runs with a few flags, so no op can be chosen for itself: an engine has a few plans, each of
+which shards every op of the layer, and rules for the degrees under each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from sim.canonical import canonical
+from sim.layers.ops import op_names
+from sim.prices.engine import MemoryPolicy
+from sim.prices.hardware import EngineName
+from sim.strategy import Strategy
+from sim.workload import ExpertExchange, Workload
+
+Refuses = Callable[[Workload, Strategy], Iterable[str]]
+"""Texts that say why an engine does not run a strategy's degrees, whatever its batch; none if it does."""
+
+
+def never(_workload: Workload, _strategy: Strategy) -> tuple[str, ...]:
+    """Refuses nothing."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way in which an engine shards all ops of a layer.
+
+    Attributes:
+        name: As the engine's users call it.
+        dims: One choice per fused op, in the layer's order.
+        refuses: What it refuses besides what its engine does.
+    """
+
+    name: str
+    dims: tuple[int, ...]
+    refuses: Refuses = never
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRules:
+    """An inference engine as a strategy space.
+
+    Attributes:
+        name: As options and files name it; also that of the space.
+        title: As its makers write it.
+        version: Whose rules these are.
+        memory: What it gives to the KV cache unless it is told otherwise.
+        kernels: Whose measured kernels stand for its own.
+        expert_exchange: How tokens reach their experts unless it is told otherwise.
+        plans: Of a workload, whose model and phase may decide.
+        refuses: Degrees that it does not run, whatever the plan.
+        cuts_context: Whether it can share a sequence's KV cache between GPUs (cp) in a workload's phase.
+    """
+
+    name: str
+    title: str
+    version: str
+    memory: MemoryPolicy
+    kernels: EngineName
+    expert_exchange: ExpertExchange
+    plans: Callable[[Workload], tuple[Plan, ...]]
+    refuses: Refuses
+    cuts_context: Callable[[Workload], bool]
+
+    def refusals(self, workload: Workload, strategy: Strategy) -> list[str]:
+        """Why the engine does not run a strategy, each text naming the engine's rule; none if it does."""
+        plans = self.plans(workload)
+        wanted = canonical(strategy).dims
+        fitting = [plan for plan in plans if canonical(replace(strategy, dims=plan.dims)).dims == wanted]
+        told = list(self.refuses(workload, strategy))
+        if not fitting:
+            told.append(_no_plan(workload, strategy, plans))
+        elif all(refused := [list(plan.refuses(workload, strategy)) for plan in fitting]):
+            told += refused[0]
+        return [f"{self.title} {self.version}: {text}" for text in told]
+
+
+def _no_plan(workload: Workload, strategy: Strategy, plans: tuple[Plan, ...]) -> str:
+    """Which ops keep a strategy from the plan that comes nearest."""
+    names = op_names(workload.model)
+
+    def differs(plan: Plan) -> list[str]:
+        pairs = zip(names, strategy.dims, plan.dims, strict=True)
+        return [f"{name} {has}, not {is_}" for name, is_, has in pairs if is_ != has]
+
+    nearest = min(plans, key=lambda plan: len(differs(plan)))
+    return f"ops have no choices of their own; {nearest.name} has the dims {', '.join(differs(nearest))}"
+
+
+# --- rules that several engines have -------------------------------------------------------------
+
+
+def dense_copies(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Data-parallel ranks of a dense model share nothing: they are replicas."""
+    if not workload.model.is_moe and strategy.attention_dp > 1:
+        yield f"dp={strategy.attention_dp} ranks of a dense model share nothing: run replicas, each with dp=1"
+
+
+def whole_heads(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Every GPU of an attention group has the same number of heads, KV heads whole or repeated."""
+    model, tp = workload.model, strategy.tp * strategy.cp
+    if model.heads % tp:
+        yield f"tensor-parallel size {tp} does not divide {model.heads} attention heads"
+    elif model.latent_attention is None and model.kv_heads % tp and tp % model.kv_heads:
+        yield f"tensor-parallel size {tp} neither divides {model.kv_heads} KV heads nor is a multiple of them"
+
+
+def shared_context(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """GPUs that would only repeat a KV head may share its context instead (decode context parallelism)."""
+    model, cp, tp = workload.model, strategy.cp, strategy.tp * strategy.cp
+    if cp == 1 or model.latent_attention is not None:
+        return
+    if tp <= model.kv_heads or cp > tp // model.kv_heads:
+        yield (
+            f"decode context parallel size {cp} exceeds the {max(1, tp // model.kv_heads)} copies of a KV head that "
+            f"tensor-parallel size {tp} makes of {model.kv_heads}"
+        )
+    elif (model.heads // model.kv_heads) % cp:
+        yield f"decode context parallel size {cp} does not divide {model.heads // model.kv_heads} heads per KV head"
+
+
+BLOCK = 128
+"""Rows and columns of a block of fp8_block weights. [published] DeepSeek-V3 and Qwen3 checkpoints."""
+
+
+def whole_blocks(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """A GPU's share of an fp8_block weight must be whole blocks."""
+    if workload.precisions.weights != "fp8_block":
+        return
+    model, moe_tp, tp = workload.model, strategy.moe_tp, strategy.tp * strategy.cp
+    what = "moe_tp" if model.is_moe else "tensor-parallel size"
+    if model.ffn_hidden % (moe_tp * BLOCK):
+        yield f"{what} {moe_tp} cuts {model.ffn_hidden} feed-forward columns inside blocks of {BLOCK} (fp8_block)"
+    if model.attention_width % (tp * BLOCK):
+        yield f"tensor-parallel size {tp} cuts {model.attention_width} columns of attention inside blocks of {BLOCK}"

@@ -1,0 +1,58 @@
+"""SGLang 0.5.23 as a strategy space.
+
+Source: sglang/srt/arg_groups/{fields/parallel.py, parallel_hook.py, moe_hook.py, layernorm_sp_hook.py} of 0.5.23. Its
+tensor-parallel size counts the GPUs of a stage, tp * cp * dp: attention has dp groups (--attn-dp-size) of tp * cp GPUs,
+of which cp share a KV cache (--dcp-size); experts have ep * moe_tp of them, any ep that divides them where tokens are
+gathered, ep = all of them where they travel (every all-to-all backend forces it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sim.engines.rules import EngineRules, Plan, Refuses, dense_copies, shared_context, whole_blocks, whole_heads
+from sim.engines.vllm import generates, tensor_parallelism
+from sim.layers.heuristics import megatron_sp_dims
+from sim.prices.engine import MemoryPolicy
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+
+def _plans(workload: Workload) -> tuple[Plan, ...]:
+    """Norms over tokens (--enable-layernorm-sp) in prefill alone, and of Qwen3's dense models alone."""
+    plans = tensor_parallelism(workload)
+    if workload.phase == "prefill" and not workload.model.is_moe and workload.model.name.startswith("qwen3"):
+        needs: Refuses = _needs_plain_tp
+        plans += (Plan("norms over tokens (--enable-layernorm-sp)", megatron_sp_dims(workload.model), needs),)
+    return plans
+
+
+def _needs_plain_tp(_workload: Workload, strategy: Strategy) -> Iterator[str]:
+    if strategy.tp == 1 or strategy.pp > 1:
+        yield f"--enable-layernorm-sp needs tensor parallelism and no pipeline, got tp={strategy.tp}, pp={strategy.pp}"
+
+
+def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    yield from dense_copies(workload, strategy)
+    yield from whole_heads(workload, strategy)
+    yield from shared_context(workload, strategy)
+    yield from whole_blocks(workload, strategy)
+    ep, gpus = strategy.ep, strategy.stage_gpus
+    if gpus % ep:
+        yield f"--ep-size {ep} does not divide --tp-size {gpus}"
+    elif workload.expert_exchange == "all_to_all" and ep not in (1, gpus):
+        yield f"every all-to-all backend (--moe-a2a-backend) makes ep all {gpus} GPUs of --tp-size, not {ep}"
+
+
+SGLANG = EngineRules(
+    name="sglang",
+    title="SGLang",
+    version="0.5.23",
+    # [assumed] It chooses mem_fraction_static by GPU and parallelism, about 0.88 on an H100.
+    memory=MemoryPolicy(0.88, "total", 0.0, False, 2048),
+    kernels="sglang",
+    expert_exchange="all_gather",  # [published] --moe-a2a-backend none
+    plans=_plans,
+    refuses=_refuses,
+    cuts_context=generates,
+)

@@ -1,0 +1,57 @@
+"""vLLM 0.33.0 as a strategy space.
+
+Source: vllm/config/parallel.py, engine/arg_utils.py, config/model.py and model_executor/layers/fused_moe/config.py of
+0.33.0. A replica has tensor-parallel size tp * cp (of which cp share a KV cache: decode context parallelism), data-
+parallel size dp and pp stages. Experts: without expert parallelism moe_tp = tp * cp * dp, with it ep is all of that.
+Norms are never sharded: its sequence parallelism is gone (PassConfig). Stages need not have equally many layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sim.engines.rules import EngineRules, Plan, dense_copies, shared_context, whole_blocks, whole_heads
+from sim.layers.heuristics import megatron_dims
+from sim.prices.engine import MemoryPolicy
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+
+def tensor_parallelism(workload: Workload) -> tuple[Plan, ...]:
+    """The one plan of engines without sequence parallelism: Megatron-LM's, norms and residuals on every GPU."""
+    return (Plan("tensor parallelism", megatron_dims(workload.model)),)
+
+
+def generates(workload: Workload) -> bool:
+    """Whether a pool generates tokens, so that GPUs may share a context: it is cut in decode steps."""
+    return workload.phase != "prefill"
+
+
+def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    yield from dense_copies(workload, strategy)
+    yield from whole_heads(workload, strategy)
+    yield from shared_context(workload, strategy)
+    yield from whole_blocks(workload, strategy)
+    ep, gpus = strategy.ep, strategy.stage_gpus
+    if ep not in (1, gpus):
+        yield (
+            f"expert parallelism is all or nothing (--enable-expert-parallel): ep is 1 or tp*dp = {gpus}, and ep={ep} "
+            f"beside moe_tp={strategy.moe_tp} cannot be said"
+        )
+    elif ep > 1 and workload.expert_exchange == "all_to_all" and strategy.attention_dp == 1:
+        yield f"tokens travel to experts (--all2all-backend) between data-parallel ranks only, got dp=1 with ep={ep}"
+
+
+VLLM = EngineRules(
+    name="vllm",
+    title="vLLM",
+    version="0.33.0",
+    # [published] gpu_memory_utilization 0.9 and, on an H100, max_num_seqs 1024 are its defaults. The runtime's bytes
+    # are [assumed].
+    memory=MemoryPolicy(0.90, "total", 2.5e9, False, 1024),
+    kernels="vllm",
+    expert_exchange="all_gather",  # [published] --all2all-backend allgather_reducescatter
+    plans=tensor_parallelism,
+    refuses=_refuses,
+    cuts_context=generates,
+)

@@ -1,0 +1,225 @@
+"""Engines as spaces: their rules on cases worked out by hand, their exact optimum against brute force."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from sim.config.catalog import load_model, load_workload
+from sim.config.described import Description, described_workload
+from sim.config.files import CatalogError
+from sim.engines.registry import UnknownEngine, engine_names, engine_rules, register_engine, withdraw_engine
+from sim.engines.rules import EngineRules
+from sim.evaluation import Evaluation
+from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layers.model import Model
+from sim.optimum.best import find_best
+from sim.optimum.spaces import engine_space, extended_space, heuristic_space, space_of
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import DegreeTables, Workload
+
+SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
+FLAGSHIP = dataclasses.replace(load_workload("gpt_moe_1_2t_16k"), expert_exchange="all_gather")
+
+
+def served(model: str, engine: str, **said: object) -> Workload:
+    described = Description(model, isl=4000, osl=500, phase="serve", engine=engine, **said)  # type: ignore[arg-type]
+    return described_workload(described)
+
+
+def refused(workload: Workload, engine: str, **degrees: int) -> list[str]:
+    """What an engine says to degrees under its first plan."""
+    rules = engine_rules(engine)
+    dims = rules.plans(workload)[0].dims
+    return rules.refusals(workload, Strategy(**{"tp": 1, "ep": 1, "pp": 1, "batch": 8, "dims": dims, **degrees}))  # type: ignore[arg-type]
+
+
+# --- rules ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "degrees", "runs"),
+    [
+        ("vllm", {"tp": 8, "dp": 4, "ep": 32}, True),  # expert parallelism on
+        ("vllm", {"tp": 8, "dp": 4, "ep": 1}, True),  # off: moe_tp 32
+        ("vllm", {"tp": 4, "dp": 4, "ep": 4}, False),  # the paper's meshes with tp > 1
+        ("sglang", {"tp": 4, "dp": 4, "ep": 4}, True),  # attn_dp 4 of tp-size 16, ep 4, moe_tp 4
+        ("trtllm", {"tp": 16, "dp": 1, "ep": 4}, True),  # attention all-TP, any factors of the experts
+        ("trtllm", {"tp": 1, "dp": 16, "ep": 4}, True),  # attention all-DP
+        ("trtllm", {"tp": 4, "dp": 4, "ep": 4}, False),  # nothing between
+        ("megatron_core", {"tp": 4, "dp": 4, "ep": 4}, True),
+    ],
+)
+def test_degrees_run_where_the_engines_flags_can_say_them(engine: str, degrees: dict[str, int], runs: bool) -> None:
+    found = refused(FLAGSHIP, engine, **degrees)
+    assert (not found) == runs
+    for text in found:
+        assert text.startswith(f"{engine_rules(engine).title} {engine_rules(engine).version}: ")
+
+
+def test_an_all_to_all_makes_sglangs_experts_lie_on_all_gpus() -> None:
+    travelling = dataclasses.replace(FLAGSHIP, expert_exchange="all_to_all")
+    assert refused(travelling, "sglang", tp=4, dp=4, ep=4)
+    assert not refused(travelling, "sglang", tp=4, dp=4, ep=16)
+    assert not refused(travelling, "sglang", tp=4, dp=16, ep=1)  # experts cut, not shared out: nothing travels
+    assert not refused(FLAGSHIP, "sglang", tp=4, dp=4, ep=4)
+
+
+def test_context_is_shared_by_gpus_that_would_repeat_a_kv_head_and_by_no_others() -> None:
+    qwen = served("qwen3_235b_a22b", "vllm")
+    assert qwen.model.kv_heads == 4
+    assert qwen.model.heads == 64
+    assert not refused(qwen, "vllm", tp=4, cp=4, dp=1, ep=16)  # tensor-parallel size 16 repeats each KV head 4 times
+    assert refused(qwen, "vllm", tp=2, cp=4, dp=1, ep=8)  # size 8 repeats them twice, and 4 GPUs would share one
+    assert not refused(served("deepseek_v3", "vllm"), "vllm", tp=1, cp=8, dp=1, ep=8)  # a latent cache has no heads
+    assert not refused(dataclasses.replace(qwen, phase="decode"), "trtllm", tp=4, cp=4, dp=1, ep=16)
+
+
+def test_blocks_of_fp8_weights_are_not_cut() -> None:
+    qwen = served("qwen3_235b_a22b", "vllm", weights="fp8_block")
+    assert qwen.model.ffn_hidden == 12 * 128
+    assert not refused(qwen, "vllm", tp=4, dp=1)  # 3 blocks each
+    assert "inside blocks" in refused(qwen, "vllm", tp=8, dp=1)[0]
+    assert not refused(qwen, "vllm", tp=8, dp=1, ep=8)  # whole experts
+
+
+def test_ranks_of_a_dense_model_are_replicas() -> None:
+    dense = served("qwen3_32b", "vllm")
+    assert {name: bool(refused(dense, name, tp=2, dp=2)) for name in SHIPPED} == dict.fromkeys(SHIPPED, True)
+
+
+def test_norms_over_tokens_are_megatrons_and_of_sglangs_prefill() -> None:
+    def sharded(engine: str, model: Model, phase: str, tp: int = 2) -> list[str]:
+        workload = dataclasses.replace(FLAGSHIP, model=model, phase=phase)  # type: ignore[arg-type]
+        return engine_rules(engine).refusals(workload, Strategy(tp, 1, 1, 8, megatron_sp_dims(model), dp=1))
+
+    moe, dense = load_model("qwen3_235b_a22b"), load_model("qwen3_32b")
+    runs = {
+        (e, m.name, p) for e in SHIPPED for m in (moe, dense) for p in ("decode", "prefill") if not sharded(e, m, p)
+    }
+    megatrons = {("megatron_core", m.name, p) for m in (moe, dense) for p in ("decode", "prefill")}
+    assert runs == {*megatrons, ("sglang", dense.name, "prefill")}
+    assert "attn_norm 2, not 0" in sharded("vllm", moe, "decode")[0]
+    assert not sharded("vllm", dense, "decode", tp=1)  # one GPU has all tokens and all columns
+
+
+def test_an_evaluation_names_the_engines_rule() -> None:
+    workload = dataclasses.replace(FLAGSHIP, space="vllm")
+    strategy = Strategy(4, 16, 1, 256, megatron_dims(workload.model))
+    broken = [violation for violation in evaluate(workload, strategy).violations if violation.kind == "engine"]
+    assert [violation.message for violation in broken] == engine_rules("vllm").refusals(workload, strategy)
+    assert broken[0].message.startswith("vLLM 0.33.0: expert parallelism is all or nothing")
+    assert broken[0].excess == 1.0
+    assert not [v for v in evaluate(FLAGSHIP, strategy).violations if v.kind == "engine"]
+
+
+# --- the exact optimum ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(toy_moe: Workload) -> Workload:
+    degrees = DegreeTables((1, 2, 4), (1, 2, 4), (1, 2), (8, 16))
+    return dataclasses.replace(toy_moe, degrees=degrees, max_gpus=16, tpot_slo_s=1e9, expert_exchange="all_gather")
+
+
+@pytest.mark.parametrize("engine", SHIPPED)
+def test_the_best_is_that_of_brute_force(small: Workload, engine: str) -> None:
+    workload = dataclasses.replace(small, space=engine)
+    space = space_of(workload)
+    plans = {plan.dims for plan in space.engine.plans(workload)} if space.engine else set()
+    meshes = itertools.product(space.tp, space.ep, space.pp, space.batch, space.cp, space.dp)
+    every = [
+        evaluate(workload, Strategy(tp, ep, pp, batch, dims, cp, dp))
+        for tp, ep, pp, batch, cp, dp in meshes
+        if tp * cp * dp <= 16
+        for dims in plans
+    ]
+    runs = [each for each in every if not {v.kind for v in each.violations} & {"engine", "meshes"}]
+    assert 0 < len(runs) < len(every)
+    for share in (1.0, 0.5, 0.1):
+        allowed = sorted(each.tpot_s for each in every if each.feasible)
+        slo_s = allowed[int(share * (len(allowed) - 1))] * (1 + 1e-9)
+        best = max((e.tokens_per_s_per_gpu for e in every if e.feasible and e.tpot_s <= slo_s), default=0.0)
+        found = find_best(dataclasses.replace(space, workload=dataclasses.replace(workload, tpot_slo_s=slo_s)))
+        assert found.evaluation is not None
+        assert found.evaluation.feasible
+        assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("engine", SHIPPED)
+def test_a_spaces_size_counts_what_the_engine_runs(small: Workload, engine: str) -> None:
+    space = engine_space(small, engine_rules(engine))
+    box = itertools.product(space.tp, space.ep, space.pp, space.cp, space.dp)
+    plans = engine_rules(engine).plans(small)
+    runs = [
+        strategy
+        for tp, ep, pp, cp, dp in box
+        for plan in plans
+        if not space.outside(strategy := Strategy(tp, ep, pp, 8, plan.dims, cp, dp))
+        and not [v for v in evaluate(small, strategy).violations if v.kind == "meshes"]
+    ]
+    assert space.size == len(runs) * len(space.batch)
+    assert space.distinct_size <= space.size
+
+
+def test_an_engine_has_no_more_than_the_extended_space_and_megatron_no_less_than_its_heuristic(small: Workload) -> None:
+    def best(space: object) -> Evaluation:
+        found = find_best(space).evaluation  # type: ignore[arg-type]
+        assert found is not None
+        return found
+
+    most = best(extended_space(small)).tokens_per_s_per_gpu
+    bests = {name: best(engine_space(small, engine_rules(name))).tokens_per_s_per_gpu for name in SHIPPED}
+    assert max(bests.values()) <= most * (1 + 1e-12)
+    for sequence_parallel in (True, False):
+        heuristic = best(heuristic_space(small, sequence_parallel=sequence_parallel)).tokens_per_s_per_gpu
+        assert bests["megatron_core"] >= heuristic * (1 - 1e-12)
+
+
+# --- the registry --------------------------------------------------------------------------------
+
+
+def _even(_workload: Workload, strategy: Strategy) -> list[str]:
+    return [] if strategy.tp % 2 == 0 else ["tensor parallelism is even"]
+
+
+@pytest.fixture
+def mine() -> object:
+    rules = dataclasses.replace(engine_rules("sglang"), name="mine", title="Mine", version="1", refuses=_even)
+    register_engine(rules)
+    yield rules
+    withdraw_engine("mine")
+
+
+def test_a_registered_engine_is_a_space_and_charges_its_memory(mine: EngineRules) -> None:
+    workload = served("mixtral_8x7b", "mine", max_gpus=8)
+    assert workload.space == "mine"
+    assert workload.engine is not None
+    assert workload.engine.memory == mine.memory
+    found = find_best(space_of(workload)).evaluation
+    assert found is not None
+    assert found.strategy.tp % 2 == 0
+    assert "mine" in engine_names()
+    with pytest.raises(ValueError, match="already"):
+        register_engine(mine)
+
+
+def test_unknown_engines_and_spaces_are_told_with_a_suggestion() -> None:
+    with pytest.raises(UnknownEngine, match="did you mean 'sglang'"):
+        engine_rules("sgalng")
+    with pytest.raises(CatalogError, match="did you mean 'vllm'"):
+        served("mixtral_8x7b", "vlm")
+    with pytest.raises(CatalogError, match="unknown space 'extnded': did you mean 'extended'"):
+        described_workload(Description("mixtral_8x7b", isl=100, osl=10), {"space": "extnded"})
+
+
+def test_an_engine_searches_what_it_runs_unless_told_otherwise() -> None:
+    assert served("mixtral_8x7b", "trtllm").space == "trtllm"
+    old = described_workload(Description("mixtral_8x7b", isl=100, osl=10, engine="vllm<0.14"))
+    assert old.space == "vllm"
+    joint = described_workload(Description("mixtral_8x7b", isl=100, osl=10, engine="vllm"), {"space": "joint"})
+    assert joint.space == "joint"
+    assert described_workload(Description("mixtral_8x7b", isl=100, osl=10)).space == "joint"
