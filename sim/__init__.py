@@ -1,4 +1,4 @@
-"""An H100 roofline simulator of distributed LLM inference, and the exact optimum of its strategy space.
+"""A simulator of distributed LLM inference on measured GPUs, and the exact optimum of its strategy space.
 
 >>> from sim.config.catalog import load_workload
 >>> from sim.layers.heuristics import megatron_dims

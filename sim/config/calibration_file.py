@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from sim.config.fields import Positive, Whole, ascending
 from sim.config.files import did_you_mean
-from sim.config.schemas import Positive, Whole, ascending
 from sim.prices import terms
 from sim.prices.calibration import grid_phi, moe_layer_terms
 from sim.prices.dtypes import FORMATS

@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from sim.config.calibration_file import CalibrationFile
 from sim.config.declarations import declare
-from sim.config.files import CatalogError, config_path, did_you_mean, explain, read_config
-from sim.config.schemas import HardwareFile, ModelFile, WorkloadFile
+from sim.config.files import CatalogError, config_path, did_you_mean, explain, list_names, read_config
+from sim.config.hardware_file import HardwareFile
+from sim.config.schemas import ModelFile, WorkloadFile
 from sim.engines.registry import UnknownEngine, engine_names, engine_rules
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
@@ -61,22 +62,32 @@ def _refuse(constant: str) -> float:
 def load_hardware(name_or_path: str | Path, *, beside: Path | None = None) -> Hardware:
     """The hardware of a shipped name or a file. Raises: CatalogError."""
     path = config_path("hardware", name_or_path, beside=beside)
-    return _with_curves(read_config(path, HardwareFile), path)
+    file, calibration = _with_calibration(read_config(path, HardwareFile), path)
+    return file.to_si(calibration)
 
 
-def _with_curves(file: HardwareFile, path: Path) -> Hardware:
+def _with_calibration(file: HardwareFile, path: Path) -> tuple[HardwareFile, Calibration | None]:
+    """A hardware file with what it leaves to the machine that it names, and its curves."""
     if file.scaled_from is not None:
         measured = read_config(config_path("hardware", file.scaled_from, beside=path.parent), HardwareFile)
         if measured.calibration is None:
             raise CatalogError(f"{path}: scaled_from names hardware {measured.name!r}, which has no calibration")
         loaded = load_calibration(measured.calibration, beside=path.parent)
         measured.check_same_machine(loaded)
-        return file.to_si(loaded.scaled_to(file.machine_header()))
+        return file.completed_by(measured), loaded.scaled_to(file.machine_header())
     if file.calibration is None:
-        return file.to_si(None)
+        return file, None
     calibration = load_calibration(file.calibration, beside=path.parent)
     file.check_same_machine(calibration)
-    return file.to_si(calibration)
+    return file, calibration
+
+
+def default_hardware() -> str:
+    """The machine of those who name none: the first of the shipped ones that was measured."""
+    for name in list_names("hardware"):
+        if read_config(config_path("hardware", name), HardwareFile).calibration:
+            return name
+    raise CatalogError("no shipped hardware was measured: name one")
 
 
 def load_machine_header(name_or_path: str | Path) -> dict[str, dict[str, float]]:
@@ -101,7 +112,8 @@ def load_calibrated(hardware: str | Path, calibration: str | Path | None = None)
 
 def load_machine(hardware: str | Path, calibration: Calibration) -> Callable[[EngineName], Hardware]:
     """A hardware file's machine under given coefficients, with the kernels of any engine. Raises: CatalogError."""
-    file = read_config(config_path("hardware", hardware), HardwareFile)
+    path = config_path("hardware", hardware)
+    file, _ = _with_calibration(read_config(path, HardwareFile), path)
 
     @cache
     def with_kernels(kernels: EngineName) -> Hardware:
@@ -188,9 +200,8 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
         raise CatalogError(str(error)) from error
     kernels = file.kernels or (rules.kernels if rules else None)
     chosen = {key: value for key, value in (("kernels", kernels), ("all_reduce", file.all_reduce)) if value is not None}
-    hardware_file = read_config(hardware_path, HardwareFile).model_copy(update=chosen)
-    si_hardware = _with_curves(hardware_file, hardware_path)
-    calibration = si_hardware.curves.calibration if si_hardware.curves else None
+    stated = read_config(hardware_path, HardwareFile).model_copy(update=chosen)
+    hardware_file, calibration = _with_calibration(stated, hardware_path)
     digest = hashlib.sha256()
     if calibration:
         digest.update(calibration.digest.encode())
@@ -207,7 +218,7 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
     return Workload(
         name=file.name,
         model=model_file.to_si(),
-        hardware=si_hardware,
+        hardware=hardware_file.to_si(calibration),
         phase=file.phase,
         context_tokens=file.context,
         tpot_slo_s=math.inf if file.tpot_slo_ms is None else file.tpot_slo_ms * 1e-3,

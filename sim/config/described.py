@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sim.config.catalog import assembled
+from sim.config.catalog import assembled, default_hardware
 from sim.config.files import CatalogError, config_path, explain, read_config
 from sim.config.schemas import ModelFile, WorkloadFile
 from sim.workload import Workload
@@ -24,7 +24,7 @@ class Description:
     """What a command line says of a workload, in its words.
 
     Attributes:
-        model, hardware: Names or paths.
+        model, hardware: Names or paths; without hardware it is `sim.config.catalog.default_hardware`.
         isl, osl: Tokens of a prompt and of an answer.
         engine: Inference engine, or None for the bare machine.
         weights, kv_cache: Formats.
@@ -34,7 +34,7 @@ class Description:
     """
 
     model: str
-    hardware: str = "h100_sxm"
+    hardware: str | None = None
     phase: str = "decode"
     isl: int | None = None
     osl: int | None = None
@@ -58,12 +58,13 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
     >>> described_workload(Description("mixtral_8x7b", isl=1024, osl=256, max_gpus=8)).degrees.ep
     (1, 2, 4, 8)
     """
-    model_path, hardware_path = config_path("models", said.model), config_path("hardware", said.hardware)
+    hardware = said.hardware or default_hardware()
+    model_path, hardware_path = config_path("models", said.model), config_path("hardware", hardware)
     model = read_config(model_path, ModelFile).to_si()
     content: dict[str, Any] = {
         "name": f"{model.name}_{said.phase}",
         "model": said.model,
-        "hardware": said.hardware,
+        "hardware": hardware,
         "engine": said.engine,
         "phase": said.phase,
         "prompt_tokens": said.isl,

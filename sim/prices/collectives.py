@@ -8,7 +8,9 @@ finds no hole in it.
 
 Sources: NCCL's tuning model for latencies and steps of ring and tree; measured medians for
 bandwidths (see the hardware file). Hierarchical: reduce-scatter inside the node, the collective
-across nodes on 1/per_node of the data per NIC, all-gather inside the node.
+across nodes on 1/per_node of the data per NIC, all-gather inside the node. Nodes of one rack meet over the rack's
+links in place of the network, where a machine has such. In a mesh without a switch, a group uses the links between
+its members alone (`CollectiveModel.links_used`): its bytes take as long as those of a larger tensor over a switch.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.prices.curves import REMEMBERED
-from sim.prices.hardware import CollectiveModel, ExpertAllToAll, Hardware, PointToPoint, Protocol
+from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import Group
 from sim.prices.priced import EXACT, Interval, Priced
 
@@ -101,11 +103,12 @@ def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: 
     exposed = 1 - hardware.communication_overlap
     curves = hardware.curves
     inside = min(group.degree, hardware.node_gpus)
-    fitted = curves.collective(kind, inside, tensor_bytes) if curves else None
+    as_switched = tensor_bytes / hardware.collectives.links_used(inside)
+    fitted = curves.collective(kind, inside, as_switched) if curves else None
     if fitted is not None and group.nodes == 1:
         return fitted._replace(time_s=fitted.time_s * exposed)
     time_s = collective_time_s(hardware, kind, group, tensor_bytes)
-    where = f"{kind.replace('_', '-')} over {axis} across nodes" if group.nodes > 1 else ""
+    where = f"{kind.replace('_', '-')} over {axis} across {_across(group)}" if group.nodes > 1 else ""
     if fitted is None:
         return hardware.errors.by_medians(time_s * exposed, where)
     return hardware.errors.extrapolating(max(time_s, fitted.time_s) * exposed, where)
@@ -128,38 +131,53 @@ def expert_all_to_all(
         topk: Experts that a token visits.
     """
     exposed = 1 - hardware.communication_overlap
-    if hardware.curves:
+    model = hardware.collectives
+    if hardware.curves and not group.racked:
+        as_switched = columns / (model.links_used(group.per_node) if group.nodes == 1 else 1.0)
         fitted = hardware.curves.expert_all_to_all(
-            side, tokens, columns, each, experts, topk, group.per_node, group.nodes
+            side, tokens, as_switched, each, experts, topk, group.per_node, group.nodes
         )
         if fitted is not None:
             return fitted._replace(time_s=fitted.time_s * exposed)
-    kernel = hardware.collectives.dispatch if side == "dispatch" else hardware.collectives.combine
     sent_bytes = tokens * topk * columns * each * (group.degree - 1) / group.degree
-    time_s = expert_all_to_all_time_s(kernel, group, sent_bytes)
+    time_s = expert_all_to_all_time_s(model, side, group, sent_bytes)
     return hardware.errors.by_medians(time_s * exposed)
 
 
 @lru_cache(maxsize=REMEMBERED)
-def hand_on_s(hardware: Hardware, *, same_node: bool, sent_bytes: float) -> float:
-    """Seconds to hand `sent_bytes` from a GPU of one pipeline stage to one of the next."""
+def hand_on_s(hardware: Hardware, pair: Group, sent_bytes: float) -> float:
+    """Seconds to hand `sent_bytes` from a GPU of one pipeline stage to one of the next; see `mesh.stage_pair`."""
+    model, same_node = hardware.collectives, pair.nodes == 1
+    if pair.racked and model.rack:
+        latency_s = model.send_recv.intra_latency_s + model.rack.hop_s
+        return latency_s + sent_bytes / model.rack.bandwidth_bytes_per_s
+    if same_node:
+        sent_bytes /= model.links_used(2)
     fitted = hardware.curves.send_recv(same_node=same_node, sent_bytes=sent_bytes) if hardware.curves else None
     if fitted is not None:
         return fitted.time_s
-    return send_recv_time_s(hardware.collectives.send_recv, same_node=same_node, sent_bytes=sent_bytes)
+    return send_recv_time_s(model.send_recv, same_node=same_node, sent_bytes=sent_bytes)
 
 
-def expert_all_to_all_time_s(kernel: ExpertAllToAll, group: Group, sent_bytes: float) -> float:
+def _across(group: Group) -> str:
+    return "the nodes of a rack" if group.racked else "nodes"
+
+
+def expert_all_to_all_time_s(model: CollectiveModel, side: str, group: Group, sent_bytes: float) -> float:
     """Seconds of an expert dispatch or combine in which each GPU sends `sent_bytes` to the others, without curves.
 
-    The slower of the NVLink part and the network part, plus the kernel's latency. Latencies are
+    The slower of the NVLink part and the network's or the rack's part, plus the kernel's latency. Latencies are
     measured at 1, 2, 4, ... nodes, linear in between and beyond in log2(nodes).
     """
     if group.degree == 1:
         return 0.0
-    others = group.degree - 1
-    intra_s = sent_bytes * (group.per_node - 1) / others / kernel.intra_bandwidth_bytes_per_s
-    inter_s = sent_bytes * (group.degree - group.per_node) / others / kernel.inter_bandwidth_bytes_per_s
+    kernel = model.dispatch if side == "dispatch" else model.combine
+    others, inter_bytes_per_s = group.degree - 1, kernel.inter_bandwidth_bytes_per_s
+    if group.racked and model.rack:
+        inter_bytes_per_s = model.rack.bandwidth_bytes_per_s
+    intra_bytes_per_s = kernel.intra_bandwidth_bytes_per_s * model.links_used(group.per_node)
+    intra_s = sent_bytes * (group.per_node - 1) / others / intra_bytes_per_s
+    inter_s = sent_bytes * (group.degree - group.per_node) / others / inter_bytes_per_s
     return _latency_at_nodes(kernel.latency_s, group.nodes) + max(intra_s, inter_s)
 
 
@@ -189,8 +207,9 @@ def _envelope(model: CollectiveModel, kind: str, group: Group) -> Envelope:
     lines = [line for protocol in model.protocols for line in _nccl_lines(model, protocol, kind, group)]
     if kind == "all_reduce" and model.custom_all_reduce and group.nodes == 1:
         custom, share = model.custom_all_reduce, sent_share(kind, group.degree)
-        lines.append(Line(custom.one_shot_latency_s, (group.degree - 1) / custom.bandwidth_bytes_per_s))
-        lines.append(Line(custom.two_shot_latency_s, share / custom.bandwidth_bytes_per_s))
+        bandwidth = custom.bandwidth_bytes_per_s * model.links_used(group.degree)
+        lines.append(Line(custom.one_shot_latency_s, (group.degree - 1) / bandwidth))
+        lines.append(Line(custom.two_shot_latency_s, share / bandwidth))
     return tuple(lines)
 
 
@@ -206,31 +225,38 @@ def _nccl_lines(model: CollectiveModel, protocol: Protocol, kind: str, group: Gr
 def _bandwidth_bytes_per_s(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> float:
     reduce = kind == "all_reduce"
     nvlink = model.all_reduce_bandwidth_bytes_per_s if reduce else model.gather_bandwidth_bytes_per_s
+    nvlink *= model.links_used(group.per_node)
     if group.nodes == 1:
         return nvlink * protocol.bandwidth_share
-    network = group.per_node * model.nic_bandwidth_bytes_per_s  # every GPU of the node drives its own NIC
+    # Every GPU of the node drives its own share of the NICs, or of the rack's links.
+    each = model.rack.bandwidth_bytes_per_s if group.racked and model.rack else model.nic_bandwidth_bytes_per_s
+    network = group.per_node * each
     return (network if group.per_node == 1 else min(nvlink, network)) * protocol.bandwidth_share
 
 
 def _ring_line(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> Line:
     passes = 2 if kind == "all_reduce" else 1
     steps, inter_steps = passes * (group.degree - 1), passes * (group.nodes - 1)
-    intra_step_s = protocol.ring_intra_step_s
-    if group.nodes > 1:
+    intra_step_s, inter_step_s = protocol.ring_intra_step_s, protocol.ring_inter_step_s
+    if group.racked and model.rack:
+        inter_step_s = intra_step_s + model.rack.hop_s
+    elif group.nodes > 1:
         intra_step_s = max(intra_step_s, model.net_overhead_s)
-    latency_s = protocol.ring_base_s + (steps - inter_steps) * intra_step_s + inter_steps * protocol.ring_inter_step_s
+    latency_s = protocol.ring_base_s + (steps - inter_steps) * intra_step_s + inter_steps * inter_step_s
     return Line(latency_s, sent_share(kind, group.degree) / _bandwidth_bytes_per_s(model, protocol, kind, group))
 
 
 def _tree_line(model: CollectiveModel, protocol: Protocol, group: Group) -> Line:
     up_s = (group.degree / group.nodes - 1) * protocol.tree_intra_step_s
-    up_s += math.log2(group.nodes) * protocol.tree_inter_step_s
+    racked = group.racked and model.rack
+    inter_step_s = protocol.tree_intra_step_s + racked.hop_s if racked else protocol.tree_inter_step_s
+    up_s += math.log2(group.nodes) * inter_step_s
     bandwidth = _bandwidth_bytes_per_s(model, protocol, "all_reduce", group)
     return Line(protocol.tree_base_s + 2 * up_s, sent_share("all_reduce", group.degree) / bandwidth)
 
 
 def _hierarchical_line(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> Line:
-    inside, across = Group(group.per_node, group.per_node), Group(group.nodes, 1)
+    inside, across = Group(group.per_node, group.per_node), Group(group.nodes, 1, group.racked)
     inner_kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
     inner = [_ring_line(model, protocol, inner_kind, inside) for inner_kind in inner_kinds]
     outer = _ring_line(model, protocol, kind, across)
@@ -242,11 +268,13 @@ def _hierarchical_line(model: CollectiveModel, protocol: Protocol, kind: str, gr
 
 def _all_to_all_line(model: CollectiveModel, group: Group) -> Line:
     link, share = model.all_to_all, sent_share("all_to_all", group.degree)
+    intra_bytes_per_s = link.intra_bandwidth_bytes_per_s * model.links_used(group.per_node)
     if group.nodes == 1:
-        return Line(link.intra_latency_s, share / link.intra_bandwidth_bytes_per_s)
+        return Line(link.intra_latency_s, share / intra_bytes_per_s)
+    latency_s, inter_bytes_per_s = link.inter_latency_s, link.inter_bandwidth_bytes_per_s
+    if group.racked and model.rack:
+        latency_s, inter_bytes_per_s = link.intra_latency_s + model.rack.hop_s, model.rack.bandwidth_bytes_per_s
     remote = share * (group.degree - group.per_node) / (group.degree - 1)
-    seconds_per_byte = max(
-        remote / link.inter_bandwidth_bytes_per_s, (share - remote) / link.intra_bandwidth_bytes_per_s
-    )
+    seconds_per_byte = max(remote / inter_bytes_per_s, (share - remote) / intra_bytes_per_s)
     # A rank exchanges with every peer in turn: we let the latency grow with the nodes they sit on. [assumed]
-    return Line(link.inter_latency_s * group.nodes / 2, seconds_per_byte)
+    return Line(latency_s * group.nodes / 2, seconds_per_byte)

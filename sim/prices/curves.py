@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import Dtype
-from sim.prices.priced import Interval, Priced, spread, wider
+from sim.prices.priced import Interval, Priced, spread, together, wider
 from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, sources
 
 
@@ -137,11 +137,23 @@ _SIZES = {
 """Columns of the measured tables, in words."""
 _BY_ENGINE = ("gemm", "attention_decode", "attention_prefill", "moe")
 """Families whose series are an engine's own."""
-_SCALED: Interval = (0.8, 1.6)
+CARRIED_OVER: Interval = (0.8, 1.6)
 """Of efficiencies carried over from another machine, wider on the slow side: they are an ideal, for kernels as well
-tuned for the new machine, and clocks and power limits differ. [assumed]"""
+tuned for the new machine, and clocks and power limits differ. [assumed] for chips of one family"""
 _WIDE = f"attention of more than {WIDEST_GROUP} query heads per KV head"
 """Another kernel, up to 15 times slower in TensorRT-LLM; no row says where between 32 and 48 heads it takes over."""
+
+
+class CarriedOver(NamedTuple):
+    """How sure efficiencies are that were measured on another machine.
+
+    Attributes:
+        interval: Factors on a time, on top of those of the kernel.
+        bias: To which side they probably err, or "".
+    """
+
+    interval: Interval = CARRIED_OVER
+    bias: str = ""
 
 
 class Curves:
@@ -153,6 +165,7 @@ class Curves:
         all_reduce: Whose all-reduce runs inside a node: an engine's own, or "nccl".
         uncalibrated: Relative error of a series that was never cross-validated.
         extrapolated: Least relative error beyond what was measured.
+        carried_over: How sure they are on a machine that they were not measured on.
     """
 
     def __init__(
@@ -162,17 +175,20 @@ class Curves:
         all_reduce: str,
         uncalibrated: float = 0.35,  # [assumed] as for what is priced by medians
         extrapolated: float = 0.30,  # [assumed]
+        carried_over: CarriedOver = CarriedOver(),  # noqa: B008 immutable
     ) -> None:
         self.calibration = calibration
         self.engine = engine
         self.all_reduce = all_reduce
         self.uncalibrated = uncalibrated
         self.extrapolated = extrapolated
+        self.carried_over = carried_over
         self._series_of = lru_cache(maxsize=None)(self._find)
         self._judgement = lru_cache(maxsize=None)(self._find_judgement)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Curves, (self.calibration, self.engine, self.all_reduce, self.uncalibrated, self.extrapolated)
+        errors = (self.uncalibrated, self.extrapolated, self.carried_over)
+        return Curves, (self.calibration, self.engine, self.all_reduce, *errors)
 
     # --- kernels ---------------------------------------------------------------------------------
 
@@ -379,10 +395,13 @@ class Curves:
                 unmeasured = f"{_FAMILIES[series.split('/')[0]]} beyond measured {_SIZES.get(name, name)}"
                 break
         priced = Priced(time_us * 1e-6, error, interval)
+        if unmeasured:
+            priced = self._beyond(priced, unmeasured)
         if measured_on := self.calibration.data.get("scaled_from"):
-            what = f"efficiencies carried over from {measured_on}"
-            priced = self._beyond(priced, what)._replace(interval=wider(interval, _SCALED))
-        return self._beyond(priced, unmeasured) if unmeasured else priced
+            what, (factors, bias) = f"efficiencies carried over from {measured_on}", self.carried_over
+            carried = together(priced.interval, factors)
+            priced = self._beyond(priced, f"{what}, {bias}" if bias else what)._replace(interval=carried)
+        return priced
 
     def _beyond(self, priced: Priced, what: str) -> Priced:
         """The same as something that no measurement covers: less sure."""

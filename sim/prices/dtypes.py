@@ -27,7 +27,7 @@ FORMATS: Mapping[Dtype, Format] = {
     "bf16": Format(2, "bf16"),
     "fp8": Format(1, "fp8"),
     "fp8_block": Format(1, "fp8"),
-    "mxfp4": Format(4.25 / 8, "bf16"),  # [spec] OCP MX: 4 bits and a shared 8-bit scale per 32; an H100 widens them
+    "mxfp4": Format(4.25 / 8, "bf16"),  # [spec] OCP MX: 4 bits and a shared 8-bit scale per 32; multiplied in bf16
 }
 DTYPE_BYTES: Mapping[Dtype, float] = {dtype: form.bytes_each for dtype, form in FORMATS.items()}
 ARITHMETIC: tuple[Arithmetic, ...] = get_args(Arithmetic)

@@ -63,6 +63,21 @@ class PointToPoint:
     inter_bandwidth_bytes_per_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Rack:
+    """Links between the nodes of a rack, where they are faster than the network: PCIe around bridged pairs, say.
+
+    Attributes:
+        gpus: GPUs of a rack, whole nodes.
+        bandwidth_bytes_per_s: Achieved per GPU and direction.
+        hop_s: Latency of one hop beyond that of one inside a node.
+    """
+
+    gpus: int
+    bandwidth_bytes_per_s: float
+    hop_s: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CollectiveModel:
     """Constants of the collective libraries; `sim.prices.collectives` turns them into seconds.
@@ -77,6 +92,9 @@ class CollectiveModel:
         all_to_all: NCCL's all-to-all, as grouped sends and receives.
         dispatch, combine: The experts' all-to-all.
         send_recv: Point to point between pipeline stages.
+        mesh_peers: Peers of a node that each GPU has a link of its own to, all alike; 0 for a switch, over which one
+            GPU's whole bandwidth reaches any peer.
+        rack: Links between the node's and the network, or None where there are none.
     """
 
     protocols: tuple[Protocol, ...]
@@ -89,6 +107,18 @@ class CollectiveModel:
     dispatch: ExpertAllToAll
     combine: ExpertAllToAll
     send_recv: PointToPoint
+    mesh_peers: int = 0
+    rack: Rack | None = None
+
+    def links_used(self, per_node: int) -> float:
+        """Share of a GPU's links inside a node that a collective among `per_node` of its GPUs can use.
+
+        A switch lends all of them to any group. In a full mesh n GPUs have n - 1 links to one another, and the others
+        carry nothing of theirs: between two of eight MI300X one link of seven.
+
+        Source: a direct exchange, in which each pair of a group shares one link and all are busy at once.
+        """
+        return (per_node - 1) / self.mesh_peers if self.mesh_peers and per_node > 1 else 1.0
 
 
 KernelFamily = Literal["gemm", "attention", "elementwise"]
@@ -195,3 +225,8 @@ class Hardware:
     curves: Curves | None = None
     communication_overlap: float = 0.0
     errors: ErrorModel = ErrorModel(0.12, 0.35, 0.3)
+
+    @property
+    def tiers(self) -> tuple[int, int]:
+        """GPUs of a node, and of a rack of nodes or 0 without racks: the last arguments of `sim.prices.mesh.group`."""
+        return self.node_gpus, self.collectives.rack.gpus if self.collectives.rack else 0

@@ -1,4 +1,4 @@
-"""The device mesh (pp, ep, tp), tp innermost, laid on nodes: which links a group of GPUs talks over."""
+"""The device mesh (pp, ep, tp), tp innermost, laid on nodes and racks: which links a group of GPUs talks over."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ class Group(NamedTuple):
     Attributes:
         degree: GPUs in the group.
         per_node: How many of them share a node.
+        racked: Whether it spans nodes and stays inside a rack, on machines that have links between node and network.
     """
 
     degree: int
     per_node: int
+    racked: bool = False
 
     @property
     def nodes(self) -> int:
@@ -30,31 +32,45 @@ class Group(NamedTuple):
         return "inter" if self.per_node == 1 else "hierarchical"
 
 
-def group(stride: int, degree: int, node_gpus: int) -> Group:
-    """The worst-placed group of `degree` GPUs that lie `stride` apart on nodes of `node_gpus`.
+def group(stride: int, degree: int, node_gpus: int, rack_gpus: int = 0) -> Group:
+    """The worst-placed group of `degree` GPUs that lie `stride` apart on nodes of `node_gpus` in racks of `rack_gpus`.
 
-    Groups follow each other without gaps, so where they do not divide a node some group straddles one
-    node more than it must, and the slowest group sets the pace.
+    Without racks, `rack_gpus` is 0. Groups follow each other without gaps, so where they do not divide a node some
+    group straddles one node more than it must, and the slowest group sets the pace.
 
-    >>> group(stride=1, degree=16, node_gpus=8), group(stride=1, degree=6, node_gpus=8)
-    (Group(degree=16, per_node=8), Group(degree=6, per_node=3))
+    >>> group(stride=1, degree=6, node_gpus=8)
+    Group(degree=6, per_node=3, racked=False)
+    >>> group(stride=1, degree=6, node_gpus=2, rack_gpus=8).racked, group(1, 8, 2, 8).racked
+    (False, True)
     """
-    last_start = min(node_gpus - 1, node_gpus - math.gcd(stride * degree, node_gpus) + stride - 1)
-    nodes = min(degree, (last_start + stride * (degree - 1)) // node_gpus + 1)
-    return Group(degree, math.ceil(degree / nodes))
+    nodes = _spanned(stride, degree, node_gpus)
+    racked = nodes > 1 and rack_gpus > node_gpus and _spanned(stride, degree, rack_gpus) == 1
+    return Group(degree, math.ceil(degree / nodes), racked)
 
 
-def tp_group(tp: int, node_gpus: int) -> Group:
+def _spanned(stride: int, degree: int, size: int) -> int:
+    """Blocks of `size` GPUs that the worst-placed group touches."""
+    last_start = min(size - 1, size - math.gcd(stride * degree, size) + stride - 1)
+    return min(degree, (last_start + stride * (degree - 1)) // size + 1)
+
+
+def tp_group(tp: int, node_gpus: int, rack_gpus: int = 0) -> Group:
     """The tensor-parallel group: neighbouring GPUs."""
-    return group(1, tp, node_gpus)
+    return group(1, tp, node_gpus, rack_gpus)
 
 
-def ep_group(tp: int, ep: int, node_gpus: int) -> Group:
+def ep_group(tp: int, ep: int, node_gpus: int, rack_gpus: int = 0) -> Group:
     """The expert-parallel group: GPUs a tp group apart."""
-    return group(tp, ep, node_gpus)
+    return group(tp, ep, node_gpus, rack_gpus)
 
 
-def stages_share_a_node(tp: int, ep: int, pp: int, node_gpus: int) -> bool:
-    """Whether every pipeline boundary stays inside a node; the slowest boundary sets the pace."""
+def stage_pair(tp: int, ep: int, pp: int, node_gpus: int, rack_gpus: int = 0) -> Group:
+    """A GPU and its neighbour in the next stage, across the slowest of all pipeline boundaries.
+
+    >>> stage_pair(2, 2, 2, node_gpus=8).nodes, stage_pair(8, 1, 2, node_gpus=8).nodes
+    (1, 2)
+    """
     gpus = tp * ep * pp
-    return gpus <= node_gpus and node_gpus % gpus == 0
+    if node_gpus % gpus == 0:
+        return Group(2, 2)
+    return Group(2, 1, racked=rack_gpus > node_gpus and rack_gpus % gpus == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 Interval = tuple[float, float]
@@ -34,6 +35,16 @@ def spread(error: float) -> Interval:
     (0.6666666666666666, 1.5)
     """
     return 1 / (1 + 2 * error), 1 + 2 * error
+
+
+def together(first: Interval, second: Interval) -> Interval:
+    """The interval of a time that errs for two reasons, [assumed] independent.
+
+    >>> together((0.8, 1.25), (1.0, 1.0))
+    (0.8, 1.25)
+    """
+    down, up = (math.hypot(math.log(one), math.log(other)) for one, other in zip(first, second, strict=True))
+    return math.exp(-down), math.exp(up)
 
 
 def wider(first: Interval, second: Interval) -> Interval:

@@ -48,7 +48,7 @@ def merge_partials(rank: Rank, queries: float, *, whole: bool) -> Merge:
     result_bytes = queries * head_dim * rank.activation_each
     traffic = part_bytes + mine * head_dim * rank.activation_each
     kernel = Kernel("elementwise", dtype, dtype, 2.0 * queries * head_dim, traffic)
-    members = group(1, rank.cp, rank.workload.hardware.node_gpus)
+    members = group(1, rank.cp, *rank.workload.hardware.tiers)
     exchange = rank.collective("all_to_all", "cp", members, "attention parts", rank.cp * part_bytes)
     gather = rank.collective("all_gather", "cp", members, "attn_out", result_bytes) if whole else ()
     return Merge(kernel, (*exchange, *gather), 2.0 * part_bytes)

@@ -168,10 +168,10 @@ def _widened(rank: Rank, move: Move, tensor_bytes: float) -> tuple[Collective, .
     """
     if rank.tp == 1:
         return ()
-    node_gpus = rank.workload.hardware.node_gpus
+    tiers = rank.workload.hardware.tiers
     axis = f"{rank.axis} x {rank.experts_axis}"
-    (both,) = rank.collective(move.kind, axis, group(1, rank.tp * rank.copies, node_gpus), "tokens", tensor_bytes)
-    (alone,) = rank.collective(move.kind, axis, group(rank.tp, rank.copies, node_gpus), "tokens", tensor_bytes)
+    (both,) = rank.collective(move.kind, axis, group(1, rank.tp * rank.copies, *tiers), "tokens", tensor_bytes)
+    (alone,) = rank.collective(move.kind, axis, group(rank.tp, rank.copies, *tiers), "tokens", tensor_bytes)
     more_bytes = both.bytes_per_device - alone.bytes_per_device
     return (replace(both, time_s=max(0.0, both.time_s - alone.time_s), bytes_per_device=more_bytes),)
 

@@ -100,7 +100,7 @@ def _on_one_axis(
     kind = collective_between(source, target)
     if kind is None:
         return ()
-    neighbours = group(axis.stride, axis.degree, hardware.node_gpus)
+    neighbours = group(axis.stride, axis.degree, *hardware.tiers)
     priced = collective_price(hardware, kind, neighbours, tensor_bytes, axis.name)
     return (Collective(kind, axis.name, axis.degree, tensor, tensor_bytes * sent_share(kind, axis.degree), *priced),)
 
@@ -110,7 +110,7 @@ def _collective(hardware: Hardware, axes: Sequence[Axis], step: Step, tensor: st
     if step.collective is None:
         return None
     name, kind = " x ".join(axis.name for axis in axes), step.collective
-    neighbours = group(axes[-1].stride, degree, hardware.node_gpus)
+    neighbours = group(axes[-1].stride, degree, *hardware.tiers)
     tensor_bytes = step.bytes_per_device / sent_share(kind, degree)
     priced = collective_price(hardware, kind, neighbours, tensor_bytes, name)
     return Collective(kind, name, degree, tensor, step.bytes_per_device, *priced)

@@ -121,7 +121,7 @@ class Rank:
         self.experts_axis = experts_axis
         self.layer = layer_ops(workload.model)
         self.sizes = layer_sizes(workload, load, ep, copies)
-        self.tp_group = tp_group(tp, workload.hardware.node_gpus)
+        self.tp_group = tp_group(tp, *workload.hardware.tiers)
         self.activation_each = DTYPE_BYTES[workload.precisions.activations]
         self.expert_dtype: Dtype = workload.model.expert_dtype or workload.precisions.weights
         self._widths = _widths(workload)
@@ -136,7 +136,7 @@ class Rank:
     @property
     def ep_group(self) -> Group:
         """The GPUs of all groups, one of each."""
-        return ep_group(self.tp, self.ep, self.workload.hardware.node_gpus)
+        return ep_group(self.tp, self.ep, *self.workload.hardware.tiers)
 
     def shard(self, size: float, *, when: bool) -> int:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""

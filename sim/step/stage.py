@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sim.evaluation import Memory, StageBreakdown
 from sim.prices.collectives import hand_on_s
-from sim.prices.mesh import stages_share_a_node
+from sim.prices.mesh import stage_pair
 from sim.step.costs import (
     ends_s,
     handed_on_bytes,
@@ -92,8 +92,8 @@ def stage_time(rank: Rank, pp: int, layer_s: float, combine_choice: int) -> Stag
     if pp > 1:
         send_recv_s = hand_on_s(
             workload.hardware,
-            same_node=stages_share_a_node(rank.tp, rank.ep, pp, workload.hardware.node_gpus),
-            sent_bytes=handed_on_bytes(rank, combine_choice),
+            stage_pair(rank.tp, rank.ep, pp, *workload.hardware.tiers),
+            handed_on_bytes(rank, combine_choice),
         )
     both_s = first_s + last_s if pp == 1 else max(first_s, last_s)
     return StageBreakdown(layers, layer_s, first_s, last_s, send_recv_s, layers * layer_s + both_s + send_recv_s)

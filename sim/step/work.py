@@ -372,13 +372,13 @@ def _counted(collectives: tuple[Collective, ...], share: float) -> tuple[Collect
 
 def _other_tokens(rank: Rank) -> tuple[str, Group]:
     """The groups with tokens of their own, as an axis."""
-    node_gpus = rank.workload.hardware.node_gpus
-    return rank.experts_axis, group(rank.tp * rank.copies, rank.token_groups, node_gpus)
+    tiers = rank.workload.hardware.tiers
+    return rank.experts_axis, group(rank.tp * rank.copies, rank.token_groups, *tiers)
 
 
 def _same_tokens(rank: Rank) -> tuple[str, Group]:
     """The groups of experts that have the same tokens, as an axis."""
-    return rank.experts_axis, group(rank.tp, rank.copies, rank.workload.hardware.node_gpus)
+    return rank.experts_axis, group(rank.tp, rank.copies, *rank.workload.hardware.tiers)
 
 
 def _moe_share(rank: Rank) -> float:

@@ -186,7 +186,7 @@ def message_of(load: object, *arguments: object) -> str:
         (load_hardware, "h10", "unknown hardware 'h10': did you mean 'h100_sxm'?"),
         (load_model, "mixtral", "unknown model 'mixtral': did you mean 'mixtral_8x7b'?"),
         (load_workload, "gpt_moe_1_2t_16", "unknown workload 'gpt_moe_1_2t_16': did you mean 'gpt_moe_1_2t_16k'?"),
-        (load_hardware, "zzz", "unknown hardware 'zzz': known: h100_sxm"),
+        (load_hardware, "zzz", "unknown hardware 'zzz': known: a100_40_sxm"),
         (load_model, "nowhere.toml", "no such model file: nowhere.toml"),
         (load_hardware, "../models/mixtral_8x22b", "unknown hardware"),
         (load_hardware, "", "unknown hardware ''"),

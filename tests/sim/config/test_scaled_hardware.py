@@ -43,6 +43,7 @@ def test_one_cannot_have_a_calibration_and_borrow_another(tmp_path: Path) -> Non
     path.write_text(text.replace('scaled_from = "h100_sxm"', 'scaled_from = "h200_sxm"'), encoding="utf-8")
     with pytest.raises(CatalogError, match="'h200_sxm', which has no calibration"):
         load_hardware(path)
-    path.write_text(text.replace("scaled_from", "calibration"), encoding="utf-8")
+    measured = config_path("hardware", "h100_sxm").read_text(encoding="utf-8")
+    path.write_text(measured.replace("bandwidth_gb_per_s = 3350.0", "bandwidth_gb_per_s = 4800.0"), encoding="utf-8")
     with pytest.raises(CatalogError, match=r"hbm_gb_per_s = 3350.*scale it to this machine with `scaled_from`"):
         load_hardware(path)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.prices.mesh import Group, ep_group, group, stages_share_a_node, tp_group
+from sim.prices.mesh import Group, ep_group, group, stage_pair, tp_group
 
 POWERS = st.integers(0, 6).map(lambda exponent: 2**exponent)
 
@@ -38,7 +38,7 @@ def test_groups_span_the_nodes_that_an_enumeration_of_all_gpus_finds(tp: int, ep
             for e in range(ep)
             for t in range(tp)
         ]
-        assert stages_share_a_node(tp, ep, pp, 8) == (most_nodes(boundaries) == 1)
+        assert (stage_pair(tp, ep, pp, 8).nodes == 1) == (most_nodes(boundaries) == 1)
 
 
 @pytest.mark.parametrize(("tp", "nodes"), [(3, 2), (5, 2), (6, 2), (7, 2), (12, 2), (24, 3)])
@@ -75,7 +75,7 @@ def test_a_group_of_one_never_leaves_its_node() -> None:
 
 
 def test_stages_meet_inside_a_node_only_when_the_whole_replica_fits_into_one() -> None:
-    assert stages_share_a_node(tp=2, ep=2, pp=2, node_gpus=8)
-    assert not stages_share_a_node(tp=8, ep=1, pp=2, node_gpus=8)
-    assert not stages_share_a_node(tp=1, ep=1, pp=16, node_gpus=8)  # stages 8 and 9 lie on two nodes
-    assert not stages_share_a_node(tp=3, ep=1, pp=2, node_gpus=8)  # the second replica lies on GPUs 6 to 11
+    assert stage_pair(tp=2, ep=2, pp=2, node_gpus=8).nodes == 1
+    assert stage_pair(tp=8, ep=1, pp=2, node_gpus=8).nodes == 2
+    assert stage_pair(tp=1, ep=1, pp=16, node_gpus=8).nodes == 2  # stages 8 and 9 lie on two nodes
+    assert stage_pair(tp=3, ep=1, pp=2, node_gpus=8).nodes == 2  # the second replica lies on GPUs 6 to 11

@@ -1,0 +1,46 @@
+"""The kinds of value that configuration files hold, and what every file shares."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from sim.prices.dtypes import Dtype
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"expected a finite number, got {value}")
+    return value
+
+
+Numeric = TypeVar("Numeric", int, float)
+
+
+def ascending(values: tuple[Numeric, ...]) -> tuple[Numeric, ...]:
+    """The values, if they ascend without repeats. Raises: ValueError."""
+    if sorted(set(values)) != list(values):
+        raise ValueError("expected ascending values without repeats")
+    return values
+
+
+# Strict: a quoted figure or a boolean is a mistake, not a number.
+Positive = Annotated[float, Field(ge=1e-6, strict=True), AfterValidator(_finite)]
+NonNegative = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
+Share = Annotated[float, Field(gt=0, le=1, strict=True)]
+Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+Whole = Annotated[int, Field(ge=0, le=10**9, strict=True)]
+Microseconds = Annotated[NonNegative, Field(lt=1e6)]
+GigabytesPerSecond = Annotated[Positive, Field(lt=1e6)]
+Degrees = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(ascending)]
+# Names become file names and parts of run ids.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=100)]
+ByDtype = dict[Dtype, Share]
+
+
+class FileSchema(BaseModel):
+    """What every configuration file shares: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

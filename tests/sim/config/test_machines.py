@@ -1,0 +1,168 @@
+"""Every shipped machine: what its links make of a collective, and that it evaluates and optimises."""
+
+from __future__ import annotations
+
+import tokenize
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import sim
+from sim.config.catalog import default_hardware, load_hardware, load_workload
+from sim.config.files import CatalogError, config_path, list_names
+from sim.layers.heuristics import megatron_dims
+from sim.optimum.best import find_best
+from sim.optimum.spaces import space_of
+from sim.prices.collectives import collective_price, collective_time_s, expert_all_to_all_time_s, hand_on_s
+from sim.prices.mesh import Group, group, stage_pair
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import DegreeTables
+
+MACHINES = list_names("hardware")
+MEASURED = default_hardware()
+LARGE = 2.0**30
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_machine_evaluates_and_optimises_the_quickstarts_model(name: str) -> None:
+    workload = load_workload("gpt_moe_1_2t_16k", hardware=name)
+    tiny = replace(workload, max_gpus=512, tpot_slo_s=10.0, degrees=DegreeTables((4, 8), (8, 16), (2, 4), (16, 64)))
+    best = find_best(space_of(tiny)).evaluation
+    assert best is not None
+    assert best.feasible
+    heuristic = evaluate(tiny, Strategy(8, 16, 4, 64, megatron_dims(tiny.model)))
+    assert best.tokens_per_s_per_gpu >= heuristic.tokens_per_s_per_gpu * heuristic.feasible
+    low, high = best.tpot_interval_s
+    assert low < best.tpot_s < high
+
+
+@pytest.mark.parametrize("name", [name for name in MACHINES if name != MEASURED])
+def test_what_was_not_measured_says_whose_efficiencies_it_has_and_to_which_side_they_err(name: str) -> None:
+    workloads = [load_workload("gpt_moe_1_2t_16k", hardware=machine) for machine in (MEASURED, name)]
+    strategy = Strategy(8, 16, 2, 64, megatron_dims(workloads[0].model))
+    measured, carried_over = (evaluate(workload, strategy) for workload in workloads)
+    assert any(f"carried over from {MEASURED}, " in what for what in carried_over.extrapolated)
+    assert any("probably too" in what or "to either side" in what for what in carried_over.extrapolated)
+    spreads = [high / low for low, high in (found.tpot_interval_s for found in (measured, carried_over))]
+    assert spreads[1] > 1.05 * spreads[0]
+
+
+# --- a mesh without a switch ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+def test_a_group_in_a_mesh_uses_the_links_between_its_members_alone(kind: str) -> None:
+    """By hand: of V bytes each pair of n exchanges V / n over its one link, so n GPUs have n - 1 of 7 links."""
+    mesh = load_hardware("mi300x")
+    switch = replace(mesh, collectives=replace(mesh.collectives, mesh_peers=0))
+    for priced in (collective_time_s, lambda *args: collective_price(*args).time_s):
+        assert priced(mesh, kind, Group(8, 8), LARGE) == priced(switch, kind, Group(8, 8), LARGE)
+    for gpus in (2, 4):
+        many = [collective_time_s(machine, kind, Group(gpus, gpus), 1e3 * LARGE) for machine in (mesh, switch)]
+        assert many[0] / many[1] == pytest.approx(7 / (gpus - 1), rel=1e-3)
+        found = collective_price(mesh, kind, Group(gpus, gpus), LARGE).time_s
+        share = (2 if kind == "all_reduce" else 1 / gpus if kind == "all_to_all" else 1) / gpus
+        assert found >= LARGE * share / 64e9  # one link carries this much and no peak is beaten
+    assert collective_price(mesh, kind, Group(2, 2), 1.0).time_s == pytest.approx(
+        collective_price(switch, kind, Group(2, 2), 1.0).time_s, rel=0.05
+    )
+
+
+def test_two_gpus_of_a_mesh_exchange_over_one_link() -> None:
+    mesh = load_hardware("mi300x")
+    assert hand_on_s(mesh, Group(2, 2), LARGE) >= LARGE / 64e9
+    model = mesh.collectives
+    times = [expert_all_to_all_time_s(model, "dispatch", Group(n, n), LARGE * (n - 1)) for n in (2, 4, 8)]
+    assert times == pytest.approx([times[0]] * 3, rel=1e-3)  # as many bytes over each link
+
+
+# --- more than two tiers -------------------------------------------------------------------------------
+
+
+def test_a_rack_holds_the_groups_that_fit_into_it() -> None:
+    assert group(1, 2, 2, 8) == Group(2, 2)
+    assert group(1, 8, 2, 8) == Group(8, 2, racked=True)
+    assert group(2, 4, 2, 8) == Group(4, 1, racked=True)
+    assert group(1, 16, 2, 8) == Group(16, 2)
+    assert group(1, 6, 2, 8) == Group(6, 2)  # the second group lies on GPUs 6 to 11
+    assert [stage_pair(1, 1, pp, 2, 8).racked for pp in (2, 4, 8, 16)] == [False, True, True, False]
+    assert not group(1, 8, 8, 0).racked
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+def test_a_racks_links_lie_between_the_nodes_and_the_networks(kind: str) -> None:
+    bridged = load_hardware("h100_nvl")
+    assert bridged.tiers == (2, 8)
+    inside, racked, across = (
+        [collective_price(bridged, kind, members, size).time_s for size in (1e4, LARGE)]
+        for members in (Group(2, 2), Group(4, 2, racked=True), Group(4, 2))
+    )
+    assert inside[0] < racked[0] < across[0]
+    assert inside[1] < racked[1] < across[1]
+    pairs = Group(2, 2), Group(2, 1, racked=True), Group(2, 1)
+    assert sorted(times := [hand_on_s(bridged, pair, LARGE) for pair in pairs]) == times
+    experts = [expert_all_to_all_time_s(bridged.collectives, "combine", pair, LARGE) for pair in pairs]
+    assert sorted(experts) == experts
+
+
+def test_a_rack_of_72_is_one_domain_and_pays_the_network_only_beyond() -> None:
+    nvl72, hgx = load_hardware("gb200_nvl72"), load_hardware("b200_sxm")
+    for gpus in (16, 64, 72):
+        times = [collective_price(m, "all_gather", group(1, gpus, *m.tiers), LARGE).time_s for m in (nvl72, hgx)]
+        assert times[0] < times[1] / 1.5
+    inside, beyond = (collective_price(nvl72, "all_gather", group(1, n, *nvl72.tiers), LARGE).time_s for n in (72, 144))
+    assert beyond > 1.2 * inside
+
+
+def test_gpus_that_share_network_ports_share_their_rate(tmp_path: Path) -> None:
+    text = config_path("hardware", "h200_sxm").read_text(encoding="utf-8")
+    path = tmp_path / "few_ports.toml"
+    path.write_text(text.replace("[expected_error]", "nics = 2\n\n[expected_error]"), encoding="utf-8")
+    all_ports, few = (load_hardware(name).collectives for name in ("h200_sxm", path))
+    assert few.nic_bandwidth_bytes_per_s == pytest.approx(all_ports.nic_bandwidth_bytes_per_s / 4)
+    assert few.all_to_all.inter_bandwidth_bytes_per_s == pytest.approx(
+        all_ports.all_to_all.inter_bandwidth_bytes_per_s / 4
+    )
+    assert few.all_reduce_bandwidth_bytes_per_s == all_ports.all_reduce_bandwidth_bytes_per_s
+
+
+# --- what a file may not say ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine", "old", "new", "expected"),
+    [
+        ("h100_nvl", "gpus = 8 ", "gpus = 9 ", "links.rack.gpus (9) must be several nodes of 2 GPUs"),
+        ("mi300x", "node_gpus = 8 ", "node_gpus = 2 ", "a mesh has at least 3 GPUs, got node_gpus = 2"),
+        ("mi300x", '"mesh"', '"torus"', "links.topology: Input should be 'switched' or 'mesh'"),
+        ("mi300x", 'scaled_from = "h100_sxm"', "", "efficiency: missing, and no scaled_from names a machine"),
+        ("mi300x", "[0.6, 2.5]", "[1.2, 2.5]", "carried_over must be factors around 1"),
+        ("h100_sxm", "[links]", "[links]\nachieved_share = 0.9", "links.achieved_share belongs to scaled_from"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(machine: str, old: str, new: str, expected: str, tmp_path: Path) -> None:
+    text = config_path("hardware", machine).read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "odd.toml"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(CatalogError) as caught:
+        load_hardware(path)
+    assert expected in str(caught.value)
+
+
+def test_tensor_cores_without_fp8_take_its_weights_at_the_rate_of_bf16() -> None:
+    rates = load_hardware("a100_80_sxm").peak_flop_per_s
+    assert rates["fp8"] == rates["bf16"] == 312e12
+
+
+def test_no_code_of_the_simulator_names_a_machine() -> None:
+    root = Path(sim.__file__).parent
+    for path in (*root.glob("*.py"), *root.glob("*/*.py")):
+        with path.open("rb") as file:
+            for token in tokenize.tokenize(file.readline):
+                if token.type == tokenize.COMMENT or token.string.startswith('"""'):
+                    continue
+                assert not any(name in token.string.lower() for name in ("h100", "sxm", "mi300")), (path, token)
+                assert token.string not in ("132", "989", "1979"), (path, token)
