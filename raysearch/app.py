@@ -15,6 +15,7 @@ from raysearch.commands import (
     calibrate,
     evaluate,
     explain,
+    export,
     listing,
     optimum,
     report,
@@ -47,6 +48,7 @@ app.command("list")(listing.list_configurations)
 app.command("evaluate")(evaluate.evaluate_strategy)
 app.command("explain")(explain.explain_strategy)
 app.command("optimum")(optimum.show_optimum)
+app.command("export")(export.export_strategy)
 app.command("search")(search.search_workload)
 app.command("study")(study.run)
 app.command("status")(status.show_status)

@@ -91,12 +91,19 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
 
 
 def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that name or describe a workload, and passes it the workload as `workload`."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "workload"]
+    """Gives a command the options that name or describe a workload, and passes it the workload as `workload`.
+
+    A command whose `workload` has a default gets that where no option says one.
+    """
+    signature = inspect.signature(command, eval_str=True).parameters
+    own, needed = [p for p in signature.values() if p.name != "workload"], signature["workload"]
 
     @functools.wraps(command)
     def with_options(**options: Any) -> None:
         flags = {name: options.pop(name) for name in _FLAGS}
+        if needed.default is not needed.empty and all(value is None for value in flags.values()):
+            command(workload=needed.default, **options)
+            return
         command(workload=workload_of_flags(flags, options.get("batch_grid")), **options)
 
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -1,0 +1,131 @@
+"""`raysearch export`: a strategy in the words of what runs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysearch.commands.options import JsonOption, print_json
+from raysearch.commands.strategy import (
+    CpOption,
+    DimsOption,
+    DpOption,
+    EpOption,
+    MoeTpOption,
+    PpOption,
+    strategy_of,
+)
+from raysearch.commands.workload_flags import takes_workload
+from raysearch.errors import InputError
+from raysearch.export.deployment import Deployment, Export
+from raysearch.export.registry import exporter, exporter_names
+from raysearch.files import strategy_dict, write_bytes
+from sim.workload import Workload
+
+_OUT = typer.Option("--out", "-o", help="Folder for the files.", show_default="printed")
+
+
+@takes_workload
+def export_strategy(
+    workload: Workload | None = None,
+    source: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of `recommend`, `search` or `study`, or a JSON file with a strategy."),
+    ] = None,
+    to: Annotated[str, typer.Option("--to", help="; ".join(exporter_names()), show_default=True)] = "vllm",
+    alternative: Annotated[
+        int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives.", min=0)
+    ] = 0,
+    serve: Annotated[
+        str | None, typer.Option(help="Weights: a Hugging Face repository or a path.", show_default="the model's")
+    ] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel degree, in place of a source.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences of one microbatch, in place of a source.")] = None,
+    replicas: Annotated[int, typer.Option(help="Copies that share nothing.", min=1)] = 1,
+    ep: EpOption = 1,
+    pp: PpOption = 1,
+    dims: DimsOption = "megatron",
+    cp: CpOption = 1,
+    dp: DpOption = None,
+    moe_tp: MoeTpOption = None,
+    out: Annotated[Path | None, _OUT] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a strategy as the command, configuration or code that runs it, and say what that leaves out.
+
+    The command stands on stdout, what was left out and what to know on stderr.
+
+    \b
+    Examples:
+      raysearch export results/qwen --to vllm
+      raysearch export results/qwen --to dynamo --alternative 2 --out deploy
+      raysearch export best.json -w gpt_moe_1_2t_16k --to megatron
+      raysearch export --model qwen3_32b --isl 4000 --osl 500 --phase serve --tp 4 --batch 32 --to sglang
+    """
+    write = exporter(to)
+    if source is not None:
+        from raysearch.export.source import read_deployment
+
+        deployment = read_deployment(source, workload, alternative, serve)
+    else:
+        deployment = _described(workload, tp, batch, replicas, serve, (ep, pp, dims, cp, dp, moe_tp))
+    try:
+        export = write(deployment)
+    except ValueError as error:
+        raise InputError(f"{to} cannot run it: {error}") from error
+    if out is not None:
+        _write(export, out)
+    if as_json:
+        print_json(
+            {
+                "to": to,
+                "strategy": strategy_dict(deployment.strategy),
+                "replicas": deployment.replicas,
+                "command": export.command,
+                "files": dict(export.files),
+                "dropped": list(export.dropped),
+                "notes": list(export.notes),
+            }
+        )
+    else:
+        _print(export, shown=out is None)
+
+
+def _described(
+    workload: Workload | None, tp: int | None, batch: int | None, replicas: int, serve: str | None, rest: tuple
+) -> Deployment:
+    from raysearch.export.models import repository
+
+    if workload is None or tp is None or batch is None:
+        raise InputError("expected a folder or a file to export from, or a workload with --tp and --batch")
+    ep, pp, dims, cp, dp, moe_tp = rest
+    strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp)
+    return Deployment(workload, strategy, serve or repository(workload), replicas)
+
+
+COMMAND_FILE = "start.sh"
+
+
+def _write(export: Export, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = dict(export.files)
+    if export.command:
+        files[COMMAND_FILE] = f"#!/bin/sh\n{export.command}\n"
+    for name, text in files.items():
+        write_bytes(folder / name, text.encode())
+
+
+def _print(export: Export, *, shown: bool) -> None:
+    texts = [export.command] if export.command else []
+    if shown:
+        texts += [
+            f"# {name}\n{text.rstrip()}" if export.command else text.rstrip() for name, text in export.files.items()
+        ]
+    print("\n\n".join(texts))
+    for text in export.dropped:
+        print(f"left out: {text}", file=sys.stderr)
+    for text in export.notes:
+        print(f"note: {text}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""A strategy in the words of what runs it: commands, engine configurations, Kubernetes resources, sharding code."""

@@ -1,0 +1,92 @@
+"""What is exported, and what an export is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A strategy that is to be run.
+
+    Attributes:
+        workload: What it serves, on what.
+        strategy: Of one replica.
+        served_model: Hugging Face repository or path of the weights.
+        replicas: Copies that share nothing.
+    """
+
+    workload: Workload
+    strategy: Strategy
+    served_model: str
+    replicas: int = 1
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one replica."""
+        return math.ceil(self.strategy.gpus / self.workload.hardware.node_gpus)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one replica on each of its nodes."""
+        return min(self.strategy.gpus, self.workload.hardware.node_gpus)
+
+    @property
+    def rank_requests(self) -> int:
+        """Requests that run at once on an attention rank, those of all pipeline stages' microbatches together."""
+        return math.ceil(self.strategy.batch / self.strategy.attention_dp) * self.strategy.pp
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return max(self.workload.prompt_tokens + self.workload.output_tokens, self.workload.context_tokens)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a step of an attention rank must have room for: a prompt or a chunk beside running requests."""
+        prompt = self.workload.prompt_tokens if self.workload.phase != "decode" else 0
+        return self.rank_requests + (self.workload.chunk_tokens or prompt)
+
+
+@dataclass(frozen=True)
+class Export:
+    """A deployment in a target's words.
+
+    Attributes:
+        command: What starts it, as one would type it; "" where files are applied by something else.
+        files: By name, text each.
+        dropped: What the target cannot be told, and what the simulator says that costs.
+        notes: What its user must know.
+    """
+
+    command: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+Flag = tuple[str, str | int | float | None]
+"""An option and its value; None for a switch."""
+
+
+def words(flags: list[Flag]) -> list[str]:
+    """Options and values, one word each."""
+    return [str(word) for flag in flags for word in flag if word is not None]
+
+
+def command_text(start: str, flags: list[Flag]) -> str:
+    """A command with an option per line."""
+    lines = [start, *(" ".join(_quoted(word) for word in flag if word is not None) for flag in flags)]
+    return " \\\n  ".join(lines)
+
+
+def _quoted(word: str | float) -> str:
+    import shlex
+
+    text = str(word)
+    return text if text.startswith("$") else shlex.quote(text)

@@ -1,0 +1,87 @@
+"""A strategy as Megatron-LM's inference server.
+
+Source: examples/inference/run_inference_server.sh and launch_inference_server.py of Megatron-LM, and
+megatron/core/inference/contexts/dynamic_context.py of Megatron-Core 0.16.1. Data parallelism is what the degrees leave
+of the processes. Experts have a tensor-parallel size of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from raysearch.export.deployment import Deployment, Export, Flag, command_text
+from raysearch.export.fitting import fitted
+from sim.engines.megatron_core import MEGATRON_CORE
+from sim.layers.heuristics import megatron_dims
+from sim.simulate import evaluate
+
+
+def export(deployment: Deployment) -> Export:
+    """The command that starts one replica; over several nodes, the same on each."""
+    runs = fitted(deployment, MEGATRON_CORE)
+    strategy = runs.deployment.strategy
+    launch: list[Flag] = [("--nproc-per-node", deployment.gpus_per_node)]
+    notes = ["convert the weights to a Megatron checkpoint first, and put its folder in CHECKPOINT"]
+    if deployment.nodes > 1:
+        head: Flag = ("--master-addr", "$HEAD_ADDRESS")
+        launch += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), head]
+        notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
+    if deployment.replicas > 1:
+        notes.append(f"start {deployment.replicas} of these behind a router, each on {strategy.gpus} GPUs")
+    start = "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun"
+    module: Flag = ("-m", "examples.inference.launch_inference_server")
+    command = command_text(start, [*launch, module, *flags(runs.deployment)])
+    return Export(command, {}, (*runs.dropped, *_formats(runs.deployment)), tuple(notes))
+
+
+def flags(deployment: Deployment) -> list[Flag]:
+    """Options of the degrees, the batch and the memory."""
+    strategy, workload = deployment.strategy, deployment.workload
+    told: list[Flag] = [
+        ("--load", "$CHECKPOINT"),
+        ("--use-checkpoint-args", None),
+        ("--bf16", None),
+        ("--tensor-model-parallel-size", strategy.tp),
+        ("--pipeline-model-parallel-size", strategy.pp),
+    ]
+    if workload.model.is_moe:
+        told += [
+            ("--expert-model-parallel-size", strategy.ep),
+            ("--expert-tensor-parallel-size", strategy.moe_tp),
+            ("--moe-token-dispatcher-type", "alltoall" if workload.expert_exchange == "all_to_all" else "allgather"),
+            ("--moe-grouped-gemm", None),
+        ]
+    if strategy.tp > 1 and strategy.dims != megatron_dims(workload.model):
+        told.append(("--sequence-parallel", None))
+    told += [
+        ("--inference-dynamic-batching-max-requests", _whole(deployment.rank_requests, strategy.tp)),
+        ("--inference-dynamic-batching-max-tokens", _whole(deployment.step_tokens, strategy.tp)),
+        ("--inference-dynamic-batching-buffer-size-gb", _buffer_gb(deployment)),
+        ("--inference-max-seq-length", deployment.longest),
+    ]
+    return told + ([("--enable-chunked-prefill", None)] if workload.chunk_tokens else [])
+
+
+def _whole(count: int, tp: int) -> int:
+    """Rounded up to whole shares of the tensor-parallel ranks, as sequence parallelism needs it."""
+    return tp * math.ceil(count / tp)
+
+
+def _buffer_gb(deployment: Deployment) -> int:
+    """GB of KV cache that the batch needs on a GPU, rounded up."""
+    return math.ceil(evaluate(deployment.workload, deployment.strategy).memory_bytes.kv_cache / 1e9)
+
+
+def _formats(deployment: Deployment) -> list[str]:
+    """What it keeps in bf16 whatever the workload says, and the cost."""
+    workload = deployment.workload
+    plain = replace(workload.precisions, weights="bf16", kv_cache="bf16")
+    if plain == workload.precisions:
+        return []
+    told, kept = (
+        evaluate(replace(workload, precisions=each), deployment.strategy) for each in (workload.precisions, plain)
+    )
+    figures = f"{kept.tokens_per_s_per_gpu:,.1f} tokens/s/GPU, not {told.tokens_per_s_per_gpu:,.1f}"
+    limits = "".join(f"; breaks a limit: {violation.message}" for violation in kept.violations)
+    return [f"these options keep weights and KV cache in bf16: {figures}{limits}"]

@@ -1,0 +1,84 @@
+"""The exporters by name: shipped ones, and whatever an installed package adds.
+
+An exporter is a function from a `Deployment` to an `Export`. A package adds one by an entry point of the group
+"raysearch.exporters", a script by `register_exporter`.
+
+>>> exporter_names()[:3]
+('vllm', 'sglang', 'trtllm')
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import NamedTuple
+
+from raysearch.errors import InputError
+from raysearch.export.deployment import Deployment, Export
+from sim.config.files import did_you_mean
+
+GROUP = "raysearch.exporters"
+Exporter = Callable[[Deployment], Export]
+
+
+class _Entry(NamedTuple):
+    summary: str
+    load: str
+
+
+_ENTRIES: dict[str, _Entry] = {}
+
+
+def register_exporter(name: str, summary: str, load: str) -> None:
+    """Adds an exporter.
+
+    Args:
+        name: As `--to` has it.
+        summary: One line for lists.
+        load: "package.module:function", imported when first needed.
+
+    Raises:
+        ValueError: The name is taken, or `load` names no function.
+    """
+    if name in _ENTRIES:
+        raise ValueError(f"exporter {name!r} is registered already, as {_ENTRIES[name].load}: choose another name")
+    if load.count(":") != 1:
+        raise ValueError(f"exporter {name!r}: expected 'package.module:function', got {load!r}")
+    _ENTRIES[name] = _Entry(summary, load)
+
+
+def exporter_names() -> tuple[str, ...]:
+    """All names, shipped ones first."""
+    installed = [entry.name for entry in entry_points(group=GROUP) if entry.name not in _ENTRIES]
+    return (*_ENTRIES, *installed)
+
+
+def exporter_summary(name: str) -> str:
+    """What it writes, in one line; "" for an installed package's."""
+    return _ENTRIES[name].summary if name in _ENTRIES else ""
+
+
+def exporter(name: str) -> Exporter:
+    """The function behind a name, imported now.
+
+    Raises:
+        InputError: There is none of that name.
+    """
+    if name in _ENTRIES:
+        module, _, function = _ENTRIES[name].load.partition(":")
+        return getattr(importlib.import_module(module), function)
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            return entry.load()
+    raise InputError(f"unknown export target {name!r}: {did_you_mean(name, exporter_names())}")
+
+
+register_exporter("vllm", "`vllm serve` (0.33.0)", "raysearch.export.vllm:export")
+register_exporter("sglang", "`python -m sglang.launch_server` (0.5.23)", "raysearch.export.sglang:export")
+register_exporter(
+    "trtllm", "`trtllm-serve` and its config.yaml (TensorRT-LLM 1.3.0rc)", "raysearch.export.trtllm:export"
+)
+register_exporter(
+    "megatron", "Megatron-LM's inference server (Megatron-Core 0.16.1)", "raysearch.export.megatron:export"
+)

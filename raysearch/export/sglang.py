@@ -1,0 +1,68 @@
+"""A strategy as an SGLang server's command.
+
+Source: sglang/srt/arg_groups/fields of 0.5.23: `--tp-size` counts the GPUs of a stage, `--attn-dp-size` splits them
+into attention groups (in place of `--dp-size` with `--enable-dp-attention`, which ends with 2026),
+`--max-running-requests` counts requests of the replica, and
+`--chunked-prefill-size` is divided by the attention groups.
+"""
+
+from __future__ import annotations
+
+from raysearch.export.deployment import Deployment, Export, Flag, command_text
+from raysearch.export.fitting import fitted
+from raysearch.export.models import published_in_fp8
+from sim.engines.sglang import SGLANG
+from sim.layers.heuristics import megatron_dims
+
+
+def export(deployment: Deployment) -> Export:
+    """The command that starts one replica; over several nodes, the same on each."""
+    runs = fitted(deployment, SGLANG)
+    flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
+    notes: list[str] = []
+    if deployment.nodes > 1:
+        address: Flag = ("--dist-init-addr", "$HEAD_ADDRESS:50000")
+        flags += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), address]
+        notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
+    if deployment.replicas > 1:
+        notes.append(f"start {deployment.replicas} of these behind a router, each on {deployment.strategy.gpus} GPUs")
+    start = f"python -m sglang.launch_server --model-path {deployment.served_model}"
+    return Export(command_text(start, flags), {}, runs.dropped, tuple(notes))
+
+
+def parallel_flags(deployment: Deployment) -> list[Flag]:
+    """Options of the degrees."""
+    strategy, workload = deployment.strategy, deployment.workload
+    flags: list[Flag] = [("--tp-size", strategy.stage_gpus)]
+    if strategy.pp > 1:
+        flags.append(("--pp-size", strategy.pp))
+    if strategy.attention_dp > 1:
+        flags.append(("--attn-dp-size", strategy.attention_dp))
+    if strategy.cp > 1:
+        flags.append(("--dcp-size", strategy.cp))
+    if workload.model.is_moe and strategy.ep > 1:
+        flags.append(("--ep-size", strategy.ep))
+        if workload.expert_exchange == "all_to_all":
+            flags.append(("--moe-a2a-backend", "deepep"))
+    if strategy.tp > 1 and strategy.dims[0] != megatron_dims(workload.model)[0]:
+        flags.append(("--enable-layernorm-sp", None))
+    return flags
+
+
+def serving_flags(deployment: Deployment) -> list[Flag]:
+    """Options of the batch, the memory and the formats."""
+    workload, strategy = deployment.workload, deployment.strategy
+    chunk = -1 if workload.chunk_tokens is None else workload.chunk_tokens * strategy.attention_dp
+    flags: list[Flag] = [
+        ("--max-running-requests", deployment.rank_requests * strategy.attention_dp),
+        ("--chunked-prefill-size", chunk),
+        ("--context-length", deployment.longest),
+        ("--mem-fraction-static", SGLANG.memory.share),
+    ]
+    if workload.precisions.kv_cache == "fp8":
+        flags.append(("--kv-cache-dtype", "fp8_e4m3"))
+    if workload.precisions.weights == "fp8" and not published_in_fp8(workload):
+        flags.append(("--quantization", "fp8"))
+    if workload.phase != "serve":
+        flags.append(("--disaggregation-mode", workload.phase))
+    return flags

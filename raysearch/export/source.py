@@ -1,0 +1,76 @@
+"""Where an exported strategy comes from: a recommendation, the results of a search or a study, or printed JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from raysearch.errors import InputError
+from raysearch.export.deployment import Deployment
+from raysearch.export.models import repository
+from raysearch.files import as_strategy
+from raysearch.results import read_runs
+from sim.validate import check_strategy
+from sim.workload import Workload
+
+RECOMMENDATION_FILE = "recommendation.json"
+
+
+def read_deployment(source: Path, workload: Workload | None, alternative: int, served_model: str | None) -> Deployment:
+    """The deployment that a folder or a file holds.
+
+    Args:
+        source: A folder of `recommend`, `search` or `study`, or a file with a "strategy" that `--json` printed.
+        workload: What is served, where the source does not say; a printed strategy does not.
+        alternative: 0 for the best of a recommendation, then its alternatives in order.
+        served_model: In place of the model's own repository.
+
+    Raises:
+        InputError: There is no such strategy.
+    """
+    if source.is_dir() and not (source / RECOMMENDATION_FILE).is_file():
+        return _of_results(source, served_model)
+    path = source / RECOMMENDATION_FILE if source.is_dir() else source
+    try:
+        told: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read a strategy from {path}: {error}") from error
+    if "options" in told:
+        from raysearch.commands.workload_flags import workload_of_flags
+
+        options = dict(told["options"])
+        workload = workload or workload_of_flags(options, options.pop("batch_grid", None))
+        told = _alternative(path, told, alternative)
+    if workload is None:
+        raise InputError(f"{path} says no workload: name it with --workload, or describe it with --model")
+    if not told.get("strategy"):
+        raise InputError(f"{path} has no strategy: nothing was feasible")
+    try:
+        strategy = as_strategy(told["strategy"])
+    except (TypeError, KeyError) as error:
+        raise InputError(f"{path} has no strategy as `raysearch` prints it: {error}") from error
+    check_strategy(workload, strategy)
+    return Deployment(workload, strategy, served_model or repository(workload), int(told.get("replicas", 1)))
+
+
+def _alternative(path: Path, told: dict[str, Any], number: int) -> dict[str, Any]:
+    choices = [told.get("best"), *told.get("alternatives", [])]
+    if number >= len(choices) or choices[number] is None:
+        raise InputError(f"{path} has no alternative {number}: it has the best (0) and {len(choices) - 1} more")
+    return choices[number]
+
+
+def _of_results(folder: Path, served_model: str | None) -> Deployment:
+    """The best strategy of the best run; of a study with several workloads none can be said to be."""
+    from raysearch.report import best_runs, explain
+
+    runs = best_runs(read_runs(folder))
+    if len(runs) != 1:
+        workloads = ", ".join(run["workload"] for run in runs) or "none"
+        raise InputError(f"{folder} has the best of {len(runs)} workloads ({workloads}): name a run's own folder")
+    explained = explain(folder, runs[0])
+    if explained is None:
+        raise InputError(f"the best strategy of {folder} cannot be explained: its workload has changed or is not ours")
+    workload, evaluation = explained
+    return Deployment(workload, evaluation.strategy, served_model or repository(workload))

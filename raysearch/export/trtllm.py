@@ -1,0 +1,67 @@
+"""A strategy as `trtllm-serve` and its config.yaml.
+
+Source: documentation of TensorRT-LLM 1.3.0rc26 and the engine arguments that AIConfigurator generates for 1.3.0rc23;
+`max_batch_size` counts requests of one attention-DP rank, `max_num_tokens` is a multiple of `tokens_per_block`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import yaml
+
+from raysearch.export.deployment import Deployment, Export, Flag, command_text
+from raysearch.export.fitting import fitted
+from sim.engines.trtllm import TRTLLM
+
+CONFIG_FILE = "config.yaml"
+_BLOCK_TOKENS = 32
+"""Tokens of a KV block. [published] default of kv_cache_config.tokens_per_block."""
+
+
+def export(deployment: Deployment) -> Export:
+    """The command that starts one replica, and the file that it reads."""
+    runs = fitted(deployment, TRTLLM)
+    flags: list[Flag] = [("--config", CONFIG_FILE)]
+    start, notes = f"trtllm-serve {deployment.served_model}", list[str]()
+    if deployment.nodes > 1:
+        start = f"mpirun -n {deployment.strategy.gpus} trtllm-llmapi-launch {start}"
+        notes.append(f"start it over {deployment.nodes} nodes with their host file, or by `srun` in place of mpirun")
+    if deployment.replicas > 1:
+        notes.append(f"start {deployment.replicas} of these behind a router, each on {deployment.strategy.gpus} GPUs")
+    content = yaml.safe_dump(config(runs.deployment), sort_keys=False)
+    return Export(command_text(start, flags), {CONFIG_FILE: content}, runs.dropped, tuple(notes))
+
+
+def config(deployment: Deployment) -> dict[str, Any]:
+    """The content of config.yaml."""
+    strategy, workload = deployment.strategy, deployment.workload
+    attention_dp = strategy.attention_dp > 1
+    content: dict[str, Any] = {
+        "backend": "pytorch",
+        "tensor_parallel_size": strategy.attention_dp if attention_dp else strategy.tp,
+        "pipeline_parallel_size": strategy.pp,
+        "enable_attention_dp": attention_dp,
+    }
+    if strategy.cp > 1:
+        content["context_parallel_size"] = strategy.cp
+        content["cp_config"] = {"cp_type": "HELIX", "tokens_per_block": _BLOCK_TOKENS}
+    if workload.model.is_moe:
+        content["moe_expert_parallel_size"] = strategy.ep
+        content["moe_tensor_parallel_size"] = strategy.moe_tp
+        if workload.expert_exchange == "all_to_all":
+            content["moe_config"] = {"backend": "WIDEEP"}
+    content["max_batch_size"] = deployment.rank_requests
+    content["max_num_tokens"] = _BLOCK_TOKENS * math.ceil(deployment.step_tokens / _BLOCK_TOKENS)
+    content["max_seq_len"] = deployment.longest
+    content["enable_chunked_prefill"] = workload.chunk_tokens is not None
+    content["kv_cache_config"] = {
+        "free_gpu_memory_fraction": TRTLLM.memory.share,
+        "dtype": "fp8" if workload.precisions.kv_cache == "fp8" else "auto",
+        "tokens_per_block": _BLOCK_TOKENS,
+    }
+    content["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": deployment.rank_requests}
+    if workload.phase != "serve":
+        content["cache_transceiver_config"] = {"backend": "DEFAULT"}
+    return content

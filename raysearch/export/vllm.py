@@ -1,0 +1,75 @@
+"""A strategy as a `vllm serve` command.
+
+Source: vllm/engine/arg_utils.py and vllm/config/parallel.py of 0.33.0: a replica has tensor-parallel size tp * cp,
+data-parallel size dp and pp stages; `--max-num-seqs` counts requests of one data-parallel rank.
+"""
+
+from __future__ import annotations
+
+import json
+
+from raysearch.export.deployment import Deployment, Export, Flag, command_text
+from raysearch.export.fitting import fitted
+from raysearch.export.models import published_in_fp8
+from sim.engines.vllm import VLLM
+
+_POOL_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+def export(deployment: Deployment) -> Export:
+    """The command that starts one replica, on the head node of a Ray cluster where it spans several nodes."""
+    runs = fitted(deployment, VLLM)
+    flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
+    notes = [*_notes(runs.deployment)]
+    if deployment.nodes > 1:
+        flags += [("--distributed-executor-backend", "ray")]
+        if runs.deployment.strategy.attention_dp > 1:
+            flags += [("--data-parallel-backend", "ray")]
+        notes.append(f"run it on the head of a Ray cluster of {deployment.nodes} nodes (`ray start` on each)")
+    return Export(command_text(f"vllm serve {deployment.served_model}", flags), {}, runs.dropped, tuple(notes))
+
+
+def parallel_flags(deployment: Deployment) -> list[Flag]:
+    """Options of the degrees."""
+    strategy, moe = deployment.strategy, deployment.workload.model.is_moe
+    flags: list[Flag] = [("--tensor-parallel-size", strategy.tp * strategy.cp)]
+    if strategy.pp > 1:
+        flags.append(("--pipeline-parallel-size", strategy.pp))
+    if strategy.attention_dp > 1:
+        flags.append(("--data-parallel-size", strategy.attention_dp))
+    if strategy.cp > 1:
+        flags.append(("--decode-context-parallel-size", strategy.cp))
+    if moe and strategy.ep > 1:
+        flags.append(("--enable-expert-parallel", None))
+        if deployment.workload.expert_exchange == "all_to_all":
+            kernels = "deepep_high_throughput" if deployment.workload.phase == "prefill" else "deepep_low_latency"
+            flags.append(("--all2all-backend", kernels))
+    return flags
+
+
+def serving_flags(deployment: Deployment) -> list[Flag]:
+    """Options of the batch, the memory and the formats."""
+    workload = deployment.workload
+    flags: list[Flag] = [
+        ("--max-num-seqs", deployment.rank_requests),
+        ("--max-num-batched-tokens", deployment.step_tokens),
+        ("--max-model-len", deployment.longest),
+        ("--gpu-memory-utilization", VLLM.memory.share),
+    ]
+    if workload.precisions.kv_cache == "fp8":
+        flags.append(("--kv-cache-dtype", "fp8"))
+    if workload.precisions.weights == "fp8" and not published_in_fp8(workload):
+        flags.append(("--quantization", "fp8"))
+    if workload.phase in _POOL_ROLE:
+        transfer = {"kv_connector": "NixlConnector", "kv_role": _POOL_ROLE[workload.phase]}
+        flags.append(("--kv-transfer-config", json.dumps(transfer)))
+    return flags
+
+
+def _notes(deployment: Deployment) -> list[str]:
+    notes: list[str] = []
+    if deployment.replicas > 1:
+        notes.append(f"start {deployment.replicas} of these behind a router, each on {deployment.strategy.gpus} GPUs")
+    if deployment.strategy.pp > 1 and deployment.workload.model.layers % deployment.strategy.pp:
+        notes.append("stages have unequal numbers of layers; VLLM_PP_LAYER_PARTITION overrides vLLM's own split")
+    return notes
