@@ -9,6 +9,7 @@ import gymnasium as gym
 from envs.reward import ImprovementReward
 from envs.strategy_env import StrategyEnv
 from envs.vector_env import VectorStrategyEnv
+from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 
 ENV_ID = "raysearch/Strategy-v0"
@@ -49,7 +50,7 @@ def make_env(
 
 def make_vector_env(num_envs: int, **kwargs: Any) -> VectorStrategyEnv:
     """`num_envs` of them, stepped together; `gymnasium.make_vec(ENV_ID, num_envs=..., workload=...)` returns it."""
-    return VectorStrategyEnv([make_env(**kwargs) for _ in range(num_envs)])
+    return VectorStrategyEnv([make_env(**kwargs) for _ in range(num_envs)], evaluate_many=evaluate_many)
 
 
 if ENV_ID not in gym.registry:

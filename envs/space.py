@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.actions import Action, ActionLike, Actions, Factored, doublings, is_long
+from sim.batched import Strategies
 from sim.optimum.spaces import Coordinate, space_of
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -54,6 +55,7 @@ class StrategySpace:
         self._tables: tuple[tuple[int, ...], ...] = tuple(each.values for each in self.coordinates)
         self._places = [{value: place for place, value in enumerate(table)} for table in self._tables]
         self.sizes: tuple[int, ...] = tuple(len(table) for table in self._tables)
+        self._arrays = [np.array(table, np.int64) for table in self._tables]
         self._nvec = np.array(self.sizes, dtype=np.int64)
         self._doublings = {
             place: doublings(each.values) for place, each in enumerate(self.coordinates) if is_long(each)
@@ -96,6 +98,24 @@ class StrategySpace:
             ValueError: The action has another shape, is not integer or leaves a table.
         """
         return self._strategy(self.indices(action))
+
+    def strategies(self, actions: ActionLike) -> Strategies:
+        """The strategies that actions `[n, A]` stand for, as columns.
+
+        Raises:
+            ValueError: See `decode`.
+        """
+        if actions.ndim != 2 or actions.shape[1:] != self._nvec.shape or actions.dtype.kind not in "iu":
+            shape = f"[n, {len(self.sizes)}]"
+            raise ValueError(f"expected integer actions {shape}, got shape {actions.shape} of {actions.dtype}")
+        for row in np.flatnonzero(((actions < 0) | (actions >= self._nvec)).any(axis=1)):
+            self.indices(actions[row])  # raises
+        values = [table[column] for table, column in zip(self._arrays, actions.T, strict=True)]
+        tp, ep, pp, batch, *rest = values
+        dims, own = rest[: self._ops], rest[self._ops :]
+        choices = np.stack(dims, axis=1) if dims else np.tile(np.array(self._fixed_dims, np.int64), (len(actions), 1))
+        cp, dp = own or (np.ones_like(ep), ep)
+        return Strategies(tp, ep, pp, batch, cp, np.where(dp == 0, ep, dp), choices)
 
     def encode(self, strategy: Strategy) -> Action:
         """Action [A] that stands for a strategy.

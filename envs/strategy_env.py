@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, NamedTuple, Self, final
 
 import gymnasium as gym
 import numpy as np
@@ -45,6 +45,25 @@ class SimulatorFailure(RuntimeError):
 
     def __str__(self) -> str:
         return f"the simulator failed on {self.strategy}: {self.reason}"
+
+
+class Figures(NamedTuple):
+    """What a search looks at of an evaluation.
+
+    Attributes:
+        simulated: Tokens/s/GPU, infeasible or not.
+        feasible: Whether no limit is broken.
+        excess: By how much limits are missed, see `Evaluation.excess`.
+    """
+
+    simulated: float
+    feasible: bool
+    excess: float
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> Self:
+        """Those of one."""
+        return cls(float(evaluation.tokens_per_s_per_gpu), evaluation.feasible, evaluation.excess)
 
 
 @final
@@ -141,22 +160,23 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
             SimulatorFailure: See `evaluate`; nothing changed.
             ValueError: The action is not in the space.
         """
-        return self.take(action, self.evaluate(self.space.decode(action)))
+        evaluation = self.evaluate(self.space.decode(action))
+        observation, reward, terminated, truncated, info = self.take(action, Figures.of(evaluation))
+        return observation, reward, terminated, truncated, {"evaluation": evaluation, **info}
 
-    def take(self, action: ActionLike, evaluation: Evaluation) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """The step of an action `[A]` that somebody else has evaluated; returns what `step` returns."""
+    def take(self, action: ActionLike, figures: Figures) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """The step of an action `[A]` that somebody else has evaluated: what `step` returns, but for `evaluation`."""
         self.calls += 1
-        feasible = evaluation.feasible
-        raw = float(evaluation.tokens_per_s_per_gpu) if feasible else 0.0
+        feasible = figures.feasible
+        raw = figures.simulated if feasible else 0.0
         reward = self._reward(raw, self.best, feasible)
         if feasible and self.archive.add(raw, self.space.indices(self.space.folded(action))) is AddStatus.ADDED:
             self._observation = self._observe()
         info = {
-            "evaluation": evaluation,
             "raw": raw,
             "feasible": feasible,
-            "excess": evaluation.excess,
-            "simulated": float(evaluation.tokens_per_s_per_gpu),
+            "excess": figures.excess,
+            "simulated": figures.simulated,
             "best": self.best,
         }
         return self.observation, reward, False, self.calls == self.budget, info

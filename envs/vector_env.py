@@ -10,7 +10,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from envs.strategy_env import Observation, StrategyEnv, checked
+from envs.strategy_env import Figures, Observation, StrategyEnv, checked
+from sim.batched import Evaluations
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -41,7 +42,8 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
 
     Args:
         envs: Of one workload.
-        evaluate_many: What evaluates all strategies of a step; by default each environment its own.
+        evaluate_many: What evaluates all strategies of a step, such as `sim.batched.evaluate_many`; by default each
+            environment its own.
 
     Attributes:
         envs: The searches.
@@ -79,28 +81,36 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
             SimulatorFailure, ValueError: See `StrategyEnv.step`.
         """
         going = [index for index in range(self.num_envs) if not self._over[index]]
-        evaluations = dict(zip(going, self._evaluated(going, actions), strict=True))
+        found = dict(zip(going, self._found(going, actions), strict=True))
         infos: dict[str, Any] = {}
         observations: list[Observation] = []
         rewards = np.zeros(self.num_envs)
         terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
         for index, env in enumerate(self.envs):
-            if index not in evaluations:
+            if index not in found:
                 observations.append(env.reset()[0])
                 continue
-            step = env.take(actions[index], evaluations[index])
+            step = env.take(actions[index], found[index])
             observation, rewards[index], terminated[index], truncated[index], info = step
             observations.append(observation)
             infos = self._add_info(infos, {name: info[name] for name in FIGURES}, index)
         self._over = terminated | truncated
         return np.stack(observations), rewards, terminated, truncated, infos
 
-    def _evaluated(self, going: Sequence[int], actions: NDArray[np.integer[Any]]) -> Sequence[Evaluation]:
-        strategies = [self.envs[index].space.decode(actions[index]) for index in going]
+    def _found(self, going: Sequence[int], actions: NDArray[np.integer[Any]]) -> list[Figures]:
+        """What the simulator says of the strategies of some environments."""
+        if not going:
+            return []
+        space = self.envs[0].space
         if self._evaluate_many is None:
-            return [self.envs[index].evaluate(strategy) for index, strategy in zip(going, strategies, strict=True)]
-        evaluations = self._evaluate_many(self.envs[0].space.workload, strategies)
-        return [checked(each, strategy) for each, strategy in zip(evaluations, strategies, strict=True)]
+            evaluations = [self.envs[index].evaluate(space.decode(actions[index])) for index in going]
+            return [Figures.of(each) for each in evaluations]
+        strategies = space.strategies(actions[going])
+        evaluations = self._evaluate_many(space.workload, strategies)
+        if isinstance(evaluations, Evaluations):  # our simulator's own, of which a search needs the figures alone
+            columns = (evaluations.tokens_per_s_per_gpu, evaluations.feasible, evaluations.excess)
+            return [Figures(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
+        return [Figures.of(checked(each, strategy)) for each, strategy in zip(evaluations, strategies, strict=True)]
 
     @property
     def observations(self) -> Observation:

@@ -19,7 +19,7 @@ from sim.step.two_meshes import Sides, sides_of_strategy
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-_OWN_SPACES = frozenset({"paper", "joint", "extended"})
+OWN_SPACES = frozenset({"paper", "joint", "extended"})
 """Spaces that are no engine's: their strategies are judged by what hardware and model allow."""
 ROUNDING = 1e-9
 """Relative excess of a latency over its SLO that is put down to the order in which seconds were added up."""
@@ -147,7 +147,7 @@ def degree_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
     violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
     if strategy.extended:
         violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
-    if workload.space not in _OWN_SPACES:
+    if workload.space not in OWN_SPACES:
         refused = engine_rules(workload.space).refusals(workload, strategy)
         violations += [Violation("engine", 1, 0, text) for text in refused]
     return violations

@@ -21,6 +21,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from envs.registration import ENV_ID, make_env
 from envs.vector_env import VectorStrategyEnv
 from raysearch.ppo.connectors import ChooseActions, ShowElites
+from sim.batched import evaluate_many
 
 _ASIDE = 2
 """Stream of the noise of calls that are not the search's, such as those of an evaluation."""
@@ -114,7 +115,8 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         shares = [max(int(share), 1) for share in self.calls_of(self.config.budget)]
         envs: Any
         if self.config.env == ENV_ID:  # not by RLlib's registry, which a second `ray.init` of this process empties
-            envs = VectorStrategyEnv([make_env(**(context | {"budget": share})) for share in shares])
+            own = [make_env(**(context | {"budget": share})) for share in shares]
+            envs = VectorStrategyEnv(own, evaluate_many=evaluate_many)
         else:
             create: Any
             _, create = Algorithm._get_env_id_and_creator(self.config.env, self.config)

@@ -183,3 +183,22 @@ def test_a_declared_choice_is_an_action_of_the_extended_space() -> None:
         np.testing.assert_array_equal(space.encode(strategy), action)
     finally:
         withdraw_choice(op, "striped")
+
+
+def test_actions_together_stand_for_the_strategies_of_one_by_one():
+    moe = WORKLOADS[MOE]
+    extended = replace(moe, space="extended")
+    for space in (StrategySpace(moe), StrategySpace(extended), StrategySpace(moe, fixed_dims=(1,) * 12)):
+        rng = np.random.default_rng(4)
+        actions = np.array([space.sample(rng) for _ in range(20)])
+        assert list(space.strategies(actions)) == [space.decode(action) for action in actions]
+
+
+def test_actions_together_are_checked():
+    space = SPACES[MOE]
+    actions = np.zeros((3, len(space.sizes)), np.int64)
+    actions[1, 2] = space.sizes[2]
+    with pytest.raises(ValueError, match=r"action\[2\] \(pp\)"):
+        space.strategies(actions)
+    with pytest.raises(ValueError, match=r"expected integer actions \[n, 16\], got shape \(16,\)"):
+        space.strategies(actions[0])

@@ -6,7 +6,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from envs.strategy_env import StrategyEnv
 from envs.vector_env import FIGURES, VectorStrategyEnv
-from sim import simulate
+from sim import batched, simulate
 from sim.config.catalog import load_workload
 
 BUDGET = 4
@@ -26,9 +26,11 @@ def one_by_one(workload, strategies):
     return [simulate.evaluate(workload, strategy) for strategy in strategies]
 
 
-@pytest.mark.parametrize("evaluate_many", [None, one_by_one])
-def test_it_does_what_gymnasiums_own_vector_of_environments_does(make, evaluate_many):
-    ours, theirs = VectorStrategyEnv([make() for _ in range(3)], evaluate_many=evaluate_many), SyncVectorEnv([make] * 3)
+@pytest.mark.parametrize("evaluate_many", [None, one_by_one, batched.evaluate_many])
+@pytest.mark.parametrize("number", [3, 8])
+def test_it_does_what_gymnasiums_own_vector_of_environments_does(make, evaluate_many, number):
+    ours = VectorStrategyEnv([make() for _ in range(number)], evaluate_many=evaluate_many)
+    theirs = SyncVectorEnv([make] * number)
     np.testing.assert_array_equal(ours.reset(seed=1)[0], theirs.reset(seed=1)[0])
     ours.action_space.seed(5)
     for _ in range(2 * BUDGET + 3):

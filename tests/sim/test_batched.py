@@ -1,0 +1,140 @@
+"""Many strategies at once are one by one, to the last bit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim import batched
+from sim.batched import Strategies, evaluate_many
+from sim.config.catalog import load_workload
+from sim.config.described import Description, described_workload
+from sim.layers.heuristics import megatron_dims
+from sim.optimum.spaces import extended_space, space_of
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.validate import StrategyError
+
+FIGURES = ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "running", "feasible", "excess")
+SERVED = Description("qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")
+LATENT = Description("deepseek_v3", phase="serve", isl=4096, osl=512, engine="sglang")
+PROMPTS = Description("deepseek_v3", phase="prefill", isl=4096, osl=512)
+
+
+def agree(workload, strategies):
+    many, each = evaluate_many(workload, strategies), [evaluate(workload, strategy) for strategy in strategies]
+    for name in FIGURES:
+        np.testing.assert_array_equal(getattr(many, name), [getattr(one, name) for one in each], name)
+    np.testing.assert_array_equal(many.memory_bytes, [one.memory_bytes.total for one in each])
+    return each
+
+
+@pytest.mark.parametrize("workload", ["gpt_moe_1_2t_16k", "llama_3_1_405b_8k", SERVED, LATENT, PROMPTS], ids=str)
+@pytest.mark.parametrize("space", ["joint", "extended", "vllm"])
+def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
+    known = described_workload(workload) if isinstance(workload, Description) else load_workload(workload)
+    known = replace(known, space=space)
+    rng = np.random.default_rng(0)
+    each = agree(known, [space_of(known).sample(rng) for _ in range(60)])
+    assert not all(one.feasible for one in each)
+
+
+def test_feasible_strategies_agree_as_well(moe):
+    dims = megatron_dims(moe.model)
+    each = agree(
+        moe, [Strategy(8, ep, pp, batch, dims) for ep in (4, 16) for pp in (1, 2, 4) for batch in (8, 64, 512)]
+    )
+    assert sum(one.feasible for one in each) > 5
+
+
+def test_requests_that_wait_for_room_agree(moe):
+    served = described_workload(SERVED)
+    each = agree(served, [Strategy(4, 1, 1, 2**k, megatron_dims(served.model)) for k in range(4, 13)])
+    assert any(one.running < one.strategy.batch for one in each)
+
+
+def test_degrees_that_divide_nothing_agree(toy_moe, toy_dense):
+    """With three experts' groups of five, seven stages: every degree's limit is broken, and heads and tokens too."""
+    for workload in (toy_moe, toy_dense):
+        ops = len(extended_space(workload).choices)
+        strategies = [
+            Strategy(tp, ep, pp, batch, (dim,) * ops, cp, dp)
+            for tp in (3, 5)
+            for ep in (1, 3)
+            for pp in (1, 7)
+            for batch in (1, 5)
+            for dim in (0, 1, 2)
+            for cp, dp in ((1, None), (3, 2), (1, 3))
+        ]
+        kinds = {violation.kind for one in agree(workload, strategies) for violation in one.violations}
+        assert {"gpus", "layers", "heads", "tokens", "meshes", "context"} <= kinds
+
+
+def test_a_batch_agrees_whatever_was_asked_before(moe, monkeypatch):
+    """Tables are made anew when there are too many."""
+    monkeypatch.setattr(batched, "_MOST_ROWS", 40)
+    rng = np.random.default_rng(1)
+    strategies = [space_of(moe).sample(rng) for _ in range(30)]
+    agree(moe, strategies)
+    agree(moe, [space_of(moe).sample(rng) for _ in range(30)] + strategies[:5])
+    agree(moe, strategies)
+
+
+def test_a_few_are_many_too(toy_moe):
+    strategies = [Strategy(2, 2, 1, 4, (1,) * 12), Strategy(8, 4, 4, 16, (0,) * 12)]
+    agree(toy_moe, strategies)
+    assert evaluate_many(toy_moe, strategies)[1] == evaluate(toy_moe, strategies[1])
+
+
+def test_one_is_the_whole_evaluation(toy_moe):
+    strategies = [Strategy(2, 2, 1, batch, (1,) * 12) for batch in range(1, 9)]
+    many = evaluate_many(toy_moe, strategies)
+    assert many[3] == evaluate(toy_moe, strategies[3])
+    assert [one.strategy for one in many[2:4]] == strategies[2:4]
+    assert len(many) == 8
+
+
+def test_columns_are_the_strategies(toy_moe):
+    rng = np.random.default_rng(2)
+    strategies = [extended_space(toy_moe).sample(rng) for _ in range(20)]
+    columns = Strategies.of(strategies)
+    assert [(one, one.attention_dp) for one in columns] == [
+        (replace(one, dp=None if not one.extended else one.dp), one.attention_dp) for one in strategies
+    ]
+    np.testing.assert_array_equal(evaluate_many(toy_moe, columns).tpot_s, evaluate_many(toy_moe, strategies).tpot_s)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (Strategy(0, 1, 1, 1, (0,) * 12), "tp must be an integer from 1"),
+        (Strategy(1, 1, 1, 1, (0,) * 11), "expected 12 dims"),
+        (Strategy(1, 1, 1, 1, (0,) * 11 + (3,)), "the dim of combine must be 0"),
+        (Strategy(1, 1, 1, 1, (0,) * 11 + (99,)), "the dim of combine must be 0"),
+    ],
+)
+def test_what_is_no_strategy_is_refused(toy_moe, strategy, message):
+    right = Strategy(1, 1, 1, 1, (0,) * 12)
+    with pytest.raises(StrategyError, match=message):
+        evaluate_many(toy_moe, [right] * 6 + [strategy])
+
+
+def test_none_at_all_is_refused(toy_moe):
+    with pytest.raises(ValueError, match="expected at least one strategy"):
+        evaluate_many(toy_moe, [])
+
+
+@given(st.lists(st.lists(st.floats(-1e15, 1e15), min_size=12, max_size=12), min_size=1, max_size=5))
+def test_rows_add_up_as_python_adds_them(rows):
+    assert batched._sum(np.array(rows)).tolist() == [sum(row) for row in rows]
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0, 1e-17, math.log(3), 2e16]), min_size=9, max_size=9), min_size=1))
+def test_excesses_add_up_as_fsum_adds_them(rows):
+    columns = list(np.array(rows).T)
+    assert batched._total(columns).tolist() == [math.fsum(row) for row in rows]
