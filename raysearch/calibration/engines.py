@@ -1,4 +1,4 @@
-"""The four parameters that an engine adds to its kernels: fitted to measured runs, and to all but some of them."""
+"""The three parameters that an engine adds to its kernels: fitted to measured runs, and to all but some of them."""
 
 from __future__ import annotations
 
@@ -136,11 +136,11 @@ def shapes_of(runs: Sequence[ServingRun]) -> list[tuple[str, int, int]]:
 
 _CUT = 1.0
 """Largest |log error| that moves the fit: a run whose stated concurrency is not what ran must not bend the rest."""
-_UNITS = (1e-3, 1e-5, 1.0, 1e-5)
+_UNITS = (1e-3, 1e-5, 1.0)
 """Seconds or share that count as one in the fit, in the order of an engine's parameters."""
-_PRIORS = (3e-3, 3e-4, 1e-2, 1e-3)
+_PRIORS = (3e-3, 3e-4, 1e-2)
 """Weights that pull prefill_share to one and the others to zero, where rows do not say."""
-_STARTS = ((0.5, 0.2, 0.95, 6.0), (2.0, 1.0, 0.6, 20.0), (0.1, 0.1, 0.9, 2.0))
+_STARTS = ((0.5, 0.2, 0.95), (2.0, 1.0, 0.6), (0.1, 0.1, 0.9))
 
 
 def fit_engine(steps: Steps, measured_s: Floats) -> EngineTimes:
@@ -151,12 +151,12 @@ def fit_engine(steps: Steps, measured_s: Floats) -> EngineTimes:
         return BARE
 
     def times(parameters: Floats) -> EngineTimes:
-        step_s, sequence_s, share, launch_s = (float(value) for value in np.abs(parameters) * _UNITS)
-        return EngineTimes(step_s, sequence_s, min(1.0, share), launch_s)
+        step_s, sequence_s, share = (float(value) for value in np.abs(parameters) * _UNITS)
+        return EngineTimes(step_s, sequence_s, min(1.0, share))
 
     def loss(parameters: Floats) -> float:
         error = np.minimum(np.abs(np.log(steps.tpot_s(times(parameters)) / measured_s)), _CUT).mean()
-        return float(error + np.dot(_PRIORS, np.abs(np.abs(parameters) - (0, 0, 1, 0))))
+        return float(error + np.dot(_PRIORS, np.abs(np.abs(parameters) - (0, 0, 1))))
 
     options = {"maxiter": 3000, "maxfev": 3000}
     found = [minimize(loss, start, method="Nelder-Mead", options=options) for start in _STARTS]

@@ -29,6 +29,9 @@ def _powers(first: int, last: int, step: int = 1) -> list[float]:
 _WIDTHS = [*_powers(7, 14), 65536]
 _COARSE_WIDTHS = [128, 512, 1536, 4096, 16384, 65536]
 _HEADS = [64, 128, 192, 256]
+_COARSE_ROWS = [1, 16, 32, 64, 128, 129, 256, 257, 512, 1024, 4096, 16384]
+_AREAS = [2.0 ** (half / 2) for half in range(28, 55)]
+"""Elements of C, fine enough for a few waves of tiles to show."""
 _LENGTHS = [16, 64, 256, 1024, 4096, 16384, 131072]
 _STREAM = [[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 1, 0]]
 """A lattice over (KV elements, streams, group)."""
@@ -49,11 +52,16 @@ GRIDS: Mapping[str, Lattice] = {
     "gemm": Lattice(
         [[1, 16, 32, 64, 128, 129, 256, 257, 512, 1024, 2048, 2049, 4096, 8192, 16384], _WIDTHS, _WIDTHS],
         [
+            Part([_COARSE_ROWS, _COARSE_WIDTHS, _COARSE_WIDTHS], (0.02,) * 3, (0.005,) * 3),
+            Part(  # what C takes in waves of tiles, by the length of the K loop
+                [_AREAS, _COARSE_WIDTHS],
+                (0.05,) * 2,
+                (0.01,) * 2,
+                combine=[[1, 1, 0], [0, 0, 1]],
+            ),
             Part(
-                [[1, 16, 32, 64, 128, 129, 256, 257, 512, 1024, 4096, 16384], _COARSE_WIDTHS, _COARSE_WIDTHS],
-                (0.02,) * 3,
-                (0.005,) * 3,
-            )
+                [_COARSE_ROWS, _powers(14, 32, 2)], (0.05,) * 2, (0.01,) * 2, combine=[[1, 0, 0], [0, 1, 1]]
+            ),  # weights
         ],
         (0, 1, 2),
         (1, 1, 1),
@@ -68,13 +76,15 @@ GRIDS: Mapping[str, Lattice] = {
         iterations=40,
     ),
     "collectives": Lattice(
-        [_powers(7, 30), [2, 4, 8]], [Part([_powers(7, 30), [2, 4, 8]], (0.1, 0.0), (0.03, 0.02))], (0,), (1, 0)
+        [_powers(7, 30), [2, 4, 8]], [Part([_powers(7, 30), [2, 4, 8]], (0.05, 0.015), (0.0, 0.02))], (0,), (1, 0)
     ),
 }
 """Tables by name. The time of a collective need not grow with the degree, nor that of attention with the head."""
 
 _FLOOR_SHARE = 0.002
 """Share of measured rows below the launch floor that a table never falls below: none but outliers."""
+_GEMM_ROBUST = Robust(rounds=8, cut=1.0)
+"""Nearly least absolute deviations: a library's odd choice for one shape says nothing of its neighbours."""
 _COLLECTIVE_ROBUST = Robust(rounds=8, cut=4.0, power=2.0)
 _VERSION_STIFFNESS = 10.0
 """A version of a library departs little from what its versions have in common."""
@@ -122,7 +132,8 @@ def fit_gemm(frame: pd.DataFrame, machine: Machine) -> Series:
     shared = _pooled(machine, [names == name for name in sorted(set(names)) if name.endswith("/bf16")], points, log_us)
     for name in sorted(set(names)):
         start = shared if name.endswith("/bf16") else 0.0
-        fitted[name], _ = _table_fit(machine, name, "gemm", points[names == name], log_us[names == name], start)
+        rows = names == name
+        fitted[name], _ = _table_fit(machine, name, "gemm", points[rows], log_us[rows], start, _GEMM_ROBUST)
     return fitted
 
 
@@ -135,7 +146,8 @@ def _pooled(machine: Machine, masks: list[NDArray[np.bool_]], points: Floats, lo
         coefficients = fit_terms(phi(points[mask]), np.exp(log_us[mask]))
         base = np.log(phi(lattice.points) @ coefficients)
         residuals.append(log_us[mask] - lattice.rows(points[mask]) @ base)
-    return lattice.correction(np.concatenate([points[mask] for mask in masks]), np.concatenate(residuals))
+    together = np.concatenate([points[mask] for mask in masks])
+    return lattice.correction(together, np.concatenate(residuals), robust=_GEMM_ROBUST)
 
 
 def fit_attention_decode(frame: pd.DataFrame, machine: Machine) -> Series:

@@ -83,7 +83,6 @@ class _EngineRecord(BaseModel):
     step_s: Coefficient
     sequence_s: Coefficient
     prefill_share: Annotated[Coefficient, Field(le=1)]
-    launch_layer_s: Coefficient = 0.0
     models: tuple[str, ...] = ()
 
 

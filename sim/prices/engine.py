@@ -33,17 +33,14 @@ class EngineTimes:
         step_s: Time of a step that no kernel accounts for.
         sequence_s: The same for each running sequence: sampling, detokenising, bookkeeping.
         prefill_share: Share of the other requests' prompt work that a running request waits for, at most 1.
-        launch_layer_s: Time in which the host launches one layer's kernels when a prompt keeps a step out of the CUDA
-            graph: such a step takes at least as long as its launches.
     """
 
     step_s: float
     sequence_s: float
     prefill_share: float
-    launch_layer_s: float
 
 
-BARE = EngineTimes(0.0, 0.0, 1.0, 0.0)
+BARE = EngineTimes(0.0, 0.0, 1.0)
 """Of the bare machine, where kernels and collectives are all that takes time."""
 
 

@@ -28,14 +28,12 @@ class Pace:
         others_share: Of those prompts, the share that are another request's than a given one's.
         prompt_steps: Steps that a prompt takes: one, or one per chunk.
         sequences: Sequences that run at once on an attention rank.
-        layers: Of the model.
     """
 
     mixed_share: Any
     others_share: Any
     prompt_steps: Any
     sequences: Any
-    layers: Any
 
     def tpot_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds per output token after the first.
@@ -46,16 +44,15 @@ class Pace:
             mixed_s: Of one that also carries prompts.
         """
         seen = self.mixed_share * self.others_share * times.prefill_share
-        return (1 - seen) * decode_s + seen * self._launched(times, mixed_s) + self.engine_s(times)
+        return (1 - seen) * decode_s + seen * mixed_s + self.engine_s(times)
 
     def step_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds of a step, over those with and without prompts."""
-        mixed = self._launched(times, mixed_s)
-        return (1 - self.mixed_share) * decode_s + self.mixed_share * mixed + self.engine_s(times)
+        return (1 - self.mixed_share) * decode_s + self.mixed_share * mixed_s + self.engine_s(times)
 
     def ttft_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds to the first token: half a step until the next begins, then the prompt's own steps."""
-        own_s = self.prompt_steps * (self._launched(times, mixed_s) + self.engine_s(times))
+        own_s = self.prompt_steps * (mixed_s + self.engine_s(times))
         return self.step_s(times, decode_s, mixed_s) / 2 + own_s
 
     def prompt_share(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
@@ -66,11 +63,6 @@ class Pace:
     def engine_s(self, times: EngineTimes) -> Any:
         """The engine's own seconds per step."""
         return times.step_s + times.sequence_s * self.sequences
-
-    def _launched(self, times: EngineTimes, mixed_s: Any) -> Any:
-        launch_s = times.launch_layer_s * self.layers
-        longer: Any = max if isinstance(mixed_s, float) and isinstance(launch_s, float) else np.maximum
-        return longer(mixed_s, launch_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +116,14 @@ def batching(workload: Workload, batch: int, dp: int) -> Batching:
         dp: Attention ranks.
     """
     engine, isl, osl = workload.engine, workload.prompt_tokens, workload.output_tokens
-    times, layers, per_rank = engine.times if engine else BARE, workload.model.layers, math.ceil(batch / dp)
+    times, per_rank = engine.times if engine else BARE, math.ceil(batch / dp)
     if workload.phase == "decode":
         context = workload.context_tokens
         load = Load(batch, context, context, attention_groups=dp)
-        return Batching(load, None, Pace(0.0, 0.0, 0, per_rank, layers), times, batch, batch)
+        return Batching(load, None, Pace(0.0, 0.0, 0, per_rank), times, batch, batch)
     if workload.phase == "prefill":
         load = Load(0, 1, isl, batch, isl, prompt_groups=dp, attention_groups=dp)
-        return Batching(None, load, Pace(1.0, 1.0, 1, per_rank, layers), times, batch, batch * isl)
+        return Batching(None, load, Pace(1.0, 1.0, 1, per_rank), times, batch, batch * isl)
     context = isl + osl / 2
     reserved = engine is not None and engine.memory.reserves_output
     decode = Load(batch, context, isl + osl if reserved else context, attention_groups=dp)
@@ -139,7 +131,7 @@ def batching(workload: Workload, batch: int, dp: int) -> Batching:
     replaced = batch / osl  # prompts per step
     mixed_share = min(1.0, replaced * chunks)
     mixed = decode._replace(prompts=replaced / mixed_share, prompt_tokens=isl)
-    return Batching(decode, mixed, Pace(mixed_share, 1 - 1 / batch, chunks, per_rank, layers), times, batch, batch)
+    return Batching(decode, mixed, Pace(mixed_share, 1 - 1 / batch, chunks, per_rank), times, batch, batch)
 
 
 def most_sequences(workload: Workload, dp: int) -> float:

@@ -654,7 +654,7 @@ SWEEP = [
 
 
 def test_engine_parameters_are_recovered_from_runs_made_with_them(tmp_path: Path) -> None:
-    truth = EngineTimes(1e-3, 2e-5, 0.8, 2e-5)
+    truth = EngineTimes(1e-3, 2e-5, 0.8)
     frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", SWEEP))
     assert frame is not None
     steps = steps_of(agg_runs(frame).runs, H100)
@@ -691,22 +691,20 @@ def test_validation_prices_a_row_as_a_search_prices_a_strategy(tmp_path: Path) -
 def test_engines_charge_no_more_than_the_whole_of_other_requests_prompts() -> None:
     for name, record in CALIBRATION.data["serving"]["engines"].items():
         assert 0 <= record["prefill_share"] <= 1, name
-    pace = Pace(0.5, 0.9, 1, 16, 32)
+    pace = Pace(0.5, 0.9, 1, 16)
     with_prompts = np.linspace(1.0, 4.0, 7)
     shares = np.linspace(0.0, 1.0, 5)
     for decode_s in (1.0, 1.5):
-        tpot_s = np.array([pace.tpot_s(EngineTimes(0.1, 0.0, s, 0.05), decode_s, with_prompts) for s in shares])
+        tpot_s = np.array([pace.tpot_s(EngineTimes(0.1, 0.0, s), decode_s, with_prompts) for s in shares])
         assert (np.diff(tpot_s, axis=1) >= -1e-12).all()  # a longer step with prompts never makes a token faster
 
 
 def test_one_outlier_does_not_move_an_engine() -> None:
     batch = np.array([4.0, 8, 16, 32, 64, 128, 256])
-    layers, one = np.full(7, 32.0), np.ones(7)
     decode_s = 5e-3 + 1e-5 * batch
-    steps = Steps(
-        Pace(batch / 512, 1 - 1 / batch, one, batch, layers), decode_s, decode_s + 30e-3, batch, np.ones((7, 2))
-    )
-    measured = steps.tpot_s(EngineTimes(1e-3, 2e-5, 1.0, 0.0))
+    pace = Pace(batch / 512, 1 - 1 / batch, np.ones(7), batch)
+    steps = Steps(pace, decode_s, decode_s + 30e-3, batch, np.ones((7, 2)))
+    measured = steps.tpot_s(EngineTimes(1e-3, 2e-5, 1.0))
     bent = measured * np.array([1, 1, 1, 1, 1, 1, 0.05])
     assert fit_engine(steps, bent).step_s == pytest.approx(fit_engine(steps, measured).step_s, rel=0.2)
 
@@ -716,7 +714,7 @@ def test_an_engine_held_out_has_not_seen_the_groups_of_its_fold(tmp_path: Path) 
     assert frame is not None
     runs = agg_runs(frame).runs
     steps = steps_of(runs, H100)
-    measured = steps.tpot_s(EngineTimes(1e-3, 2e-5, 0.8, 0.0))
+    measured = steps.tpot_s(EngineTimes(1e-3, 2e-5, 0.8))
     shapes = shapes_of(runs)
     odd = np.array([shape == shapes[0] for shape in shapes])
     times = held_out_times(runs, steps, np.where(odd, 100 * measured, measured), shapes)

@@ -68,7 +68,7 @@ def served(engine: Engine | None, phase: str = "serve") -> tuple[Workload, Evalu
 
 def test_an_evaluation_states_seconds_around_its_own() -> None:
     record = load_calibration("h100_sxm").data["serving"]["engines"]["trtllm"]
-    times = EngineTimes(*(record[name] for name in ("step_s", "sequence_s", "prefill_share", "launch_layer_s")))
+    times = EngineTimes(*(record[name] for name in ("step_s", "sequence_s", "prefill_share")))
     _, known = served(Engine("trtllm", times, engine_rules("trtllm").memory))
     _, bare = served(None)
     for evaluation in (known, bare):

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from sim.config.catalog import load_workload
 from sim.engines.registry import engine_rules
 from sim.layers.heuristics import megatron_dims
-from sim.prices.engine import BARE, Engine, EngineTimes
+from sim.prices.engine import Engine, EngineTimes
 from sim.serving.phases import Pace, batching, most_sequences
 from sim.simulate import evaluate, steady_state
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-VLLM = Engine("vllm", EngineTimes(1e-3, 1e-5, 0.5, 0.0), engine_rules("vllm").memory)
+VLLM = Engine("vllm", EngineTimes(1e-3, 1e-5, 0.5), engine_rules("vllm").memory)
 
 
 def serving(**changes: object) -> Workload:
@@ -53,19 +53,6 @@ def test_an_engine_adds_its_own_time_and_its_share_of_other_requests_prompts() -
     assert evaluate(alone, strategy(alone, 64)).tpot_s == pytest.approx(state.decode_s + 1e-3 + 64e-5, rel=1e-12)
 
 
-def test_a_step_with_prompts_takes_at_least_its_launches() -> None:
-    workload = serving()
-    state = steady_state(workload, strategy(workload, 64))
-    slow = EngineTimes(0.0, 0.0, 1.0, 1.0)
-    seen = 64 / 256 * 63 / 64
-    hosted = state.batching.pace.tpot_s(slow, state.decode_s, state.mixed_s)
-    assert hosted == pytest.approx((1 - seen) * state.decode_s + seen * workload.model.layers)
-    quick = replace(slow, launch_layer_s=state.mixed_s / workload.model.layers / 2)
-    assert state.batching.pace.tpot_s(quick, state.decode_s, state.mixed_s) == state.batching.pace.tpot_s(
-        BARE, state.decode_s, state.mixed_s
-    )
-
-
 def test_a_single_request_waits_for_nobodys_prompt() -> None:
     assert batching(serving(), 1, 1).prompt_share(1.0, 5.0) == 0.0
 
@@ -75,7 +62,7 @@ def test_a_single_request_waits_for_nobodys_prompt() -> None:
 def test_the_share_of_prompts_is_what_they_lengthen_a_token_by(
     mixed_share: float, others: float, prefill_share: float, decode_s: float, longer: float, engine_s: float
 ) -> None:
-    pace, times = Pace(mixed_share, others, 1, 1, 32), EngineTimes(engine_s, 0.0, prefill_share, 0.0)
+    pace, times = Pace(mixed_share, others, 1, 1), EngineTimes(engine_s, 0.0, prefill_share)
     share = pace.prompt_share(times, decode_s, decode_s * longer)
     assert 0 <= share < 1
     assert (1 - share) * pace.tpot_s(times, decode_s, decode_s * longer) == pytest.approx(decode_s + engine_s)
