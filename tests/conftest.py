@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+
+from raysearch import app, cli
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -40,9 +46,15 @@ def tiny_workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def raysearch() -> Command:
-    """Runs the command as a process of its own: `raysearch("list", "--json")`."""
+    """Runs a command to its end: `raysearch("list", "--json")`.
+
+    Those that are watched, and may start Ray, and those in another folder, where they may find modules, are processes of
+    their own; the others run in this one, whose imports they share.
+    """
 
     def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        if cwd is None and arguments[0] not in cli._WATCHED:
+            return run_here(*arguments)
         return subprocess.run(
             raysearch_command(*arguments),
             capture_output=True,
@@ -53,6 +65,20 @@ def raysearch() -> Command:
         )
 
     return run
+
+
+def run_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command in this process, its exit code and output as those of a process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
+        warnings.simplefilter("default")
+        patch.setattr(sys, "argv", ["raysearch", *map(str, arguments)])
+        try:
+            code = app.run()
+        except Exception:
+            traceback.print_exc()
+            code = 1
+    return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
 
 
 def raysearch_command(*arguments: str | Path) -> list[str]:

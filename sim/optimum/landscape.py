@@ -76,7 +76,7 @@ def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None
             `sim.optimum.best`.
 
     >>> from sim.config.catalog import load_workload
-    >>> find_optimum(load_workload("mixtral_8x22b_8k")).evaluation.feasible
+    >>> find_optimum(load_workload("llama_3_1_405b_8k")).evaluation.feasible
     True
     """
     space = space_of(workload)
