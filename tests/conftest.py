@@ -48,8 +48,8 @@ def tiny_workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def raysearch() -> Command:
     """Runs a command to its end: `raysearch("list", "--json")`.
 
-    Those that are watched, and may start Ray, and those in another folder, where they may find modules, are processes of
-    their own; the others run in this one, whose imports they share.
+    Those that may start Ray, and those in another folder, where they may find modules, are processes of their own; the
+    others run in this one, whose imports they share.
     """
 
     def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
