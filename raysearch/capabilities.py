@@ -1,0 +1,95 @@
+"""What can be done with each shipped machine and model, and what of it was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sim.config.catalog import load_hardware
+from sim.config.described import Description, described_workload
+from sim.layers.heuristics import megatron_dims
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+
+_DO = ("evaluate", "optimum", "search")
+"""What every machine and model can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """A machine.
+
+    Attributes:
+        can: Commands that take it.
+        efficiencies: "measured", "carried over from" another machine, or "assumed" throughout.
+        interval: Factors on kernels' times beside those of their fit; [1, 1] where they were measured.
+        bias: To which side what was carried over probably errs, or "".
+        node_gpus, rack_gpus: GPUs of a node, and of a tier between node and network, 0 without one.
+        topology: How the GPUs of a node are joined.
+        formats: Arithmetic with a peak of its own.
+    """
+
+    can: tuple[str, ...]
+    efficiencies: str
+    interval: tuple[float, float]
+    bias: str
+    node_gpus: int
+    rack_gpus: int
+    topology: str
+    formats: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model, on the measured machine.
+
+    Attributes:
+        can: Commands that take it.
+        parameters, active_parameters: Weights, and those that a token is multiplied with.
+        serving_measured_under: Engines under which runs of the model were measured.
+        assumed: What no measurement covers when it decodes, with its share of a layer's time.
+    """
+
+    can: tuple[str, ...]
+    parameters: int
+    active_parameters: int
+    serving_measured_under: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def machine_facts(name: str) -> MachineFacts:
+    """What is known of a shipped machine."""
+    hardware = load_hardware(name)
+    curves, rates = hardware.curves, hardware.peak_flop_per_s
+    source = curves.calibration.data.get("scaled_from") if curves else None
+    carried = curves.carried_over if curves and source else None
+    return MachineFacts(
+        can=_DO,
+        efficiencies=f"carried over from {source}" if source else "measured" if curves else "assumed",
+        interval=carried.interval if carried else (1.0, 1.0),
+        bias=carried.bias if carried else "",
+        node_gpus=hardware.node_gpus,
+        rack_gpus=hardware.tiers[1],
+        topology="mesh" if hardware.collectives.mesh_peers else "switched",
+        formats=("bf16", "fp8") if rates["fp8"] > rates["bf16"] else ("bf16",),
+    )
+
+
+def model_facts(name: str) -> ModelFacts:
+    """What is known of a shipped model."""
+    said = Description(name, phase="serve", isl=_PROMPT, osl=_ANSWER, max_gpus=1)
+    workload = described_workload(said)
+    calibration = workload.hardware.curves.calibration if workload.hardware.curves else None
+    engines: dict[str, Any] = calibration.data.get("serving", {}).get("engines", {}) if calibration else {}
+    found = evaluate(workload, Strategy(1, 1, 1, _BATCH, megatron_dims(workload.model)))
+    return ModelFacts(
+        can=_DO,
+        parameters=workload.model.parameters,
+        active_parameters=workload.model.active_parameters,
+        serving_measured_under=tuple(sorted(engine for engine in engines if name in engines[engine].get("models", ()))),
+        assumed=found.extrapolated,
+    )
+
+
+_PROMPT, _ANSWER, _BATCH = 4096, 512, 32
+"""Of the one strategy that shows what of a model was measured: an everyday request. [assumed]"""
