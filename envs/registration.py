@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -9,7 +10,7 @@ import gymnasium as gym
 from envs.reward import ImprovementReward
 from envs.strategy_env import StrategyEnv
 from envs.vector_env import VectorStrategyEnv
-from sim.batched import evaluate_many
+from sim.batched import FEW, evaluate_many
 from sim.config.catalog import load_workload
 
 ENV_ID = "raysearch/Strategy-v0"
@@ -50,7 +51,12 @@ def make_env(
 
 def make_vector_env(num_envs: int, **kwargs: Any) -> VectorStrategyEnv:
     """`num_envs` of them, stepped together; `gymnasium.make_vec(ENV_ID, num_envs=..., workload=...)` returns it."""
-    return VectorStrategyEnv([make_env(**kwargs) for _ in range(num_envs)], evaluate_many=evaluate_many)
+    return stepped_together([make_env(**kwargs) for _ in range(num_envs)])
+
+
+def stepped_together(envs: Sequence[StrategyEnv]) -> VectorStrategyEnv:
+    """Environments of our simulator, whose steps are evaluated in one call; a few go by their own caches instead."""
+    return VectorStrategyEnv(envs, evaluate_many=evaluate_many if len(envs) >= FEW else None)
 
 
 if ENV_ID not in gym.registry:

@@ -32,7 +32,7 @@ from sim.workload import Workload
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-_FEW = 5
+FEW = 5
 """Strategies below which one by one is faster: numpy's calls alone take as long as four warm evaluations."""
 _BLOCK = 4096
 """Most strategies that are added up together; their arrays then stay in the processor's cache. [assumed]"""
@@ -143,7 +143,7 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
     columns = strategies if isinstance(strategies, Strategies) else _columns(workload, strategies)
     terms = _terms(workload, tuple(op.choices for op in layer_ops(workload.model).ops))
     terms.check(columns)
-    if len(columns) < _FEW:
+    if len(columns) < FEW:
         one_by_one = zip(*(_figures(evaluate(workload, each)) for each in strategies), strict=True)
         return Evaluations(workload, strategies, *map(np.array, one_by_one))
     blocks = [terms.figures(columns[start : start + _BLOCK]) for start in range(0, len(columns), _BLOCK)]

@@ -200,6 +200,11 @@ class EliteActor:
         """What environments must know of the search: their elites; None where they need not."""
         return {"elites": self._archive.get_state()}
 
+    @property
+    def settled(self) -> int:
+        """A number before which all calls are known, for `news`, which tells of all elites in any case."""
+        return 0
+
     def news(self, since: int) -> dict[str, Any]:
         """What another actor, who knows all calls before number `since`, must hear to know what this one knows."""
         return {"elites": self._archive.get_state()}

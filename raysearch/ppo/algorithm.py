@@ -37,7 +37,8 @@ from ray.rllib.utils.metrics import (
 
 from raysearch.ppo import environment as environment  # registers it
 from raysearch.ppo.actor import EliteActor
-from raysearch.ppo.env_runner import EliteEnvRunner, OutOfDate, Round
+from raysearch.ppo.asynchronous import RETRY_S, Portions, answer
+from raysearch.ppo.env_runner import EliteEnvRunner, Round
 from raysearch.ppo.learner import EliteLearner
 from raysearch.ppo.module import EliteAttention
 from raysearch.ppo.options import Options, SharedOptions
@@ -49,16 +50,6 @@ for _name in ("ray.rllib", "ray._common.deprecation", "ray.tune.utils.util"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 _log = logging.getLogger(__name__)
-_RETRY_S = 0.5
-"""[assumed] Between two attempts to reach a lost env runner; a process takes seconds to start."""
-
-
-def _answer(runner: EliteEnvRunner, request: ray.ObjectRef) -> tuple[int, Any]:
-    """Runs on an env runner: its share of a round, or None if it has to be told more."""
-    try:
-        return runner.worker_index, runner.sample_round(ray.get(request))
-    except OutOfDate:
-        return runner.worker_index, None
 
 
 class LearnToShardConfig(PPOConfig):
@@ -81,6 +72,8 @@ class LearnToShardConfig(PPOConfig):
         calls_per_training_step: Calls made by one `train()`, which also ends with a chunk.
         lean: Whether to go around RLlib's env runners, episodes and connectors: the same calls, bit by bit, in a
             fraction of the time. Needs `num_env_runners`, `num_learners` 0 and one environment.
+        asynchronous: Whether remote env runners go on without waiting for each other, their results being taken in as
+            they come: faster where calls take unequally long, but no longer the same search each time.
         runner_restart_timeout_s: Longest wait for a lost env runner to come back.
     """
 
@@ -94,6 +87,7 @@ class LearnToShardConfig(PPOConfig):
         self.elites = 3
         self.calls_per_training_step = 100
         self.lean = False
+        self.asynchronous = False
         self.runner_restart_timeout_s = 120.0
         self.log_level = "ERROR"
         self.env_runners(
@@ -110,9 +104,16 @@ class LearnToShardConfig(PPOConfig):
         self._dont_auto_sync_env_runner_states = True
         self.search(budget=4000)
 
-    def search(self, *, budget: int, seed: int = 0, options: Options | None = None) -> Self:
-        """Sets the budget in calls, the seed, and every hyper-parameter of `options` (default: the paper's)."""
-        options = options or Options()
+    def search(self, *, budget: int, seed: int = 0, options: Options | None = None, asynchronous: bool = False) -> Self:
+        """Sets the budget in calls, the seed, and every hyper-parameter of `options` (default: the paper's).
+
+        Args:
+            budget: Calls.
+            seed: Of weights and actions.
+            options: Hyper-parameters.
+            asynchronous: See the class.
+        """
+        options, self.asynchronous = options or Options(), asynchronous
         self.chunks = options.chunks
         self.confidence_threshold = options.confidence_threshold
         self.patience = math.inf
@@ -144,6 +145,11 @@ class LearnToShardConfig(PPOConfig):
         return max(self.num_env_runners or 0, 1) * (self.num_envs_per_env_runner or 1)
 
     @property
+    def stride(self) -> int:
+        """How far apart the calls of one environment lie: asynchronous runners number theirs by themselves."""
+        return (self.num_envs_per_env_runner or 1) if self.asynchronous else self.lanes
+
+    @property
     def round_calls(self) -> int:
         """Calls between two updates: as configured, rounded up to as many for each environment."""
         return -(-self.train_batch_size_per_learner // self.lanes) * self.lanes
@@ -157,6 +163,10 @@ class LearnToShardConfig(PPOConfig):
             )
         if self.lean and (self.lanes > 1 or self.num_env_runners or self.num_learners):
             self._value_error("lean needs num_env_runners=0, num_learners=0 and num_envs_per_env_runner=1")
+        if self.asynchronous and not self.num_env_runners and not self.in_evaluation:
+            self._value_error("asynchronous needs num_env_runners of at least 1: there is nobody else to wait for")
+        if self.asynchronous and self.budget % self.stride:
+            self._value_error(f"asynchronous needs a budget that {self.stride} environments share, got {self.budget}")
         if self.budget < self.lanes and not self.in_evaluation:
             self._value_error(
                 f"expected a budget of at least a call for each of {self.lanes} environments, got {self.budget}"
@@ -217,6 +227,8 @@ class LearnToShard(PPO):
         self._chunk_bests = [0.0]
         self._chunk_of_last_call = 1
         self._told = -1  # calls that the env runners know of; -1 before they were told anything
+        self._portions: Portions | None = None
+        self._unlearned: list[tuple[int, SingleAgentEpisode]] = []  # of portions, until they make a round
         self.policy_loss: float | None = None
         self._env: Any = None
         self._seen: Any = None
@@ -227,6 +239,13 @@ class LearnToShard(PPO):
             runner: Any = self.env_runner
             self.actor = self.config.actor_class(self.config, runner.env.single_action_space)
             self.actor.module = runner.module
+            if self.config.asynchronous:
+                self._portions = Portions(
+                    self.env_runner_group._worker_manager.actors(),
+                    size=self.config.round_calls // self.config.num_env_runners,
+                    budget=self.config.budget,
+                    give_up_s=self.config.runner_restart_timeout_s,
+                )
         self._start_agent()
 
     def _build_lean(self) -> None:
@@ -276,6 +295,8 @@ class LearnToShard(PPO):
         while self.calls < end and self.chunk == chunk:
             if self.config.lean:
                 self._call()
+            elif self._portions:
+                self._portion(self._portions)
             else:
                 self._round()
         progress = {"calls": self.calls, "best": self.best}
@@ -324,6 +345,33 @@ class LearnToShard(PPO):
             )
             self._told = first
             self._take_in(episodes, first)
+            self.actor.next_call = self.calls
+        self._learn(episodes)
+
+    def _portion(self, portions: Portions) -> None:
+        """Takes in the next portion that some env runner has done, and learns once they make a round.
+
+        An agent learns from its own calls; those of one that has ended are known and counted when they come.
+        """
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            portions.hand_out(self.chunk, self.actor.settled, self.actor.news, self._weights)
+            self.actor.next_call = portions.issued
+            taken = portions.take()
+            if taken is None:
+                return
+            _, portion, (episodes, metrics) = taken
+            self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
+            self._take_in(episodes, portion.first_call)
+        if portion.chunk == self.chunk:
+            self._unlearned += episodes
+        calls = sum(len(episode) for _, episode in self._unlearned)
+        if calls >= self.config.round_calls or (calls and not self.calls_left):
+            episodes, self._unlearned = self._unlearned, []
+            self._learn(episodes)
+
+    def _learn(self, episodes: list[tuple[int, SingleAgentEpisode]]) -> None:
+        """Updates policy and critic, as RLlib's PPO does, and restarts where that is due."""
+        self.actor.learn()
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
             results = self.learner_group.update(
                 episodes=[episode for _, episode in episodes],
@@ -363,7 +411,7 @@ class LearnToShard(PPO):
         answers: dict[int, Any] = {}
         while requests:
             results = group.foreach_env_runner(
-                [partial(_answer, request=request) for request in requests.values()],
+                [partial(answer, request=request) for request in requests.values()],
                 kwargs=[{}] * len(requests),
                 remote_worker_ids=list(requests),
                 local_env_runner=False,
@@ -379,16 +427,16 @@ class LearnToShard(PPO):
                     f"env runners {anew} did not come back within {self.config.runner_restart_timeout_s:g} s"
                 )
             _log.warning("note: env runners %s were lost; their calls are made again once they are back", anew)
-            time.sleep(_RETRY_S)
+            time.sleep(RETRY_S)
             all_told = ray.put(round_._replace(version=-1, news=self.actor.news(0), weights=self._weights()))
             requests = dict.fromkeys(anew, all_told)
         return answers
 
     def _take_in(self, episodes: list[tuple[int, SingleAgentEpisode]], first: int) -> None:
-        """Notes all calls of a round in the order of their numbers."""
-        lanes = self.config.lanes
+        """Notes all calls of a round, or of a portion, in the order of their numbers."""
+        stride = self.config.stride
         calls = sorted(
-            (first + lane + lanes * step, episode, step) for lane, episode in episodes for step in range(len(episode))
+            (first + lane + stride * step, episode, step) for lane, episode in episodes for step in range(len(episode))
         )
         for number, episode, step in calls:
             info = episode.get_infos(step + 1)
@@ -398,8 +446,6 @@ class LearnToShard(PPO):
         _, episode, step = calls[-1]
         inputs = torch.from_numpy(np.array(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS, step))[None])
         self.actor.opinion = self.actor.opinion_of({Columns.ACTION_DIST_INPUTS: inputs})
-        self.actor.next_call = self.calls
-        self.actor.learn()
 
     def _count(self, outcome: Outcome) -> None:
         self.calls += 1
@@ -423,6 +469,7 @@ class LearnToShard(PPO):
         self.restarts += 1
         self._born = self.calls
         self._chunk_bests.append(0.0)
+        self._unlearned = []
         self.actor.start_over()
         self._start_agent()
 
@@ -471,6 +518,7 @@ class LearnToShard(PPO):
             "policy_loss": self.policy_loss,
             "seen": self._seen,
             "env": self._env.get_state() if self._env is not None else None,
+            "portions": self._portions.get_state() if self._portions else None,
         }
 
     def _set_search_state(self, state: dict[str, Any]) -> None:
@@ -479,9 +527,11 @@ class LearnToShard(PPO):
         self.best, self._chunk_bests = state["best"], list(state["chunk_bests"])
         self._chunk_of_last_call = state["chunk_of_last_call"]
         self.policy_loss, self._seen = state["policy_loss"], state["seen"]
-        self._told = -1
+        self._told, self._unlearned = -1, []
         if self._env is not None:
             self._env.set_state(state["env"])
+        if self._portions:
+            self._portions.set_state(state["portions"])
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, or lean the learner's, and the search's; with it a search goes on bit-identically."""

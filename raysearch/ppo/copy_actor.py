@@ -137,6 +137,11 @@ class CopyActor(EliteActor):
         """Nothing: the environment's elites are not looked at."""
         return None
 
+    @property
+    def settled(self) -> int:
+        """The first call that is not known."""
+        return self.memory.settled
+
     def news(self, since: int) -> dict[str, Any]:
         """The calls from number `since` on, and what the critic has learned."""
         return {"calls": self.memory.get_state(since), "critic": self.critic.get_state()}

@@ -23,9 +23,11 @@ class CopyConfig(LearnToShardConfig):
     learner_class = CopyLearner
     module_class = CopyAttention
 
-    def search(self, *, budget: int, seed: int = 0, options: CopyOptions | None = None) -> Self:
-        """Sets the budget in calls, the seed, and every hyper-parameter of `options`."""
-        self.preset = options or CopyOptions()
+    def search(
+        self, *, budget: int, seed: int = 0, options: CopyOptions | None = None, asynchronous: bool = False
+    ) -> Self:
+        """Sets the budget in calls, the seed, and every hyper-parameter of `options`; see `LearnToShardConfig`."""
+        self.preset, self.asynchronous = options or CopyOptions(), asynchronous
         # One agent after another only where the search stands still: neither chunks nor early exits.
         self.chunks, self.confidence_threshold = 1, math.inf
         self.patience = self.preset.patience

@@ -84,12 +84,13 @@ class Critic:
     def learn(self, memory: CallMemory) -> None:
         """Takes some gradient steps, every member on random calls of its own from all of the search."""
         options, calls = self._options, memory.calls
-        self._inputs = torch.cat([self._inputs, self._rows(memory.actions[len(self._inputs) :])])
+        inputs = torch.cat([self._inputs, self._rows(memory.actions[len(self._inputs) :])])
+        self._inputs = inputs[: memory.settled]  # calls before others that are not known yet change their place
         quantiles = torch.from_numpy(ndtri(share_below(memory.merits)).astype(np.float32))
         rng = call_rng(self._seed, calls, _STREAM)
         shape = (options.critic_steps, options.critic_members, min(options.critic_batch, calls))
         for index in torch.from_numpy(rng.integers(calls, size=shape)):
-            errors = self.ensemble(self._inputs[index]) - quantiles[index]
+            errors = self.ensemble(inputs[index]) - quantiles[index]
             self._optimizer.zero_grad()
             errors.square().mean(1).sum().backward()
             self._optimizer.step()

@@ -18,10 +18,9 @@ from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from envs.registration import ENV_ID, make_env
+from envs.registration import ENV_ID, make_env, stepped_together
 from envs.vector_env import VectorStrategyEnv
 from raysearch.ppo.connectors import ChooseActions, ShowElites
-from sim.batched import evaluate_many
 
 _ASIDE = 2
 """Stream of the noise of calls that are not the search's, such as those of an evaluation."""
@@ -84,7 +83,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         super().__init__(config=config, **kwargs)
         self.actors = [self._new_actor() for _ in range(self.num_envs)]
         for actor in self.actors:
-            actor.module, actor.stride = self.module, self.config.lanes
+            actor.module, actor.stride = self.module, self.config.stride
         pipeline: Any = self._env_to_module
         pipeline.prepend(ShowElites(self.actors))
         pipeline = self._module_to_env
@@ -95,12 +94,15 @@ class EliteEnvRunner(SingleAgentEnvRunner):
 
     @property
     def _first_lane(self) -> int:
+        """Number of its first environment among those that share a round; asynchronous ones share it with nobody."""
+        if self.config.asynchronous:
+            return 0
         return max((self.worker_index or 1) - 1, 0) * self.config.num_envs_per_env_runner
 
     def calls_of(self, calls: int) -> np.ndarray:
         """How many of the search's next `calls` each environment makes, `[num_envs]`."""
         lanes = self._first_lane + np.arange(self.config.num_envs_per_env_runner)
-        return np.maximum(-(-(calls - lanes) // self.config.lanes), 0)
+        return np.maximum(-(-(calls - lanes) // self.config.stride), 0)
 
     def make_env(self) -> None:
         """Builds the environments, whose episodes end with their share of the search's budget.
@@ -115,8 +117,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         shares = [max(int(share), 1) for share in self.calls_of(self.config.budget)]
         envs: Any
         if self.config.env == ENV_ID:  # not by RLlib's registry, which a second `ray.init` of this process empties
-            own = [make_env(**(context | {"budget": share})) for share in shares]
-            envs = VectorStrategyEnv(own, evaluate_many=evaluate_many)
+            envs = stepped_together([make_env(**(context | {"budget": share})) for share in shares])
         else:
             create: Any
             _, create = Algorithm._get_env_id_and_creator(self.config.env, self.config)
@@ -196,7 +197,8 @@ class EliteEnvRunner(SingleAgentEnvRunner):
             actor.next_call = round_.first_call + self._first_lane + lane
         if self._needs_initial_reset:
             self._reset_envs_and_episodes(explore=True)
-        self._show(round_.first_call // self.config.lanes)
+        # An asynchronous environment's share of the budget is not known beforehand: its episode has no end.
+        self._show(0 if self.config.asynchronous else round_.first_call // self.config.lanes)
         self._version = round_.first_call
 
     def _show(self, calls: int) -> None:

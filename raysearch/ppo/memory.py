@@ -57,8 +57,8 @@ class CallMemory:
 
     @property
     def actions(self) -> np.ndarray:
-        """Every call's action, int16 `[calls, A]`, once all before the last one are known."""
-        return self._actions[: self.calls]
+        """The known calls' actions, int16 `[calls, A]`, by number."""
+        return self._actions[self._known]
 
     @property
     def elites(self) -> np.ndarray:
@@ -67,8 +67,13 @@ class CallMemory:
 
     @property
     def merits(self) -> np.ndarray:
-        """Every call's merit `[calls]`, once all before the last one are known."""
-        return self._merits[: self.calls]
+        """The known calls' merits `[calls]`, by number."""
+        return self._merits[self._known]
+
+    @property
+    def settled(self) -> int:
+        """Number of the first call that is not known."""
+        return int(np.append(self._known, False).argmin())
 
     def add(self, number: int, action: np.ndarray, merit: float) -> None:
         """Notes that call `number` was of `action` `[A]`; nothing if that is known."""
@@ -98,7 +103,7 @@ class CallMemory:
     @property
     def stagnant_calls(self) -> int:
         """Calls since the best elite's; 0 while there is none."""
-        return self.calls - 1 - self.best[0] if self.best else 0
+        return max(0, self.calls - 1 - self.best[0]) if self.best else 0
 
     def forget_elites(self, before: int) -> None:
         """Leaves it to calls from number `before` on to be elites; all calls stay known."""

@@ -157,6 +157,35 @@ def test_neither_runners_nor_a_killed_one_nor_a_remote_learner_change_what_is_fo
     assert same(here[2], there[2])
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_asynchronous_runners_make_each_call_once_though_one_is_killed_and_the_search_is_resumed(
+    toy, algorithm, tmp_path
+):
+    def asynchronous(**arguments):
+        config = toy.copy_config(**arguments)
+        return config.search(**arguments, options=config.preset, asynchronous=True)
+
+    first = algorithm(asynchronous, num_env_runners=2)
+    first.train()
+    (pid,) = first.env_runner_group.foreach_env_runner(
+        lambda runner: os.getpid(), local_env_runner=False, remote_worker_ids=[2]
+    )
+    os.kill(pid, signal.SIGKILL)
+    first.train()
+    first.save_to_path(tmp_path)
+    finish(first)
+    assert first.calls == BUDGET
+    resumed = LearnToShard.from_checkpoint(tmp_path)
+    finish(resumed)
+    for each in (first, resumed):
+        assert each.calls == BUDGET
+        assert each.search_state()["portions"] == {"issued": BUDGET, "due": []}
+        assert each.best == max(each._chunk_bests) > 0
+        assert each.actor.memory.get_state()["numbers"].tolist() == list(range(BUDGET))
+    resumed.stop()
+
+
 def test_config_carries_the_papers_preset_in_rllibs_own_words():
     config = LearnToShardConfig().search(budget=1234, seed=5)
     assert (config.budget, config.search_seed, config.seed) == (1234, 5, None)
@@ -174,6 +203,13 @@ def test_config_carries_the_papers_preset_in_rllibs_own_words():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda config: config.search(budget=9, asynchronous=True), "asynchronous needs num_env_runners"),
+        (
+            lambda config: config.search(budget=9, asynchronous=True).env_runners(
+                num_env_runners=1, num_envs_per_env_runner=2
+            ),
+            "a budget that 2 environments share, got 9",
+        ),
         (lambda config: config.learners(num_learners=2), "expected num_learners 0 or 1, got 2"),
         (lambda config: setattr(config.env_runners(num_env_runners=1), "lean", True), "lean needs num_env_runners=0"),
         (

@@ -134,3 +134,13 @@ def test_news_bring_another_memory_up_to_date_and_hearing_them_twice_changes_not
         other.hear(one.get_state(since=1))
         assert other.best == one.best == [2]
         np.testing.assert_array_equal(other.merits, one.merits)
+
+
+def test_calls_that_come_late_leave_no_gap() -> None:
+    memory = CallMemory(4, SIZES, 2)
+    for number in (0, 3, 1):
+        memory.add(number, np.array((number % 2, 0, 0, 0, 0)), float(number))
+    assert (memory.settled, memory.calls) == (2, 3)
+    assert memory.merits.tolist() == [0.0, 1.0, 3.0]
+    memory.add(2, np.array((0, 0, 1, 0, 0)), 2.0)
+    assert (memory.settled, memory.merits.tolist()) == (4, [0.0, 1.0, 2.0, 3.0])

@@ -1,0 +1,139 @@
+"""A search whose env runners do not wait for each other: calls are handed out in portions and taken in as they come."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, final
+
+import ray
+from ray.exceptions import RayError
+
+from raysearch.ppo.env_runner import EliteEnvRunner, OutOfDate, Round
+
+_log = logging.getLogger(__name__)
+RETRY_S = 0.5
+"""[assumed] Between two attempts to reach a lost env runner; a process takes seconds to start."""
+
+
+class Portion(NamedTuple):
+    """Calls that one env runner makes.
+
+    Attributes:
+        first_call: Number of the first of them.
+        calls: How many, one after the other.
+        chunk: Number of the agent whose policy makes them.
+    """
+
+    first_call: int
+    calls: int
+    chunk: int
+
+
+def answer(runner: EliteEnvRunner, request: ray.ObjectRef) -> tuple[int, Any]:
+    """Runs on an env runner: what it sampled, or None if it has to be told more."""
+    try:
+        return runner.worker_index, runner.sample_round(ray.get(request))
+    except OutOfDate:
+        return runner.worker_index, None
+
+
+@final
+class Portions:
+    """Numbers the calls of a search, hands them out, and gives each back once.
+
+    A portion that is lost with its runner, or was under way when the search was saved, is handed out again under the
+    same numbers, to whoever is free first.
+
+    Args:
+        runners: The remote env runners by their number.
+        size: Calls of a portion.
+        budget: Calls of the search.
+        give_up_s: Longest wait for a lost runner.
+
+    Attributes:
+        issued: Calls that have a number.
+    """
+
+    def __init__(self, runners: Mapping[int, Any], *, size: int, budget: int, give_up_s: float) -> None:
+        self._runners, self._size, self._budget, self._give_up_s = runners, size, budget, give_up_s
+        self._idle = sorted(runners)
+        self._told: dict[int, tuple[int, int]] = {}  # per runner: its last portion, and the calls it knew all of
+        self._lost_since: dict[int, float] = {}
+        self._out: dict[Any, tuple[int, Portion]] = {}
+        self._again: list[Portion] = []
+        self.issued = 0
+
+    def hand_out(self, chunk: int, settled: int, news: Callable[[int], Any], weights: Callable[[], Any]) -> None:
+        """Gives every idle runner a portion, as long as there are calls left.
+
+        Args:
+            chunk: Number of the present agent.
+            settled: Calls all of which are known.
+            news: What somebody must hear who knows all calls before a number.
+            weights: Of the policy.
+        """
+        while self._idle and (portion := self._next(chunk)):
+            worker = self._idle.pop(0)
+            version, known = self._told.get(worker, (-1, 0))
+            request = ray.put(Round(portion.first_call, portion.calls, version, news(known), weights()))
+            self._told[worker] = portion.first_call, settled
+            call = self._runners[worker].apply.remote(partial(answer, request=request))
+            self._out[call] = worker, portion
+
+    def _next(self, chunk: int) -> Portion | None:
+        if self._again:
+            return self._again.pop(0)._replace(chunk=chunk)
+        calls = min(self._size, self._budget - self.issued)
+        if not calls:
+            return None
+        self.issued += calls
+        return Portion(self.issued - calls, calls, chunk)
+
+    def take(self) -> tuple[int, Portion, Any] | None:
+        """The next portion that is done, who made it and what was sampled; None if one was lost on the way.
+
+        Raises:
+            RuntimeError: A lost runner did not come back.
+        """
+        (done, *_), _ = ray.wait(list(self._out), num_returns=1)
+        worker, portion = self._out.pop(done)
+        self._idle.append(worker)
+        try:
+            _, sampled = ray.get(done)
+        except RayError:
+            sampled = None
+            self._wait_for(worker)
+        if sampled is None:
+            self._told.pop(worker, None)
+            self._again.append(portion)
+            return None
+        self._lost_since.pop(worker, None)
+        return worker, portion, sampled
+
+    def _wait_for(self, worker: int) -> None:
+        lost_since = self._lost_since.setdefault(worker, time.monotonic())
+        if time.monotonic() - lost_since > self._give_up_s:
+            raise RuntimeError(f"env runner {worker} did not come back within {self._give_up_s:g} s")
+        _log.warning("note: env runner %s was lost; its calls are made again", worker)
+        time.sleep(RETRY_S)
+
+    def get_state(self) -> dict[str, Any]:
+        """What was handed out and is not back counts as to be made."""
+        due = [*self._again, *(portion for _, portion in self._out.values())]
+        return {"issued": self.issued, "due": [list(portion) for portion in due]}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a snapshot; what is still under way is forgotten when it comes."""
+        for call, (worker, _) in self._out.items():
+            ray.cancel(call, force=False)
+            self._idle.append(worker)
+        self._out, self._told = {}, {}
+        self.issued = state["issued"]
+        self._again = [Portion(*each) for each in _portions(state["due"])]
+
+
+def _portions(due: Sequence[Any]) -> list[tuple[int, int, int]]:
+    return sorted((int(first), int(calls), int(chunk)) for first, calls, chunk in due)
