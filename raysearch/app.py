@@ -22,6 +22,7 @@ from raysearch.commands import (
     search,
     status,
     study,
+    tune_live,
     validate,
     verify,
     verify_rules,
@@ -55,6 +56,7 @@ app.command("status")(status.show_status)
 app.command("report")(report.report_results)
 app.command("calibrate")(calibrate.calibrate)
 app.command("validate")(validate.validate)
+app.command("tune-live")(tune_live.tune_live)
 app.command("verify")(verify.verify_results)
 app.command("verify-rules")(verify_rules.verify_rules)
 

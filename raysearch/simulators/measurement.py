@@ -18,6 +18,7 @@ class Measurement:
     Attributes:
         tokens_per_s_per_gpu: Generated tokens per second and GPU; what is searched for. Finite, >= 0.
         tpot_s: Time per output token, seconds; held against the workload's SLO.
+        ttft_s: Time to the first token, seconds; held against the workload's SLO. 0.0 if it was not measured.
         gpus: Devices in use; held against the device budget. None: tp * ep * pp.
         memory_bytes: Of the fullest GPU; held against the HBM. 0.0 if the simulator does not model it.
         unsupported: Why the strategy cannot be run at all; the figures are then without meaning.
@@ -35,6 +36,7 @@ class Measurement:
     memory_bytes: float = 0.0
     unsupported: str = ""
     excess: float = 2.0
+    ttft_s: float = 0.0
 
 
 def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Evaluation:
@@ -61,7 +63,7 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
         return answer
     if not isinstance(answer, Measurement):
         raise ValueError(f"expected a raysearch.simulators.Measurement or a sim.evaluation.Evaluation, got {answer!r}")
-    for name in ("tokens_per_s_per_gpu", "tpot_s", "memory_bytes"):
+    for name in ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "memory_bytes"):
         value = getattr(answer, name)
         if not isinstance(value, Real) or not (math.isfinite(value) and float(value) >= 0):
             raise ValueError(f"expected a finite {name} >= 0, got {value!r}")
@@ -78,6 +80,7 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
         gpus=gpus,
         memory_bytes=Memory(weights=0.0, kv_cache=0.0, activations=0.0, overhead=float(answer.memory_bytes)),
         violations=tuple(_violations(workload, answer, gpus)),
+        ttft_s=float(answer.ttft_s),
         stage=StageBreakdown(layers, 0.0, 0.0, 0.0, 0.0, total_s=float(answer.tpot_s)),
         ops=(),
     )
@@ -97,4 +100,7 @@ def _violations(workload: Workload, answer: Measurement, gpus: int) -> list[Viol
     if answer.tpot_s > tpot_limit_s:
         message = f"TPOT is {answer.tpot_s * 1e3:.1f} ms, allowed are {tpot_limit_s * 1e3:.1f} ms"
         found.append(Violation("tpot", answer.tpot_s, tpot_limit_s, message))
+    if answer.ttft_s > workload.ttft_limit_s:
+        message = f"TTFT is {answer.ttft_s * 1e3:.0f} ms, allowed are {workload.ttft_limit_s * 1e3:.0f} ms"
+        found.append(Violation("ttft", answer.ttft_s, workload.ttft_limit_s, message))
     return found

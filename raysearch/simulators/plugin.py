@@ -70,6 +70,11 @@ def load_plugin(name: str) -> Plugin:
 
     Modules are also found in the working directory. Raises: InputError, see `load_simulator`.
     """
+    return Plugin(name, load_function(name))
+
+
+def load_function(name: str) -> Callable[[Workload, Strategy], Any]:
+    """The function of that name, imported now. Raises: InputError, see `load_simulator`."""
     function = _imported(_entry_point(name))
     if not callable(function):
         raise InputError(f"simulator {name!r} is {function!r}: expected a function of a workload and a strategy")
@@ -82,7 +87,7 @@ def load_plugin(name: str) -> Plugin:
         ) from error
     except ValueError:  # no signature: written in C; the first call shows
         pass
-    return Plugin(name, function)
+    return function
 
 
 def _entry_point(name: str) -> EntryPoint:

@@ -17,13 +17,14 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.canonical import canonical
 from sim.evaluation import Evaluation
 from sim.layers.ops import Layer, layer_ops
 from sim.layers.sizes import Load
@@ -94,6 +95,39 @@ def _share(progress: Callable[[int, int], None] | None, at: int, parts: int) -> 
     if progress is None or parts == 1:
         return progress
     return lambda done, total: progress(at * total + done, parts * total)
+
+
+def best_of_degrees(space: Space, progress: Callable[[int, int], None] | None = None) -> list[Strategy]:
+    """The fastest choices of each tuple of degrees and batch that has room, whether or not it meets the SLOs.
+
+    Of an engine's space those of each of its plans, as far as they differ.
+
+    Args:
+        space: See `sim.optimum.spaces`. Every tuple is added up, so it should have few batches.
+        progress: Called with (done, total) parts of the work.
+
+    >>> from sim.config.catalog import load_workload
+    >>> from sim.optimum.spaces import heuristic_space
+    >>> len(best_of_degrees(heuristic_space(load_workload("mixtral_8x22b_8k"), sequence_parallel=True)))
+    812
+    """
+    anyhow = replace(space, workload=replace(space.workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf))
+    found: dict[Strategy, Strategy] = {}
+    work = [(part, list(part.meshes())) for part in anyhow.parts()]
+    total, done = sum(len(meshes) for _, meshes in work), 0
+    for part, meshes in work:
+        search = _Search(part)
+        for mesh in meshes:
+            for pp, batch in itertools.product(search.stages(mesh), part.batch):
+                if batch <= most_sequences(part.workload, mesh[2]):
+                    search.best, search.best_value = None, 0.0
+                    search.add_up(mesh, pp, batch)
+                    if search.best:
+                        found.setdefault(canonical(search.best), search.best)
+            done += 1
+            if progress:
+                progress(done, total)
+    return list(found.values())
 
 
 class _Figures(NamedTuple):
@@ -274,7 +308,7 @@ class _Search:
         heap: list[_Range] = []
         meshes = list(self.space.meshes())
         for done, mesh in enumerate(meshes):
-            for pp in self._stages(mesh):
+            for pp in self.stages(mesh):
                 self._push(heap, mesh, pp, 0, len(self.space.batch) - 1)
             if progress and done % 16 == 0:
                 progress(done, 2 * len(meshes))
@@ -288,7 +322,7 @@ class _Search:
         if progress:
             progress(2 * len(meshes), 2 * len(meshes))
 
-    def _stages(self, mesh: Mesh) -> Iterator[int]:
+    def stages(self, mesh: Mesh) -> Iterator[int]:
         tp, cp, dp, ep = mesh
         return (
             pp for pp in self.space.stages(mesh) if not degree_violations(self.workload, tp * cp * dp // ep, ep, pp)
@@ -300,9 +334,9 @@ class _Search:
         low, high = each.low, each.high
         batches = self.space.batch
         if low == high:
-            self._add_up(each.mesh, each.pp, batches[low])
+            self.add_up(each.mesh, each.pp, batches[low])
         elif not each.tight and batches[high] <= _NARROW * batches[low]:
-            self._add_up(each.mesh, each.pp, batches[low])
+            self.add_up(each.mesh, each.pp, batches[low])
             steps_s = self._tight_steps_s(each.mesh, each.pp, batches[low])
             self._push(heap, each.mesh, each.pp, low + 1, high, steps_s, tight=True)
         else:
@@ -369,7 +403,7 @@ class _Search:
         kinds = self._layers_s(self._both(attention, experts, mesh), left, right)
         return tuple(float(each.min()) for each in kinds)
 
-    def _add_up(self, mesh: Mesh, pp: int, batch: int) -> None:
+    def add_up(self, mesh: Mesh, pp: int, batch: int) -> None:
         """Adds up all pairs of the two fronts of one batch."""
         tp, cp, dp, ep = mesh
         attention, experts = self._pair(mesh, batch)
