@@ -17,6 +17,7 @@ from raysearch.commands import (
     explain,
     export,
     listing,
+    measure,
     optimum,
     report,
     search,
@@ -54,6 +55,7 @@ app.command("search")(search.search_workload)
 app.command("study")(study.run)
 app.command("status")(status.show_status)
 app.command("report")(report.report_results)
+app.command("measure")(measure.measure)
 app.command("calibrate")(calibrate.calibrate)
 app.command("validate")(validate.validate)
 app.command("tune-live")(tune_live.tune_live)
