@@ -19,6 +19,7 @@ from raysearch.commands import (
     listing,
     measure,
     optimum,
+    recommend,
     report,
     search,
     status,
@@ -54,6 +55,7 @@ app.command("export")(export.export_strategy)
 app.command("search")(search.search_workload)
 app.command("study")(study.run)
 app.command("status")(status.show_status)
+app.command("recommend")(recommend.recommend)
 app.command("report")(report.report_results)
 app.command("measure")(measure.measure)
 app.command("calibrate")(calibrate.calibrate)

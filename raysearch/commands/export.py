@@ -77,7 +77,7 @@ def export_strategy(
     except ValueError as error:
         raise InputError(f"{to} cannot run it: {error}") from error
     if out is not None:
-        _write(export, out)
+        write_export(export, out)
     if as_json:
         print_json(
             {
@@ -109,7 +109,8 @@ def _described(
 COMMAND_FILE = "start.sh"
 
 
-def _write(export: Export, folder: Path) -> None:
+def write_export(export: Export, folder: Path) -> None:
+    """Writes an export: its files, and its command as a script."""
     folder.mkdir(parents=True, exist_ok=True)
     files = dict(export.files)
     if export.command:

@@ -50,6 +50,15 @@ Mesh = tuple[int, int, int, int]
 """tp, cp, dp, ep."""
 
 
+Score = Callable[[float, int], float]
+"""What a strategy is worth, from its tokens/s/GPU and the GPUs of a replica."""
+
+
+def as_is(tokens_per_s_per_gpu: float, _gpus: int) -> float:
+    """Goes by tokens/s/GPU alone."""
+    return tokens_per_s_per_gpu
+
+
 @dataclass(frozen=True, slots=True)
 class Best:
     """The best strategy of a space.
@@ -81,13 +90,61 @@ def find_best(space: Space, progress: Callable[[int, int], None] | None = None) 
     >>> find_best(extended_space(load_workload("mixtral_8x22b_8k"), ["context"])).evaluation.feasible
     True
     """
-    best, value, opened, parts = None, 0.0, 0, space.parts()
-    for at, part in enumerate(parts):
-        search = _Search(part, best, value)
-        search.run(_share(progress, at, len(parts)))
-        best, value, opened = search.best, search.best_value, opened + search.opened
+    found, opened = _search_parts(space, _Ranking(), progress)
     tuples = len(space.tp) * len(space.cp) * len(space.dp or (0,)) * len(space.ep) * len(space.pp) * len(space.batch)
+    value, best = found.ranked[0] if found.ranked else (0.0, None)
     return Best(evaluate(space.workload, best) if best else None, value, space.size, opened, tuples)
+
+
+def find_bests(
+    space: Space, count: int, score: Score = as_is, progress: Callable[[int, int], None] | None = None
+) -> tuple[Evaluation, ...]:
+    """The best strategies of different degrees, the best first: of each degrees tp, cp, dp, ep, pp one, exactly.
+
+    Args:
+        space: See `sim.optimum.spaces`.
+        count: How many, at most.
+        score: What to go by: of tokens/s/GPU and a replica's GPUs; it never falls with the former.
+        progress: Called with (done, total) parts of the work.
+    """
+    found, _ = _search_parts(space, _Ranking(count, score), progress)
+    return tuple(evaluate(space.workload, strategy) for _, strategy in found.ranked)
+
+
+class _Ranking:
+    """The best strategies of different degrees so far.
+
+    Attributes:
+        score: What it goes by.
+        least: What a further strategy must score more than.
+    """
+
+    def __init__(self, count: int = 1, score: Score = as_is) -> None:
+        self.score = score
+        self.least = 0.0
+        self._count = count
+        self._of_degrees: dict[tuple[int, ...], tuple[float, Strategy]] = {}
+
+    @property
+    def ranked(self) -> list[tuple[float, Strategy]]:
+        """(score, strategy), the best first."""
+        return sorted(self._of_degrees.values(), key=lambda each: -each[0])[: self._count]
+
+    def offer(self, score: float, strategy: Strategy) -> None:
+        """Takes a strategy in if it is among the best."""
+        degrees = (strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep, strategy.pp)
+        if score > self._of_degrees.get(degrees, (0.0, None))[0]:
+            self._of_degrees[degrees] = (score, strategy)
+            self.least = self.ranked[-1][0] if len(self._of_degrees) >= self._count else 0.0
+
+
+def _search_parts(space: Space, ranking: _Ranking, progress: Callable[[int, int], None] | None) -> tuple[_Ranking, int]:
+    opened, parts = 0, space.parts()
+    for at, part in enumerate(parts):
+        search = _Search(part, ranking)
+        search.run(_share(progress, at, len(parts)))
+        opened += search.opened
+    return ranking, opened
 
 
 def _share(progress: Callable[[int, int], None] | None, at: int, parts: int) -> Callable[[int, int], None] | None:
@@ -116,14 +173,14 @@ def best_of_degrees(space: Space, progress: Callable[[int, int], None] | None = 
     work = [(part, list(part.meshes())) for part in anyhow.parts()]
     total, done = sum(len(meshes) for _, meshes in work), 0
     for part, meshes in work:
-        search = _Search(part)
+        search = _Search(part, _Ranking())
         for mesh in meshes:
             for pp, batch in itertools.product(search.stages(mesh), part.batch):
                 if batch <= most_sequences(part.workload, mesh[2]):
-                    search.best, search.best_value = None, 0.0
+                    search.ranking = _Ranking()
                     search.add_up(mesh, pp, batch)
-                    if search.best:
-                        found.setdefault(canonical(search.best), search.best)
+                    for _, best in search.ranking.ranked:
+                        found.setdefault(canonical(best), best)
             done += 1
             if progress:
                 progress(done, total)
@@ -291,7 +348,7 @@ class _Range(NamedTuple):
 class _Search:
     """Best-first over degrees and ranges of the batch."""
 
-    def __init__(self, space: Space, best: Strategy | None = None, best_value: float = 0.0) -> None:
+    def __init__(self, space: Space, ranking: _Ranking) -> None:
         self.space = space
         self.workload: Workload = space.workload
         self.layer: Layer = layer_ops(self.workload.model)
@@ -299,8 +356,7 @@ class _Search:
         self._attention_ops = [name for name in names if name in ATTENTION_SIDE]
         self._expert_ops = [name for name in names if name not in ATTENTION_SIDE]
         self._sides: dict[tuple[object, ...], _Side] = {}
-        self.best = best
-        self.best_value = best_value
+        self.ranking = ranking
         self.opened = 0
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
@@ -313,7 +369,7 @@ class _Search:
             if progress and done % 16 == 0:
                 progress(done, 2 * len(meshes))
         looked_into = 0
-        while heap and -heap[0].least_value > self.best_value * _SLACK:
+        while heap and -heap[0].least_value > self.ranking.least * _SLACK:
             self._look_into(heap, heapq.heappop(heap))
             looked_into += 1
             if progress and looked_into % 64 == 0:
@@ -379,8 +435,9 @@ class _Search:
         if needed > allowed:
             return
         tokens = batching(self.workload, largest, mesh[2]).tokens
-        value = tokens * pp / (state.step_s(times[0], times[-1]) * math.prod(mesh[:3]) * pp)
-        if value > self.best_value * _SLACK:
+        gpus = math.prod(mesh[:3]) * pp
+        value = self.ranking.score(tokens * pp / (state.step_s(times[0], times[-1]) * gpus), gpus)
+        if value > self.ranking.least * _SLACK:
             heapq.heappush(heap, _Range(-value, mesh, pp, low, high, steps_s, tight))
 
     def _in_time(self, state: Batching, decode_s: float, mixed_s: float) -> bool:
@@ -427,11 +484,11 @@ class _Search:
             return
         step_s = np.where(allowed, state.step_s(decode_s, mixed_s), np.inf)
         row, column = np.unravel_index(step_s.argmin(), step_s.shape)
-        value = state.tokens * pp / (float(step_s[row, column]) * math.prod(mesh[:3]) * pp)
-        if value > self.best_value:
-            self.best_value = value
+        gpus = math.prod(mesh[:3]) * pp
+        value = self.ranking.score(state.tokens * pp / (float(step_s[row, column]) * gpus), gpus)
+        if value > self.ranking.least:
             dims = (*left.choices[row].tolist(), *right.choices[column].tolist())
-            self.best = Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp)
+            self.ranking.offer(value, Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp))
 
     def _layers_s(self, both: Sequence[Sides], left: _Front, right: _Front) -> list[Floats]:
         """[left, right] seconds of a layer, per kind of step."""

@@ -15,7 +15,7 @@ from sim.engines.rules import EngineRules
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import Model
-from sim.optimum.best import find_best
+from sim.optimum.best import find_best, find_bests
 from sim.optimum.spaces import engine_space, extended_space, heuristic_space, space_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -223,3 +223,25 @@ def test_an_engine_searches_what_it_runs_unless_told_otherwise() -> None:
     joint = described_workload(Description("mixtral_8x7b", isl=100, osl=10, engine="vllm"), {"space": "joint"})
     assert joint.space == "joint"
     assert described_workload(Description("mixtral_8x7b", isl=100, osl=10)).space == "joint"
+
+
+@pytest.mark.parametrize("by_fill", [False, True])
+def test_the_best_of_different_degrees_are_those_of_brute_force(small: Workload, by_fill: bool) -> None:
+    workload = dataclasses.replace(small, space="megatron_core", max_gpus=8)
+    space = space_of(workload)
+
+    def score(value: float, gpus: int) -> float:
+        return value * (6 // gpus) * gpus / 6 if by_fill else value  # of 6 GPUs
+
+    of_degrees: dict[tuple[int, ...], float] = {}
+    for part in space.parts():
+        for tp, cp, dp, ep in part.meshes():
+            for pp, batch in itertools.product(part.stages((tp, cp, dp, ep)), space.batch):
+                found = evaluate(workload, Strategy(tp, ep, pp, batch, part.only_dims, cp, dp))
+                key = (tp, cp, dp, ep, pp)
+                worth = score(found.tokens_per_s_per_gpu, found.gpus) if found.feasible else 0.0
+                of_degrees[key] = max(worth, of_degrees.get(key, 0.0))
+    wanted = [value for value in sorted(of_degrees.values(), reverse=True)[:7] if value > 0]
+    bests = find_bests(space, 7, score)
+    assert [score(each.tokens_per_s_per_gpu, each.gpus) for each in bests] == pytest.approx(wanted, rel=1e-12)
+    assert len({(s.tp, s.cp, s.attention_dp, s.ep, s.pp) for s in (each.strategy for each in bests)}) == len(bests)

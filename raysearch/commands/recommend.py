@@ -1,0 +1,102 @@
+"""`raysearch recommend`: from a model, GPUs and a service-level objective to what to run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysearch.commands.optimum import NOTHING_FEASIBLE
+from raysearch.commands.options import JsonOption, MarginOption, print_json
+from raysearch.commands.workload_flags import workload_of_flags
+from raysearch.recommend.answer import answer
+from raysearch.recommend.question import Question
+
+
+def recommend(
+    model: Annotated[str, typer.Option(help="Name in configs/models, or the path of a file.")],
+    gpus: Annotated[int, typer.Option("--gpus", help="GPUs at hand.", min=1)],
+    isl: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)],
+    osl: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)],
+    hardware: Annotated[str, typer.Option(help="Name in configs/hardware, or the path of a file.")] = "h100_sxm",
+    tpot_ms: Annotated[float | None, typer.Option(help="Longest time per output token.", show_default="any")] = None,
+    ttft_ms: Annotated[float | None, typer.Option(help="Longest time to the first token.", show_default="any")] = None,
+    engine: Annotated[
+        str, typer.Option(help="vllm, sglang, trtllm, megatron_core, or an engine that a package adds.")
+    ] = "vllm",
+    phase: Annotated[str, typer.Option(help="serve, decode or prefill, as of `optimum`.")] = "serve",
+    weights: Annotated[str, typer.Option(help="bf16, fp8 or fp8_block.")] = "fp8",
+    kv_cache: Annotated[str, typer.Option(help="bf16 or fp8.")] = "fp8",
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Most prompt tokens of a step.", min=1, show_default="prompts whole")
+    ] = None,
+    margin: MarginOption = None,
+    requests_per_s: Annotated[
+        float | None, typer.Option(help="Fewest GPUs for so many requests a second.", show_default="fill --gpus")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Fewest GPUs for so many requests at once.", min=1, show_default="fill --gpus")
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Of a GPU and hour.", show_default="none")] = None,
+    top: Annotated[int, typer.Option(help="How many strategies to tell.", min=1)] = 5,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for recommendation.json, the front and the commands.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what to run: the best strategy that an engine can be told, what it gives, what else, and why not more.
+
+    Exact over every strategy of the engine and every batch. Exits with 3 where nothing is feasible, and says what comes
+    nearest and what would make it fit.
+
+    \b
+    Examples:
+      raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --tpot-ms 50 --ttft-ms 2000
+      raysearch recommend --model deepseek_v3 --gpus 64 --isl 4000 --osl 1000 --engine sglang --out results/v3
+      raysearch recommend --model qwen3_32b --gpus 16 --isl 2000 --osl 300 --tpot-ms 30 --requests-per-s 5 --price 2.5
+    """
+    options = {
+        "model": model,
+        "hardware": hardware,
+        "phase": phase,
+        "isl": isl,
+        "osl": osl,
+        "engine": engine,
+        "weights": weights,
+        "kv_cache": kv_cache,
+        "tpot_ms": tpot_ms,
+        "ttft_ms": ttft_ms,
+        "max_gpus": gpus,
+        "chunk_tokens": chunk_tokens,
+        "margin": margin,
+    }
+    said = {name: value for name, value in options.items() if value is not None}
+    question = Question(
+        workload_of_flags(dict(said), "any"),
+        {**said, "batch_grid": "any"},
+        gpus,
+        top,
+        requests_per_s,
+        concurrency,
+        price,
+    )
+    found = answer(question, _note if sys.stderr.isatty() else lambda _: None)
+    from raysearch.recommend.record import answer_dict, write_answer
+
+    told = write_answer(found, out) if out is not None else answer_dict(found)
+    if as_json:
+        print_json(told)
+    else:
+        from raysearch.recommend.show import show
+
+        show(found)
+        if out is not None:
+            print(f"Written: {out}")
+    if not found.options:
+        raise typer.Exit(NOTHING_FEASIBLE)
+
+
+def _note(what: str) -> None:
+    print(f"... {what}", file=sys.stderr)

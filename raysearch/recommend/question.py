@@ -1,0 +1,41 @@
+"""What somebody asks who has GPUs and a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raysearch.errors import InputError
+from sim.workload import Workload
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question.
+
+    Attributes:
+        workload: What is served; its space is the engine's, its budget the GPUs.
+        options: The options that describe it, as `raysearch.commands.workload_flags` takes them.
+        gpus: GPUs at hand.
+        top: How many strategies to tell.
+        requests_per_s: Load to carry with the fewest GPUs, or None to fill all.
+        concurrency: Requests at once to carry with the fewest GPUs, or None.
+        price_per_gpu_hour: What a GPU costs, or None.
+    """
+
+    workload: Workload
+    options: Mapping[str, Any]
+    gpus: int
+    top: int = 5
+    requests_per_s: float | None = None
+    concurrency: int | None = None
+    price_per_gpu_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.requests_per_s is not None and self.concurrency is not None:
+            raise InputError("give --requests-per-s or --concurrency, not both")
+
+    def under(self, **changes: Any) -> Question:
+        """The same question of a workload with other fields."""
+        return replace(self, workload=replace(self.workload, **changes))

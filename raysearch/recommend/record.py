@@ -1,0 +1,175 @@
+"""An answer as JSON, and the files of a folder: recommendation.json, pareto.csv, pareto.png, each option's command."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from raysearch.export.source import RECOMMENDATION_FILE
+from raysearch.files import strategy_dict, write_bytes, write_json
+from raysearch.recommend.answer import Answer, Option
+from sim.evaluation import Evaluation
+from sim.nearness import near_limits
+from sim.workload import Workload
+
+FORM = 1
+"""Of recommendation.json; counts up when a reader of the old one would stumble."""
+
+
+def answer_dict(answer: Answer) -> dict[str, Any]:
+    """An answer in JSON; without a feasible strategy `best` is null and `nearest_miss` says why."""
+    question, workload = answer.question, answer.question.workload
+    options = [_option_dict(answer, option) for option in answer.options]
+    best = answer.options[0].evaluation if answer.options else None
+    return {
+        "form": FORM,
+        "options": dict(question.options),
+        "engine": workload.space,
+        "hardware": workload.hardware.name,
+        "model": workload.model.name,
+        "config_hash": workload.config_hash,
+        "feasible": bool(options),
+        "best": options[0] if options else None,
+        "alternatives": options[1:],
+        "beside": {name: _beside_dict(workload, each, best) for name, each in answer.beside.items()},
+        "sensitivity": [
+            {
+                "change": each.change,
+                "gain": each.gain,
+                "feasible": bool(each.evaluation and each.evaluation.feasible),
+                "tokens_per_s_per_gpu": each.evaluation.tokens_per_s_per_gpu if each.evaluation else None,
+                "strategy": strategy_dict(each.evaluation.strategy) if each.evaluation else None,
+            }
+            for each in answer.variations
+        ],
+        "pareto": pareto_rows(answer),
+        "nearest_miss": _miss_dict(answer),
+    }
+
+
+def figures(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
+    """Figures of a strategy with their 90 % intervals; those of TTFT are [assumed] as wide as TPOT's."""
+    tpot_s, (low_s, high_s) = evaluation.tpot_s, evaluation.tpot_interval_s
+    told: dict[str, Any] = {
+        "strategy": strategy_dict(evaluation.strategy),
+        "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
+        "tpot_s": tpot_s if tpot_s else None,
+        "tokens_per_s_per_user": 1 / tpot_s if tpot_s else None,
+        "ttft_s": evaluation.ttft_s if workload.phase != "decode" else None,
+        "intervals": {},
+        "interval_because": evaluation.interval_because,
+        "expected_error": evaluation.expected_error,
+        "extrapolated": list(evaluation.extrapolated),
+        "memory_bytes": {**asdict(evaluation.memory_bytes), "total": evaluation.memory_bytes.total},
+        "gpus_per_replica": evaluation.gpus,
+        "near_limits": [asdict(limit) for limit in near_limits(workload, evaluation)],
+    }
+    if tpot_s:
+        down, up = low_s / tpot_s, high_s / tpot_s
+        told["intervals"] = {
+            "tpot_s": [low_s, high_s],
+            "tokens_per_s_per_user": [1 / high_s, 1 / low_s],
+            "tokens_per_s_per_gpu": [evaluation.tokens_per_s_per_gpu / up, evaluation.tokens_per_s_per_gpu / down],
+        }
+        if told["ttft_s"]:
+            told["intervals"]["ttft_s"] = [told["ttft_s"] * down, told["ttft_s"] * up]
+    return told
+
+
+def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
+    price = answer.question.price_per_gpu_hour
+    cost: dict[str, Any] = {}
+    if price is not None:
+        hourly = price * option.fleet.gpus
+        cost = {"price_per_hour": hourly, "price_per_million_tokens": hourly / (option.fleet.tokens_per_s * 3600) * 1e6}
+    return {
+        **figures(answer.question.workload, option.evaluation),
+        **asdict(option.fleet),
+        **cost,
+        "binding_limit": option.limit,
+        "reason": option.reason,
+    }
+
+
+def _beside_dict(workload: Workload, each: Evaluation | None, best: Evaluation | None) -> dict[str, Any] | None:
+    if each is None:
+        return None
+    share = best.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu if best else None
+    return {**figures(workload, each), "engine_reaches": share}
+
+
+def _miss_dict(answer: Answer) -> dict[str, Any] | None:
+    if answer.miss is None:
+        return None
+    evaluation = answer.miss.evaluation
+    return {
+        **figures(answer.question.workload, evaluation),
+        "violations": [asdict(violation) for violation in evaluation.violations],
+        "would_fit": list(answer.miss.would_fit),
+    }
+
+
+_PARETO = (
+    "tokens_per_s_per_user",
+    "tokens_per_s_per_gpu",
+    "tpot_s",
+    "ttft_s",
+    "gpus",
+    "tp",
+    "cp",
+    "dp",
+    "ep",
+    "pp",
+    "batch",
+)
+
+
+def pareto_rows(answer: Answer) -> list[dict[str, Any]]:
+    """The front, a row per strategy, the most throughput first."""
+    rows: list[dict[str, Any]] = []
+    for point in answer.front:
+        found, strategy = point.evaluation, point.evaluation.strategy
+        degrees = (strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep, strategy.pp, strategy.batch)
+        values = (point.tokens_per_s_per_user, found.tokens_per_s_per_gpu, found.tpot_s, found.ttft_s, found.gpus)
+        rows.append(dict(zip(_PARETO, (*values, *degrees), strict=True)))
+    return rows
+
+
+def write_answer(answer: Answer, folder: Path) -> dict[str, Any]:
+    """Writes the files of an answer; what recommendation.json holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = answer_dict(answer)
+    write_json(folder / RECOMMENDATION_FILE, told)
+    table = io.StringIO()
+    writer = csv.writer(table)
+    writer.writerow(_PARETO)
+    writer.writerows(row.values() for row in pareto_rows(answer))
+    write_bytes(folder / "pareto.csv", table.getvalue().encode())
+    if answer.front:
+        from raysearch.recommend.plot import draw_front
+
+        write_bytes(folder / "pareto.png", draw_front(answer))
+    _write_commands(answer, folder)
+    return told
+
+
+_TARGETS = {"megatron_core": "megatron"}
+
+
+def _write_commands(answer: Answer, folder: Path) -> None:
+    """How to start each option, where its engine has an exporter."""
+    from raysearch.commands.export import write_export
+    from raysearch.export.deployment import Deployment
+    from raysearch.export.models import repository
+    from raysearch.export.registry import exporter, exporter_names
+
+    workload = answer.question.workload
+    target = _TARGETS.get(workload.space, workload.space)
+    if target not in exporter_names():
+        return
+    for number, option in enumerate(answer.options):
+        deployment = Deployment(workload, option.evaluation.strategy, repository(workload), option.fleet.replicas)
+        write_export(exporter(target)(deployment), folder / ("best" if number == 0 else f"alternative{number}"))

@@ -1,0 +1,132 @@
+"""An answer in the terminal."""
+
+from __future__ import annotations
+
+from raysearch.files import degrees_text
+from raysearch.recommend.answer import Answer, Option
+from raysearch.recommend.record import figures
+from raysearch.tables import plain_table, printer
+from sim.evaluation import Evaluation
+from sim.precision import slow_precision
+
+
+def show(answer: Answer) -> None:
+    """Prints an answer."""
+    if not answer.options:
+        _show_miss(answer)
+        return
+    _show_best(answer, answer.options[0])
+    _show_options(answer)
+    _show_beside(answer)
+    _show_variations(answer)
+    _show_front(answer)
+
+
+def _show_best(answer: Answer, best: Option) -> None:
+    console, question, fleet = printer(), answer.question, best.fleet
+    told = figures(question.workload, best.evaluation)
+    gpus = f"{fleet.replicas} x {best.evaluation.gpus} GPUs"
+    left = f", {fleet.left_over} of {question.gpus} left over" if fleet.left_over else f", all of {question.gpus}"
+    console.print(f"{question.workload.space}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}")
+    console.print(
+        f"  {_ranged(told, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all"
+    )
+    if told["tpot_s"]:
+        each = _ranged(told, "tpot_s", "ms per token", 1e3)
+        console.print(f"  {each}; {_ranged(told, 'tokens_per_s_per_user', 'tokens/s per user')}")
+    if told["ttft_s"]:
+        console.print(f"  {_ranged(told, 'ttft_s', 'ms to the first token', 1e3)}")
+    if fleet.requests_per_s is not None:
+        console.print(f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once")
+    if question.price_per_gpu_hour is not None:
+        hourly = question.price_per_gpu_hour * fleet.gpus
+        console.print(f"  {hourly:,.2f} an hour, {hourly / (fleet.tokens_per_s * 3600) * 1e6:,.2f} per million tokens")
+    console.print(f"  Limit: {best.limit}")
+    console.print(f"  In brackets 90 % intervals{_because(best.evaluation)}")
+    if warning := slow_precision(question.workload, best.evaluation):
+        console.print(f"  Warning: {warning}")
+
+
+def _because(evaluation: Evaluation) -> str:
+    return f": wide, for {evaluation.interval_because}" if evaluation.interval_because else ""
+
+
+def _ranged(told: dict, name: str, unit: str, scale: float = 1.0) -> str:
+    low_high = told["intervals"].get(name)
+    text = f"{told[name] * scale:,.1f} {unit}"
+    return f"{text} [{low_high[0] * scale:,.1f}, {low_high[1] * scale:,.1f}]" if low_high else text
+
+
+def _show_options(answer: Answer) -> None:
+    rows = [
+        (
+            str(number),
+            degrees_text(option.evaluation.strategy),
+            f"{option.fleet.replicas} x {option.evaluation.gpus}",
+            f"{option.evaluation.tokens_per_s_per_gpu:,.1f}",
+            f"{option.evaluation.tpot_s * 1e3:.1f}",
+            f"{option.evaluation.ttft_s * 1e3:,.0f}",
+            option.reason,
+            option.limit,
+        )
+        for number, option in enumerate(answer.options)
+    ]
+    columns = ("", "strategy", "GPUs", "tok/s/GPU", "TPOT ms", "TTFT ms", "reason", "limit")
+    wrap = ("strategy", "reason", "limit")
+    printer().print(plain_table("What to run, and what else", columns, rows, left=2, wrap=wrap))
+
+
+def _show_beside(answer: Answer) -> None:
+    best = answer.options[0].evaluation
+    for name, each in answer.beside.items():
+        if each is None:
+            continue
+        reaches = best.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu
+        what = f"{each.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({degrees_text(each.strategy)})"
+        printer().print(f"Best of the {name} space: {what}; the engine reaches {reaches:.2f} of it")
+
+
+def _show_variations(answer: Answer) -> None:
+    rows = []
+    for each in answer.variations:
+        found = each.evaluation
+        value = "nothing feasible" if found is None else f"{found.tokens_per_s_per_gpu:,.1f}"
+        gain = f"{each.gain:+.1%}" if each.gain is not None else "-"
+        what = degrees_text(found.strategy) if found else "-"
+        broken = f"; {found.violations[0].message}" if found and found.violations else ""
+        rows.append((each.change, value, gain, what + broken))
+    printer().print(plain_table("What if", ("", "tok/s/GPU", "gain", "strategy"), rows, wrap=("strategy",)))
+
+
+def _show_front(answer: Answer) -> None:
+    rows = [
+        (
+            f"{point.tokens_per_s_per_user:,.1f}",
+            f"{point.evaluation.tokens_per_s_per_gpu:,.1f}",
+            str(point.evaluation.gpus),
+            degrees_text(point.evaluation.strategy),
+        )
+        for point in answer.front
+    ]
+    if rows:
+        title = "Throughput against speed (batches: powers of two)"
+        columns = ("tok/s/user", "tok/s/GPU", "GPUs", "strategy")
+        printer().print(plain_table(title, columns, rows, wrap=("strategy",)))
+
+
+def _show_miss(answer: Answer) -> None:
+    console, question = printer(), answer.question
+    console.print(
+        f"Nothing is feasible: {question.workload.model.name} on {question.gpus} GPUs with {question.workload.space}."
+    )
+    if answer.miss is None:
+        console.print("The engine runs nothing on so many GPUs.")
+        return
+    evaluation = answer.miss.evaluation
+    console.print(
+        f"Nearest miss: {degrees_text(evaluation.strategy)}, {evaluation.tokens_per_s_per_gpu:,.1f} tokens/s/GPU"
+    )
+    for violation in evaluation.violations:
+        console.print(f"  {violation.message}")
+    for change in answer.miss.would_fit:
+        console.print(f"  It would fit with {change}.")

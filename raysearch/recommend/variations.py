@@ -1,0 +1,108 @@
+"""What the recommendation would be if something were a little different, and the front between throughput and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from raysearch.recommend.question import Question
+from sim.evaluation import Evaluation
+from sim.optimum.best import find_best, find_bests
+from sim.optimum.spaces import space_of
+from sim.prices.curves import Curves
+from sim.prices.hardware import Hardware
+from sim.simulate import evaluate
+from sim.workload import Workload
+
+MORE = 1.1
+"""By how much each thing is varied: 10 % more."""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """The recommendation under a change.
+
+    Attributes:
+        change: In words.
+        evaluation: Of the best under it, None if nothing is feasible; with another batch, of the same degrees.
+        gain: Its tokens/s/GPU over the recommended ones', less 1.
+    """
+
+    change: str
+    evaluation: Evaluation | None
+    gain: float | None
+
+
+def variations(question: Question, best: Evaluation, score: Callable[[float, int], float]) -> Iterator[Variation]:
+    """The exact best with 10 % more of each thing, and the recommended degrees with other batches."""
+    workload = question.workload
+    changes: list[tuple[str, Workload]] = [
+        ("10 % more HBM", replace(workload, hardware=_with_memory(workload.hardware))),
+        ("10 % more HBM bandwidth", replace(workload, hardware=_with_bandwidth(workload.hardware))),
+    ]
+    if workload.tpot_slo_s < float("inf"):
+        changes.append(("a TPOT 10 % longer", replace(workload, tpot_slo_s=MORE * workload.tpot_slo_s)))
+    if workload.ttft_slo_s < float("inf"):
+        changes.append(("a TTFT 10 % longer", replace(workload, ttft_slo_s=MORE * workload.ttft_slo_s)))
+    for change, changed in changes:
+        found = find_bests(space_of(changed), 1, score)
+        yield _variation(change, found[0] if found else None, best)
+    for share, name in ((0.5, "half the batch"), (2.0, "twice the batch")):
+        batch = max(1, round(share * best.strategy.batch))
+        yield _variation(name, evaluate(workload, replace(best.strategy, batch=batch)), best)
+
+
+def _variation(change: str, found: Evaluation | None, best: Evaluation) -> Variation:
+    return Variation(change, found, found.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu - 1 if found else None)
+
+
+def _with_memory(hardware: Hardware) -> Hardware:
+    return replace(hardware, hbm_bytes=MORE * hardware.hbm_bytes)
+
+
+def _with_bandwidth(hardware: Hardware) -> Hardware:
+    """A machine whose memory is faster: measured kernels move with it as far as they stream."""
+    faster = replace(hardware, hbm_bandwidth_bytes_per_s=MORE * hardware.hbm_bandwidth_bytes_per_s)
+    curves = hardware.curves
+    if curves is None:
+        return faster
+    header = {part: dict(curves.calibration.data[part]) for part in ("speed_of_light", "machine")}
+    header["speed_of_light"]["hbm_gb_per_s"] *= MORE
+    scaled = Curves(curves.calibration.scaled_to(header), curves.engine, curves.all_reduce)
+    return replace(faster, curves=scaled)
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A strategy that none beats in both tokens/s/GPU and tokens/s of a user."""
+
+    evaluation: Evaluation
+
+    @property
+    def tokens_per_s_per_user(self) -> float:
+        """What a user sees: one over the time per token."""
+        return 1 / self.evaluation.tpot_s
+
+
+_STEP = 1.25
+"""How much faster each further point of the front is, at least."""
+_MOST_POINTS = 16
+
+
+def front(question: Question) -> list[FrontPoint]:
+    """The most tokens/s/GPU for each speed, from the slowest that is any good to the fastest there is.
+
+    Each point is the exact best, over batches that are powers of two, of all that are so much faster than the point
+    before; the TTFT stays limited.
+    """
+    workload = question.workload
+    powers = tuple(1 << power for power in range(13) if 1 << power <= workload.degrees.batch[-1])
+    limited = replace(workload, degrees=replace(workload.degrees, batch=powers), tpot_slo_s=float("inf"))
+    points: list[FrontPoint] = []
+    while len(points) < _MOST_POINTS:
+        found = find_best(space_of(limited)).evaluation
+        if found is None or found.tpot_s <= 0:
+            break
+        points.append(FrontPoint(found))
+        limited = replace(limited, tpot_slo_s=found.tpot_s / _STEP / (1 - workload.margin))
+    return points

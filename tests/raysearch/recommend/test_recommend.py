@@ -1,0 +1,155 @@
+"""Recommendations: exact, whole in JSON, filled and sized right, and helpful where nothing is feasible."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from raysearch.app import app
+from raysearch.commands.workload_flags import workload_of_flags
+from raysearch.files import as_strategy
+from sim.engines.registry import engine_rules
+from sim.optimum.best import find_best
+from sim.optimum.spaces import space_of
+from sim.simulate import evaluate
+
+RUNNER = CliRunner()
+ASKED = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "200", "--gpus", "4", "--tpot-ms", "12", "--top", "3")
+
+
+def ask(*words: str, code: int = 0) -> dict[str, Any]:
+    shown = RUNNER.invoke(app, ["recommend", *ASKED, *words, "--json"], catch_exceptions=False)
+    assert shown.exit_code == code, shown.output
+    return json.loads(shown.stdout)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recommended")
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path) -> dict[str, Any]:
+    return ask("--out", str(folder), "--price", "2.5", "--ttft-ms", "500")
+
+
+def test_the_best_is_the_exact_best_of_the_engine(told: dict[str, Any]) -> None:
+    workload = workload_of_flags(dict(told["options"]) | {"batch_grid": None}, told["options"]["batch_grid"])
+    assert workload.config_hash == told["config_hash"]
+    found = find_best(space_of(workload)).evaluation
+    assert found is not None
+    best = told["best"]
+    # Replicas of any degrees fill four GPUs, so the best per GPU is the best in all.
+    assert best["tokens_per_s_per_gpu"] == pytest.approx(found.tokens_per_s_per_gpu, rel=1e-12)
+    again = evaluate(workload, as_strategy(best["strategy"]))
+    assert again.feasible
+    assert (best["tpot_s"], best["ttft_s"]) == (again.tpot_s, again.ttft_s)
+    assert not engine_rules("vllm").refusals(workload, again.strategy)
+
+
+def test_every_figure_has_its_interval_around_it(told: dict[str, Any]) -> None:
+    for option in (told["best"], *told["alternatives"]):
+        for name in ("tpot_s", "ttft_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user"):
+            low, high = option["intervals"][name]
+            assert low < option[name] < high
+        assert option["tokens_per_s_per_user"] == pytest.approx(1 / option["tpot_s"])
+
+
+def test_replicas_fill_the_gpus_and_alternatives_differ_and_follow_in_worth(told: dict[str, Any]) -> None:
+    options = [told["best"], *told["alternatives"]]
+    assert len(options) == 3
+    for option in options:
+        assert option["gpus"] == option["replicas"] * option["gpus_per_replica"]
+        assert option["gpus"] + option["left_over"] == 4
+        assert option["tokens_per_s"] == pytest.approx(option["gpus"] * option["tokens_per_s_per_gpu"])
+        assert option["requests_per_s"] == pytest.approx(option["tokens_per_s"] / 200)
+        millions_an_hour = option["tokens_per_s"] * 3600 / 1e6
+        assert option["price_per_hour"] == pytest.approx(2.5 * option["gpus"])
+        assert option["price_per_million_tokens"] == pytest.approx(option["price_per_hour"] / millions_an_hour)
+        assert option["reason"]
+    rates = [option["tokens_per_s"] for option in options]
+    assert rates == sorted(rates, reverse=True)
+    degrees = [json.dumps({k: v for k, v in o["strategy"].items() if k not in ("batch", "dims")}) for o in options]
+    assert len(set(degrees)) == len(degrees)
+
+
+def test_the_binding_limit_is_what_one_more_request_breaks(told: dict[str, Any]) -> None:
+    assert told["best"]["binding_limit"].startswith("TPOT: batch ")
+    assert "12.0 ms are allowed" in told["best"]["binding_limit"]
+
+
+def test_other_spaces_lie_beside_and_hold_the_engines(told: dict[str, Any]) -> None:
+    extended = told["beside"]["extended"]
+    assert extended["engine_reaches"] <= 1 + 1e-12
+    share = told["best"]["tokens_per_s_per_gpu"] / extended["tokens_per_s_per_gpu"]
+    assert extended["engine_reaches"] == pytest.approx(share)
+    assert set(told["beside"]) == {"paper", "extended"}
+
+
+def test_more_of_anything_never_costs(told: dict[str, Any]) -> None:
+    gains = {each["change"]: each["gain"] for each in told["sensitivity"]}
+    assert len(gains) == 6
+    assert all(gain >= -1e-12 for change, gain in gains.items() if change.startswith(("10 %", "a T")))
+    assert gains["10 % more HBM bandwidth"] > 0.01  # decoding streams weights and cache
+    assert gains["a TPOT 10 % longer"] > 0  # the TPOT binds
+
+
+def test_the_front_falls_and_no_point_beats_another(told: dict[str, Any], folder: Path) -> None:
+    users = [row["tokens_per_s_per_user"] for row in told["pareto"]]
+    values = [row["tokens_per_s_per_gpu"] for row in told["pareto"]]
+    assert len(users) > 3
+    assert users == sorted(users)
+    assert values == sorted(values, reverse=True)
+    with (folder / "pareto.csv").open() as lines:
+        assert [float(row["tokens_per_s_per_user"]) for row in csv.DictReader(lines)] == users
+    assert (folder / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_recommendation_is_exported_as_it_stands(told: dict[str, Any], folder: Path) -> None:
+    assert json.loads((folder / "recommendation.json").read_text()) == told
+    shown = RUNNER.invoke(app, ["export", str(folder), "--to", "vllm"], catch_exceptions=False)
+    assert shown.stdout.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct")
+    assert f"--tensor-parallel-size {told['best']['strategy']['tp']}" in shown.stdout
+    assert shown.stdout.strip() in (folder / "best" / "start.sh").read_text()
+    second = RUNNER.invoke(app, ["export", str(folder), "--alternative", "1", "--json"], catch_exceptions=False)
+    assert json.loads(second.stdout)["strategy"] == told["alternatives"][0]["strategy"]
+
+
+@pytest.mark.parametrize("load", [("--requests-per-s", "6"), ("--concurrency", "40")])
+def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str]) -> None:
+    sized = ask(*load, "--ttft-ms", "500")
+    for option in (sized["best"], *sized["alternatives"]):
+        carried = option["requests_per_s"] if load[0] == "--requests-per-s" else option["requests_at_once"]
+        assert carried >= float(load[1]) * (1 - 1e-9)
+        assert option["gpus"] >= sized["best"]["gpus"]
+        fewer = option["replicas"] - 1
+        assert carried * fewer / option["replicas"] < float(load[1])
+    if load[0] == "--requests-per-s":  # no strategy does more per GPU than the exact best
+        each = told["best"]["tokens_per_s_per_gpu"] / 200
+        assert sized["best"]["gpus"] >= math.ceil(6 / each)
+
+
+def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told() -> None:
+    missed = ask("--tpot-ms", "0.5", code=3)
+    assert missed["best"] is None
+    assert missed["alternatives"] == []
+    miss = missed["nearest_miss"]
+    assert [violation["kind"] for violation in miss["violations"]] == ["tpot"]
+    assert miss["would_fit"][0] == f"a TPOT of {miss['tpot_s'] * 1e3:.1f} ms"
+    words = [word for word in ASKED if word != "--top"][:-1]
+    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "0.5"], catch_exceptions=False)
+    assert shown.exit_code == 3
+    assert "Nearest miss" in shown.stdout
+    assert "It would fit with a TPOT of" in shown.stdout
+
+
+def test_the_answer_stands_in_the_terminal() -> None:
+    shown = RUNNER.invoke(app, ["recommend", *ASKED, "--engine", "sglang"], catch_exceptions=False)
+    for text in ("sglang: ", "tokens/s/GPU [", "What to run, and what else", "Best of the extended space", "What if"):
+        assert text in shown.stdout
