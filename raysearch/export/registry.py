@@ -82,3 +82,7 @@ register_exporter(
 register_exporter(
     "megatron", "Megatron-LM's inference server (Megatron-Core 0.16.1)", "raysearch.export.megatron:export"
 )
+register_exporter(
+    "dynamo", "a DynamoGraphDeployment, nvidia.com/v1beta1 (NVIDIA Dynamo 1.6.1)", "raysearch.export.dynamo:export"
+)
+register_exporter("llm-d", "Helm values of llm-d-modelservice", "raysearch.export.llm_d:export")

@@ -1,0 +1,71 @@
+"""Kubernetes resources: as their schemas have them, with the GPUs and the options of the strategy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from raysearch.export.deployment import Deployment
+from raysearch.export.registry import exporter
+from sim.config.described import Description, described_workload
+from sim.layers.heuristics import megatron_dims
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+SCHEMAS = json.loads((Path(__file__).parent / "kubernetes.json").read_text())
+VLLM_OPTIONS = set(json.loads((Path(__file__).parent / "options.json").read_text())["vllm"]["options"])
+
+
+def deployment(engine: str, strategy: dict[str, int], replicas: int = 2, phase: str = "serve") -> Deployment:
+    asked = Description("deepseek_v3", isl=4000, osl=500, phase=phase, engine=engine, max_gpus=64)
+    workload: Workload = described_workload(asked)
+    dims = megatron_dims(workload.model)
+    return Deployment(workload, Strategy(pp=1, batch=64, dims=dims, **strategy), "deepseek-ai/DeepSeek-V3", replicas)
+
+
+ONE_NODE = {"tp": 8, "ep": 8, "dp": 1}
+TWO_NODES = {"tp": 1, "ep": 16, "dp": 16}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("strategy", [ONE_NODE, TWO_NODES])
+@pytest.mark.parametrize("phase", ["serve", "decode"])
+def test_dynamo_takes_the_resource(engine: str, strategy: dict[str, int], phase: str) -> None:
+    asked = deployment(engine, strategy, phase=phase)
+    made = exporter("dynamo")(asked)
+    resource = yaml.safe_load(made.files["dynamo.yaml"])
+    jsonschema.validate(resource, SCHEMAS["dynamo"]["schema"])
+    frontend, worker = resource["spec"]["components"]
+    assert frontend["type"] == "frontend"
+    assert worker["type"] == ("worker" if phase == "serve" else "decode")
+    main = worker["podTemplate"]["spec"]["containers"][0]
+    gpus = int(main["resources"]["limits"]["nvidia.com/gpu"]) * worker.get("multinode", {}).get("nodeCount", 1)
+    assert gpus == asked.strategy.gpus
+    assert worker["replicas"] == 2
+    assert all(isinstance(word, str) for word in main["args"])
+    assert main["command"] == ["python3", "-m", f"dynamo.{engine}"]
+
+
+@pytest.mark.parametrize("strategy", [ONE_NODE, TWO_NODES, {"tp": 16, "ep": 16, "dp": 1}])
+def test_llm_d_takes_the_values(strategy: dict[str, int]) -> None:
+    asked = deployment("vllm", strategy)
+    values = yaml.safe_load(exporter("llm-d")(asked).files["llm-d-values.yaml"])
+    jsonschema.validate(values, SCHEMAS["llm_d"]["schema"])
+    container, parallelism = values["decode"]["containers"][0], values["decode"]["parallelism"]
+    gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert gpus == parallelism["tensor"] * parallelism["dataLocal"]  # as the chart counts a worker's
+    assert gpus * parallelism["workers"] == asked.strategy.gpus
+    assert values["multinode"] == (asked.strategy.gpus > 8)
+    told = " ".join(container["args"]).split()
+    options = {word for word in told if word.startswith("--")}
+    assert {option.rstrip(")") for option in options} <= VLLM_OPTIONS | {"--port", "--headless"}
+    assert ("--headless)" in options) == values["multinode"]
+
+
+def test_dynamo_says_which_engines_it_runs() -> None:
+    with pytest.raises(ValueError, match="not megatron_core"):
+        exporter("dynamo")(deployment("megatron_core", TWO_NODES))
