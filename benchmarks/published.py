@@ -1,0 +1,148 @@
+"""Our optimum beside deployments that others tuned on the machine, on as many GPUs and with as many requests in flight.
+
+    python benchmarks/published.py                    # prints the table of docs/published.md
+    python benchmarks/published.py --write            # and writes it there
+
+Nothing is fitted to these: for each layout that they published, the exact best of what the engine can be told is found
+on as many GPUs at the same concurrency, and both are priced by our own figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from sim.config.described import Description, described_workload
+from sim.evaluation import Evaluation
+from sim.optimum.best import find_best
+from sim.optimum.spaces import Space, space_of
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "published"
+PAGE = Path(__file__).parents[1] / "docs" / "published.md"
+_BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
+
+
+class Row(NamedTuple):
+    """One published layout at one concurrency."""
+
+    entry: str
+    lengths: str
+    gpus: int
+    concurrency: int
+    theirs: str
+    ours: str
+    gain: float | None
+
+    def cells(self) -> list[str]:
+        """As the page has them."""
+        gain = "-" if self.gain is None else f"{self.gain:.2f}"
+        return [self.entry, self.lengths, str(self.gpus), str(self.concurrency), self.theirs, self.ours, gain]
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """The rows of one entry."""
+    entry = tomllib.loads(path.read_text(encoding="utf-8"))
+    for layout in entry["layouts"]:
+        gpus, ep = layout["gpus"], layout["ep"]
+        dp = gpus if layout["attention_dp"] else 1
+        for concurrency in layout["concurrency"]:
+            said = Description(
+                entry["model"],
+                entry["hardware"],
+                "serve",
+                entry["isl"],
+                entry["osl"],
+                entry["engine"],
+                entry["weights"],
+            )
+            workload = described_workload(replace(said, max_gpus=gpus))
+            theirs = best_of(workload, [(gpus // dp, dp, ep, 1)], concurrency)
+            ours = best_of(workload, list(meshes(gpus)), concurrency)
+            yield Row(
+                entry["entry"],
+                f"{entry['isl'] // 1024}k/{entry['osl'] // 1024}k",
+                gpus,
+                concurrency,
+                name(gpus // dp, dp, ep, 1) + ("" if theirs else ", does not fit"),
+                _name_of(ours.strategy) if ours else "nothing fits",
+                ours.tokens_per_s_per_gpu / theirs.tokens_per_s_per_gpu if ours and theirs else None,
+            )
+
+
+def meshes(gpus: int) -> Iterator[tuple[int, int, int, int]]:
+    """(tp, dp, ep, pp) of so many GPUs, powers of two, experts all or nothing or shared by some."""
+    powers = [1 << power for power in range(gpus.bit_length())]
+    for pp in powers:
+        stage = gpus // pp
+        for tp in powers:
+            if stage % tp == 0:
+                yield from ((tp, stage // tp, ep, pp) for ep in powers if stage % ep == 0)
+
+
+def best_of(workload: Workload, shapes: list[tuple[int, int, int, int]], concurrency: int) -> Evaluation | None:
+    """The best feasible strategy on exactly these meshes at a concurrency of one replica, or None."""
+    space, found = space_of(workload), []
+    for tp, dp, ep, pp in shapes:
+        if concurrency % pp or concurrency < pp:
+            continue
+        part = _only(space, tp, dp, ep, pp, concurrency // pp)
+        evaluation = find_best(part).evaluation if part.size else None
+        if evaluation is not None and evaluation.feasible:
+            found.append(evaluation)
+    return max(found, key=lambda each: each.tokens_per_s_per_gpu, default=None)
+
+
+def _only(space: Space, tp: int, dp: int, ep: int, pp: int, batch: int) -> Space:
+    return replace(space, tp=(tp,), cp=(1,), dp=(dp,), ep=(ep,), pp=(pp,), batch=(batch,))
+
+
+def name(tp: int, dp: int, ep: int, pp: int) -> str:
+    """A layout as those say it who deploy: TP, TEP (its experts apart) or DEP (attention data-parallel)."""
+    stage = tp * dp
+    if stage == 1:
+        told = "TP1"
+    elif dp == 1:
+        told = f"TP{tp}" if ep == 1 else f"TEP{tp}" if ep == stage else f"TP{tp} EP{ep}"
+    else:
+        told = f"DEP{stage}" if tp == 1 and ep == stage else f"DP{dp} TP{tp} EP{ep}"
+    return told + (f" PP{pp}" if pp > 1 else "")
+
+
+def _name_of(strategy: Strategy) -> str:
+    return name(strategy.tp, strategy.attention_dp, strategy.ep, strategy.pp)
+
+
+def table(found: list[Row]) -> str:
+    """The rows in Markdown, and a line that sums them up."""
+    header = ["entry", "prompt/answer", "GPUs", "in flight", "theirs", "ours", "gain"]
+    lines = [header, ["---"] * len(header), *(row.cells() for row in found)]
+    compared = [row for row in found if row.gain is not None]
+    agree = sum(row.theirs == row.ours for row in compared)
+    close = sum(row.gain is not None and row.gain < 1.05 for row in compared)
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return (
+        f"{text}\n\nOf {len(found)} published points {len(compared)} fit into memory by our figures. On {agree} of\n"
+        f"these our optimum is their layout, on {close} it is less than 5 % faster."
+    )
+
+
+def main() -> None:
+    """Prints the table, or writes it into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the table into docs/published.md")
+    text = table([row for path in sorted(CONFIGS.glob("*.toml")) for row in rows(path)])
+    print(text)
+    if parser.parse_args().write:
+        page = PAGE.read_text(encoding="utf-8")
+        before, after = page.split(_BEGIN)[0], page.split(_END)[1]
+        PAGE.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
