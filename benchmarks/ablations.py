@@ -47,7 +47,7 @@ WORKLOADS = (
     "mixtral_8x22b_48k_slo40",
     "mixtral_8x7b_32k_slo15",
 )
-POINTS = (250, 500, 1000, 2000, 4000)
+POINTS = (10, 25, 50, 100, 250, 500, 1000, 2000, 4000)
 NEVER = 10**9
 REPORTED = range(10, 30)
 """Seeds of the studies that report."""
@@ -88,6 +88,7 @@ class Variant:
 VARIANTS = {
     "preset": Variant("the preset"),
     "no_update": Variant("the policy is never updated", {"learning_rate": 1e-12}),
+    "no_learning": Variant("neither updates nor critic", {"learning_rate": 1e-12, "candidates": 1}),
     "no_copy": Variant("no copying at the start", {"copy_choice": 0.0, "copy_degree": 0.0, "degree_step": 0.0}),
     "absolute_batch": Variant("batch by itself", config=parts.config_with(module_class=parts.AbsoluteBatch)),
     "soft_attention": Variant("one soft mix of the elites", config=parts.config_with(module_class=parts.SoftAttention)),

@@ -2,24 +2,34 @@
 
     python benchmarks/rllib_paths.py                    # both paths on our simulator, both presets
     python benchmarks/rllib_paths.py --runners 1 4 8    # 50 ms a call, seconds per call and speed-up over the first
+    python benchmarks/rllib_paths.py --runners 8 --spread 1 --both    # calls of unequal length, waiting and not
+    python benchmarks/rllib_paths.py --quality 1 2 4 8 --seeds 20     # best over f* against the runners that share it
 
-Both paths make the same calls bit by bit. Start-up is not counted. A slow call sleeps, so that it needs no core.
+Both paths make the same calls bit by bit. Start-up is not counted. A slow call sleeps, so that it needs no core. With
+--spread s it sleeps 50 ms times a log-normal factor of mean 1 and deviation s of the logarithm, the same for a strategy
+each time. What a search with N runners of one environment finds depends on the number of environments alone, so that
+--quality has them in this process.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import math
 import os
 import time
+import zlib
 from typing import Any
 
+import numpy as np
 from ray.tune.registry import register_env
+from scipy.stats import bootstrap
 
 from envs.strategy_env import StrategyEnv
 from raysearch.ppo.algorithm import LearnToShardConfig
 from raysearch.ppo.copy_algorithm import CopyConfig
 from raysearch.ppo.copy_options import CopyOptions
+from raysearch.yardstick import find_yardstick
 from sim import simulate
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
@@ -28,11 +38,15 @@ from sim.workload import Workload
 
 WORKLOAD = "gpt_moe_1_2t_16k"
 CALL_S = 0.05
+SPREAD = "RAYSEARCH_BENCHMARK_SPREAD"
+"""Environment variable: env runners are processes of their own."""
 
 
 def slow(workload: Workload, strategy: Strategy) -> Evaluation:
     """Our simulator, as slow as a measurement of a real engine's kernels."""
-    time.sleep(CALL_S)
+    spread = float(os.environ.get(SPREAD, "0"))
+    normal = np.random.default_rng(zlib.crc32(repr(strategy).encode())).normal()
+    time.sleep(CALL_S * math.exp(spread * normal - spread**2 / 2))
     return simulate.evaluate(workload, strategy)
 
 
@@ -54,27 +68,68 @@ def seconds_per_call(config: LearnToShardConfig) -> float:
     return seconds
 
 
+def show_runners(counts: list[int], budget: int, rollout: int, ways: list[bool]) -> None:
+    """Prints seconds per call on the slow black box."""
+    alone = 0.0
+    for runners in counts:
+        for asynchronous in ways:
+            config = CopyConfig().search(
+                budget=budget, options=CopyOptions(rollout_calls=rollout), asynchronous=asynchronous
+            )
+            spent = seconds_per_call(config.environment("slow").env_runners(num_env_runners=runners))
+            alone = alone or spent
+            way = "not waiting" if asynchronous else "waiting"
+            times = alone / spent
+            print(f"{runners} env runners, {way}: {1e3 * spent:.1f} ms a call, {times:.2f} times as fast", flush=True)
+
+
+def show_quality(counts: list[int], budget: int, seeds: int) -> None:
+    """Prints the mean of best over f* per number of environments, and its 95 % bootstrap interval over the seeds."""
+    optimum = find_yardstick(load_workload(WORKLOAD)).tokens_per_s_per_gpu
+    assert optimum is not None
+    for count in counts:
+        found: list[float] = []
+        for seed in range(seeds):
+            config = CopyConfig().search(budget=budget, seed=seed)
+            config.environment("own").env_runners(num_envs_per_env_runner=count)
+            algorithm: Any = config.build_algo()
+            while not algorithm.train()["done"]:
+                pass
+            found.append(algorithm.best / optimum)
+            algorithm.stop()
+        mean, (low, high) = np.mean(found), (min(found), max(found))
+        if low < high:
+            low, high = bootstrap((found,), np.mean, rng=np.random.default_rng(0)).confidence_interval
+        print(f"{count} at once: f/f* {mean:.4f} [{low:.4f}, {high:.4f}], worst {min(found):.4f}", flush=True)
+
+
 def main() -> None:
     """Reads the command line, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=int, default=400, help="calls of each search (default: 400)")
     parser.add_argument("--runners", type=int, nargs="+", help="env runners to time on a slow black box")
     parser.add_argument("--rollout", type=int, default=64, help="calls of a round with runners (default: 64)")
+    parser.add_argument("--spread", type=float, default=0.0, help="how unequal slow calls are (default: 0)")
+    parser.add_argument("--asynchronous", action="store_true", help="runners do not wait for each other")
+    parser.add_argument("--both", action="store_true", help="first waiting, then not")
+    parser.add_argument(
+        "--quality", type=int, nargs="+", help="environments that share a search, to compare best finds"
+    )
+    parser.add_argument("--seeds", type=int, default=20, help="of --quality (default: 20)")
     arguments = parser.parse_args()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ[SPREAD] = str(arguments.spread)
     import ray
 
     ray.init(num_cpus=max(arguments.runners or [0]) + 2, include_dashboard=False, log_to_driver=False)
     register_env("own", functools.partial(create, evaluate=simulate.evaluate))
     register_env("slow", functools.partial(create, evaluate=slow))
+    if arguments.quality:
+        show_quality(arguments.quality, arguments.budget, arguments.seeds)
+        return
     if arguments.runners:
-        alone = 0.0
-        for runners in arguments.runners:
-            options = CopyOptions(rollout_calls=arguments.rollout)
-            config = CopyConfig().search(budget=arguments.budget, options=options).environment("slow")
-            spent = seconds_per_call(config.env_runners(num_env_runners=runners))
-            alone = alone or spent
-            print(f"{runners} env runners: {1e3 * spent:.1f} ms a call, {alone / spent:.2f} times as fast", flush=True)
+        ways = [False, True] if arguments.both else [arguments.asynchronous]
+        show_runners(arguments.runners, arguments.budget, arguments.rollout, ways)
         return
     for name, preset in (("ppo_paper", LearnToShardConfig), ("ppo", CopyConfig)):
         taken = {}

@@ -27,6 +27,7 @@ def make_env(
     alpha: float = _PAPER_REWARD.alpha,
     beta: float = _PAPER_REWARD.beta,
     penalty: float = _PAPER_REWARD.penalty,
+    factored: bool = True,
     render_mode: None = None,
 ) -> StrategyEnv:
     """A search of a workload; `gymnasium.make(ENV_ID, workload=...)` returns it.
@@ -40,13 +41,15 @@ def make_env(
         alpha: Weight of the throughput in the reward; see `ImprovementReward`, also for the others.
         beta: Weight of the improvement.
         penalty: What an infeasible call costs.
+        factored: Whether long coordinates, such as any batch up to 4096, are written in digits; see `StrategyEnv`.
         render_mode: There is nothing to render.
 
     Raises:
         CatalogError: There is no such workload or hardware.
     """
     reward = ImprovementReward(alpha, beta, penalty)
-    return StrategyEnv(load_workload(workload, hardware, space), elites=elites, reward=reward, budget=budget)
+    known = load_workload(workload, hardware, space)
+    return StrategyEnv(known, elites=elites, reward=reward, budget=budget, factored=factored)
 
 
 def make_vector_env(num_envs: int, **kwargs: Any) -> VectorStrategyEnv:

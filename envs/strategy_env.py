@@ -88,6 +88,8 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         retries: How often a failing evaluation is tried again before `SimulatorFailure`.
         space: What actions choose from; by default all strategies of the workload.
         budget: Calls of an episode, the last of which truncates it; None: an episode has no end.
+        factored: Whether actions, and with them observations, write long coordinates in digits: see
+            `envs.actions.Factored`. A policy with a head per coordinate would have one of thousands of batches.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         retries: int = 0,
         space: StrategySpace | None = None,
         budget: int | None = None,
+        factored: bool = False,
     ) -> None:
         if retries < 0:
             raise ValueError(f"expected retries >= 0, got {retries}")
@@ -107,15 +110,16 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
             raise ValueError(f"expected a budget of at least 1 call, got {budget}")
         self.space = space or StrategySpace(workload)
         self.archive = EliteArchive(elites)
-        self.action_space = self.space.action_space
-        self.observation_space = Box(_PADDING, 1.0, (elites, len(self.space.sizes)), np.float32)
+        self._factored = self.space.factored if factored else None
+        self.action_space = self._actions = self._factored.actions if self._factored else self.space.action_space
+        self.observation_space = Box(_PADDING, 1.0, (elites, len(self._actions.sizes)), np.float32)
         self._reward = reward
         self._retries = retries
         self._simulate = functools.partial(evaluate, workload)
         self._cached = functools.lru_cache(maxsize=_CACHED_CALLS)(self._evaluate)
         self.budget = budget
         self.calls = 0
-        self._index_scale = np.maximum(self.space.nvec - 1, 1)
+        self._index_scale = np.maximum(np.array(self._actions.sizes) - 1, 1)
         self._observation = self._observe()
 
     @property
@@ -128,6 +132,19 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
     def observation(self) -> Observation:
         """The elites as the next action may see them, [T, A], a new array."""
         return self._observation.copy()
+
+    def plain(self, actions: ActionLike) -> ActionLike:
+        """The actions `[..., A]` of `space` that actions of this environment stand for.
+
+        Raises:
+            ValueError: One of them, if they are factored, is not in the action space.
+        """
+        if self._factored is None:
+            return actions
+        sizes = np.array(self._actions.sizes)
+        if actions.shape[-1:] != sizes.shape or ((actions < 0) | (actions >= sizes)).any():
+            raise ValueError(f"expected actions below {sizes.tolist()}, got {actions.tolist()}")
+        return self._factored.decode(actions)
 
     def evaluate(self, strategy: Strategy) -> Evaluation:
         """What the simulator says about a strategy, checked, without a trace in the environment.
@@ -160,7 +177,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
             SimulatorFailure: See `evaluate`; nothing changed.
             ValueError: The action is not in the space.
         """
-        evaluation = self.evaluate(self.space.decode(action))
+        evaluation = self.evaluate(self.space.decode(self.plain(action)))
         observation, reward, terminated, truncated, info = self.take(action, Figures.of(evaluation))
         return observation, reward, terminated, truncated, {"evaluation": evaluation, **info}
 
@@ -170,7 +187,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         feasible = figures.feasible
         raw = figures.simulated if feasible else 0.0
         reward = self._reward(raw, self.best, feasible)
-        if feasible and self.archive.add(raw, self.space.indices(self.space.folded(action))) is AddStatus.ADDED:
+        if feasible and self.archive.add(raw, tuple(self._actions.folded(action).tolist())) is AddStatus.ADDED:
             self._observation = self._observe()
         info = {
             "raw": raw,

@@ -55,7 +55,7 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.envs = tuple(envs)
         self.num_envs = len(envs)
-        seen, chosen = envs[0].observation_space, envs[0].space.action_space
+        seen, chosen = envs[0].observation_space, envs[0].action_space
         self.single_observation_space, self.observation_space = seen, batch_space(seen, self.num_envs)
         self.single_action_space, self.action_space = chosen, batch_space(chosen, self.num_envs)
         self._evaluate_many = evaluate_many
@@ -103,9 +103,9 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
             return []
         space = self.envs[0].space
         if self._evaluate_many is None:
-            evaluations = [self.envs[index].evaluate(space.decode(actions[index])) for index in going]
-            return [Figures.of(each) for each in evaluations]
-        strategies = space.strategies(actions[going])
+            asked = [(self.envs[index], actions[index]) for index in going]
+            return [Figures.of(env.evaluate(space.decode(env.plain(action)))) for env, action in asked]
+        strategies = space.strategies(self.envs[0].plain(actions[going]))
         evaluations = self._evaluate_many(space.workload, strategies)
         if isinstance(evaluations, Evaluations):  # our simulator's own, of which a search needs the figures alone
             columns = (evaluations.tokens_per_s_per_gpu, evaluations.feasible, evaluations.excess)

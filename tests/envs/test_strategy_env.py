@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs import ImprovementReward, SimulatorFailure, StrategyEnv
+from envs import ImprovementReward, SimulatorFailure, StrategyEnv, VectorStrategyEnv
+from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate
@@ -216,3 +217,41 @@ def test_repeated_strategies_are_simulated_once() -> None:
 def test_negative_retries_are_refused() -> None:
     with pytest.raises(ValueError, match="retries >= 0, got -1"):
         StrategyEnv(tiny_workload(), retries=-1)
+
+
+def test_long_coordinates_are_written_in_digits_where_that_is_asked_for():
+    workload = load_workload(MOE)
+    any_batch = replace(workload, degrees=replace(workload.degrees, batch=tuple(range(1, 201))))
+    plain, factored = StrategyEnv(any_batch), StrategyEnv(any_batch, factored=True)
+    digits = plain.space.factored
+    assert max(plain.action_space.sizes) == 200
+    assert max(factored.action_space.sizes) == 16
+    assert factored.observation_space.shape == (3, len(digits.actions.sizes))
+    rng = np.random.default_rng(0)
+    found = 0
+    for _ in range(60):
+        action = plain.space.sample(rng)
+        expected, got = plain.step(action), factored.step(digits.encode(action))
+        assert got[1:4] == expected[1:4]
+        assert got[4]["evaluation"] == expected[4]["evaluation"]
+        found += got[4]["feasible"]
+    assert found > 1
+    assert [elite.raw for elite in factored.archive.entries] == [elite.raw for elite in plain.archive.entries]
+    for elite in factored.archive.entries:
+        strategy = plain.space.decode(digits.decode(np.array(elite.action)))
+        assert evaluate(any_batch, strategy).tokens_per_s_per_gpu == elite.raw
+    wrong = digits.actions.nvec.astype(np.int64)
+    with pytest.raises(ValueError, match="expected actions below"):
+        factored.step(wrong)
+
+
+def test_factored_environments_are_stepped_together_as_one_by_one():
+    workload = load_workload(MOE)
+    any_batch = replace(workload, degrees=replace(workload.degrees, batch=tuple(range(1, 201))))
+    many = VectorStrategyEnv([StrategyEnv(any_batch, factored=True) for _ in range(6)], evaluate_many=evaluate_many)
+    one = StrategyEnv(any_batch, factored=True)
+    many.reset(seed=0)
+    many.action_space.seed(0)
+    actions = many.action_space.sample()
+    infos = many.step(actions)[4]
+    assert infos["simulated"].tolist() == [one.step(action)[4]["simulated"] for action in actions]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,28 @@ def test_a_fast_run_saves_itself_once_in_a_while_and_a_slow_one_at_every_report(
     monkeypatch.setattr("raysearch.trial.SAVE_EVERY_S", 0.0)
     trial.step()
     assert checkpoint.exists()
+
+
+def test_a_run_goes_on_elsewhere_from_the_end_of_a_chunk(
+    tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next node has nothing but the folder."""
+    monkeypatch.setattr("raysearch.trial.SAVE_EVERY_S", math.inf)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    spec = RunSpec(str(tiny_workload), "ppo_paper", seed=0, budget=40)
+    folder = tmp_path / "runs" / "tiny-ppo_paper-s0"
+    (tmp_path / STUDY_FILE).touch()
+    reports: list[dict[str, Any]] = []
+    while not reports or not reports[-1]["done"]:  # a trial of its own for each chunk
+        trial = SearchTrial(trial_config(spec, folder, optimum=None, report_every=100, cpus=1))
+        reports.append(trial.step())
+        trial.stop()
+    assert [(each["chunk"], each["calls"]) for each in reports] == [(1, 8), (2, 16), (3, 24), (4, 32), (5, 40)]
+    moved = finished_summary(folder)
+    run = SearchRun(spec, tmp_path / "straight")
+    run.advance(40)
+    assert moved is not None
+    assert moved["digest"] == run.finish()["digest"]
 
 
 def test_a_trial_that_starts_again_after_the_runs_end_reports_the_same(trial: SearchTrial) -> None:

@@ -22,7 +22,7 @@ def local_ray(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path_factory.mktemp("results")))
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(num_cpus=9, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         yield
         ray.shutdown()
 
@@ -155,6 +155,15 @@ def test_neither_runners_nor_a_killed_one_nor_a_remote_learner_change_what_is_fo
     assert here[0] == there[0]
     assert here[1] == 25
     assert same(here[2], there[2])
+
+
+@pytest.mark.cluster  # eight processes
+def test_eight_runners_find_what_eight_environments_of_one_process_find(algorithm):
+    runners, one = algorithm(num_env_runners=8), algorithm(num_envs_per_env_runner=8)
+    finish(runners)
+    finish(one)
+    assert (runners.best, runners.calls) == (one.best, BUDGET)
+    assert same(weights(runners), weights(one))
 
 
 @pytest.mark.slow
