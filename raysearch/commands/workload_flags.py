@@ -73,7 +73,7 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "weights": (Annotated[str | None, _option("bf16, fp8 or fp8_block.", show_default="fp8")], None),
+    "weights": (Annotated[str | None, _option("bf16, fp8, fp8_block, mxfp4, nvfp4, int4.", show_default="fp8")], None),
     "kv_cache": (Annotated[str | None, _option("bf16 or fp8.", show_default="fp8")], None),
     "tpot_ms": (Annotated[float | None, _option("Longest time per output token.", show_default="no limit")], None),
     "ttft_ms": (Annotated[float | None, _option("Longest time to the first token.", show_default="no limit")], None),

@@ -82,7 +82,8 @@ class _Efficiency(FileSchema):
 
 def _every_dtype(table: ByDtype) -> ByDtype:
     """The table with formats that a file may leave out, each as the arithmetic on it."""
-    return {dtype: table.get(dtype, table[form.arithmetic]) for dtype, form in FORMATS.items()}
+    shares: dict[str, float] = {str(dtype): share for dtype, share in table.items()}
+    return {dtype: table.get(dtype, shares[form.arithmetic]) for dtype, form in FORMATS.items()}
 
 
 class _Families(FileSchema):
@@ -355,7 +356,7 @@ class HardwareFile(FileSchema):
             collectives = dataclasses.replace(collectives, mesh_peers=self.node_gpus - 1)
         return hardware.Hardware(
             name=self.name,
-            peak_flop_per_s={dtype: light[f"{form.arithmetic}_tflops"] * 1e12 for dtype, form in FORMATS.items()},
+            peak_flop_per_s={dtype: form.peak(light) * 1e12 for dtype, form in FORMATS.items()},
             hbm_bytes=self.hbm.capacity_gb * 1e9,
             hbm_bandwidth_bytes_per_s=self.hbm.bandwidth_gb_per_s * 1e9,
             overhead_bytes=self.hbm.overhead_gb * 1e9,

@@ -68,7 +68,7 @@ class ModelFile(FileSchema):
 
 
 class _PrecisionsTable(FileSchema):
-    weights: Literal["bf16", "fp8", "fp8_block"]
+    weights: Dtype
     kv_cache: Literal["bf16", "fp8"]
     activations: Literal["bf16", "fp8"]
     dispatch: Literal["bf16", "fp8"]

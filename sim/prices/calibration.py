@@ -51,6 +51,8 @@ class Calibration:
         name: Name of the file, for people.
         data: The file's content.
         digest: Of that content.
+        machine: The machine that is priced.
+        measured: The machine whose rows were fitted, which is another after `scaled_to`.
     """
 
     def __init__(self, name: str, data: Mapping[str, Any], digest: str = "") -> None:
@@ -59,6 +61,7 @@ class Calibration:
         self.digest = digest
         self.series: Mapping[str, Mapping[str, Any]] = _Series(data["series"])
         self.machine = machine_of(data)
+        self.measured = machine_of(data.get("measured", data))
         self.table = lru_cache(maxsize=None)(self._build_table)
         self._vertices = lru_cache(maxsize=None)(self._grid_vertices)
 
@@ -71,7 +74,8 @@ class Calibration:
         Args:
             header: That machine: `speed_of_light` and `machine` of a calibration file.
         """
-        data = {**self.data, **header, "scaled_from": self.name}
+        measured = {part: self.data[part] for part in header}
+        data = {**self.data, **header, "scaled_from": self.name, "measured": measured}
         digest = hashlib.sha256(f"{self.digest} {json.dumps(header, sort_keys=True)}".encode()).hexdigest()[:16]
         return Calibration(self.name, data, digest)
 
@@ -238,12 +242,14 @@ class Calibration:
         """DeepEP's "dispatch" or "combine" over `nodes` nodes; more nodes never take less."""
         low_latency = mode == "low_latency"
         prefix = f"moe_alltoall_deepep/{mode}/{side}/{sms}/"
-        shape = (self.machine, tokens, width_bytes, experts, topk)
-        phi = terms.expert_all_to_all(*shape, 1.0, low_latency=low_latency)
+        inside, across = self._links_slower()
+        phi = terms.expert_all_to_all(
+            self.machine, tokens, width_bytes * inside, experts, topk, 1.0, low_latency=low_latency
+        )
         time_us = self._sum(prefix + "intra", phi) if nodes == 1 or prefix + "intra" in self.series else 0.0
         if nodes > 1:
             phi = terms.expert_all_to_all(
-                self.machine, tokens, width_bytes, experts, topk, nodes, low_latency=low_latency
+                self.machine, tokens, width_bytes * across, experts, topk, nodes, low_latency=low_latency
             )
             time_us = max(time_us, self._sum(prefix + "inter", phi))
         return max(time_us, self.expert_all_to_all_light_us(tokens, width_bytes, topk, nodes, low_latency=low_latency))
@@ -265,10 +271,19 @@ class Calibration:
         light_us = message_bytes / (
             self.machine.nvlink_bytes_per_us if tier == "intra" else self.machine.network_bytes_per_us
         )
-        time_us = max(self._sum(f"send_recv/{tier}", terms.send_recv(message_bytes)), light_us)
+        slower = self._links_slower()[0 if tier == "intra" else 1]
+        time_us = max(self._sum(f"send_recv/{tier}", terms.send_recv(message_bytes * slower)), light_us)
         if tier == "inter" and "send_recv/intra" in self.series:
             return max(time_us, self.send_recv_us("intra", message_bytes))
         return time_us
+
+    def _links_slower(self) -> tuple[float, float]:
+        """How many times slower links inside and between nodes are than where messages were measured.
+
+        Terms of messages count bytes: so many more of them take as long.
+        """
+        mine, its = self.machine, self.measured
+        return its.nvlink_bytes_per_us / mine.nvlink_bytes_per_us, its.network_bytes_per_us / mine.network_bytes_per_us
 
     # --- coefficients ------------------------------------------------------------------------------
 

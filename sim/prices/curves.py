@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
-from sim.prices.dtypes import Dtype
+from sim.prices.dtypes import Dtype, bytes_each
 from sim.prices.priced import Interval, Priced, spread, together, wider
 from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, sources
 
@@ -251,7 +251,8 @@ class Curves:
                 sizes = (rows, inner * columns, local)
                 few = local <= FEW_EXPERTS
                 unmeasured = self._beyond_measured_layers(series, inner, columns / (2 if gated else 1), columns)
-                priced_as = dtype if dtype == "mxfp4" else series.rpartition("/")[2]
+                measured_as = series.rpartition("/")[2]
+                priced_as = dtype if bytes_each(dtype) != bytes_each(measured_as) else measured_as
                 time_us = curves.grouped_gemm_us(series, rows, active, local, inner, columns, priced_as, skewed=skewed)
             case Routing(tokens, experts, topk):
                 time_us = curves.moe_routing_us(series, tokens, experts, topk)
@@ -306,7 +307,7 @@ class Curves:
         many = f"moe_alltoall_deepep/normal/{side}/{_NORMAL_SMS}/{tier}"
         width_bytes = columns * (DISPATCH_EACH if each == 1 else COMBINE_EACH)
         shape = (width_bytes, experts, topk, nodes)
-        node_gpus = self.calibration.machine.node_gpus
+        node_gpus = self.calibration.measured.node_gpus
         sent_share = 1.0 if nodes > 1 else (per_node - 1) / per_node * node_gpus / (node_gpus - 1)
         sizes, price = (tokens, columns, topk, experts, nodes), self.calibration.expert_all_to_all_us
         time_us = 0.0

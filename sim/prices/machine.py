@@ -33,7 +33,7 @@ def machine_of(header: Mapping[str, Any]) -> Machine:
     """The machine of a calibration: its keys `speed_of_light` and `machine`."""
     light, counts = header["speed_of_light"], header["machine"]
     return Machine(
-        flop_per_us={dtype: light[f"{form.arithmetic}_tflops"] * 1e6 for dtype, form in FORMATS.items()},
+        flop_per_us={dtype: form.peak(light) * 1e6 for dtype, form in FORMATS.items()},
         hbm_bytes_per_us=light["hbm_gb_per_s"] * 1e3,
         nvlink_bytes_per_us=light["nvlink_gb_per_s"] * 1e3,
         network_bytes_per_us=light["network_gb_per_s"] * 1e3,

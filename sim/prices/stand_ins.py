@@ -26,8 +26,10 @@ _FORMATS_ALIKE: Mapping[str, tuple[str, ...]] = {"fp8": ("fp8_block",), "fp8_blo
 _ELSEWHERE: Mapping[tuple[str, str], Source] = {
     # SGLang's prefill was not measured; it and vLLM call FlashAttention.
     ("attention_prefill", "sglang"): Source("vllm", ""),
-    # No kernel with MXFP4 weights was measured: this one's efficiency, at the bytes and the arithmetic of MXFP4.
+    # No kernel with weights of 4 bits was measured: this one's efficiency, at their bytes and arithmetic.
     ("moe", "mxfp4"): Source("trtllm", "fp8"),
+    ("moe", "nvfp4"): Source("trtllm", "fp8"),
+    ("moe", "int4"): Source("trtllm", "fp8"),
 }
 """(family, engine or dtype) -> source of last resort; "" keeps the dtype asked for."""
 

@@ -77,6 +77,8 @@ def test_h100_has_its_published_figures_in_si_units() -> None:
         "fp8": 1979e12,
         "fp8_block": 1979e12,
         "mxfp4": 989e12,
+        "nvfp4": 989e12,
+        "int4": 989e12,
     }
     assert (hardware.hbm_bytes, hardware.hbm_bandwidth_bytes_per_s) == (85.52e9, 3.35e12)
     assert hardware.overhead_bytes == 4e9

@@ -14,7 +14,13 @@ from sim.config.files import CatalogError, config_path, list_names
 from sim.layers.heuristics import megatron_dims
 from sim.optimum.best import find_best
 from sim.optimum.spaces import space_of
-from sim.prices.collectives import collective_price, collective_time_s, expert_all_to_all_time_s, hand_on_s
+from sim.prices.collectives import (
+    collective_price,
+    collective_time_s,
+    expert_all_to_all,
+    expert_all_to_all_time_s,
+    hand_on_s,
+)
 from sim.prices.mesh import Group, group, stage_pair
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -155,6 +161,22 @@ def test_a_machine_that_cannot_be_is_refused(machine: str, old: str, new: str, e
 def test_tensor_cores_without_fp8_take_its_weights_at_the_rate_of_bf16() -> None:
     rates = load_hardware("a100_80_sxm").peak_flop_per_s
     assert rates["fp8"] == rates["bf16"] == 312e12
+
+
+def test_tensor_cores_with_fp4_multiply_it_at_its_own_rate_and_others_widen_it() -> None:
+    new, old = (load_hardware(name).peak_flop_per_s for name in ("b200_sxm", MEASURED))
+    assert (new["nvfp4"], new["mxfp4"], new["int4"]) == (9000e12, 4500e12, 2250e12)
+    assert {old[dtype] for dtype in ("nvfp4", "mxfp4", "int4")} == {989e12}
+
+
+def test_messages_of_experts_and_stages_take_as_much_less_as_links_are_faster() -> None:
+    fast, slow = load_hardware("gb200_nvl72"), load_hardware(MEASURED)
+    size = 1e9
+    for pair, times in ((Group(2, 2), 900 / 450), (Group(2, 1), 100 / 50)):
+        assert hand_on_s(slow, pair, size) / hand_on_s(fast, pair, size) == pytest.approx(times, rel=0.05)
+    shape = (1024, 7168 * 64, 2.0, 256, 8)
+    found = [expert_all_to_all(machine, "combine", Group(8, 8), *shape).time_s for machine in (slow, fast)]
+    assert 1.5 < found[0] / found[1] < 2.6
 
 
 def test_no_code_of_the_simulator_names_a_machine() -> None:
