@@ -30,8 +30,8 @@ def _run() -> int:
     for signum in STOPS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it ignored
             signal.signal(signum, stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # which may raise at once what came meanwhile
         from raysearch.app import run
 
         return run()

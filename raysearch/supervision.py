@@ -44,7 +44,7 @@ def supervised(run: Callable[[], int]) -> int:
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     stops = _Stops()
-    code, going_on = START_ANEW, None
+    code, told, going_on = START_ANEW, None, None
     for _ in range(MOST_STARTS):
         code, told = _watch(run, stops)
         going_on = told or going_on
@@ -52,7 +52,8 @@ def supervised(run: Callable[[], int]) -> int:
         if code != START_ANEW or stops.signum is not None:
             break
         sys.argv[1:] = going_on or sys.argv[1:]
-    rest = f"; every call so far is kept. Go on with: raysearch {shlex.join(going_on)}" if going_on else ""
+    kept = f"every call so far is kept. Go on with: raysearch {shlex.join(going_on)}" if going_on else ""
+    rest = f"; {kept}" if kept else ""
     if stops.signum is not None:
         if code <= 128:  # it did not say so itself
             print(f"interrupted by {signal.Signals(stops.signum).name}{rest}", file=sys.stderr)
@@ -61,6 +62,8 @@ def supervised(run: Callable[[], int]) -> int:
         what = "Ray died again and again" if code > 0 else f"the command was ended by {signal.Signals(-code).name}"
         print(f"error: {what}{rest}", file=sys.stderr)
         return 1
+    if code and kept and not told:  # begun before, it could not go on: its cluster has not come back, say
+        print(f"note: {kept}", file=sys.stderr)
     return code
 
 
