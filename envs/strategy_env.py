@@ -27,6 +27,8 @@ Reward = Callable[[float, float, bool], float]
 
 _PAPER_REWARD = ImprovementReward()
 _PADDING = -1.0  # apart from every scaled index, which lies in [0, 1]
+LONGEST_TEXT = 500
+"""[assumed] Characters of a foreign message that are shown and kept: enough for what went wrong and where."""
 _CACHED_CALLS = 1024  # [assumed] enough for a searcher that dwells on a few strategies; some 20 MB
 
 
@@ -221,7 +223,24 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         try:
             return checked(self._simulate(strategy), strategy)
         except Exception as error:
-            raise SimulatorFailure(strategy, f"{type(error).__name__}: {error}") from error
+            raise SimulatorFailure(strategy, failure_text(error)) from error
+
+
+def failure_text(error: Exception) -> str:
+    """What went wrong, in one line that is no longer than anyone reads: a foreign simulator may say megabytes."""
+    return brief(f"{type(error).__name__}: {error}")
+
+
+def brief(text: str) -> str:
+    """The text in one line, cut after `LONGEST_TEXT` characters.
+
+    >>> brief("one\\n  two"), len(brief("x" * 10**7))
+    ('one two', 528)
+    """
+    line = " ".join(text[: 2 * LONGEST_TEXT].split())
+    if len(line) <= LONGEST_TEXT and len(text) <= 2 * LONGEST_TEXT:
+        return line
+    return f"{line[:LONGEST_TEXT]} ... ({len(text):,} characters)"
 
 
 def checked(evaluation: Evaluation, strategy: Strategy) -> Evaluation:
@@ -238,4 +257,6 @@ def checked(evaluation: Evaluation, strategy: Strategy) -> Evaluation:
     for name, value in figures.items():
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"expected a finite {name} >= 0, got {value}")
+    if evaluation.gpus < 1:
+        raise ValueError(f"expected gpus >= 1, got {evaluation.gpus}")
     return evaluation

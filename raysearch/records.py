@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -19,6 +19,7 @@ SUMMARY_FILE = "summary.json"
 STUDY_FILE = "study.json"
 SAVE_EVERY_S = 2.0
 """[assumed] Work that a run may lose with its process; so often, PPO's 6.6 MB take 1 % of its time."""
+OnFailure = Literal["stop", "infeasible"]
 LARGEST_BUDGET = 10**9
 """[assumed] 300 bytes and 0.2 ms a call make 300 GB and two days of the fastest searcher."""
 LARGEST_SEED = 2**63 - 1
@@ -41,6 +42,7 @@ class RunSpec:
             is asked, and so what it calls.
         space: Replaces the workload's strategy space.
         margin: Replaces the share of SLO and memory that the workload keeps free.
+        on_failure: Whether a strategy on which a plugged-in black box fails for good stops the run or is infeasible.
     """
 
     workload: str
@@ -53,6 +55,7 @@ class RunSpec:
     workers: int = 0
     space: SpaceName | None = None
     margin: float | None = None
+    on_failure: OnFailure = "stop"
 
     @property
     def in_flight(self) -> int:
@@ -76,6 +79,11 @@ class RunSpec:
             raise InputError(f"seed must be at least 0 and below 2**63, got {self.seed}")
         if self.workers < 0:
             raise InputError(f"workers must be at least 0, got {self.workers}")
+        if self.on_failure != "stop" and self.simulator is None:
+            raise InputError(
+                f"on_failure = {self.on_failure!r} is for plugged-in simulators: our own fails by a bug, "
+                "which is never an infeasible strategy; leave it out, or give a simulator"
+            )
 
 
 class RunHead(BaseModel):
@@ -94,7 +102,8 @@ class RunSummary(BaseModel):
     """summary.json: what a finished run found.
 
     `improvements` are the calls that raised the best, each with the run's seconds when it was made; `digest` is of the
-    calls, `rows_sha256` of the Parquet file that holds them.
+    calls, `rows_sha256` of the Parquet file that holds them; `answers_differ` is what a plugged-in black box said
+    otherwise when it was asked anew.
     """
 
     run_id: str
@@ -116,6 +125,7 @@ class RunSummary(BaseModel):
     fraction_of_optimum: float | None
     wall_s: float
     improvements: list[tuple[int, float]]
+    answers_differ: list[str]
     metrics: dict[str, Any]
 
 

@@ -29,8 +29,8 @@ def study_frame(directory: str | Path) -> pd.DataFrame:
     """One row per run of a results folder, ready for pandas.
 
     Columns: run_id, workload, hardware, searcher, seed, budget, calls, unique_calls, feasible_calls, best
-    (tokens/s/GPU), optimum (f*), fraction_of_optimum, wall_s, improvements ([call, wall_s] of each), strategy, digest,
-    config_hash, version, complete.
+    (tokens/s/GPU), optimum (f*), fraction_of_optimum, wall_s, improvements ([call, wall_s] of each), answers_differ
+    (what a plugged-in simulator said otherwise when asked anew), strategy, digest, config_hash, version, complete.
     A run that is not complete has what its rows tell so far.
 
     Raises:
@@ -123,11 +123,14 @@ def check_run(folder: Path, run_id: str) -> None:
     if head["run_id"] != run_id:
         raise Damaged(f"{folder} is damaged: it holds run {head['run_id']}")
     if _checked_summary(folder, head) is None:
+        saved = _saved_calls(folder)  # before the rows, which may grow meanwhile
         try:
             made = whole_rows(folder)
         except DamagedRows as error:
             raise Damaged(str(error)) from error
-        if made is None and not (folder / COMPACT_FILE).is_file():
+        if made is not None:
+            _check_reaches(folder, made, saved)
+        elif not (folder / COMPACT_FILE).is_file():
             raise Damaged(f"{folder} is damaged: its rows are gone")
 
 
@@ -248,11 +251,9 @@ def _checked_summary(folder: Path, head: Mapping[str, Any]) -> dict[str, Any] | 
 
 def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     spec, optimum = head["spec"], head["optimum"]
-    checkpoint = read_checkpoint(folder)  # before the rows, which may grow meanwhile
+    saved = _saved_calls(folder)  # before the rows, which may grow meanwhile
     rows = run_rows(folder)
-    saved = checkpoint["gate"]["calls"] if checkpoint else 0
-    if len(rows) < saved:
-        raise Damaged(f"{folder} is damaged: it holds {len(rows)} rows, but was saved after {saved} calls")
+    _check_reaches(folder, len(rows), saved)
     if set(rows["run_id"]) - {head["run_id"]}:
         raise Damaged(f"{folder} is damaged: its rows are of run {rows['run_id'].iloc[0]}")
     found = _tally(rows)
@@ -268,10 +269,21 @@ def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
         "fraction_of_optimum": found["best"] / optimum if optimum else None,
         "wall_s": None,
         "improvements": None,
+        "answers_differ": None,
         "digest": None,
         "config_hash": head["config_hash"],
         "version": head["version"],
     }
+
+
+def _saved_calls(folder: Path) -> int:
+    checkpoint = read_checkpoint(folder)
+    return checkpoint["gate"]["calls"] if checkpoint else 0
+
+
+def _check_reaches(folder: Path, made: int, saved: int) -> None:
+    if made < saved:
+        raise Damaged(f"{folder} is damaged: it holds {made} rows, but was saved after {saved} calls")
 
 
 def _tally(rows: pd.DataFrame) -> dict[str, Any]:

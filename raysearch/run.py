@@ -73,11 +73,17 @@ class SearchRun:
         self._space = searched_space(self.workload, spec.simulator, spec.searcher)
         self._searcher = self._new_searcher()
         self._patience = patience = patience or Patience()
-        self._simulator = simulator or open_simulator(spec.simulator, self.workload, patience, workers=spec.workers)
+        self._simulator = simulator or open_simulator(
+            spec.simulator,
+            self.workload,
+            patience,
+            workers=spec.workers,
+            forgiving=spec.on_failure == "infeasible",
+        )
         out_dir.mkdir(parents=True, exist_ok=True)
         state = self._read_checkpoint() if resume else None
         if not (state and self._goes_on_from(state)):
-            self._begin(RowWriter.resume(out_dir / ROWS_FILE, 0) if resume else self._new_rows())
+            self._begin(self._rows_anew() if resume else self._new_rows())
         write_record(out_dir / HEAD_FILE, self._head())
 
     def _new_searcher(self) -> Searcher:
@@ -205,6 +211,7 @@ class SearchRun:
         scores = {"optimum": self.optimum, "fraction_of_optimum": metrics["fraction_of_optimum"]}
         written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}
         written["improvements"] = self._improvements
+        written["answers_differ"] = self._simulator.asked_twice(self.workload)
         compacted = write_compact(self.out_dir / ROWS_FILE, self.out_dir / COMPACT_FILE, calls=self.calls)
         self._rows.check_ours()
         write_record(self.out_dir / SUMMARY_FILE, {**written, "rows_sha256": compacted})
@@ -269,6 +276,10 @@ class SearchRun:
             _log.warning("note: cannot go on from %s (%s): its run starts again from the first call", path, reason)
             return False
         return True
+
+    def _rows_anew(self) -> RowWriter:
+        (self.out_dir / CHECKPOINT_FILE).unlink(missing_ok=True)  # it would contradict them
+        return RowWriter.resume(self.out_dir / ROWS_FILE, 0)
 
     def _new_rows(self) -> RowWriter:
         try:

@@ -20,7 +20,7 @@ from raysearch import __version__
 from raysearch.errors import InputError
 from raysearch.files import anchored, read_record, write_record
 from raysearch.published import Published
-from raysearch.records import LARGEST_SEED, STUDY_FILE, RunSpec, StudyRecord
+from raysearch.records import LARGEST_SEED, STUDY_FILE, OnFailure, RunSpec, StudyRecord
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.opening import Patience, check_workers, searched_space
 from sim.config.catalog import load_workload
@@ -73,6 +73,7 @@ class StudyFile(BaseModel):
             black box and none for our own simulator.
         timeout_s: Longest wait for an answer of a worker.
         retries: How often a failing call is tried again before its run stops.
+        on_failure: Whether a strategy on which a plugged-in black box fails for good stops its run or is infeasible.
         cpus_per_run: CPUs that Ray reserves for the searching part of a run, which computes on one.
         report_every: Calls between two reports to Ray Tune, and at least as many between two checkpoints.
         options: Per searcher; what is left out takes the searcher's preset.
@@ -93,6 +94,7 @@ class StudyFile(BaseModel):
     workers: Annotated[int, Field(ge=0, strict=True)] | None = None
     timeout_s: Annotated[float, Field(gt=0)] = Patience.timeout_s
     retries: Annotated[int, Field(ge=0, strict=True)] = Patience.retries
+    on_failure: OnFailure = "stop"
     cpus_per_run: Annotated[int, Field(ge=1, strict=True)] = 1
     report_every: Annotated[int, Field(ge=1, strict=True)] = 500
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -135,6 +137,7 @@ class Study:
                 simulator=self.file.simulator,
                 workers=self.file.workers_per_run,
                 space=self.file.space,
+                on_failure=self.file.on_failure,
             )
             for seed in self.file.seeds
             for searcher in self.file.searchers

@@ -29,6 +29,7 @@ class Violation:
         "context",
         "meshes",
         "unsupported",
+        "failed",
         "engine",
     ]
     needed: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,8 +40,13 @@ MarginOption = Annotated[
 
 def _at_home(path: Path | None) -> Path | None:
     """The path with its ~ expanded, which the shell leaves in `--out=~/x`: pandas would, and other libraries not."""
+    if path is None:
+        return None
     try:
-        return path and path.expanduser()
+        str(path).encode()
+        return path.expanduser()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{str(path)!r}: expected a name in UTF-8, which Parquet and Ray need") from None
     except RuntimeError as error:
         raise typer.BadParameter(f"{path}: {error}") from error
 
@@ -66,6 +72,22 @@ WorkersOption = Annotated[
     typer.Option(min=0, help="Processes that evaluate for a run.", show_default="by how long a call takes"),
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="Longest wait for an answer of a worker.")]
+
+
+class OnFailure(StrEnum):
+    """What becomes of a strategy on which a plugged-in simulator fails for good."""
+
+    stop = "stop"
+    infeasible = "infeasible"
+
+
+OnFailureOption = Annotated[
+    OnFailure | None,
+    typer.Option(
+        help="When a --simulator fails on a strategy for good: 'stop' the run, or count it as 'infeasible'.",
+        show_default="stop",
+    ),
+]
 RetriesOption = Annotated[int, typer.Option(help="How often a failing call is tried again before the run stops.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 

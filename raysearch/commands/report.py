@@ -89,6 +89,9 @@ def print_report(directory: Path) -> None:
         console.print("Where f/f* exceeds 1, a heuristic's sharding lies outside the space that the others search.")
     if published:
         console.print("", published_table(published, beside_published(published, report.runs)), sep="\n")
+    for run in report.runs:
+        for told in run["answers_differ"] or ():
+            console.print(f"The simulator of {run['run_id']} is not pure. {told}")
     finished = sum(run["complete"] for run in report.runs)
     console.print(f"{finished} of {report.planned} runs finished. Results: {directory}")
     for what, name in (("Anytime curves", "curve"), ("Comparison", "comparison")):

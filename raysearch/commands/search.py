@@ -16,6 +16,7 @@ from raysearch.commands.options import (
     HardwareOption,
     JsonOption,
     MarginOption,
+    OnFailureOption,
     OutOption,
     RetriesOption,
     SimulatorOption,
@@ -63,6 +64,7 @@ def search_workload(
     workers: WorkersOption = None,
     timeout_s: TimeoutOption = Patience.timeout_s,
     retries: RetriesOption = Patience.retries,
+    on_failure: OnFailureOption = None,
     out: OutOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished search in --out.")] = False,
     as_json: JsonOption = False,
@@ -88,6 +90,7 @@ def search_workload(
     loaded = load_workload(anchored_workload, anchored_hardware, space, margin)
     check_options(searcher, {})
     patience = Patience(timeout_s, retries)
+    failures = on_failure.value if on_failure else "stop"
     if budget is None:
         budget = run_budget(searcher, searched_space(loaded, simulator, searcher), _DEFAULT_BUDGET)
     folder = results_folder(out, f"{loaded.name}-{searcher}-s{seed}")
@@ -96,7 +99,7 @@ def search_workload(
         finished = finished_summary(folder) if begun else None
         if begun and workers is None:  # it was measured, and decides what is called
             workers = begun["workers"]
-        with evaluating(simulator, loaded, patience, workers) as chosen:
+        with evaluating(simulator, loaded, patience, workers, forgiving=failures == "infeasible") as chosen:
             spec = RunSpec(
                 anchored_workload,
                 searcher,
@@ -107,6 +110,7 @@ def search_workload(
                 workers=chosen,
                 space=space,
                 margin=margin,
+                on_failure=failures,
             )
             if begun and RunSpec(**begun) != spec:
                 raise InputError(f"{folder} holds another search: {begun}; resume with the same options")

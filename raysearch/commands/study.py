@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysearch.claim import claimed
-from raysearch.commands.options import JsonOption, OutOption, SimulatorOption
+from raysearch.commands.options import JsonOption, OnFailureOption, OutOption, SimulatorOption
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import results_folder
 from raysearch.spaces import optimum_value
@@ -40,6 +40,7 @@ def run(
             min=0, help="Processes that evaluate for each run.", show_default="as FILE says, else 1 for a --simulator"
         ),
     ] = None,
+    on_failure: OnFailureOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a study: every searcher on every workload with every seed, in parallel, on Ray Tune.
@@ -58,12 +59,14 @@ def run(
 
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the study to go on with")
-    study = load_study(file, simulator=simulator, workers=workers)
+    failures = on_failure.value if on_failure else None
+    study = load_study(file, simulator=simulator, workers=workers, on_failure=failures)
     folder = results_folder(out, study.file.name)
     with claimed(folder, resume=resume):
         if resume:
             _check_begun(study, folder)
-        same = _flags(out=folder, simulator=simulator, workers=workers, address=address, cpus=cpus)
+        given = {"out": folder, "simulator": simulator, "workers": workers, "on-failure": failures}
+        same = _flags({**given, "address": address, "cpus": cpus})
         again = [file, *same, *(["--json"] if as_json else [])]
         try:
             begun = partial(can_go_on_with, ["study", *again, "--resume"])
@@ -80,7 +83,7 @@ def run(
     report_results(folder, as_json)
 
 
-def _flags(**given: object) -> list[str]:
+def _flags(given: Mapping[str, object]) -> list[str]:
     return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sqlite3
 from functools import cache
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from envs.strategy_env import brief, checked, failure_text
 from raysearch.simulators.protocol import Simulator
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
@@ -16,6 +18,9 @@ from sim.workload import Workload
 
 _log = logging.getLogger(__name__)
 _BUSY_S = 30.0  # [assumed] longest wait for another process that writes
+
+ASKED_TWICE = 2
+"""[assumed] Strategies beside the best that a run asks its black box about once more: one may cost minutes."""
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS answers (workload TEXT, strategy TEXT, answer TEXT, PRIMARY KEY (workload, strategy))"
@@ -39,6 +44,8 @@ class AnswerCache:
         self._path = path
         self._key = workload.config_hash
         self._ready: dict[Strategy, Evaluation] = {}
+        self._first: dict[Strategy, Evaluation] = {}
+        self._best: Evaluation | None = None
         self._database: sqlite3.Connection | None = None
 
     def prefetch(self, strategy: Strategy) -> None:
@@ -53,12 +60,37 @@ class AnswerCache:
 
     def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
         """The kept answer, or a new one that is kept from now on. Raises what the black box raises."""
-        known = self._ready.pop(strategy, None) or self._read(strategy)
-        if known is not None:
-            return known
-        answer = self._source(workload, strategy)
-        self._write(strategy, answer)
+        answer = self._ready.pop(strategy, None) or self._read(strategy)
+        if answer is None:
+            answer = self._source(workload, strategy)
+            self._write(strategy, answer)
+        self._remember(answer)
         return answer
+
+    def asked_twice(self, workload: Workload) -> list[str]:
+        """Asks the black box anew about the best and the first few strategies; returns what it now says otherwise.
+
+        A cache hides that a black box is not pure: a resumed or repeated run would find other figures.
+        """
+        best = {self._best.strategy: self._best} if self._best else {}
+        return [
+            f"{strategy}: {before}, asked again {now}"
+            for strategy, answer in {**best, **self._first}.items()
+            if (before := _figures(answer)) != (now := self._figures_now(workload, strategy))
+        ]
+
+    def _remember(self, answer: Evaluation) -> None:
+        if len(self._first) < ASKED_TWICE:
+            self._first[answer.strategy] = answer
+        best = self._best
+        if answer.feasible and (best is None or answer.tokens_per_s_per_gpu > best.tokens_per_s_per_gpu):
+            self._best = answer
+
+    def _figures_now(self, workload: Workload, strategy: Strategy) -> str:
+        try:
+            return _figures(self._source(workload, strategy))
+        except Exception as error:
+            return f"failed: {failure_text(error)}"
 
     def close(self) -> None:
         """Closes the black box and the file."""
@@ -70,17 +102,26 @@ class AnswerCache:
         query = "SELECT answer FROM answers WHERE workload = ? AND strategy = ?"
         try:
             row = self._open().execute(query, (self._key, repr(strategy))).fetchone()
-            return _evaluations().validate_json(row[0]) if row else None
-        except ValidationError:  # of another version: it is asked for and written anew
+            if row is None:
+                return None
+            digest, _, content = str(row[0]).partition(" ")
+            if digest != self._seal(strategy, content):
+                return None
+            return checked(_evaluations().validate_json(content), strategy)
+        except ValueError:  # of another version: it is asked for and written anew
             return None
         except (sqlite3.Error, OSError) as error:
             _note_unused(self._path, str(error))
             return None
 
+    def _seal(self, strategy: Strategy, content: str) -> str:
+        """Stands before an answer, so that no damaged or misplaced one is believed."""
+        return hashlib.sha256(f"{self._key}\0{strategy}\0{content}".encode()).hexdigest()
+
     def _write(self, strategy: Strategy, answer: Evaluation) -> None:
         try:
             content = _evaluations().dump_json(answer).decode()
-            row = (self._key, repr(strategy), content)
+            row = (self._key, repr(strategy), f"{self._seal(strategy, content)} {content}")
             with self._open() as database:  # a transaction
                 database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", row)
         except (sqlite3.Error, OSError) as error:
@@ -95,6 +136,12 @@ class AnswerCache:
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute(_SCHEMA)
         return self._database
+
+
+def _figures(answer: Evaluation) -> str:
+    if not answer.feasible:
+        return brief("infeasible: " + "; ".join(violation.kind for violation in answer.violations))
+    return f"{answer.tokens_per_s_per_gpu:.6g} tokens/s/GPU"
 
 
 @cache

@@ -24,7 +24,9 @@ TRIED_CALLS = 3
 
 
 @contextmanager
-def evaluating(simulator: str | None, workload: Workload, patience: Patience, workers: int | None) -> Iterator[int]:
+def evaluating(
+    simulator: str | None, workload: Workload, patience: Patience, workers: int | None, *, forgiving: bool = False
+) -> Iterator[int]:
     """The number of workers for one run, and Ray for as long as it needs them.
 
     Args:
@@ -33,6 +35,7 @@ def evaluating(simulator: str | None, workload: Workload, patience: Patience, wo
         patience: With the simulator.
         workers: As the user chose. None: none for our own simulator, which answers faster than a worker is reached;
             for a plugged-in one as `choose_workers` measures.
+        forgiving: Whether the search goes on where the simulator fails on a strategy.
 
     Raises:
         InputError, RunFailed: The simulator cannot be used.
@@ -47,7 +50,7 @@ def evaluating(simulator: str | None, workload: Workload, patience: Patience, wo
         available = _cluster_cpus()
         if workers is None:
             assert simulator is not None
-            workers = choose_workers(simulator, workload, patience, available)
+            workers = choose_workers(simulator, workload, patience, available, forgiving=forgiving)
         elif 0 < available < workers:  # where there are none yet, some are to be started
             raise InputError(
                 f"{workers} workers need as many CPUs, the cluster has {available}: run with --workers {available}"
@@ -61,7 +64,9 @@ def _cluster_cpus() -> int:
     return int(ray.cluster_resources().get("CPU", 0))
 
 
-def choose_workers(simulator: str, workload: Workload, patience: Patience, available: int) -> int:
+def choose_workers(
+    simulator: str, workload: Workload, patience: Patience, available: int, *, forgiving: bool = False
+) -> int:
     """Workers for a run that was not told how many: all that are available if the black box is slow, else one.
 
     It is tried on a few strategies before, in a worker, so that one that cannot work at all is found out here. The
@@ -72,27 +77,32 @@ def choose_workers(simulator: str, workload: Workload, patience: Patience, avail
         workload: What is searched.
         patience: With the simulator.
         available: Most workers. Ray must be connected.
+        forgiving: Whether it may fail on some strategies, but not on all.
 
     Raises:
         RunFailed: It raised, hung, died, or gave no measurement.
     """
-    call_s = _measured_call_s(simulator, workload, patience)
+    call_s = _measured_call_s(simulator, workload, patience, forgiving)
     workers = max(1, available) if call_s >= WORTH_WORKERS_S else 1
     print(f"note: a call of {simulator} takes {call_s * 1e3:.3g} ms: --workers {workers}", file=sys.stderr)
     return workers
 
 
-def _measured_call_s(simulator: str, workload: Workload, patience: Patience) -> float:
+def _measured_call_s(simulator: str, workload: Workload, patience: Patience, forgiving: bool) -> float:
     from raysearch.simulators.pool import SimulatorPool
 
     space = searched_space(workload, simulator, "random")
     strategies = [space.decode(space.sample(np.random.default_rng(seed))) for seed in range(TRIED_CALLS)]
+    times: list[float] = []
     with closing(SimulatorPool(simulator, workload, workers=1, timeout_s=patience.timeout_s)) as pool:
         env = StrategyEnv(workload, evaluate=pool, space=space, retries=patience.retries)
-        try:
-            return statistics.median(_timed(env, strategy) for strategy in strategies)
-        except SimulatorFailure as failure:
-            raise RunFailed(f"{failure}; tried before the search, which has not begun") from failure
+        for strategy in strategies:
+            try:
+                times.append(_timed(env, strategy))
+            except SimulatorFailure as failure:
+                if not forgiving or (strategy == strategies[-1] and not times):
+                    raise RunFailed(f"{failure}; tried before the search, which has not begun") from failure
+    return statistics.median(times)
 
 
 def _timed(env: StrategyEnv, strategy: Strategy) -> float:

@@ -49,6 +49,7 @@ def measure(workload: Workload, strategy: Strategy) -> Measurement:
 
 
 measure.degrees_only = True  # pyright: ignore[reportFunctionMemberAccess]
+measure.packages = ("genz-llm",)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _modelled(workload: Workload, strategy: Strategy) -> Any:

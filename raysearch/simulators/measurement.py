@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 
+from envs.strategy_env import brief, checked
 from sim.evaluation import Evaluation, Memory, StageBreakdown, Violation
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -58,11 +59,11 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
     ['TPOT is 80.0 ms, allowed are 50.0 ms']
     """
     if isinstance(answer, Evaluation):
-        if answer.strategy != strategy:
-            raise ValueError(f"expected the evaluation of {strategy}, got one of {answer.strategy}")
-        return answer
+        return checked(answer, strategy)
     if not isinstance(answer, Measurement):
-        raise ValueError(f"expected a raysearch.simulators.Measurement or a sim.evaluation.Evaluation, got {answer!r}")
+        raise ValueError(
+            f"expected a raysearch.simulators.Measurement or a sim.evaluation.Evaluation, got {brief(repr(answer))}"
+        )
     for name in ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "memory_bytes"):
         value = getattr(answer, name)
         if not isinstance(value, Real) or not (math.isfinite(value) and float(value) >= 0):
@@ -86,9 +87,16 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
     )
 
 
+def failed_evaluation(workload: Workload, strategy: Strategy, reason: str) -> Evaluation:
+    """What counts for a strategy on which a black box fails for good, where that is not to stop the run."""
+    unsupported = as_evaluation(workload, strategy, Measurement(unsupported=reason))
+    (violation,) = unsupported.violations
+    return replace(unsupported, violations=(replace(violation, kind="failed"),))
+
+
 def _violations(workload: Workload, answer: Measurement, gpus: int) -> list[Violation]:
     if answer.unsupported:
-        return [Violation("unsupported", answer.excess, 1.0, answer.unsupported)]
+        return [Violation("unsupported", answer.excess, 1.0, brief(answer.unsupported))]
     found: list[Violation] = []
     if gpus > workload.max_gpus:
         message = f"needs {gpus:,} GPUs, the budget is {workload.max_gpus:,}"

@@ -35,7 +35,9 @@ class Patience:
             raise InputError(f"retries must be at least 0, got {self.retries}")
 
 
-def open_simulator(simulator: str | None, workload: Workload, patience: Patience, *, workers: int) -> Simulator:
+def open_simulator(
+    simulator: str | None, workload: Workload, patience: Patience, *, workers: int, forgiving: bool = False
+) -> Simulator:
     """What evaluates strategies of a workload; with workers, Ray must be connected.
 
     Args:
@@ -43,6 +45,7 @@ def open_simulator(simulator: str | None, workload: Workload, patience: Patience
         workload: What the strategies are for.
         patience: How long to wait for a worker.
         workers: Processes that evaluate; 0 is this one.
+        forgiving: Whether a strategy on which a plugged-in simulator fails for good is an infeasible one.
 
     Raises:
         InputError: There is no such simulator, or it was given no worker.
@@ -51,13 +54,15 @@ def open_simulator(simulator: str | None, workload: Workload, patience: Patience
     if workers == 0:
         return InProcess(simulate.evaluate)
     from raysearch.simulators.cache import AnswerCache
+    from raysearch.simulators.forgiving import Forgiving
     from raysearch.simulators.plugin import load_plugin
     from raysearch.simulators.pool import SimulatorPool
 
     pool = SimulatorPool(simulator, workload, workers=workers, timeout_s=patience.timeout_s)
     if simulator is None:
         return pool
-    return AnswerCache(pool, answers_dir() / f"{load_plugin(simulator).fingerprint}.sqlite", workload)
+    answers = AnswerCache(pool, answers_dir() / f"{load_plugin(simulator).fingerprint}.sqlite", workload)
+    return Forgiving(answers, patience.retries) if forgiving else answers
 
 
 def check_workers(simulator: str | None, workers: int) -> None:

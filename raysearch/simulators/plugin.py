@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ class Plugin:
 
     A black box is any callable from `(sim.workload.Workload, sim.strategy.Strategy)` to a
     `raysearch.simulators.measurement.Measurement`. It must be pure: equal strategies give equal answers. It may carry
-    two attributes: `degrees_only`, True if the dims make no difference to it, and `fingerprint`, a text that changes
-    when its answers do (its database's version, say); without one, its module's source stands for it.
+    three attributes: `degrees_only`, True if the dims make no difference to it; `fingerprint`, a text that changes
+    when its answers do (its database's version, say), without which its module's source stands for it; and `packages`,
+    names of installed packages whose versions its answers depend on, beside the one that it comes from.
 
     Attributes:
         name: As the user gave it.
@@ -53,7 +54,9 @@ class Plugin:
         """Digest that decides whether answers kept on disk still hold."""
         own = getattr(self._function, "fingerprint", None)
         text = str(own) if own is not None else _source(self._function)
-        return hashlib.sha256(f"{self.name}\0{text}".encode()).hexdigest()[:16]
+        packages = {*_package_of(self._function), *getattr(self._function, "packages", ())}
+        versions = [f"{package} {_version_of(package)}" for package in sorted(packages)]
+        return hashlib.sha256("\0".join([self.name, text, *versions]).encode()).hexdigest()[:16]
 
 
 def load_simulator(name: str | None) -> Evaluate:
@@ -118,6 +121,19 @@ def _imported(point: EntryPoint) -> Any:
             raise InputError(f"simulator {point.name!r}: {found.__name__} has no {part!r}; {hint}")
         found = getattr(found, part)
     return found
+
+
+def _package_of(function: Any) -> list[str]:
+    """The installed package that a black box comes from; none of a module that lies in a folder."""
+    module = getattr(inspect.unwrap(function), "__module__", None) or type(function).__module__
+    return packages_distributions().get(module.partition(".")[0], [])
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _source(function: Any) -> str:

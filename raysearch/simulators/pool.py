@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from raysearch.errors import InputError
 from raysearch.simulators.plugin import load_simulator
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
@@ -23,7 +24,11 @@ START_TIMEOUT_S = 120.0
 
 
 class NoAnswer(RuntimeError):
-    """A worker hung or died over a strategy, or could not be started."""
+    """A worker hung or died over a strategy."""
+
+
+class NoWorker(InputError):
+    """A worker could not be started, which is no strategy's fault."""
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
@@ -97,6 +102,10 @@ class SimulatorPool:
         # Another call may have been the worker's end. Whose fault it is shows when this one is alone with a new worker.
         return self._collect(self._begin(strategy, call.worker))
 
+    def asked_twice(self, workload: Workload) -> list[str]:
+        """Nothing: no cache hides what it says."""
+        return []
+
     def close(self) -> None:
         """Ends the workers; what is in flight is dropped."""
         for worker in self._workers:
@@ -118,7 +127,7 @@ class SimulatorPool:
             self._replace(call.worker)
             raise NoAnswer(f"no answer within {self._timeout_s:g} s") from error
         except RayTaskError as error:
-            raise error.cause from None
+            raise _raised(error) from None
         except RayActorError as error:
             self._replace(call.worker)
             raise NoAnswer("the worker's process died") from error
@@ -130,9 +139,11 @@ class SimulatorPool:
         try:
             ray.get(self._up[worker], timeout=START_TIMEOUT_S)
         except GetTimeoutError as error:
-            raise NoAnswer(f"no worker started within {START_TIMEOUT_S:g} s: are there free CPUs?") from error
-        except RayActorError:  # the call says so, too
-            pass
+            raise NoWorker(f"no worker started within {START_TIMEOUT_S:g} s: are there free CPUs?") from error
+        except RayActorError as error:
+            if "__init__" in str(error):  # the black box cannot even be loaded there
+                raise NoWorker(f"a worker cannot load {self._simulator}: {_last_line(error)}") from None
+            # else it died over a call, which says so, too
         self._up[worker] = None
 
     def _replace(self, worker: int) -> None:
@@ -140,3 +151,13 @@ class SimulatorPool:
         ray.kill(self._workers[worker])
         self._start(worker)
         self._in_flight = {strategy: call for strategy, call in self._in_flight.items() if call.worker != worker}
+
+
+def _raised(error: RayTaskError) -> Exception:
+    """What the black box raised, without the stack of the worker that Ray wraps around it."""
+    cause = error.cause
+    return RuntimeError(_last_line(error)) if isinstance(cause, (RayTaskError, type(None))) else cause
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]

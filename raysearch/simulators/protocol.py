@@ -20,6 +20,10 @@ class Simulator(Protocol):
         """The evaluation of a strategy."""
         ...
 
+    def asked_twice(self, workload: Workload) -> list[str]:
+        """Asks anew about a few strategies, if that could tell anything; returns what it now says otherwise."""
+        ...
+
     def close(self) -> None:
         """Lets go of what it holds."""
 
@@ -36,6 +40,10 @@ class InProcess:
     def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
         """The evaluation of a strategy."""
         return self._evaluate(workload, strategy)
+
+    def asked_twice(self, workload: Workload) -> list[str]:
+        """Nothing: no cache hides what it says."""
+        return []
 
     def close(self) -> None:
         """Nothing is held."""

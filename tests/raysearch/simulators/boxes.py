@@ -6,10 +6,15 @@ import contextlib
 import math
 import os
 import signal
+import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from raysearch.simulators.measurement import Measurement
+from sim.evaluation import Evaluation
+from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -20,6 +25,10 @@ LOG = "RAYSEARCH_TEST_LOG"
 def hilly(workload: Workload, strategy: Strategy) -> Measurement:
     """Slopes, and an infeasible third."""
     _note(workload, strategy)
+    return _hilly(strategy)
+
+
+def _hilly(strategy: Strategy) -> Measurement:
     if (strategy.tp + strategy.ep + sum(strategy.dims)) % 3 == 0:
         return Measurement(unsupported="the sum is divisible by three")
     return Measurement(10.0 * strategy.tp + strategy.batch / strategy.pp + 50.0 * sum(strategy.dims), tpot_s=0.01)
@@ -77,6 +86,44 @@ def nan(workload: Workload, strategy: Strategy) -> Measurement:
     return Measurement(math.nan, tpot_s=0.01) if strategy.batch == BAD_BATCH else hilly(workload, strategy)
 
 
+def noisy(workload: Workload, strategy: Strategy) -> Measurement:
+    """Says something else whenever it is asked."""
+    return Measurement(float(time.monotonic_ns() % 10**12), tpot_s=0.01)
+
+
+def talkative(workload: Workload, strategy: Strategy) -> Measurement:
+    """Fails with megabytes of reasons."""
+    raise RuntimeError("x" * 10**7)
+
+
+class Unpicklable(Exception):
+    """An error that no other process can be told as it is."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.lock = threading.Lock()
+
+
+def unpicklable(workload: Workload, strategy: Strategy) -> Measurement:
+    """Fails with such an error."""
+    raise Unpicklable("cannot be sent")
+
+
+def exits(workload: Workload, strategy: Strategy) -> Measurement:
+    """Ends its process politely."""
+    sys.exit("enough")
+
+
+def interrupts(workload: Workload, strategy: Strategy) -> Measurement:
+    """Ends as by Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def nan_evaluation(workload: Workload, strategy: Strategy) -> Evaluation:
+    """Has evaluations of its own, with nonsense in them."""
+    return replace(evaluate(workload, strategy), tokens_per_s_per_gpu=math.nan)
+
+
 def dies_once(workload: Workload, strategy: Strategy) -> Measurement:
     """Takes its process with it, once for every strategy of one batch."""
     if strategy.batch == BAD_BATCH:
@@ -99,6 +146,23 @@ def held(workload: Workload, strategy: Strategy) -> Measurement:
 def held_process(log: Path) -> Path:
     """A link to nowhere: the id of the process that `held` keeps."""
     return log.parent / "held"
+
+
+def gated(workload: Workload, strategy: Strategy) -> Measurement:
+    """Answers about as many strategies as a test lets pass, and keeps whoever asks about the next one in mid-call."""
+    log = Path(os.environ[LOG])
+    while str(strategy) not in (asked := log.read_text()) and len(set(asked.splitlines())) >= int(
+        gate(log).read_text()
+    ):
+        time.sleep(0.02)
+    with log.open("a") as file:
+        file.write(f"{strategy}\n")
+    return _hilly(strategy)
+
+
+def gate(log: Path) -> Path:
+    """A file with the number of strategies that `gated` lets pass."""
+    return log.parent / "gate"
 
 
 def _note(workload: Workload, strategy: Strategy) -> None:

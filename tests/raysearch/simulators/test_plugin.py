@@ -112,3 +112,24 @@ def test_an_answer_is_checked_whole(figures: dict[str, Any]) -> None:
     workload, strategy = load_workload("gpt_moe_1_2t_16k"), Strategy(8, 1, 1, 64, (0,) * 12)
     with pytest.raises(ValueError, match=f"expected .*{next(iter(figures))}"):
         as_evaluation(workload, strategy, Measurement(**figures))
+
+
+def test_answers_are_told_apart_by_the_versions_of_the_packages_that_they_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "their_box.py").write_text("def measure(workload, strategy): ...\n", encoding="utf-8")
+    found: set[str] = set()
+    for version in ("1.0", "1.1"):
+        info = tmp_path / "their_boxes-1.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: their-boxes\nVersion: {version}\n")
+        (info / "RECORD").write_text("their_box.py,,\n")
+        found.add(load_plugin("their_box:measure").fingerprint)
+    assert len(found) == 2
+
+
+def test_a_long_or_broken_text_of_a_black_box_becomes_one_line() -> None:
+    told = as_evaluation(WORKLOAD, STRATEGY, Measurement(unsupported="no\n" * 10**6)).violations[0].message
+    assert "\n" not in told
+    assert len(told) < 600

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import ray
 from envs.rows import read_rows
 from envs.space import StrategySpace
 from envs.strategy_env import SimulatorFailure
+from raysearch.errors import InputError
 from raysearch.records import RunSpec
 from raysearch.run import SearchRun
 from raysearch.simulators import choice
@@ -173,3 +175,55 @@ def test_a_slow_black_box_gets_the_workers_and_a_fast_one_a_single_one(
     monkeypatch.setattr(choice, "WORTH_WORKERS_S", 0.5)  # far from both, however busy the machine is
     assert choose_workers(BOXES + box, load_workload(WORKLOAD), SHORT, available=4) == workers
     assert f"--workers {workers}" in capsys.readouterr().err
+
+
+def test_a_strategy_that_fails_for_good_may_be_an_infeasible_call_which_the_rows_say(tmp_path: Path) -> None:
+    figures = {"seed": 0, "budget": 120, "simulator": BOXES + "raises", "workers": 2}
+    spec = RunSpec(WORKLOAD, "random", on_failure="infeasible", **figures)
+    with contextlib.closing(SearchRun(spec, tmp_path / "run", patience=SHORT)) as run:
+        run.advance(120)
+        run.finish()
+    rows = read_rows(tmp_path / "run")
+    failed = rows[rows["violations"] == "failed"]
+    assert len(failed) > 0
+    assert set(failed["batch"]) == {BAD_BATCH}
+    assert not failed["feasible"].any()
+    assert BAD_BATCH not in set(rows[rows["violations"] != "failed"]["batch"])
+    with pytest.raises(InputError, match="is for plugged-in simulators"):
+        RunSpec(WORKLOAD, "random", 0, 10, on_failure="infeasible")
+
+
+def test_a_black_box_that_does_not_repeat_itself_is_found_out(new_run: NewRun, log: Path) -> None:
+    pure = new_run("pure", "hilly", workers=1, searcher="random", budget=20)
+    pure.advance(20)
+    assert pure.finish()["answers_differ"] == []
+    noisy = new_run("noisy", "noisy", workers=1, searcher="random", budget=20)
+    noisy.advance(20)
+    told = noisy.finish()["answers_differ"]
+    best = noisy.summary()["best"]
+    assert 1 <= len(told) <= 3
+    assert f": {best:.6g} tokens/s/GPU, asked again " in told[0]
+
+
+@pytest.mark.parametrize(
+    ("box", "reason"),
+    [
+        ("talkative", r"^the simulator failed on Strategy\(.*: RuntimeError: x{486} \.\.\. \(10,000,014 characters\)$"),
+        ("unpicklable", r"^the simulator failed on Strategy\([^\n]*: .*Unpicklable.*: cannot be sent$"),
+        ("exits", r"^the simulator failed on Strategy\([^\n]*: NoAnswer: the worker's process died$"),
+        ("interrupts", r"^the simulator failed on Strategy\([^\n]*$"),
+    ],
+)
+def test_what_a_black_box_says_is_one_line_that_can_be_read(new_run: NewRun, box: str, reason: str) -> None:
+    run = new_run("run", box, workers=1, searcher="random", budget=3)
+    with pytest.raises(SimulatorFailure) as failure:
+        run.advance(3)
+    assert re.fullmatch(reason, str(failure.value)), str(failure.value)[:2000]
+
+
+def test_an_evaluation_with_nonsense_in_it_is_refused_before_it_is_kept(new_run: NewRun, tmp_path: Path) -> None:
+    with pytest.raises(SimulatorFailure, match="expected a finite tokens_per_s_per_gpu"):
+        new_run("run", "nan_evaluation", workers=1, searcher="random", budget=3).advance(3)
+    (kept,) = (tmp_path / "cache" / "answers").glob("*.sqlite")
+    with contextlib.closing(sqlite3.connect(kept)) as database:
+        assert database.execute("SELECT COUNT(*) FROM answers").fetchone() == (0,)
