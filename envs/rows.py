@@ -6,17 +6,23 @@ At every moment, also after a kill, one file holds all rows: the Parquet file re
 it is complete, and where both exist they agree and the JSON Lines count.
 """
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 # (pandas and pyarrow have no stubs of their own and leave parts of their interface untyped)
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final, get_type_hints
 
+import numpy as np
+
+from envs.chain import NO_ROWS_DIGEST, DamagedRows, chained_line, follow
 from envs.files import write_atomically
 
 if TYPE_CHECKING:
@@ -29,22 +35,12 @@ ROWS_FILE = "rows.jsonl"
 COMPACT_FILE = "rows.parquet"
 _TAIL_BYTES = 16384
 """[assumed] More than two rows of any workload take."""
-_DIGEST_DIGITS = 32
-"""Of a SHA-256: 128 bits, far more than chance could ever match."""
-_CALL_KEY = b', "call": '
-_DIGEST_KEY = b', "digest": "'
-_DIGEST_END = b'"}\n'
-_SUFFIX_BYTES = len(_DIGEST_KEY) + _DIGEST_DIGITS + len(_DIGEST_END)
-NO_ROWS_DIGEST = "0" * _DIGEST_DIGITS
-"""What the first row's digest is chained to."""
+_BLOCK_BYTES = 16 * 1024**2
+"""[assumed] Of JSON that is parsed at a time; a row that is longer is not one of ours."""
 
 
 class RowsTaken(RuntimeError):
     """Another process goes on with the run; the message begins with the path of its rows."""
-
-
-class DamagedRows(ValueError):
-    """A rows file is not what a run wrote; the message begins with its path."""
 
 
 class CallRow(NamedTuple):
@@ -102,15 +98,9 @@ class CallRow(NamedTuple):
         )
 
     def to_json(self, digest: str) -> tuple[bytes, str]:
-        """One line of the JSON Lines file, and its digest, which is chained to that of the line before.
-
-        The run's name is left out of the digest: it says whether two runs made the same calls with the same results.
-        """
+        """One line of the JSON Lines file, and its digest, which is chained to that of the line before."""
         run_id, *rest = self._asdict().items()
-        body = json.dumps(dict(rest))[1:-1].encode()
-        digest = _chained(digest, body)
-        named = json.dumps(dict([run_id]))[:-1].encode()
-        return b"%b, %b%b%b%b" % (named, body, _DIGEST_KEY, digest.encode(), _DIGEST_END), digest
+        return chained_line(json.dumps(dict([run_id]))[:-1].encode(), json.dumps(dict(rest))[1:-1].encode(), digest)
 
 
 def dims_text(strategy: Strategy) -> str:
@@ -128,10 +118,6 @@ def parse_dims_text(text: str) -> dict[str, Any]:
     dims, *own = text.split(";")
     fields = (part.split("=") for part in own)
     return {"dims": [int(choice) for choice in dims.split(",")], **{name: int(value) for name, value in fields}}
-
-
-def _chained(digest: str, body: bytes) -> str:
-    return hashlib.sha256(digest.encode() + body).hexdigest()[:_DIGEST_DIGITS]
 
 
 @final
@@ -256,7 +242,7 @@ def whole_rows(run_dir: Path) -> int | None:
     """
     path = run_dir / ROWS_FILE
     try:
-        return len(_chain(path, _whole_lines(path)))
+        return follow(path, io.BytesIO(_whole_lines(path)))[0]
     except FileNotFoundError:
         return None
 
@@ -274,13 +260,9 @@ def read_rows(run_dir: Path, columns: Sequence[str] = CallRow._fields) -> pd.Dat
     """
     path = run_dir / ROWS_FILE
     try:
-        return _frame(_load(path)).reindex(columns=list(columns))
+        return _load(path).reindex(columns=list(columns))
     except FileNotFoundError:  # compacted, perhaps this very moment
         pass
-    except DamagedRows:
-        raise
-    except (TypeError, ValueError) as error:
-        raise DamagedRows(f"{path} is damaged: {error}") from error
     try:
         return _read_compacted(run_dir / COMPACT_FILE, columns)
     except FileNotFoundError:
@@ -320,17 +302,17 @@ def _create(path: Path) -> BinaryIO:
 def _reopen(path: Path, calls: int) -> tuple[BinaryIO, str]:
     if calls:
         _expand(path)
-    lines = _whole_lines(path)[:calls] if calls and path.exists() else []
-    digests = _chain(path, lines)
-    if len(lines) < calls:
+    lines = list(islice(io.BytesIO(_whole_lines(path)), calls)) if calls and path.exists() else []
+    made, digest = follow(path, lines)
+    if made < calls:
         raise ValueError(
-            f"{path} holds {len(lines)} whole rows, but the run was saved after {calls} calls: "
+            f"{path} holds {made} whole rows, but the run was saved after {calls} calls: "
             "this is not the folder of that run, or rows were removed"
         )
     # A new file, not the old one cut short: a process that still holds the old one must not write into ours.
     write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(lines)))
     _compacted(path).unlink(missing_ok=True)
-    return path.open("ab", buffering=0), digests[-1] if digests else NO_ROWS_DIGEST
+    return path.open("ab", buffering=0), digest
 
 
 def _expand(path: Path) -> None:
@@ -348,32 +330,33 @@ def _lines(rows: Iterable[CallRow]) -> Iterator[bytes]:
         yield line
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+def _whole_lines(path: Path) -> bytes:
+    content = path.read_bytes()
+    return content[: content.rfind(b"\n") + 1]
 
 
-def _chain(path: Path, lines: Sequence[bytes]) -> list[str]:
-    """The digest after each line. Raises DamagedRows where a line does not follow from those before it."""
-    digests: list[str] = []
-    digest = NO_ROWS_DIGEST
-    run = lines[0].partition(_CALL_KEY)[0] if lines else b""
-    for number, line in enumerate(lines, start=1):
-        start = len(run) + 2  # behind the comma and the blank
-        digest = _chained(digest, line[start:-_SUFFIX_BYTES])
-        if line[: len(run)] != run or line[-_SUFFIX_BYTES:] != b"%b%b%b" % (_DIGEST_KEY, digest.encode(), _DIGEST_END):
-            raise DamagedRows(f"{path}, line {number} is damaged: it does not follow from the lines before it")
-        digests.append(digest)
-    return digests
+def _load(path: Path) -> pd.DataFrame:
+    import pyarrow as pa
+    from pyarrow import json as arrow_json
 
-
-def _load(path: Path) -> list[CallRow]:
     lines = _whole_lines(path)
-    _chain(path, lines)
-    rows = [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
-    for number, row in enumerate(rows, start=1):
-        if row.call != number:
-            raise DamagedRows(f"{path}, line {number} is damaged: it is of call {row.call}")
-    return rows
+    made, _ = follow(path, io.BytesIO(lines))
+    types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    schema = pa.schema([(name, types[kind]) for name, kind in get_type_hints(CallRow).items()])
+    if not made:
+        return schema.empty_table().to_pandas()
+    parsing = arrow_json.ParseOptions(schema.append(pa.field("digest", pa.string())), unexpected_field_behavior="error")
+    blocks = arrow_json.ReadOptions(block_size=_BLOCK_BYTES)
+    try:
+        table: Any = arrow_json.read_json(pa.BufferReader(lines), read_options=blocks, parse_options=parsing)
+    except pa.ArrowInvalid as error:
+        raise DamagedRows(f"{path} is damaged: {error}") from error
+    if table.num_rows != made or any(column.null_count for column in table.columns):
+        raise DamagedRows(f"{path} is damaged: expected {made} calls with the fields {', '.join(CallRow._fields)}")
+    calls = table["call"].to_numpy()
+    if len(wrong := np.flatnonzero(calls != np.arange(1, made + 1))):
+        raise DamagedRows(f"{path}, line {wrong[0] + 1} is damaged: it is of call {calls[wrong[0]]}")
+    return table.select(schema.names).to_pandas()
 
 
 def _parse(line: bytes, where: str) -> CallRow:
@@ -399,11 +382,5 @@ def _read_compacted(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.
         raise DamagedRows(f"{path} is damaged: {error}") from error
 
 
-def _to_parquet(rows: list[CallRow], path: Path) -> None:
-    _frame(rows).to_parquet(path, index=False, compression="zstd")  # a quarter less than pandas's own choice
-
-
-def _frame(rows: list[CallRow]) -> pd.DataFrame:
-    import pandas as pd  # slow to import, and commands that read no rows must start fast
-
-    return pd.DataFrame(rows, columns=list(CallRow._fields)).astype(get_type_hints(CallRow))
+def _to_parquet(rows: pd.DataFrame, path: Path) -> None:
+    rows.to_parquet(path, index=False, compression="zstd")  # a quarter less than pandas's own choice
