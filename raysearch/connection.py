@@ -8,10 +8,12 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it is imported
@@ -87,28 +89,33 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
 def _closed_to_others() -> Iterator[None]:
     """Has a Ray of one's own listen on this host alone where it can, and ask for a token that nobody else has.
 
-    Its processes inherit the token by their environment, which only this user may read.
+    Its processes inherit the path of a file that only this user may read; the token is on no command line and in no
+    environment.
     """
-    own = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # then its address is 127.0.0.1
-    }
-    before = {name: os.environ.get(name) for name in (*own, "RAY_AUTH_TOKEN_PATH")}
-    clusters = ray_constants.ENABLE_RAY_CLUSTER
-    os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
-    os.environ.update(own)
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    _forget_token()
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = clusters
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+    with tempfile.TemporaryDirectory(prefix="raysearch-") as private:  # of mode 700
+        path = Path(private) / "token"
+        path.touch(0o600)
+        path.write_text(secrets.token_hex(32))
+        own = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(path),
+            ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # then its address is 127.0.0.1
+        }
+        before = {name: os.environ.get(name) for name in (*own, "RAY_AUTH_TOKEN")}
+        clusters = ray_constants.ENABLE_RAY_CLUSTER
+        os.environ.pop("RAY_AUTH_TOKEN", None)
+        os.environ.update(own)
+        ray_constants.ENABLE_RAY_CLUSTER = False
         _forget_token()
+        try:
+            yield
+        finally:
+            ray_constants.ENABLE_RAY_CLUSTER = clusters
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+            _forget_token()
 
 
 def _watch(ended: threading.Event, cluster: str | None) -> None:
