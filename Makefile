@@ -17,7 +17,7 @@ help:
 	@echo "make search        set up .venv and run the quickstart study"
 	@echo "make test          set up .venv with the development tools; lint, type-check and test"
 	@echo "make test-cluster  test on several hosts; needs root, sshd, rsync and iproute2"
-	@echo "make fuzz          damage files and options at random for long: N=2000 times each"
+	@echo "make fuzz          damage files and options at random, N=2000 times each, and stop studies at 30 moments"
 	@echo "make setup         set up .venv"
 	@echo "make clean         remove .venv and build products (results/ stays)"
 
@@ -31,6 +31,7 @@ test-cluster: setup-dev
 
 fuzz: setup-dev
 	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py
+	RAYSEARCH_FUZZ=1 $(BIN)/pytest tests/raysearch/test_supervision.py -k any_moment
 
 check:
 	$(BIN)/ruff check .

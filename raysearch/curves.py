@@ -90,7 +90,8 @@ def read_curves(directory: Path, runs: Sequence[Run]) -> Curves:
     """
     folders = {run["run_id"]: run_folder(directory, run["run_id"]) for run in runs}
     usable = [run for run in runs if run["complete"]]
-    budget = planned_budget(directory, runs)
+    # Not more than any run has: memory grows with the calls made, however large the budget of a sweep is.
+    budget = min(planned_budget(directory, runs), max((run["calls"] for run in usable), default=1))
     if not usable:
         usable = [run for run in runs if run["calls"]]
         budget = min((run["calls"] for run in usable), default=0)

@@ -10,17 +10,27 @@ from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from envs.reward import ImprovementReward
 from envs.space import Action, StrategySpace
 from sim.layers.model import Model
+
+LARGEST_OPTION = 10**6
+"""[assumed] Of whole numbers: calls, passes, individuals. A thousand times what any preset has."""
 
 
 class NoOptions(BaseModel):
     """Settings of a searcher that has none; the others derive theirs from it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _within_reason(cls, value: Any) -> Any:
+        if isinstance(value, int) and value > LARGEST_OPTION:
+            raise ValueError(f"expected at most {LARGEST_OPTION:,}: more would never fit into a run's memory or time")
+        return value
 
 
 class RewardOptions(NoOptions):
@@ -33,7 +43,7 @@ class RewardOptions(NoOptions):
         penalty: What an infeasible call costs; above beta.
     """
 
-    elites: Annotated[int, Field(ge=1)] = 3
+    elites: Annotated[int, Field(ge=1, le=1000)] = 3
     alpha: Annotated[float, Field(gt=0)] = 1.0
     beta: Annotated[float, Field(gt=0)] = 1.0
     penalty: Annotated[float, Field(gt=0)] = 10.0

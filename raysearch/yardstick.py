@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import time
@@ -11,9 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from raysearch.files import as_strategy, write_json
+from pydantic import BaseModel
+
+from raysearch.files import as_strategy, read_record, write_record
+from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -56,11 +57,11 @@ def find_yardstick(
         fresh: Whether to search again and replace what the cache holds.
     """
     path = cache_dir() / f"{workload.config_hash}-{simulator_digest()}.json"
-    kept = None if fresh else _read(path)
+    kept = None if fresh else _read(path, workload)
     if kept is None:
         kept = _search(workload, progress)
         try:
-            write_json(path, asdict(kept))
+            write_record(path, asdict(kept))
         except OSError as error:
             note_unkept(path.parent, error.strerror)
     return kept
@@ -93,13 +94,27 @@ def _search(workload: Workload, progress: Callable[[int, int], None] | None) -> 
     )
 
 
-def _read(path: Path) -> Yardstick | None:
+class _Kept(BaseModel):
+    """The fields of a `Yardstick` on disk."""
+
+    tokens_per_s_per_gpu: float | None
+    strategy: Strategy | None
+    space_size: int
+    feasible_count: int
+    feasible_share: float
+    quantiles: dict[str, float]
+    wall_s: float
+
+
+def _read(path: Path, workload: Workload) -> Yardstick | None:
     try:
-        fields: dict[str, Any] = json.loads(path.read_bytes())
-        strategy = fields.pop("strategy")
-        return Yardstick(strategy=as_strategy(strategy) if strategy else None, **fields)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # absent, or not ours: it is found and written anew
+        fields = read_record(path, _Kept)
+        best = as_strategy(fields.pop("strategy")) if fields["strategy"] else fields.pop("strategy")
+        if best and evaluate(workload, best).tokens_per_s_per_gpu != fields["tokens_per_s_per_gpu"]:
+            return None
+        return Yardstick(strategy=best, **fields)
+    except (OSError, ValueError):
+        return None  # absent, damaged or not ours: it is found and written anew
 
 
 @cache  # one note, however many optima

@@ -214,9 +214,13 @@ def read_text(path: Path) -> pd.DataFrame:
         InputError: The file cannot be read.
     """
     try:
-        return pd.read_csv(path, keep_default_na=False, dtype=str)
+        frame = pd.read_csv(path, keep_default_na=False, dtype=str)
     except (OSError, ValueError, pd.errors.ParserError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first cells for names of the rows
+        count = len(frame.columns)
+        raise InputError(f"{path}: rows have more cells than the header's {count}: is there a comma at their ends?")
+    return frame
 
 
 def check_names(path: Path, column: str, cells: Iterable[str]) -> None:

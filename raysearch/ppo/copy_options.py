@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raysearch.ppo.options import NonNegative, PositiveFloat, PositiveInt, SharedOptions
+from raysearch.ppo.options import NonNegative, PositiveFloat, PositiveInt, SharedOptions, Width
 
 
 class CopyOptions(SharedOptions):
@@ -33,19 +33,19 @@ class CopyOptions(SharedOptions):
     learning_rate: PositiveFloat = 3e-4
     clip_range: PositiveFloat = 0.2
     max_gradient_norm: PositiveFloat = 0.5
-    embedding: PositiveInt = 64
-    hidden: PositiveInt = 64
-    feed_forward: PositiveInt = 64
-    attention_heads: PositiveInt = 4
-    elites: PositiveInt = 3
+    embedding: Width = 64
+    hidden: Width = 64
+    feed_forward: Width = 64
+    attention_heads: Width = 4
+    elites: Width = 3
     excess_penalty: Annotated[float, Field(gt=1)] = 8.0
     copy_choice: float = 3.0
     copy_degree: float = 1.5
     degree_step: NonNegative = 1.0
     patience: PositiveInt = 200
     candidates: PositiveInt = 3
-    critic_members: Annotated[int, Field(ge=2)] = 4
-    critic_hidden: PositiveInt = 64
+    critic_members: Annotated[Width, Field(ge=2)] = 4
+    critic_hidden: Width = 64
     critic_learning_rate: PositiveFloat = 3e-3
     critic_steps: PositiveInt = 8
     critic_batch: PositiveInt = 128

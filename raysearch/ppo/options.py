@@ -10,6 +10,8 @@ from raysearch.searcher import NoOptions, RewardOptions
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
+Width = Annotated[int, Field(ge=1, le=8192)]
+"""Of a layer, or how many of a kind. [assumed] Networks for tables of a few dozen choices, on one CPU."""
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 
@@ -34,10 +36,10 @@ class SharedOptions(NoOptions):
     learning_rate: PositiveFloat
     clip_range: PositiveFloat
     max_gradient_norm: PositiveFloat
-    embedding: PositiveInt
-    hidden: PositiveInt
-    feed_forward: PositiveInt
-    attention_heads: PositiveInt
+    embedding: Width
+    hidden: Width
+    feed_forward: Width
+    attention_heads: Width
 
     @model_validator(mode="after")
     def _heads_divide_embedding(self) -> Self:
@@ -87,7 +89,7 @@ class Options(SharedOptions, RewardOptions):
     entropy_coefficient: NonNegative = 0.0
     max_gradient_norm: PositiveFloat = 0.5
     normalize_advantages: bool = True
-    embedding: PositiveInt = 256
-    hidden: PositiveInt = 256
-    feed_forward: PositiveInt = 256
-    attention_heads: PositiveInt = 4
+    embedding: Width = 256
+    hidden: Width = 256
+    feed_forward: Width = 256
+    attention_heads: Width = 4

@@ -43,6 +43,12 @@ def test_every_command_has_help_with_examples_and_json(raysearch: Command, comma
     assert "--json" in shown.stdout
 
 
+def test_help_and_version_have_the_flags_that_everybody_tries(raysearch: Command) -> None:
+    assert raysearch("-h").stdout == raysearch("--help").stdout
+    assert raysearch("evaluate", "-h").stdout == raysearch("evaluate", "--help").stdout
+    assert re.fullmatch(r"raysearch \d+\.\d+\.\d+\S*\n", raysearch("--version").stdout)
+
+
 @pytest.mark.parametrize(
     ("command", "default"),
     [("search", "4000, or a heuristic's whole sweep"), ("study", "$RAY_ADDRESS, or a Ray of its own")],

@@ -9,19 +9,27 @@ import contextlib
 import os
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from raysearch import app
+from raysearch.calibration.tables import FAMILIES, read_csv
 from raysearch.checkpoint import pack, unpack
 from raysearch.errors import InputError
 from raysearch.registry import check_options
 from raysearch.results import read_runs, set_aside_damaged, survey, verify
 from raysearch.run import SearchRun, finished_summary
+from raysearch.simulators.cache import AnswerCache
+from raysearch.simulators.protocol import InProcess
 from raysearch.status import read_status
 from raysearch.study import Study, StudyFile, check_study, load_study, run_dir, write_study
+from raysearch.yardstick import cache_dir, find_yardstick
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
+from sim.simulate import evaluate
+from sim.strategy import Strategy
 from tests.conftest import CHECKOUT
 
 ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "12"))
@@ -138,3 +146,91 @@ def test_a_broken_archive_is_no_state() -> None:
     for seed in range(20 * ROUNDS):
         with contextlib.suppress(ValueError):
             assert isinstance(unpack(broken(whole, random.Random(seed))), dict)
+
+
+GEMMS = "framework,dtype,m,n,k,latency_us\n" + "".join(f"trt,fp8,{2**i},4096,4096,{5.5 * (i + 1)}\n" for i in range(9))
+
+
+def test_a_broken_table_is_refused_in_one_line_or_read_within_its_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "gemm.csv"
+    for seed in range(10 * ROUNDS):
+        path.write_bytes(broken(GEMMS.encode(), random.Random(seed)))
+        try:
+            frame = read_csv(path, FAMILIES["gemm"].schema)
+        except InputError as refusal:
+            assert str(path) in str(refusal)  # noqa: PT017
+            assert len(str(refusal)) < 10_000  # noqa: PT017
+        else:
+            assert (frame[["m", "n", "k", "latency_us"]] > 0).all(axis=None)
+
+
+def test_a_comma_at_the_ends_of_lines_is_no_name_of_a_row(tmp_path: Path) -> None:
+    (tmp_path / "gemm.csv").write_text(GEMMS.replace("\n", ",\n").replace("us,", "us"))
+    with pytest.raises(InputError, match="more cells than the header's 6"):
+        read_csv(tmp_path / "gemm.csv", FAMILIES["gemm"].schema)
+
+
+def test_a_broken_cache_of_optima_is_not_believed(
+    tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYSEARCH_CACHE_DIR", str(tmp_path))
+    workload = load_workload(str(tiny_workload))
+    found = find_yardstick(workload)
+    (kept,) = cache_dir().glob("*.json")
+    whole = kept.read_bytes()
+    for seed in range(ROUNDS // 3):
+        kept.write_bytes(broken(whole, random.Random(seed)))
+        again = find_yardstick(workload)
+        assert (again.tokens_per_s_per_gpu, again.strategy) == (found.tokens_per_s_per_gpu, found.strategy)
+
+
+def test_a_broken_cache_of_answers_is_not_believed(
+    tiny_workload: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    workload = load_workload(str(tiny_workload))
+    strategies = [Strategy(2, 4, 1, 256, (dim,) * 12) for dim in (0, 1, 2)]
+    whole = tmp_path / "whole.sqlite"
+    with contextlib.closing(AnswerCache(InProcess(evaluate), whole, workload)) as answers:
+        right = [answers(workload, strategy) for strategy in strategies]
+    for seed in range(ROUNDS):
+        path = tmp_path / f"{seed}.sqlite"
+        path.write_bytes(broken(whole.read_bytes(), random.Random(seed)))
+        with contextlib.closing(AnswerCache(InProcess(evaluate), path, workload)) as answers:
+            told = [answers(workload, strategy) for strategy in strategies]
+        assert [answer.strategy for answer in told] == strategies
+        assert [answer.tokens_per_s_per_gpu for answer in told] == [answer.tokens_per_s_per_gpu for answer in right]
+
+
+VALUES = ["", "-1", "0", "1e999", "nan", "9" * 400, "x", "\udcff", "../..", "a:b", "[", "-h", "\0", "8", "2,1", "."]
+FLAGS = {
+    "evaluate": ["--workload", "--tp", "--ep", "--pp", "--batch", "--dims", "--hardware", "--space", "--margin"],
+    "explain": ["--workload", "--tp", "--dims", "--against", "--space"],
+    "search": ["--searcher", "--seed", "--budget", "--hardware", "--margin", "--workers", "--retries", "--on-failure"],
+    "report": ["--json"],
+    "status": ["--json"],
+    "verify": ["--json"],
+    "list": ["--json"],
+}
+GOOD = {
+    "evaluate": ["--tp", "2", "--ep", "4", "--pp", "1", "--batch", "256", "--dims", "megatron"],
+    "explain": ["--tp", "2", "--ep", "4", "--pp", "1", "--batch", "256", "--dims", "megatron"],
+    "search": ["--searcher", "random", "--budget", "2"],
+}
+
+
+def test_broken_options_of_a_command_are_one_message_or_understood(
+    tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in range(4 * ROUNDS):
+        rng = random.Random(seed)
+        command = rng.choice(list(FLAGS))
+        good = ["--workload", str(tiny_workload), *GOOD[command]] if command in GOOD else []
+        value = rng.choice(VALUES)
+        bad = [rng.choice(FLAGS[command]), value] if rng.random() < 0.8 else [value]
+        monkeypatch.setattr(sys, "argv", ["raysearch", command, *good, *bad])
+        code = app.run()
+        said = capsys.readouterr().err
+        assert code in (0, 1, 2, 3), (sys.argv, said)
+        assert "Traceback" not in said
+        assert code == 0 or len(said) < 10_000

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from raysearch.commands.report import report_results
+from raysearch.curves import read_curves
 from raysearch.errors import InputError
-from raysearch.records import RunSpec
+from raysearch.records import LARGEST_BUDGET, RunSpec
 from raysearch.report import best_runs, explain, read_report, score
 from raysearch.results import read_runs, study_frame
 from raysearch.run import SearchRun
+from raysearch.study import StudyFile, check_study, run_dir, write_study
 
 
 def run(searcher: str, best: float, *, seed: int = 0, workload: str = "w", **changes: Any) -> dict[str, Any]:
@@ -213,3 +215,19 @@ def test_a_curve_that_cannot_be_written_is_a_note(
     assert shown.err.startswith("note: no pictures: ")
     assert "megatron" in shown.out
     assert not as_json or json.loads(shown.out)["curve"] is None
+
+
+def test_a_reports_memory_grows_with_the_calls_made_and_not_with_the_budget(
+    tiny_workload: Path, tmp_path: Path
+) -> None:
+    file = StudyFile(
+        name="s", workloads=(str(tiny_workload),), searchers=("megatron",), seeds=(0,), budget=LARGEST_BUDGET
+    )
+    study = check_study(file)
+    write_study(study, dict.fromkeys(study.workloads), tmp_path)
+    ((run_id, spec),) = study.specs().items()
+    run = SearchRun(spec, run_dir(tmp_path, run_id))
+    run.advance(100)
+    run.finish()
+    curves = read_curves(tmp_path, read_runs(tmp_path))
+    assert curves.best["megatron"].shape == (1, 16)
