@@ -11,6 +11,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+KUBERAY = CHECKOUT / "configs/cluster/kuberay.yaml"
 FILES = [CHECKOUT / "cluster.yaml", CHECKOUT / "configs/cluster/local.yaml"]
 
 
@@ -30,8 +31,56 @@ def test_every_key_is_one_that_ray_knows(config: dict[str, Any]) -> None:
 
 def test_every_node_gets_the_checkout_and_its_pinned_versions(config: dict[str, Any]) -> None:
     assert list(config["file_mounts"].values()) == ["."]
-    (install,) = [command for command in config["setup_commands"] if "pip install" in command]
+    *_, install = [command for command in config["setup_commands"] if "pip install" in command]
     assert "--constraint ~/raysearch/constraints.txt --editable ~/raysearch" in install
+
+
+@pytest.mark.parametrize("path", [*FILES, KUBERAY], ids=lambda path: path.name)
+def test_no_package_is_taken_from_whichever_of_two_indexes_has_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "extra-index" not in text
+    one_line = re.sub(r"\s*\\?\n[# ]*", " ", text)
+    assert one_line.count("--index-url") == one_line.count("--require-hashes --no-deps --index-url")
+
+
+def test_the_cpu_build_of_pytorch_is_pinned_by_digests_in_the_version_that_all_use() -> None:
+    lines = (CHECKOUT / "requirements-torch-cpu.txt").read_text(encoding="utf-8").splitlines()
+    requirement, *digests = [line.removesuffix(" \\").strip() for line in lines if not line.startswith("#")]
+    version = requirement.removeprefix("torch==").removesuffix("+cpu")
+    assert f"torch=={version}" in (CHECKOUT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert len(set(digests)) == len(digests) == 6
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", digest) for digest in digests)
+
+
+def kuberay() -> dict[str, dict[str, Any]]:
+    return {item["kind"]: item for item in yaml.safe_load_all(KUBERAY.read_text(encoding="utf-8"))}
+
+
+def test_on_kubernetes_rays_ports_ask_for_a_token_and_are_closed_to_other_pods() -> None:
+    found = kuberay()
+    cluster = found["RayJob"]["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"
+    assert found["NetworkPolicy"]["spec"]["policyTypes"] == ["Ingress"]
+    ours = found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+    templates = [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    for template in (*templates, found["RayJob"]["spec"]["submitterPodTemplate"]):
+        assert template["metadata"]["labels"] == ours
+        assert not any("hostPort" in port for box in template["spec"]["containers"] for port in box.get("ports", []))
+
+
+def test_on_kubernetes_all_nodes_write_to_one_volume_and_use_the_ray_that_is_pinned() -> None:
+    found = kuberay()
+    assert found["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    claim = {"persistentVolumeClaim": {"claimName": found["PersistentVolumeClaim"]["metadata"]["name"]}}
+    cluster = found["RayJob"]["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        (mount,) = pod["containers"][0]["volumeMounts"]
+        assert {"name": mount["name"], **claim} in pod["volumes"]
+        assert f"--out {mount['mountPath']}/" in found["RayJob"]["spec"]["entrypoint"]
+    assert f"ray=={cluster['rayVersion']}" in (CHECKOUT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"  # no run lands there
 
 
 def test_no_node_guesses_whether_a_token_is_asked_for(config: dict[str, Any]) -> None:
