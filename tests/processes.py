@@ -21,3 +21,11 @@ def _children(pid: int) -> list[int]:
         return [int(c) for path in Path(f"/proc/{pid}/task").glob("*/children") for c in path.read_text().split()]
     except OSError:
         return []
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has, if its parent knows it or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

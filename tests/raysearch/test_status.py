@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +17,6 @@ from raysearch.journal import JOURNAL_FILE, Journal
 from raysearch.run import SearchRun
 from raysearch.status import StudyStatus, read_status
 from raysearch.study import load_study, run_dir, write_study
-from tests.processes import descendants
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
-Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def study_file(folder: Path, workload: Path, **changes: Any) -> Path:
@@ -144,29 +136,3 @@ def test_watching_looks_again_until_nothing_runs(
     monkeypatch.setattr(status_command.time, "sleep", lambda _: claim.__exit__(None, None, None))
     show_status(out, watch=True, as_json=True)
     assert [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()] == ["running", "failed"]
-
-
-@pytest.mark.slow
-def test_a_real_study_is_seen_running_by_name_and_then_stopped(
-    tiny_workload: Path, tmp_path: Path, start: Start, raysearch: Command
-) -> None:
-    file, folder = study_file(tmp_path, tiny_workload, searchers=["random"], seeds=[0], budget=10**6), tmp_path / "out"
-    process = start("study", file, "--out", folder, "--cpus", "1")
-    wait_until(process, lambda: (folder / "study.json").exists() and read_status(folder).runs[0].calls > 400)
-    assert read_status(folder).state == "running"
-    wait_until(process, lambda: any("tiny-random-s0" in title for title in descendants(process.pid).values()))
-    os.killpg(process.pid, signal.SIGHUP)  # as a terminal that is closed does
-    process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGHUP
-    told = json.loads(raysearch("status", folder, "--json").stdout)
-    assert (told["state"], told["finished_runs"], told["remaining_s"]) == ("interrupted", 0, None)
-    assert told["runs"][0]["state"] == "interrupted"
-    assert told["runs"][0]["calls"] == told["calls"] > 400
-
-
-def wait_until(process: subprocess.Popen[str], happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not happened():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
