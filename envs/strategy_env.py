@@ -226,9 +226,13 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
             raise SimulatorFailure(strategy, failure_text(error)) from error
 
 
+class SimulatorError(RuntimeError):
+    """What a simulator raised in another process, in words: "ZeroDivisionError: division by zero"."""
+
+
 def failure_text(error: Exception) -> str:
     """What went wrong, in one line that is no longer than anyone reads: a foreign simulator may say megabytes."""
-    return brief(f"{type(error).__name__}: {error}")
+    return brief(str(error) if isinstance(error, SimulatorError) else f"{type(error).__name__}: {error}")
 
 
 def brief(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -110,10 +111,11 @@ def _read(path: Path, workload: Workload) -> Yardstick | None:
     try:
         fields = read_record(path, _Kept)
         best = as_strategy(fields.pop("strategy")) if fields["strategy"] else fields.pop("strategy")
-        if best and evaluate(workload, best).tokens_per_s_per_gpu != fields["tokens_per_s_per_gpu"]:
+        figure = fields["tokens_per_s_per_gpu"]
+        if best and not math.isclose(evaluate(workload, best).tokens_per_s_per_gpu, figure, rel_tol=1e-9):
             return None
         return Yardstick(strategy=best, **fields)
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return None  # absent, damaged or not ours: it is found and written anew
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from envs.strategy_env import SimulatorError, failure_text
 from raysearch.errors import InputError
 from raysearch.simulators.plugin import load_simulator
 from sim.evaluation import Evaluation
@@ -31,6 +32,19 @@ class NoWorker(InputError):
     """A worker could not be started, which is no strategy's fault."""
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """What a black box raised.
+
+    Attributes:
+        text: In words.
+        mistake: Whether it is an `InputError`, which no other strategy would mend.
+    """
+
+    text: str
+    mistake: bool = False
+
+
 @ray.remote(num_cpus=1, max_restarts=0)
 class SimulatorWorker:
     """Holds the black box and asks it, one strategy at a time."""
@@ -39,9 +53,14 @@ class SimulatorWorker:
         self._simulate = load_simulator(simulator)
         self._workload = workload
 
-    def evaluate(self, strategy: Strategy) -> Evaluation:
-        """What the black box says."""
-        return self._simulate(self._workload, strategy)
+    def evaluate(self, strategy: Strategy) -> Evaluation | _Failure:
+        """What the black box says, or what went wrong: an error of its own may not survive the way."""
+        try:
+            return self._simulate(self._workload, strategy)
+        except InputError as error:
+            return _Failure(str(error), mistake=True)
+        except Exception as error:
+            return _Failure(failure_text(error))
 
     def pid(self) -> int:
         """Process id, for tests and for whoever looks for it in `ps`."""
@@ -89,7 +108,8 @@ class SimulatorPool:
 
         Raises:
             NoAnswer: The worker hung or died; it is replaced.
-            Exception: What the black box raised.
+            SimulatorError: The black box raised; what it said.
+            InputError: It did, for a reason that is no strategy's fault.
         """
         self.prefetch(strategy)
         call = self._in_flight.pop(strategy)
@@ -122,15 +142,18 @@ class SimulatorPool:
     def _collect(self, call: _Call) -> Evaluation:
         self._wait_for(call.worker)
         try:
-            return ray.get(call.answer, timeout=self._timeout_s)
+            answer = ray.get(call.answer, timeout=self._timeout_s)
         except GetTimeoutError as error:
             self._replace(call.worker)
             raise NoAnswer(f"no answer within {self._timeout_s:g} s") from error
         except RayTaskError as error:
-            raise _raised(error) from None
+            raise SimulatorError(_last_line(error)) from None
         except RayActorError as error:
             self._replace(call.worker)
             raise NoAnswer("the worker's process died") from error
+        if isinstance(answer, _Failure):
+            raise InputError(answer.text) if answer.mistake else SimulatorError(answer.text)
+        return answer
 
     def _wait_for(self, worker: int) -> None:
         """Waits for a new worker, so that no answer's time counts its start."""
@@ -151,12 +174,6 @@ class SimulatorPool:
         ray.kill(self._workers[worker])
         self._start(worker)
         self._in_flight = {strategy: call for strategy, call in self._in_flight.items() if call.worker != worker}
-
-
-def _raised(error: RayTaskError) -> Exception:
-    """What the black box raised, without the stack of the worker that Ray wraps around it."""
-    cause = error.cause
-    return RuntimeError(_last_line(error)) if isinstance(cause, (RayTaskError, type(None))) else cause
 
 
 def _last_line(error: Exception) -> str:

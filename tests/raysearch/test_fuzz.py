@@ -222,7 +222,7 @@ def test_broken_options_of_a_command_are_one_message_or_understood(
     tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for seed in range(4 * ROUNDS):
+    for seed in range(2 * ROUNDS):
         rng = random.Random(seed)
         command = rng.choice(list(FLAGS))
         good = ["--workload", str(tiny_workload), *GOOD[command]] if command in GOOD else []

@@ -209,7 +209,7 @@ def test_a_black_box_that_does_not_repeat_itself_is_found_out(new_run: NewRun, l
     ("box", "reason"),
     [
         ("talkative", r"^the simulator failed on Strategy\(.*: RuntimeError: x{486} \.\.\. \(10,000,014 characters\)$"),
-        ("unpicklable", r"^the simulator failed on Strategy\([^\n]*: .*Unpicklable.*: cannot be sent$"),
+        ("unpicklable", r"^the simulator failed on Strategy\([^\n]*\): Unpicklable: cannot be sent$"),
         ("exits", r"^the simulator failed on Strategy\([^\n]*: NoAnswer: the worker's process died$"),
         ("interrupts", r"^the simulator failed on Strategy\([^\n]*$"),
     ],
