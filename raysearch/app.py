@@ -5,6 +5,7 @@ Nothing imported here may import Ray, torch, pandas or matplotlib: most commands
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -87,6 +88,9 @@ app.command("verify-rules")(verify_rules.verify_rules)
 
 def run() -> int:
     """Runs the command that sys.argv names and returns the exit code; errors are told in one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # the name of a file may hold bytes that are no text
     try:
         app(prog_name="raysearch", standalone_mode=False)
         sys.stdout.flush()  # now, while a full disk can still be told
