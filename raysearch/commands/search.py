@@ -117,9 +117,7 @@ def search_workload(
             if finished is None:
                 optimum = _optimum(loaded, simulator)
                 run = SearchRun(spec, folder, optimum=optimum, resume=resume, patience=patience)
-                can_go_on_with(
-                    [*sys.argv[1:], *([] if out else ["--out", str(folder)]), *([] if resume else ["--resume"])]
-                )
+                can_go_on_with([*sys.argv[1:], *_going_on(folder, out, resume)])
                 finished = _drive(run)
     summary = finished
     if as_json:
