@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,3 +32,27 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
+    """The addresses and ports on which processes wait for connections."""
+    ours: set[str] = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(OSError):  # closed this moment
+                ours.add(os.readlink(link))
+    found: list[tuple[str, int]] = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[column] for column in (1, 3, 9))
+            if state == "0A" and f"socket:[{inode}]" in ours:
+                host, port = local.split(":")
+                found.append((_address(host), int(port, 16)))
+    return found
+
+
+def _address(text: str) -> str:
+    """The address that the kernel writes as 32-bit words in this machine's order."""
+    packed = b"".join(bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8))
+    address = ipaddress.ip_address(packed)
+    return str(getattr(address, "ipv4_mapped", None) or address)

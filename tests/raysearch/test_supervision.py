@@ -18,7 +18,7 @@ from raysearch import cli
 from raysearch.errors import STOPS
 from raysearch.results import verify
 from tests.conftest import command_environment
-from tests.processes import descendants, ended
+from tests.processes import descendants, ended, listening
 
 CHILD = """
 import os, signal, subprocess, sys, time
@@ -187,6 +187,7 @@ def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypa
             for mode in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64})
         ]  # at a time: each tries for half a minute
         assert [stranger.communicate()[0] for stranger in strangers] == ["refused\n"] * 2
+        assert {host for host, _ in listening([os.getpid(), *descendants(os.getpid())])} == {"127.0.0.1"}
     assert tokens() == before
     assert not token.exists()
 
