@@ -29,6 +29,8 @@ _PAPER_REWARD = ImprovementReward()
 _PADDING = -1.0  # apart from every scaled index, which lies in [0, 1]
 LONGEST_TEXT = 500
 """[assumed] Characters of a foreign message that are shown and kept: enough for what went wrong and where."""
+_CUT_NOTE = 50
+"""Room for the note that a text was cut, so that one that was is not cut again."""
 _CACHED_CALLS = 1024  # [assumed] enough for a searcher that dwells on a few strategies; some 20 MB
 
 
@@ -236,13 +238,15 @@ def failure_text(error: Exception) -> str:
 
 
 def brief(text: str) -> str:
-    """The text in one line, cut after `LONGEST_TEXT` characters.
+    """The text in one line, cut after some `LONGEST_TEXT` characters.
 
     >>> brief("one\\n  two"), len(brief("x" * 10**7))
     ('one two', 528)
+    >>> (cut := brief("x" * 10**7)) == brief(cut)
+    True
     """
     line = " ".join(text[: 2 * LONGEST_TEXT].split())
-    if len(line) <= LONGEST_TEXT and len(text) <= 2 * LONGEST_TEXT:
+    if len(line) <= LONGEST_TEXT + _CUT_NOTE and len(text) <= 2 * LONGEST_TEXT:
         return line
     return f"{line[:LONGEST_TEXT]} ... ({len(text):,} characters)"
 
