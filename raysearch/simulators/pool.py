@@ -142,7 +142,7 @@ class SimulatorPool:
     def _collect(self, call: _Call) -> Evaluation:
         self._wait_for(call.worker)
         try:
-            answer = ray.get(call.answer, timeout=self._timeout_s)
+            answer: Any = ray.get(call.answer, timeout=self._timeout_s)
         except GetTimeoutError as error:
             self._replace(call.worker)
             raise NoAnswer(f"no answer within {self._timeout_s:g} s") from error
