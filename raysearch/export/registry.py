@@ -86,3 +86,4 @@ register_exporter(
     "dynamo", "a DynamoGraphDeployment, nvidia.com/v1beta1 (NVIDIA Dynamo 1.6.1)", "raysearch.export.dynamo:export"
 )
 register_exporter("llm-d", "Helm values of llm-d-modelservice", "raysearch.export.llm_d:export")
+register_exporter("jax", "a mesh and `PartitionSpec`s (jax 0.10)", "raysearch.export.jax:export")

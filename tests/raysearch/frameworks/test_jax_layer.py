@@ -1,0 +1,112 @@
+"""A layer in JAX on eight host devices: its numbers, and the collectives that XLA compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raysearch.errors import InputError
+from sim.layers.model import Model
+from sim.layers.ops import op_names
+from sim.sharding.placement import PARTIAL, REPLICATE, Shard
+from tests.raysearch.frameworks.small import DENSE, KNOWN, MOE, charged, numbers, sharded, truth
+
+jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
+jax.config.update("jax_num_cpu_devices", 8)
+
+FAST = {"xla_backend_optimization_level": "0"}
+"""Machine code that need not be fast; the HLO, with its collectives, is what it is."""
+
+
+def check(model: Model, dims: tuple[int, ...], tp: int, ep: int, *, sent_as_charged: bool = True) -> None:
+    """The layer on tp x ep devices gives what it gives on none, by the collectives that the simulator charges."""
+    from raysearch.frameworks.jax_layer import collectives_of, sharded_layer
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[: tp * ep]).reshape(ep, tp), ("ep", "tp"))
+    cut, given = sharded(model, dims, tp, ep), numbers(model)
+    layer = sharded_layer(cut, mesh).lower(*given).compile(FAST)
+    placed = jax.tree.map(jax.device_put, given, layer.input_shardings[0])
+    np.testing.assert_allclose(np.asarray(layer(*placed)), truth(model, *given), rtol=1e-3, atol=1e-3)
+    if sent_as_charged:
+        assert sorted(map(tuple, collectives_of(layer.as_text()))) == charged(model, dims, tp, ep)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize(("model", "tp", "ep"), [(DENSE, 4, 1), (MOE, 4, 2)])
+def test_the_result_and_the_collectives_are_those_of_the_simulator(name: str, model: Model, tp: int, ep: int) -> None:
+    check(model, KNOWN[name](model), tp, ep)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_so_they_are_for_random_strategies(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model, tp, ep = [(DENSE, 4, 1), (MOE, 2, 2), (MOE, 4, 2), (MOE, 4, 1)][seed % 4]
+    check(model, tuple(rng.integers(0, 3, len(op_names(model))).tolist()), tp, ep)
+
+
+def test_tokens_that_visit_some_experts_are_right_though_more_is_sent() -> None:
+    check(replace(MOE, experts_per_token=2), KNOWN["megatron_sp"](MOE), 2, 2, sent_as_charged=False)
+
+
+def test_specs_and_placements_read_each_other() -> None:
+    from jax.sharding import PartitionSpec
+
+    from raysearch.frameworks.jax_layer import from_partition_spec, partition_spec
+
+    for ep in (REPLICATE, Shard(0), Shard(1)):
+        for tp in (REPLICATE, Shard(0), Shard(1)):
+            placements = {"ep": ep, "tp": tp}
+            assert from_partition_spec(partition_spec(placements, 2), ("ep", "tp")) == placements
+    assert partition_spec({"ep": Shard(0), "tp": Shard(0)}, 2) == PartitionSpec(("ep", "tp"), None)
+    with pytest.raises(InputError, match="cannot say"):
+        partition_spec({"tp": PARTIAL}, 2)
+    with pytest.raises(InputError, match="mesh has ep, tp"):
+        from_partition_spec(PartitionSpec("dp"), ("ep", "tp"))
+    with pytest.raises(InputError, match="inner axis first"):
+        from_partition_spec(PartitionSpec(("tp", "ep")), ("ep", "tp"))
+
+
+def test_another_mesh_is_refused() -> None:
+    from raysearch.frameworks.jax_layer import sharded_layer
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("ep", "tp"))
+    with pytest.raises(InputError, match="expected a mesh"):
+        sharded_layer(sharded(DENSE, KNOWN["megatron"](DENSE), 4, 1), mesh)
+
+
+def test_every_weight_has_a_spec_that_divides_it() -> None:
+    from raysearch.frameworks.jax_layer import weight_specs
+
+    specs: dict[str, Any] = weight_specs(sharded(MOE, KNOWN["megatron"](MOE), 4, 2))
+    assert {name: tuple(spec) for name, spec in specs.items()} == {
+        "attn_norm": (None,),
+        "qkv_proj": (None, "tp"),
+        "o_proj": ("tp", None),
+        "ffn_norm": (None,),
+        "ffn1": ("ep", None, "tp"),
+        "ffn2": ("ep", "tp", None),
+        "router": (None, None),
+    }
+
+
+def test_the_exported_file_holds_the_same_specs() -> None:
+    from raysearch.export.deployment import Deployment
+    from raysearch.export.jax import export
+    from raysearch.frameworks.jax_layer import cache_spec, stream_spec, weight_specs
+    from sim.config.described import Description, described_workload
+    from sim.strategy import Strategy
+
+    workload = described_workload(Description("mixtral_8x7b", isl=1024, osl=256, max_gpus=8))
+    dims = KNOWN["ffn2_on_hidden"](workload.model)
+    exported: dict[str, Any] = {}
+    exec(export(Deployment(workload, Strategy(4, 2, 1, 64, dims), "")).files["sharding.py"], exported)
+    cut = sharded(workload.model, dims, 4, 2)
+    assert exported["WEIGHTS"] == weight_specs(cut)
+    assert (exported["STREAM"], exported["CACHE"]) == (stream_spec(cut), cache_spec(cut))
+    assert dict(exported["mesh"]().shape) == {"ep": 2, "tp": 4}
+    with pytest.raises(InputError, match="joint space"):
+        export(Deployment(workload, Strategy(4, 2, 1, 64, dims, cp=2), ""))
