@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from raysearch.commands.optimum import NOTHING_FEASIBLE
 from raysearch.commands.options import JsonOption, MarginOption, print_json
 from raysearch.commands.workload_flags import workload_of_flags
+from raysearch.errors import InputError
+from raysearch.export.models import published_weights
+from raysearch.files import as_strategy, degrees_text, strategy_dict
 from raysearch.recommend.answer import answer
 from raysearch.recommend.question import Question
+from raysearch.recommend.record import figures
+from sim.config.catalog import load_model
+from sim.simulate import evaluate
 
 
 def recommend(
@@ -27,7 +34,9 @@ def recommend(
         str, typer.Option(help="vllm, sglang, trtllm, megatron_core, or an engine that a package adds.")
     ] = "vllm",
     phase: Annotated[str, typer.Option(help="serve, decode or prefill, as of `optimum`.")] = "serve",
-    weights: Annotated[str, typer.Option(help="bf16, fp8 or fp8_block.")] = "fp8",
+    weights: Annotated[
+        str | None, typer.Option(help="bf16, fp8 or fp8_block.", show_default="the fp8 format that is published")
+    ] = None,
     kv_cache: Annotated[str, typer.Option(help="bf16 or fp8.")] = "fp8",
     chunk_tokens: Annotated[
         int | None, typer.Option(help="Most prompt tokens of a step.", min=1, show_default="prompts whole")
@@ -40,6 +49,9 @@ def recommend(
         int | None, typer.Option(help="Fewest GPUs for so many requests at once.", min=1, show_default="fill --gpus")
     ] = None,
     price: Annotated[float | None, typer.Option(help="Of a GPU and hour.", show_default="none")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="'aisimulate': its recommendation beside ours (a minute or two).")
+    ] = None,
     top: Annotated[int, typer.Option(help="How many strategies to tell.", min=1)] = 5,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for recommendation.json, the front and the commands.")
@@ -55,6 +67,7 @@ def recommend(
     Examples:
       raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --tpot-ms 50 --ttft-ms 2000
       raysearch recommend --model deepseek_v3 --gpus 64 --isl 4000 --osl 1000 --engine sglang --out results/v3
+      raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --tpot-ms 50 --against aisimulate
       raysearch recommend --model qwen3_32b --gpus 16 --isl 2000 --osl 300 --tpot-ms 30 --requests-per-s 5 --price 2.5
     """
     options = {
@@ -64,7 +77,7 @@ def recommend(
         "isl": isl,
         "osl": osl,
         "engine": engine,
-        "weights": weights,
+        "weights": weights or published_weights(load_model(model).name),
         "kv_cache": kv_cache,
         "tpot_ms": tpot_ms,
         "ttft_ms": ttft_ms,
@@ -82,20 +95,53 @@ def recommend(
         concurrency,
         price,
     )
+    if against not in (None, "aisimulate"):
+        raise InputError(f"--against knows 'aisimulate', got {against!r}")
     found = answer(question, _note if sys.stderr.isatty() else lambda _: None)
     from raysearch.recommend.record import answer_dict, write_answer
 
     told = write_answer(found, out) if out is not None else answer_dict(found)
+    other = _other_opinion(question) if against else None
     if as_json:
-        print_json(told)
+        print_json({**told, "against": other} if against else told)
     else:
         from raysearch.recommend.show import show
 
         show(found)
         if out is not None:
             print(f"Written: {out}")
+        if against:
+            print(_opinion_text(other))
     if not found.options:
         raise typer.Exit(NOTHING_FEASIBLE)
+
+
+def _other_opinion(question: Question) -> dict[str, Any] | None:
+    """What AISimulate recommends, by its figures and by ours."""
+    from raysearch.simulators.aisimulate import recommendation
+
+    theirs = recommendation(question.workload, question.gpus)
+    if theirs is None:
+        return None
+    ours = evaluate(question.workload, theirs.strategy)
+    return {
+        **asdict(theirs),
+        "strategy": strategy_dict(theirs.strategy),
+        "by_ours": figures(question.workload, ours),
+        "violations_by_ours": [violation.message for violation in ours.violations],
+    }
+
+
+def _opinion_text(other: dict[str, Any] | None) -> str:
+    if other is None:
+        return "AISimulate finds nothing that meets the SLOs on one pool."
+    ours, degrees = other["by_ours"], degrees_text(as_strategy(other["strategy"]))
+    broken = "".join(f"; breaks a limit by ours: {text}" for text in other["violations_by_ours"])
+    return (
+        f"AISimulate ({other['version']}): {degrees}; {other['tokens_per_s_per_gpu']:,.1f} tokens/s/GPU and "
+        f"{other['tpot_s'] * 1e3:.1f} ms per token by its figures, {ours['tokens_per_s_per_gpu']:,.1f} and "
+        f"{ours['tpot_s'] * 1e3:.1f} by ours{broken}"
+    )
 
 
 def _note(what: str) -> None:

@@ -71,7 +71,7 @@ def test_a_simulator_that_cannot_be_used_is_one_clear_error(name: str, message: 
 
 @pytest.mark.parametrize(
     ("name", "package", "workload"),
-    [("aiconfigurator", "aiconfigurator", "qwen3_235b_a22b_16k"), ("genz", "GenZ", "mixtral_8x22b_8k")],
+    [("aisimulate", "aisimulate", "qwen3_235b_a22b_16k"), ("genz", "GenZ", "mixtral_8x22b_8k")],
 )
 def test_the_shipped_black_boxes_are_found_by_name_and_say_what_to_install(
     name: str, package: str, workload: str, monkeypatch: pytest.MonkeyPatch
@@ -81,6 +81,22 @@ def test_the_shipped_black_boxes_are_found_by_name_and_say_what_to_install(
     assert box.degrees_only
     with pytest.raises(InputError, match=re.escape(f"pip install 'raysearch[{name}]'")):
         box(load_workload(workload), Strategy(2, 2, 1, 64, ()))
+
+
+def test_aisimulate_measures_a_decode_step() -> None:
+    pytest.importorskip("aisimulate", reason="needs raysearch[aisimulate]")
+    from raysearch.simulators.aisimulate import measure
+
+    workload = load_workload("qwen3_235b_a22b_16k")
+    small, large = (measure(workload, Strategy(2, 4, 2, batch, ())) for batch in (64, 256))
+    for measured in (small, large):
+        assert not measured.unsupported
+        assert measured.gpus == 16
+        assert 0.001 < measured.tpot_s < 1
+        assert 1e9 < (measured.memory_bytes or 0) < 85e9
+    assert large.tpot_s > small.tpot_s
+    assert large.tokens_per_s_per_gpu > small.tokens_per_s_per_gpu
+    assert measure(workload, Strategy(1, 3, 1, 64, ())).unsupported
 
 
 def test_a_simulator_of_degrees_only_is_searched_over_degrees_only() -> None:

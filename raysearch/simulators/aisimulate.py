@@ -1,23 +1,27 @@
-"""AIConfigurator's performance database as a black box: degrees only, one decode step per call.
+"""AISimulate's performance database as a black box: degrees only, one decode step per call.
 
-Install it with `pip install 'raysearch[aiconfigurator]'` and search it with `--simulator aiconfigurator`. It reads
+Install it with `pip install 'raysearch[aisimulate]'` and search it with `--simulator aisimulate`. It reads
 kernels measured on the accelerator (H100 SXM unless the hardware is another of its systems) under TensorRT-LLM.
 
 A strategy's mesh in its words: attention has tensor size tp and data size ep, experts have tensor size tp and expert
 size ep, so that tp * ep = moe_tp * moe_ep; the batch of a microbatch is spread over the ep data ranks.
 
-Source: NVIDIA, github.com/ai-dynamo/aiconfigurator (Apache-2.0), version 0.12.
+Source: NVIDIA, github.com/ai-dynamo/aisimulate (Apache-2.0), AIConfigurator's successor, version 0.13.
 """
 # pyright: reportMissingImports=false
 # (an optional extra)
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from raysearch.errors import InputError
 from raysearch.simulators.measurement import Measurement
+from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -32,7 +36,7 @@ _PRECISION = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
 
 
 def measure(workload: Workload, strategy: Strategy) -> Measurement:
-    """One decode step as AIConfigurator interpolates it; what its database does not cover is not supported.
+    """One decode step as AISimulate interpolates it; what its database does not cover is not supported.
 
     Raises:
         InputError: The package is missing, or it does not know the model or the hardware.
@@ -41,7 +45,7 @@ def measure(workload: Workload, strategy: Strategy) -> Measurement:
     if unsupported is not None:
         return unsupported
     _session(workload.hardware.name)  # which says what is missing
-    from aiconfigurator.sdk.errors import PerfDataNotAvailableError
+    from aisimulate.sdk.errors import PerfDataNotAvailableError
 
     try:
         row = _decode_step(workload, strategy)
@@ -73,8 +77,8 @@ def _unsupported(workload: Workload, strategy: Strategy) -> Measurement | None:
 
 
 def _decode_step(workload: Workload, strategy: Strategy) -> Any:
-    from aiconfigurator.sdk import common, config, models
-    from aiconfigurator.sdk.inference_session import InferenceSession
+    from aisimulate.sdk import common, config, models
+    from aisimulate.sdk.inference_session import InferenceSession
 
     weights = _PRECISION[workload.precisions.weights]
     parallel = config.ModelConfig(
@@ -99,17 +103,78 @@ def _decode_step(workload: Workload, strategy: Strategy) -> Any:
 def _session(system: str) -> tuple[Any, Any]:
     """The database and the backend, loaded once per process: seconds against a fraction of a millisecond per call."""
     try:
-        from aiconfigurator.sdk import perf_database
-        from aiconfigurator.sdk.backends.factory import get_backend
+        from aisimulate.sdk import perf_database
+        from aisimulate.sdk.backends.factory import get_backend
     except ImportError as error:
-        raise InputError("AIConfigurator is not installed: pip install 'raysearch[aiconfigurator]'") from error
+        raise InputError("AISimulate is not installed: pip install 'raysearch[aisimulate]'") from error
     version = perf_database.get_latest_database_version(system, BACKEND)
     if version is None:
-        raise InputError(f"AIConfigurator has no {BACKEND} data of hardware {system!r}")
+        raise InputError(f"AISimulate has no {BACKEND} data of hardware {system!r}")
     return perf_database.get_database(system, BACKEND, version), get_backend(BACKEND)
 
 
 def _model_path(name: str) -> str:
     if name not in HUGGING_FACE:
-        raise InputError(f"AIConfigurator stands for the models {', '.join(HUGGING_FACE)} here, got {name!r}")
+        raise InputError(f"AISimulate stands for the models {', '.join(HUGGING_FACE)} here, got {name!r}")
     return HUGGING_FACE[name]
+
+
+@dataclass(frozen=True)
+class Recommended:
+    """What AISimulate would run, on one pool that computes prompts and answers.
+
+    Attributes:
+        strategy: In our words: Megatron-LM's dims, its batch over all attention ranks.
+        tokens_per_s_per_gpu, tpot_s, ttft_s: By its figures.
+        version: Of the engine whose data it has.
+    """
+
+    strategy: Strategy
+    tokens_per_s_per_gpu: float
+    tpot_s: float
+    ttft_s: float
+    version: str
+
+
+def recommendation(workload: Workload, gpus: int) -> Recommended | None:
+    """What AISimulate recommends for a workload of phase serve under its engine; None where nothing meets the SLOs.
+
+    Its sweep takes a minute or two.
+
+    Raises:
+        InputError: The package is missing, or it does not know the model, the engine or the hardware.
+    """
+    try:
+        from aisimulate.legacy_cli.api import cli_default
+    except ImportError as error:
+        raise InputError("AISimulate is not installed: pip install 'raysearch[aisimulate]'") from error
+    engine = workload.engine.name.partition("<")[0] if workload.engine else BACKEND
+    slos_ms = [min(slo_s, _NO_LIMIT_S) * 1e3 for slo_s in (workload.ttft_slo_s, workload.tpot_slo_s)]
+    try:
+        with redirect_stdout(sys.stderr):
+            found = cli_default(
+                model_path=_model_path(workload.model.name),
+                total_gpus=gpus,
+                system=workload.hardware.name,
+                backend=engine,
+                isl=workload.prompt_tokens,
+                osl=workload.output_tokens,
+                ttft=slos_ms[0],
+                tpot=slos_ms[1],
+                top_n=1,
+            )
+    except (ValueError, KeyError, RuntimeError, SystemExit) as error:
+        raise InputError(f"AISimulate cannot answer for {engine} on {workload.hardware.name}: {error}") from error
+    table = found.best_configs.get("agg")
+    if table is None or not len(table):
+        return None
+    row = table.iloc[0]
+    tp, dp, ep = int(row["tp"]), int(row["dp"]), int(row["moe_ep"])
+    batch = int(row["bs"]) * dp
+    strategy = Strategy(tp, ep, int(row["pp"]), batch, megatron_dims(workload.model), 1, None if dp == ep else dp)
+    figures = (float(row["tokens/s/gpu"]), float(row["tpot"]) * 1e-3, float(row["ttft"]) * 1e-3)
+    return Recommended(strategy, *figures, version=str(row["version"]))
+
+
+_NO_LIMIT_S = 1000.0
+"""What stands for no SLO where it wants a number. [assumed]"""

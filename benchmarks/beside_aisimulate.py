@@ -1,7 +1,7 @@
-"""The best degrees by AIConfigurator's figures, by ours, and by AIConfigurator's own search, each priced by both.
+"""The best degrees by AISimulate's figures, by ours, and by AISimulate's own search, each priced by both.
 
-    pip install 'raysearch[aiconfigurator]'
-    python benchmarks/beside_aiconfigurator.py                      # Qwen3-235B-A22B at 16k context
+    pip install 'raysearch[aisimulate]'
+    python benchmarks/beside_aisimulate.py                      # Qwen3-235B-A22B at 16k context
 
 Every combination of degrees is evaluated through the plug-in, so its best is the best. Its own search picks a decode
 worker of a disaggregated deployment; it fixes the parallel sizes that it considers by itself and prices fp8 weights by
@@ -19,7 +19,7 @@ import warnings
 
 import numpy as np
 
-from raysearch.simulators import aiconfigurator
+from raysearch.simulators import aisimulate
 from raysearch.simulators.opening import searched_space
 from raysearch.simulators.plugin import load_plugin
 from sim.config.catalog import load_workload
@@ -29,11 +29,11 @@ from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Precisions, Workload
 
-PLUGIN = "raysearch.simulators.aiconfigurator:measure"
+PLUGIN = "raysearch.simulators.aisimulate:measure"
 
 
 def exhaustive(workload: Workload) -> Strategy:
-    """The best of all degrees by AIConfigurator's figures."""
+    """The best of all degrees by AISimulate's figures."""
     space, measure = searched_space(workload, PLUGIN, "random"), load_plugin(PLUGIN)
     started, best, feasible = time.perf_counter(), None, 0
     for indices in itertools.product(*map(range, space.sizes)):
@@ -47,15 +47,15 @@ def exhaustive(workload: Workload) -> Strategy:
 
 
 def own_search(workload: Workload, gpus: int) -> Strategy:
-    """The decode worker that AIConfigurator's command picks for a disaggregated deployment."""
-    from aiconfigurator.cli.api import cli_default
+    """The decode worker that AISimulate's command picks for a disaggregated deployment."""
+    from aisimulate.legacy_cli.api import cli_default
 
     started = time.perf_counter()
     found = cli_default(
-        model_path=aiconfigurator.HUGGING_FACE[workload.model.name],
+        model_path=aisimulate.HUGGING_FACE[workload.model.name],
         total_gpus=gpus,
         system=workload.hardware.name,
-        backend=aiconfigurator.BACKEND,
+        backend=aisimulate.BACKEND,
         isl=workload.context_tokens,
         osl=512,
         ttft=60_000,  # decode alone is compared
