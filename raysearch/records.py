@@ -64,8 +64,11 @@ class RunSpec:
 
     @property
     def digest(self) -> str:
-        """Tells specs apart."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """Tells specs apart; those that stop on failures as they were before that could be chosen."""
+        fields = asdict(self)
+        if self.on_failure == "stop":
+            del fields["on_failure"]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     def __post_init__(self) -> None:
         if self.budget < 1:
@@ -125,7 +128,7 @@ class RunSummary(BaseModel):
     fraction_of_optimum: float | None
     wall_s: float
     improvements: list[tuple[int, float]]
-    answers_differ: list[str]
+    answers_differ: list[str] = []
     metrics: dict[str, Any]
 
 

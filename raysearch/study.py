@@ -219,7 +219,7 @@ def check_same_study(study: Study, out: Path) -> None:
         raise InputError(f"nothing to resume in {out}: it has no {STUDY_FILE}")
     kept = read_record(out / STUDY_FILE, StudyRecord)
     now = study.file.model_dump(mode="json")
-    changed = sorted(key for key in now if kept["study"].get(key) != now[key])
+    changed = sorted(key for key in now if kept["study"].get(key, StudyFile.model_fields[key].default) != now[key])
     if changed:
         raise InputError(
             f"{out} was started with other values of {', '.join(changed)}: resume with the same study file"

@@ -90,7 +90,7 @@ def print_report(directory: Path) -> None:
     if published:
         console.print("", published_table(published, beside_published(published, report.runs)), sep="\n")
     for run in report.runs:
-        for told in run["answers_differ"] or ():
+        for told in run.get("answers_differ") or ():
             console.print(f"The simulator of {run['run_id']} is not pure. {told}")
     finished = sum(run["complete"] for run in report.runs)
     console.print(f"{finished} of {report.planned} runs finished. Results: {directory}")
