@@ -198,6 +198,7 @@ def _server(
         stated=dp,
         replicas=replicas,
         phase=row["phase"] if pool else "serve",
+        routing="balanced" if pool else "skewed",  # [published] pools copy popular experts (EPLB) or simulate balance
         expert_exchange="all_to_all" if spread else "all_gather",
     )
     memory = TENSORRT_LLM_TABLES if backend == "trtllm" else engine_rules(backend).memory

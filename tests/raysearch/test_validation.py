@@ -336,6 +336,19 @@ def test_a_published_row_without_lengths_is_unpredicted(tmp_path: Path, change: 
     assert np.isfinite(found.predicted).tolist() == [True, True, False]
 
 
+def test_pools_with_balanced_experts_are_near_what_is_published_of_them(tmp_path: Path) -> None:
+    """Tokens/s/GPU of DeepSeek-V3 under SGLang; source: lm-sys, blog/2025-05-05-large-scale-ep.md."""
+    pool = PUBLISHED | {"model": "DeepSeek-V3", "precision": "fp8", "num_gpus": 8}
+    prefill = {"framework": "SGLang (perfect EPLB simulated)", "parallelism": "prefill: attn DP32, EP32"}
+    prefill |= {"batch_or_concurrency": "16384 tokens/GPU", "isl": 4096, "osl": 0, "phase": "prefill"}
+    decode = {"framework": "SGLang no-TBO (simulated MTP)", "parallelism": "decode: attn DP72, EP72"}
+    decode |= {"batch_or_concurrency": "128 req/GPU", "isl": 4000, "osl": 100, "phase": "decode"}
+    rows = [pool | prefill | {"tok_s_per_gpu": 7417.12}, pool | decode | {"tok_s_per_gpu": 1616.12}]
+    found = compare_published(write(tmp_path, "endtoend.csv", rows), CALIBRATION, H100)
+    assert found is not None
+    assert found.predicted == pytest.approx(found.measured, rel=0.15)
+
+
 def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) -> None:
     write(tmp_path, "gemm.csv", UNSEEN["gemm.csv"])
     done = raysearch("validate", "--data", tmp_path, "--json")
