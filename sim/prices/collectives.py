@@ -24,6 +24,7 @@ from sim.prices.curves import REMEMBERED
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import Group
 from sim.prices.priced import EXACT, Interval, Priced
+from sim.sharding.redistribute import sent_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +67,6 @@ Envelope = tuple[Line, ...]
 def envelope_time_s(lines: Envelope, message_bytes: float) -> float:
     """Seconds of the fastest line; 0 when there is none, as for a group of one."""
     return min([latency_s + message_bytes * per_byte_s for latency_s, per_byte_s in lines], default=0.0)
-
-
-def sent_share(kind: str, degree: int) -> float:
-    """Bytes each GPU sends over the bytes V of the whole tensor in the group.
-
-    Source: the bandwidth-optimal algorithms (ring, pairwise exchange); all-to-all counts V over the group.
-
-    >>> sent_share("all_reduce", 4), sent_share("all_gather", 4)
-    (1.5, 0.75)
-    """
-    shares = {
-        "all_gather": (degree - 1) / degree,
-        "reduce_scatter": (degree - 1) / degree,
-        "all_reduce": 2 * (degree - 1) / degree,
-        "all_to_all": (degree - 1) / degree**2,
-    }
-    return shares[kind]
 
 
 def collective_time_s(hardware: Hardware, kind: str, group: Group, tensor_bytes: float) -> float:

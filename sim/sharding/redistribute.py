@@ -37,6 +37,23 @@ def collective_between(source: Placement, target: Placement) -> str | None:
     return _COLLECTIVES[source.holds, target.holds]
 
 
+def sent_share(kind: str, degree: int) -> float:
+    """Bytes each GPU sends over the bytes V of the whole tensor in the group.
+
+    Source: the bandwidth-optimal algorithms (ring, pairwise exchange); all-to-all counts V over the group.
+
+    >>> sent_share("all_reduce", 4), sent_share("all_gather", 4)
+    (1.5, 0.75)
+    """
+    shares = {
+        "all_gather": (degree - 1) / degree,
+        "reduce_scatter": (degree - 1) / degree,
+        "all_reduce": 2 * (degree - 1) / degree,
+        "all_to_all": (degree - 1) / degree**2,
+    }
+    return shares[kind]
+
+
 @lru_cache(maxsize=4096)
 def collectives_for(source: Placement, targets: tuple[Placement, ...]) -> tuple[str | None, ...]:
     """One collective per target, for a tensor that several consumers read.

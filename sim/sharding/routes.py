@@ -24,11 +24,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from sim.prices.collectives import sent_share
 from sim.sharding.kinds import StridedShard
 from sim.sharding.layout import Layout, Pieces, format_layout, local_shape, local_shapes
 from sim.sharding.placement import REPLICATE, Placement, PlacementError, Replicate, Shard
-from sim.sharding.redistribute import RedistributionError, collective_between
+from sim.sharding.redistribute import RedistributionError, collective_between, sent_share
 
 
 @dataclass(frozen=True, slots=True)

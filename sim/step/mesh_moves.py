@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.prices.collectives import Collective, collective_price, sent_share
+from sim.prices.collectives import Collective, collective_price
 from sim.prices.hardware import Hardware
 from sim.prices.mesh import group
 from sim.sharding.layout import Layout
 from sim.sharding.placement import Placement
-from sim.sharding.redistribute import collective_between
+from sim.sharding.redistribute import collective_between, sent_share
 from sim.sharding.routes import Step, cheapest_route
 
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 from sim.layers.choices import Side
 from sim.layers.ops import Tensor, layer_ops
 from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
-from sim.prices.collectives import Collective, collective_price, sent_share
+from sim.prices.collectives import Collective, collective_price
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import Group, ep_group, tp_group
 from sim.prices.priced import Priced
+from sim.sharding.redistribute import sent_share
 from sim.workload import Workload
 
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.prices.collectives import sent_share
 from sim.sharding.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
-from sim.sharding.redistribute import RedistributionError, collective_between, collectives_for
+from sim.sharding.redistribute import RedistributionError, collective_between, collectives_for, sent_share
 
 Pieces = list[np.ndarray]
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from sim.prices.collectives import sent_share
 from sim.sharding.layout import Layout, assemble, local_shape, parse_layout, split
 from sim.sharding.placement import PARTIAL, REPLICATE, PlacementError, Shard, parse_placement
-from sim.sharding.redistribute import RedistributionError, collective_between
+from sim.sharding.redistribute import RedistributionError, collective_between, sent_share
 from sim.sharding.routes import cheapest_route, execute
 
 CUTS = ["R", "S(0)", "S(1)", "SS(0,2)", "SS(1,3)", "SS(0,3)", "RS(0,1:2)", "RS(1,1:0)", "IS(1,2)"]
