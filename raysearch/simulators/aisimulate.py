@@ -60,7 +60,7 @@ def measure(workload: Workload, strategy: Strategy) -> Measurement:
 
 
 measure.degrees_only = True  # pyright: ignore[reportFunctionMemberAccess]
-measure.packages = ("aiconfigurator",)  # pyright: ignore[reportFunctionMemberAccess]
+measure.packages = ("aisimulate",)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _unsupported(workload: Workload, strategy: Strategy) -> Measurement | None:
