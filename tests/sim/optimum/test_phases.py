@@ -48,7 +48,8 @@ CHOICES = {
 def small(phase: str, engine: str | None, limits: str) -> Space:
     """Mixtral on up to 8 GPUs, a few choices per op: memory, the engine's limits and both SLOs bind somewhere."""
     said = {"isl": 2000, "osl": 150, "engine": engine, "max_gpus": 8, **PHASES[phase], **LIMITS[limits]}
-    workload = described_workload(Description("mixtral_8x7b", **said))  # type: ignore[arg-type]
+    description = Description("mixtral_8x7b", **said)  # type: ignore[arg-type]
+    workload = described_workload(description, {"space": "extended"})  # more than what an engine can be told
     dp = (1, 2) if engine else ()
     return dataclasses.replace(
         extended_space(workload, ["degrees"] if dp else []),
