@@ -12,7 +12,7 @@ from tests.conftest import command_environment
 PAGE = Path(__file__).parents[1] / "docs" / "rllib.md"
 START = """
 import logging, ray
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 storage = {storage!r}
 """
 
@@ -23,7 +23,7 @@ def test_the_code_blocks_of_the_page_run(tmp_path):
     script = tmp_path / "page.py"
     script.write_text("\n".join([START.format(storage=str(tmp_path / "tune")), *blocks]), encoding="utf-8")
     environment = {**command_environment(), "HOME": str(tmp_path)}  # RLlib keeps results there
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=280)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=850)
     assert done.returncode == 0, done.stderr[-4000:]
     for line in ("40 True 10\n", "[12, 12]\n", "8 4\n", "20.0\n"):
         assert line in done.stdout, done.stderr[-4000:]
