@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layers.model import uniform_model
 from sim.layers.ops import op_names
 from sim.optimum.landscape import Optimum, find_optimum
 from sim.optimum.spaces import space_of
@@ -94,7 +95,7 @@ def moe_landscape(toy_moe: Workload) -> Landscape:
 
     Wide but shallow, so that combine, between the segments of the sweep, sets the peak of the activations.
     """
-    model = dataclasses.replace(toy_moe.model, vocab=16, hidden=128, ffn_hidden=16)
+    model = uniform_model("wide", 4, 128, 16, 8, 2, 16, 16, 8, 2)
     workload = dataclasses.replace(toy_moe, model=model, load_imbalance=1.25)
     return sweep(unlimited(workload, DegreeTables((4,), (2,), (2,), (2,))), tokens_suffice=False)
 
