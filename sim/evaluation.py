@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -91,7 +91,7 @@ class StageBreakdown:
     Attributes:
         layers: It has.
         layer_s: Of one of them, on average where they differ.
-        embedding_s, head_s: Of the ends, whichever of them it has.
+        embedding_s, head_s: Of the ends of the model, in whichever stages; `total_s` has those of this one.
         group_layers: Its layers of each group of the model.
         group_layer_s: Seconds of one layer of each.
     """
@@ -188,6 +188,17 @@ class Evaluation:
     def excess(self) -> float:
         """By how much limits are missed, all of them together, in factors of e; 0 if feasible."""
         return math.fsum(violation.excess for violation in self.violations)
+
+    def group_ops(self, group: str) -> tuple[OpBreakdown, ...]:
+        """The ops of one layer of a group, by its name."""
+        return tuple(op for op in self.ops if op.group == group)
+
+    @property
+    def stage_ops(self) -> Iterator[tuple[int, OpBreakdown]]:
+        """Each op, and how many layers of `stage` have it."""
+        names = dict.fromkeys(op.group for op in self.ops)
+        layers = dict(zip(names, self.stage.group_layers, strict=True))
+        return ((layers[op.group], op) for op in self.ops)
 
     def explained_by(self, explain: Callable[[], Explanation]) -> Evaluation:
         """The same figures, with an explanation that is worked out when it is first asked for.
