@@ -42,11 +42,12 @@ def pipeline(workload: Workload, pp: int) -> tuple[Stage, ...]:
     model = workload.model
     groups = range(len(model.groups))
     start, found = 0, set[Stage]()
-    for index, count in enumerate(stage_layers(model.layers, pp)):
+    counts = stage_layers(model.layers, min(pp, model.layers + 2))  # a stage more would be one without layers
+    for index, count in enumerate(counts):
         mine = model.order[start : start + count]
         met = Counter(pair for pair in pairwise(model.order[start : start + count + 1]) if pair[0] != pair[1])
         meetings = tuple((*pair, often) for pair, often in sorted(met.items())) if workload.groups == "own" else ()
-        found.add(Stage(tuple(mine.count(group) for group in groups), meetings, index == 0, index == pp - 1))
+        found.add(Stage(tuple(mine.count(group) for group in groups), meetings, index == 0, index == len(counts) - 1))
         start += count
     return tuple(sorted(each for each in found if not any(other != each and other.covers(each) for other in found)))
 

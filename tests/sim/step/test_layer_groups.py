@@ -208,3 +208,7 @@ def test_the_fullest_rank_holds_the_experts_that_do_not_divide(toy_moe: Workload
     expert = 4 * 3 * 64 * 96  # of four layers, gated, in fp8
     assert held(1) - held(3) == pytest.approx((8 - 3) * expert)
     assert held(4) == pytest.approx(held(3) - expert)
+
+
+def test_more_stages_than_layers_are_not_counted_one_by_one(toy_dense: Workload) -> None:
+    assert pipeline(toy_dense, 10**15) == pipeline(toy_dense, 10) == pipeline(toy_dense, 6)
