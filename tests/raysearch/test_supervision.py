@@ -165,6 +165,7 @@ def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypa
 
     from raysearch.connection import connected
 
+    assert not ray.is_initialized()
     before = tokens()
     with connected(cpus=1):
         address = ray.get_runtime_context().gcs_address

@@ -11,13 +11,13 @@ from raysearch.yardstick import CACHE_VARIABLE
 from tests.raysearch.simulators.boxes import LOG
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the black boxes of the package note what they were asked."""
+    """Where the black boxes of a module note what they were asked."""
     return tmp_path_factory.mktemp("asked") / "log.txt"
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # a folder's would last to the end of all tests
 def _ray(log: Path) -> Iterator[None]:
     from raysearch.connection import connected
 
