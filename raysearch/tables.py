@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.text import Text
 from raysearch.files import degrees_text
 from sim.evaluation import Evaluation, OpBreakdown
 from sim.nearness import near_limits
+from sim.strategy import Strategy
 from sim.workload import Workload
 
 LEAST_WIDTH = 100
@@ -81,8 +82,7 @@ def explanation(workload: Workload, evaluation: Evaluation) -> list[RenderableTy
     """Everything about one evaluated strategy: degrees, ops, stage, memory, violations."""
     return [
         _headline(workload, evaluation),
-        _ops_table(evaluation),
-        _communication_table(evaluation),
+        *_layer_tables(workload, evaluation),
         _stage_line(evaluation),
         _memory_table(workload, evaluation),
         _violations(evaluation),
@@ -134,13 +134,22 @@ def _served_how(workload: Workload) -> str:
     )
 
 
-def _ops_table(evaluation: Evaluation) -> Table:
-    layer_s = evaluation.stage.layer_s
-    placements = "inputs -> output over " + ("its group" if evaluation.strategy.extended else "tp")
+def _layer_tables(workload: Workload, evaluation: Evaluation) -> Iterator[RenderableType]:
+    """One layer of each group, and its communication."""
+    model, stage = workload.model, evaluation.stage
+    for group, layer_s in zip(model.groups, stage.group_layer_s, strict=True):
+        several = f" of the {group.count} of {model.layers} that are {group.name}" if len(model.groups) > 1 else ""
+        ops = evaluation.group_ops(group.name)
+        yield _ops_table(f"One layer{several}, op by op", evaluation.strategy, ops, layer_s)
+        yield _communication_table(f"Communication of one layer{several}", ops)
+
+
+def _ops_table(title: str, strategy: Strategy, ops: Sequence[OpBreakdown], layer_s: float) -> Table:
+    placements = "inputs -> output over " + ("its group" if strategy.extended else "tp")
     return plain_table(
-        "One layer, op by op",
+        title,
         ("op", "sharded dim", placements, "bound by", "kernel us", "comm us", "total us", "share"),
-        [_op_row(op, layer_s) for op in evaluation.ops],
+        [_op_row(op, layer_s) for op in ops],
         left=4,
         wrap=(placements,),
     )
@@ -158,16 +167,16 @@ def _op_row(op: OpBreakdown, layer_s: float) -> tuple[str, ...]:
     )
 
 
-def _communication_table(evaluation: Evaluation) -> RenderableType:
+def _communication_table(title: str, ops: Sequence[OpBreakdown]) -> RenderableType:
     rows = [
         (op.name, c.kind, c.tensor, f"{c.axis} = {c.degree}", bytes_text(c.bytes_per_device), f"{c.time_s * 1e6:,.1f}")
-        for op in evaluation.ops
+        for op in ops
         for c in op.collectives
     ]
     if not rows:
         return Text("No communication within a layer")
     columns = ("for op", "collective", "tensor", "over", "bytes per GPU", "us")
-    return plain_table("Communication of one layer", columns, rows, left=4)
+    return plain_table(title, columns, rows, left=4)
 
 
 def bytes_text(size: float) -> str:

@@ -19,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.evaluation import Evaluation, Violation
+from sim.layers.dims import dims_of
 from sim.layers.ops import layer_ops
 from sim.serving.phases import Pace, batching, most_sequences
 from sim.simulate import OWN_SPACES, ROUNDING, degree_limits, evaluate
-from sim.step.costs import head_activation_bytes, op_cost, token_rows, vocabulary_bytes
-from sim.step.stage import layers_per_stage, room, stage_time
+from sim.step.costs import ends_s, head_activation_bytes, op_cost, token_rows, vocabulary_bytes
+from sim.step.pipeline import Stage, pipeline
+from sim.step.stage import hand_on_all_s, room, stage_ends_s, vocabularies
 from sim.step.two_meshes import ATTENTION_SIDE, Sides, sides_of
 from sim.strategy import MOST_CHOICES, Strategy
 from sim.validate import check_strategy
@@ -141,9 +143,15 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
     ([True, True, False], 2, 256)
     """
     columns = strategies if isinstance(strategies, Strategies) else _columns(workload, strategies)
-    terms = _terms(workload, tuple(op.choices for op in layer_ops(workload.model).ops))
-    terms.check(columns)
-    if len(columns) < FEW:
+    alike = len(workload.model.groups) == 1
+    if alike:
+        terms = _terms(workload, tuple(op.choices for op in layer_ops(workload.model).ops))
+        terms.check(columns)
+    else:
+        terms = None
+        for strategy in columns:
+            check_strategy(workload, strategy)
+    if terms is None or len(columns) < FEW:
         one_by_one = zip(*(_figures(evaluate(workload, each)) for each in strategies), strict=True)
         return Evaluations(workload, strategies, *map(np.array, one_by_one))
     blocks = [terms.figures(columns[start : start + _BLOCK]) for start in range(0, len(columns), _BLOCK)]
@@ -160,9 +168,9 @@ def _figures(evaluation: Evaluation) -> tuple[float, ...]:
 def _columns(workload: Workload, strategies: Sequence[Strategy]) -> Strategies:
     if not strategies:
         raise ValueError("expected at least one strategy, got none")
-    ops = len(layer_ops(workload.model).ops)
+    dims = len(dims_of(workload))
     for strategy in strategies:
-        if len(strategy.dims) != ops:
+        if len(strategy.dims) != dims:
             check_strategy(workload, strategy)
     return Strategies.of(strategies)
 
@@ -198,7 +206,10 @@ _COSTS = ("kernel_s", "collective_s", "weight", "kv", "activation", "rows", "hea
 _KERNEL_S, _COLLECTIVE_S, _WEIGHT, _KV, _ACTIVATION, _ROWS, _HEADS, _UNSUPPORTED = range(len(_COSTS))
 _PACE = tuple(each.name for each in fields(Pace))
 _OF_ROW = (*_PACE, "tokens", "most", "stream", "head", "one_mesh", "attention_tp", "experts_tp")
-_OF_STAGE = ("row", "stage_layers", "vocabulary", *_OF_ROW)
+_MOST_STAGES = 3
+"""Kinds of pipeline stages of equal layers that can be the slowest or the fullest: middle, first and last."""
+_LAYERS, _VOCABULARIES = (tuple(f"{name}{at}" for at in range(_MOST_STAGES)) for name in ("layers", "vocabulary"))
+_OF_STAGE = ("row", *_LAYERS, *_VOCABULARIES, *_OF_ROW)
 _DEGREE_LIMITS = 6
 """The most limits that degrees alone can break, but for an engine's rules."""
 
@@ -258,7 +269,7 @@ class _Terms:
         self._row_and_pp: list[tuple[int, int]] = []  # of each stage
         self._costs = _Table(int(self._op_start[-1]), self._kinds, len(_COSTS))
         self._moves = _Table(int(self._tensor_start[-1]), self._kinds, self._most_consumers)
-        self._model_ends = _Table(len(self._choices[self._last_op]), self._kinds, 2)
+        self._model_ends = _Table(len(self._choices[self._last_op]), self._kinds, _MOST_STAGES + 1)
         self._about_row: list[tuple[float, ...]] = []
         self._about = _Table(len(_OF_STAGE))
         self._of_degrees = _Table(_DEGREE_LIMITS)
@@ -307,7 +318,7 @@ class _Terms:
 
     def _steps(self, columns: Strategies, batch: Ints, stage: Ints, places: Ints) -> _Steps:
         workload, about = self._workload, dict(zip(_OF_STAGE, self._about.array[stage].T, strict=True))
-        row, layers = about["row"].astype(np.int64), about["stage_layers"]
+        row = about["row"].astype(np.int64)
         costs = _filled(self._costs, row, self._op_start[:-1] + places, self._cost)
         moves = _filled(self._moves, row, places @ self._scale + self._tensor_start[:-1], self._move)
         ends = _filled(self._model_ends, stage, places[:, [self._last_op]], self._model_end)[:, 0]
@@ -318,21 +329,41 @@ class _Terms:
             for more in self._incoming[1:]:
                 incoming = incoming + own[:, more]
             layer_s = _sum(costs[:, :, kind, _KERNEL_S] + (incoming + costs[:, :, kind, _COLLECTIVE_S]))
-            both_s, send_recv_s = ends[:, kind].T
-            seconds.append(columns.pp * (layers * layer_s + both_s + send_recv_s))
+            *ends_each_s, send_recv_s = ends[:, kind].T
+            stages_s = [
+                about[n] * layer_s + at_ends_s + send_recv_s for n, at_ends_s in zip(_LAYERS, ends_each_s, strict=True)
+            ]
+            seconds.append(columns.pp * np.max(stages_s, axis=0))
         last = costs[:, :, -1]
-        weights = layers * _sum(last[..., _WEIGHT]) + about["vocabulary"]
-        kv_bytes = layers * columns.pp * _sum(last[..., _KV])
         activations = about["stream"] + np.maximum(last[..., _ACTIVATION].max(-1), about["head"])
         overhead: Any = np.full(len(row), float(workload.hardware.overhead_bytes))
         if workload.engine is not None:
             overhead = np.maximum(0.0, workload.engine.memory.runtime_bytes - activations)
-        held = zip(weights.tolist(), kv_bytes.tolist(), activations.tolist(), overhead.tolist(), strict=True)
-        total = np.fromiter(map(math.fsum, held), np.float64, len(row))
-        needed, allowed = room(workload, total, kv_bytes)
+        layer_weights, layer_kv = _sum(last[..., _WEIGHT]), _sum(last[..., _KV])
+        stages = [
+            (about[layers] * layer_weights + about[vocabulary], about[layers] * columns.pp * layer_kv)
+            for layers, vocabulary in self._different(about)
+        ]
+        totals = [_bytes_of(weights, kv, activations, overhead) for weights, kv in stages]
+        rooms = [room(workload, total, kv) for total, (_, kv) in zip(totals, stages, strict=True)]
+        fullest, allowed = np.argmax([needed for needed, _ in rooms], axis=0), rooms[0][1]
+        total, kv_bytes, needed = (
+            np.choose(fullest, each) for each in (totals, [kv for _, kv in stages], [needed for needed, _ in rooms])
+        )
         pace = Pace(*(about[name] for name in _PACE))
         figures = (pace, about["tokens"], batch, about["most"], total, kv_bytes, needed, allowed)
         return _Steps(seconds[0], seconds[-1], *figures, self._choice_excess(costs[:, :, 0], about))
+
+    @staticmethod
+    def _different(about: Mapping[str, Floats]) -> list[tuple[str, str]]:
+        """Names of layers and vocabulary of the kinds of stages, but for those that repeat the first everywhere."""
+        kinds = list(zip(_LAYERS, _VOCABULARIES, strict=True))
+        more = [
+            names
+            for names in kinds[1:]
+            if any((about[n] != about[o]).any() for n, o in zip(names, kinds[0], strict=True))
+        ]
+        return [kinds[0], *more]
 
     def _rerun(self, columns: Strategies, steps: _Steps, places: Ints) -> _Steps:
         """What runs: where not all requests have room, fewer do."""
@@ -396,7 +427,7 @@ class _Terms:
             if cost.broken == "tokens":
                 rows = token_rows(rank, op, choice)
             elif cost.broken == "heads":
-                heads = Violation("heads", rank.tp, rank.workload.model.heads, "").excess
+                heads = Violation("heads", rank.tp, rank.layers.attention.heads, "").excess
             elif cost.broken == "unsupported":
                 unsupported = Violation("unsupported", rank.tp, 1, "").excess
             found.append((*cost[:5], rows, heads, unsupported))
@@ -412,9 +443,17 @@ class _Terms:
     def _model_end(self, stage: int, entry: int) -> list[Sequence[float]]:
         row, pp = self._row_and_pp[stage]
         choice = self._choices[self._last_op][entry]
-        ends = [stage_time(each.experts, pp, 0.0, choice) for each in self._sides[row]]
-        both = [end.embedding_s + end.head_s if pp == 1 else max(end.embedding_s, end.head_s) for end in ends]
-        return [(both_s, end.send_recv_s) for both_s, end in zip(both, ends, strict=True)]
+        found: list[Sequence[float]] = []
+        for each in self._sides[row]:
+            both = ends_s(each.experts, choice)
+            at_ends_s = [stage_ends_s(kind, *both) for kind in self._kinds_of_stages(pp)]
+            found.append((*at_ends_s, hand_on_all_s(each.experts, pp, choice)))
+        return found
+
+    def _kinds_of_stages(self, pp: int) -> list[Stage]:
+        """Those of a pipeline; the first fills up where there are fewer than the most."""
+        found = pipeline(self._workload, pp)
+        return [*found, *found[:1] * (_MOST_STAGES - len(found))]
 
     def _stages(self, columns: Strategies, batch: Ints) -> Ints:
         """The stage `[n]` of each strategy's degrees at a batch; new ones are added."""
@@ -433,8 +472,10 @@ class _Terms:
         for table in (self._model_ends, self._about, self._of_degrees):
             table.make_room(stage + 1)
         row = self._row[mesh]
-        vocabularies = (2 if pp == 1 else 1) * vocabulary_bytes(self._sides[row][-1].experts)
-        self._about.array[stage] = row, layers_per_stage(self._workload, pp), vocabularies, *self._about_row[row]
+        each, kinds = vocabulary_bytes(self._sides[row][-1].experts), self._kinds_of_stages(pp)
+        layers = [kind.layers[0] for kind in kinds]
+        held = [vocabularies(self._workload, kind) * each for kind in kinds]
+        self._about.array[stage] = row, *layers, *held, *self._about_row[row]
         if self._workload.space in OWN_SPACES:
             excess = self._missed_by(Strategy(tp, ep, pp, batch, (), cp, dp))
             self._of_degrees.array[stage] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
@@ -452,7 +493,7 @@ class _Terms:
 
     def _add_row(self, tp: int, cp: int, dp: int, ep: int, batch: int) -> int:
         workload, row, state = self._workload, len(self._sides), batching(self._workload, batch, dp)
-        sides = tuple(sides_of(workload, load, tp, cp, dp, ep) for load in state.loads)
+        sides = tuple(sides_of(workload, load, tp, cp, dp, ep)[0] for load in state.loads)
         self._sides.append(sides)
         for table in (self._costs, self._moves):
             table.make_room(row + 1)
@@ -462,6 +503,12 @@ class _Terms:
         mesh = (len(first.ranks) == 1, first.attention.tp, first.experts.tp)
         self._about_row.append((*pace, state.tokens, most_sequences(workload, dp), *held, *mesh))
         return row
+
+
+def _bytes_of(*kinds: Floats) -> Floats:
+    """Bytes of all kinds together, as `Memory.total` adds them."""
+    held = zip(*(kind.tolist() for kind in kinds), strict=True)
+    return np.fromiter(map(math.fsum, held), np.float64, len(kinds[0]))
 
 
 def _filled(table: _Table, row: Ints, entries: Ints, term: Callable[[int, int], Sequence[Sequence[float]]]) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -49,6 +49,7 @@ class OpBreakdown:
     """One fused op of one layer on the busiest GPU.
 
     Attributes:
+        group: Name of the layers' group.
         choice: The strategy's choice; `label` names the dim it stands for ("none" for 2).
         placements_in: Placement over tp of each input, by tensor name, as text.
         placement_out: Placement over tp of the output, as text.
@@ -75,6 +76,7 @@ class OpBreakdown:
     kernel_time_s: float
     communication_time_s: float
     bound: str
+    group: str = "layers"
 
     @property
     def time_s(self) -> float:
@@ -84,7 +86,15 @@ class OpBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class StageBreakdown:
-    """Where the slowest pipeline stage's time goes, seconds."""
+    """Where the slowest pipeline stage's time goes, seconds.
+
+    Attributes:
+        layers: It has.
+        layer_s: Of one of them, on average where they differ.
+        embedding_s, head_s: Of the ends of the model, in whichever stages; `total_s` has those of this one.
+        group_layers: Its layers of each group of the model.
+        group_layer_s: Seconds of one layer of each.
+    """
 
     layers: int
     layer_s: float
@@ -92,6 +102,8 @@ class StageBreakdown:
     head_s: float
     send_recv_s: float
     total_s: float
+    group_layers: tuple[int, ...] = ()
+    group_layer_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +150,8 @@ class Evaluation:
         running: Requests of one microbatch that run at once: fewer than the batch where there is no room for all.
         prompt_stage: The step that carries prompts, or None in phase decode.
         engine_s: The engine's own time per step, in `tpot_s` and `ttft_s`; 0 on the bare machine.
-        ops: Per fused op of one layer of `stage`, in the order of `Strategy.dims`.
+        ops: Per fused op of one layer of `stage`, in the order of `Strategy.dims`; of several groups of layers one
+            layer each, one after the other.
         expected_error: Mean relative error to expect of the time and so of the throughput: errors of its kernels
             and collectives on rows held out from their fit, by their share of the time, and of measured serving.
         extrapolated: What the figure rests on that no measurement covers, largest share of the time first.
@@ -175,6 +188,17 @@ class Evaluation:
     def excess(self) -> float:
         """By how much limits are missed, all of them together, in factors of e; 0 if feasible."""
         return math.fsum(violation.excess for violation in self.violations)
+
+    def group_ops(self, group: str) -> tuple[OpBreakdown, ...]:
+        """The ops of one layer of a group, by its name."""
+        return tuple(op for op in self.ops if op.group == group)
+
+    @property
+    def stage_ops(self) -> Iterator[tuple[int, OpBreakdown]]:
+        """Each op, and how many layers of `stage` have it."""
+        names = dict.fromkeys(op.group for op in self.ops)
+        layers = dict(zip(names, self.stage.group_layers, strict=True))
+        return ((layers[op.group], op) for op in self.ops)
 
     def explained_by(self, explain: Callable[[], Explanation]) -> Evaluation:
         """The same figures, with an explanation that is worked out when it is first asked for.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sim.engines.registry import engine_rules
 from sim.evaluation import Evaluation, Memory, Violation
-from sim.layers.ops import layer_ops
+from sim.layers.dims import choices_of
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.step.breakdown import explain
 from sim.step.costs import token_rows
@@ -87,20 +87,25 @@ class SteadyState(NamedTuple):
 
 def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
     """Prices the steps of a strategy; engines' own times are fitted on this."""
-    choices = dict(zip(layer_ops(workload.model).op_by_name, strategy.dims, strict=True))
+    choices = choices_of(workload, strategy.dims)
     state = batching(workload, strategy.batch, strategy.attention_dp)
-    sides = [sides_of_strategy(workload, load, strategy) for load in state.loads]
-    steps = tuple([price_step(each, strategy.pp, choices) for each in sides])
+    stacks = [sides_of_strategy(workload, load, strategy) for load in state.loads]
+    steps = tuple([price_step(stack, strategy.pp, choices) for stack in stacks])
     memory = steps[-1].memory
     needed, allowed = needed_and_allowed_bytes(workload, memory)
     room = list(_room_limits(workload, strategy, needed, allowed))
-    violations = (*_choice_limits(sides[0], choices, steps[0].costs), *room)
+    choice_limits = [
+        violation
+        for sides, chosen, costs in zip(stacks[0], choices, steps[0].costs, strict=True)
+        for violation in _choice_limits(sides, chosen, costs)
+    ]
+    violations = (*choice_limits, *room)
     if room and workload.phase == "serve":
         running = _running(workload, strategy, needed, allowed, memory.kv_cache)
         if running < strategy.batch:
             state = batching(workload, running, strategy.attention_dp)
-            sides = [sides_of_strategy(workload, load, strategy) for load in state.loads]
-            steps = tuple([price_step(each, strategy.pp, choices) for each in sides])
+            stacks = [sides_of_strategy(workload, load, strategy) for load in state.loads]
+            steps = tuple([price_step(stack, strategy.pp, choices) for stack in stacks])
     decode_s, mixed_s = strategy.pp * steps[0].stage.total_s, strategy.pp * steps[-1].stage.total_s
     return SteadyState(state, steps, memory, violations, decode_s, mixed_s)
 
@@ -160,10 +165,10 @@ def degree_violations(workload: Workload, tp: int, ep: int, pp: int) -> list[Vio
     if gpus > workload.max_gpus:
         message = f"needs {gpus} GPUs, the budget is {workload.max_gpus}"
         violations.append(Violation("gpus", gpus, workload.max_gpus, message))
-    if layers % pp:
-        violations.append(Violation("layers", pp, layers, f"pp={pp} does not divide {layers} layers"))
-    if experts % ep:
-        violations.append(Violation("experts", ep, experts, f"ep={ep} does not divide {experts} experts"))
+    if pp > layers:
+        violations.append(Violation("layers", pp, layers, f"pp={pp} stages share {layers} layers"))
+    if ep > experts:
+        violations.append(Violation("experts", ep, experts, f"ep={ep} ranks share {experts} experts"))
     return violations
 
 
@@ -197,7 +202,7 @@ def _choice_violations(rank: Rank, choices: Mapping[str, int], costs: Mapping[st
     """What the choices of some ops of one side break."""
     violations: list[Violation] = []
     if names := [name for name, cost in costs.items() if cost.broken == "heads"]:
-        heads = rank.workload.model.heads
+        heads = rank.layers.attention.heads
         message = f"{rank.axis}={rank.tp} does not divide {heads} heads ({', '.join(names)})"
         violations.append(Violation("heads", rank.tp, heads, message))
     if names := [name for name, cost in costs.items() if cost.broken == "tokens"]:
@@ -205,6 +210,8 @@ def _choice_violations(rank: Rank, choices: Mapping[str, int], costs: Mapping[st
         message = f"{rows:g} tokens cannot be sharded over {rank.axis}={rank.tp} ({', '.join(names)})"
         violations.append(Violation("tokens", rank.tp, rows, message))
     if names := [name for name, cost in costs.items() if cost.broken == "unsupported"]:
-        message = f"multi-head latent attention has no {', '.join(names)} sharded on hidden: a norm stands inside"
+        message = (
+            f"the way into this attention is more than one product: {', '.join(names)} cannot be sharded on hidden"
+        )
         violations.append(Violation("unsupported", rank.tp, 1, message))
     return violations

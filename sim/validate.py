@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.layers.declared import declared_choices
-from sim.layers.ops import layer_ops
+from sim.layers.dims import dims_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -28,17 +28,18 @@ def check_strategy(workload: Workload, strategy: Strategy) -> None:
     for name, value in degrees.items():
         if type(value) is not int or not 1 <= value <= LARGEST:
             raise StrategyError(f"{name} must be an integer from 1 to {LARGEST:,}, got {value!r}")
-    ops = layer_ops(workload.model).ops
-    if len(strategy.dims) != len(ops):
+    dims = dims_of(workload)
+    if len(strategy.dims) != len(dims):
         raise StrategyError(
-            f"expected {len(ops)} dims for {workload.model.name}, got {len(strategy.dims)}; "
-            f"one of 0, 1, 2 for each of {', '.join(op.name for op in ops)}"
+            f"expected {len(dims)} dims for {workload.model.name}, got {len(strategy.dims)}; "
+            f"one of 0, 1, 2 for each of {', '.join(dim.name for dim in dims)}"
         )
-    for op, choice in zip(ops, strategy.dims, strict=True):
-        if type(choice) is not int or choice not in op.choices:
+    for dim, choice in zip(dims, strategy.dims, strict=True):
+        if type(choice) is not int or choice not in dim.choices:
+            op = dim.op
             more = ", in the extended space 3 (tokens), 4 or 5 (tokens or none, weights gathered at use)"
             declared = [f"{each.number} ({each.name})" for each in declared_choices(op.key).values()]
             raise StrategyError(
-                f"the dim of {op.name} must be 0 (dim 0), 1 (dim 1) or 2 (none){more if op.kind == 'einsum' else ''}"
+                f"the dim of {dim.name} must be 0 (dim 0), 1 (dim 1) or 2 (none){more if op.kind == 'einsum' else ''}"
                 f"{', or ' + ', '.join(declared) + ', as declared' if declared else ''}, got {choice!r}"
             )

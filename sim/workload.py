@@ -16,6 +16,8 @@ prefill: a pool that only computes prompts."""
 SpaceName = str
 """The strategies that a search may choose: "paper", "joint", "extended", or an engine's name for what it can run; see
 `sim.optimum.spaces`."""
+GroupChoices = Literal["shared", "own"]
+"""Whether all groups of a model's layers have one choice per fused op, or each group its own."""
 BatchGrid = Literal["powers_of_two", "any"]
 """Named lists of batches. Powers of two are the paper's, whose table 1 was searched on them; any is every batch, for
 those who deploy: memory and SLO rarely bind at a power of two."""
@@ -65,6 +67,7 @@ class Workload:
         degrees: The searched degree tables.
         config_hash: Digest of everything above, of the model and of the hardware.
         space: Which strategies a search may choose; see `sim.optimum.spaces`.
+        groups: See `GroupChoices`; a model of one group has the same of both.
         margin: Share of the SLO and of the memory that is kept free, in [0, 1).
         engine: Whose own time and memory policy are charged; None for the bare machine.
         chunk_tokens: In phase serve, most prompt tokens of a step (chunked prefill); None computes prompts whole.
@@ -85,6 +88,7 @@ class Workload:
     degrees: DegreeTables
     config_hash: str
     space: SpaceName = "joint"
+    groups: GroupChoices = "shared"
     margin: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0

@@ -17,7 +17,7 @@ from raysearch.commands.strategy import (
     TpOption,
     strategy_of,
 )
-from raysearch.commands.workload_flags import takes_workload
+from raysearch.commands.workload_flags import model_import, takes_workload
 from raysearch.files import strategy_dict
 from sim.evaluation import Evaluation
 from sim.nearness import near_limits
@@ -68,7 +68,7 @@ def evaluate_strategy(
 
 def workload_dict(workload: Workload) -> dict[str, Any]:
     """What was asked, as it stands in JSON; `engine` is null for the bare machine."""
-    curves = workload.hardware.curves
+    curves, imported = workload.hardware.curves, model_import()
     return {
         "workload": workload.name,
         "hardware": workload.hardware.name,
@@ -77,6 +77,7 @@ def workload_dict(workload: Workload) -> dict[str, Any]:
         "kernels": curves.engine if curves else None,
         "precisions": asdict(workload.precisions),
         "space": workload.space,
+        **({"model_import": imported} if imported else {}),
     }
 
 

@@ -48,7 +48,7 @@ def explain_strategy(
     hardware: HardwareOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw one layer: ops, how each tensor lies, and the collectives between them with bytes and time.
+    """Draw one layer of each kind: ops, how each tensor lies, and the collectives between them with bytes and time.
 
     \b
     Examples:
@@ -56,37 +56,39 @@ def explain_strategy(
       raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --against megatron --svg layer.svg
       raysearch explain -w gpt_moe_1_2t_1m --tp 1 --cp 8 --dp 16 --ep 16 --pp 1 --batch 64 --dims 201022210102 --against "megatron tp=8 cp=1"
     """  # noqa: E501
-    from raysearch.explain.picture import picture_dict, picture_of
+    from raysearch.explain.picture import picture_dict, pictures_of
 
     loaded = load_workload(workload, hardware)
     shown = [(dims, strategy_of(loaded, tp, ep, pp, batch, dims, cp, dp, moe_tp))]
     if against is not None:
         degrees = {"tp": tp, "ep": ep, "pp": pp, "batch": batch, "cp": cp, "dp": dp, "moe_tp": moe_tp}
         shown.append(second_strategy_of(loaded, against, degrees))
-    pictures = [picture_of(_title(text, strategy), loaded, evaluate(loaded, strategy)) for text, strategy in shown]
+    drawn = [pictures_of(_title(text, strategy), loaded, evaluate(loaded, strategy)) for text, strategy in shown]
+    groups = list(zip(*drawn, strict=True))
     on_degrees = " | ".join(dict.fromkeys(degrees_text(strategy) for _, strategy in shown))
     heading = f"{loaded.name} on {loaded.hardware.name}: {on_degrees}"
     if svg is not None:
-        _write(svg, heading, pictures)
+        _write(svg, heading, groups)
     if as_json:
-        print_json({"heading": heading, "pictures": [*map(picture_dict, pictures)], "svg": str(svg) if svg else None})
+        pictures = [picture_dict(picture) for pictures in groups for picture in pictures]
+        print_json({"heading": heading, "pictures": pictures, "svg": str(svg) if svg else None})
     elif svg is not None:
         print(f"Picture: {svg}")
     else:
         from raysearch.explain.terminal import draw
         from raysearch.tables import printer
 
-        printer().print(*draw(heading, pictures), sep="\n")
+        printer().print(*draw(heading, groups), sep="\n")
 
 
 def _title(dims: str, strategy: Strategy) -> str:
     return f"dims {dims}" if dims[:1].isdigit() else f"{dims} ({','.join(map(str, strategy.dims))})"
 
 
-def _write(path: Path, heading: str, pictures: list) -> None:
+def _write(path: Path, heading: str, groups: list) -> None:
     from raysearch.explain.svg import draw
 
     try:
-        path.write_text(draw(heading, pictures), encoding="utf-8")
+        path.write_text(draw(heading, groups), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write --svg {path}: {error.strerror}; name a file in a folder that exists") from None

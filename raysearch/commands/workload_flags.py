@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any, get_args
@@ -40,7 +42,15 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "model": (Annotated[str | None, _option("Name in configs/models, or the path of a TOML file.")], None),
+    "model": (
+        Annotated[
+            str | None,
+            _option(
+                "Name in configs/models, or the path of a TOML file or of a Hugging Face config.json or its folder."
+            ),
+        ],
+        None,
+    ),
     "hardware": (
         Annotated[
             str | None,
@@ -73,8 +83,14 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "weights": (Annotated[str | None, _option("bf16, fp8, fp8_block, mxfp4, nvfp4, int4.", show_default="fp8")], None),
-    "kv_cache": (Annotated[str | None, _option("bf16 or fp8.", show_default="fp8")], None),
+    "weights": (
+        Annotated[
+            str | None,
+            _option("bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.", show_default="the checkpoint's, else fp8"),
+        ],
+        None,
+    ),
+    "kv_cache": (Annotated[str | None, _option("bf16 or fp8.", show_default="the checkpoint's, else fp8")], None),
     "tpot_ms": (Annotated[float | None, _option("Longest time per output token.", show_default="no limit")], None),
     "ttft_ms": (Annotated[float | None, _option("Longest time to the first token.", show_default="no limit")], None),
     "max_gpus": (Annotated[int | None, _option("Device budget.", min=1, show_default="64")], None),
@@ -129,6 +145,7 @@ def workload_of_flags(flags: dict[str, Any], batch_grid: str | None = None) -> W
     from sim.config.described import described_workload
 
     said = {name: _plain(value) for name, value in flags.items() if value is not None}
+    _IMPORTED.set(None)
     shared = {name: said.pop(name) for name in ("space", "margin") if name in said}
     instead = {**shared, **({"batch": batch_grid} if batch_grid else {})}
     if "workload" in said:
@@ -140,7 +157,35 @@ def workload_of_flags(flags: dict[str, Any], batch_grid: str | None = None) -> W
         return load_workload(named, hardware, **instead)
     if "model" not in said:
         raise InputError("expected --workload NAME, or --model NAME with --isl and --osl; `raysearch list` has names")
+    _tell_import(said["model"])
     return described_workload(Description(**{**_defaults(), **said}), instead)
+
+
+_IMPORTED: ContextVar[dict[str, Any] | None] = ContextVar("model_import", default=None)
+
+
+def model_import() -> dict[str, Any] | None:
+    """What the running command read of a Hugging Face configuration, for its JSON; None where it read none."""
+    return _IMPORTED.get()
+
+
+def _tell_import(model: str) -> None:
+    """Says on stderr what a Hugging Face configuration was understood to say, and keeps it for `model_import`."""
+    from sim.config.catalog import imported_model
+    from sim.config.files import config_path
+
+    path = config_path("models", model)
+    imported = imported_model(path)
+    if imported is None:
+        return
+    _IMPORTED.set({"path": str(path), **imported.told()})
+    formats = imported.formats
+    experts = f", experts in {formats.experts}" if formats.experts else ""
+    print(f"{path}: {imported.family}, weights in {formats.weights or 'a format not known'}{experts}", file=sys.stderr)
+    for note in imported.notes:
+        print(f"  {note}", file=sys.stderr)
+    if imported.unread:
+        print(f"  not understood: {', '.join(imported.unread)}", file=sys.stderr)
 
 
 _OF_ANY = {"engine": "engine", "tpot_ms": "tpot_slo_ms", "ttft_ms": "ttft_slo_ms", "max_gpus": "max_gpus"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.evaluation import Evaluation, OpBreakdown, Violation
 from sim.layers.choices import rule
-from sim.layers.ops import FusedOp, Layer, gathers_weight, layer_ops
+from sim.layers.ops import FusedOp, Layer, gathers_weight, layer_of
 from sim.prices.collectives import Collective
 from sim.sharding.layout import format_named
 from sim.sharding.placement import parse_placement
@@ -80,11 +80,18 @@ class Picture:
     """One layer under one strategy.
 
     Attributes:
+        group: Name of the layers that it is one of.
+        layers: How many the model has of them, and
+        model_layers: in all.
+        layer_s: Of this layer, as `communication_s`.
         expected_error: Relative error to expect of its figures.
         extrapolated: What of them no measurement covers.
     """
 
     title: str
+    group: str
+    layers: int
+    model_layers: int
     nodes: tuple[Node, ...]
     feasible: bool
     tokens_per_s_per_gpu: float
@@ -96,25 +103,39 @@ class Picture:
     extrapolated: tuple[str, ...]
 
 
-def picture_of(title: str, workload: Workload, evaluation: Evaluation) -> Picture:
-    """The picture of an evaluated strategy."""
-    layer, strategy = layer_ops(workload.model), evaluation.strategy
+def pictures_of(title: str, workload: Workload, evaluation: Evaluation) -> tuple[Picture, ...]:
+    """The pictures of an evaluated strategy: one for each group of the model's layers."""
+    return tuple(_picture(title, workload, evaluation, index) for index in range(len(workload.model.groups)))
+
+
+def _picture(title: str, workload: Workload, evaluation: Evaluation, index: int) -> Picture:
+    model, group = workload.model, workload.model.groups[index]
+    layer, ops = layer_of(group), evaluation.group_ops(group.name)
+    axes = _Axes(evaluation.strategy, one_mesh=model.is_moe and not group.is_moe)
     left = {
-        op.output: held(op.output, layer.tensor(op.output).letters, told.placement_out, _axes_left(strategy, op, told))
-        for op, told in zip(layer.ops, evaluation.ops, strict=True)
+        op.output: held(op.output, layer.tensor(op.output).letters, told.placement_out, axes.left(op, told))
+        for op, told in zip(layer.ops, ops, strict=True)
     }
     return Picture(
         title=title,
-        nodes=tuple(_node(layer, op, told, left, strategy) for op, told in zip(layer.ops, evaluation.ops, strict=True)),
+        group=group.name,
+        layers=group.count,
+        model_layers=model.layers,
+        nodes=tuple(_node(layer, op, told, left, axes) for op, told in zip(layer.ops, ops, strict=True)),
         feasible=evaluation.feasible,
         tokens_per_s_per_gpu=evaluation.tokens_per_s_per_gpu,
         tpot_s=evaluation.tpot_s,
-        layer_s=evaluation.stage.layer_s,
-        communication_s=sum(op.communication_time_s for op in evaluation.ops),
+        layer_s=evaluation.stage.group_layer_s[index],
+        communication_s=sum(op.communication_time_s for op in ops),
         violations=evaluation.violations,
         expected_error=evaluation.expected_error,
         extrapolated=evaluation.extrapolated,
     )
+
+
+def group_text(picture: Picture) -> str:
+    """Which layers a picture is of."""
+    return f"{picture.group}: {picture.layers} of {picture.model_layers} layers"
 
 
 def picture_dict(picture: Picture) -> dict[str, Any]:
@@ -122,24 +143,34 @@ def picture_dict(picture: Picture) -> dict[str, Any]:
     return asdict(picture)
 
 
-def _group_axes(strategy: Strategy, op: FusedOp) -> tuple[str, ...]:
-    """The axes of the group that shares an op."""
-    if not strategy.extended:
-        return ("tp",)
-    if op.name not in ATTENTION_SIDE:
-        return ("moe_tp",)
-    return ("tp", "cp") if strategy.cp > 1 else ("tp",)
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """Names of the axes that tensors lie over.
+
+    Attributes:
+        one_mesh: Whether attention's mesh has all of the layer, as that of dense layers beside experts.
+    """
+
+    strategy: Strategy
+    one_mesh: bool
+
+    def group(self, op: FusedOp) -> tuple[str, ...]:
+        """Those of the group that shares an op."""
+        if not self.strategy.extended:
+            return ("tp",)
+        if op.name not in ATTENTION_SIDE and not self.one_mesh:
+            return ("moe_tp",)
+        return ("tp", "cp") if self.strategy.cp > 1 else ("tp",)
+
+    def left(self, op: FusedOp, told: OpBreakdown) -> tuple[str, ...]:
+        """Those over which an op's output lies as its placement says: heads of queries are not cut over the context."""
+        return ("tp",) if op.output == "qkv" and told.placement_out == "S(1)" else self.group(op)
 
 
-def _axes_left(strategy: Strategy, op: FusedOp, told: OpBreakdown) -> tuple[str, ...]:
-    """Axes over which an op's output lies as its placement says: heads of queries are not cut over the context."""
-    return ("tp",) if op.output == "qkv" and told.placement_out == "S(1)" else _group_axes(strategy, op)
-
-
-def _node(layer: Layer, op: FusedOp, told: OpBreakdown, left: dict[str, Held], strategy: Strategy) -> Node:
-    edges = [_edge(layer, op, name, told, left[name], strategy) for name in op.inputs]
+def _node(layer: Layer, op: FusedOp, told: OpBreakdown, left: dict[str, Held], axes: _Axes) -> Node:
+    edges = [_edge(layer, op, name, told, left[name], axes) for name in op.inputs]
     weight = rule(op, layer, told.choice).weight
-    at_rest = _group_axes(strategy, op) if gathers_weight(told.choice) else _axes_left(strategy, op, told)
+    at_rest = axes.group(op) if gathers_weight(told.choice) else axes.left(op, told)
     return Node(
         name=op.name,
         choice=told.choice,
@@ -156,13 +187,13 @@ def _node(layer: Layer, op: FusedOp, told: OpBreakdown, left: dict[str, Held], s
     )
 
 
-def _edge(layer: Layer, op: FusedOp, name: str, told: OpBreakdown, left: Held, strategy: Strategy) -> Edge:
-    axes = ("tp",) if name == "qkv" else _group_axes(strategy, op)
+def _edge(layer: Layer, op: FusedOp, name: str, told: OpBreakdown, left: Held, axes: _Axes) -> Edge:
+    arriving = ("tp",) if name == "qkv" else axes.group(op)
     tensor, order = layer.tensor(name), list(layer.op_by_name)
     producer, consumer = order.index(tensor.producer), order.index(op.name)
     return Edge(
         held=left,
-        arrives=held(name, tensor.letters, told.placements_in[name], axes),
+        arrives=held(name, tensor.letters, told.placements_in[name], arriving),
         collectives=tuple(c for c in told.collectives if c.tensor == name and _moves_an_input(c, op)),
         main=producer == (consumer - 1) % len(order),
         producer=producer if producer < consumer else -1,

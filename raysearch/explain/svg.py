@@ -23,7 +23,7 @@ from raysearch.explain.marks import (
     tensor,
     text,
 )
-from raysearch.explain.picture import Edge, Held, Node, Picture
+from raysearch.explain.picture import Edge, Held, Node, Picture, group_text
 from sim.prices.collectives import Collective
 
 WIDTH, GAP, MARGIN, TOP = 610, 30, 24, 180
@@ -31,20 +31,47 @@ SPINE, BOX_LEFT, BOX_WIDTH, BAR_LEFT, BAR_WIDTH = 250, 110, 280, 404, 130
 TENSOR, PILL, OP, INSIDE, NOTE = 36, 30, 50, 26, 16
 
 
-def draw(heading: str, pictures: Sequence[Picture]) -> str:
-    """The SVG document of one strategy, or of several side by side."""
+def draw(heading: str, groups: Sequence[Sequence[Picture]]) -> str:
+    """The SVG document of one strategy, or of several side by side.
+
+    Args:
+        heading: Above all.
+        groups: Pictures of the strategies, per group of layers; drawn one below the other.
+    """
+    if len(groups) == 1:
+        return _document(_section(heading, groups[0]))
+    sections = [_section(f"{heading}; {group_text(pictures[0])}", pictures) for pictures in groups]
+    height = sum(int(section.get("height", "0")) for section in sections)
+    root, y = _canvas(sections[0].get("width", ""), height), 0
+    for section in sections:
+        section.set("y", str(y))
+        y += int(section.get("height", "0"))
+        root.append(section)
+    return _document(root)
+
+
+def _document(root: Element) -> str:
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _canvas(width: str, height: int) -> Element:
+    return Element(
+        "svg",
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=str(height),
+        role="img",
+    )
+
+
+def _section(heading: str, pictures: Sequence[Picture]) -> Element:
     rows = list(zip(*(picture.nodes for picture in pictures), strict=True))
     tops, bottom = _rows(rows)
     width = 2 * MARGIN + len(pictures) * WIDTH + (len(pictures) - 1) * GAP
     height = bottom + TENSOR + 40 + NOTE * max(len(picture.extrapolated) for picture in pictures)
-    root = Element(
-        "svg",
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width} {height}",
-        width=str(width),
-        height=str(height),
-        role="img",
-    )
+    root = _canvas(str(width), height)
     root.set("font-family", "Inter, 'Helvetica Neue', 'DejaVu Sans', Arial, sans-serif")
     SubElement(root, "title").text = heading
     rect(root, 0, 0, width, height, PAPER)
@@ -63,8 +90,7 @@ def draw(heading: str, pictures: Sequence[Picture]) -> str:
         tensor(column, picture.nodes[-1].output, SPINE, bottom + 8, "to the next layer")
         for number, what in enumerate(picture.extrapolated):
             text(column, 0, bottom + TENSOR + 28 + NOTE * number, f"extrapolated: {what}", 11, fill=FAINT)
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
+    return root
 
 
 # --- rows ---------------------------------------------------------------------------------------------

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from raysearch.explain.picture import Edge, Node, Picture
+from raysearch.explain.picture import Edge, Node, Picture, group_text
 from raysearch.tables import bytes_text
 from sim.prices.collectives import Collective
 
@@ -24,8 +24,22 @@ _NAME = 37
 """Columns for an op and how its weight lies: "► ffn2 ffn hidden  W[e, f_moe_tp, d]" fits."""
 
 
-def draw(heading: str, pictures: Sequence[Picture]) -> list[RenderableType]:
-    """What to print for one strategy, or for several side by side."""
+def draw(heading: str, groups: Sequence[Sequence[Picture]]) -> list[RenderableType]:
+    """What to print for one strategy, or for several side by side.
+
+    Args:
+        heading: Above all.
+        groups: Pictures of the strategies, per group of layers.
+    """
+    first = groups[0]
+    marks = [Text("► marks the ops on which the strategies differ")] if len(first) > 1 else []
+    tables = [shown for pictures in groups for shown in _section(pictures, named=len(groups) > 1)]
+    return [Text(heading, style="bold"), *tables, *marks, *map(_extrapolated, filter(_extrapolates, first))]
+
+
+def _section(pictures: Sequence[Picture], *, named: bool) -> Iterator[RenderableType]:
+    if named:
+        yield Text(f"\n{group_text(pictures[0])}", style="bold underline")
     slowest_s = max(node.time_s for picture in pictures for node in picture.nodes)
     table = Table(box=None, padding=(0, 3, 0, 0), show_header=False)
     for _ in pictures:
@@ -41,8 +55,7 @@ def draw(heading: str, pictures: Sequence[Picture]) -> list[RenderableType]:
         for lines in zip_longest(*(list(map(_collective, node.inside)) for node in nodes), fillvalue=Text("  │")):
             table.add_row(*lines)
     table.add_row(*(Text(f"  ▼ {picture.nodes[-1].output.named} to the next layer") for picture in pictures))
-    marks = [Text("► marks the ops on which the strategies differ")] if len(pictures) > 1 else []
-    return [Text(heading, style="bold"), table, *marks, *map(_extrapolated, filter(_extrapolates, pictures))]
+    yield table
 
 
 def _extrapolates(picture: Picture) -> bool:

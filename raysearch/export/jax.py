@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment, Export
-from raysearch.frameworks.layer import Sharded, weight_shapes
+from raysearch.frameworks.layer import Sharded, shown_group, weight_shapes
+from sim.layers.mixers import GroupedAttention
 from sim.layers.ops import op_names
 from sim.sharding.placement import Placement, Shard
 from sim.strategy import CHOICES
@@ -61,8 +62,11 @@ def export(deployment: Deployment) -> Export:
         "raysearch.frameworks.jax_layer runs the layer with the collectives that the simulator charges",
     ]
     dropped = [f"pp {strategy.pp}: give each stage a mesh and its layers"] if strategy.pp > 1 else []
-    if model.latent_attention or model.shared_experts or model.dense_layers:
-        dropped.append("latent attention, shared experts and dense layers among those with experts have no spec")
+    group = shown_group(model)
+    if len(model.groups) > 1:
+        dropped.append(f"of {len(model.groups)} groups of layers the specs are those of {group.name} alone")
+    if not isinstance(group.attention, GroupedAttention) or group.feed_forward.shared_ffn_hidden:
+        dropped.append("latent attention, linear mixers and shared experts have no spec")
     return Export("", {"sharding.py": text}, tuple(dropped), tuple(notes))
 
 

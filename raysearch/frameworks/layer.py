@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sim.layers.choices import OpRule, rule
-from sim.layers.model import Model
+from sim.layers.mixers import GroupedAttention
+from sim.layers.model import LayerGroup, Model
 from sim.layers.ops import FusedOp, Layer, Tensor, layer_ops
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement
 from sim.sharding.redistribute import collective_between
@@ -85,7 +86,7 @@ class Sharded:
     """A model's layer under choices of a strategy, all in the joint space.
 
     Attributes:
-        model: Without latent attention, shared experts or dense layers among those with experts.
+        model: Of it the layers with experts, if any has them; with grouped attention to every token, no shared experts.
         choices: Per fused op, by name.
         tp, ep: Ranks of the two mesh axes. Attention is data-parallel over ep.
     """
@@ -99,6 +100,11 @@ class Sharded:
     def layer(self) -> Layer:
         """The fused ops and the tensors between them."""
         return layer_ops(self.model)
+
+    @property
+    def group(self) -> LayerGroup:
+        """The layers that this is one of."""
+        return shown_group(self.model)
 
     def rule(self, name: str) -> OpRule:
         """Placements of an op's inputs, weight and output."""
@@ -127,16 +133,22 @@ def _shard(dim: int) -> Placement:
     return Shard(dim)
 
 
+def shown_group(model: Model) -> LayerGroup:
+    """The first group with experts, or the first."""
+    return next((group for group in model.groups if group.is_moe), model.groups[0])
+
+
 def weight_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Whole shapes of the weights of one layer, by the op that has them; those of experts lead with the expert."""
-    experts = (model.experts,) if model.is_moe else ()
+    attention, feed_forward = shown_group(model).attention, shown_group(model).feed_forward
+    experts = (feed_forward.experts,) if feed_forward.is_moe else ()
     shapes = {
         "attn_norm": (model.hidden,),
-        "qkv_proj": (model.hidden, model.qkv_width),
-        "o_proj": (model.attention_width, model.hidden),
+        "qkv_proj": (model.hidden, attention.qkv_width),
+        "o_proj": (attention.output_width, model.hidden),
         "ffn_norm": (model.hidden,),
-        "ffn1": (*experts, model.hidden, model.ffn_in_width),
-        "ffn2": (*experts, model.ffn_hidden, model.hidden),
+        "ffn1": (*experts, model.hidden, feed_forward.in_width),
+        "ffn2": (*experts, feed_forward.ffn_hidden, model.hidden),
     }
     return shapes | ({"router": (model.hidden, model.experts)} if model.is_moe else {})
 
@@ -257,13 +269,15 @@ def _einsum(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Arra
 
 
 def _attention(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Array:
-    model, (keys, values), xp = run.sharded.model, run.cache, run.xp
-    shared = model.heads // model.kv_heads
-    groups = arrays[0].reshape(arrays[0].shape[0], -1, shared + 2, model.head_dim)
+    kind, (keys, values), xp = run.sharded.group.attention, run.cache, run.xp
+    if not isinstance(kind, GroupedAttention):
+        raise TypeError(f"expected grouped attention, got {type(kind).__name__}; no other kind can be run yet")
+    shared = kind.heads // kind.kv_heads
+    groups = arrays[0].reshape(arrays[0].shape[0], -1, shared + 2, kind.head_dim)
     queries, key, value = groups[:, :, :shared], groups[:, :, shared], groups[:, :, shared + 1]
     before = xp.einsum("tgrh,tlgh->tgrl", queries, keys)
     now = xp.einsum("tgrh,tgh->tgr", queries, key)
-    scores = xp.softmax(xp.concat([before, now[..., None]]) / model.head_dim**0.5)
+    scores = xp.softmax(xp.concat([before, now[..., None]]) / kind.head_dim**0.5)
     past, own = scores[..., :-1], scores[..., -1]
     out = xp.einsum("tgrl,tlgh->tgrh", past, values) + own[..., None] * value[:, :, None]
     return out.reshape(out.shape[0], -1)
@@ -275,7 +289,7 @@ def _residual_add(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -
 
 def _activation(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Array:
     (x,) = arrays
-    if not run.sharded.model.gated:
+    if not run.sharded.group.feed_forward.gated:
         return run.xp.silu(x)
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     return run.xp.silu(pairs[..., 0]) * pairs[..., 1]
@@ -286,7 +300,7 @@ def _router(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Arra
     logits = arrays[0] @ run.weights[op.name]
     if run.sharded.label(op.name) == "e":
         logits = run.comm.all_gather(logits, 1, "tp")
-    weight, index = run.xp.top(run.xp.softmax(logits), run.sharded.model.experts_per_token)
+    weight, index = run.xp.top(run.xp.softmax(logits), run.sharded.group.feed_forward.experts_per_token)
     return run.xp.stack([index + 0.0 * weight, weight / weight.sum(-1, keepdims=True)])
 
 

@@ -158,14 +158,13 @@ def _sd(evaluation: Evaluation) -> float:
 def term_shares(workload: Workload, evaluation: Evaluation) -> Mapping[str, float]:
     """Share of a strategy's time per token by term; they add up to one."""
     total_s, strategy, stage = _step_s(evaluation), evaluation.strategy, evaluation.stage
-    layers_s = strategy.pp * stage.layers
     seconds: dict[str, float] = dict.fromkeys(TERMS, 0.0)
-    for op in evaluation.ops:
-        seconds[_KERNELS.get(op.name, "small")] += layers_s * op.kernel_time_s
+    for layers, op in evaluation.stage_ops:
+        seconds[_KERNELS.get(op.name, "small")] += strategy.pp * layers * op.kernel_time_s
         for collective in op.collectives:
             across = strategy.tp * strategy.cp > workload.hardware.node_gpus
             kind = "all_to_all" if collective.kind == "all_to_all" else "across" if across else "inside"
-            seconds[kind] += layers_s * collective.time_s
+            seconds[kind] += strategy.pp * layers * collective.time_s
     seconds["ends"] = strategy.pp * (stage.total_s - stage.layers * stage.layer_s)
     seconds["engine"] = evaluation.engine_s
     seconds["prompts"] = max(0.0, total_s - sum(seconds.values()))

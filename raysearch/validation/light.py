@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from sim.layers.ops import layer_ops
+from sim.layers.dims import choices_of
 from sim.layers.sizes import Load
 from sim.prices.engine import BARE
 from sim.serving.phases import Batching
 from sim.step.costs import head_kernels
+from sim.step.stage import end_of
 from sim.step.two_meshes import sides_of_strategy
 from sim.step.work import op_work
 from sim.strategy import Strategy
@@ -31,12 +32,12 @@ def _light_steps_s(workload: Workload, strategy: Strategy, state: Batching) -> t
 
 def light_s(workload: Workload, strategy: Strategy, load: Load) -> float:
     """Seconds of one step through all layers and the LM head, from the very kernels that `evaluate` prices."""
-    sides, hardware = sides_of_strategy(workload, load, strategy), workload.hardware
-    choices = dict(zip(layer_ops(workload.model).op_by_name, strategy.dims, strict=True))
-    launched = [(kernel, 1.0) for kernel in head_kernels(sides.experts)]
-    for op in sides.experts.layer.ops:
-        work = op_work(sides.rank_by_op[op.name], op, choices[op.name])
-        launched += [(kernel, kernel.launches * workload.model.layers) for kernel in work.kernels]
+    stack, hardware = sides_of_strategy(workload, load, strategy), workload.hardware
+    launched = [(kernel, 1) for kernel in head_kernels(end_of(stack))]
+    for group, sides, choices in zip(workload.model.groups, stack, choices_of(workload, strategy.dims), strict=True):
+        for op in sides.experts.layer.ops:
+            work = op_work(sides.rank_by_op[op.name], op, choices[op.name])
+            launched += [(kernel, group.count) for kernel in work.kernels]
     compute_s = sum(count * kernel.flops / hardware.peak_flop_per_s[kernel.math_dtype] for kernel, count in launched)
     memory_s = sum(count * kernel.traffic_bytes for kernel, count in launched) / hardware.hbm_bandwidth_bytes_per_s
     return max(compute_s, memory_s)

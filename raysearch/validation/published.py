@@ -255,7 +255,7 @@ def _step_s(server: Server, batch: int) -> float:
     if not server.overlapped:
         return whole.stage.total_s + whole.engine_s
     half = server.evaluate(batch // 2)
-    communication_s = half.stage.layers * sum(op.communication_time_s for op in half.ops)
+    communication_s = sum(layers * op.communication_time_s for layers, op in half.stage_ops)
     return 2 * max(communication_s, half.stage.total_s - communication_s) + whole.engine_s
 
 

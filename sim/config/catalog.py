@@ -15,8 +15,10 @@ from pydantic import ValidationError
 
 from sim.config.calibration_file import CalibrationFile
 from sim.config.declarations import declare
-from sim.config.files import CatalogError, config_path, did_you_mean, explain, list_names, read_config
+from sim.config.files import CatalogError, config_path, did_you_mean, explain, list_names, read_config, read_json
 from sim.config.hardware_file import HardwareFile
+from sim.config.huggingface.keys import CannotImport
+from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.schemas import ModelFile, WorkloadFile
 from sim.engines.registry import UnknownEngine, engine_names, engine_rules
 from sim.layers.model import Model
@@ -123,8 +125,37 @@ def load_machine(hardware: str | Path, calibration: Calibration) -> Callable[[En
 
 
 def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> Model:
-    """The model of a shipped name or a file. Raises: CatalogError."""
-    return read_config(config_path("models", name_or_path, beside=beside), ModelFile).to_si()
+    """The model of a shipped name, a file, or a Hugging Face configuration or its folder. Raises: CatalogError."""
+    return read_model(config_path("models", name_or_path, beside=beside)).to_si()
+
+
+def read_model(path: Path) -> ModelFile:
+    """A model file, or what a Hugging Face configuration says as one. Raises: CatalogError."""
+    imported = imported_model(path)
+    if imported is None:
+        return read_config(path, ModelFile)
+    try:
+        return ModelFile.model_validate(imported.content)
+    except ValidationError as error:
+        raise CatalogError(f"{path}, as a model file: {explain(error, ModelFile)}") from error
+
+
+def imported_model(path: Path) -> ModelImport | None:
+    """What came of a Hugging Face configuration; None for a model file.
+
+    `hf_quant_config.json` beside it says in which format its weights are.
+
+    Raises:
+        CatalogError: It cannot be read, or no model file can say what it says.
+    """
+    if path.suffix != ".json":
+        return None
+    beside = path.with_name(path.name.removesuffix("config.json") + "hf_quant_config.json")
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
+    try:
+        return import_model(read_json(path), name, read_json(beside) if beside.is_file() else None)
+    except CannotImport as error:
+        raise CatalogError(f"{path}: {error}") from error
 
 
 def load_engine(name: str, calibration: Calibration | None) -> Engine:
@@ -193,7 +224,7 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
     Raises:
         CatalogError: An unusable file.
     """
-    model_file = read_config(model_path, ModelFile)
+    model_file = read_model(model_path)
     try:
         rules = engine_rules(file.engine) if file.engine else None
     except UnknownEngine as error:

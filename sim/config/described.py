@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sim.config.catalog import assembled, default_hardware
-from sim.config.files import CatalogError, config_path, explain, read_config
-from sim.config.schemas import ModelFile, WorkloadFile
+from sim.config.catalog import assembled, default_hardware, imported_model, read_model
+from sim.config.files import CatalogError, config_path, explain
+from sim.config.schemas import WorkloadFile
 from sim.workload import Workload
 
 WIDEST = 128
@@ -27,7 +27,7 @@ class Description:
         model, hardware: Names or paths; without hardware it is `sim.config.catalog.default_hardware`.
         isl, osl: Tokens of a prompt and of an answer.
         engine: Inference engine, or None for the bare machine.
-        weights, kv_cache: Formats.
+        weights, kv_cache: Formats; None for those of a Hugging Face checkpoint, else fp8.
         tpot_ms, ttft_ms: SLOs, or None for none.
         max_gpus: Device budget.
         chunk_tokens: Most prompt tokens of a step; None computes prompts whole.
@@ -39,8 +39,8 @@ class Description:
     isl: int | None = None
     osl: int | None = None
     engine: str | None = None
-    weights: str = "fp8"
-    kv_cache: str = "fp8"
+    weights: str | None = None
+    kv_cache: str | None = None
     tpot_ms: float | None = None
     ttft_ms: float | None = None
     max_gpus: int = 64
@@ -60,7 +60,14 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
     """
     hardware = said.hardware or default_hardware()
     model_path, hardware_path = config_path("models", said.model), config_path("hardware", hardware)
-    model = read_config(model_path, ModelFile).to_si()
+    model, imported = read_model(model_path).to_si(), imported_model(model_path)
+    stored = imported.formats if imported else None
+    precisions = {
+        "weights": said.weights or (stored and stored.weights) or "fp8",
+        "kv_cache": said.kv_cache or (stored and stored.kv_cache) or "fp8",
+        "activations": "bf16",
+        "dispatch": "fp8",
+    }
     content: dict[str, Any] = {
         "name": f"{model.name}_{said.phase}",
         "model": said.model,
@@ -74,7 +81,7 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
         "max_gpus": said.max_gpus,
         "routing": "skewed" if model.is_moe else "balanced",
         "chunk_tokens": said.chunk_tokens,
-        "precisions": {"weights": said.weights, "kv_cache": said.kv_cache, "activations": "bf16", "dispatch": "fp8"},
+        "precisions": precisions,
         "degrees": {
             "tp": [n for n in _powers_of_two(min(WIDEST, said.max_gpus)) if model.heads % n == 0],
             "ep": [n for n in _powers_of_two(min(WIDEST, said.max_gpus)) if model.experts % n == 0],

@@ -7,11 +7,12 @@ key, what was expected and what was found.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,6 +26,8 @@ _SINGULAR = {
     "calibration": "calibration",
 }
 _SUFFIX = {"calibration": ".json"}
+_CONFIG_JSON = "config.json"
+"""What Hugging Face calls a model's configuration."""
 
 
 class CatalogError(ValueError):
@@ -57,7 +60,8 @@ def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = N
 
     Args:
         kind: Which folder of configs/ a name is looked up in.
-        name_or_path: A name without ".toml", or a path that ends in ".toml" (".json" for a calibration).
+        name_or_path: A name without ".toml", or a path that ends in ".toml" (".json" for a calibration). A model may
+            also be a Hugging Face configuration: a path that ends in ".json", or a folder with a config.json.
         beside: A folder that relative paths are tried against first.
 
     Raises:
@@ -69,13 +73,17 @@ def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = N
     text, suffix = str(name_or_path), _SUFFIX.get(kind, ".toml")
     if len(text) > 4096 or any(len(part) > 255 for part in Path(text).parts):
         raise CatalogError(f"the name or path of a {_SINGULAR[kind]} is too long: {text[:40]}...")
-    if not text.endswith(suffix):
+    if kind == "models":
+        for folder in (beside / text if beside else None, Path(text)):
+            if folder is not None and (folder / _CONFIG_JSON).is_file():
+                return folder / _CONFIG_JSON
+    if not text.endswith((suffix, ".json") if kind == "models" else suffix):
         shipped = configs_root() / kind / f"{text}{suffix}"
         if "/" not in text and shipped.is_file():
             return shipped
         raise CatalogError(
             f"unknown {_SINGULAR[kind]} {text!r}: {did_you_mean(text, list_names(kind))} "
-            f"(or give the path of a {suffix} file)"
+            f"(or give the path of a {suffix} file{' or of a config.json' if kind == 'models' else ''})"
         )
     for candidate in (beside / text if beside else None, Path(text)):
         if candidate is not None and candidate.is_file():
@@ -119,8 +127,28 @@ def explain(error: ValidationError, schema: type[BaseModel]) -> str:
     return "; ".join(lines) + (f"; and {more} more" if more else "")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object. Raises: CatalogError."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_LARGEST_JSON + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(f"cannot read {path}: {error}") from error
+    if len(text) > _LARGEST_JSON:
+        raise CatalogError(f"{path} is too long: expected at most {_LARGEST_JSON:,} characters")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CatalogError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CatalogError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return cast("dict[str, Any]", content)
+
+
 _LARGEST_FILE = 1_000_000
 """[assumed] A hundred times the longest configuration; what is longer was meant for something else."""
+_LARGEST_JSON = 10_000_000
+"""[assumed] Several times the longest model configuration, which names every quantised weight."""
 _MOST_DOTS = 16
 """[assumed] Every table of ours is at most three deep; memory grows with the square of a key's parts."""
 _PART = r"""[A-Za-z0-9_"'-]{1,80}"""

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from sim.config.fields import Count, Degrees, FileSchema, Name, Positive, Whole
 from sim.config.files import did_you_mean
 from sim.engines.registry import engine_names
+from sim.layers import mixers
 from sim.layers import model as layers_model
 from sim.prices import hardware
 from sim.prices.dtypes import Dtype
@@ -16,54 +17,174 @@ from sim.workload import BatchGrid, DegreeTables, ExpertExchange, Phase, Routing
 
 
 class _LatentAttention(FileSchema):
-    query_rank: Count
+    query_rank: Whole  # 0 without a query latent
     kv_rank: Count
     rope_dim: Count
     value_dim: Count
 
 
-class ModelFile(FileSchema):
+class _LinearMixer(FileSchema):
+    kind: mixers.LinearKind
+    heads: Count
+    key_heads: Count
+    key_dim: Count
+    value_dim: Count
+    conv_kernel: Count = 4
+
+
+class _Indexer(FileSchema):
+    heads: Count
+    head_dim: Count
+    topk: Count
+
+
+class _LayerFile(FileSchema):
+    """What one layer is made of. A group of layers says what of it differs from the file's own."""
+
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    head_dim: Count | None = None
+    value_dim: Whole | None = None  # head_dim
+    window: Whole | None = None  # 0 for none
+    chunked: Annotated[bool, Field(strict=True)] | None = None
+    sinks: Whole | None = None
+    output_gate: Annotated[bool, Field(strict=True)] | None = None
+    latent_attention: _LatentAttention | None = None
+    linear_mixer: _LinearMixer | None = None
+    indexer: _Indexer | None = None
+    ffn_hidden: Count | None = None
+    experts: Count | None = None
+    experts_per_token: Count | None = None
+    gated: Annotated[bool, Field(strict=True)] | None = None
+    shared_experts: Whole | None = None  # each as wide as a routed one
+    shared_ffn_hidden: Whole | None = None  # or how wide all of them are together
+
+    def attention(self) -> mixers.Attention:
+        """The layer's mixer. Raises: ValueError."""
+        if self.linear_mixer is not None:
+            if self.linear_mixer.heads % self.linear_mixer.key_heads:
+                fields = f"key_heads ({self.linear_mixer.key_heads}) must divide heads ({self.linear_mixer.heads})"
+                raise ValueError(f"linear_mixer: {fields}")
+            return mixers.LinearMixer(**self.linear_mixer.model_dump())
+        indexer = mixers.Indexer(**self.indexer.model_dump()) if self.indexer else None
+        heads, head_dim = _given("heads", self.heads), _given("head_dim", self.head_dim)
+        if self.latent_attention is not None:
+            return mixers.LatentAttention(heads, head_dim, **self.latent_attention.model_dump(), indexer=indexer)
+        kv_heads = _given("kv_heads", self.kv_heads)
+        if heads % kv_heads:
+            raise ValueError(f"kv_heads ({kv_heads}) must divide heads ({heads})")
+        if self.chunked and not self.window:
+            raise ValueError("chunked needs window, the tokens of a chunk")
+        return mixers.GroupedAttention(
+            heads,
+            kv_heads,
+            head_dim,
+            value_width=self.value_dim or 0,
+            window=self.window or 0,
+            chunked=bool(self.chunked),
+            sinks=self.sinks or 0,
+            output_gate=bool(self.output_gate),
+            indexer=indexer,
+        )
+
+    def feed_forward(self) -> layers_model.FeedForward:
+        """The layer's feed-forward network or experts. Raises: ValueError."""
+        ffn_hidden, gated = _given("ffn_hidden", self.ffn_hidden), bool(_given("gated", self.gated))
+        experts, topk = _given("experts", self.experts), _given("experts_per_token", self.experts_per_token)
+        if topk > experts:
+            raise ValueError(f"experts_per_token ({topk}) exceeds experts ({experts})")
+        if self.shared_experts and self.shared_ffn_hidden:
+            raise ValueError("give shared_experts, each as wide as the others, or shared_ffn_hidden, not both")
+        shared = self.shared_ffn_hidden or (self.shared_experts or 0) * ffn_hidden
+        return layers_model.FeedForward(ffn_hidden, experts, topk, gated, shared)
+
+
+def _given(key: str, value: int | None) -> int:
+    if value is None:
+        raise ValueError(f"lacks {key}")
+    return value
+
+
+class _GroupFile(_LayerFile):
+    """[[groups]] of a model file: layers that are alike. A group with `experts = 1` is dense."""
+
+    name: Name
+    count: Count
+
+    def over(self, common: _LayerFile) -> _LayerFile:
+        """The group's layers, with what it leaves out taken from the file's own keys."""
+        own = {key: getattr(self, key) for key in _LayerFile.model_fields if getattr(self, key) is not None}
+        if own.get("experts") == 1:
+            own = {"experts_per_token": 1, "shared_experts": 0, "shared_ffn_hidden": 0} | own
+        for one, other in (("shared_experts", "shared_ffn_hidden"), ("latent_attention", "linear_mixer")):
+            if one in own or other in own:  # a group's own says which of the two it is
+                own = {one: None, other: None} | own
+        return common.model_copy(update=own)
+
+
+class ModelFile(_LayerFile):
     """configs/models/*.toml: dimensions of a decoder-only transformer."""
 
     name: Name
     layers: Count
     hidden: Count
-    ffn_hidden: Count
-    heads: Count
-    kv_heads: Count
-    head_dim: Count
     vocab: Count
-    experts: Count
-    experts_per_token: Count
-    gated: Annotated[bool, Field(strict=True)]
-    shared_experts: Whole = 0
-    dense_layers: Whole = 0
-    dense_ffn_hidden: Whole = 0
-    sliding_window: Whole = 0
-    sliding_layers: Whole = 0
     expert_dtype: Dtype | None = None
-    latent_attention: _LatentAttention | None = None
+    tied_embeddings: Annotated[bool, Field(strict=True)] = False
+    mtp_layers: Whole = 0
+    groups: tuple[_GroupFile, ...] = ()  # one, of all layers
+    order: tuple[Name, ...] = ()  # names of groups, repeated over the layers; one group after the other
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ModelFile:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        if self.experts_per_token > self.experts:
-            raise ValueError(f"experts_per_token ({self.experts_per_token}) exceeds experts ({self.experts})")
-        for key in ("dense_layers", "sliding_layers"):
-            if getattr(self, key) > self.layers:
-                raise ValueError(f"{key} ({getattr(self, key)}) exceeds layers ({self.layers})")
-        for count, size in (("dense_layers", "dense_ffn_hidden"), ("sliding_layers", "sliding_window")):
-            if bool(getattr(self, count)) != bool(getattr(self, size)):
-                raise ValueError(f"{count} and {size} belong together: give both or neither")
+        if sum(group.count for group in self.groups) not in (0, self.layers):
+            counts = " + ".join(str(group.count) for group in self.groups)
+            raise ValueError(f"the groups have {counts} layers, the model has {self.layers}")
+        if repeated := {group.name for group in self.groups if self._named(group.name) > 1}:
+            raise ValueError(f"two groups are called {sorted(repeated)[0]!r}")
+        self._groups()
+        self._order()
         return self
+
+    def _named(self, name: str) -> int:
+        return sum(group.name == name for group in self.groups)
+
+    def _groups(self) -> tuple[layers_model.LayerGroup, ...]:
+        layers = [(group.name, group.count, group.over(self)) for group in self.groups]
+        groups: list[layers_model.LayerGroup] = []
+        for name, count, layer in layers or [("layers", self.layers, self)]:
+            try:
+                groups.append(layers_model.LayerGroup(name, count, layer.attention(), layer.feed_forward()))
+            except ValueError as error:
+                raise ValueError(f"group {name!r}: {error}" if self.groups else str(error)) from error
+        return tuple(groups)
+
+    def _order(self) -> tuple[int, ...]:
+        index = {group.name: position for position, group in enumerate(self.groups)}
+        if unknown := [name for name in self.order if name not in index]:
+            raise ValueError(f"order names {unknown[0]!r}, which is no group (groups: {', '.join(index) or 'none'})")
+        if not self.order:
+            return ()
+        order = [self.order[layer % len(self.order)] for layer in range(self.layers)]
+        for group in self.groups:
+            if order.count(group.name) != group.count:
+                raise ValueError(
+                    f"order, repeated over {self.layers} layers, has {order.count(group.name)} of {group.name!r}, "
+                    f"whose count is {group.count}"
+                )
+        return tuple(index[name] for name in order)
 
     def to_si(self) -> layers_model.Model:
         """The model; nothing in it has a unit."""
-        latent = self.latent_attention
         return layers_model.Model(
-            **self.model_dump(exclude={"latent_attention"}),
-            latent_attention=layers_model.LatentAttention(**latent.model_dump()) if latent else None,
+            name=self.name,
+            hidden=self.hidden,
+            vocab=self.vocab,
+            groups=self._groups(),
+            order=self._order(),
+            expert_dtype=self.expert_dtype,
+            tied_embeddings=self.tied_embeddings,
+            mtp_layers=self.mtp_layers,
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.engines.rules import EngineRules, Plan, dense_copies, whole_heads
+from sim.engines.rules import EngineRules, Plan, dense_copies, whole_experts, whole_heads
 from sim.engines.vllm import tensor_parallelism
 from sim.layers.heuristics import megatron_sp_dims
 from sim.prices.engine import MemoryPolicy
@@ -35,6 +35,7 @@ def _no_context(_workload: Workload) -> bool:
 def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
     yield from dense_copies(workload, strategy)
     yield from whole_heads(workload, strategy)
+    yield from whole_experts(workload, strategy)
     if strategy.cp > 1:
         yield f"dynamic inference keeps a request's KV cache whole: cp is 1, not {strategy.cp}"
     if strategy.stage_gpus % strategy.ep:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from sim.canonical import canonical
+from sim.layers.mixers import GroupedAttention
+from sim.layers.model import Model
 from sim.layers.ops import op_names
 from sim.prices.engine import MemoryPolicy
 from sim.prices.hardware import EngineName
@@ -105,22 +107,36 @@ def whole_heads(workload: Workload, strategy: Strategy) -> Iterator[str]:
     model, tp = workload.model, strategy.tp * strategy.cp
     if model.heads % tp:
         yield f"tensor-parallel size {tp} does not divide {model.heads} attention heads"
-    elif model.latent_attention is None and model.kv_heads % tp and tp % model.kv_heads:
-        yield f"tensor-parallel size {tp} neither divides {model.kv_heads} KV heads nor is a multiple of them"
+        return
+    for kv_heads in sorted({attention.kv_heads for attention in _with_kv_heads(model)}):
+        if kv_heads % tp and tp % kv_heads:
+            yield f"tensor-parallel size {tp} neither divides {kv_heads} KV heads nor is a multiple of them"
+
+
+def whole_experts(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Every rank has the same number of experts."""
+    if workload.model.experts % strategy.ep:
+        yield f"expert-parallel size {strategy.ep} does not divide {workload.model.experts} experts"
 
 
 def shared_context(workload: Workload, strategy: Strategy) -> Iterator[str]:
     """GPUs that would only repeat a KV head may share its context instead (decode context parallelism)."""
-    model, cp, tp = workload.model, strategy.cp, strategy.tp * strategy.cp
-    if cp == 1 or model.latent_attention is not None:
+    cp, tp = strategy.cp, strategy.tp * strategy.cp
+    if cp == 1:
         return
-    if tp <= model.kv_heads or cp > tp // model.kv_heads:
-        yield (
-            f"decode context parallel size {cp} exceeds the {max(1, tp // model.kv_heads)} copies of a KV head that "
-            f"tensor-parallel size {tp} makes of {model.kv_heads}"
-        )
-    elif (model.heads // model.kv_heads) % cp:
-        yield f"decode context parallel size {cp} does not divide {model.heads // model.kv_heads} heads per KV head"
+    for heads, kv_heads in sorted({(each.heads, each.kv_heads) for each in _with_kv_heads(workload.model)}):
+        if tp <= kv_heads or cp > tp // kv_heads:
+            yield (
+                f"decode context parallel size {cp} exceeds the {max(1, tp // kv_heads)} copies of a KV head that "
+                f"tensor-parallel size {tp} makes of {kv_heads}"
+            )
+        elif (heads // kv_heads) % cp:
+            yield f"decode context parallel size {cp} does not divide {heads // kv_heads} heads per KV head"
+
+
+def _with_kv_heads(model: Model) -> list[GroupedAttention]:
+    """Attention of the groups of layers that cache keys and values of heads."""
+    return [group.attention for group in model.groups if isinstance(group.attention, GroupedAttention)]
 
 
 BLOCK = 128
@@ -133,7 +149,11 @@ def whole_blocks(workload: Workload, strategy: Strategy) -> Iterator[str]:
         return
     model, moe_tp, tp = workload.model, strategy.moe_tp, strategy.tp * strategy.cp
     what = "moe_tp" if model.is_moe else "tensor-parallel size"
-    if model.ffn_hidden % (moe_tp * BLOCK):
-        yield f"{what} {moe_tp} cuts {model.ffn_hidden} feed-forward columns inside blocks of {BLOCK} (fp8_block)"
-    if model.attention_width % (tp * BLOCK):
-        yield f"tensor-parallel size {tp} cuts {model.attention_width} columns of attention inside blocks of {BLOCK}"
+    for group in model.groups:
+        dense = model.is_moe and not group.is_moe  # on attention's mesh
+        shares, width = tp if dense else moe_tp, group.feed_forward.ffn_hidden
+        if width % (shares * BLOCK):
+            named = "tensor-parallel size" if dense else what
+            yield f"{named} {shares} cuts {width} feed-forward columns inside blocks of {BLOCK} (fp8_block)"
+        if (columns := group.attention.output_width) % (tp * BLOCK):
+            yield f"tensor-parallel size {tp} cuts {columns} columns of attention inside blocks of {BLOCK}"

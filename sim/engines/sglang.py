@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.engines.rules import EngineRules, Plan, Refuses, dense_copies, shared_context, whole_blocks, whole_heads
+from sim.engines.rules import (
+    EngineRules,
+    Plan,
+    Refuses,
+    dense_copies,
+    shared_context,
+    whole_blocks,
+    whole_experts,
+    whole_heads,
+)
 from sim.engines.vllm import generates, tensor_parallelism
 from sim.layers.heuristics import megatron_sp_dims
 from sim.prices.engine import MemoryPolicy
@@ -35,6 +44,7 @@ def _needs_plain_tp(_workload: Workload, strategy: Strategy) -> Iterator[str]:
 def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
     yield from dense_copies(workload, strategy)
     yield from whole_heads(workload, strategy)
+    yield from whole_experts(workload, strategy)
     yield from shared_context(workload, strategy)
     yield from whole_blocks(workload, strategy)
     ep, gpus = strategy.ep, strategy.stage_gpus

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.engines.rules import EngineRules, dense_copies, whole_heads
+from sim.engines.rules import EngineRules, dense_copies, whole_experts, whole_heads
 from sim.engines.vllm import tensor_parallelism
 from sim.prices.engine import MemoryPolicy
 from sim.strategy import Strategy
@@ -24,6 +24,7 @@ def _helix(workload: Workload) -> bool:
 def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
     yield from dense_copies(workload, strategy)
     yield from whole_heads(workload, strategy)
+    yield from whole_experts(workload, strategy)
     tp, cp, dp, ep = strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep
     if dp > 1 and tp * cp > 1:
         yield (

@@ -26,12 +26,18 @@ _MEGATRON = {"qkv_proj": 1, "attention": 1, "o_proj": 0, "ffn1": 1, "activation"
 _ALONG_TOKENS = ("attn_norm", "attn_residual", "ffn_norm", "router", "dispatch", "combine")
 
 
+def megatron_choice(op: str, *, sequence_parallel: bool) -> int:
+    """Megatron-LM's choice for a fused op, by its name."""
+    if sequence_parallel and op in _ALONG_TOKENS:
+        return 0
+    return _MEGATRON.get(op, NONE)
+
+
 def megatron_dims(model: Model) -> tuple[int, ...]:
     """Megatron-LM's choice per fused op: two all-reduces per layer on the tp axis."""
-    return tuple(_MEGATRON.get(name, NONE) for name in op_names(model))
+    return tuple(megatron_choice(name, sequence_parallel=False) for name in op_names(model))
 
 
 def megatron_sp_dims(model: Model) -> tuple[int, ...]:
     """The same with sequence parallelism: two all-gathers and two reduce-scatters per layer."""
-    along_tokens = dict.fromkeys(_ALONG_TOKENS, 0)
-    return tuple((_MEGATRON | along_tokens)[name] for name in op_names(model))
+    return tuple(megatron_choice(name, sequence_parallel=True) for name in op_names(model))

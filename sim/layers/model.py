@@ -1,144 +1,169 @@
-"""A decoder-only transformer: what its configuration says, and how many weights follow."""
+"""A decoder-only transformer: groups of equal layers, the order they stand in, and how many weights follow."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from sim.layers.mixers import Attention, GroupedAttention
 from sim.prices.dtypes import Dtype
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttention:
-    """Multi-head latent attention: queries and keys/values pass through low-rank latents.
-
-    The cache holds one latent and one rotary key per token, shared by all heads.
-    Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
+class FeedForward:
+    """A feed-forward network, or experts with a router.
 
     Attributes:
-        query_rank: Width of the query latent.
-        kv_rank: Width of the cached key/value latent.
-        rope_dim: Width of the cached rotary key, and of each head's rotary query.
-        value_dim: Width of each head's value; `Model.head_dim` is that of its non-rotary query and key.
+        ffn_hidden: Width of one expert, or of the one network of a dense layer.
+        experts: Experts; 1 means a dense layer.
+        experts_per_token: Distinct experts each token visits (top-k).
+        gated: Whether the activation multiplies two projections (SwiGLU) or one (GELU).
+        shared_ffn_hidden: Width of the experts together that every token visits, beside the routed ones.
     """
 
-    query_rank: int
-    kv_rank: int
-    rope_dim: int
-    value_dim: int
+    ffn_hidden: int
+    experts: int = 1
+    experts_per_token: int = 1
+    gated: bool = True
+    shared_ffn_hidden: int = 0
 
     @property
-    def cached_width(self) -> int:
-        """Cached elements per token and layer."""
-        return self.kv_rank + self.rope_dim
+    def is_moe(self) -> bool:
+        """Whether there is a router, a dispatch and several experts."""
+        return self.experts > 1
+
+    @property
+    def in_width(self) -> int:
+        """Columns of ffn1: gate and up projections side by side when gated."""
+        return self.ffn_hidden * self.projections
+
+    @property
+    def projections(self) -> int:
+        """Projections into the hidden width: 2 when gated."""
+        return 2 if self.gated else 1
+
+    def expert_parameters(self, hidden: int) -> int:
+        """Weights of one expert, or of the one network."""
+        return hidden * (self.in_width + self.ffn_hidden)
+
+    def parameters(self, hidden: int, experts: int | None = None) -> int:
+        """Weights when so many experts count, all by default; the shared ones and the router always do."""
+        counted = self.experts if experts is None else min(experts, self.experts)
+        shared = hidden * self.shared_ffn_hidden * (self.projections + 1)
+        router = hidden * self.experts if self.is_moe else 0
+        return counted * self.expert_parameters(hidden) + shared + router
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that are alike.
+
+    Attributes:
+        name: For people, and before the ops' names where groups have choices of their own.
+        count: Layers.
+        attention: How they mix tokens.
+        feed_forward: What follows.
+    """
+
+    name: str
+    count: int
+    attention: Attention
+    feed_forward: FeedForward
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether the layers have experts."""
+        return self.feed_forward.is_moe
+
+    def parameters(self, hidden: int, experts: int | None = None) -> int:
+        """Weights of one layer with its two norms; see `FeedForward.parameters`."""
+        return self.attention.parameters(hidden) + self.feed_forward.parameters(hidden, experts) + 2 * hidden
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A decoder-only transformer.
 
-    Layers that differ, as the fields below `gated` say, share a strategy's choices; `sim.step.work` prices their mean.
-
     Attributes:
-        ffn_hidden: Width of one expert, or of the feed-forward network of a dense model.
-        experts: Experts per layer; 1 means a dense feed-forward network.
-        experts_per_token: Distinct experts each token visits (top-k).
-        gated: Whether the activation multiplies two projections (SwiGLU) or one (GELU).
-        shared_experts: Experts beside those, of the same width, that every token visits.
-        dense_layers: Layers with a dense feed-forward network of `dense_ffn_hidden` instead of experts.
-        sliding_window: Tokens that attention sees in `sliding_layers` of the layers; 0 for no window.
+        groups: Kinds of layers.
+        order: Index of the group of each layer; empty for one group after the other.
         expert_dtype: Format of the experts' weights if the model is published in it; None leaves it to the deployment.
-        latent_attention: Multi-head latent attention, or None for grouped-query attention.
+        tied_embeddings: Whether the LM head is the embedding.
+        mtp_layers: Layers published beside these that draft further tokens (multi-token prediction).
     """
 
     name: str
-    layers: int
     hidden: int
-    ffn_hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     vocab: int
-    experts: int
-    experts_per_token: int
-    gated: bool
-    shared_experts: int = 0
-    dense_layers: int = 0
-    dense_ffn_hidden: int = 0
-    sliding_window: int = 0
-    sliding_layers: int = 0
+    groups: tuple[LayerGroup, ...]
+    order: tuple[int, ...] = ()
     expert_dtype: Dtype | None = None
-    latent_attention: LatentAttention | None = None
+    tied_embeddings: bool = False
+    mtp_layers: int = 0
+
+    def __post_init__(self) -> None:
+        in_turn = tuple(index for index, group in enumerate(self.groups) for _ in range(group.count))
+        if not self.order:
+            object.__setattr__(self, "order", in_turn)
+        assert sorted(self.order) == list(in_turn)
+
+    @property
+    def layers(self) -> int:
+        """Layers of all groups."""
+        return len(self.order)
+
+    @property
+    def heads(self) -> int:
+        """What a degree must divide to share out the heads of every group."""
+        return math.gcd(*(group.attention.heads for group in self.groups))
+
+    @property
+    def experts(self) -> int:
+        """Most experts of any group; 1 for a dense model."""
+        return max(group.feed_forward.experts for group in self.groups)
 
     @property
     def is_moe(self) -> bool:
-        """Whether the layer has a router, a dispatch and several experts."""
+        """Whether any layer has experts."""
         return self.experts > 1
 
     @property
-    def moe_layers(self) -> int:
-        """Layers with experts."""
-        return self.layers - self.dense_layers if self.is_moe else 0
-
-    @property
-    def ffn_in_width(self) -> int:
-        """Columns of ffn1: gate and up projections side by side when gated."""
-        return self.ffn_hidden * (2 if self.gated else 1)
-
-    @property
-    def attention_width(self) -> int:
-        """Columns of the attention output, heads * head_dim."""
-        return self.heads * (self.latent_attention.value_dim if self.latent_attention else self.head_dim)
-
-    @property
-    def qkv_width(self) -> int:
-        """Columns of the fused query, key and value projection: with latents, the queries and the one latent row."""
-        if self.latent_attention is not None:
-            query_dim = self.head_dim + self.latent_attention.rope_dim
-            return self.heads * query_dim + self.latent_attention.cached_width
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
-    @property
-    def attention_parameters(self) -> int:
-        """Projection weights of one layer's attention."""
-        output = self.hidden * self.attention_width
-        latent = self.latent_attention
-        if latent is None:
-            return self.hidden * self.qkv_width + output
-        query = latent.query_rank * (self.hidden + self.heads * (self.head_dim + latent.rope_dim))
-        key_value = self.hidden * latent.cached_width + latent.kv_rank * self.heads * (self.head_dim + latent.value_dim)
-        return query + key_value + output
-
-    @property
-    def expert_parameters(self) -> int:
-        """Weights of one expert (or of the one dense feed-forward network) of one layer."""
-        return self.hidden * (self.ffn_in_width + self.ffn_hidden)
-
-    @property
-    def dense_ffn_parameters(self) -> int:
-        """Weights of the feed-forward network of one of `dense_layers`."""
-        return self.hidden * self.dense_ffn_hidden * (3 if self.gated else 2)
-
-    @property
-    def _small_parameters(self) -> int:
-        router = self.hidden * self.experts if self.is_moe else 0
-        return router + 2 * self.hidden
-
-    def _layer_parameters(self, experts: int) -> int:
-        """Weights of all layers when `experts` of each layer's count."""
-        with_experts = (experts + self.shared_experts) * self.expert_parameters + self._small_parameters
-        dense = self.dense_ffn_parameters + 2 * self.hidden
-        return (
-            self.layers * self.attention_parameters
-            + (self.layers - self.dense_layers) * with_experts
-            + self.dense_layers * dense
-        )
-
-    @property
     def parameters(self) -> int:
-        """All weights: layers, token embedding, final norm and an untied LM head."""
-        return self._layer_parameters(self.experts) + 2 * self.vocab * self.hidden + self.hidden
+        """All weights: layers, token embedding, final norm and LM head."""
+        vocabularies = 1 if self.tied_embeddings else 2
+        return self._layer_parameters(active=False) + vocabularies * self.vocab * self.hidden + self.hidden
 
     @property
     def active_parameters(self) -> int:
         """Weights one token is multiplied with (the embedding is a look-up and does not count)."""
-        return self._layer_parameters(self.experts_per_token) + self.vocab * self.hidden + self.hidden
+        return self._layer_parameters(active=True) + self.vocab * self.hidden + self.hidden
+
+    def _layer_parameters(self, *, active: bool) -> int:
+        return sum(
+            group.count * group.parameters(self.hidden, group.feed_forward.experts_per_token if active else None)
+            for group in self.groups
+        )
+
+
+def uniform_model(
+    name: str,
+    layers: int,
+    hidden: int,
+    ffn_hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    experts: int = 1,
+    experts_per_token: int = 1,
+    gated: bool = True,
+) -> Model:
+    """A model of equal layers with grouped-query attention.
+
+    >>> uniform_model("tiny", 2, 64, 96, 8, 2, 16, 1000).layers
+    2
+    """
+    feed_forward = FeedForward(ffn_hidden, experts, experts_per_token, gated)
+    return Model(
+        name, hidden, vocab, (LayerGroup("layers", layers, GroupedAttention(heads, kv_heads, head_dim), feed_forward),)
+    )

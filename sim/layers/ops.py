@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from sim.layers.declared import OpKey, declared_choices
-from sim.layers.model import Model
+from sim.layers.model import LayerGroup, Model
 from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, GEMM_CHOICES, NONE, TOKENS
 
 OpKind = Literal["norm", "einsum", "attention", "residual_add", "router", "dispatch", "activation", "combine"]
@@ -171,8 +171,13 @@ MOE_LAYER = _layer(_ATTENTION + _EXPERTS, _LETTERS)
 DENSE_LAYER = _layer(_ATTENTION + _DENSE_FFN, _LETTERS | {"ffn_mid": "tf", "ffn_act": "tf"})
 
 
+def layer_of(group: LayerGroup) -> Layer:
+    """The layer of a group: 12 fused ops for mixture-of-experts, 10 for dense."""
+    return MOE_LAYER if group.is_moe else DENSE_LAYER
+
+
 def layer_ops(model: Model) -> Layer:
-    """The layer of a model: 12 fused ops for mixture-of-experts, 10 for dense."""
+    """The layer whose ops a strategy has choices for where groups share them: with experts if any group has them."""
     return MOE_LAYER if model.is_moe else DENSE_LAYER
 
 
@@ -183,5 +188,5 @@ def by_expert(op: FusedOp, layer: Layer) -> bool:
 
 
 def op_names(model: Model) -> tuple[str, ...]:
-    """Names of the fused ops, in the order of `Strategy.dims`."""
+    """Names of the fused ops, in the order of `Strategy.dims` where groups share their choices."""
     return tuple(op.name for op in layer_ops(model).ops)

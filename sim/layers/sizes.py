@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sim.layers.model import Model
+from sim.layers.model import LayerGroup, Model
 from sim.layers.ops import Tensor
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.routing import busiest_load
@@ -102,40 +102,51 @@ class LayerSizes:
         return self.load.sequences + self.load.prompts
 
 
-def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1) -> LayerSizes:
+def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_group: int = 0) -> LayerSizes:
     """Sizes of a step over `ep` groups of experts, of which every `copies` neighbours have the same tokens.
 
     A token picks `experts_per_token` distinct experts, so under uniform routing an expert stays
-    idle with probability (1 - top-k / experts) ** tokens.
+    idle with probability (1 - top-k / experts) ** tokens. Where `ep` does not divide the experts, the busiest rank
+    holds one more than others, and gets as many more tokens.
+
+    Args:
+        workload: As given.
+        load: What is in the step.
+        ep: Groups of experts.
+        copies: Neighbours that have the same tokens.
+        layer_group: Index of the layers' group in the model.
     """
-    model, groups = workload.model, ep // copies
+    layers, groups = workload.model.groups[layer_group], ep // copies
     own, everyone = load.of_group(groups), load.all_tokens(groups)
-    local_experts = math.ceil(model.experts / ep)
-    idle = (1 - model.experts_per_token / model.experts) ** everyone
+    experts, topk = layers.feed_forward.experts, layers.feed_forward.experts_per_token
+    local_experts = math.ceil(experts / ep)
+    idle = (1 - topk / experts) ** everyone
     imbalance = workload.load_imbalance
-    if workload.routing == "skewed" and model.is_moe:
-        imbalance *= busiest_load(everyone, model.experts_per_token, model.experts, ep)
+    if workload.routing == "skewed" and layers.is_moe:
+        imbalance *= busiest_load(everyone, topk, experts, ep)
+    if layers.is_moe:
+        imbalance *= local_experts * ep / experts
     imbalance = min(imbalance, ep)  # a rank cannot get more than all tokens
     return LayerSizes(
         load=own,
         tokens=own.tokens,
         all_tokens=everyone,
-        expert_tokens=everyone / ep * model.experts_per_token * imbalance,
+        expert_tokens=everyone / ep * topk * imbalance,
         local_experts=local_experts,
         active_experts=local_experts * (1 - idle),
-        columns=feature_widths(model),
+        columns=feature_widths(workload.model, layers),
     )
 
 
-def feature_widths(model: Model) -> dict[str, int]:
+def feature_widths(model: Model, layers: LayerGroup) -> dict[str, int]:
     """Width of every feature label."""
     return {
         "d": model.hidden,
-        "q": model.qkv_width,
-        "a": model.attention_width,
-        "e": model.experts,
-        "k": model.experts_per_token,
-        "f": model.ffn_hidden,
+        "q": layers.attention.qkv_width,
+        "a": layers.attention.output_width,
+        "e": layers.feed_forward.experts,
+        "k": layers.feed_forward.experts_per_token,
+        "f": layers.feed_forward.ffn_hidden,
     }
 
 
@@ -143,15 +154,12 @@ ROUTING_ENTRY_BYTES = 8
 """One routed expert of one token: a 4-byte index and a 4-byte weight."""
 
 
-def tensor_shape(model: Model, sizes: LayerSizes, tensor: Tensor) -> tuple[float, int]:
-    """[rows, columns] of a tensor on one ep rank."""
-    return sizes.expert_tokens if tensor.by_expert else sizes.tokens, tensor_columns(model, tensor)
-
-
-def tensor_columns(model: Model, tensor: Tensor) -> int:
+def tensor_columns(model: Model, layers: LayerGroup, tensor: Tensor) -> int:
     """Columns of a tensor before the tp axis shards it."""
     # ffn1 leaves gate and up side by side; both are sharded alike, so f is one label of doubled width.
-    return model.ffn_in_width if tensor.name == "ffn_mid" else feature_widths(model)[tensor.letters[-1]]
+    if tensor.name == "ffn_mid":
+        return layers.feed_forward.in_width
+    return feature_widths(model, layers)[tensor.letters[-1]]
 
 
 def element_bytes(workload: Workload, tensor: Tensor) -> float:

@@ -3,7 +3,9 @@
 With the choices of the two residual adds and of the norms behind them fixed, attention's side of a layer and the
 experts' side meet only in their sums: seconds of each kind of step, bytes of weights, of KV cache, and the larger of
 their activations. All latencies and the throughput are monotone in those sums. So of each side only those combinations
-can win that no other beats in all of them (a Pareto front), and all pairs of the two fronts are added up.
+can win that no other beats in all of them (a Pareto front), and all pairs of the two fronts are added up. Groups of
+layers that share their choices have one front, with sums per group; where each has its own, their layers meet in the
+residual stream alone, and are paired in the same way.
 
 Time and memory grow with the batch. So a range of batches is bounded by the costs of its smallest and the tokens of its
 largest: ranges come best bound first and are halved, until the best bound left is a single batch that is no better than
@@ -16,31 +18,27 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.canonical import canonical
 from sim.evaluation import Evaluation
-from sim.layers.ops import Layer, layer_ops
+from sim.layers.dims import dims_of
 from sim.layers.sizes import Load
+from sim.optimum.fronts import Ranks, Side
 from sim.optimum.spaces import Space
+from sim.optimum.sums import Layers, Stack, Unit, all_layers, fits, least_stage_s, slowest_stage_s
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
-from sim.step.costs import head_activation_bytes, op_cost
-from sim.step.rank import OpCost, Rank
-from sim.step.stage import layers_per_stage, memory_bytes, needed_and_allowed_bytes, room, stage_time
-from sim.step.two_meshes import ATTENTION_SIDE, Sides, attention_rank, experts_rank, sides
-from sim.strategy import MOST_CHOICES, Strategy
+from sim.step.rank import Rank
+from sim.step.stage import memory_bytes, needed_and_allowed_bytes
+from sim.step.two_meshes import ATTENTION_SIDE, attention_rank, experts_rank, sides
+from sim.strategy import Strategy
 from sim.workload import Workload
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-_CHOICES = MOST_CHOICES
 _SLACK = 1 - 1e-12
 """A bound that lies this little below the best is still looked into: sums round."""
 _NARROW = 1.5
@@ -48,6 +46,10 @@ _NARROW = 1.5
 
 Mesh = tuple[int, int, int, int]
 """tp, cp, dp, ep."""
+Seconds = tuple[tuple[float, ...], ...]
+"""Of a layer, per kind of step and group of layers."""
+Dims = Mapping[str, tuple[int, ...]]
+"""Choices per op, by its name."""
 
 
 Score = Callable[[float, int], float]
@@ -187,152 +189,12 @@ def best_of_degrees(space: Space, progress: Callable[[int, int], None] | None = 
     return list(found.values())
 
 
-class _Figures(NamedTuple):
-    """Sums over some ops of a layer, [n] combinations of their choices each.
-
-    Attributes:
-        times_s: Per kind of step, seconds.
-        weight_bytes, kv_bytes: Held.
-        peak_bytes: Largest activations of any op.
-    """
-
-    times_s: tuple[Floats, ...]
-    weight_bytes: Floats
-    kv_bytes: Floats
-    peak_bytes: Floats
-
-    def rows(self, index: NDArray[np.int64]) -> _Figures:
-        return _Figures(
-            tuple(each[index] for each in self.times_s),
-            self.weight_bytes[index],
-            self.kv_bytes[index],
-            self.peak_bytes[index],
-        )
-
-
-class _Side:
-    """One side of a layer on one GPU, under every combination of its ops' choices.
-
-    Attributes:
-        ranks: The GPU, per kind of step.
-        ops: Names of the side's ops.
-        costs: Per kind of step and op, by choice: all that more tokens might allow.
-        allowed: Choices per op that break no limit.
-    """
-
-    def __init__(self, ranks: Sequence[Rank], names: Sequence[str], space: Space) -> None:
-        self.ranks = tuple(ranks)
-        self.ops = tuple(names)
-        layer = self.ranks[0].layer
-        self.costs: tuple[Mapping[str, Mapping[int, OpCost]], ...] = tuple(
-            {
-                name: {
-                    choice: cost
-                    for choice in space.choices[name]
-                    if (cost := op_cost(rank, layer.op(name), choice)).broken in (None, "tokens")
-                }
-                for name in names
-            }
-            for rank in self.ranks
-        )
-        self.allowed = {
-            name: {choice for choice, cost in row.items() if cost.broken is None} for name, row in self.costs[0].items()
-        }
-        self.possible = all(self.costs[0].values())
-
-    @cached_property
-    def floor(self) -> tuple[tuple[float, ...], float, float]:
-        """Least seconds per kind of step, weight bytes and KV bytes, each for itself and without moves."""
-        return (
-            tuple(sum(min(cost.time_s for cost in row.values()) for row in costs.values()) for costs in self.costs),
-            sum(min(cost.weight_bytes for cost in row.values()) for row in self.costs[-1].values()),
-            sum(min(cost.kv_bytes for cost in row.values()) for row in self.costs[-1].values()),
-        )
-
-    @cached_property
-    def front(self) -> _Front:
-        """What no other combination beats, of those that break no limit."""
-        return _front(self, self.allowed)
-
-    @cached_property
-    def free_front(self) -> _Front:
-        """The same of all that more tokens might allow, which bounds larger batches."""
-        every = {name: set(row) for name, row in self.costs[0].items()}
-        return self.front if every == self.allowed else _front(self, every)
-
-
-@dataclass(frozen=True, slots=True)
-class _Front:
-    """Combinations of one side's choices, [n], that no other with the same first and last choice beats.
-
-    Attributes:
-        choices: [n, ops].
-        figures: Of a layer.
-    """
-
-    choices: Ints
-    figures: _Figures
-
-    @property
-    def first(self) -> Ints:
-        return self.choices[:, 0]
-
-    @property
-    def last(self) -> Ints:
-        return self.choices[:, -1]
-
-
-def _front(side: _Side, allowed: Mapping[str, set[int]]) -> _Front:
-    choices = np.array(list(itertools.product(*(sorted(allowed[name]) for name in side.ops))), dtype=np.int64)
-    choices = choices.reshape(-1, len(side.ops))
-    column = {name: choices[:, index] for index, name in enumerate(side.ops)}
-
-    def per_row(kind: int, name: str, figure: Callable[[OpCost], float]) -> Floats:
-        table = np.full(_CHOICES, np.nan)
-        for choice, cost in side.costs[kind][name].items():
-            table[choice] = figure(cost)
-        return table[column[name]]
-
-    times_s: list[Floats] = []
-    for kind, rank in enumerate(side.ranks):
-        time_s = np.sum([per_row(kind, name, lambda cost: cost.time_s) for name in side.ops], axis=0)
-        within = sides(rank, rank)
-        for tensor in rank.layer.tensors:
-            if set(tensor.ends) <= set(side.ops):
-                table = np.zeros((_CHOICES,) * len(tensor.ends))
-                for ends in itertools.product(*(allowed[name] for name in tensor.ends)):
-                    table[ends] = sum(within.moves_s(tensor, ends))
-                time_s = time_s + table[tuple(column[name] for name in tensor.ends)]
-        times_s.append(time_s)
-    weight = np.sum([per_row(-1, name, lambda cost: cost.weight_bytes) for name in side.ops], axis=0)
-    kv = np.sum([per_row(-1, name, lambda cost: cost.kv_bytes) for name in side.ops], axis=0)
-    peak = np.max([per_row(-1, name, lambda cost: cost.activation_bytes) for name in side.ops], axis=0)
-    figures = np.stack([*times_s, weight, kv, peak], axis=1)
-    group = choices[:, 0] * _CHOICES + choices[:, -1]
-    kept = np.concatenate(
-        [rows[_unbeaten(figures[rows])] for g in np.unique(group) for rows in [np.flatnonzero(group == g)]]
-        or [np.zeros(0, dtype=np.int64)]
-    )
-    return _Front(choices[kept], _Figures(tuple(times_s), weight, kv, peak).rows(kept))
-
-
-def _unbeaten(figures: Floats) -> Ints:
-    """Rows of [n, figures] that no other row matches or undercuts in every figure; one of equal rows stays."""
-    left = np.lexsort(figures.T[::-1])
-    kept: list[int] = []
-    while left.size:
-        row, others = left[0], left[1:]
-        kept.append(int(row))
-        left = others[(figures[others] < figures[row]).any(axis=1)]
-    return np.array(kept, dtype=np.int64)
-
-
 class _Range(NamedTuple):
     """Batches of one mesh and pipeline degree, the smallest's and the largest's index; best bound first in a heap.
 
     Attributes:
         least_value: Minus the most tokens/s/GPU that any of them reaches.
-        steps_s: Lower bounds of the seconds of a layer per kind of step, of which the bound was made.
+        steps_s: Lower bounds of the seconds of a layer, of which the bound was made.
         tight: Whether they are those of the smallest batch with all moves, not the sum of each op's least.
     """
 
@@ -341,7 +203,7 @@ class _Range(NamedTuple):
     pp: int
     low: int
     high: int
-    steps_s: tuple[float, ...]
+    steps_s: Seconds
     tight: bool
 
 
@@ -351,13 +213,12 @@ class _Search:
     def __init__(self, space: Space, ranking: _Ranking) -> None:
         self.space = space
         self.workload: Workload = space.workload
-        self.layer: Layer = layer_ops(self.workload.model)
-        names = [op.name for op in self.layer.ops]
-        self._attention_ops = [name for name in names if name in ATTENTION_SIDE]
-        self._expert_ops = [name for name in names if name not in ATTENTION_SIDE]
-        self._sides: dict[tuple[object, ...], _Side] = {}
+        self._units = units_of(space)
+        self._combines = space.choices[self._end_dim()]
+        self._sides: dict[tuple[object, ...], Side] = {}
         self.ranking = ranking
         self.opened = 0
+        self._latest: tuple[tuple[Mesh, int], Layers] | None = None
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         """Goes through all ranges, best bound first."""
@@ -378,6 +239,11 @@ class _Search:
         if progress:
             progress(2 * len(meshes), 2 * len(meshes))
 
+    def _end_dim(self) -> str:
+        """The entry of dims that says how the residual stream reaches both ends of the model."""
+        end = self.workload.model.order[-1]
+        return next(d.name for d in dims_of(self.workload) if d.op.name == "combine" and end in d.groups)
+
     def stages(self, mesh: Mesh) -> Iterator[int]:
         tp, cp, dp, ep = mesh
         return (
@@ -393,7 +259,7 @@ class _Search:
             self.add_up(each.mesh, each.pp, batches[low])
         elif not each.tight and batches[high] <= _NARROW * batches[low]:
             self.add_up(each.mesh, each.pp, batches[low])
-            steps_s = self._tight_steps_s(each.mesh, each.pp, batches[low])
+            steps_s = self._tight_steps_s(each.mesh, batches[low])
             self._push(heap, each.mesh, each.pp, low + 1, high, steps_s, tight=True)
         else:
             middle = (low + high) // 2
@@ -407,7 +273,7 @@ class _Search:
         pp: int,
         low: int,
         high: int,
-        at_least_s: tuple[float, ...] = (),
+        at_least_s: Seconds = (),
         *,
         tight: bool = False,
     ) -> None:
@@ -415,22 +281,20 @@ class _Search:
         smallest, largest = self.space.batch[low], self.space.batch[high]
         if smallest > most_sequences(self.workload, mesh[2]):
             return
-        attention, experts = self._pair(mesh, smallest)
-        if not (attention.possible and experts.possible):
+        units = self._on(mesh, smallest)
+        if not all(unit.possible for unit in units):
             return
-        (left_s, weight, kv), (right_s, more_weight, more_kv) = attention.floor, experts.floor
-        floors = tuple(left + right for left, right in zip(left_s, right_s, strict=True))
-        steps_s = tuple(map(max, floors, at_least_s)) if at_least_s else floors
-        state = batching(self.workload, smallest, mesh[2])
-        ends = [float(min(self._ends_s(rank, pp).values())) for rank in experts.ranks]
-        layers = layers_per_stage(self.workload, pp)
-        times = [pp * (layers * step + end) for step, end in zip(steps_s, ends, strict=True)]
+        steps_s, weights, kv = _floors(units)
+        if at_least_s:
+            steps_s = tuple(tuple(map(max, *rows)) for rows in zip(steps_s, at_least_s, strict=True))
+        state, stacks = batching(self.workload, smallest, mesh[2]), _stacks(units)
+        times = [
+            pp * least_stage_s(stack, pp, layers_s, self._combines)
+            for stack, layers_s in zip(stacks, steps_s, strict=True)
+        ]
         if not self._in_time(state, times[0], times[-1]):
             return
-        both = self._both(attention, experts, mesh)[-1]
-        least = memory_bytes(
-            both, pp, layer_weight_bytes=weight + more_weight, layer_kv_bytes=kv + more_kv, peak_op_bytes=0.0
-        )
+        least = memory_bytes(stacks[-1], pp, layer_weight_bytes=weights, layer_kv_bytes=kv, peak_op_bytes=0.0)
         needed, allowed = needed_and_allowed_bytes(self.workload, least)
         if needed > allowed:
             return
@@ -447,35 +311,31 @@ class _Search:
             and state.ttft_s(decode_s, mixed_s) <= workload.ttft_limit_s * (1 + ROUNDING)
         )
 
-    def _ends_s(self, rank: Rank, pp: int) -> dict[int, float]:
-        """Seconds of a stage besides its layers, by the choice of the last op."""
-        return {choice: stage_time(rank, pp, 0.0, choice).total_s for choice in self.space.choices["combine"]}
-
     # --- sums ------------------------------------------------------------------------------------
 
-    def _tight_steps_s(self, mesh: Mesh, pp: int, batch: int) -> tuple[float, ...]:
-        """Least seconds of a layer per kind of step, each for itself, with all moves; more tokens never take less."""
-        attention, experts = self._pair(mesh, batch)
-        left, right = attention.free_front, experts.free_front
-        kinds = self._layers_s(self._both(attention, experts, mesh), left, right)
-        return tuple(float(each.min()) for each in kinds)
+    def _tight_steps_s(self, mesh: Mesh, batch: int) -> Seconds:
+        """Least seconds of a layer, each for itself, with all moves; more tokens never take less.
+
+        Where groups have choices of their own, the way to the next layer depends on its group, and is left out.
+        """
+        units = self._on(mesh, batch)
+        found = [
+            unit.layers(unit.attention.free_front, unit.experts.free_front, handed_on=len(units) == 1).times_s.min(-1)
+            for unit in units
+        ]
+        return tuple(tuple(row) for row in np.concatenate(found, axis=1).tolist())
 
     def add_up(self, mesh: Mesh, pp: int, batch: int) -> None:
-        """Adds up all pairs of the two fronts of one batch."""
+        """Adds up all combinations of one batch that can be the best."""
         tp, cp, dp, ep = mesh
-        attention, experts = self._pair(mesh, batch)
-        if not (all(attention.allowed.values()) and all(experts.allowed.values())):
+        units = self._on(mesh, batch)
+        if not all(unit.allowed for unit in units):
             return
         self.opened += 1
-        left, right = attention.front, experts.front
-        both, state = self._both(attention, experts, mesh), batching(self.workload, batch, dp)
-        layers = layers_per_stage(self.workload, pp)
-        stages_s: list[Floats] = []
-        for rank, layer_s in zip(experts.ranks, self._layers_s(both, left, right), strict=True):
-            ends = self._ends_s(rank, pp)
-            stages_s.append(pp * (layers * layer_s + np.array([ends[int(choice)] for choice in right.last])))
+        layers, stacks, state = self._layers(mesh, batch), _stacks(units), batching(self.workload, batch, dp)
+        stages_s = [pp * slowest_stage_s(stack, pp, layers, kind) for kind, stack in enumerate(stacks)]
         decode_s, mixed_s = stages_s[0], stages_s[-1]
-        allowed = self._fits(both[-1], left, right, pp)
+        allowed = fits(stacks[-1], pp, layers.figures)
         if state.decode is not None:
             allowed &= state.tpot_s(decode_s, mixed_s) <= self.workload.tpot_limit_s * (1 + ROUNDING)
         if state.mixed is not None:
@@ -483,75 +343,101 @@ class _Search:
         if not allowed.any():
             return
         step_s = np.where(allowed, state.step_s(decode_s, mixed_s), np.inf)
-        row, column = np.unravel_index(step_s.argmin(), step_s.shape)
-        gpus = math.prod(mesh[:3]) * pp
-        value = self.ranking.score(state.tokens * pp / (float(step_s[row, column]) * gpus), gpus)
+        winner, gpus = int(step_s.argmin()), math.prod(mesh[:3]) * pp
+        value = self.ranking.score(state.tokens * pp / (float(step_s[winner]) * gpus), gpus)
         if value > self.ranking.least:
-            dims = (*left.choices[row].tolist(), *right.choices[column].tolist())
+            dims = layers.dims(winner)
             self.ranking.offer(value, Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp))
 
-    def _layers_s(self, both: Sequence[Sides], left: _Front, right: _Front) -> list[Floats]:
-        """[left, right] seconds of a layer, per kind of step."""
-        found: list[Floats] = []
-        for kind, each in enumerate(both):
-            into_experts, into_attention = self._crossings(each, left, right)
-            layer_s = left.figures.times_s[kind][:, None] + right.figures.times_s[kind]
-            layer_s = layer_s + into_experts[left.last[:, None], right.first, right.last]
-            found.append(layer_s + into_attention[right.last, left.first[:, None], left.last[:, None]])
-        return found
+    def _layers(self, mesh: Mesh, batch: int) -> Layers:
+        """Combinations for a mesh and batch; pipelines of several depths that are looked into one by one share them."""
+        if self._latest is None or self._latest[0] != (mesh, batch):
+            self._latest = (mesh, batch), all_layers(self._on(mesh, batch))
+        return self._latest[1]
 
-    def _crossings(self, both: Sides, left: _Front, right: _Front) -> tuple[Floats, Floats]:
-        """Seconds of the residual stream's moves, by the choices at the ends of `residual_mid` and of `residual_in`."""
-        present = {
-            self._attention_ops[0]: set(left.first.tolist()),
-            self._attention_ops[-1]: set(left.last.tolist()),
-            self._expert_ops[0]: set(right.first.tolist()),
-            self._expert_ops[-1]: set(right.last.tolist()),
-        }
-        tables: list[Floats] = []
-        for name in ("residual_mid", "residual_in"):
-            tensor = self.layer.tensor(name)
-            table = np.zeros((_CHOICES,) * 3)
-            for ends in itertools.product(*(sorted(present[op]) for op in tensor.ends)):
-                table[ends] = sum(both.moves_s(tensor, ends))
-            tables.append(table)
-        return tables[0], tables[1]
+    # --- meshes ----------------------------------------------------------------------------------
 
-    def _fits(self, both: Sides, left: _Front, right: _Front, pp: int) -> NDArray[np.bool_]:
-        """[left, right] whether a layer's weights, cache and activations have room: as `memory_bytes`, for arrays."""
-        layers = layers_per_stage(self.workload, pp)
-        fixed = memory_bytes(both, pp, layer_weight_bytes=0.0, layer_kv_bytes=0.0, peak_op_bytes=0.0)
-        peak = np.maximum(np.maximum.outer(left.figures.peak_bytes, right.figures.peak_bytes), 0.0)
-        activations = both.stream_bytes() + np.maximum(peak, head_activation_bytes(both.experts))
-        overhead = fixed.overhead
-        if self.workload.engine is not None:
-            overhead = np.maximum(0.0, self.workload.engine.memory.runtime_bytes - activations)
-        weights = fixed.weights + layers * np.add.outer(left.figures.weight_bytes, right.figures.weight_bytes)
-        kv_cache = layers * pp * np.add.outer(left.figures.kv_bytes, right.figures.kv_bytes)
-        needed, allowed = room(self.workload, weights + kv_cache + activations + overhead, kv_cache)
-        return needed <= allowed
-
-    def _both(self, attention: _Side, experts: _Side, mesh: Mesh) -> list[Sides]:
+    def _on(self, mesh: Mesh, batch: int) -> tuple[Unit, ...]:
+        """The units on a mesh, with what is in the steps of a batch."""
         _, cp, dp, ep = mesh
-        one_mesh = (cp, dp) == (1, ep)
-        return [
-            sides(right, right) if one_mesh else sides(left, right)
-            for left, right in zip(attention.ranks, experts.ranks, strict=True)
-        ]
-
-    def _pair(self, mesh: Mesh, batch: int) -> tuple[_Side, _Side]:
-        tp, cp, dp, ep = mesh
         loads = batching(self.workload, batch, dp).loads
+        units: list[Unit] = []
+        for groups, attention_dims, expert_dims in self._units:
+            attention, experts = self._pair(mesh, loads, groups, attention_dims, expert_dims)
+            one_mesh = (cp, dp) == (1, ep)
+            both = tuple(
+                tuple(
+                    sides(right, right) if one_mesh or not self._on_experts_mesh(group) else sides(left, right)
+                    for group, left, right in zip(groups, lefts, rights, strict=True)
+                )
+                for lefts, rights in zip(attention.ranks, experts.ranks, strict=True)
+            )
+            units.append(Unit(groups, attention, experts, both))
+        return tuple(units)
+
+    def _on_experts_mesh(self, group: int) -> bool:
+        """Whether the feed-forward of a group lies on the experts' mesh; see `sim.step.two_meshes.group_sides`."""
+        model = self.workload.model
+        return model.groups[group].is_moe or not model.is_moe
+
+    def _pair(
+        self, mesh: Mesh, loads: tuple[Load, ...], groups: tuple[int, ...], attention_dims: Dims, expert_dims: Dims
+    ) -> tuple[Side, Side]:
+        tp, cp, dp, ep = mesh
         alone = tuple(_one_group(load) for load in loads)  # attention's side knows nothing of other groups
-        moe_tp = tp * cp * dp // ep
-        keys = ("attention", tp, cp, alone), ("experts", moe_tp, ep, loads)
-        if keys[0] not in self._sides:
-            ranks = [attention_rank(self.workload, load, tp, cp, 1) for load in alone]
-            self._sides[keys[0]] = _Side(ranks, self._attention_ops, self.space)
-        if keys[1] not in self._sides:
-            ranks = [experts_rank(self.workload, load, moe_tp, ep, dp) for load in loads]
-            self._sides[keys[1]] = _Side(ranks, self._expert_ops, self.space)
-        return self._sides[keys[0]], self._sides[keys[1]]
+        one_mesh, moe_tp = (cp, dp) == (1, ep), tp * cp * dp // ep
+        beside = () if one_mesh or all(map(self._on_experts_mesh, groups)) else (tp, cp)
+
+        def attention_side() -> Ranks:
+            return tuple(tuple(attention_rank(self.workload, load, tp, cp, 1, g) for g in groups) for load in alone)
+
+        def experts_side() -> Ranks:
+            return tuple(tuple(self._experts_rank(mesh, load, g) for g in groups) for load in loads)
+
+        return (
+            self._side(("attention", groups, tp, cp, alone), attention_side, attention_dims),
+            self._side(("experts", groups, moe_tp, ep, loads, *beside), experts_side, expert_dims),
+        )
+
+    def _experts_rank(self, mesh: Mesh, load: Load, group: int) -> Rank:
+        tp, cp, dp, ep = mesh
+        if (cp, dp) == (1, ep) or self._on_experts_mesh(group):
+            return experts_rank(self.workload, load, tp * cp * dp // ep, ep, dp, group)
+        return attention_rank(self.workload, load, tp, cp, dp, group)
+
+    def _side(self, key: tuple[object, ...], ranks: Callable[[], Ranks], dims: Dims) -> Side:
+        if key not in self._sides:
+            self._sides[key] = Side(ranks(), dims)
+        return self._sides[key]
+
+
+def units_of(space: Space) -> tuple[tuple[tuple[int, ...], Dims, Dims], ...]:
+    """Groups of layers that share their choices; choices per op of attention's side, and of the experts'."""
+    found: dict[tuple[int, ...], tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]] = {}
+    for dim in dims_of(space.workload):
+        groups = dim.groups if space.workload.groups == "own" else tuple(range(len(space.workload.model.groups)))
+        attention, experts = found.setdefault(groups, ({}, {}))
+        (attention if dim.op.name in ATTENTION_SIDE else experts)[dim.op.name] = space.choices[dim.name]
+    return tuple((groups, *tables) for groups, tables in found.items())
+
+
+def _stacks(units: tuple[Unit, ...]) -> list[Stack]:
+    """Both sides of a GPU per group, per kind of step."""
+    return [tuple(sides for unit in units for sides in unit.both[kind]) for kind in range(len(units[0].both))]
+
+
+def _floors(units: tuple[Unit, ...]) -> tuple[Seconds, tuple[float, ...], tuple[float, ...]]:
+    """Least seconds of a layer, weight bytes and KV bytes, each for itself and without moves."""
+    steps_s: list[tuple[float, ...]] = [()] * len(units[0].both)
+    weights: tuple[float, ...] = ()
+    kv: tuple[float, ...] = ()
+    for unit in units:
+        floors = unit.attention.floor, unit.experts.floor
+        own = [tuple(map(sum, zip(*rows, strict=True))) for rows in zip(floors[0][0], floors[1][0], strict=True)]
+        steps_s = [before + more for before, more in zip(steps_s, own, strict=True)]
+        weights += tuple(left + right for left, right in zip(floors[0][1], floors[1][1], strict=True))
+        kv += tuple(left + right for left, right in zip(floors[0][2], floors[1][2], strict=True))
+    return tuple(steps_s), weights, kv
 
 
 def _one_group(load: Load) -> Load:

@@ -24,9 +24,10 @@ from sim.layers.ops import Tensor
 from sim.optimum.spaces import Space, space_of
 from sim.serving.phases import batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
-from sim.step.costs import head_activation_bytes, move_s, moves, op_cost
+from sim.step.costs import ends_s, head_activation_bytes, move_s, moves, op_cost, vocabulary_bytes
+from sim.step.pipeline import Stage, pipeline
 from sim.step.rank import Rank
-from sim.step.stage import layers_per_stage, memory_bytes, room, stage_time
+from sim.step.stage import hand_on_all_s, room, stage_ends_s, vocabularies
 from sim.step.two_meshes import sides
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
@@ -104,8 +105,10 @@ MOST_BATCHES = 64
 
 
 def can_be_added_up(space: Space) -> bool:
-    """Whether a space has a landscape: one mesh, steps of one kind, a short list of batches."""
-    return space.one_mesh and space.workload.phase == "decode" and len(space.batch) <= MOST_BATCHES
+    """Whether a space has a landscape: one mesh, steps and layers of one kind, a short list of batches."""
+    workload = space.workload
+    alike = len(workload.model.groups) == 1
+    return alike and space.one_mesh and workload.phase == "decode" and len(space.batch) <= MOST_BATCHES
 
 
 class _Landscape:
@@ -227,9 +230,9 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         layer_s = np.add.outer(left.time_s(separators) + own_s, right.time_s(separators))
         fastest_s = float(layer_s.min())
         for pp in stages:
-            layers = layers_per_stage(workload, pp)
-            ends_s = stage_time(rank, pp, 0.0, separators["combine"]).total_s
-            longest_s = ((workload.tpot_limit_s * (1 + ROUNDING) - engine_s) / pp - ends_s) / layers
+            parts = _stages_of(rank, pp, separators["combine"])
+            limit_s = (workload.tpot_limit_s * (1 + ROUNDING) - engine_s) / pp
+            longest_s = min((limit_s - ends_s) / layers for layers, ends_s in parts)
             if fastest_s > longest_s:
                 continue
             allowed = layer_s <= longest_s
@@ -238,7 +241,8 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             feasible_s = layer_s[allowed]
             if not feasible_s.size:
                 continue
-            tokens_per_s_per_gpu = batch / (tp * ep * pp) / (layers * feasible_s + (ends_s + engine_s / pp))
+            slowest_s = np.max([layers * feasible_s + (ends_s + engine_s / pp) for layers, ends_s in parts], axis=0)
+            tokens_per_s_per_gpu = batch / (tp * ep * pp) / slowest_s
             landscape.count(tokens_per_s_per_gpu)
             winner = int(feasible_s.argmin())
             if tokens_per_s_per_gpu[winner] > landscape.best_tokens_per_s_per_gpu:
@@ -248,24 +252,39 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
                 landscape.best_tokens_per_s_per_gpu = float(tokens_per_s_per_gpu[winner])
 
 
+def _stages_of(rank: Rank, pp: int, combine_choice: int) -> list[tuple[int, float]]:
+    """(layers, seconds of everything else) of each kind of stage."""
+    first_s, last_s = ends_s(rank, combine_choice)
+    send_s = hand_on_all_s(rank, pp, combine_choice)
+    return [(each.layers[0], stage_ends_s(each, first_s, last_s) + send_s) for each in pipeline(rank.workload, pp)]
+
+
 def _fits_memory(
     rank: Rank, pp: int, left: _Segment, right: _Segment, own_peak_bytes: float
 ) -> NDArray[np.bool_] | None:
     """[left, right] whether a layer has room; None when all do."""
-    layers, workload = layers_per_stage(rank.workload, pp), rank.workload
-    fixed = memory_bytes(
-        sides(rank, rank), pp, layer_weight_bytes=0.0, layer_kv_bytes=0.0, peak_op_bytes=own_peak_bytes
-    )
+    found = [_fits_stage(rank, pp, stage, left, right, own_peak_bytes) for stage in pipeline(rank.workload, pp)]
+    tight = [each for each in found if each is not None]
+    return np.logical_and.reduce(tight) if tight else None
+
+
+def _fits_stage(
+    rank: Rank, pp: int, stage: Stage, left: _Segment, right: _Segment, own_peak_bytes: float
+) -> NDArray[np.bool_] | None:
+    workload, layers = rank.workload, stage.layers[0]
+    engine, stream_bytes = workload.engine, sides(rank, rank).stream_bytes()
+    vocabulary = vocabularies(workload, stage) * vocabulary_bytes(rank)
     held = [layers * (segment.weight_bytes + pp * segment.kv_bytes) for segment in (left, right)]
     kv_cache = [layers * pp * segment.kv_bytes for segment in (left, right)]
     head_bytes = max(own_peak_bytes, head_activation_bytes(rank))
     peaks = [np.maximum(segment.peak_bytes, head_bytes) for segment in (left, right)]
-    engine, stream_bytes = workload.engine, sides(rank, rank).stream_bytes()
 
     def needed(held_bytes: Any, kv_bytes: Any, peak_bytes: Any) -> tuple[Any, float]:
         activations = stream_bytes + peak_bytes
-        overhead = np.maximum(0.0, engine.memory.runtime_bytes - activations) if engine else fixed.overhead
-        return room(workload, held_bytes + (fixed.weights + activations + overhead), kv_bytes)
+        overhead: Any = workload.hardware.overhead_bytes
+        if engine is not None:
+            overhead = np.maximum(0.0, engine.memory.runtime_bytes - activations)
+        return room(workload, held_bytes + (vocabulary + activations + overhead), kv_bytes)
 
     most = needed(
         sum(float(h.max()) for h in held),

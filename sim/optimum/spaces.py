@@ -36,8 +36,9 @@ from sim.canonical import canonical, dims_matter
 from sim.engines.registry import engine_rules
 from sim.engines.rules import EngineRules
 from sim.layers.declared import declared_choices
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
-from sim.layers.ops import FusedOp, layer_ops
+from sim.layers.dims import Dim, dims_of
+from sim.layers.heuristics import megatron_choice
+from sim.layers.ops import FusedOp, op_names
 from sim.simulate import mesh_violations
 from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, TOKENS, Strategy
 from sim.workload import Workload
@@ -74,7 +75,7 @@ class Space:
     Attributes:
         tp, cp, ep, pp, batch: Values of each degree, ascending.
         dp: Values of attention's data-parallel degree; empty where it is ep.
-        choices: Values per fused op, by its name.
+        choices: Values per entry of `Strategy.dims`, by its name: a fused op's, or with its group's before it.
         engine: Whose rules cut the product down; None for all of it.
     """
 
@@ -214,10 +215,9 @@ def paper_space(workload: Workload) -> Space:
     Source: "Learning to Shard", footnote 4. Its size there, some 10^9, counts three choices for each op.
     """
     joint = joint_space(workload)
-    ops = layer_ops(workload.model)
     choices = {
-        name: tuple(choice for choice in table if not _shards_tokens(ops.op(name), choice))
-        for name, table in joint.choices.items()
+        dim.name: tuple(choice for choice in joint.choices[dim.name] if not _shards_tokens(dim.op, choice))
+        for dim in dims_of(workload)
     }
     return replace(joint, choices=choices)
 
@@ -251,17 +251,17 @@ def extended_space(workload: Workload, extensions: Iterable[str] = (*EXTENSIONS,
         pp=degrees.pp,
         batch=degrees.batch,
         choices={
-            op.name: CHOICES
-            + (more if op.kind == "einsum" else ())
-            + (_declared(op, workload) if DECLARED in wanted else ())
-            for op in layer_ops(workload.model).ops
+            dim.name: CHOICES
+            + (more if dim.op.kind == "einsum" else ())
+            + (_declared(dim, workload) if DECLARED in wanted else ())
+            for dim in dims_of(workload)
         },
     )
 
 
-def _declared(op: FusedOp, workload: Workload) -> tuple[int, ...]:
-    sources = (None, workload.declarations)
-    return tuple(number for number, choice in declared_choices(op.key).items() if choice.source in sources)
+def _declared(dim: Dim, workload: Workload) -> tuple[int, ...]:
+    sources, declared = (None, workload.declarations), declared_choices(dim.op.key)
+    return tuple(choice for choice in dim.choices if choice in declared and declared[choice].source in sources)
 
 
 def engine_space(workload: Workload, engine: EngineRules) -> Space:
@@ -273,7 +273,6 @@ def engine_space(workload: Workload, engine: EngineRules) -> Space:
     'vLLM 0.33.0: expert parallelism is all or nothing'
     """
     degrees, plans = workload.degrees, engine.plans(workload)
-    names = [op.name for op in layer_ops(workload.model).ops]
     return Space(
         workload,
         tp=degrees.tp,
@@ -282,16 +281,19 @@ def engine_space(workload: Workload, engine: EngineRules) -> Space:
         ep=degrees.ep,
         pp=degrees.pp,
         batch=degrees.batch,
-        choices={name: tuple(sorted({plan.dims[at] for plan in plans})) for at, name in enumerate(names)},
+        choices={
+            name: tuple(sorted({plan.dims[at] for plan in plans})) for at, name in enumerate(op_names(workload.model))
+        },
         engine=engine,
     )
 
 
 def heuristic_space(workload: Workload, *, sequence_parallel: bool) -> Space:
     """Megatron-LM, with or without sequence parallelism, at all degrees of the joint space."""
-    dims = (megatron_sp_dims if sequence_parallel else megatron_dims)(workload.model)
-    names = [op.name for op in layer_ops(workload.model).ops]
-    return replace(joint_space(workload), choices={name: (choice,) for name, choice in zip(names, dims, strict=True)})
+    choices = {
+        dim.name: (megatron_choice(dim.op.name, sequence_parallel=sequence_parallel),) for dim in dims_of(workload)
+    }
+    return replace(joint_space(workload), choices=choices)
 
 
 def _shortened(table: tuple[int, ...]) -> str:

@@ -31,8 +31,8 @@ class Kernel(NamedTuple):
         stream_dtype: Format of the bulk of the bytes (weights, KV cache, activations).
         flops: Floating-point operations.
         traffic_bytes: HBM bytes read and written.
-        shape: What fitted curves price; None for a kernel that none describes.
-        launches: Per layer, on average over the layers.
+        shape: What fitted curves price; a text for a kernel that none describes and that a reader should hear of; None
+            for one that the medians price well enough.
         fused: Whether it runs inside a neighbour's launch: it has its work, and no launch floor.
     """
 
@@ -41,8 +41,7 @@ class Kernel(NamedTuple):
     stream_dtype: Dtype
     flops: float
     traffic_bytes: float
-    shape: Shape | None = None
-    launches: float = 1.0
+    shape: Shape | str | None = None
     fused: bool = False
 
 
@@ -71,7 +70,7 @@ class KernelTime(NamedTuple):
 @lru_cache(maxsize=REMEMBERED)
 def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
     """Seconds of a kernel on one GPU of the hardware."""
-    family, math_dtype, stream_dtype, flops, traffic_bytes, shape, _, fused = kernel
+    family, math_dtype, stream_dtype, flops, traffic_bytes, shape, fused = kernel
     efficiency = hardware.efficiency[family]
     light_compute_s = flops / hardware.peak_flop_per_s[math_dtype]
     light_memory_s = traffic_bytes / hardware.hbm_bandwidth_bytes_per_s
@@ -80,12 +79,13 @@ def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
     busy_s = max(compute_s, memory_s)
     bound = "compute" if compute_s >= memory_s else "memory"
     curves = hardware.curves
-    priced = curves.kernel(shape, math_dtype, stream_dtype) if curves and shape else None
+    named = shape if isinstance(shape, str) else ""
+    priced = curves.kernel(shape, math_dtype, stream_dtype) if curves and shape and not isinstance(shape, str) else None
     if priced is None:
         floor_s = 0.0 if fused else efficiency.floor_s
         bound = bound if busy_s >= floor_s else "launch"
         unsure = hardware.errors.by_medians(max(busy_s, floor_s))
-        unmeasured = PRICED_BY_MEDIANS if curves and shape else ""
+        unmeasured = named or (PRICED_BY_MEDIANS if curves and shape else "")
         return KernelTime(compute_s, memory_s, unsure.time_s, bound, unsure.error, unsure.interval, unmeasured)
     total_s = max(priced.time_s, light_compute_s, light_memory_s)
     bound = bound if total_s <= _OVERHEAD_BOUND * busy_s else "launch"

@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from sim.evaluation import Explanation, OpBreakdown
 from sim.layers.choices import rule
-from sim.layers.ops import FusedOp, Layer, layer_ops
+from sim.layers.dims import choices_of
+from sim.layers.ops import FusedOp, Layer
 from sim.layers.sizes import Load
 from sim.prices.collectives import Collective
 from sim.prices.priced import Priced
@@ -51,26 +52,26 @@ def explain(
         tpot_s: The time per output token.
         prompt_share: Share of it that other requests' prompts take.
     """
-    choices = dict(zip(layer_ops(workload.model).op_by_name, strategy.dims, strict=True))
+    choices = choices_of(workload, strategy.dims)
     parts: list[Priced] = []
     explained: list[tuple[OpBreakdown, ...]] = []
     for load in loads:
-        sides = sides_of_strategy(workload, load, strategy)
-        incoming = _incoming_collectives(sides, choices)
         ops: list[OpBreakdown] = []
-        for op in sides.experts.layer.ops:
-            rank = sides.rank_by_op[op.name]
-            work = op_work(rank, op, choices[op.name])
-            kernels = [price(rank, kernel) for kernel in work.kernels]
-            ops.append(_breakdown(rank, op, choices, work, kernels, incoming[op.name]))
-            counted = zip(kernels, work.kernels, strict=True)
-            parts += [
-                Priced(kernel.total_s * launch.launches, kernel.error, kernel.interval, kernel.extrapolated)
-                for kernel, launch in counted
-            ]
-            parts += [_priced(collective) for collective in work.collectives]
-        for collectives in incoming.values():
-            parts += [_priced(collective) for collective in collectives]
+        stack = sides_of_strategy(workload, load, strategy)
+        for group, sides, chosen in zip(workload.model.groups, stack, choices, strict=True):
+            share = group.count / workload.model.layers
+            incoming = _incoming_collectives(sides, chosen)
+            for op in sides.experts.layer.ops:
+                rank = sides.rank_by_op[op.name]
+                work = op_work(rank, op, chosen[op.name])
+                kernels = [price(rank, kernel) for kernel in work.kernels]
+                ops.append(_breakdown(rank, op, chosen, work, kernels, incoming[op.name]))
+                for kernel in kernels:
+                    priced = Priced(kernel.total_s, kernel.error, kernel.interval, kernel.extrapolated)
+                    parts.append(_counted(priced, share))
+                parts += [_counted(_priced(collective), share) for collective in work.collectives]
+            for collectives in incoming.values():
+                parts += [_counted(_priced(collective), share) for collective in collectives]
         explained.append(tuple(ops))
     trust = judge(workload.hardware, parts)
     stated = tpot_interval(
@@ -89,8 +90,13 @@ def _priced(collective: Collective) -> Priced:
     return Priced(collective.time_s, collective.error, collective.interval, collective.extrapolated)
 
 
-def _incoming_collectives(sides: Sides, choices: dict[str, int]) -> dict[str, list[Collective]]:
-    incoming: dict[str, list[Collective]] = {name: [] for name in choices}
+def _counted(priced: Priced, share: float) -> Priced:
+    """A part that a share of the layers has."""
+    return priced if share == 1 else priced._replace(time_s=share * priced.time_s)
+
+
+def _incoming_collectives(sides: Sides, choices: Mapping[str, int]) -> dict[str, list[Collective]]:
+    incoming: dict[str, list[Collective]] = {op.name: [] for op in sides.experts.layer.ops}
     for tensor in sides.experts.layer.tensors:
         ends = tuple([choices[name] for name in tensor.ends])
         for name, collectives in zip(tensor.consumers, sides.moves(tensor, ends), strict=True):
@@ -120,7 +126,7 @@ def _total_s(kernel: KernelTime) -> float:
 def _breakdown(
     rank: Rank,
     op: FusedOp,
-    choices: dict[str, int],
+    choices: Mapping[str, int],
     work: Work,
     kernels: Sequence[KernelTime],
     incoming: Sequence[Collective],
@@ -129,10 +135,9 @@ def _breakdown(
     op_rule = rule(op, rank.layer, choice)
     collectives = (*incoming, *work.collectives)
     communication_s = seconds(collectives)
-    counts = [kernel.launches for kernel in work.kernels]
-    kernel_s = sum([kernel.total_s * count for kernel, count in zip(kernels, counts, strict=True)])
-    compute_s = sum([kernel.compute_s * count for kernel, count in zip(kernels, counts, strict=True)])
-    memory_s = sum([kernel.memory_s * count for kernel, count in zip(kernels, counts, strict=True)])
+    kernel_s = sum([kernel.total_s for kernel in kernels])
+    compute_s = sum([kernel.compute_s for kernel in kernels])
+    memory_s = sum([kernel.memory_s for kernel in kernels])
     return OpBreakdown(
         name=op.name,
         choice=choice,
@@ -140,11 +145,12 @@ def _breakdown(
         placements_in=_placements_in(rank.layer, op, choice, choices[_first_producer(rank.layer, op).name]),
         placement_out=str(op_rule.output),
         collectives=collectives,
-        work_flops=sum([kernel.flops * kernel.launches for kernel in work.kernels]),
-        traffic_bytes=sum([kernel.traffic_bytes * kernel.launches for kernel in work.kernels]),
+        work_flops=sum([kernel.flops for kernel in work.kernels]),
+        traffic_bytes=sum([kernel.traffic_bytes for kernel in work.kernels]),
         compute_time_s=compute_s,
         memory_time_s=memory_s,
         kernel_time_s=kernel_s,
         communication_time_s=communication_s,
         bound="communication" if communication_s >= kernel_s else max(kernels, key=_total_s).bound,
+        group=rank.layers.name,
     )

@@ -34,20 +34,21 @@ class Merge(NamedTuple):
     buffer_bytes: float
 
 
-def merge_partials(rank: Rank, queries: float, *, whole: bool) -> Merge:
+def merge_partials(rank: Rank, queries: float, width: int, *, whole: bool) -> Merge:
     """The merge of `queries` (requests times heads) of which every GPU of a cp group has a part.
 
     Args:
         rank: The busiest GPU.
-        queries: Parts on each GPU: one output of `head_dim` and one logarithm each.
+        queries: Parts on each GPU: one output of `width` and one logarithm each.
+        width: Columns of an output: a head's value, or the latent before it is projected up.
         whole: Whether every GPU needs the result of all its group's queries rather than a share.
     """
     dtype = rank.workload.precisions.activations
-    head_dim, mine = rank.workload.model.head_dim, math.ceil(queries / rank.cp)
-    part_bytes = queries * (head_dim * rank.activation_each + LOG_SUM_BYTES)
-    result_bytes = queries * head_dim * rank.activation_each
-    traffic = part_bytes + mine * head_dim * rank.activation_each
-    kernel = Kernel("elementwise", dtype, dtype, 2.0 * queries * head_dim, traffic)
+    mine = math.ceil(queries / rank.cp)
+    part_bytes = queries * (width * rank.activation_each + LOG_SUM_BYTES)
+    result_bytes = queries * width * rank.activation_each
+    traffic = part_bytes + mine * width * rank.activation_each
+    kernel = Kernel("elementwise", dtype, dtype, 2.0 * queries * width, traffic)
     members = group(1, rank.cp, *rank.workload.hardware.tiers)
     exchange = rank.collective("all_to_all", "cp", members, "attention parts", rank.cp * part_bytes)
     gather = rank.collective("all_gather", "cp", members, "attn_out", result_bytes) if whole else ()

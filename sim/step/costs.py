@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.layers.choices import LOOK_UP, held, rule, side
+from sim.layers.mixers import Attention, LatentAttention, LinearMixer
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.layers.sizes import Load
 from sim.prices.collectives import Collective
@@ -20,8 +21,9 @@ from sim.prices.mesh import group
 from sim.prices.roofline import Kernel, KernelTime, kernel_time
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement
 from sim.sharding.redistribute import collective_between, collectives_for
+from sim.step.kernels import elementwise, gemm
 from sim.step.rank import OpCost, Rank
-from sim.step.work import elementwise, gemm, op_work
+from sim.step.work import op_work
 from sim.workload import Workload
 
 
@@ -36,9 +38,12 @@ def rank_of(
     copies: int = 1,
     axis: str = "tp",
     experts_axis: str = "ep",
+    layer_group: int = 0,
 ) -> Rank:
     """The busiest GPU under these degrees, with what is known of its costs."""
-    return Rank(workload, load, tp, ep, cp=cp, copies=copies, axis=axis, experts_axis=experts_axis)
+    return Rank(
+        workload, load, tp, ep, cp=cp, copies=copies, axis=axis, experts_axis=experts_axis, layer_group=layer_group
+    )
 
 
 def price(rank: Rank, kernel: Kernel) -> KernelTime:
@@ -64,7 +69,7 @@ def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
 def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     work = op_work(rank, op, choice)
     return OpCost(
-        kernel_s=sum([price(rank, kernel).total_s * kernel.launches for kernel in work.kernels]),
+        kernel_s=sum([price(rank, kernel).total_s for kernel in work.kernels]),
         collective_s=seconds(work.collectives),
         weight_bytes=work.weight_bytes,
         kv_bytes=work.kv_bytes,
@@ -76,15 +81,26 @@ def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
 def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
     """The kind of limit that a choice breaks at this tp degree: "heads", "tokens", "unsupported" or None."""
     label = op.label(choice)
-    if label == "d" and op.name == "qkv_proj" and rank.workload.model.latent_attention is not None and rank.tp > 1:
-        return "unsupported"  # a norm of the latents stands between its two projections
-    if label == "h" and rank.workload.model.heads % rank.tp:
+    attention = rank.layers.attention
+    if label == "d" and op.name == "qkv_proj" and rank.tp > 1 and two_projections(attention):
+        return "unsupported"
+    if label == "h" and attention.heads % rank.tp:
         return "heads"
-    if label == "q" and rank.workload.model.heads % rank.head_tp:
+    if label == "q" and attention.heads % rank.head_tp:
         return "heads"
     if label in ("t", "c") and token_rows(rank, op, choice) < rank.tp:
         return "tokens"
     return None
+
+
+def two_projections(attention: Attention) -> bool:
+    """Whether the way into attention is more than one product, so that hidden cannot be contracted in parts.
+
+    A norm stands between the projections of latents, and an indexer's queries or a decay's second half come out of one.
+    """
+    if isinstance(attention, LinearMixer):
+        return attention.kind == "kimi_delta"
+    return isinstance(attention, LatentAttention) or attention.indexer is not None
 
 
 def token_rows(rank: Rank, op: FusedOp, choice: int) -> float:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.layers.choices import Side
-from sim.layers.ops import Tensor, layer_ops
+from sim.layers.ops import Tensor, layer_of
 from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
 from sim.prices.collectives import Collective, collective_price
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
@@ -65,16 +65,19 @@ class Memo:
 
 
 @lru_cache(maxsize=64)
-def _widths(workload: Workload) -> Mapping[str, tuple[int, float]]:
+def _widths(workload: Workload, layer_group: int) -> Mapping[str, tuple[int, float]]:
     """(columns, bytes per element) of every tensor: what no degree changes."""
+    layers = workload.model.groups[layer_group]
     return {
-        tensor.name: (tensor_columns(workload.model, tensor), element_bytes(workload, tensor))
-        for tensor in layer_ops(workload.model).tensors
+        tensor.name: (tensor_columns(workload.model, layers, tensor), element_bytes(workload, tensor))
+        for tensor in layer_of(layers).tensors
     }
 
 
 @lru_cache(maxsize=1024)
-def _memo_of_tokens(workload: Workload, tp: int, cp: int, load: GroupLoad, cached_tokens: float) -> Memo:
+def _memo_of_tokens(
+    workload: Workload, layer_group: int, tp: int, cp: int, load: GroupLoad, cached_tokens: float
+) -> Memo:
     """What the experts have no part in, shared by every GPU of as many tokens."""
     return Memo()
 
@@ -84,6 +87,8 @@ class Rank:
 
     Attributes:
         workload: As given.
+        layer_group: Index of the layers' group in the model.
+        layers: That group.
         load: What is in the step.
         tp: GPUs of the group: in the extended space those that share a sequence's attention (tp * cp), or those that
             share an expert (moe_tp).
@@ -92,7 +97,7 @@ class Rank:
         head_tp: Degree over which heads are sharded, tp / cp.
         copies: Neighbouring groups that have the same tokens, where tokens do not travel to their experts' ranks.
         axis, experts_axis: How collectives over the group and between groups name their axis.
-        layer: Ops and tensors of the model's layer.
+        layer: Ops and tensors of such a layer.
         memo, memo_of_tokens: Costs of this GPU that are known, and those in which the experts have no part.
         sizes: The layer on one group, before the tp axis shards it.
         activation_each: Bytes per element of an activation.
@@ -110,8 +115,11 @@ class Rank:
         copies: int = 1,
         axis: str = "tp",
         experts_axis: str = "ep",
+        layer_group: int = 0,
     ) -> None:
         self.workload = workload
+        self.layer_group = layer_group
+        self.layers = workload.model.groups[layer_group]
         self.load = load
         self.tp = tp
         self.ep = ep
@@ -120,14 +128,14 @@ class Rank:
         self.copies = copies
         self.axis = axis
         self.experts_axis = experts_axis
-        self.layer = layer_ops(workload.model)
-        self.sizes = layer_sizes(workload, load, ep, copies)
+        self.layer = layer_of(self.layers)
+        self.sizes = layer_sizes(workload, load, ep, copies, layer_group)
         self.tp_group = tp_group(tp, *workload.hardware.tiers)
         self.activation_each = DTYPE_BYTES[workload.precisions.activations]
         self.expert_dtype: Dtype = workload.model.expert_dtype or workload.precisions.weights
-        self._widths = _widths(workload)
+        self._widths = _widths(workload, layer_group)
         self.memo = Memo()
-        self.memo_of_tokens = _memo_of_tokens(workload, tp, cp, self.sizes.load, load.cached_tokens)
+        self.memo_of_tokens = _memo_of_tokens(workload, layer_group, tp, cp, self.sizes.load, load.cached_tokens)
 
     @property
     def token_groups(self) -> int:
@@ -154,18 +162,14 @@ class Rank:
         A GPU's query heads may begin inside the group that shares a KV head; the last such offset reaches
         into the most groups.
         """
-        model = self.workload.model
-        heads, sharing = math.ceil(model.heads / self.head_tp), model.heads // model.kv_heads
+        attention = self.layers.attention
+        heads, sharing = math.ceil(attention.heads / self.head_tp), attention.heads // attention.kv_heads
         last_offset = sharing - math.gcd(heads, sharing)
-        return heads, min(model.kv_heads, (last_offset + heads - 1) // sharing + 1)
+        return heads, min(attention.kv_heads, (last_offset + heads - 1) // sharing + 1)
 
     def local_qkv_columns(self) -> int:
         """Columns of the queries, keys and values of a GPU's heads when heads are sharded."""
-        model = self.workload.model
-        heads, kv_heads = self.local_heads()
-        if model.latent_attention is not None:
-            return heads * (model.head_dim + model.latent_attention.rope_dim) + model.latent_attention.cached_width
-        return (heads + 2 * kv_heads) * model.head_dim
+        return self.layers.attention.local_qkv_width(*self.local_heads())
 
     def tensor_bytes(self, tensor: Tensor) -> float:
         """Bytes of a whole tensor on one group: the V of the redistribution table."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sim.evaluation import Memory, StageBreakdown
@@ -18,8 +17,9 @@ from sim.step.costs import (
     op_cost,
     vocabulary_bytes,
 )
+from sim.step.pipeline import Stage, pipeline
 from sim.step.rank import OpCost, Rank
-from sim.step.two_meshes import Sides
+from sim.step.two_meshes import Sides, meeting
 from sim.workload import Workload
 
 
@@ -29,40 +29,46 @@ class Step(NamedTuple):
     Attributes:
         stage: Seconds of the slowest stage, by part.
         memory: Bytes of the fullest stage, by kind.
-        costs: Of each fused op of one layer, by name.
+        costs: Of each fused op of one layer, by name, per group of layers.
     """
 
     stage: StageBreakdown
     memory: Memory
-    costs: Mapping[str, OpCost]
+    costs: tuple[Mapping[str, OpCost], ...]
 
 
-def price_step(sides: Sides, pp: int, choices: Mapping[str, int]) -> Step:
+def price_step(stack: Sequence[Sides], pp: int, choices: Sequence[Mapping[str, int]]) -> Step:
     """Prices one step of one microbatch.
 
     The searched strategy in every phase, the exact optimum (by the same terms, tabulated) and the validation against
     measured serving runs all come by here.
 
     Args:
-        sides: The busiest GPU, and what is in the step.
+        stack: The busiest GPU and what is in the step, per group of the model's layers.
         pp: Pipeline stages.
-        choices: One per fused op, by name.
+        choices: One per fused op, by name, per group.
     """
-    costs = {op.name: op_cost(sides.rank_by_op[op.name], op, choices[op.name]) for op in sides.experts.layer.ops}
-    stage = stage_time(sides.experts, pp, _layer_s(sides, choices, costs), choices["combine"])
-    memory = memory_bytes(
-        sides,
-        pp,
-        layer_weight_bytes=sum([cost.weight_bytes for cost in costs.values()]),
-        layer_kv_bytes=sum([cost.kv_bytes for cost in costs.values()]),
-        peak_op_bytes=max([cost.activation_bytes for cost in costs.values()]),
+    costs = tuple(
+        [
+            {op.name: op_cost(sides.rank_by_op[op.name], op, chosen[op.name]) for op in sides.experts.layer.ops}
+            for sides, chosen in zip(stack, choices, strict=True)
+        ]
     )
-    return Step(stage, memory, costs)
+    layers_s = tuple([_layer_s(*each) for each in zip(stack, choices, costs, strict=True)])
+    memory = memory_bytes(
+        stack,
+        pp,
+        layer_weight_bytes=[sum([cost.weight_bytes for cost in each.values()]) for each in costs],
+        layer_kv_bytes=[sum([cost.kv_bytes for cost in each.values()]) for each in costs],
+        peak_op_bytes=max([cost.activation_bytes for each in costs for cost in each.values()]),
+    )
+    return Step(stage_time(stack, pp, layers_s, choices), memory, costs)
 
 
 def _layer_s(sides: Sides, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> float:
-    incoming_s = dict.fromkeys(choices, 0.0)
-    rank, one_mesh = sides.experts, sides.attention is sides.experts
+    """Seconds of a layer; what it leaves is moved to a next one of its own group."""
+    incoming_s = dict.fromkeys(costs, 0.0)
+    rank, one_mesh = sides.experts, sides.attention is sides.experts and sides.experts.cp == 1
     for tensor in rank.layer.tensors:
         ends = tuple([choices[name] for name in tensor.ends])
         if one_mesh:  # as `Sides.moves_s` has it, without asking per tensor: this is a search's innermost loop
@@ -74,56 +80,123 @@ def _layer_s(sides: Sides, choices: Mapping[str, int], costs: Mapping[str, OpCos
     return sum([cost.kernel_s + (incoming_s[name] + cost.collective_s) for name, cost in costs.items()])
 
 
-def layers_per_stage(workload: Workload, pp: int) -> int:
-    """Layers of the fullest pipeline stage."""
-    return math.ceil(workload.model.layers / pp)
+def meeting_s(left: Sides, right: Sides, choices: Mapping[str, int], next_choices: Mapping[str, int]) -> float:
+    """What it takes longer to move the residual stream to a layer of another group than to one of its own; or less."""
+    stream = left.experts.layer.tensor("residual_in")
+    leaves, *taken = stream.ends
+    own = left.moves_s(stream, tuple([choices[name] for name in stream.ends]))
+    other = meeting(left, right).moves_s(stream, (choices[leaves], *[next_choices[name] for name in taken]))
+    return sum(other) - sum(own)
 
 
-def stage_time(rank: Rank, pp: int, layer_s: float, combine_choice: int) -> StageBreakdown:
+# --- stages -------------------------------------------------------------------------------------------
+
+
+def stage_time(
+    stack: Sequence[Sides], pp: int, layers_s: Sequence[float], choices: Sequence[Mapping[str, int]]
+) -> StageBreakdown:
     """Seconds of the slowest pipeline stage for one microbatch.
 
-    Without a pipeline one stage holds embedding and LM head; with one, the slower of the two ends
-    counts, and every stage sends its residual stream on.
+    Args:
+        stack: As of `price_step`.
+        pp: Pipeline stages. Without a pipeline one stage holds embedding and LM head; with one, every stage sends its
+            residual stream on.
+        layers_s: Seconds of one layer of each group.
+        choices: As of `price_step`.
     """
-    workload = rank.workload
-    layers = layers_per_stage(workload, pp)
-    first_s, last_s = ends_s(rank, combine_choice)
-    send_recv_s = 0.0
-    if pp > 1:
-        send_recv_s = hand_on_s(
-            workload.hardware,
-            stage_pair(rank.tp, rank.ep, pp, *workload.hardware.tiers),
-            handed_on_bytes(rank, combine_choice),
-        )
-    both_s = first_s + last_s if pp == 1 else max(first_s, last_s)
-    return StageBreakdown(layers, layer_s, first_s, last_s, send_recv_s, layers * layer_s + both_s + send_recv_s)
+    rank, combine = end_of(stack), choices[end_group(stack)]["combine"]
+    first_s, last_s = ends_s(rank, combine)
+    send_recv_s = hand_on_all_s(rank, pp, combine)
+    slowest: tuple[float, float, Stage] | None = None
+    for stage in pipeline(rank.workload, pp):
+        inside_s = sum([count * each_s for count, each_s in zip(stage.layers, layers_s, strict=True)])
+        for left, right, often in stage.meetings:
+            inside_s += often * meeting_s(stack[left], stack[right], choices[left], choices[right])
+        total_s = inside_s + stage_ends_s(stage, first_s, last_s) + send_recv_s
+        if slowest is None or total_s > slowest[0]:
+            slowest = (total_s, inside_s, stage)
+    assert slowest is not None
+    total_s, inside_s, stage = slowest
+    layers = sum(stage.layers)
+    mean_s = layers_s[0] if len(layers_s) == 1 else inside_s / layers
+    return StageBreakdown(layers, mean_s, first_s, last_s, send_recv_s, total_s, stage.layers, tuple(layers_s))
+
+
+def end_group(stack: Sequence[Sides]) -> int:
+    """The group in whose placement the residual stream comes from the embedding and reaches the LM head: the last's."""
+    return stack[0].experts.workload.model.order[-1]
+
+
+def end_of(stack: Sequence[Sides]) -> Rank:
+    """The GPU on whose mesh both ends of the model lie."""
+    return stack[end_group(stack)].experts
+
+
+def stage_ends_s(stage: Stage, first_s: Any, last_s: Any) -> Any:
+    """Seconds of the ends of the model that a stage has; floats or arrays."""
+    if stage.first and stage.last:
+        return first_s + last_s
+    return (first_s if stage.first else 0.0) + (last_s if stage.last else 0.0)
+
+
+def hand_on_all_s(rank: Rank, pp: int, combine_choice: int) -> float:
+    """Seconds in which a stage sends its residual stream on; 0 without a pipeline."""
+    if pp == 1:
+        return 0.0
+    hardware = rank.workload.hardware
+    return hand_on_s(
+        hardware,
+        stage_pair(rank.tp, rank.ep, pp, *hardware.tiers),
+        handed_on_bytes(rank, combine_choice),
+    )
+
+
+# --- memory -------------------------------------------------------------------------------------------
 
 
 def memory_bytes(
-    sides: Sides, pp: int, *, layer_weight_bytes: float, layer_kv_bytes: float, peak_op_bytes: float
+    stack: Sequence[Sides],
+    pp: int,
+    *,
+    layer_weight_bytes: Sequence[float],
+    layer_kv_bytes: Sequence[float],
+    peak_op_bytes: float,
 ) -> Memory:
     """Bytes on a GPU of the fullest stage.
 
     Args:
-        sides: The busiest GPU.
+        stack: As of `price_step`.
         pp: Pipeline stages; as many microbatches are in flight, each with its KV cache.
-        layer_weight_bytes: Weights of one layer.
-        layer_kv_bytes: KV cache of one layer and one microbatch.
-        peak_op_bytes: Largest inputs plus output of any op of the layer.
+        layer_weight_bytes: Weights of one layer of each group.
+        layer_kv_bytes: KV cache or state of one layer of each group and one microbatch.
+        peak_op_bytes: Largest inputs plus output of any op of any layer.
     """
-    rank, layers = sides.experts, layers_per_stage(sides.experts.workload, pp)
-    vocabularies = 2 if pp == 1 else 1  # embedding and LM head meet on one stage
-    activations = sides.stream_bytes() + max(peak_op_bytes, head_activation_bytes(rank))
+    rank = end_of(stack)
     workload = rank.workload
+    stream = max([sides.stream_bytes() for sides in stack])
+    activations = stream + max(peak_op_bytes, head_activation_bytes(rank))
     overhead = workload.hardware.overhead_bytes
     if workload.engine is not None:  # what an engine sets aside holds its activations too
         overhead = max(0.0, workload.engine.memory.runtime_bytes - activations)
-    return Memory(
-        weights=layers * layer_weight_bytes + vocabularies * vocabulary_bytes(rank),
-        kv_cache=layers * pp * layer_kv_bytes,
-        activations=activations,
-        overhead=overhead,
-    )
+    stages = [
+        Memory(
+            weights=sum([n * each for n, each in zip(stage.layers, layer_weight_bytes, strict=True)])
+            + vocabularies(workload, stage) * vocabulary_bytes(rank),
+            kv_cache=sum([n * pp * each for n, each in zip(stage.layers, layer_kv_bytes, strict=True)]),
+            activations=activations,
+            overhead=overhead,
+        )
+        for stage in pipeline(workload, pp)
+    ]
+    if len(stages) == 1:
+        return stages[0]
+    return max(stages, key=lambda memory: needed_and_allowed_bytes(workload, memory)[0])
+
+
+def vocabularies(workload: Workload, stage: Stage) -> int:
+    """How often a stage holds the vocabulary: as the embedding, and as the LM head unless they are one."""
+    both = stage.first and stage.last
+    return 1 if both and workload.model.tied_embeddings else stage.first + stage.last
 
 
 def needed_and_allowed_bytes(workload: Workload, memory: Memory) -> tuple[float, float]:

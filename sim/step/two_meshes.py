@@ -153,28 +153,51 @@ def sides(attention: Rank, experts: Rank) -> Sides:
 
 
 @lru_cache(maxsize=1024)
-def sides_of(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -> Sides:
-    """Both sides of a GPU under these degrees, with what is known of their costs."""
+def sides_of(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -> tuple[Sides, ...]:
+    """Both sides of a GPU under these degrees, per group of the model's layers, with what is known of their costs."""
+    return tuple(group_sides(workload, load, tp, cp, dp, ep, index) for index in range(len(workload.model.groups)))
+
+
+def group_sides(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int, layer_group: int) -> Sides:
+    """Both sides of a GPU in the layers of one group.
+
+    Dense layers of a model with experts lie on attention's mesh alone. [assumed] as vLLM and SGLang run the first
+    layers of DeepSeek-V3.
+    """
     if cp == 1 and dp == ep:
-        both = rank_of(workload, load, tp, ep)
+        both = rank_of(workload, load, tp, ep, layer_group=layer_group)
         return sides(both, both)
+    attention = attention_rank(workload, load, tp, cp, dp, layer_group)
+    if workload.model.is_moe and not workload.model.groups[layer_group].is_moe:
+        return sides(attention, attention)
     moe_tp = -(-tp * cp * dp // ep)
-    return sides(attention_rank(workload, load, tp, cp, dp), experts_rank(workload, load, moe_tp, ep, dp))
+    return sides(attention, experts_rank(workload, load, moe_tp, ep, dp, layer_group))
 
 
-def attention_rank(workload: Workload, load: Load, tp: int, cp: int, dp: int) -> Rank:
+def attention_rank(workload: Workload, load: Load, tp: int, cp: int, dp: int, layer_group: int = 0) -> Rank:
     """The busiest GPU as a member of an attention group."""
-    return rank_of(workload, load, tp * cp, dp, cp=cp, axis="tp" if cp == 1 else "tp x cp")
+    axis = "tp" if cp == 1 else "tp x cp"
+    return rank_of(workload, load, tp * cp, dp, cp=cp, axis=axis, layer_group=layer_group)
 
 
-def experts_rank(workload: Workload, load: Load, moe_tp: int, ep: int, dp: int) -> Rank:
+def experts_rank(workload: Workload, load: Load, moe_tp: int, ep: int, dp: int, layer_group: int = 0) -> Rank:
     """The busiest GPU as a member of an expert group."""
     copies = 1
     if workload.expert_exchange == "all_gather" and ep > dp and ep % dp == 0:
         copies = ep // dp
-    return rank_of(workload, load, moe_tp, ep, copies=copies, axis="moe_tp", experts_axis="moe_ep")
+    return rank_of(
+        workload, load, moe_tp, ep, copies=copies, axis="moe_tp", experts_axis="moe_ep", layer_group=layer_group
+    )
 
 
-def sides_of_strategy(workload: Workload, load: Load, strategy: Strategy) -> Sides:
-    """Both sides of a GPU under a strategy."""
+def sides_of_strategy(workload: Workload, load: Load, strategy: Strategy) -> tuple[Sides, ...]:
+    """Both sides of a GPU under a strategy, per group of the model's layers."""
     return sides_of(workload, load, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
+
+
+@lru_cache(maxsize=4096)
+def meeting(left: Sides, right: Sides) -> Sides:
+    """The way of the residual stream from a layer of one group to a layer of another."""
+    leaves, takes = left.rank_by_op["combine"], right.rank_by_op["attn_norm"]
+    alike = (leaves.tp, leaves.cp, leaves.ep, leaves.copies) == (takes.tp, takes.cp, takes.ep, takes.copies)
+    return sides(leaves if alike else takes, leaves)

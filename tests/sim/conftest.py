@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 
 from sim.config.catalog import load_workload
-from sim.layers.model import Model
+from sim.layers.model import uniform_model
 from sim.prices.hardware import CollectiveModel, Efficiency, ExpertAllToAll, Hardware, PointToPoint, Protocol
 from sim.workload import DegreeTables, Precisions, Workload
 
@@ -52,7 +52,7 @@ def toy_moe(toy_hardware: Hardware) -> Workload:
     """Eight experts of 96, hidden 64, 8 query and 2 KV heads of 16 (so a = 128 and q = 192)."""
     return Workload(
         name="toy_moe",
-        model=Model("toy_moe", 4, 64, 96, 8, 2, 16, 1000, 8, 2, True),
+        model=uniform_model("toy_moe", 4, 64, 96, 8, 2, 16, 1000, 8, 2, True),
         hardware=toy_hardware,
         phase="decode",
         context_tokens=1000,
@@ -70,7 +70,7 @@ def toy_dense(toy_moe: Workload) -> Workload:
     """The same with one feed-forward network instead of the experts."""
     return Workload(
         name="toy_dense",
-        model=Model("toy_dense", 4, 64, 96, 8, 2, 16, 1000, 1, 1, True),
+        model=uniform_model("toy_dense", 4, 64, 96, 8, 2, 16, 1000, 1, 1, True),
         hardware=toy_moe.hardware,
         phase="decode",
         context_tokens=1000,

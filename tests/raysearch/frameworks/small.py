@@ -10,15 +10,16 @@ import numpy as np
 from raysearch.frameworks.layer import Sharded, weight_shapes
 from sim.config.catalog import load_hardware
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
-from sim.layers.model import Model
+from sim.layers.model import Model, uniform_model
 from sim.layers.ops import op_names
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables, Precisions, Workload
 
 SEQUENCES, CONTEXT = 32, 6
-DENSE = Model("small", 2, 64, 96, 8, 4, 8, 128, 1, 1, True)
-MOE = Model("small_moe", 2, 64, 32, 8, 4, 8, 128, 4, 4, True)
+HEADS, KV_HEADS, HEAD_DIM = 8, 4, 8
+DENSE = uniform_model("small", 2, 64, 96, HEADS, KV_HEADS, HEAD_DIM, 128, 1, 1)
+MOE = uniform_model("small_moe", 2, 64, 32, HEADS, KV_HEADS, HEAD_DIM, 128, 4, 4)
 """Every token visits every expert, so that no copy is sent for nothing."""
 
 
@@ -40,7 +41,7 @@ def numbers(model: Model, seed: int = 0) -> tuple[dict[str, Any], tuple[Any, Any
     """(weights, cache, stream) in single precision, whole."""
     rng = np.random.default_rng(seed)
     weights = {n: rng.normal(0, s[-2 if len(s) > 1 else 0] ** -0.5, s) for n, s in weight_shapes(model).items()}
-    cache = [rng.normal(size=(SEQUENCES, CONTEXT, model.kv_heads, model.head_dim)) for _ in range(2)]
+    cache = [rng.normal(size=(SEQUENCES, CONTEXT, KV_HEADS, HEAD_DIM)) for _ in range(2)]
     stream = rng.normal(size=(SEQUENCES, model.hidden))
     as_single = lambda array: array.astype(np.float32)  # noqa: E731
     return {n: as_single(w) for n, w in weights.items()}, (as_single(cache[0]), as_single(cache[1])), as_single(stream)
@@ -76,10 +77,10 @@ def truth(model: Model, weights: dict[str, Any], cache: tuple[Any, Any], stream:
         gate, up = (x @ first)[:, 0::2], (x @ first)[:, 1::2]
         return (gate / (1 + np.exp(-gate)) * up) @ second
 
-    shared, dim = model.heads // model.kv_heads, model.head_dim
-    qkv = (norm(stream, w["attn_norm"]) @ w["qkv_proj"]).reshape(len(stream), model.kv_heads, shared + 2, dim)
+    shared, dim = HEADS // KV_HEADS, HEAD_DIM
+    qkv = (norm(stream, w["attn_norm"]) @ w["qkv_proj"]).reshape(len(stream), KV_HEADS, shared + 2, dim)
     heads = []
-    for head in range(model.heads):
+    for head in range(HEADS):
         group = head // shared
         keys = np.concatenate([cache[0][:, :, group], qkv[:, None, group, shared]], axis=1)
         values = np.concatenate([cache[1][:, :, group], qkv[:, None, group, shared + 1]], axis=1)
@@ -90,7 +91,7 @@ def truth(model: Model, weights: dict[str, Any], cache: tuple[Any, Any], stream:
     if not model.is_moe:
         return middle + feed_forward(x, w["ffn1"], w["ffn2"])
     chances = softmax(x @ w["router"])
-    least = np.sort(chances, axis=1)[:, -model.experts_per_token, None]
+    least = np.sort(chances, axis=1)[:, -model.groups[0].feed_forward.experts_per_token, None]
     chances = np.where(chances >= least, chances, 0.0)
     chances /= chances.sum(1, keepdims=True)
     outs = [chances[:, e, None] * feed_forward(x, w["ffn1"][e], w["ffn2"][e]) for e in range(model.experts)]

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from raysearch.errors import InputError
-from sim.layers.model import Model
+from sim.layers.model import Model, uniform_model
 from sim.layers.ops import op_names
 from sim.sharding.placement import PARTIAL, REPLICATE, Shard
-from tests.raysearch.frameworks.small import DENSE, KNOWN, MOE, charged, numbers, sharded, truth
+from tests.raysearch.frameworks.small import (
+    DENSE,
+    HEAD_DIM,
+    HEADS,
+    KNOWN,
+    KV_HEADS,
+    MOE,
+    charged,
+    numbers,
+    sharded,
+    truth,
+)
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -49,7 +59,8 @@ def test_so_they_are_for_random_strategies(seed: int) -> None:
 
 
 def test_tokens_that_visit_some_experts_are_right_though_more_is_sent() -> None:
-    check(replace(MOE, experts_per_token=2), KNOWN["megatron_sp"](MOE), 2, 2, sent_as_charged=False)
+    some = uniform_model("small_moe", 2, 64, 32, HEADS, KV_HEADS, HEAD_DIM, 128, 4, 2)
+    check(some, KNOWN["megatron_sp"](MOE), 2, 2, sent_as_charged=False)
 
 
 def test_specs_and_placements_read_each_other() -> None:

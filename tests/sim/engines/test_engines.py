@@ -70,8 +70,7 @@ def test_an_all_to_all_makes_sglangs_experts_lie_on_all_gpus() -> None:
 
 def test_context_is_shared_by_gpus_that_would_repeat_a_kv_head_and_by_no_others() -> None:
     qwen = served("qwen3_235b_a22b", "vllm")
-    assert qwen.model.kv_heads == 4
-    assert qwen.model.heads == 64
+    assert (qwen.model.heads, qwen.model.groups[0].attention.kv_heads) == (64, 4)
     assert not refused(qwen, "vllm", tp=4, cp=4, dp=1, ep=16)  # tensor-parallel size 16 repeats each KV head 4 times
     assert refused(qwen, "vllm", tp=2, cp=4, dp=1, ep=8)  # size 8 repeats them twice, and 4 GPUs would share one
     assert not refused(served("deepseek_v3", "vllm"), "vllm", tp=1, cp=8, dp=1, ep=8)  # a latent cache has no heads
@@ -80,7 +79,7 @@ def test_context_is_shared_by_gpus_that_would_repeat_a_kv_head_and_by_no_others(
 
 def test_blocks_of_fp8_weights_are_not_cut() -> None:
     qwen = served("qwen3_235b_a22b", "vllm", weights="fp8_block")
-    assert qwen.model.ffn_hidden == 12 * 128
+    assert qwen.model.groups[0].feed_forward.ffn_hidden == 12 * 128
     assert not refused(qwen, "vllm", tp=4, dp=1)  # 3 blocks each
     assert "inside blocks" in refused(qwen, "vllm", tp=8, dp=1)[0]
     assert not refused(qwen, "vllm", tp=8, dp=1, ep=8)  # whole experts

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import load_model, load_workload
+from sim.layers.model import uniform_model
 from sim.layers.ops import DENSE_LAYER, MOE_LAYER, Layer, layer_ops, op_names
-from sim.layers.sizes import Load, element_bytes, layer_sizes, tensor_shape
+from sim.layers.sizes import Load, element_bytes, layer_sizes, tensor_columns
 from sim.workload import Workload
 
 MOE = load_workload("gpt_moe_1_2t_16k")
@@ -86,7 +87,7 @@ def test_the_load_imbalance_stretches_the_experts_of_the_busiest_rank(toy_moe: W
 
 @pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 16, 2), (4, 16, 2), (9, 8, 2), (6, 128, 8), (3, 8, 7)])
 def test_active_experts_are_those_that_distinct_top_k_routing_visits(tokens: int, experts: int, top_k: int) -> None:
-    model = dataclasses.replace(load_model("gpt_moe_1_2t"), experts=experts, experts_per_token=top_k)
+    model = uniform_model("moe", 1, 64, 96, 8, 8, 16, 1000, experts, top_k)
     workload = dataclasses.replace(MOE, model=model)
     expected = layer_sizes(workload, decoding(tokens, 1), 1).active_experts
 
@@ -120,8 +121,13 @@ def test_more_sequences_never_mean_fewer_tokens_or_active_experts(ep: int, batch
 
 def test_tensor_sizes_by_hand(toy_moe: Workload) -> None:
     sizes = layer_sizes(toy_moe, decoding(16, 2), 2)
+    layers = toy_moe.model.groups[0]
     found = {
-        tensor.name: (*tensor_shape(toy_moe.model, sizes, tensor), element_bytes(toy_moe, tensor))
+        tensor.name: (
+            sizes.expert_tokens if tensor.by_expert else sizes.tokens,
+            tensor_columns(toy_moe.model, layers, tensor),
+            element_bytes(toy_moe, tensor),
+        )
         for tensor in MOE_LAYER.tensors
     }
     assert found == {

@@ -10,6 +10,7 @@ import pytest
 
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
+from sim.layers.model import uniform_model
 from sim.optimum.best import find_best
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, joint_space, space_of
@@ -31,7 +32,7 @@ def everything(space: Space) -> list[Evaluation]:
 @pytest.fixture(scope="module")
 def small(toy_moe: Workload) -> Space:
     """Every extension at once, with a few choices of the ops that tell them apart; wide, so that peaks matter."""
-    model = dataclasses.replace(toy_moe.model, vocab=16, hidden=128, ffn_hidden=16)
+    model = uniform_model("wide", 4, 128, 16, 8, 2, 16, 16, 8, 2)
     roomy = dataclasses.replace(toy_moe.hardware, hbm_bytes=1e12)
     workload = dataclasses.replace(toy_moe, model=model, hardware=roomy, max_gpus=16, tpot_slo_s=1e9)
     space = extended_space(workload)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layers.model import uniform_model
 from sim.layers.ops import op_names
 from sim.optimum.landscape import Optimum, find_optimum
 from sim.optimum.spaces import space_of
@@ -83,7 +84,7 @@ def dense_landscape(toy_dense: Workload) -> Landscape:
 
 @pytest.fixture(scope="module")
 def degrees_landscape(toy_dense: Workload) -> Landscape:
-    """Several degrees, some of them forbidden: pp = 3 of 4 layers, ep = 2 of a dense model, too many GPUs."""
+    """Several degrees, some of them forbidden: ep = 2 of a dense model, too many GPUs."""
     workload = dataclasses.replace(toy_dense, max_gpus=8)
     return sweep(unlimited(workload, DegreeTables((2, 8), (1, 2), (1, 2, 3), (1,))), tokens_suffice=False)
 
@@ -94,7 +95,7 @@ def moe_landscape(toy_moe: Workload) -> Landscape:
 
     Wide but shallow, so that combine, between the segments of the sweep, sets the peak of the activations.
     """
-    model = dataclasses.replace(toy_moe.model, vocab=16, hidden=128, ffn_hidden=16)
+    model = uniform_model("wide", 4, 128, 16, 8, 2, 16, 16, 8, 2)
     workload = dataclasses.replace(toy_moe, model=model, load_imbalance=1.25)
     return sweep(unlimited(workload, DegreeTables((4,), (2,), (2,), (2,))), tokens_suffice=False)
 
@@ -200,10 +201,11 @@ def test_two_degrees_are_compared_with_each_other(degrees_landscape: Landscape) 
         ).feasible_count
         for tp, pp in itertools.product((2, 8), (1, 2, 3))
     }
-    # tp 2 with 1 or 2 stages; tp 8 fills the 8 GPUs alone. 6 of 10 ops lose their choice along tokens.
+    # tp 2 with 1 to 3 stages, of 1, 2 and 1 of the 4 layers too; tp 8 fills the 8 GPUs alone.
+    # 6 of 10 ops lose their choice along tokens.
     whole = 2**6 * 3**4
-    assert counts == {(2, 1): whole, (2, 2): whole, (2, 3): 0, (8, 1): whole, (8, 2): 0, (8, 3): 0}
-    assert find_optimum(workload).feasible_count == 3 * whole
+    assert counts == {(2, 1): whole, (2, 2): whole, (2, 3): whole, (8, 1): whole, (8, 2): 0, (8, 3): 0}
+    assert find_optimum(workload).feasible_count == 4 * whole
 
 
 @settings(derandomize=True, deadline=None, max_examples=15)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation, OpBreakdown
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layers.mixers import GroupedAttention
 from sim.layers.ops import op_names
 from sim.optimum.spaces import extended_space
 from sim.prices.collectives import Collective
@@ -60,7 +61,7 @@ def test_two_sides_of_equal_groups_cost_what_one_side_costs(name: str, tp: int, 
     workload = WORKLOADS[name]
     ep = ep if workload.model.is_moe else 1
     load = batching(workload, batch, ep).loads[0]
-    one = sides_of(workload, load, tp, 1, ep, ep)
+    (one,) = sides_of(workload, load, tp, 1, ep, ep)
     two = sides(attention_rank(workload, load, tp, 1, ep), experts_rank(workload, load, tp, ep, ep))
     assert one.attention is one.experts
     assert two.attention is not two.experts
@@ -147,8 +148,10 @@ def test_the_kv_cache_is_cut_by_every_degree_and_replicated_beyond_its_heads(
     workload = WORKLOADS[name]
     model, dims = workload.model, megatron_dims(workload.model)
     memory = evaluate(workload, Strategy(tp, 1, 1, batch, dims, cp=cp, dp=dp)).memory_bytes
-    whole = model.layers * batch * workload.context_tokens * 2 * model.kv_heads * model.head_dim
-    assert memory.kv_cache == whole / dp / cp / min(tp, model.kv_heads)
+    attention = model.groups[0].attention
+    assert isinstance(attention, GroupedAttention)
+    whole = model.layers * batch * workload.context_tokens * 2 * attention.kv_heads * attention.head_dim
+    assert memory.kv_cache == whole / dp / cp / min(tp, attention.kv_heads)
 
 
 # --- tokens shared out, weights gathered --------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from sim.evaluation import OpBreakdown
+from sim.layers.model import uniform_model
 from sim.layers.ops import layer_ops
 from sim.prices.collectives import Collective
 from sim.serving.phases import batching
@@ -229,7 +230,7 @@ def test_one_expert_rank_exchanges_nothing(toy_moe: Workload, choice: int) -> No
 
 
 def test_a_model_without_gate_halves_ffn1(toy_moe: Workload) -> None:
-    plain = dataclasses.replace(toy_moe, model=dataclasses.replace(toy_moe.model, gated=False))
+    plain = dataclasses.replace(toy_moe, model=uniform_model("plain", 4, 64, 96, 8, 2, 16, 1000, 8, 2, gated=False))
     assert breakdown(plain, "ffn1", 1).work_flops == 2 * 16 * 64 * 24
     assert breakdown(plain, "ffn2", 0).work_flops == breakdown(toy_moe, "ffn2", 0).work_flops
 
@@ -251,7 +252,7 @@ def heads_on_one_gpu(heads: int, kv_heads: int, tp: int) -> int:
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4, 6, 8, 12, 16, 24, 48])
 def test_every_gpu_holds_the_kv_heads_that_its_query_heads_read(moe: Workload, tp: int) -> None:
-    model = dataclasses.replace(moe.model, heads=48, kv_heads=8)  # Mixtral 8x22B: six query heads share a KV head
+    model = uniform_model("grouped", 48, 16384, 30720, 48, 8, 128, 51200, 16, 2)  # six query heads share a KV head
     workload = dataclasses.replace(moe, model=model)
     rank = Rank(workload, batching(workload, 1, 1).loads[0], tp=tp, ep=1)
     held = op_work(rank, rank.layer.op("attention"), 1).kv_bytes

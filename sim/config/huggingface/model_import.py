@@ -1,0 +1,145 @@
+"""A Hugging Face configuration as the content of a model file, with a word on what was read and what was not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sim.config.files import did_you_mean
+from sim.config.huggingface.families import BY_ARCHITECTURE, FAMILIES, REFUSED, Layer
+from sim.config.huggingface.keys import CannotImport, Keys
+from sim.config.huggingface.quantisation import Formats, formats_of
+
+_TIED = ("gemma3", "gemma3_text")
+"""Families that share embedding and LM head unless they say otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelImport:
+    """What came of a configuration.
+
+    Attributes:
+        family: Its `model_type`.
+        content: Of the model file that it stands for.
+        formats: Of its weights and cache.
+        read: Keys that were read.
+        unread: Keys that may matter and were not understood.
+        notes: What the model file says otherwise than the configuration.
+    """
+
+    family: str
+    content: Mapping[str, Any]
+    formats: Formats
+    read: tuple[str, ...]
+    unread: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def told(self) -> dict[str, Any]:
+        """The same for programs, without the model itself."""
+        return {
+            "family": self.family,
+            "weights": self.formats.weights,
+            "experts": self.formats.experts,
+            "kv_cache": self.formats.kv_cache,
+            "read": list(self.read),
+            "not_understood": list(self.unread),
+            "notes": list(self.notes),
+        }
+
+
+def import_model(content: Mapping[str, Any], name: str, quantisation: Mapping[str, Any] | None = None) -> ModelImport:
+    """The model file that a configuration stands for.
+
+    Args:
+        content: Of config.json.
+        name: Of the model.
+        quantisation: Of hf_quant_config.json.
+
+    Raises:
+        CannotImport: An unknown family, or one with layers that a model file cannot say.
+
+    >>> told = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    >>> import_model({**told, "intermediate_size": 128, "vocab_size": 1000}, "tiny").content["layers"]
+    2
+    """
+    text: Mapping[str, Any] = content.get("text_config") or content
+    family = _family(content, text)
+    keys = Keys(text)
+    layers = FAMILIES[family](keys)
+    formats = formats_of({**content, **text}, quantisation)
+    tied = text.get("tie_word_embeddings", content.get("tie_word_embeddings", family in _TIED))
+    model: dict[str, Any] = {
+        "name": re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.-")[:100] or family,
+        "layers": len(layers),
+        "hidden": keys.need("hidden"),
+        "vocab": keys.need("vocab"),
+        "tied_embeddings": bool(tied),
+        "mtp_layers": keys.known("mtp_layers", default=0),
+        **_grouped(layers),
+    }
+    if formats.experts and any(layer.feed_forward["experts"] > 1 for layer in layers):
+        model["expert_dtype"] = formats.experts
+    notes = tuple(_notes(layers, formats, is_text=text is content))
+    return ModelImport(family, model, formats, keys.read(), keys.unread(), notes)
+
+
+def _family(content: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    names = [str(table.get("model_type")) for table in (text, content) if table.get("model_type")]
+    names += [BY_ARCHITECTURE[name] for name in content.get("architectures") or () if name in BY_ARCHITECTURE]
+    for name in names:
+        if name in FAMILIES:
+            return name
+    for name in names:
+        if name in REFUSED:
+            raise CannotImport(f"model_type {name!r} has {REFUSED[name]}, which no model file can say")
+    if not names:
+        raise CannotImport("it names no model_type, so it is no configuration of a Hugging Face model")
+    raise CannotImport(f"unknown model_type {names[0]!r}: {did_you_mean(names[0], FAMILIES)}")
+
+
+def _grouped(layers: list[Layer]) -> dict[str, Any]:
+    """Layers that are alike as groups, and the order they stand in."""
+    kinds: list[Layer] = []
+    for layer in layers:
+        if layer not in kinds:
+            kinds.append(layer)
+    if len(kinds) == 1:
+        return {**layers[0].attention, **layers[0].feed_forward}
+    names = [
+        kind.label if [other.label for other in kinds].count(kind.label) == 1 else f"{kind.label}_{index}"
+        for index, kind in enumerate(kinds)
+    ]
+    counts = [layers.count(kind) for kind in kinds]
+    groups = [
+        {"name": name, "count": count, **kind.attention, **kind.feed_forward}
+        for name, count, kind in zip(names, counts, kinds, strict=True)
+    ]
+    order = [names[kinds.index(layer)] for layer in layers]
+    in_turn = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
+    return {"groups": groups} if order == in_turn else {"groups": groups, "order": _period(order)}
+
+
+def _period(order: list[str]) -> list[str]:
+    """The shortest beginning that repeats over all of it."""
+    lengths = (n for n in range(1, len(order) + 1) if all(order[i] == order[i % n] for i in range(len(order))))
+    return order[: next(lengths)]
+
+
+def _notes(layers: list[Layer], formats: Formats, *, is_text: bool) -> list[str]:
+    notes: list[str] = []
+    if not is_text:
+        notes.append("the text model alone: what sees or hears is left out")
+    alone = sum(layer.label.endswith("_alone") for layer in layers)
+    if alone:
+        notes.append(f"{alone} mixers without a feed-forward network have one of width 1")
+    if any("sparse" in layer.label for layer in layers):
+        notes.append("sparse attention by blocks is priced as if it chose tokens")
+    if any("shared" in layer.label for layer in layers):
+        notes.append("layers that reuse another layer's chosen tokens have an indexer of width 1")
+    if formats.unknown:
+        notes.append(formats.unknown)
+    if formats.kv_cache is None:
+        notes.append("format of the KV cache not stated: as --kv-cache says")
+    return notes

@@ -1,0 +1,212 @@
+"""Combinations of the choices of one side of a layer, attention's or the experts', that no other combination beats.
+
+Groups of layers that share their choices are looked at together: a combination has the seconds and bytes of one layer
+of each of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.step.costs import op_cost
+from sim.step.rank import OpCost, Rank
+from sim.step.two_meshes import sides
+from sim.strategy import MOST_CHOICES
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Ranks = tuple[tuple[Rank, ...], ...]
+"""A GPU, per kind of step and group of layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What combinations of choices take and hold, [n] of them, of one layer of each group.
+
+    Attributes:
+        times_s: [kinds of step, groups, n] seconds.
+        weight_bytes, kv_bytes: [groups, n] held.
+        peak_bytes: [n] largest activations of any op.
+    """
+
+    times_s: Floats
+    weight_bytes: Floats
+    kv_bytes: Floats
+    peak_bytes: Floats
+
+    def of(self, index: Ints) -> Figures:
+        """Those of some combinations."""
+        return Figures(
+            self.times_s[..., index], self.weight_bytes[:, index], self.kv_bytes[:, index], self.peak_bytes[index]
+        )
+
+    @property
+    def rows(self) -> Floats:
+        """[n, figures], all to be kept small."""
+        size = self.peak_bytes.size
+        parts = (self.times_s.reshape(-1, size), self.weight_bytes, self.kv_bytes, self.peak_bytes[None])
+        return np.concatenate(parts).T
+
+
+class Side:
+    """One side of a layer on one GPU, under every combination of its ops' choices.
+
+    Attributes:
+        ranks: The GPU.
+        ops: Names of the side's ops.
+        costs: Per kind of step, group and op, by choice: all that more tokens might allow.
+        allowed: Choices per op that break no limit.
+        possible: Whether every op has a choice that more tokens might allow.
+    """
+
+    def __init__(self, ranks: Ranks, choices: Mapping[str, Sequence[int]]) -> None:
+        self.ranks = ranks
+        self.ops = tuple(choices)
+        first = [self._costs(rank, choices) for rank in ranks[0]]
+        usable = {
+            name: [choice for choice in table if all(_usable(costs, name, choice) for costs in first)]
+            for name, table in choices.items()
+        }
+        self.costs = tuple(tuple(self._costs(rank, usable) for rank in row) for row in ranks)
+        self.allowed = {
+            name: {choice for choice in table if all(_allowed(costs, name, choice) for costs in first)}
+            for name, table in usable.items()
+        }
+        self.usable = {name: set(table) for name, table in usable.items()}
+        self.possible = all(self.usable.values())
+
+    @staticmethod
+    def _costs(rank: Rank, choices: Mapping[str, Sequence[int]]) -> dict[str, dict[int, OpCost]]:
+        ops = rank.layer.op_by_name
+        return {
+            name: {choice: op_cost(rank, ops[name], choice) for choice in table}
+            for name, table in choices.items()
+            if name in ops
+        }
+
+    @cached_property
+    def floor(self) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...], tuple[float, ...]]:
+        """Least seconds per kind of step and group, weight bytes and KV bytes, each for itself and without moves."""
+        return (
+            tuple(tuple(_least(costs, lambda cost: cost.time_s) for costs in row) for row in self.costs),
+            tuple(_least(costs, lambda cost: cost.weight_bytes) for costs in self.costs[-1]),
+            tuple(_least(costs, lambda cost: cost.kv_bytes) for costs in self.costs[-1]),
+        )
+
+    @cached_property
+    def front(self) -> Front:
+        """What no other combination beats, of those that break no limit."""
+        return _front(self, self.allowed)
+
+    @cached_property
+    def free_front(self) -> Front:
+        """The same of all that more tokens might allow, which bounds larger batches."""
+        return self.front if self.usable == self.allowed else _front(self, self.usable)
+
+
+def _usable(costs: Mapping[str, Mapping[int, OpCost]], name: str, choice: int) -> bool:
+    return name not in costs or costs[name][choice].broken in (None, "tokens")
+
+
+def _allowed(costs: Mapping[str, Mapping[int, OpCost]], name: str, choice: int) -> bool:
+    return name not in costs or costs[name][choice].broken is None
+
+
+def _least(costs: Mapping[str, Mapping[int, OpCost]], figure: Callable[[OpCost], float]) -> float:
+    return sum(min(figure(cost) for cost in row.values()) for row in costs.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Combinations of one side's choices, [n], that no other with the same first and last choice beats.
+
+    Attributes:
+        choices: [n, ops].
+        figures: Of them.
+    """
+
+    choices: Ints
+    figures: Figures
+
+    @property
+    def first(self) -> Ints:
+        """[n] choices of the first op."""
+        return self.choices[:, 0]
+
+    @property
+    def last(self) -> Ints:
+        """[n] choices of the last op."""
+        return self.choices[:, -1]
+
+
+def _front(side: Side, allowed: Mapping[str, set[int]]) -> Front:
+    choices = np.array(list(itertools.product(*(sorted(allowed[name]) for name in side.ops))), dtype=np.int64)
+    choices = choices.reshape(-1, len(side.ops))
+    column = {name: choices[:, index] for index, name in enumerate(side.ops)}
+
+    def per_row(costs: Mapping[int, OpCost], name: str, figure: Callable[[OpCost], float]) -> Floats:
+        table = np.full(MOST_CHOICES, np.nan)
+        for choice, cost in costs.items():
+            table[choice] = figure(cost)
+        return table[column[name]]
+
+    def total(costs: Mapping[str, Mapping[int, OpCost]], figure: Callable[[OpCost], float]) -> Floats:
+        return np.sum([per_row(row, name, figure) for name, row in costs.items()], axis=0)
+
+    times_s = [
+        [
+            _and_inner_moves_s(total(costs, lambda cost: cost.time_s), rank, column, allowed)
+            for rank, costs in zip(ranks, row, strict=True)
+        ]
+        for ranks, row in zip(side.ranks, side.costs, strict=True)
+    ]
+    held = side.costs[-1]
+    figures = Figures(
+        np.array(times_s),
+        np.array([total(costs, lambda cost: cost.weight_bytes) for costs in held]),
+        np.array([total(costs, lambda cost: cost.kv_bytes) for costs in held]),
+        np.max(
+            [per_row(row, name, lambda cost: cost.activation_bytes) for costs in held for name, row in costs.items()],
+            axis=0,
+        ),
+    )
+    kept = unbeaten_within(choices[:, 0] * MOST_CHOICES + choices[:, -1], figures)
+    return Front(choices[kept], figures.of(kept))
+
+
+def _and_inner_moves_s(
+    time_s: Floats, rank: Rank, column: Mapping[str, Ints], allowed: Mapping[str, set[int]]
+) -> Floats:
+    """[n] seconds with those of the tensors that stay on the side."""
+    within = sides(rank, rank)
+    for tensor in rank.layer.tensors:
+        if set(tensor.ends) <= set(column):
+            table = np.zeros((MOST_CHOICES,) * len(tensor.ends))
+            for ends in itertools.product(*(allowed[name] for name in tensor.ends)):
+                table[ends] = sum(within.moves_s(tensor, ends))
+            time_s = time_s + table[tuple(column[name] for name in tensor.ends)]
+    return time_s
+
+
+def unbeaten_within(keys: Ints, figures: Figures) -> Ints:
+    """Combinations that no other of the same key matches or undercuts in every figure."""
+    rows = figures.rows
+    kept = [same[_unbeaten(rows[same])] for key in np.unique(keys) for same in [np.flatnonzero(keys == key)]]
+    return np.concatenate(kept or [np.zeros(0, dtype=np.int64)])
+
+
+def _unbeaten(figures: Floats) -> Ints:
+    """Rows of [n, figures] that no other row matches or undercuts in every figure; one of equal rows stays."""
+    left = np.lexsort(figures.T[::-1])
+    kept: list[int] = []
+    while left.size:
+        row, others = left[0], left[1:]
+        kept.append(int(row))
+        left = others[(figures[others] < figures[row]).any(axis=1)]
+    return np.array(kept, dtype=np.int64)

@@ -1,0 +1,233 @@
+"""Whole layers and pipeline stages added up, for many combinations of choices at once.
+
+`sim.step.stage` has the same for one strategy.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.optimum.fronts import Figures, Floats, Front, Ints, Side, unbeaten_within
+from sim.step.costs import ends_s, head_activation_bytes, vocabulary_bytes
+from sim.step.pipeline import pipeline
+from sim.step.stage import end_group, end_of, hand_on_all_s, meeting_s, room, stage_ends_s, vocabularies
+from sim.step.two_meshes import Sides
+from sim.strategy import MOST_CHOICES
+
+Stack = tuple[Sides, ...]
+"""Both sides of a GPU, per group of layers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """Groups of layers that share their choices, on one mesh.
+
+    Attributes:
+        groups: Their indices in the model.
+        attention, experts: The two sides of a layer.
+        both: Both sides as `sim.step` has them, per kind of step.
+    """
+
+    groups: tuple[int, ...]
+    attention: Side
+    experts: Side
+    both: tuple[Stack, ...]
+
+    @property
+    def possible(self) -> bool:
+        """Whether every op has a choice that more tokens might allow."""
+        return self.attention.possible and self.experts.possible
+
+    @property
+    def allowed(self) -> bool:
+        """Whether every op has a choice that breaks no limit."""
+        return all(self.attention.allowed.values()) and all(self.experts.allowed.values())
+
+    def layers(self, left: Front, right: Front, *, handed_on: bool = True) -> Figures:
+        """Figures of whole layers, [left * right] of them.
+
+        Args:
+            left: Combinations of attention's side.
+            right: Of the experts'.
+            handed_on: Whether the residual stream's way to a next layer of the same group counts.
+        """
+        times_s = left.figures.times_s[..., :, None] + right.figures.times_s[..., None, :]
+        for kind, stack in enumerate(self.both):
+            for place, sides in enumerate(stack):
+                into_experts, into_attention = self._crossings(sides, left, right)
+                times_s[kind, place] += into_experts[left.last[:, None], right.first, right.last]
+                if handed_on:
+                    times_s[kind, place] += into_attention[right.last, left.first[:, None], left.last[:, None]]
+        size = times_s.shape[-1] * times_s.shape[-2]
+        return Figures(
+            times_s.reshape(*times_s.shape[:2], size),
+            (left.figures.weight_bytes[:, :, None] + right.figures.weight_bytes[:, None, :]).reshape(-1, size),
+            (left.figures.kv_bytes[:, :, None] + right.figures.kv_bytes[:, None, :]).reshape(-1, size),
+            np.maximum.outer(left.figures.peak_bytes, right.figures.peak_bytes).reshape(size),
+        )
+
+    def _crossings(self, sides: Sides, left: Front, right: Front) -> tuple[Floats, Floats]:
+        """Seconds of the residual stream's moves, by the choices at the ends of `residual_mid` and of `residual_in`."""
+        present = {
+            self.attention.ops[0]: set(left.first.tolist()),
+            self.attention.ops[-1]: set(left.last.tolist()),
+            self.experts.ops[0]: set(right.first.tolist()),
+            self.experts.ops[-1]: set(right.last.tolist()),
+        }
+        tables: list[Floats] = []
+        for name in ("residual_mid", "residual_in"):
+            tensor = sides.experts.layer.tensor(name)
+            table = np.zeros((MOST_CHOICES,) * 3)
+            for ends in itertools.product(*(sorted(present[op]) for op in tensor.ends)):
+                table[ends] = sum(sides.moves_s(tensor, ends))
+            tables.append(table)
+        return tables[0], tables[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layers:
+    """Combinations of choices for all groups of a model, [n] of them.
+
+    Attributes:
+        figures: Of one layer of each group.
+        parts: Fronts that they are made of, attention's and the experts' of each unit, and [n] which row of it.
+        unit: Of each group.
+    """
+
+    figures: Figures
+    parts: tuple[tuple[Front, Ints], ...]
+    unit: tuple[int, ...]
+
+    def dims(self, index: int) -> tuple[int, ...]:
+        """Choices of one of them, in the order of `Strategy.dims`."""
+        return tuple(choice for front, rows in self.parts for choice in front.choices[rows[index]].tolist())
+
+    def combine(self, group: int) -> tuple[Ints, Ints]:
+        """Choices of the last op of a group's layer: those there are, and [n] which one."""
+        front, rows = self.parts[2 * self.unit[group] + 1]
+        return np.unique(front.last), front.last[rows]
+
+    def interface(self, group: int) -> tuple[Ints, Ints, Ints]:
+        """[n] choices of attn_norm, attn_residual and combine, between which groups meet."""
+        (left, row), (right, column) = self.parts[2 * self.unit[group] : 2 * self.unit[group] + 2]
+        return left.first[row], left.last[row], right.last[column]
+
+    def of(self, index: Ints) -> Layers:
+        """Some of them."""
+        return Layers(self.figures.of(index), tuple((front, rows[index]) for front, rows in self.parts), self.unit)
+
+
+def all_layers(units: Sequence[Unit]) -> Layers:
+    """Combinations of all units that break no limit; of several units, those that can be the best."""
+    found = _layers_of(units[0])
+    if len(units) > 1:
+        found = _fewer(found)
+    for unit in units[1:]:
+        found = _fewer(_pairs(found, _fewer(_layers_of(unit))))
+    return found
+
+
+def _layers_of(unit: Unit) -> Layers:
+    left, right = unit.attention.front, unit.experts.front
+    row, column = np.arange(len(left.choices)), np.arange(len(right.choices))
+    parts = (left, np.repeat(row, len(column))), (right, np.tile(column, len(row)))
+    return Layers(unit.layers(left, right), parts, (0,) * len(unit.groups))
+
+
+def _pairs(some: Layers, more: Layers) -> Layers:
+    size, others = some.figures.peak_bytes.size, more.figures.peak_bytes.size
+    mine, its = some.of(np.repeat(np.arange(size), others)), more.of(np.tile(np.arange(others), size))
+    figures = Figures(
+        np.concatenate([mine.figures.times_s, its.figures.times_s], axis=1),
+        np.concatenate([mine.figures.weight_bytes, its.figures.weight_bytes]),
+        np.concatenate([mine.figures.kv_bytes, its.figures.kv_bytes]),
+        np.maximum(mine.figures.peak_bytes, its.figures.peak_bytes),
+    )
+    before = len(some.parts) // 2
+    return Layers(figures, mine.parts + its.parts, some.unit + tuple(before + unit for unit in more.unit))
+
+
+def _fewer(layers: Layers) -> Layers:
+    """Those that no other with the same interfaces beats."""
+    keys = np.zeros(layers.figures.peak_bytes.size, dtype=np.int64)
+    for group in range(len(layers.unit)):
+        for choices in layers.interface(group):
+            keys = keys * MOST_CHOICES + choices
+    return layers.of(unbeaten_within(keys, layers.figures))
+
+
+# --- stages -------------------------------------------------------------------------------------------
+
+
+def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int) -> Floats:
+    """[n] seconds of the slowest stage of a pipeline, in a step of one kind."""
+    rank = end_of(stack)
+    known, combine = layers.combine(end_group(stack))
+    ends = {choice: (*ends_s(rank, choice), hand_on_all_s(rank, pp, choice)) for choice in known.tolist()}
+    table = np.zeros((MOST_CHOICES, 3))
+    for choice, seconds in ends.items():
+        table[choice] = seconds
+    first_s, last_s, send_s = table.T
+    slowest: Floats | None = None
+    for stage in pipeline(rank.workload, pp):
+        total_s = _weighted(stage.layers, layers.figures.times_s[kind])
+        for left, right, often in stage.meetings:
+            total_s = total_s + often * _meetings_s(stack, layers, left, right)
+        total_s = total_s + (stage_ends_s(stage, first_s, last_s) + send_s)[combine]
+        slowest = total_s if slowest is None else np.maximum(slowest, total_s)
+    assert slowest is not None
+    return slowest
+
+
+def _weighted(counts: Sequence[int], values: Any) -> Any:
+    """Sum over groups, of which a stage has so many layers each."""
+    return sum(count * each for count, each in zip(counts, values, strict=True) if count)
+
+
+def _meetings_s(stack: Stack, layers: Layers, left: int, right: int) -> Floats:
+    """[n] extra seconds of one meeting of two groups."""
+    keys = np.stack([*layers.interface(left), *layers.interface(right)[:2]])
+    unique, inverse = np.unique(keys, axis=1, return_inverse=True)
+    names = ("attn_norm", "attn_residual", "combine")
+    seconds = [
+        meeting_s(
+            stack[left], stack[right], dict(zip(names, ends, strict=False)), dict(zip(names, ends[3:], strict=False))
+        )
+        for ends in unique.T.tolist()
+    ]
+    return np.array(seconds)[inverse.reshape(-1)]
+
+
+def fits(stack: Stack, pp: int, figures: Figures) -> NDArray[np.bool_]:
+    """[n] whether weights, cache and activations of every stage have room: as `memory_bytes`, for arrays."""
+    rank = end_of(stack)
+    workload = rank.workload
+    stream_bytes = max(sides.stream_bytes() for sides in stack)
+    activations = stream_bytes + np.maximum(figures.peak_bytes, head_activation_bytes(rank))
+    overhead: Any = workload.hardware.overhead_bytes
+    if workload.engine is not None:
+        overhead = np.maximum(0.0, workload.engine.memory.runtime_bytes - activations)
+    allowed_all = np.ones(figures.peak_bytes.shape, dtype=bool)
+    for stage in pipeline(workload, pp):
+        weights = _weighted(stage.layers, figures.weight_bytes) + vocabularies(workload, stage) * vocabulary_bytes(rank)
+        kv_cache = pp * _weighted(stage.layers, figures.kv_bytes)
+        needed, allowed = room(workload, weights + kv_cache + activations + overhead, kv_cache)
+        allowed_all &= needed <= allowed
+    return allowed_all
+
+
+def least_stage_s(stack: Stack, pp: int, layers_s: Sequence[float], combines: Sequence[int]) -> float:
+    """Seconds that the slowest stage takes at least, whatever leaves the residual stream, without meetings."""
+    rank = end_of(stack)
+    extra_s = {choice: (*ends_s(rank, choice), hand_on_all_s(rank, pp, choice)) for choice in combines}
+    return max(
+        _weighted(stage.layers, layers_s)
+        + min(stage_ends_s(stage, first_s, last_s) + send_s for first_s, last_s, send_s in extra_s.values())
+        for stage in pipeline(rank.workload, pp)
+    )

@@ -1,0 +1,63 @@
+"""Which layers a pipeline stage has. Stages differ by one layer at most."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from sim.workload import Workload
+
+
+class Stage(NamedTuple):
+    """Pipeline stages that are alike.
+
+    Attributes:
+        layers: Layers of each group of the model.
+        meetings: (group, group that follows, how often) where a layer leaves the residual stream to one of another
+            group, the next stage's first layer included; empty where groups share their choices, so that it lies alike.
+        first: Whether it has the embedding.
+        last: Whether it has the LM head.
+    """
+
+    layers: tuple[int, ...]
+    meetings: tuple[tuple[int, int, int], ...]
+    first: bool
+    last: bool
+
+    def covers(self, other: Stage) -> bool:
+        """Whether the other has nothing that this one has not."""
+        return (
+            all(mine >= its for mine, its in zip(self.layers, other.layers, strict=True))
+            and self.meetings == other.meetings
+            and self.first >= other.first
+            and self.last >= other.last
+        )
+
+
+@lru_cache(maxsize=4096)
+def pipeline(workload: Workload, pp: int) -> tuple[Stage, ...]:
+    """The stages of `pp` that can be the slowest or the fullest: each of the others has less than one of them."""
+    model = workload.model
+    groups = range(len(model.groups))
+    start, found = 0, set[Stage]()
+    counts = stage_layers(model.layers, min(pp, model.layers + 2))  # a stage more would be one without layers
+    for index, count in enumerate(counts):
+        mine = model.order[start : start + count]
+        met = Counter(pair for pair in pairwise(model.order[start : start + count + 1]) if pair[0] != pair[1])
+        meetings = tuple((*pair, often) for pair, often in sorted(met.items())) if workload.groups == "own" else ()
+        found.add(Stage(tuple(mine.count(group) for group in groups), meetings, index == 0, index == len(counts) - 1))
+        start += count
+    return tuple(sorted(each for each in found if not any(other != each and other.covers(each) for other in found)))
+
+
+def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each stage; those in the middle get more first, then the one with the embedding, the LM head's last.
+
+    >>> stage_layers(10, 4), stage_layers(11, 4), stage_layers(94, 2)
+    ((2, 3, 3, 2), (3, 3, 3, 2), (47, 47))
+    """
+    fewest, more = divmod(layers, pp)
+    begins = 1 if more <= pp - 2 else 0
+    return tuple(fewest + (begins <= stage < begins + more) for stage in range(pp))

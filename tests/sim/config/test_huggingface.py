@@ -1,0 +1,483 @@
+"""Hugging Face configurations as models: parameter counts as published, formats, and what cannot be said."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.config.catalog import load_model, load_workload
+from sim.config.described import Description, described_workload
+from sim.config.files import CatalogError, config_path
+from sim.config.huggingface.keys import CannotImport
+from sim.config.huggingface.model_import import import_model
+from sim.config.huggingface.quantisation import Formats, formats_of
+from sim.config.schemas import ModelFile
+from sim.layers.heuristics import megatron_dims
+from sim.layers.model import Model
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+
+Config = dict[str, Any]
+
+
+def config(model_type: str, layers: int, hidden: int, ffn: int, heads: int, vocab: int, **more: Any) -> Config:
+    """A config.json in Hugging Face's usual words."""
+    return {
+        "model_type": model_type,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_attention_heads": heads,
+        "vocab_size": vocab,
+        **more,
+    }
+
+
+def latent(query_rank: int | None, nope: int = 128, value: int = 128) -> Config:
+    ranks = {"q_lora_rank": query_rank, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    return {**ranks, "qk_nope_head_dim": nope, "v_head_dim": value}
+
+
+def routed(experts: int, topk: int, width: int, shared: int = 0, dense: int = 0) -> Config:
+    named = {"n_routed_experts": experts, "num_experts_per_tok": topk, "moe_intermediate_size": width}
+    return {**named, "n_shared_experts": shared, "first_k_dense_replace": dense}
+
+
+def delta(value_heads: int) -> Config:
+    dims = {"linear_num_key_heads": 16, "linear_num_value_heads": value_heads, "linear_conv_kernel_dim": 4}
+    return {**dims, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "full_attention_interval": 4}
+
+
+def qwen_experts(experts: int, topk: int, width: int, **more: Any) -> Config:
+    return {"num_experts": experts, "num_experts_per_tok": topk, "moe_intermediate_size": width, **more}
+
+
+def local(experts: int, topk: int, **more: Any) -> Config:
+    return {"num_local_experts": experts, "num_experts_per_tok": topk, **more}
+
+
+ALTERNATING = ["sliding_attention", "full_attention"]
+GEMMA = {"num_key_value_heads": 16, "head_dim": 128, "sliding_window": 1024}
+DEEPSEEK_V3 = config(
+    "deepseek_v3", 61, 7168, 18432, 128, 129280, num_key_value_heads=128, **latent(1536), **routed(256, 8, 2048, 1, 3)
+)
+KIMI_K2 = config(
+    "kimi_k2", 61, 7168, 18432, 64, 163840, num_key_value_heads=64, **latent(1536), **routed(384, 8, 2048, 1, 1)
+)
+KIMI_LINEAR = config("kimi_linear", 27, 2304, 9216, 32, 163840, num_key_value_heads=32, **latent(None)) | {
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 1024,
+    "first_k_dense_replace": 1,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "head_dim": 128,
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+}
+NEMOTRON_H = {"mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4, "num_key_value_heads": 8}
+GLM_4_5 = config("glm4_moe", 92, 5120, 12288, 96, 151552, num_key_value_heads=8, head_dim=128)
+GLM_4_5 |= routed(160, 8, 1536, 1, 3) | {"num_nextn_predict_layers": 1}
+DBRX = {
+    "model_type": "dbrx",
+    "d_model": 6144,
+    "n_heads": 48,
+    "n_layers": 40,
+    "vocab_size": 100352,
+    "attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000},
+    "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+}
+GROK_2 = config("git", 64, 8192, 32768, 64, 131072, num_key_value_heads=8, head_dim=128, residual_moe=True)
+GROK_2 |= local(8, 2, moe_intermediate_size=16384, architectures=["Grok1ForCausalLM"])
+LLAMA_4 = {"num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192, "intermediate_size_mlp": 16384}
+
+# (name, configuration, billions in total, billions active, where they are published). Active counts include the
+# embedding where the source's do, as `with_embedding` says; figures that it rounds to a whole number are taken so.
+PUBLISHED: list[tuple[str, Config, float | None, float | None, bool]] = [
+    # Llama 3.1: safetensors totals on the model cards.
+    ("llama_3_1_8b", config("llama", 32, 4096, 14336, 32, 128256, num_key_value_heads=8), 8.03, None, False),
+    ("llama_3_1_70b", config("llama", 80, 8192, 28672, 64, 128256, num_key_value_heads=8), 70.6, None, False),
+    ("llama_3_1_405b", config("llama", 126, 16384, 53248, 128, 128256, num_key_value_heads=8), 405, None, False),
+    # Mixtral: Mistral AI's announcements, December 2023 and April 2024.
+    (
+        "mixtral_8x7b",
+        config("mixtral", 32, 4096, 14336, 32, 32000, **local(8, 2), num_key_value_heads=8),
+        46.7,
+        12.9,
+        True,
+    ),
+    (
+        "mixtral_8x22b",
+        config("mixtral", 56, 6144, 16384, 48, 32000, **local(8, 2), num_key_value_heads=8),
+        141,
+        39,
+        True,
+    ),
+    # Qwen2.5-72B and Qwen3: model cards.
+    ("qwen2_72b", config("qwen2", 80, 8192, 29568, 64, 152064, num_key_value_heads=8), 72.7, None, False),
+    ("qwen3_32b", config("qwen3", 64, 5120, 25600, 64, 151936, num_key_value_heads=8, head_dim=128), 32.8, None, False),
+    (
+        "qwen3_30b_a3b",
+        config(
+            "qwen3_moe", 48, 2048, 6144, 32, 151936, num_key_value_heads=4, head_dim=128, **qwen_experts(128, 8, 768)
+        ),
+        30.5,
+        3.3,
+        True,
+    ),
+    (
+        "qwen3_235b_a22b",
+        config(
+            "qwen3_moe", 94, 4096, 12288, 64, 151936, num_key_value_heads=4, head_dim=128, **qwen_experts(128, 8, 1536)
+        ),
+        235,
+        22,
+        True,
+    ),
+    # Qwen3-Next-80B-A3B and Qwen3.5-397B-A17B: model cards.
+    (
+        "qwen3_next_80b",
+        config("qwen3_next", 48, 2048, 5120, 16, 151936, num_key_value_heads=2, head_dim=256, **delta(32))
+        | qwen_experts(512, 10, 512, shared_expert_intermediate_size=512),
+        80,
+        None,
+        False,
+    ),
+    (
+        "qwen3_5_397b",
+        {
+            "model_type": "qwen3_5_moe",
+            "text_config": config("qwen3_5_moe_text", 60, 4096, 0, 32, 248320, num_key_value_heads=2, head_dim=256)
+            | delta(64)
+            | qwen_experts(512, 10, 1024, shared_expert_intermediate_size=1024),
+        },
+        397,
+        17,
+        True,
+    ),
+    # DeepSeek: arXiv 2405.04434 (V2), 2412.19437 (V3).
+    (
+        "deepseek_v2",
+        config("deepseek_v2", 60, 5120, 12288, 128, 102400, **latent(1536), **routed(160, 6, 1536, 2, 1)),
+        236,
+        21,
+        False,
+    ),
+    ("deepseek_v3", DEEPSEEK_V3, 671, 37, False),
+    # Kimi: model cards; K2's total is given as 1T alone.
+    ("kimi_k2", KIMI_K2, None, 32, False),
+    ("kimi_linear_48b", KIMI_LINEAR, None, 3, False),
+    # GLM-4.5: arXiv 2508.06471, table 1, whose total counts the MTP layer and no embeddings: see below.
+    ("glm_4_5", GLM_4_5, None, 32, False),
+    # gpt-oss: arXiv 2508.10925, table 1.
+    (
+        "gpt_oss_120b",
+        config(
+            "gpt_oss",
+            36,
+            2880,
+            2880,
+            64,
+            201088,
+            num_key_value_heads=8,
+            head_dim=64,
+            sliding_window=128,
+            **local(128, 4),
+        )
+        | {"layer_types": ALTERNATING * 18},
+        116.83,
+        5.13,
+        False,
+    ),
+    (
+        "gpt_oss_20b",
+        config(
+            "gpt_oss",
+            24,
+            2880,
+            2880,
+            64,
+            201088,
+            num_key_value_heads=8,
+            head_dim=64,
+            sliding_window=128,
+            **local(32, 4),
+        )
+        | {"layer_types": ALTERNATING * 12},
+        20.91,
+        3.61,
+        False,
+    ),
+    # Llama 4: the model card; Scout's 109 count what sees, too.
+    (
+        "llama_4_maverick",
+        config("llama4_text", 48, 5120, 8192, 40, 202048, interleave_moe_layer_step=2, **LLAMA_4) | local(128, 1),
+        400,
+        17,
+        True,
+    ),
+    (
+        "llama_4_scout",
+        config("llama4_text", 48, 5120, 8192, 40, 202048, interleave_moe_layer_step=1, **LLAMA_4) | local(16, 1),
+        None,
+        17,
+        True,
+    ),
+    # MiniMax-M2: safetensors total on the model card.
+    (
+        "minimax_m2",
+        config("minimax_m2", 62, 3072, 1536, 48, 200064, num_key_value_heads=8, head_dim=128, **local(256, 8)),
+        229,
+        10,
+        False,
+    ),
+    # DBRX: Databricks' announcement, March 2024.
+    ("dbrx", DBRX, 132, 36, False),
+    # Grok-2: xAI's model card gives neither; 270B and 115B are those of its announcement.
+    ("grok_2", GROK_2, 270, 115, True),
+    # Nemotron-H: arXiv 2504.03624; Nemotron 3 Nano: NVIDIA's report, December 2025.
+    (
+        "nemotron_h_56b",
+        config("nemotron_h", 118, 8192, 32768, 64, 131072, **NEMOTRON_H, mamba_num_heads=256, ssm_state_size=256)
+        | {"attention_head_dim": 128, "hybrid_override_pattern": "M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-"},
+        56.3,
+        None,
+        False,
+    ),
+    # Gemma 3: arXiv 2503.19786, table 1, without the vision encoder.
+    (
+        "gemma3_27b",
+        {"model_type": "gemma3", "text_config": config("gemma3_text", 62, 5376, 21504, 32, 262208, **GEMMA)},
+        27.02,
+        None,
+        False,
+    ),
+    (
+        "gemma3_12b",
+        {
+            "model_type": "gemma3",
+            "text_config": config(
+                "gemma3_text", 48, 3840, 15360, 16, 262208, **{**GEMMA, "num_key_value_heads": 8, "head_dim": 256}
+            ),
+        },
+        11.77,
+        None,
+        False,
+    ),
+]
+
+
+def modelled(content: Config, name: str = "imported") -> Model:
+    return ModelFile.model_validate(import_model(content, name).content).to_si()
+
+
+def within(found: float, published: float) -> bool:
+    """Half a percent, or what the last digit of a figure leaves open that was rounded or cut."""
+    digits = len(str(published).partition(".")[2]) if published != int(published) else 0
+    unit = 10**-digits
+    return published - max(0.005 * published, 0.5 * unit) <= found < published + max(0.005 * published, unit)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "total", "active", "with_embedding"), PUBLISHED, ids=[row[0] for row in PUBLISHED]
+)
+def test_an_imported_model_has_the_published_number_of_parameters(
+    name: str, content: Config, total: float | None, active: float | None, with_embedding: bool
+) -> None:
+    model = modelled(content, name)
+    if total is not None:
+        assert model.parameters / 1e9 == pytest.approx(total, rel=0.005)
+    if active is not None:
+        embedding = model.vocab * model.hidden * (with_embedding and not model.tied_embeddings)
+        assert within((model.active_parameters + embedding) / 1e9, active), model.active_parameters + embedding
+
+
+def test_multi_token_prediction_layers_are_counted_beside_the_model() -> None:
+    """GLM-4.5's 355B are its layers and one more with experts."""
+    model = modelled(GLM_4_5)
+    assert model.mtp_layers == 1
+    more = model.groups[-1].parameters(model.hidden)
+    assert (model.parameters - 2 * model.vocab * model.hidden + more) / 1e9 == pytest.approx(355, rel=0.005)
+
+
+# --- traps ----------------------------------------------------------------------------------------------
+
+
+def test_latent_attention_caches_one_latent_whatever_its_kv_heads_are_said_to_be() -> None:
+    groups = modelled(DEEPSEEK_V3).groups
+    assert [(group.count, group.is_moe) for group in groups] == [(3, False), (58, True)]
+    assert {group.attention.cached_width for group in groups} == {576}
+
+
+def test_an_indexer_adds_its_own_weights_alone() -> None:
+    plain = modelled(DEEPSEEK_V3)
+    sparse = DEEPSEEK_V3 | {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
+    each = 1536 * 64 * 128 + 7168 * (128 + 64)
+    assert modelled(sparse).parameters - plain.parameters == 61 * each
+
+
+def test_layers_keep_the_order_of_the_configuration() -> None:
+    maverick = next(content for name, content, *_ in PUBLISHED if name == "llama_4_maverick")
+    model = modelled(maverick)
+    names = [model.groups[index].name for index in model.order]
+    assert names[:4] == ["chunked_dense", "chunked_experts", "chunked_dense", "full_experts"]
+    assert names == names[:4] * 12
+    kimi = modelled(KIMI_LINEAR)
+    full = [index + 1 for index, group in enumerate(kimi.order) if kimi.groups[group].name.startswith("latent")]
+    assert full == KIMI_LINEAR["linear_attn_config"]["full_attn_layers"]
+
+
+def test_the_shipped_models_are_what_their_configurations_say() -> None:
+    for name, content, *_ in PUBLISHED:
+        path = config_path("models", "llama_3_1_8b").with_name(f"{name}.toml")
+        if path.is_file():
+            shipped, imported = load_model(path), modelled(content, name)
+            assert imported.parameters == shipped.parameters, name
+            assert imported.layers == shipped.layers, name
+
+
+# --- what cannot be said --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"model_type": "deepseek_v4"}, "attention over compressed tokens"),
+        ({"model_type": "qwen3_mo"}, "did you mean 'qwen3_moe'"),
+        ({"vocab_size": 5}, "names no model_type"),
+        (KIMI_LINEAR | {"routed_expert_hidden_size": 512}, "routed_expert_hidden_size"),
+        ({key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"}, "latent attention lacks kv_rank"),
+        (config("llama", 2, 64, 128, 4, 100) | {"num_hidden_layers": "two"}, "expected a positive num_hidden_layers"),
+        (config("qwen3", 2, 64, 128, 4, 100, layer_types=["full_attention"]), "layer_types has 1 entries for 2 layers"),
+        (
+            config("qwen3", 1, 64, 128, 4, 100, layer_types=["sliding_attention"]),
+            "layers with a window, and no sliding",
+        ),
+        (config("nemotron_h", 2, 64, 128, 4, 100, hybrid_override_pattern="-M"), "without a mixer before it"),
+        (config("minimax_m2", 1, 64, 128, 4, 100, attn_type_list=[0]), "lightning attention"),
+    ],
+)
+def test_what_no_model_file_can_say_is_refused_with_its_reason(content: Config, reason: str) -> None:
+    with pytest.raises(CannotImport, match=reason.replace("(", r"\(")):
+        import_model(content, "odd")
+
+
+def test_keys_that_may_matter_and_were_not_understood_are_named() -> None:
+    found = import_model(config("llama", 2, 64, 128, 4, 100, rope_theta=1e4, hc_mult=4), "odd")
+    assert found.unread == ("hc_mult",)
+    assert "num_hidden_layers" in found.read
+
+
+# --- formats --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "beside", "formats"),
+    [
+        ({}, None, Formats("bf16")),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, None, Formats("fp8_block")),
+        ({"quant_method": "fp8"}, None, Formats("fp8")),
+        (
+            {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+            None,
+            Formats("bf16", "mxfp4"),
+        ),
+        ({"quant_method": "awq", "bits": 4}, None, Formats("int4")),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+                "ignore": ["re:.*self_attn.*", "lm_head"],
+            },
+            None,
+            Formats("bf16", "int4"),
+        ),
+        ({}, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, Formats("fp8", None, "fp8")),
+        (
+            {},
+            {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head", "model.layers.0.self_attn*"]}},
+            Formats("bf16", "nvfp4"),
+        ),
+        ({"quant_method": "bitnet"}, None, Formats(None, None, None, "quantisation bitnet")),
+    ],
+)
+def test_the_format_of_weights_is_read_where_checkpoints_say_it(
+    said: Config, beside: Config | None, formats: Formats
+) -> None:
+    assert formats_of({"quantization_config": said} if said else {}, beside) == formats
+
+
+# --- from a file ----------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "My Model!"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("llama", 4, 512, 1024, 8, 1000)), encoding="utf-8")
+    beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(beside), encoding="utf-8")
+    assert load_model(folder) == load_model(folder / "config.json")
+    assert load_model(folder).name == "My_Model"
+    workload = described_workload(Description(str(folder), isl=128, osl=64, max_gpus=8))
+    assert (workload.precisions.weights, workload.precisions.kv_cache) == ("fp8", "fp8")
+    assert described_workload(Description(str(folder), isl=128, osl=64, weights="bf16")).precisions.weights == "bf16"
+    assert evaluate(workload, Strategy(2, 1, 2, 8, megatron_dims(workload.model))).feasible
+
+
+def test_a_workload_file_may_name_a_configuration_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config("llama", 4, 512, 1024, 8, 1000)), encoding="utf-8")
+    text = config_path("workloads", "llama_3_1_405b_8k").read_text(encoding="utf-8")
+    path = tmp_path / "own.toml"
+    path.write_text(text.replace('model = "llama_3_1_405b"', 'model = "config.json"'), encoding="utf-8")
+    assert load_workload(path).model.layers == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[]", "expected a JSON object, got list"),
+        ("{", "is not valid JSON"),
+        ('{"model_type": "gpt3"}', "unknown model_type"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_one_message(text: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(CatalogError, match=expected):
+        load_model(path)
+
+
+# --- a hundred of them ----------------------------------------------------------------------------------
+
+
+def _collection() -> list[Path]:
+    """Package data of AIConfigurator or its successor, found without importing either."""
+    for package in ("aisimulate_core", "aiconfigurator_core"):
+        found = importlib.util.find_spec(package)
+        if found and found.origin:
+            folder = Path(found.origin).parent / "model_configs"
+            return sorted(path for path in folder.glob("*_config.json") if "hf_quant" not in path.name)
+    return []
+
+
+def test_every_configuration_of_a_public_collection_is_imported_or_refused_with_its_reason() -> None:
+    paths = _collection()
+    if not paths:
+        pytest.skip("aiconfigurator-core, whose package data they are, is not installed")
+    imported = refused = 0
+    for path in paths:
+        try:
+            model = load_model(path)
+        except CatalogError as error:
+            refused += "which no model file can say" in str(error)
+        else:
+            assert 0.5e9 < model.active_parameters <= model.parameters < 3e12, path
+            imported += 1
+    assert imported + refused == len(paths)
+    assert imported >= 3 * refused

@@ -1,0 +1,110 @@
+"""The exact optimum of models whose layers differ: by brute force, with shared and with own choices."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from sim.config.described import Description, described_workload
+from sim.config.files import list_names
+from sim.layers.dims import dims_of
+from sim.layers.mixers import GroupedAttention, LinearMixer
+from sim.layers.model import FeedForward, LayerGroup, Model
+from sim.optimum.best import find_best
+from sim.optimum.spaces import Space, extended_space, joint_space
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+FULL = GroupedAttention(heads=8, kv_heads=2, head_dim=16)
+GROUPS = (
+    LayerGroup("dense", 2, dataclasses.replace(FULL, window=64), FeedForward(512)),
+    LayerGroup("experts", 3, FULL, FeedForward(96, 4, 2)),
+)
+STATES = (
+    LayerGroup("delta", 3, LinearMixer("gated_delta", 8, 4, 16, 16), FeedForward(96)),
+    LayerGroup("full", 2, FULL, FeedForward(96)),
+)
+
+
+def some(workload: Workload, *, few: tuple[str, ...], extended: bool = False) -> Space:
+    """A space of a few choices: both of the named ops, one of the others."""
+    space = extended_space(workload, ("context", "degrees")) if extended else joint_space(workload)
+    one = {"qkv_proj": 1, "attention": 1, "o_proj": 0, "ffn1": 1, "activation": 1, "ffn2": 0}
+    choices = {
+        dim.name: (0, 2) if dim.name in few or dim.op.name in few else (one.get(dim.op.name, 2),)
+        for dim in dims_of(workload)
+    }
+    degrees = {"cp": (1, 2), "dp": (1, 2)} if extended else {}
+    return dataclasses.replace(space, tp=(1, 2, 4), ep=(1, 2), pp=(1, 2, 3), batch=(4, 16), choices=choices, **degrees)
+
+
+def brute_force(space: Space) -> float:
+    best = 0.0
+    for (tp, cp, dp, ep), pp, batch in itertools.product(space.meshes(), space.pp, space.batch):
+        for dims in itertools.product(*space.choices.values()):
+            evaluation = evaluate(space.workload, Strategy(tp, ep, pp, batch, dims, cp, dp))
+            if evaluation.feasible:
+                best = max(best, evaluation.tokens_per_s_per_gpu)
+    return best
+
+
+@pytest.mark.parametrize("hbm_bytes", [1e9, 2.5e6])
+@pytest.mark.parametrize("order", [(0, 0, 1, 1, 1), (1, 0, 1, 0, 1)])
+@pytest.mark.parametrize("groups", ["shared", "own"])
+def test_the_best_of_mixed_layers_is_that_of_brute_force(
+    toy_moe: Workload, groups: str, order: tuple[int, ...], hbm_bytes: float
+) -> None:
+    workload = dataclasses.replace(
+        toy_moe,
+        model=Model("mixed", 64, 1000, GROUPS, order),
+        hardware=dataclasses.replace(toy_moe.hardware, hbm_bytes=hbm_bytes),
+        groups=groups,
+        tpot_slo_s=1e-3,
+    )
+    few = ("attn_norm", "attn_residual", "combine", "ffn_norm")
+    space = some(workload, few=few if groups == "shared" else ("dense.attn_residual", "combine", "experts.attn_norm"))
+    found = find_best(space)
+    assert found.evaluation is not None
+    assert found.swept_tokens_per_s_per_gpu == pytest.approx(found.evaluation.tokens_per_s_per_gpu, rel=1e-12)
+    assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(brute_force(space), rel=1e-12)
+
+
+@pytest.mark.parametrize("groups", ["shared", "own"])
+@pytest.mark.parametrize("mixed", [GROUPS, STATES])
+def test_so_it_is_on_meshes_of_attentions_own(toy_moe: Workload, groups: str, mixed: tuple[LayerGroup, ...]) -> None:
+    workload = dataclasses.replace(
+        toy_moe, model=Model("mixed", 64, 1000, mixed), groups=groups, phase="serve", prompt_tokens=96, output_tokens=32
+    )
+    space = some(workload, few=("combine",), extended=True)
+    if not workload.model.is_moe:
+        space = dataclasses.replace(space, ep=(1,))
+    found = find_best(space)
+    assert found.evaluation is not None
+    assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(brute_force(space), rel=1e-12)
+
+
+def test_own_choices_are_never_worse_than_shared_ones(toy_moe: Workload) -> None:
+    def best(groups: str) -> float:
+        model = Model("mixed", 64, 1000, GROUPS)
+        workload = dataclasses.replace(toy_moe, model=model, groups=groups)  # type: ignore[arg-type]
+        few = ("attn_norm", "attn_residual", "ffn_norm", "combine")
+        space = dataclasses.replace(some(workload, few=few), tp=(4,), ep=(2,), pp=(1, 2), batch=(16,))
+        found = find_best(space).evaluation
+        assert found is not None
+        return found.tokens_per_s_per_gpu
+
+    assert best("own") >= best("shared") * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("name", list_names("models"))
+def test_every_shipped_model_is_searched(name: str) -> None:
+    workload = described_workload(Description(name, isl=1024, osl=256, tpot_ms=500.0, max_gpus=4096))
+    tp, ep = (8,), (workload.degrees.ep[-1],)
+    space = dataclasses.replace(joint_space(workload), tp=tp, ep=ep, pp=(1, 3), batch=(64, 256))
+    found = find_best(space).evaluation
+    assert found is not None
+    assert found.feasible
+    assert {op.group for op in found.ops} == {group.name for group in workload.model.groups}
