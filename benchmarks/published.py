@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from sim.config.described import Description, described_workload
 from sim.evaluation import Evaluation
+from sim.layouts import layout_of
 from sim.optimum.best import find_best
 from sim.optimum.spaces import Space, space_of
 from sim.strategy import Strategy
@@ -103,15 +104,9 @@ def _only(space: Space, tp: int, dp: int, ep: int, pp: int, batch: int) -> Space
 
 
 def name(tp: int, dp: int, ep: int, pp: int) -> str:
-    """A layout as those say it who deploy: TP, TEP (its experts apart) or DEP (attention data-parallel)."""
-    stage = tp * dp
-    if stage == 1:
-        told = "TP1"
-    elif dp == 1:
-        told = f"TP{tp}" if ep == 1 else f"TEP{tp}" if ep == stage else f"TP{tp} EP{ep}"
-    else:
-        told = f"DEP{stage}" if tp == 1 and ep == stage else f"DP{dp} TP{tp} EP{ep}"
-    return told + (f" PP{pp}" if pp > 1 else "")
+    """A layout as those say it who deploy; degrees where it has no name."""
+    named = layout_of(Strategy(tp, ep, pp, 1, (), dp=dp))
+    return named or (f"TP{tp} EP{ep}" if dp == 1 else f"DP{dp} TP{tp} EP{ep}") + (f" PP{pp}" if pp > 1 else "")
 
 
 def _name_of(strategy: Strategy) -> str:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from envs.files import write_atomically
 from raysearch.errors import InputError
 from sim.config.files import Kind, config_path, explain
+from sim.layouts import layout_of
 from sim.strategy import Strategy
 
 RESULTS_ROOT = Path("results")
@@ -106,8 +107,9 @@ def strategy_dict(strategy: Strategy) -> dict[str, Any]:
 
 
 def degrees_text(strategy: Strategy) -> str:
-    """Degrees and batch in words."""
-    rest = f"pp {strategy.pp}, batch {strategy.batch}"
+    """Degrees and batch in words, and the layout's name if it has one."""
+    layout = layout_of(strategy)
+    rest = f"pp {strategy.pp}, batch {strategy.batch}" + (f" ({layout})" if layout else "")
     if not strategy.extended:
         return f"tp {strategy.tp}, ep {strategy.ep}, {rest}"
     attention = f"attention tp {strategy.tp}, cp {strategy.cp}, dp {strategy.attention_dp}"

@@ -12,6 +12,7 @@ from raysearch.commands.strategy import (
     DimsOption,
     DpOption,
     EpOption,
+    LayoutOption,
     MoeTpOption,
     PpOption,
     TpOption,
@@ -20,6 +21,7 @@ from raysearch.commands.strategy import (
 from raysearch.commands.workload_flags import model_import, takes_workload
 from raysearch.files import strategy_dict
 from sim.evaluation import Evaluation
+from sim.layouts import layout_of
 from sim.nearness import near_limits
 from sim.optimum.spaces import space_of
 from sim.precision import slow_precision
@@ -30,14 +32,15 @@ from sim.workload import Workload
 @takes_workload
 def evaluate_strategy(
     workload: Workload,
-    tp: TpOption,
     batch: BatchOption,
-    ep: EpOption = 1,
+    tp: TpOption = None,
+    ep: EpOption = None,
     pp: PpOption = 1,
     dims: DimsOption = "megatron",
     cp: CpOption = 1,
     dp: DpOption = None,
     moe_tp: MoeTpOption = None,
+    layout: LayoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate one strategy: speed, memory, violations and a breakdown per op.
@@ -48,8 +51,9 @@ def evaluate_strategy(
       raysearch evaluate -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims 2,1,1,0,2,2,2,2,1,1,0,2 --json
       raysearch evaluate -w gpt_moe_1_2t_1m --tp 2 --cp 4 --dp 16 --ep 16 --pp 1 --batch 64 --dims megatron
       raysearch evaluate --model qwen3_32b --phase serve --isl 4000 --osl 500 --engine vllm --tp 4 --batch 32
+      raysearch evaluate --model deepseek_v3 --phase serve --isl 8000 --osl 1000 --layout dep16 --batch 512
     """
-    evaluation = evaluate(workload, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp))
+    evaluation = evaluate(workload, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))
     outside = space_of(workload).outside(evaluation.strategy)
     near = [asdict(limit) for limit in near_limits(workload, evaluation)]
     warning = slow_precision(workload, evaluation)
@@ -87,6 +91,7 @@ def evaluation_dict(workload: Workload, evaluation: Evaluation) -> dict[str, Any
     return {
         "feasible": evaluation.feasible,
         "strategy": strategy_dict(evaluation.strategy),
+        "layout": layout_of(evaluation.strategy),
         "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
         "tpot_s": evaluation.tpot_s if decodes else None,
         "tpot_interval_s": list(evaluation.tpot_interval_s) if decodes else None,

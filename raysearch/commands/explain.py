@@ -14,6 +14,7 @@ from raysearch.commands.strategy import (
     DimsOption,
     DpOption,
     EpOption,
+    LayoutOption,
     MoeTpOption,
     PpOption,
     TpOption,
@@ -29,22 +30,23 @@ from sim.strategy import Strategy
 
 def explain_strategy(
     workload: WorkloadOption,
-    tp: TpOption,
-    ep: EpOption,
-    pp: PpOption,
     batch: BatchOption,
-    dims: DimsOption,
+    tp: TpOption = None,
+    ep: EpOption = None,
+    pp: PpOption = 1,
+    dims: DimsOption = "megatron",
     against: Annotated[
         str | None,
         typer.Option(
             help="A second strategy: dims as --dims takes them, and the degrees in which it differs, as in "
-            "'megatron tp=8 cp=1'."
+            "'megatron tp=8 cp=1' or 'megatron layout=tep8'."
         ),
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file instead of the terminal.")] = None,
     cp: CpOption = 1,
     dp: DpOption = None,
     moe_tp: MoeTpOption = None,
+    layout: LayoutOption = None,
     hardware: HardwareOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -59,9 +61,11 @@ def explain_strategy(
     from raysearch.explain.picture import picture_dict, pictures_of
 
     loaded = load_workload(workload, hardware)
-    shown = [(dims, strategy_of(loaded, tp, ep, pp, batch, dims, cp, dp, moe_tp))]
+    shown = [(dims, strategy_of(loaded, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))]
     if against is not None:
-        degrees = {"tp": tp, "ep": ep, "pp": pp, "batch": batch, "cp": cp, "dp": dp, "moe_tp": moe_tp}
+        first = shown[0][1]
+        degrees = {"tp": first.tp, "ep": first.ep, "pp": pp, "batch": batch, "cp": cp, "dp": dp, "moe_tp": moe_tp}
+        degrees |= {"dp": first.dp} if layout else {}
         shown.append(second_strategy_of(loaded, against, degrees))
     drawn = [pictures_of(_title(text, strategy), loaded, evaluate(loaded, strategy)) for text, strategy in shown]
     groups = list(zip(*drawn, strict=True))

@@ -14,6 +14,7 @@ from raysearch.commands.strategy import (
     DimsOption,
     DpOption,
     EpOption,
+    LayoutOption,
     MoeTpOption,
     PpOption,
     strategy_of,
@@ -45,12 +46,13 @@ def export_strategy(
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel degree, in place of a source.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences of one microbatch, in place of a source.")] = None,
     replicas: Annotated[int, typer.Option(help="Copies that share nothing.", min=1)] = 1,
-    ep: EpOption = 1,
+    ep: EpOption = None,
     pp: PpOption = 1,
     dims: DimsOption = "megatron",
     cp: CpOption = 1,
     dp: DpOption = None,
     moe_tp: MoeTpOption = None,
+    layout: LayoutOption = None,
     out: Annotated[Path | None, _OUT] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -71,7 +73,7 @@ def export_strategy(
 
         deployment = read_deployment(source, workload, alternative, serve)
     else:
-        deployment = _described(workload, tp, batch, replicas, serve, (ep, pp, dims, cp, dp, moe_tp))
+        deployment = _described(workload, tp, batch, replicas, serve, (ep, pp, dims, cp, dp, moe_tp, layout))
     try:
         export = write(deployment)
     except ValueError as error:
@@ -99,10 +101,10 @@ def _described(
 ) -> Deployment:
     from raysearch.export.models import repository
 
-    if workload is None or tp is None or batch is None:
-        raise InputError("expected a folder or a file to export from, or a workload with --tp and --batch")
-    ep, pp, dims, cp, dp, moe_tp = rest
-    strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp)
+    if workload is None or (tp is None and rest[-1] is None) or batch is None:
+        raise InputError("expected a folder or a file to export from, or a workload with --tp or --layout, and --batch")
+    ep, pp, *others = rest
+    strategy = strategy_of(workload, tp, ep, pp, batch, *others)
     return Deployment(workload, strategy, serve or repository(workload), replicas)
 
 

@@ -16,6 +16,7 @@ from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import MEGATRON_NOTE
+from sim.layouts import layout_of
 from sim.nearness import near_limits
 from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import space_of
@@ -132,6 +133,7 @@ def _judged(workload: Workload, strategy: Strategy | None) -> dict[str, object]:
         "extrapolated": list(best.extrapolated) if best else [],
         "near_limits": [asdict(limit) for limit in near_limits(workload, best)] if best else [],
         "strategy": strategy_dict(strategy) if strategy else None,
+        "layout": layout_of(strategy) if strategy else None,
     }
 
 

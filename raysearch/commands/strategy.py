@@ -10,12 +10,23 @@ import typer
 from raysearch.errors import InputError
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import Model
+from sim.layouts import StageDegrees, degrees_of_layout
 from sim.strategy import Strategy
 from sim.validate import check_strategy
 from sim.workload import Workload
 
-TpOption = Annotated[int, typer.Option(help="Tensor-parallel degree; of attention, where it has a mesh of its own.")]
-EpOption = Annotated[int, typer.Option("--ep", "--moe-ep", help="Expert-parallel degree.")]
+LayoutOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Instead of --tp, --ep and --dp, by name and GPUs of a stage: tp8 shares everything, tep8 gives GPUs "
+        "whole experts, dep8 also requests of their own.",
+        show_default="by degrees",
+    ),
+]
+TpOption = Annotated[
+    int | None, typer.Option(help="Tensor-parallel degree; of attention, where it has a mesh of its own.")
+]
+EpOption = Annotated[int | None, typer.Option("--ep", "--moe-ep", help="Expert-parallel degree.", show_default="1")]
 PpOption = Annotated[int, typer.Option(help="Pipeline-parallel degree.")]
 BatchOption = Annotated[int, typer.Option(help="Sequences of one microbatch over the ep group.")]
 DimsOption = Annotated[
@@ -39,21 +50,27 @@ _NAMED_DIMS = {"megatron": megatron_dims, "megatron-sp": megatron_sp_dims}
 
 def strategy_of(
     workload: Workload,
-    tp: int,
-    ep: int,
+    tp: int | None,
+    ep: int | None,
     pp: int,
     batch: int,
     dims: str,
     cp: int = 1,
     dp: int | None = None,
     moe_tp: int | None = None,
+    layout: str | None = None,
 ) -> Strategy:
     """The strategy that the options describe, checked.
 
     Raises:
-        InputError: `dims` is no list of numbers, or the degrees of both meshes contradict each other.
+        InputError: `dims` is no list of numbers, no degrees are given, or some that contradict each other.
         StrategyError: See `sim.validate.check_strategy`.
     """
+    if layout is not None:
+        tp, ep, dp = _degrees_of(layout, tp=tp, ep=ep, dp=dp)
+    if tp is None:
+        raise InputError("expected --tp N, or --layout with a name and the GPUs of a stage, such as --layout tep8")
+    ep = 1 if ep is None else ep
     if moe_tp is not None and dp is None and tp > 0 and cp > 0 and (moe_tp * ep) % (tp * cp) == 0:
         dp = moe_tp * ep // (tp * cp)
     strategy = Strategy(tp, ep, pp, batch, parse_dims(dims, workload.model), cp, dp)
@@ -64,6 +81,15 @@ def strategy_of(
             f"({moe_tp} * {ep}); leave out --moe-tp or --dp, and it follows"
         )
     return strategy
+
+
+def _degrees_of(layout: str, **given: int | None) -> StageDegrees:
+    if beside := [f"--{name}" for name, degree in given.items() if degree is not None]:
+        raise InputError(f"--layout {layout} says what {' and '.join(beside)} would say: give one or the other")
+    try:
+        return degrees_of_layout(layout)
+    except ValueError as error:
+        raise InputError(f"--layout: {error}") from None
 
 
 def parse_dims(text: str, model: Model) -> tuple[int, ...]:
@@ -79,7 +105,7 @@ def parse_dims(text: str, model: Model) -> tuple[int, ...]:
 
 
 def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int | None]) -> tuple[str, Strategy]:
-    """The dims, as written, and the strategy of a text such as "megatron" or "megatron tp=8 cp=1".
+    """The dims, as written, and the strategy of a text such as "megatron tp=8 cp=1" or "megatron layout=tep8".
 
     Args:
         workload: Whose strategy it is.
@@ -92,7 +118,8 @@ def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int 
     words = text.split()
     dims = [word for word in words if "=" not in word]
     changed: dict[str, int] = {}
-    for name, _, value in (word.partition("=") for word in words if "=" in word):
+    named = [word.partition("=")[2] for word in words if word.startswith("layout=")]
+    for name, _, value in (word.partition("=") for word in words if "=" in word and not word.startswith("layout=")):
         known = "ep" if name == "moe-ep" else name.replace("-", "_")
         if known not in degrees or not value.isdecimal():
             names = ", ".join(degrees).replace("_", "-")
@@ -100,4 +127,5 @@ def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int 
         changed[known] = int(value)
     if len(dims) != 1:
         raise InputError(f"--against takes dims, and degrees if they differ, such as 'megatron tp=8'; got {text!r}")
-    return dims[0], strategy_of(workload, dims=dims[0], **{**degrees, **changed})  # type: ignore[arg-type]
+    kept = {**dict.fromkeys(("tp", "ep", "dp", "moe_tp")), "layout": named[-1]} if named else {}
+    return dims[0], strategy_of(workload, dims=dims[0], **{**degrees, **kept, **changed})  # type: ignore[arg-type]

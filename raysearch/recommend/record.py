@@ -12,6 +12,7 @@ from raysearch.export.source import RECOMMENDATION_FILE
 from raysearch.files import strategy_dict, write_bytes, write_json
 from raysearch.recommend.answer import Answer, Option
 from sim.evaluation import Evaluation
+from sim.layouts import layout_of
 from sim.nearness import near_limits
 from sim.workload import Workload
 
@@ -55,6 +56,7 @@ def figures(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
     tpot_s, (low_s, high_s) = evaluation.tpot_s, evaluation.tpot_interval_s
     told: dict[str, Any] = {
         "strategy": strategy_dict(evaluation.strategy),
+        "layout": layout_of(evaluation.strategy),
         "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
         "tpot_s": tpot_s if tpot_s else None,
         "tokens_per_s_per_user": 1 / tpot_s if tpot_s else None,

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from envs.rows import parse_dims_text, read_rows
+from raysearch.app import app
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 LONG = ("-w", "gpt_moe_1_2t_1m", "--pp", "1", "--batch", "64", "--dims", "megatron", "--tp", "2", "--cp", "4")
@@ -164,3 +166,22 @@ def test_an_option_chooses_the_space_as_a_workload_file_does(
     assert [by_option[key] for key in same] == [by_file[key] for key in same]
     assert any("cp" in parse_dims_text(text) for text in read_rows(tmp_path / "o")["dims"])
     assert json.loads(raysearch("report", tmp_path / "o", "--json").stdout)["runs"][0]["best"] == by_option["best"]
+
+
+def test_a_layout_stands_for_its_degrees() -> None:
+    options = ["evaluate", "-w", "gpt_moe_1_2t_16k", "--batch", "512", "--pp", "2", "--json"]
+    named = CliRunner().invoke(app, [*options, "--layout", "TEP16"])
+    by_degrees = CliRunner().invoke(app, [*options, "--tp", "16", "--ep", "16", "--dp", "1"])
+    assert json.loads(named.stdout) == json.loads(by_degrees.stdout)
+    assert json.loads(named.stdout)["layout"] == "TEP16 PP2"
+    assert "--layout tep16 says what --tp would say" in str(
+        CliRunner().invoke(app, [*options, "--layout", "tep16", "--tp", "8"]).exception
+    )
+    assert "such as --layout tep8" in str(CliRunner().invoke(app, options).exception)
+
+
+def test_explain_sets_two_layouts_side_by_side() -> None:
+    options = ["explain", "-w", "gpt_moe_1_2t_16k", "--layout", "dep32", "--batch", "512", "--json"]
+    told = json.loads(CliRunner().invoke(app, [*options, "--against", "megatron layout=tep32"]).stdout)
+    assert "(DEP32) | " in told["heading"]
+    assert told["heading"].endswith("(TEP32)")

@@ -1,0 +1,57 @@
+"""Layouts by name: each way round, in the spaces, and what they say of a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.config.described import Description, described_workload
+from sim.layers.heuristics import megatron_dims
+from sim.layouts import LAYOUTS, degrees_of_layout, layout_of
+from sim.optimum.spaces import extended_space
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+
+
+def named(text: str, dims: tuple[int, ...] = (), pp: int = 1, batch: int = 64) -> Strategy:
+    tp, ep, dp = degrees_of_layout(text)
+    return Strategy(tp, ep, pp, batch, dims, dp=dp)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("gpus", [2, 8, 72])
+def test_a_layout_is_on_its_gpus_and_has_its_name_back(layout: str, gpus: int) -> None:
+    assert named(f"{layout}{gpus}").stage_gpus == gpus
+    assert layout_of(named(f"{layout.upper()}{gpus}")) == f"{layout.upper()}{gpus}"
+    assert layout_of(named(f"{layout}{gpus}", pp=4)) == f"{layout.upper()}{gpus} PP4"
+
+
+def test_one_gpu_has_one_name_and_mixtures_none() -> None:
+    assert {layout_of(named(f"{layout}1")) for layout in LAYOUTS} == {"TP1"}
+    for mixture in (Strategy(4, 2, 1, 64, (), dp=2), Strategy(4, 2, 1, 64, (), dp=1), Strategy(4, 1, 1, 64, (), cp=2)):
+        assert layout_of(mixture) is None
+
+
+@pytest.mark.parametrize("text", ["", "tep", "8", "tep0", "ep8", "dep8x", "tp٣"])
+def test_what_is_no_layout_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="such as tep8"):
+        degrees_of_layout(text)
+
+
+@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_235b_a22b", "gpt_oss_120b"])
+def test_the_extended_space_holds_every_layout(model: str) -> None:
+    workload = described_workload(Description(model, phase="serve", isl=1024, osl=128, max_gpus=64))
+    space = extended_space(workload)
+    for gpus in (2, 4, 8, 16, 32, 64):
+        for layout in LAYOUTS:
+            strategy = named(f"{layout}{gpus}", megatron_dims(workload.model))
+            assert not space.outside(strategy) or workload.model.heads % strategy.tp
+
+
+def test_layouts_differ_in_what_a_gpu_holds() -> None:
+    """KV heads over the group or requests of its own: an eighth of the cache. DEP has attention whole, TP an eighth."""
+    workload = described_workload(Description("gpt_oss_120b", isl=4096, osl=512, max_gpus=8))
+    model = workload.model
+    tp, tep, dep = (evaluate(workload, named(f"{layout}8", megatron_dims(model))).memory_bytes for layout in LAYOUTS)
+    assert tp.kv_cache == tep.kv_cache == pytest.approx(dep.kv_cache)
+    attention = sum(group.count * group.attention.parameters(model.hidden) for group in model.groups)
+    assert dep.weights - tep.weights == pytest.approx(attention * 7 / 8, rel=0.01)  # fp8
