@@ -1,7 +1,13 @@
-"""A layer in JAX on eight host devices: its numbers, and the collectives that XLA compiled."""
+"""A layer in JAX on eight host devices: its numbers, and the collectives that XLA compiled.
+
+JAX has devices in a process of its own: its threads do not survive a fork, by which other tests' Ray starts.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -31,36 +37,50 @@ FAST = {"xla_backend_optimization_level": "0"}
 """Machine code that need not be fast; the HLO, with its collectives, is what it is."""
 
 
-def check(model: Model, dims: tuple[int, ...], tp: int, ep: int, *, sent_as_charged: bool = True) -> None:
-    """The layer on tp x ep devices gives what it gives on none, by the collectives that the simulator charges."""
+def run(model: Model, dims: tuple[int, ...], tp: int, ep: int) -> tuple[np.ndarray, list[tuple[str, int, int]]]:
+    """The stream after the layer on tp x ep devices, and (kind, degree, elements sent) of its collectives, sorted."""
     from raysearch.frameworks.jax_layer import collectives_of, sharded_layer
 
     mesh = jax.sharding.Mesh(np.array(jax.devices()[: tp * ep]).reshape(ep, tp), ("ep", "tp"))
-    cut, given = sharded(model, dims, tp, ep), numbers(model)
-    layer = sharded_layer(cut, mesh).lower(*given).compile(FAST)
+    given = numbers(model)
+    layer = sharded_layer(sharded(model, dims, tp, ep), mesh).lower(*given).compile(FAST)
     placed = jax.tree.map(jax.device_put, given, layer.input_shardings[0])
-    np.testing.assert_allclose(np.asarray(layer(*placed)), truth(model, *given), rtol=1e-3, atol=1e-3)
-    if sent_as_charged:
-        assert sorted(map(tuple, collectives_of(layer.as_text()))) == charged(model, dims, tp, ep)
+    return np.asarray(layer(*placed)), sorted(map(tuple, collectives_of(layer.as_text())))
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Executor]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        yield process
+
+
+def check(elsewhere: Executor, model: Model, dims: tuple[int, ...], tp: int, ep: int, *, exact: bool = True) -> None:
+    """The layer on tp x ep devices gives what it gives on none, by exactly the collectives that are charged."""
+    result, sent = elsewhere.submit(run, model, dims, tp, ep).result()
+    np.testing.assert_allclose(result, truth(model, *numbers(model)), rtol=1e-3, atol=1e-3)
+    if exact:
+        assert sent == charged(model, dims, tp, ep)
 
 
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize(("model", "tp", "ep"), [(DENSE, 4, 1), (MOE, 4, 2)])
-def test_the_result_and_the_collectives_are_those_of_the_simulator(name: str, model: Model, tp: int, ep: int) -> None:
-    check(model, KNOWN[name](model), tp, ep)
+def test_the_result_and_the_collectives_are_those_of_the_simulator(
+    elsewhere: Executor, name: str, model: Model, tp: int, ep: int
+) -> None:
+    check(elsewhere, model, KNOWN[name](model), tp, ep)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_so_they_are_for_random_strategies(seed: int) -> None:
+def test_so_they_are_for_random_strategies(elsewhere: Executor, seed: int) -> None:
     rng = np.random.default_rng(seed)
     model, tp, ep = [(DENSE, 4, 1), (MOE, 2, 2), (MOE, 4, 2), (MOE, 4, 1)][seed % 4]
-    check(model, tuple(rng.integers(0, 3, len(op_names(model))).tolist()), tp, ep)
+    check(elsewhere, model, tuple(rng.integers(0, 3, len(op_names(model))).tolist()), tp, ep)
 
 
-def test_tokens_that_visit_some_experts_are_right_though_more_is_sent() -> None:
+def test_tokens_that_visit_some_experts_are_right_though_more_is_sent(elsewhere: Executor) -> None:
     some = uniform_model("small_moe", 2, 64, 32, HEADS, KV_HEADS, HEAD_DIM, 128, 4, 2)
-    check(some, KNOWN["megatron_sp"](MOE), 2, 2, sent_as_charged=False)
+    check(elsewhere, some, KNOWN["megatron_sp"](MOE), 2, 2, exact=False)
 
 
 def test_specs_and_placements_read_each_other() -> None:
@@ -81,12 +101,16 @@ def test_specs_and_placements_read_each_other() -> None:
         from_partition_spec(PartitionSpec(("tp", "ep")), ("ep", "tp"))
 
 
-def test_another_mesh_is_refused() -> None:
+def test_another_mesh_is_refused(elsewhere: Executor) -> None:
+    with pytest.raises(InputError, match="expected a mesh"):
+        elsewhere.submit(shard_over_others).result()
+
+
+def shard_over_others() -> None:
     from raysearch.frameworks.jax_layer import sharded_layer
 
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("ep", "tp"))
-    with pytest.raises(InputError, match="expected a mesh"):
-        sharded_layer(sharded(DENSE, KNOWN["megatron"](DENSE), 4, 1), mesh)
+    sharded_layer(sharded(DENSE, KNOWN["megatron"](DENSE), 4, 1), mesh)
 
 
 def test_every_weight_has_a_spec_that_divides_it() -> None:
@@ -104,7 +128,7 @@ def test_every_weight_has_a_spec_that_divides_it() -> None:
     }
 
 
-def test_the_exported_file_holds_the_same_specs() -> None:
+def test_the_exported_file_holds_the_same_specs(elsewhere: Executor) -> None:
     from raysearch.export.deployment import Deployment
     from raysearch.export.jax import export
     from raysearch.frameworks.jax_layer import cache_spec, stream_spec, weight_specs
@@ -113,11 +137,18 @@ def test_the_exported_file_holds_the_same_specs() -> None:
 
     workload = described_workload(Description("mixtral_8x7b", isl=1024, osl=256, max_gpus=8))
     dims = KNOWN["ffn2_on_hidden"](workload.model)
+    source = export(Deployment(workload, Strategy(4, 2, 1, 64, dims), "")).files["sharding.py"]
     exported: dict[str, Any] = {}
-    exec(export(Deployment(workload, Strategy(4, 2, 1, 64, dims), "")).files["sharding.py"], exported)
+    exec(source, exported)
     cut = sharded(workload.model, dims, 4, 2)
     assert exported["WEIGHTS"] == weight_specs(cut)
     assert (exported["STREAM"], exported["CACHE"]) == (stream_spec(cut), cache_spec(cut))
-    assert dict(exported["mesh"]().shape) == {"ep": 2, "tp": 4}
+    assert elsewhere.submit(shape_of_mesh, source).result() == {"ep": 2, "tp": 4}
     with pytest.raises(InputError, match="joint space"):
         export(Deployment(workload, Strategy(4, 2, 1, 64, dims, cp=2), ""))
+
+
+def shape_of_mesh(source: str) -> dict[str, int]:
+    exported: dict[str, Any] = {}
+    exec(source, exported)
+    return dict(exported["mesh"]().shape)
