@@ -15,6 +15,8 @@ from raysearch.supervision import supervised
 
 _WATCHED = ("search", "study")
 """Commands that may start Ray, or take hours."""
+AGAIN_S = 0.01
+"""[assumed] A finaliser takes less; one that takes longer is waited for again."""
 
 
 def main() -> None:
@@ -27,6 +29,7 @@ def main() -> None:
 
 
 def _run() -> int:
+    unraisable, sys.unraisablehook = sys.unraisablehook, _raise_again
     for signum in STOPS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it ignored
             signal.signal(signum, stop)
@@ -38,6 +41,8 @@ def _run() -> int:
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)
         return stopped.exit_code
+    finally:
+        sys.unraisablehook = unraisable
 
 
 def stop(signum: int, _frame: Any) -> NoReturn:
@@ -47,3 +52,13 @@ def stop(signum: int, _frame: Any) -> NoReturn:
     if signum == signal.SIGHUP:
         let_go_of_terminal()
     raise Interrupted(signum)
+
+
+def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Has a stop that came amid a finaliser, whose exceptions Python ignores, come anew in a moment."""
+    stopped = ignored.exc_value
+    if isinstance(stopped, Interrupted):
+        signal.signal(signal.SIGALRM, lambda _, frame: stop(stopped.signum, frame))
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    else:
+        sys.__unraisablehook__(ignored)

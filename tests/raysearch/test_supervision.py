@@ -99,6 +99,34 @@ def test_a_signal_that_came_before_it_could_be_heard_is_one_message_too(capsys: 
     assert capsys.readouterr().err == "interrupted by SIGTERM\n"
 
 
+class Finalised:
+    """Is told to stop as it goes, where Python ignores exceptions."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_amid_a_finaliser_is_one_message_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> int:
+        Finalised()
+        time.sleep(60)
+        return 0
+
+    before = {signum: signal.getsignal(signum) for signum in (*STOPS, signal.SIGALRM)}
+    hook, timer = sys.unraisablehook, signal.getitimer(signal.ITIMER_REAL)
+    monkeypatch.setattr("raysearch.app.run", run)
+    try:
+        assert cli._run() == 128 + signal.SIGTERM
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # pytest-timeout's
+    assert sys.unraisablehook is hook
+    assert capsys.readouterr().err == "interrupted by SIGTERM\n"
+
+
 Happened = Callable[["subprocess.Popen[str]"], object]
 
 
