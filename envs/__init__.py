@@ -1,10 +1,12 @@
 """The search as an environment: actions, elites, reward, and the gate that counts and records every call."""
 
 from envs.archive import AddStatus, Elite, EliteArchive
+from envs.calls import CallRow
+from envs.chain import DamagedRows
 from envs.recording import BudgetExhausted, CallGate
 from envs.registration import ENV_ID
 from envs.reward import ImprovementReward
-from envs.rows import COMPACT_FILE, ROWS_FILE, CallRow, DamagedRows, RowsTaken, RowWriter, compact, read_rows
+from envs.rows import COMPACT_FILE, ROWS_FILE, RowsTaken, RowWriter, compact, read_rows
 from envs.space import Action, StrategySpace
 from envs.strategy_env import Evaluate, Observation, SimulatorFailure, StrategyEnv
 from envs.vector_env import EvaluateMany, VectorStrategyEnv

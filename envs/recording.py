@@ -7,7 +7,9 @@ from typing import Any, final
 import gymnasium as gym
 import numpy as np
 
-from envs.rows import CallRow, RowWriter
+from envs.calls import CallRow
+from envs.chain import Seal
+from envs.rows import RowWriter
 from envs.space import ActionLike
 from envs.strategy_env import Observation, StrategyEnv
 from sim.evaluation import Evaluation
@@ -137,11 +139,12 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
             "best_raw": self.best_raw,
             "best_action": best,
             "digest": self.digest,
+            "rows": self._rows.seal()._asdict(),
             "env": self._strategy_env.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes back to a snapshot. The rows are resumed apart: `RowWriter.resume(path, state["calls"])`.
+        """Goes back to a snapshot. The rows are resumed apart, by `RowWriter.resume` and `saved_rows`.
 
         Raises:
             ValueError: The snapshot has spent more than this gate's budget.
@@ -161,3 +164,8 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
         """Closes the rows and the environment."""
         self._rows.close()
         super().close()
+
+
+def saved_rows(state: dict[str, Any]) -> Seal | None:
+    """The seal of the rows that belong to a gate's state; None of versions that kept none."""
+    return Seal(**state["rows"]) if "rows" in state else None

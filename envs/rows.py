@@ -5,119 +5,32 @@ Every line carries the digest of itself and of all before it, so that what is lo
 At every moment, also after a kill, one file holds all rows: the Parquet file replaces the JSON Lines only once
 it is complete, and where both exist they agree and the JSON Lines count.
 """
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false
-# (pandas and pyarrow have no stubs of their own and leave parts of their interface untyped)
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final, get_type_hints
+from typing import TYPE_CHECKING, BinaryIO, final
 
-import numpy as np
-
-from envs.chain import NO_ROWS_DIGEST, DamagedRows, chained_line, follow
+from envs.calls import CallRow, run_head
+from envs.chain import NO_ROWS_DIGEST, Chain, DamagedRows, Seal, chained, chained_line, content_digest, follow
 from envs.files import write_atomically
+from envs.frames import bodies, parsed, read_parquet, write_parquet
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from sim.evaluation import Evaluation
-    from sim.strategy import Strategy
 
 ROWS_FILE = "rows.jsonl"
 COMPACT_FILE = "rows.parquet"
 _TAIL_BYTES = 16384
 """[assumed] More than two rows of any workload take."""
-_BLOCK_BYTES = 16 * 1024**2
-"""[assumed] Of JSON that is parsed at a time; a row that is longer is not one of ours."""
 
 
 class RowsTaken(RuntimeError):
     """Another process goes on with the run; the message begins with the path of its rows."""
-
-
-class CallRow(NamedTuple):
-    """One call. No clock, so that a rerun writes the same bytes.
-
-    Attributes:
-        run_id: Which run.
-        call: Number of the call, from 1.
-        tp, ep, pp, batch: The strategy's degrees.
-        dims: Its choices, "2,1,..."; beyond the paper's space with attention's degrees behind them, ";cp=2;dp=16".
-        tokens_per_s_per_gpu: As simulated, of infeasible strategies too.
-        tpot_s: Time per output token.
-        memory_bytes: Of the fullest GPU, all kinds.
-        feasible: Whether no limit is broken.
-        violations: Kinds of the broken limits, "hbm;tpot".
-        reward: The environment's reward.
-        best_so_far: Best feasible tokens/s/GPU, this call included, 0.0 if none.
-    """
-
-    run_id: str
-    call: int
-    tp: int
-    ep: int
-    pp: int
-    batch: int
-    dims: str
-    tokens_per_s_per_gpu: float
-    tpot_s: float
-    memory_bytes: float
-    feasible: bool
-    violations: str
-    reward: float
-    best_so_far: float
-
-    @classmethod
-    def of(cls, evaluation: Evaluation, *, run_id: str, call: int, reward: float, best_so_far: float) -> CallRow:
-        """The row of one evaluation."""
-        strategy = evaluation.strategy
-        return cls(
-            run_id=run_id,
-            call=call,
-            tp=strategy.tp,
-            ep=strategy.ep,
-            pp=strategy.pp,
-            batch=strategy.batch,
-            dims=dims_text(strategy),
-            # A plugged-in simulator may return numpy scalars, whose text depends on numpy's version.
-            tokens_per_s_per_gpu=float(evaluation.tokens_per_s_per_gpu),
-            tpot_s=float(evaluation.tpot_s),
-            memory_bytes=float(evaluation.memory_bytes.total),
-            feasible=bool(evaluation.feasible),
-            violations=";".join(violation.kind for violation in evaluation.violations),
-            reward=reward,
-            best_so_far=best_so_far,
-        )
-
-    def to_json(self, digest: str) -> tuple[bytes, str]:
-        """One line of the JSON Lines file, and its digest, which is chained to that of the line before."""
-        run_id, *rest = self._asdict().items()
-        return chained_line(json.dumps(dict([run_id]))[:-1].encode(), json.dumps(dict(rest))[1:-1].encode(), digest)
-
-
-def dims_text(strategy: Strategy) -> str:
-    """What of a strategy the columns of its degrees do not say; see `CallRow`."""
-    dims = ",".join(map(str, strategy.dims))
-    return f"{dims};cp={strategy.cp};dp={strategy.attention_dp}" if strategy.extended else dims
-
-
-def parse_dims_text(text: str) -> dict[str, Any]:
-    """The fields of a strategy that `dims_text` wrote.
-
-    >>> parse_dims_text("2,1,0;cp=4;dp=2")
-    {'dims': [2, 1, 0], 'cp': 4, 'dp': 2}
-    """
-    dims, *own = text.split(";")
-    fields = (part.split("=") for part in own)
-    return {"dims": [int(choice) for choice in dims.split(",")], **{name: int(value) for name, value in fields}}
 
 
 @final
@@ -127,29 +40,43 @@ class RowWriter:
     Args:
         path: A file that does not exist yet; its folder does.
 
-    Attributes:
-        digest: Of all rows so far: equal if and only if two runs made the same calls with the same results.
-
     Raises:
         FileExistsError: There are rows already, plain or compacted.
     """
 
-    def __init__(self, path: Path, *, file: BinaryIO | None = None, digest: str = NO_ROWS_DIGEST) -> None:
+    def __init__(
+        self, path: Path, *, file: BinaryIO | None = None, chain: Chain | None = None, content: bytes = b""
+    ) -> None:
         self.path = path
-        self.digest = digest
+        self._chain = chain or Chain()
+        self._content = content_digest(content)
         self._file = file or _create(path)
 
     @classmethod
-    def resume(cls, path: Path, calls: int) -> RowWriter:
+    def resume(cls, path: Path, calls: int, seal: Seal | None = None) -> RowWriter:
         """A writer that goes on after the first `calls` rows; later ones are dropped, for the run makes them again.
 
         Also right if the file ends in half a row, was compacted meanwhile, or (with 0 calls) does not exist.
 
+        Args:
+            path: The rows.
+            calls: So many are kept.
+            seal: What `seal` returned after as many, if that is known.
+
         Raises:
             ValueError: There are fewer whole rows than that, or they are damaged.
         """
-        file, digest = _reopen(path, calls)
-        return cls(path, file=file, digest=digest)
+        file, chain, content = _reopen(path, calls, seal)
+        return cls(path, file=file, chain=chain, content=content)
+
+    @property
+    def digest(self) -> str:
+        """Of all rows so far: equal if and only if two runs made the same calls with the same results."""
+        return self._chain.digest
+
+    def seal(self) -> Seal:
+        """What is written so far, for `read_rows`, `whole_rows` and `resume` to compare with."""
+        return Seal(*self._chain, self._content.hexdigest())
 
     def write(self, row: CallRow) -> None:
         """Appends one row.
@@ -158,9 +85,11 @@ class RowWriter:
             OSError: It cannot be written. Part of it may be on disk, which `resume` drops.
         """
         line, digest = row.to_json(self.digest)
-        while line:  # an unbuffered file may take a part; one with a buffer would try again to write it when closed
-            line = line[self._file.write(line) :]
-        self.digest = digest
+        rest = line
+        while rest:  # an unbuffered file may take a part; one with a buffer would try again to write it when closed
+            rest = rest[self._file.write(rest) :]
+        self._content.update(line)
+        self._chain = Chain(self._chain.lines + 1, self._chain.size_bytes + len(line), digest)
 
     def sync(self) -> None:
         """Returns once every row is on the disk, or on the server that other hosts see: not even a lost host loses it.
@@ -202,17 +131,23 @@ def compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = None) -
         jsonl_path.unlink(missing_ok=True)  # who went on with the run may have been as fast
 
 
-def write_compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = None) -> str:
+def write_compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = None, seal: Seal | None = None) -> str:
     """Writes a run's JSON Lines as Parquet, too; returns the SHA-256 of that file.
+
+    Args:
+        jsonl_path: The rows.
+        parquet_path: Where to.
+        calls: How many there must be, if that is known.
+        seal: The seal of their writer, if that is known.
 
     Raises:
         RowsTaken: There are not as many rows as `calls`: another process is making them again.
         DamagedRows: They are not what a run wrote.
     """
-    rows = _load(jsonl_path)
+    rows = _load(jsonl_path, seal)
     if calls is not None and len(rows) != calls:
         raise RowsTaken(f"{jsonl_path} holds {len(rows)} rows of {calls}: another process goes on with the run")
-    write_atomically(parquet_path, lambda temporary: _to_parquet(rows, temporary))
+    write_atomically(parquet_path, lambda temporary: write_parquet(rows, temporary))
     return file_digest(parquet_path)
 
 
@@ -229,30 +164,35 @@ def rows_digest(run_dir: Path) -> str:
         FileNotFoundError, DamagedRows: See `read_rows`.
     """
     digest = NO_ROWS_DIGEST
-    for row in read_rows(run_dir).itertuples(index=False):
-        digest = CallRow(*row).to_json(digest)[1]
+    for body in bodies(read_rows(run_dir)):
+        digest = chained(digest, body)
     return digest
 
 
-def whole_rows(run_dir: Path) -> int | None:
+def whole_rows(run_dir: Path, seal: Seal | None = None) -> int | None:
     """How many rows a run under way has, every one of them looked at; None once it is compacted.
+
+    Args:
+        run_dir: The run's folder.
+        seal: Of its writer, when it was saved: what it covers is compared at once.
 
     Raises:
         DamagedRows: One is lost, doubled, out of place or altered.
     """
     path = run_dir / ROWS_FILE
     try:
-        return follow(path, io.BytesIO(_whole_lines(path)))[0]
+        return follow(path, _whole_lines(path), seal=seal).lines
     except FileNotFoundError:
         return None
 
 
-def read_rows(run_dir: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
+def read_rows(run_dir: Path, columns: Sequence[str] = CallRow._fields, *, seal: Seal | None = None) -> pd.DataFrame:
     """All whole rows of a run, while it runs or afterwards.
 
     Args:
         run_dir: The run's folder.
         columns: The fields of `CallRow` that are wanted; few are read faster.
+        seal: Of its writer, when it was saved: what it covers is compared at once.
 
     Raises:
         FileNotFoundError: The folder holds no rows.
@@ -260,11 +200,11 @@ def read_rows(run_dir: Path, columns: Sequence[str] = CallRow._fields) -> pd.Dat
     """
     path = run_dir / ROWS_FILE
     try:
-        return _load(path).reindex(columns=list(columns))
+        return _load(path, seal).reindex(columns=list(columns))
     except FileNotFoundError:  # compacted, perhaps this very moment
         pass
     try:
-        return _read_compacted(run_dir / COMPACT_FILE, columns)
+        return read_parquet(run_dir / COMPACT_FILE, columns)
     except FileNotFoundError:
         raise FileNotFoundError(f"no calls in {run_dir}: expected {ROWS_FILE} or {COMPACT_FILE}") from None
 
@@ -299,34 +239,35 @@ def _create(path: Path) -> BinaryIO:
     return path.open("xb", buffering=0)
 
 
-def _reopen(path: Path, calls: int) -> tuple[BinaryIO, str]:
+def _reopen(path: Path, calls: int, seal: Seal | None) -> tuple[BinaryIO, Chain, bytes]:
     if calls:
         _expand(path)
-    lines = list(islice(io.BytesIO(_whole_lines(path)), calls)) if calls and path.exists() else []
-    made, digest = follow(path, lines)
-    if made < calls:
+    content = _whole_lines(path) if calls and path.exists() else b""
+    chain = follow(path, content, seal=seal, most=calls)
+    if chain.lines < calls:
         raise ValueError(
-            f"{path} holds {made} whole rows, but the run was saved after {calls} calls: "
+            f"{path} holds {chain.lines} whole rows, but the run was saved after {calls} calls: "
             "this is not the folder of that run, or rows were removed"
         )
+    kept = content[: chain.size_bytes]
     # A new file, not the old one cut short: a process that still holds the old one must not write into ours.
-    write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(lines)))
+    write_atomically(path, lambda temporary: temporary.write_bytes(kept))
     _compacted(path).unlink(missing_ok=True)
-    return path.open("ab", buffering=0), digest
+    return path.open("ab", buffering=0), chain, kept
 
 
 def _expand(path: Path) -> None:
     """Undoes `compact`, wherever it was interrupted."""
     compacted = _compacted(path)
     if compacted.exists() and not path.exists():
-        rows = (CallRow(*values) for values in _read_compacted(compacted).itertuples(index=False))
-        write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(_lines(rows))))
+        lines = b"".join(_lines(read_parquet(compacted)))
+        write_atomically(path, lambda temporary: temporary.write_bytes(lines))
 
 
-def _lines(rows: Iterable[CallRow]) -> Iterator[bytes]:
+def _lines(rows: pd.DataFrame) -> Iterator[bytes]:
     digest = NO_ROWS_DIGEST
-    for row in rows:
-        line, digest = row.to_json(digest)
+    for run_id, body in zip(rows["run_id"], bodies(rows), strict=True):
+        line, digest = chained_line(run_head(run_id), body, digest)
         yield line
 
 
@@ -335,28 +276,9 @@ def _whole_lines(path: Path) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
-def _load(path: Path) -> pd.DataFrame:
-    import pyarrow as pa
-    from pyarrow import json as arrow_json
-
+def _load(path: Path, seal: Seal | None = None) -> pd.DataFrame:
     lines = _whole_lines(path)
-    made, _ = follow(path, io.BytesIO(lines))
-    types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-    schema = pa.schema([(name, types[kind]) for name, kind in get_type_hints(CallRow).items()])
-    if not made:
-        return schema.empty_table().to_pandas()
-    parsing = arrow_json.ParseOptions(schema.append(pa.field("digest", pa.string())), unexpected_field_behavior="error")
-    blocks = arrow_json.ReadOptions(block_size=_BLOCK_BYTES)
-    try:
-        table: Any = arrow_json.read_json(pa.BufferReader(lines), read_options=blocks, parse_options=parsing)
-    except pa.ArrowInvalid as error:
-        raise DamagedRows(f"{path} is damaged: {error}") from error
-    if table.num_rows != made or any(column.null_count for column in table.columns):
-        raise DamagedRows(f"{path} is damaged: expected {made} calls with the fields {', '.join(CallRow._fields)}")
-    calls = table["call"].to_numpy()
-    if len(wrong := np.flatnonzero(calls != np.arange(1, made + 1))):
-        raise DamagedRows(f"{path}, line {wrong[0] + 1} is damaged: it is of call {calls[wrong[0]]}")
-    return table.select(schema.names).to_pandas()
+    return parsed(path, lines, follow(path, lines, seal=seal).lines)
 
 
 def _parse(line: bytes, where: str) -> CallRow:
@@ -366,21 +288,3 @@ def _parse(line: bytes, where: str) -> CallRow:
         return CallRow(**fields)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedRows(f"{where} is damaged: expected one call as JSON: {error}") from error
-
-
-def _read_compacted(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
-    import pandas as pd
-    from pyarrow import parquet
-
-    try:
-        if tuple(parquet.read_schema(path).names) != CallRow._fields:
-            raise DamagedRows(f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}")
-        return pd.read_parquet(path, columns=list(columns))
-    except (FileNotFoundError, DamagedRows):
-        raise
-    except (OSError, ValueError) as error:  # which of the two depends on where pyarrow stumbles
-        raise DamagedRows(f"{path} is damaged: {error}") from error
-
-
-def _to_parquet(rows: pd.DataFrame, path: Path) -> None:
-    rows.to_parquet(path, index=False, compression="zstd")  # a quarter less than pandas's own choice

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.rows import COMPACT_FILE, ROWS_FILE, CallRow, DamagedRows, file_digest, read_rows, rows_digest, whole_rows
+from envs.calls import CallRow, parse_dims_text
+from envs.chain import DamagedRows, Seal
+from envs.recording import saved_rows
+from envs.rows import COMPACT_FILE, ROWS_FILE, file_digest, read_rows, rows_digest, whole_rows
 from raysearch.checkpoint import read_checkpoint
 from raysearch.errors import InputError
 from raysearch.files import Damaged, read_record
@@ -123,14 +126,12 @@ def check_run(folder: Path, run_id: str) -> None:
     if head["run_id"] != run_id:
         raise Damaged(f"{folder} is damaged: it holds run {head['run_id']}")
     if _checked_summary(folder, head) is None:
-        saved = _saved_calls(folder)  # before the rows, which may grow meanwhile
+        seal = _saved_rows(folder)  # before the rows, which may grow meanwhile
         try:
-            made = whole_rows(folder)
+            made = whole_rows(folder, seal)
         except DamagedRows as error:
             raise Damaged(str(error)) from error
-        if made is not None:
-            _check_reaches(folder, made, saved)
-        elif not (folder / COMPACT_FILE).is_file():
+        if made is None and not (folder / COMPACT_FILE).is_file():
             raise Damaged(f"{folder} is damaged: its rows are gone")
 
 
@@ -177,14 +178,14 @@ def _has_begun(folder: Path) -> bool:
     )
 
 
-def run_rows(folder: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
+def run_rows(folder: Path, columns: Sequence[str] = CallRow._fields, *, seal: Seal | None = None) -> pd.DataFrame:
     """The calls of a run, one row each; see `envs.rows.read_rows`.
 
     Raises:
         InputError: They are damaged or gone.
     """
     try:
-        return read_rows(folder, columns)
+        return read_rows(folder, columns, seal=seal)
     except DamagedRows as error:
         raise Damaged(str(error)) from error
     except FileNotFoundError as error:
@@ -251,9 +252,8 @@ def _checked_summary(folder: Path, head: Mapping[str, Any]) -> dict[str, Any] | 
 
 def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     spec, optimum = head["spec"], head["optimum"]
-    saved = _saved_calls(folder)  # before the rows, which may grow meanwhile
-    rows = run_rows(folder)
-    _check_reaches(folder, len(rows), saved)
+    seal = _saved_rows(folder)  # before the rows, which may grow meanwhile
+    rows = run_rows(folder, seal=seal)
     if set(rows["run_id"]) - {head["run_id"]}:
         raise Damaged(f"{folder} is damaged: its rows are of run {rows['run_id'].iloc[0]}")
     found = _tally(rows)
@@ -276,19 +276,12 @@ def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _saved_calls(folder: Path) -> int:
+def _saved_rows(folder: Path) -> Seal | None:
     checkpoint = read_checkpoint(folder)
-    return checkpoint["gate"]["calls"] if checkpoint else 0
-
-
-def _check_reaches(folder: Path, made: int, saved: int) -> None:
-    if made < saved:
-        raise Damaged(f"{folder} is damaged: it holds {made} rows, but was saved after {saved} calls")
+    return saved_rows(checkpoint["gate"]) if checkpoint else None
 
 
 def _tally(rows: pd.DataFrame) -> dict[str, Any]:
-    from envs.rows import parse_dims_text
-
     best_first = rows.loc[rows["feasible"]].sort_values("tokens_per_s_per_gpu", ascending=False, kind="stable")
     found = [
         {**{name: int(row[name]) for name in _DEGREES}, **parse_dims_text(row["dims"])}

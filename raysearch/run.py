@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from envs.recording import CallGate
+from envs.recording import CallGate, saved_rows
 from envs.rows import COMPACT_FILE, ROWS_FILE, RowWriter, compact, write_compact
 from envs.space import Action
 from envs.strategy_env import StrategyEnv
@@ -212,7 +212,9 @@ class SearchRun:
         written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}
         written["improvements"] = self._improvements
         written["answers_differ"] = self._simulator.asked_twice(self.workload)
-        compacted = write_compact(self.out_dir / ROWS_FILE, self.out_dir / COMPACT_FILE, calls=self.calls)
+        compacted = write_compact(
+            self.out_dir / ROWS_FILE, self.out_dir / COMPACT_FILE, calls=self.calls, seal=self._rows.seal()
+        )
         self._rows.check_ours()
         write_record(self.out_dir / SUMMARY_FILE, {**written, "rows_sha256": compacted})
         self.close()
@@ -252,7 +254,7 @@ class SearchRun:
         """Stands where the checkpoint was made; False, with a note, if it and the rows do not fit together."""
         rows = None
         try:
-            rows = RowWriter.resume(self.out_dir / ROWS_FILE, state["gate"]["calls"])
+            rows = RowWriter.resume(self.out_dir / ROWS_FILE, state["gate"]["calls"], saved_rows(state["gate"]))
             self._begin(rows)
             self._gate.set_state(state["gate"])
             if self._gate.digest != state["gate"]["digest"]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from envs.rows import ROWS_FILE, DamagedRows, last_row
+from envs.chain import DamagedRows
+from envs.rows import ROWS_FILE, last_row
 from raysearch.claim import in_use
 from raysearch.errors import InputError
 from raysearch.files import Damaged, read_record

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pandas as pd
 import pytest
@@ -28,7 +30,10 @@ from envs import (
     compact,
     read_rows,
 )
-from envs.rows import NO_ROWS_DIGEST
+from envs.calls import run_head
+from envs.chain import NO_ROWS_DIGEST, Seal, chained_line
+from envs.frames import bodies
+from envs.rows import whole_rows
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate
@@ -317,6 +322,61 @@ def test_resuming_after_more_calls_than_there_are_rows_is_refused(tmp_path: Path
     whole = path.read_bytes()
     with pytest.raises(ValueError, match="holds 3 whole rows, but the run was saved after 4 calls"):
         RowWriter.resume(path, 4)
+    assert path.read_bytes() == whole
+
+
+_FLOATS = st.floats() | st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan])
+_ROWS = st.lists(
+    st.builds(
+        CallRow,
+        *(st.just("r"), st.integers(1, 2**62)),
+        *([st.integers(1, 9)] * 4),
+        st.text(),
+        *([_FLOATS] * 3),
+        st.booleans(),
+        st.text(),
+        *([_FLOATS] * 2),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@hypothesis.given(_ROWS)
+def test_rows_of_a_frame_are_hashed_as_they_were_when_they_were_written(rows: list[CallRow]) -> None:
+    one_by_one = [row.to_json(NO_ROWS_DIGEST) for row in rows]
+    head = run_head("r")
+    frame = pd.DataFrame(rows, columns=list(CallRow._fields))
+    assert [chained_line(head, body, NO_ROWS_DIGEST) for body in bodies(frame)] == one_by_one
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_what_a_seal_covers_is_compared_and_what_came_after_it_followed(tmp_path: Path, compacted: bool) -> None:
+    path = tmp_path / ROWS_FILE
+    seals: list[Seal] = []
+    with contextlib.closing(RowWriter(path)) as writer:
+        for number in range(1, 6):
+            writer.write(row(number))
+            seals.append(writer.seal())
+    seal = seals[2]
+    whole = path.read_bytes()
+    assert len(read_rows(tmp_path, seal=seal)) == whole_rows(tmp_path, seal) == 5
+    path.write_bytes(whole.replace(b'"call": 5', b'"call": 6'))
+    with pytest.raises(DamagedRows, match="line 5 is damaged"):
+        read_rows(tmp_path, seal=seal)
+    path.write_bytes(whole.replace(b'"call": 2', b'"call": 3'))
+    with pytest.raises(DamagedRows, match="line 2 is damaged"):
+        whole_rows(tmp_path, seal)
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    with pytest.raises(DamagedRows, match="holds 2 rows, but was saved after 3 calls"):
+        whole_rows(tmp_path, seal)
+    path.write_bytes(whole)
+    if compacted:
+        compact(path, tmp_path / COMPACT_FILE)
+    with contextlib.closing(RowWriter.resume(path, 3, seal)) as writer:
+        assert writer.seal() == seal
+        writer.write(row(4))
+        writer.write(row(5))
     assert path.read_bytes() == whole
 
 

@@ -5,6 +5,7 @@ The rule: what a study says after --resume is bit for bit what an undisturbed on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.rows import ROWS_FILE
+from envs.calls import CallRow
+from envs.rows import ROWS_FILE, RowWriter, read_rows
 from raysearch.commands.verify import verify_results
 from raysearch.errors import InputError, RunFailed
 from raysearch.report import read_report
@@ -172,6 +174,22 @@ def test_rows_that_were_cut_below_the_checkpoint_are_noticed_and_made_again(
     path = out / "runs" / UNDER_WAY / ROWS_FILE
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: SAVED - 1]))
     what = f"it holds {SAVED - 1} rows, but was saved after {SAVED} calls"
+    assert what in survey(out).damaged[UNDER_WAY]
+    assert [run.run_id for run in read_status(out).runs if what in run.damage] == [UNDER_WAY]
+    assert go_on(study, out) == undisturbed
+
+
+def test_rows_that_were_altered_and_chained_anew_are_noticed_and_made_again(
+    study: Study, out: Path, undisturbed: dict[str, str]
+) -> None:
+    path = out / "runs" / UNDER_WAY / ROWS_FILE
+    rows = [CallRow(*values) for values in read_rows(path.parent).itertuples(index=False)]
+    rows[3] = rows[3]._replace(tokens_per_s_per_gpu=1e6, best_so_far=1e6)
+    path.unlink()
+    with contextlib.closing(RowWriter(path)) as writer:
+        for row in rows:
+            writer.write(row)
+    what = f"it holds other rows, but was saved after {SAVED} calls"
     assert what in survey(out).damaged[UNDER_WAY]
     assert [run.run_id for run in read_status(out).runs if what in run.damage] == [UNDER_WAY]
     assert go_on(study, out) == undisturbed

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from envs.rows import parse_dims_text, read_rows
+from envs.calls import parse_dims_text
+from envs.rows import read_rows
 from raysearch.app import app
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
