@@ -94,7 +94,7 @@ def bodies(rows: pd.DataFrame) -> Iterator[bytes]:
             yield (form % row).encode()
 
 
-def _texts(column: pd.Series[Any]) -> list[str]:
+def _texts(column: pd.Series) -> list[str]:
     """Each value as JSON."""
     import pandas as pd
 

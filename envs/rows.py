@@ -5,6 +5,8 @@ Every line carries the digest of itself and of all before it, so that what is lo
 At every moment, also after a kill, one file holds all rows: the Parquet file replaces the JSON Lines only once
 it is complete, and where both exist they agree and the JSON Lines count.
 """
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# (pandas has no stubs of its own and leaves parts of its interface untyped)
 
 from __future__ import annotations
 
