@@ -20,6 +20,7 @@ from raysearch.commands import (
     listing,
     measure,
     optimum,
+    place,
     recommend,
     report,
     search,
@@ -77,6 +78,7 @@ app.command("search")(search.search_workload)
 app.command("study")(study.run)
 app.command("status")(status.show_status)
 app.command("recommend")(recommend.recommend)
+app.command("place")(place.place)
 app.command("report")(report.report_results)
 app.command("measure")(measure.measure)
 app.command("calibrate")(calibrate.calibrate)

@@ -75,6 +75,20 @@ def stepping(description: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
+def following(description: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for work in parts that each report (what, done, total)."""
+    say = now_and_then()
+    with bars(text_column("{task.fields[what]}"), remaining=False) as progress:
+        task = progress.add_task(description, total=None, what="")
+
+        def show(what: str, done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, what=what)
+            say(lambda: f"{description}: {what}, {done:,} of {total:,}")
+
+        yield show
+
+
+@contextmanager
 def telling(description: str) -> Iterator[Callable[[str], None]]:
     """A spinner for work in a few named steps; a line now and then when stderr is no terminal."""
     if not console.is_terminal:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def list_configurations(as_json: JsonOption = False) -> None:
-    """List workloads, studies, searchers, machines and models, and what of these was measured.
+    """List workloads, studies, fleets, searchers, machines and models, and what of these was measured.
 
     \b
     Every machine and model can be evaluated, optimised and searched. Kernels were
@@ -29,7 +29,7 @@ def list_configurations(as_json: JsonOption = False) -> None:
     """
     from raysearch.capabilities import machine_facts, model_facts
 
-    names = {kind: list_names(kind) for kind in ("hardware", "models", "workloads", "studies")}
+    names = {kind: list_names(kind) for kind in ("hardware", "models", "workloads", "studies", "fleets")}
     searchers = {name: searcher_summary(name) for name in searcher_names()}
     machines = {name: machine_facts(name) for name in names["hardware"]}
     models = {name: model_facts(name) for name in names["models"]}
@@ -42,7 +42,7 @@ def list_configurations(as_json: JsonOption = False) -> None:
         return
     from raysearch.tables import plain_table, printer
 
-    rows = [(kind, ", ".join(names[kind])) for kind in ("workloads", "studies")]
+    rows = [(kind, ", ".join(names[kind])) for kind in ("workloads", "studies", "fleets")]
     printer().print(plain_table(None, ("kind", "names"), rows, left=2, wrap=("names",)))
     printer().print(plain_table(None, ("searcher", "what it does"), searchers.items(), left=2, wrap=("what it does",)))
     rows = [(name, _tiers(facts), _sure(facts)) for name, facts in machines.items()]

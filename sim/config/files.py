@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
-Kind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration"]
+Kind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration", "fleets"]
 _SINGULAR = {
     "hardware": "hardware",
     "models": "model",
@@ -24,6 +24,7 @@ _SINGULAR = {
     "studies": "study",
     "searchers": "searcher",
     "calibration": "calibration",
+    "fleets": "fleet",
 }
 _SUFFIX = {"calibration": ".json"}
 _CONFIG_JSON = "config.json"
@@ -96,6 +97,8 @@ SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 def _known_keys(schema: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
     for part in location:
+        if isinstance(part, int):
+            continue  # one of a list of tables, which are all alike
         field = schema.model_fields.get(str(part))
         candidates = (field.annotation, *get_args(field.annotation)) if field else ()
         nested = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]

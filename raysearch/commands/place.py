@@ -1,0 +1,66 @@
+"""`raysearch place`: which of several models share which GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysearch.commands.options import JsonOption, print_json
+
+NOTHING_IN_TIME = 3
+"""Exit code where no placement answers any request in time."""
+
+
+def place(
+    fleet: Annotated[str, typer.Argument(help="Name in configs/fleets, or the path of a TOML file.")],
+    gpus: Annotated[int | None, typer.Option(min=1, max=256, help="GPUs at hand.", show_default="the file's")] = None,
+    rate: Annotated[
+        float, typer.Option(min=0.001, max=1000.0, help="Times the requests per second of the file.")
+    ] = 1.0,
+    cv: Annotated[
+        float | None,
+        typer.Option(min=0.05, max=20.0, help="Burstiness of all models; 1 is Poisson.", show_default="the file's"),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=100, help="Requests of a simulated run.")] = 1000,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs behind each figure.")] = 10,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for placement.json, curves.csv and curves.png.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Place several models on one cluster so that most requests are in time, though they come in bursts.
+
+    Simulates queueing on top of the step model: which GPUs form groups, how models are sharded on them and which models
+    share a group. Beside the best stand the best without sharding and the best with a group for each model. Exits with
+    3 where no request can be in time.
+
+    \b
+    Examples:
+      raysearch place bursty_qwens
+      raysearch place bursty_qwens --cv 1 --rate 2
+      raysearch place my_fleet.toml --gpus 16 --seeds 20 --out results/fleet
+      raysearch place my_fleet.toml --json
+    """
+    from dataclasses import replace
+
+    from raysearch.place.answer import answer, answer_dict, curves
+    from raysearch.place.fleet_file import load_fleet
+    from raysearch.place.show import show, write_answer
+    from raysearch.progress import following
+
+    loaded = load_fleet(fleet, **({} if gpus is None else {"gpus": gpus}))
+    loaded = replace(loaded, cluster=loaded.cluster.at(rate, cv))
+    with following(f"placements of {loaded.file.name}") as progress:
+        found = answer(loaded, requests, seeds, progress)
+        if out is not None:
+            write_answer(found, curves(found, progress), out)
+    if as_json:
+        print_json(answer_dict(found))
+    else:
+        show(found)
+        if out is not None:
+            print(f"Written: {out}")
+    if found.best.attained.value == 0:
+        raise typer.Exit(NOTHING_IN_TIME)
