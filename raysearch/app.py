@@ -21,6 +21,7 @@ from raysearch.commands import (
     measure,
     optimum,
     place,
+    pools,
     recommend,
     report,
     search,
@@ -79,6 +80,7 @@ app.command("study")(study.run)
 app.command("status")(status.show_status)
 app.command("recommend")(recommend.recommend)
 app.command("place")(place.place)
+app.command("pools")(pools.compare_pools)
 app.command("report")(report.report_results)
 app.command("measure")(measure.measure)
 app.command("calibrate")(calibrate.calibrate)

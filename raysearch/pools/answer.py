@@ -1,0 +1,87 @@
+"""The best of each way to serve a mix of requests, and the same along limits, loads and prompt lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sim.pools.best import OnePool, best_one_pool, pools
+from sim.pools.matching import Limits, Matched
+from sim.pools.traffic import Traffic
+from sim.workload import Workload
+
+Way = OnePool | Matched
+WAYS: Mapping[str, str] = {
+    "one": "one pool, continuous batching",
+    "apart": "prefill and decode pools",
+}
+"""Name of a way -> in words."""
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        workload: Model, hardware, engine, degrees and space.
+        traffic: What is sent.
+        limits: To be kept.
+        hidden: Share of the cache's transfer that hides behind computing prompts.
+    """
+
+    workload: Workload
+    traffic: Traffic
+    limits: Limits
+    hidden: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best of each way, None where it is not feasible."""
+
+    question: Question
+    ways: Mapping[str, Way | None]
+
+    def goodput_per_gpu(self, name: str) -> float:
+        """Requests a second within the limits, per GPU: of those at hand, or of those that the load takes."""
+        way, limits = self.ways[name], self.question.limits
+        if way is None:
+            return 0.0
+        return way.requests_per_s / (limits.gpus if limits.requests_per_s is None else way.gpus)
+
+    @property
+    def winner(self) -> str | None:
+        """The way with the highest goodput per GPU, the simpler of equal ones; None if none is feasible."""
+        best = max(self.ways, key=self.goodput_per_gpu)
+        return best if self.ways[best] is not None else None
+
+
+def answers(question: Question, limits: Sequence[Limits], said: Said = lambda _: None) -> list[Answer]:
+    """The best of each way under each of some limits; what does not depend on them is worked out once."""
+    widest = replace(question.workload, max_gpus=max(each.gpus for each in limits))
+    apart = pools(widest, question.traffic, hidden=question.hidden, said=said)
+    found: list[Answer] = []
+    for number, each in enumerate(limits, 1):
+        said(f"limits {number} of {len(limits)}")
+        ways: dict[str, Way | None] = {
+            "one": best_one_pool(question.workload, question.traffic, each),
+            "apart": apart.best(each),
+        }
+        found.append(Answer(replace(question, limits=each), ways))
+    return found
+
+
+def along_traffic(
+    question: Question, mixes: Sequence[Traffic], limits: Sequence[Limits], said: Said = lambda _: None
+) -> list[Answer]:
+    """The same for each of some mixes in place of the question's own."""
+    return [
+        each
+        for mix in mixes
+        for each in answers(replace(question, traffic=mix), limits, lambda what, mix=mix: said(_named(mix, what)))
+    ]
+
+
+def _named(mix: Traffic, what: str) -> str:
+    return f"prompts of {mix.prompt_tokens:,.0f} tokens, {what}"

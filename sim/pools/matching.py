@@ -1,0 +1,173 @@
+"""Replicas of a prefill pool and of a decode pool that fit the GPUs at hand and go at one rate: exactly the best.
+
+For each pair of strategies and each number of prefill replicas the GPUs left hold so many decode replicas, and the
+slower pool sets the rate. All pairs are tried, as arrays.
+
+A request comes upon a busy prefill replica as often as that is busy, and then waits for half a step, as the whole
+simulator has it. So a replica may be kept from being busy all the time, where the first token must come sooner: the
+time to it is (1 + busy / 2) prefill steps, the transfer, and one decode step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.pools.candidates import Replica, unbeaten
+from sim.pools.handover import Link
+
+Floats = NDArray[np.float64]
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a deployment must keep.
+
+    Attributes:
+        gpus: At hand.
+        tpot_s: Longest mean time per output token.
+        ttft_s: Longest mean time to the first token.
+        requests_per_s: Load to carry with the fewest GPUs; None fills all of them.
+    """
+
+    gpus: int
+    tpot_s: float = math.inf
+    ttft_s: float = math.inf
+    requests_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Two pools at one rate.
+
+    Attributes:
+        prefill, decode: A replica of each.
+        prefills, decodes: How many.
+        requests_per_s: Of the whole.
+        transfer_s: That a request waits for its cache.
+        ttft_s: Prefill, transfer and the first decode step.
+        same_node: Whether the cache travels inside a node.
+    """
+
+    prefill: Replica
+    decode: Replica
+    prefills: int
+    decodes: int
+    requests_per_s: float
+    transfer_s: float
+    ttft_s: float
+    same_node: bool
+
+    @property
+    def gpus(self) -> int:
+        """Of both pools."""
+        return self.prefills * self.prefill.gpus + self.decodes * self.decode.gpus
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per output token."""
+        return self.decode.latency_s
+
+
+def best_match(
+    prefills: Sequence[Replica], decodes: Sequence[Replica], limits: Limits, near: Link, far: Link, node_gpus: int
+) -> Matched | None:
+    """The pair of pools with the highest rate, or the fewest GPUs for a load; None where none keeps the limits.
+
+    Of equal ones that with the fewest GPUs, then the sooner first token.
+
+    Args:
+        prefills: What a replica of the prefill pool may be.
+        decodes: The same of the decode pool.
+        limits: To be kept.
+        near: Between pools that fill no more than a node.
+        far: Between others.
+        node_gpus: GPUs of a node.
+    """
+    found = [
+        each
+        for gpus, link in ((min(node_gpus, limits.gpus), near), (limits.gpus, far))
+        for each in _bests(prefills, decodes, limits, gpus, link)
+    ]
+    return min(found, key=lambda each: _order(each, limits), default=None)
+
+
+def _order(each: Matched, limits: Limits) -> tuple[float, ...]:
+    if limits.requests_per_s is not None:
+        return (each.gpus, each.ttft_s)
+    return (-float(f"{each.requests_per_s:.12g}"), each.gpus, each.ttft_s)
+
+
+def _bests(
+    prefills: Sequence[Replica], decodes: Sequence[Replica], limits: Limits, gpus: int, link: Link
+) -> Iterator[Matched]:
+    left = [each for each in unbeaten(prefills, limits.ttft_s) if each.gpus < gpus]
+    right = [each for each in unbeaten(decodes, limits.tpot_s * (1 + ROUNDING)) if each.gpus < gpus]
+    if not (left and right):
+        return
+    pairs = _Pairs(left, right, limits, link)
+    sizes, others = (np.array([each.gpus for each in side]) for side in (left, right))
+    load = limits.requests_per_s
+    if load is not None:
+        with np.errstate(divide="ignore"):
+            counts = np.ceil(load / pairs.into * (1 - 1e-12)), np.ceil(load / pairs.out_of * (1 - 1e-12))
+        taken = counts[0] * sizes[:, None] + counts[1] * others
+        if taken.min() <= gpus:
+            yield from pairs.at(taken <= taken.min(), np.full_like(taken, load))
+        return
+    for count in range(1, (gpus - 1) // int(sizes.min()) + 1):
+        rest = np.floor((gpus - count * sizes)[:, None] / others)
+        rate = np.minimum(count * pairs.into, np.maximum(rest, 0.0) * pairs.out_of)
+        if rate.max() > 0:
+            yield from pairs.at(rate >= rate.max() * (1 - 1e-12), rate)
+
+
+class _Pairs:
+    """All pairs of a prefill and a decode replica, [prefills, decodes].
+
+    Attributes:
+        into: Requests a second that a prefill replica may be given, so that the first token is in time.
+        out_of: That a decode replica makes, [decodes].
+    """
+
+    def __init__(self, left: Sequence[Replica], right: Sequence[Replica], limits: Limits, link: Link) -> None:
+        self._left, self._right, self._link = left, right, link
+        waits = {n: link.request_s(n, n) for n in {each.sharers for each in (*left, *right)}}
+        self._transfer_s = np.array([[waits[min(one.sharers, other.sharers)] for other in right] for one in left])
+        self._prompt_s = np.array([each.latency_s for each in left])
+        rest_s = self._transfer_s + np.array([each.latency_s for each in right])
+        spare_s = limits.ttft_s * (1 + ROUNDING) - rest_s - self._prompt_s[:, None]
+        self._busiest = np.clip(spare_s / (self._prompt_s[:, None] / 2), 0.0, 1.0)
+        self._rest_s = rest_s
+        self._rates = np.array([_carried(each, link) for each in left])
+        self.into = self._busiest * self._rates[:, None]
+        self.out_of = np.array([_carried(each, link) for each in right])
+
+    def at(self, where: NDArray[np.bool_], rate: Floats) -> Iterator[Matched]:
+        """The pairs there, each with no more replicas than its rate takes."""
+        for row, column in np.argwhere(where).tolist():
+            load = float(rate[row, column])
+            prefills = math.ceil(load / float(self.into[row, column]) * (1 - 1e-12))
+            decodes = math.ceil(load / float(self.out_of[column]) * (1 - 1e-12))
+            busy = min(1.0, load / (prefills * float(self._rates[row])))
+            yield Matched(
+                self._left[row],
+                self._right[column],
+                prefills,
+                decodes,
+                load,
+                float(self._transfer_s[row, column]),
+                float(self._prompt_s[row] * (1 + busy / 2) + self._rest_s[row, column]),
+                self._link.same_node,
+            )
+
+
+def _carried(each: Replica, link: Link) -> float:
+    """Requests a second of a replica: as it computes, or as its ports carry caches if that is less."""
+    busy_s = link.sending_s(each.gpus)
+    return min(each.requests_per_s, 1 / busy_s) if busy_s else each.requests_per_s

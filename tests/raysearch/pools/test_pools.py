@@ -1,0 +1,105 @@
+"""`raysearch pools`: which way wins from where, its files, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from raysearch.app import app
+from raysearch.errors import InputError
+
+RUNNER = CliRunner()
+ASKED = ("--model", "llama_3_1_70b", "--osl", "500", "--tpot-ms", "30")
+
+
+def ask(*words: str, code: int = 0) -> dict[str, Any]:
+    shown = RUNNER.invoke(app, ["pools", *words, "--json"], catch_exceptions=False)
+    assert shown.exit_code == code, shown.output
+    return json.loads(shown.stdout)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("pools")
+    asked = ("--gpus", "16", "--isl", "8000", "--ttft-ms", "20,700,2000", "--out", str(folder))
+    return folder, ask(*ASKED, *asked)
+
+
+def test_pools_apart_win_at_a_tight_ttft_with_long_prompts(told: tuple[Path, dict[str, Any]]) -> None:
+    # Published: DistServe (OSDI 2024), Splitwise (ISCA 2024): prompts no longer lengthen the others' tokens.
+    _, tight, loose = told[1]["points"]
+    for point in (tight, loose):
+        assert point["winner"] == "apart"
+        ways = point["ways"]
+        assert ways["apart"]["goodput_per_gpu"] > 1.2 * ways["one"]["goodput_per_gpu"]
+
+
+def test_one_pool_wins_at_low_load() -> None:
+    # Published: DistServe, section 2: few GPUs or requests cannot fill two pools.
+    low, high = ask(*ASKED, "--gpus", "16", "--isl", "8000", "--ttft-ms", "2000", "--requests-per-s", "0.2,7")["points"]
+    assert low["winner"] == "one"
+    assert low["ways"]["one"]["gpus"] < low["ways"]["apart"]["gpus"]
+    assert high["winner"] == "apart"
+
+
+def test_a_way_that_keeps_no_limit_is_null_and_without_any_the_exit_code_is_3(
+    told: tuple[Path, dict[str, Any]],
+) -> None:
+    hopeless = told[1]["points"][0]
+    assert hopeless["winner"] is None
+    assert set(hopeless["ways"].values()) == {None}
+    small = ("--model", "llama_3_1_8b", "--gpus", "2", "--isl", "8000", "--osl", "500", "--ttft-ms", "20")
+    assert ask(*small, code=3)["points"][0]["winner"] is None
+
+
+def test_figures_add_up(told: tuple[Path, dict[str, Any]]) -> None:
+    for point in told[1]["points"][1:]:
+        for way in point["ways"].values():
+            assert way["gpus"] + way["left_over"] == 16
+            assert way["goodput_per_gpu"] == pytest.approx(way["requests_per_s"] / 16)
+            assert way["tpot_s"] <= 0.030
+            assert way["ttft_s"] <= point["limits"]["ttft_s"]
+        apart = point["ways"]["apart"]
+        for pool in ("prefill", "decode"):
+            assert apart[pool]["replicas"] * apart[pool]["requests_per_s_of_each"] >= apart["requests_per_s"] * 0.999999
+        assert apart["gpus"] == sum(apart[p]["replicas"] * apart[p]["gpus_per_replica"] for p in ("prefill", "decode"))
+
+
+def test_the_folder_has_the_answers_a_table_and_a_picture(told: tuple[Path, dict[str, Any]]) -> None:
+    folder, answers = told
+    assert json.loads((folder / "pools.json").read_text()) == answers
+    rows = list(csv.DictReader((folder / "pools.csv").open()))
+    assert [row["winner"] for row in rows] == ["", "apart", "apart"]
+    assert float(rows[1]["apart_goodput_per_gpu"]) == answers["points"][1]["ways"]["apart"]["goodput_per_gpu"]
+    assert (folder / "pools.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_terminal_says_what_runs_and_which_way_wins() -> None:
+    asked = ["pools", "--model", "llama_3_1_8b", "--gpus", "4", "--mix", "500:50:3,4000:100:1", "--tpot-ms", "20"]
+    shown = RUNNER.invoke(app, asked, catch_exceptions=False)
+    assert shown.exit_code == 0
+    assert "500 in and 50 out (75%), 4,000 in and 100 out (25%)" in shown.stdout
+    assert "one pool, continuous batching" in shown.stdout
+    assert "<- the most requests per GPU" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--isl", "100"), "--isl and --osl, or --mix"),
+        (("--isl", "100", "--osl", "10", "--mix", "1:1:1"), "not both"),
+        (("--mix", "100:10"), "ISL:OSL:SHARE"),
+        (("--mix", "100:10:-1"), "ISL:OSL:SHARE"),
+        (("--isl", "100,x", "--osl", "10"), "--isl: expected whole numbers above 0"),
+        (("--isl", "100", "--osl", "10", "--ttft-ms", "0"), "--ttft-ms: expected numbers above 0"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_what_was_expected(words: tuple[str, ...], message: str) -> None:
+    shown = RUNNER.invoke(app, ["pools", "--model", "llama_3_1_8b", "--gpus", "4", *words])
+    assert isinstance(shown.exception, InputError)
+    assert message in str(shown.exception)

@@ -1,0 +1,28 @@
+"""A small question: Llama 3.1 8B under vLLM on up to eight GPUs, few batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sim.config.described import Description, described_workload
+from sim.pools.best import Pools, pools
+from sim.pools.traffic import Kind, Traffic
+from sim.workload import Workload
+
+TRAFFIC = Traffic.of([Kind(4000, 200)])
+
+
+@pytest.fixture(scope="package")
+def served() -> Workload:
+    """Every strategy that vLLM runs on up to eight GPUs, with batches of 1, 8 and 64."""
+    said = Description("llama_3_1_8b", engine="vllm", isl=4000, osl=200, phase="serve", max_gpus=8)
+    workload = described_workload(said, {"space": "vllm"})
+    return replace(workload, degrees=replace(workload.degrees, pp=(1, 2), batch=(1, 8, 64)))
+
+
+@pytest.fixture(scope="package")
+def both(served: Workload) -> Pools:
+    """Its two pools."""
+    return pools(served, TRAFFIC)

@@ -1,0 +1,141 @@
+"""Two pools at one rate: as brute force has it, within limits, and with the known limits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sim.optimum.spaces import joint_space, space_of
+from sim.pools.best import Pools, pools
+from sim.pools.candidates import replicas
+from sim.pools.handover import Link, request_cache_bytes, sharers
+from sim.pools.matching import Limits, Matched
+from sim.pools.traffic import Kind, Traffic, workload_of
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+TRAFFIC = Traffic.of([Kind(4000, 200)])
+TIGHT, LOOSE = Limits(8, 0.01, 0.3), Limits(8, 0.05, 5.0)
+
+
+def feasible(workload: Workload) -> list[tuple[Strategy, float, float]]:
+    """(strategy, requests/s, seconds of a step) of every strategy of a small space that has room."""
+    space, found = space_of(workload), []
+    for part in space.parts():
+        for mesh in part.meshes():
+            tp, cp, dp, ep = mesh
+            for pp, batch in itertools.product(part.stages(mesh), part.batch):
+                each = evaluate(workload, Strategy(tp, ep, pp, batch, part.only_dims, cp, None if cp == 1 else dp))
+                if each.feasible:
+                    tokens = 4000 if workload.phase == "prefill" else 200
+                    rate = each.tokens_per_s_per_gpu * each.gpus / tokens
+                    step_s = each.ttft_s / 1.5 if workload.phase == "prefill" else each.tpot_s
+                    found.append((each.strategy, rate, step_s))
+    return found
+
+
+def by_brute_force(workload: Workload, limits: Limits, free: bool) -> tuple[float, int]:
+    """(requests/s, GPUs) of the best pair of pools, all pairs and numbers of replicas tried one by one."""
+    prefills, decodes = (feasible(workload_of(TRAFFIC, workload, phase)) for phase in ("prefill", "decode"))
+    cache_bytes, best = request_cache_bytes(workload, 4000), (0.0, 0)
+    link = Link(workload, same_node=True, cache_bytes=cache_bytes, free=free)
+    for (left, into, prompt_s), (right, out_of, step_s) in itertools.product(prefills, decodes):
+        if step_s > limits.tpot_s:
+            continue
+        wait_s = link.sending_s(min(left.tp * left.cp * left.pp, right.tp * right.cp * right.pp))
+        spare_s = limits.ttft_s - prompt_s - wait_s - step_s
+        busiest = min(1.0, spare_s / (prompt_s / 2))
+        busy_s = [link.sending_s(each.gpus) for each in (left, right)]
+        into, out_of = (min(rate, 1 / s if s else math.inf) for rate, s in zip((into, out_of), busy_s, strict=True))
+        for a, b in itertools.product(range(1, 9), range(1, 9)):
+            gpus = a * left.gpus + b * right.gpus
+            if gpus <= limits.gpus and busiest > 0:
+                best = max(best, (min(a * busiest * into, b * out_of), -gpus))
+    return best[0], -best[1]
+
+
+@pytest.mark.parametrize("limits", [TIGHT, LOOSE, Limits(3, 0.02, 1.0)], ids=["tight", "loose", "few GPUs"])
+@pytest.mark.parametrize("free", [False, True], ids=["priced", "free"])
+def test_the_best_pair_is_that_of_brute_force(served: Workload, limits: Limits, free: bool) -> None:
+    found = pools(served, TRAFFIC, free_transfer=free).best(limits)
+    rate, gpus = by_brute_force(served, limits, free)
+    assert found is not None
+    assert found.requests_per_s == pytest.approx(rate, rel=1e-9)
+    assert found.gpus <= gpus
+
+
+def test_a_load_takes_the_fewest_gpus(both: Pools) -> None:
+    full = both.best(LOOSE)
+    assert full is not None
+    for share in (0.1, 0.5, 0.9, 1.0):
+        load = share * full.requests_per_s * (1 - 1e-9)
+        found = both.best(replace(LOOSE, requests_per_s=load))
+        assert found is not None
+        assert found.gpus <= full.gpus
+        assert _carries(found, load)
+        fewer = both.best(replace(LOOSE, gpus=found.gpus - 1)) if found.gpus > 2 else None
+        assert fewer is None or fewer.requests_per_s < load
+    assert both.best(replace(LOOSE, requests_per_s=1.01 * full.requests_per_s)) is None
+
+
+def _carries(found: Matched, load: float) -> bool:
+    into, out_of = found.prefills * found.prefill.requests_per_s, found.decodes * found.decode.requests_per_s
+    return min(into, out_of) >= load * (1 - 1e-9)
+
+
+def test_requests_go_in_and_out_at_one_rate_and_keep_the_limits(both: Pools) -> None:
+    for gpus, ttft_s in itertools.product((2, 5, 8), (0.25, 0.5, 2.0)):
+        found = both.best(Limits(gpus, 0.02, ttft_s))
+        if found is None:
+            continue
+        assert _carries(found, found.requests_per_s)
+        assert found.gpus <= gpus
+        assert found.tpot_s <= 0.02
+        assert found.ttft_s <= ttft_s * (1 + 1e-6)
+        parts_s = found.prefill.latency_s + found.transfer_s + found.decode.latency_s
+        assert parts_s < found.ttft_s <= parts_s + found.prefill.latency_s / 2 + 1e-12
+
+
+def test_more_gpus_and_more_time_never_hurt(both: Pools) -> None:
+    def rate(limits: Limits) -> float:
+        found = both.best(limits)
+        return found.requests_per_s if found else 0.0
+
+    for tpot_s in (0.01, 0.03):
+        table = [[rate(Limits(gpus, tpot_s, ttft_s)) for ttft_s in (0.1, 0.2, 0.4, 1.0, 9.0)] for gpus in range(1, 9)]
+        assert (np.diff(table, axis=0) >= -1e-9).all()
+        assert (np.diff(table, axis=1) >= -1e-9).all()
+        assert table[0] == [0.0] * 5  # one GPU is no two pools
+
+
+def test_without_transfer_and_on_endless_gpus_the_rates_add_up_harmonically(served: Workload) -> None:
+    free = pools(served, TRAFFIC, free_transfer=True)
+    prefill, decode = (max(each.requests_per_s / each.gpus for each in side) for side in (free.prefills, free.decodes))
+    found = free.best(Limits(2000, math.inf, math.inf))
+    assert found is not None
+    assert found.requests_per_s / 2000 == pytest.approx(1 / (1 / prefill + 1 / decode), rel=5e-3)
+
+
+def test_of_equal_degrees_no_choices_are_faster_than_a_replicas(toy_dense: Workload) -> None:
+    traffic = Traffic.of([Kind(64, 16)])
+    small = replace(toy_dense, degrees=replace(toy_dense.degrees, tp=(2, 4), pp=(1, 2), batch=(4, 16)))
+    rng = np.random.default_rng(0)
+    for phase in ("prefill", "decode"):
+        workload = workload_of(traffic, small, phase)
+        best: dict[tuple[int, ...], float] = {}
+        for each in replicas(workload, traffic):
+            strategy = each.evaluation.strategy
+            key = (strategy.tp, strategy.pp, strategy.batch, each.sharers)
+            best[key] = max(best.get(key, 0.0), each.requests_per_s)
+        space = joint_space(workload)
+        for strategy in (space.sample(rng) for _ in range(300)):
+            found = evaluate(workload, strategy)
+            if found.feasible:
+                rate = found.tokens_per_s_per_gpu * found.gpus / (64 if phase == "prefill" else 16)
+                key = (strategy.tp, strategy.pp, strategy.batch, sharers(workload, strategy))
+                assert rate <= best[key] * (1 + 1e-9)
