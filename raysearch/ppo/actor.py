@@ -103,17 +103,17 @@ class EliteActor:
         self._observation: np.ndarray | None = None
         self._opinions: dict[bytes, Any] = {}
 
-    def judge(self, observation: np.ndarray) -> Any:
-        """The policy's opinion of `observation` `[T, A]`.
+    def judge(self, observation: np.ndarray, out: dict[str, Any] | None = None) -> Any:
+        """The policy's opinion of `observation` `[T, A]`, by what the module made of it if that is known.
 
         Elites change seldom and the policy only with an update, so most calls ask for an opinion that is known already.
         """
         key = observation.tobytes()
         if key not in self._opinions:
             # A copy: torch aligns its memory, and on numpy's BLAS may add up in another order.
-            out = self.module.forward_inference({Columns.OBS: torch.tensor(observation[None])})
+            made: Any = out or self.module.forward_inference({Columns.OBS: torch.tensor(observation[None])})
             with torch.inference_mode():
-                self._opinions[key] = self.opinion_of(out)
+                self._opinions[key] = self.opinion_of(made)
         return self._opinions[key]
 
     def opinion_of(self, out: dict[str, Any]) -> Opinion:

@@ -38,6 +38,7 @@ from ray.rllib.utils.metrics import (
 from raysearch.ppo import environment as environment  # registers it
 from raysearch.ppo.actor import EliteActor
 from raysearch.ppo.asynchronous import RETRY_S, Portions, answer
+from raysearch.ppo.connectors import ChooseActions, ShowElites
 from raysearch.ppo.env_runner import EliteEnvRunner, Round
 from raysearch.ppo.learner import EliteLearner
 from raysearch.ppo.module import EliteAttention
@@ -95,6 +96,9 @@ class LearnToShardConfig(PPOConfig):
             num_env_runners=0,
             create_env_on_local_worker=True,  # for evaluate()
             rollout_fragment_length="auto",
+            # Ours make the whole batches; RLlib's would go through the episodes once more for the same.
+            add_default_connectors_to_env_to_module_pipeline=False,
+            add_default_connectors_to_module_to_env_pipeline=False,
         )
         self.environment(normalize_actions=False, clip_actions=False)
         self.learners(num_learners=0)
@@ -171,6 +175,18 @@ class LearnToShardConfig(PPOConfig):
             self._value_error(
                 f"expected a budget of at least a call for each of {self.lanes} environments, got {self.budget}"
             )
+
+    def build_env_to_module_connector(self, env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+        """RLlib's, after which the policy sees the elites."""
+        pipeline: Any = super().build_env_to_module_connector(env, spaces, device)
+        pipeline.prepend(ShowElites())
+        return pipeline
+
+    def build_module_to_env_connector(self, env: Any = None, spaces: Any = None) -> Any:
+        """RLlib's, after each environment's actor has chosen."""
+        pipeline: Any = super().build_module_to_env_connector(env, spaces)
+        pipeline.prepend(ChooseActions())
+        return pipeline
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The attention network."""
@@ -435,16 +451,19 @@ class LearnToShard(PPO):
     def _take_in(self, episodes: list[tuple[int, SingleAgentEpisode]], first: int) -> None:
         """Notes all calls of a round, or of a portion, in the order of their numbers."""
         stride = self.config.stride
-        calls = sorted(
-            (first + lane + stride * step, episode, step) for lane, episode in episodes for step in range(len(episode))
-        )
-        for number, episode, step in calls:
-            info = episode.get_infos(step + 1)
-            outcome = Outcome.of(episode.get_observations(step + 1), episode.get_rewards(step), info)
-            self.actor.note(number, self.actor.as_action(np.array(episode.get_actions(step))), outcome)
+        calls: dict[int, tuple[np.ndarray, Outcome]] = {}
+        for lane, episode in episodes:
+            numbers = range(first + lane, first + lane + stride * len(episode), stride)
+            actions, rewards, infos = episode.get_actions(), episode.get_rewards(), episode.get_infos()
+            seen = episode.get_observations()
+            for step, number in enumerate(numbers):
+                outcome = Outcome.of(seen[step + 1], rewards[step], infos[step + 1])
+                calls[number] = self.actor.as_action(np.array(actions[step])), outcome
+        for number, (action, outcome) in sorted(calls.items()):
+            self.actor.note(number, action, outcome)
             self._count(outcome)
-        _, episode, step = calls[-1]
-        inputs = torch.from_numpy(np.array(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS, step))[None])
+        last = max(episodes, key=lambda each: (len(each[1]), each[0]))[1]
+        inputs = torch.from_numpy(np.array(last.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS, -1))[None])
         self.actor.opinion = self.actor.opinion_of({Columns.ACTION_DIST_INPUTS: inputs})
 
     def _count(self, outcome: Outcome) -> None:

@@ -23,7 +23,8 @@ class ShowElites(ConnectorV2):
     """Env-to-module: tells each environment's actor what came of its call, and shows the policy what the actor sees.
 
     What an actor sees and what it is rewarded with replace the environment's in the episode, so that the learner gets
-    the same. For `ppo_paper` both are the environment's own.
+    the same. For `ppo_paper` both are the environment's own. It makes the policy's batch `[num_envs, T, A]` in one
+    piece, so that none of RLlib's own connectors need go through the episodes again.
     """
 
     def __init__(self, actors: Sequence[EliteActor] = ()) -> None:
@@ -35,13 +36,16 @@ class ShowElites(ConnectorV2):
         return (), {}
 
     def __call__(self, *, episodes: list[Any], batch: Any, rewards: Any = None, **_: Any) -> Any:
-        """Changes the last observations, and after a step the last rewards, in the episodes."""
+        """Changes the last observations, and after a step the last rewards, in the episodes; adds what is seen."""
+        seen = []
         for actor, episode in zip(self.actors, episodes, strict=True):
             observation = episode.get_observations(-1)
             if rewards is not None and episode.t > 0:  # at 0 it was reset, not stepped
                 outcome = Outcome.of(observation, episode.get_rewards(-1), episode.get_infos(-1))
                 episode.set_rewards(new_data=actor.tell(outcome), at_indices=-1)
-            episode.set_observations(new_data=actor.look(observation), at_indices=-1)
+            seen.append(actor.look(observation))
+            episode.set_observations(new_data=seen[-1], at_indices=-1)
+        batch[Columns.OBS] = torch.from_numpy(np.stack(seen))
         return batch
 
 
@@ -57,7 +61,10 @@ class ChooseActions(ConnectorV2):
         return (), {}
 
     def __call__(self, *, episodes: list[Any], batch: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Adds actions as the policy and as the environment has them, and their log-probabilities."""
+        """Actions as the policy and as the environment has them, their log-probabilities, and what they came from.
+
+        All are arrays with a row for each environment, as RLlib's own connectors would leave them.
+        """
         inputs = batch[Columns.ACTION_DIST_INPUTS]
         chosen, actions, log_probs = [], [], []
         for index, (actor, episode) in enumerate(zip(self.actors, episodes, strict=True)):
@@ -66,15 +73,18 @@ class ChooseActions(ConnectorV2):
                 actions.append(np.zeros(actor.heads, np.int64))
                 log_probs.append(0.0)
                 continue
-            opinion = actor.opinion_of({Columns.ACTION_DIST_INPUTS: inputs[index : index + 1]})
-            proposal = actor.propose(np.array(episode.get_observations(-1)), opinion)
+            seen = np.array(episode.get_observations(-1))
+            opinion = actor.judge(seen, {Columns.ACTION_DIST_INPUTS: inputs[index : index + 1]})
+            proposal = actor.propose(seen, opinion)
             chosen.append(proposal.action)
             actions.append(actor.as_action(proposal.action))
             log_probs.append(proposal.log_prob)
-        batch[Columns.ACTIONS] = torch.from_numpy(np.stack(chosen))
-        batch[Columns.ACTIONS_FOR_ENV] = torch.from_numpy(np.stack(actions))
-        batch[Columns.ACTION_LOGP] = torch.tensor(log_probs, dtype=torch.float32)
-        return batch
+        return {
+            Columns.ACTIONS: np.stack(chosen),
+            Columns.ACTIONS_FOR_ENV: np.stack(actions),
+            Columns.ACTION_LOGP: np.array(log_probs, np.float32),
+            Columns.ACTION_DIST_INPUTS: inputs.cpu().numpy(),
+        }
 
 
 class AddAdvantages(ConnectorV2):

@@ -144,12 +144,12 @@ class CopyActor(EliteActor):
 
     def news(self, since: int) -> dict[str, Any]:
         """The calls from number `since` on, and what the critic has learned."""
-        return {"calls": self.memory.get_state(since), "critic": self.critic.get_state()}
+        return {"calls": self.memory.get_state(since), "critic": self.critic.get_opinion()}
 
     def hear(self, news: dict[str, Any]) -> None:
         """Takes in the calls of all actors, its own among them."""
         self.memory.hear(news["calls"])
-        self.critic.set_state(news["critic"])
+        self.critic.set_opinion(news["critic"])
         self._recorded, self._observation = [], None
 
     def get_memory(self) -> dict[str, Any]:

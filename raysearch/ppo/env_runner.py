@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
@@ -61,6 +62,19 @@ class OutOfDate(RuntimeError):
     """A runner was told the news since a version that it does not have: it was restarted, and must be told all."""
 
 
+class Brief(gym.Wrapper):
+    """A `StrategyEnv` whose info leaves out the evaluation.
+
+    Nobody looks at it in a search, and sending it along with each episode would cost as much as all else of a call.
+    """
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """See `StrategyEnv.step`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        light = {name: value for name, value in info.items() if name != "evaluation"}
+        return observation, reward, terminated, truncated, light
+
+
 class EliteEnvRunner(SingleAgentEnvRunner):
     """RLlib's env runner with an actor per environment, which sees, chooses and is rewarded through connectors.
 
@@ -84,10 +98,10 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         self.actors = [self._new_actor() for _ in range(self.num_envs)]
         for actor in self.actors:
             actor.module, actor.stride = self.module, self.config.stride
-        pipeline: Any = self._env_to_module
-        pipeline.prepend(ShowElites(self.actors))
-        pipeline = self._module_to_env
-        pipeline.prepend(ChooseActions(self.actors))
+        for pipeline, ours in ((self._env_to_module, ShowElites), (self._module_to_env, ChooseActions)):
+            pieces: Any = pipeline
+            for piece in pieces[ours]:
+                piece.actors = self.actors
 
     def _new_actor(self) -> Any:
         return self.config.actor_class(self.config, self.env.single_action_space)
@@ -121,7 +135,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         else:
             create: Any
             _, create = Algorithm._get_env_id_and_creator(self.config.env, self.config)
-            envs = SyncVectorEnv([lambda share=share: TimeLimit(create(context), share) for share in shares])
+            envs = SyncVectorEnv([lambda share=share: TimeLimit(Brief(create(context)), share) for share in shares])
         self.env, self.num_envs = DictInfoToList(envs), len(shares)
         self._needs_initial_reset = True
         make_callback(

@@ -61,7 +61,19 @@ class EliteModule(TorchRLModule):
 
     Reading them one by one makes what it does in one environment independent, bit by bit, of how many others are
     stepped in the same process. Learning reads them together.
+
+    What it made of an observation while exploring is kept until the next `set_state`, by which alone the weights of an
+    env runner's module change: elites change seldom, so most steps see what an earlier one saw.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._explored: dict[bytes, Tensor] = {}
+
+    def set_state(self, state: Any) -> None:
+        """Takes other weights."""
+        super().set_state(state)
+        self._explored.clear()
 
     def train(self, mode: bool = True) -> Self:
         """Does nothing: no layer behaves differently in training, and RLlib walks the whole tree on every step."""
@@ -76,8 +88,13 @@ class EliteModule(TorchRLModule):
             return self.one_by_one(batch[Columns.OBS])
 
     def _forward_exploration(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
-        out = self._forward_inference(batch)
-        return {Columns.ACTION_DIST_INPUTS: out[Columns.ACTION_DIST_INPUTS]}  # the rest would travel in the episodes
+        observations = batch[Columns.OBS]
+        keys = [row.tobytes() for row in observations.cpu().numpy()]
+        for key, row in zip(keys, observations, strict=True):
+            if key not in self._explored:
+                self._explored[key] = self._forward_inference({Columns.OBS: row[None]})[Columns.ACTION_DIST_INPUTS]
+        # The rest would travel in the episodes.
+        return {Columns.ACTION_DIST_INPUTS: torch.cat([self._explored[key] for key in keys])}
 
     def one_by_one(self, observations: Tensor) -> dict[str, Tensor]:
         """What the network makes of `[n, T, A]`, each distinct observation in a batch of its own."""

@@ -9,8 +9,9 @@ import pytest
 import ray
 from ray.tune.registry import _global_registry
 
-from envs.registration import ENV_ID
+from envs.registration import ENV_ID, make_env
 from raysearch.ppo.algorithm import LearnToShard, LearnToShardConfig
+from raysearch.ppo.env_runner import Brief
 from raysearch.ppo.options import Options
 
 BUDGET = 45
@@ -193,6 +194,12 @@ def test_asynchronous_runners_make_each_call_once_though_one_is_killed_and_the_s
         assert each.best == max(each._chunk_bests) > 0
         assert each.actor.memory.get_state()["numbers"].tolist() == list(range(BUDGET))
     resumed.stop()
+
+
+def test_a_runners_environment_leaves_evaluations_out_of_its_info():
+    env = Brief(make_env(**WORKLOAD))
+    env.reset()
+    assert env.step(env.action_space.sample())[-1].keys() == {"raw", "feasible", "excess", "simulated", "best"}
 
 
 def test_config_carries_the_papers_preset_in_rllibs_own_words():

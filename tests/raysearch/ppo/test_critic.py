@@ -68,3 +68,11 @@ def test_a_restored_critic_goes_on_as_if_nothing_had_happened(memory: CallMemory
         critic.learn(memory)
     assert pickle.dumps(whole.get_state()) == pickle.dumps(copied.get_state())
     assert pickle.dumps(state) == frozen
+
+
+def test_a_critic_that_was_told_anothers_opinion_picks_what_that_one_picks(memory: CallMemory) -> None:
+    critic, other, rng = trained(memory, 5), Critic(toy_actions(SIZES), 1, OPTIONS), np.random.default_rng(2)
+    other.set_opinion(pickle.loads(pickle.dumps(critic.get_opinion())))
+    for _ in range(50):
+        candidates = rng.integers(SIZES, size=(4, len(SIZES)))
+        np.testing.assert_array_equal(other.pick(candidates), critic.pick(candidates))

@@ -85,3 +85,16 @@ def test_values_do_not_depend_on_whether_features_are_given():
     torch.testing.assert_close(
         module.compute_values(batch), module.compute_values(batch, embeddings=out[Columns.EMBEDDINGS])
     )
+
+
+def test_a_module_that_explores_reads_an_observation_anew_once_it_has_other_weights():
+    module, other = make_module(embedding=16, hidden=16), make_module(embedding=16, hidden=16)
+    with torch.no_grad():
+        other.policy[-1].bias += 1.0
+    batch = {Columns.OBS: torch.full((2, 3, len(SIZES)), -1.0)}
+    before = module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS].clone()
+    module.set_state(other.get_state())
+    after = module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS]
+    torch.testing.assert_close(after, before + 1.0)
+    expected = other.forward_inference(batch)[Columns.ACTION_DIST_INPUTS]
+    assert torch.equal(after, expected)
