@@ -126,11 +126,12 @@ def _served_how(workload: Workload) -> str:
     lengths = f"{workload.context_tokens:,} tokens of context"
     if workload.phase != "decode":
         lengths = f"prompts of {workload.prompt_tokens:,} tokens, answers of {workload.output_tokens:,}"
+    drafted = f"; {workload.speculation}" if workload.speculation else ""
     engine = f"engine {workload.engine.name}" if workload.engine else "the bare machine, no engine's own time"
     kernels = f" with {curves.engine}'s kernels" if curves else ""
     return (
         f"phase {workload.phase}, {lengths}; {engine}{kernels}; "
-        f"weights {precisions.weights}, KV cache {precisions.kv_cache}"
+        f"weights {precisions.weights}, KV cache {precisions.kv_cache}{drafted}"
     )
 
 
@@ -194,6 +195,7 @@ def _stage_line(evaluation: Evaluation) -> Text:
         "embedding": stage.embedding_s,
         "head": stage.head_s,
         "send and receive": stage.send_recv_s,
+        **({"draft": stage.draft_s} if stage.draft_s else {}),
     }
     text = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in parts.items())
     return Text(f"Slowest pipeline stage {stage.total_s * 1e3:.2f} ms: {text}")

@@ -23,9 +23,9 @@ from sim.layers.dims import dims_of
 from sim.layers.ops import layer_ops
 from sim.serving.phases import Pace, batching, most_sequences
 from sim.simulate import OWN_SPACES, ROUNDING, degree_limits, evaluate
-from sim.step.costs import ends_s, head_activation_bytes, op_cost, token_rows, vocabulary_bytes
+from sim.step.costs import head_activation_bytes, op_cost, token_rows
 from sim.step.pipeline import Stage, pipeline
-from sim.step.stage import hand_on_all_s, room, stage_ends_s, vocabularies
+from sim.step.stage import end_kv_bytes, end_weight_bytes, hand_on_all_s, model_ends_s, room, stage_ends_s
 from sim.step.two_meshes import ATTENTION_SIDE, Sides, sides_of
 from sim.strategy import MOST_CHOICES, Strategy
 from sim.validate import check_strategy
@@ -208,8 +208,8 @@ _PACE = tuple(each.name for each in fields(Pace))
 _OF_ROW = (*_PACE, "tokens", "most", "stream", "head", "one_mesh", "attention_tp", "experts_tp")
 _MOST_STAGES = 3
 """Kinds of pipeline stages of equal layers that can be the slowest or the fullest: middle, first and last."""
-_LAYERS, _VOCABULARIES = (tuple(f"{name}{at}" for at in range(_MOST_STAGES)) for name in ("layers", "vocabulary"))
-_OF_STAGE = ("row", *_LAYERS, *_VOCABULARIES, *_OF_ROW)
+_LAYERS, _ENDS, _DRAFTS = (tuple(f"{name}{at}" for at in range(_MOST_STAGES)) for name in ("layers", "ends", "drafts"))
+_OF_STAGE = ("row", *_LAYERS, *_ENDS, *_DRAFTS, *_OF_ROW)
 _DEGREE_LIMITS = 6
 """The most limits that degrees alone can break, but for an engine's rules."""
 
@@ -341,8 +341,8 @@ class _Terms:
             overhead = np.maximum(0.0, workload.engine.memory.runtime_bytes - activations)
         layer_weights, layer_kv = _sum(last[..., _WEIGHT]), _sum(last[..., _KV])
         stages = [
-            (about[layers] * layer_weights + about[vocabulary], about[layers] * columns.pp * layer_kv)
-            for layers, vocabulary in self._different(about)
+            (about[layers] * layer_weights + about[ends], about[layers] * columns.pp * layer_kv + about[drafts])
+            for layers, ends, drafts in self._different(about)
         ]
         totals = [_bytes_of(weights, kv, activations, overhead) for weights, kv in stages]
         rooms = [room(workload, total, kv) for total, (_, kv) in zip(totals, stages, strict=True)]
@@ -355,9 +355,9 @@ class _Terms:
         return _Steps(seconds[0], seconds[-1], *figures, self._choice_excess(costs[:, :, 0], about))
 
     @staticmethod
-    def _different(about: Mapping[str, Floats]) -> list[tuple[str, str]]:
-        """Names of layers and vocabulary of the kinds of stages, but for those that repeat the first everywhere."""
-        kinds = list(zip(_LAYERS, _VOCABULARIES, strict=True))
+    def _different(about: Mapping[str, Floats]) -> list[tuple[str, str, str]]:
+        """Names of what the kinds of stages have, but for those that repeat the first everywhere."""
+        kinds = list(zip(_LAYERS, _ENDS, _DRAFTS, strict=True))
         more = [
             names
             for names in kinds[1:]
@@ -445,7 +445,7 @@ class _Terms:
         choice = self._choices[self._last_op][entry]
         found: list[Sequence[float]] = []
         for each in self._sides[row]:
-            both = ends_s(each.experts, choice)
+            both = model_ends_s(each, choice)
             at_ends_s = [stage_ends_s(kind, *both) for kind in self._kinds_of_stages(pp)]
             found.append((*at_ends_s, hand_on_all_s(each.experts, pp, choice)))
         return found
@@ -472,10 +472,11 @@ class _Terms:
         for table in (self._model_ends, self._about, self._of_degrees):
             table.make_room(stage + 1)
         row = self._row[mesh]
-        each, kinds = vocabulary_bytes(self._sides[row][-1].experts), self._kinds_of_stages(pp)
+        end, kinds = self._sides[row][-1], self._kinds_of_stages(pp)
         layers = [kind.layers[0] for kind in kinds]
-        held = [vocabularies(self._workload, kind) * each for kind in kinds]
-        self._about.array[stage] = row, *layers, *held, *self._about_row[row]
+        held = [end_weight_bytes(end, kind) for kind in kinds]
+        drafts = [pp * end_kv_bytes(end, kind) for kind in kinds]
+        self._about.array[stage] = row, *layers, *held, *drafts, *self._about_row[row]
         if self._workload.space in OWN_SPACES:
             excess = self._missed_by(Strategy(tp, ep, pp, batch, (), cp, dp))
             self._of_degrees.array[stage] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))

@@ -94,6 +94,7 @@ class StageBreakdown:
         embedding_s, head_s: Of the ends of the model, in whichever stages; `total_s` has those of this one.
         group_layers: Its layers of each group of the model.
         group_layer_s: Seconds of one layer of each.
+        draft_s: Of drafting tokens to verify; in `total_s` of the last stage.
     """
 
     layers: int
@@ -104,6 +105,7 @@ class StageBreakdown:
     total_s: float
     group_layers: tuple[int, ...] = ()
     group_layer_s: tuple[float, ...] = ()
+    draft_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

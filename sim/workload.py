@@ -42,6 +42,44 @@ class Precisions:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """Speculative decoding: a step verifies drafted tokens beside the next one, and keeps those up to the first wrong.
+
+    Attributes:
+        draft_tokens: Drafted per step and sequence, >= 1.
+        accepted: Of each of them, the share accepted where all before it are.
+        draft: What drafts: the model's own "mtp" layers, another model, or None for what costs nothing (n-grams).
+    """
+
+    draft_tokens: int
+    accepted: tuple[float, ...]
+    draft: Model | Literal["mtp"] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.draft_tokens} drafted per step by {self.drafter}, {self.tokens_per_step:.2f} tokens gained"
+
+    @property
+    def drafter(self) -> str:
+        """What drafts, by name: "mtp", "ngram" or the model's."""
+        return self.draft if isinstance(self.draft, str) else self.draft.name if self.draft else "ngram"
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a sequence gains per step, on average.
+
+        Source: Leviathan et al. (arXiv 2211.17192), equation 1, whose acceptance is the same at every place.
+
+        >>> Speculation(3, (0.5, 0.5, 0.5)).tokens_per_step
+        1.875
+        """
+        kept, tokens = 1.0, 1.0
+        for share in self.accepted:
+            kept *= share
+            tokens += kept
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
 class DegreeTables:
     """The values a search may choose for each degree, ascending."""
 
@@ -73,6 +111,7 @@ class Workload:
         chunk_tokens: In phase serve, most prompt tokens of a step (chunked prefill); None computes prompts whole.
         routing: See `Routing`.
         expert_exchange: See `ExpertExchange`.
+        speculation: Speculative decoding, or None for one token per step and sequence.
         declarations: "module:function" that declared choices of ops for the extended space; None: no file named any.
     """
 
@@ -98,6 +137,17 @@ class Workload:
     routing: Routing = "balanced"
     expert_exchange: ExpertExchange = "all_to_all"
     declarations: str | None = None
+    speculation: Speculation | None = None
+
+    @property
+    def queries(self) -> int:
+        """Tokens that a step computes of each decoding sequence."""
+        return 1 + self.speculation.draft_tokens if self.speculation else 1
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a decoding sequence gains per step."""
+        return self.speculation.tokens_per_step if self.speculation else 1.0
 
     @property
     def tpot_limit_s(self) -> float:

@@ -52,7 +52,8 @@ def evaluate_strategy(
       raysearch evaluate -w gpt_moe_1_2t_1m --tp 2 --cp 4 --dp 16 --ep 16 --pp 1 --batch 64 --dims megatron
       raysearch evaluate --model qwen3_32b --phase serve --isl 4000 --osl 500 --engine vllm --tp 4 --batch 32
       raysearch evaluate --model deepseek_v3 --phase serve --isl 8000 --osl 1000 --layout dep16 --batch 512
-    """
+      raysearch evaluate --model deepseek_v3 --isl 8000 --osl 1000 --layout tep16 --batch 64 --draft-tokens 1 --acceptance 0.85
+    """  # noqa: E501
     evaluation = evaluate(workload, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))
     outside = space_of(workload).outside(evaluation.strategy)
     near = [asdict(limit) for limit in near_limits(workload, evaluation)]
@@ -81,8 +82,17 @@ def workload_dict(workload: Workload) -> dict[str, Any]:
         "kernels": curves.engine if curves else None,
         "precisions": asdict(workload.precisions),
         "space": workload.space,
+        "speculation": _speculation_dict(workload),
         **({"model_import": imported} if imported else {}),
     }
+
+
+def _speculation_dict(workload: Workload) -> dict[str, Any] | None:
+    drafted = workload.speculation
+    if drafted is None:
+        return None
+    told = {"draft_tokens": drafted.draft_tokens, "accepted": list(drafted.accepted), "draft": drafted.drafter}
+    return told | {"tokens_per_step": drafted.tokens_per_step}
 
 
 def evaluation_dict(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:

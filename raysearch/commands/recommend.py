@@ -11,7 +11,7 @@ import typer
 
 from raysearch.commands.optimum import NOTHING_FEASIBLE
 from raysearch.commands.options import JsonOption, MarginOption, print_json
-from raysearch.commands.workload_flags import workload_of_flags
+from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, DraftTokensOption, workload_of_flags
 from raysearch.errors import InputError
 from raysearch.export.models import published_weights
 from raysearch.files import as_strategy, degrees_text, strategy_dict
@@ -41,6 +41,9 @@ def recommend(
     chunk_tokens: Annotated[
         int | None, typer.Option(help="Most prompt tokens of a step.", min=1, show_default="prompts whole")
     ] = None,
+    draft_tokens: DraftTokensOption = None,
+    acceptance: AcceptanceOption = None,
+    draft: DraftOption = None,
     margin: MarginOption = None,
     requests_per_s: Annotated[
         float | None, typer.Option(help="Fewest GPUs for so many requests a second.", show_default="fill --gpus")
@@ -83,6 +86,9 @@ def recommend(
         "ttft_ms": ttft_ms,
         "max_gpus": gpus,
         "chunk_tokens": chunk_tokens,
+        "draft_tokens": draft_tokens,
+        "acceptance": acceptance,
+        "draft": draft,
         "margin": margin,
     }
     said = {name: value for name, value in options.items() if value is not None}

@@ -29,6 +29,18 @@ def _option(help_text: str, panel: str = _BY_OPTIONS, **more: Any) -> Any:
     return typer.Option(help=help_text, rich_help_panel=panel, **more)
 
 
+DraftTokensOption = Annotated[
+    int | None, _option("Tokens drafted per step (speculative decoding).", min=0, max=64, show_default="0")
+]
+AcceptanceOption = Annotated[
+    str | None,
+    _option("Share of drafted tokens accepted where those before them are: 0.8, or one per place: 0.9,0.7."),
+]
+DraftOption = Annotated[
+    str | None,
+    _option("'mtp', 'ngram' (costs nothing), or a model as --model.", show_default="mtp if the model has it"),
+]
+_SPECULATION = {"draft_tokens": DraftTokensOption, "acceptance": AcceptanceOption, "draft": DraftOption}
 _FLAGS: dict[str, tuple[Any, Any]] = {
     "workload": (
         Annotated[
@@ -101,9 +113,36 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    **{name: (option, None) for name, option in _SPECULATION.items()},
     "space": (SpaceOption, None),
     "margin": (MarginOption, None),
 }
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--acceptance takes a share such as 0.8, or one per place such as 0.9,0.7; got {text!r}"
+        ) from None
+
+
+def _speculation(said: dict[str, Any]) -> dict[str, Any]:
+    """The key `speculation` that options stand for, taken out of what was said; nothing where they are not given.
+
+    Raises:
+        InputError: Options of a draft without its length.
+    """
+    given = {name: said.pop(name) for name in _SPECULATION if name in said}
+    if not given:
+        return {}
+    if "draft_tokens" not in given:
+        raise InputError(f"--{next(iter(given))} is of speculative decoding: say --draft-tokens N too")
+    if "acceptance" in given:
+        shares = _shares(given.pop("acceptance"))
+        given |= {"acceptance": shares[0]} if len(shares) == 1 else {"accepted": tuple(shares)}
+    return {"speculation": given}
 
 
 def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
@@ -147,7 +186,7 @@ def workload_of_flags(flags: dict[str, Any], batch_grid: str | None = None) -> W
     said = {name: _plain(value) for name, value in flags.items() if value is not None}
     _IMPORTED.set(None)
     shared = {name: said.pop(name) for name in ("space", "margin") if name in said}
-    instead = {**shared, **({"batch": batch_grid} if batch_grid else {})}
+    instead = {**shared, **_speculation(said), **({"batch": batch_grid} if batch_grid else {})}
     if "workload" in said:
         named, hardware = said.pop("workload"), said.pop("hardware", None)
         instead |= {key: said.pop(name) for name, key in _OF_ANY.items() if name in said}

@@ -19,13 +19,13 @@ from sim.config.files import CatalogError, config_path, did_you_mean, explain, l
 from sim.config.hardware_file import HardwareFile
 from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
-from sim.config.schemas import ModelFile, WorkloadFile
+from sim.config.schemas import MTP, NGRAM, ModelFile, WorkloadFile
 from sim.engines.registry import UnknownEngine, engine_names, engine_rules
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, EngineTimes
 from sim.prices.hardware import EngineName, Hardware
-from sim.workload import BatchGrid, Precisions, SpaceName, Workload
+from sim.workload import BatchGrid, Precisions, SpaceName, Speculation, Workload
 
 _TIMES = tuple(field.name for field in fields(EngineTimes))
 
@@ -246,9 +246,13 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
     for part in nameless:
         digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
     engine = load_engine(file.engine, calibration) if file.engine else None
+    model = model_file.to_si()
+    speculation = _speculation(file, model, model_path.parent)
+    if speculation and isinstance(speculation.draft, Model):
+        digest.update(repr(speculation.draft).encode())
     return Workload(
         name=file.name,
-        model=model_file.to_si(),
+        model=model,
         hardware=hardware_file.to_si(calibration),
         phase=file.phase,
         context_tokens=file.context,
@@ -268,4 +272,22 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
         routing=file.routing,
         expert_exchange=file.expert_exchange or (rules.expert_exchange if rules else "all_to_all"),
         declarations=file.declared_choices,
+        speculation=speculation,
     )
+
+
+def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation | None:
+    """What is drafted, or None for nothing. Raises: CatalogError."""
+    said = file.speculation
+    if said is None or not said.draft_tokens:
+        return None
+    draft = said.draft or (MTP if model.mtp_layers else None)
+    if draft is None:
+        raise CatalogError(
+            f"speculation: {model.name} has no layers of multi-token prediction: say what drafts, a model or {NGRAM!r}"
+        )
+    if draft == MTP and not model.mtp_layers:
+        raise CatalogError(f"speculation: {model.name} has no layers of multi-token prediction (mtp_layers)")
+    if draft in (MTP, NGRAM):
+        return Speculation(said.draft_tokens, said.shares, "mtp" if draft == MTP else None)
+    return Speculation(said.draft_tokens, said.shares, load_model(draft, beside=beside))

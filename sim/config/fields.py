@@ -29,6 +29,7 @@ def ascending(values: tuple[Numeric, ...]) -> tuple[Numeric, ...]:
 # Strict: a quoted figure or a boolean is a mistake, not a number.
 Positive = Annotated[float, Field(ge=1e-6, strict=True), AfterValidator(_finite)]
 NonNegative = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
+Probability = Annotated[float, Field(ge=0, le=1, strict=True)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 Whole = Annotated[int, Field(ge=0, le=10**9, strict=True)]

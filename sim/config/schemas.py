@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from sim.config.fields import Count, Degrees, FileSchema, Name, Positive, Whole
+from sim.config.fields import Count, Degrees, FileSchema, Name, Positive, Probability, Whole
 from sim.config.files import did_you_mean
 from sim.engines.registry import engine_names
 from sim.layers import mixers
@@ -225,6 +225,32 @@ class _DegreesTable(FileSchema):
         return DegreeTables(self.tp, self.ep, self.pp, batch)
 
 
+MTP, NGRAM = "mtp", "ngram"
+"""What may draft besides a model: the model's own layers of multi-token prediction, and what stands in the text."""
+
+
+class _SpeculationTable(FileSchema):
+    """[speculation]: tokens drafted per step, and the share of each that is accepted where those before it are."""
+
+    draft_tokens: Annotated[int, Field(ge=0, le=64, strict=True)]
+    acceptance: Probability | None = None  # of every token alike
+    accepted: tuple[Probability, ...] | None = None  # or one per place
+    draft: str | None = None  # "mtp", "ngram", or a model's name or path; mtp where the model has it
+
+    @model_validator(mode="after")
+    def _says_how_many_hold(self) -> _SpeculationTable:
+        if (self.acceptance is None) == (self.accepted is None) and self.draft_tokens:
+            raise ValueError("give acceptance, the share of drafted tokens that hold, or accepted, one per place")
+        if self.accepted is not None and len(self.accepted) != self.draft_tokens:
+            raise ValueError(f"accepted has {len(self.accepted)} places, draft_tokens is {self.draft_tokens}")
+        return self
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """One per drafted token."""
+        return self.accepted or (self.acceptance or 0.0,) * self.draft_tokens
+
+
 class WorkloadFile(FileSchema):
     """configs/workloads/*.toml: a model on a hardware under an objective, and the degrees to search."""
 
@@ -245,6 +271,7 @@ class WorkloadFile(FileSchema):
     routing: Routing = "balanced"
     expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
     chunk_tokens: Count | None = None  # prompts are computed whole
+    speculation: _SpeculationTable | None = None  # one token per step
     precisions: _PrecisionsTable
     space: SpaceName = "joint"  # the engine's, where one is named
     declared_choices: str | None = None  # "module:function" that declares them; in the extended space only

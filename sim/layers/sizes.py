@@ -18,34 +18,42 @@ class GroupLoad(NamedTuple):
     """What one group of GPUs that share their tokens computes in a step.
 
     Attributes:
-        sequences: Sequences that decode one token each.
+        sequences: Sequences that decode.
         context_tokens: Tokens that each of them has cached.
         prompts: Prompts computed in the same step; a fraction where a prompt is cut into chunks.
         prompt_tokens: Tokens of one whole prompt.
+        queries: Tokens of each sequence: one, and those that are drafted and verified.
     """
 
     sequences: int
     context_tokens: float
     prompts: float = 0.0
     prompt_tokens: int = 1
+    queries: int = 1
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Tokens of the sequences that decode."""
+        return self.sequences * self.queries
 
     @property
     def tokens(self) -> float:
         """All tokens of the group in the step."""
-        return self.sequences + self.prompts * self.prompt_tokens if self.prompts else self.sequences
+        return self.decoded_tokens + self.prompts * self.prompt_tokens if self.prompts else self.decoded_tokens
 
 
 class Load(NamedTuple):
     """What one step of one microbatch holds, over all attention ranks.
 
     Attributes:
-        sequences: Sequences that decode one token each.
+        sequences: Sequences that decode.
         context_tokens: Tokens that each of them has cached, on average.
         cached_tokens: Tokens of KV cache that each of them holds at most.
         prompts: Prompts computed in the same step; a fraction where a prompt is cut into chunks.
         prompt_tokens: Tokens of one whole prompt.
         prompt_groups: Attention groups that share the prompts out; a single prompt lies on one.
         attention_groups: Attention groups in all.
+        queries: Tokens of each sequence: one, and those that are drafted and verified.
     """
 
     sequences: int
@@ -55,6 +63,7 @@ class Load(NamedTuple):
     prompt_tokens: int = 1
     prompt_groups: int = 1
     attention_groups: int = 1
+    queries: int = 1
 
     def of_group(self, groups: int) -> GroupLoad:
         """What the busiest of `groups` equal groups of GPUs has."""
@@ -62,15 +71,16 @@ class Load(NamedTuple):
         if prompts:
             shared_by = min(groups, self.prompt_groups) * max(1.0, groups / self.attention_groups)
             prompts = prompts / shared_by if self.prompt_groups == 1 else math.ceil(prompts / shared_by)
-        return GroupLoad(math.ceil(self.sequences / groups), self.context_tokens, prompts, self.prompt_tokens)
+        sequences = math.ceil(self.sequences / groups)
+        return GroupLoad(sequences, self.context_tokens, prompts, self.prompt_tokens, self.queries)
 
     def all_tokens(self, groups: int) -> float:
         """Tokens of all `groups`, each as many sequences as the busiest."""
         own = self.of_group(groups)
         if not self.prompts:
-            return own.sequences * groups
+            return own.decoded_tokens * groups
         prompts = self.prompts if self.prompt_groups == 1 else own.prompts * groups
-        return own.sequences * groups + prompts * self.prompt_tokens
+        return own.decoded_tokens * groups + prompts * self.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +108,8 @@ class LayerSizes:
 
     @property
     def output_tokens(self) -> float:
-        """Tokens of the group that get a next token: of each sequence, and of each prompt its last."""
-        return self.load.sequences + self.load.prompts
+        """Tokens of the group that get a next token: those of each sequence, and of each prompt its last."""
+        return self.load.decoded_tokens + self.load.prompts
 
 
 def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_group: int = 0) -> LayerSizes:

@@ -24,10 +24,10 @@ from sim.layers.ops import Tensor
 from sim.optimum.spaces import Space, space_of
 from sim.serving.phases import batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
-from sim.step.costs import ends_s, head_activation_bytes, move_s, moves, op_cost, vocabulary_bytes
+from sim.step.costs import head_activation_bytes, move_s, moves, op_cost
 from sim.step.pipeline import Stage, pipeline
 from sim.step.rank import Rank
-from sim.step.stage import hand_on_all_s, room, stage_ends_s, vocabularies
+from sim.step.stage import end_kv_bytes, end_weight_bytes, hand_on_all_s, model_ends_s, room, stage_ends_s
 from sim.step.two_meshes import sides
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
@@ -231,7 +231,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         fastest_s = float(layer_s.min())
         for pp in stages:
             parts = _stages_of(rank, pp, separators["combine"])
-            limit_s = (workload.tpot_limit_s * (1 + ROUNDING) - engine_s) / pp
+            limit_s = (workload.tpot_limit_s * (1 + ROUNDING) * state.pace.gained - engine_s) / pp
             longest_s = min((limit_s - ends_s) / layers for layers, ends_s in parts)
             if fastest_s > longest_s:
                 continue
@@ -242,7 +242,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             if not feasible_s.size:
                 continue
             slowest_s = np.max([layers * feasible_s + (ends_s + engine_s / pp) for layers, ends_s in parts], axis=0)
-            tokens_per_s_per_gpu = batch / (tp * ep * pp) / slowest_s
+            tokens_per_s_per_gpu = state.tokens / (tp * ep * pp) / slowest_s
             landscape.count(tokens_per_s_per_gpu)
             winner = int(feasible_s.argmin())
             if tokens_per_s_per_gpu[winner] > landscape.best_tokens_per_s_per_gpu:
@@ -254,7 +254,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
 
 def _stages_of(rank: Rank, pp: int, combine_choice: int) -> list[tuple[int, float]]:
     """(layers, seconds of everything else) of each kind of stage."""
-    first_s, last_s = ends_s(rank, combine_choice)
+    first_s, last_s = model_ends_s(sides(rank, rank), combine_choice)
     send_s = hand_on_all_s(rank, pp, combine_choice)
     return [(each.layers[0], stage_ends_s(each, first_s, last_s) + send_s) for each in pipeline(rank.workload, pp)]
 
@@ -272,8 +272,9 @@ def _fits_stage(
     rank: Rank, pp: int, stage: Stage, left: _Segment, right: _Segment, own_peak_bytes: float
 ) -> NDArray[np.bool_] | None:
     workload, layers = rank.workload, stage.layers[0]
-    engine, stream_bytes = workload.engine, sides(rank, rank).stream_bytes()
-    vocabulary = vocabularies(workload, stage) * vocabulary_bytes(rank)
+    end = sides(rank, rank)
+    engine, stream_bytes, vocabulary = workload.engine, end.stream_bytes(), end_weight_bytes(end, stage)
+    drafts = pp * end_kv_bytes(end, stage)
     held = [layers * (segment.weight_bytes + pp * segment.kv_bytes) for segment in (left, right)]
     kv_cache = [layers * pp * segment.kv_bytes for segment in (left, right)]
     head_bytes = max(own_peak_bytes, head_activation_bytes(rank))
@@ -284,7 +285,7 @@ def _fits_stage(
         overhead: Any = workload.hardware.overhead_bytes
         if engine is not None:
             overhead = np.maximum(0.0, engine.memory.runtime_bytes - activations)
-        return room(workload, held_bytes + (vocabulary + activations + overhead), kv_bytes)
+        return room(workload, held_bytes + (vocabulary + activations + overhead + drafts), kv_bytes + drafts)
 
     most = needed(
         sum(float(h.max()) for h in held),

@@ -14,9 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.optimum.fronts import Figures, Floats, Front, Ints, Side, unbeaten_within
-from sim.step.costs import ends_s, head_activation_bytes, vocabulary_bytes
+from sim.step.costs import head_activation_bytes
 from sim.step.pipeline import pipeline
-from sim.step.stage import end_group, end_of, hand_on_all_s, meeting_s, room, stage_ends_s, vocabularies
+from sim.step.stage import (
+    end_group,
+    end_kv_bytes,
+    end_of,
+    end_weight_bytes,
+    hand_on_all_s,
+    meeting_s,
+    model_ends_s,
+    room,
+    stage_ends_s,
+)
 from sim.step.two_meshes import Sides
 from sim.strategy import MOST_CHOICES
 
@@ -167,9 +177,10 @@ def _fewer(layers: Layers) -> Layers:
 
 def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int) -> Floats:
     """[n] seconds of the slowest stage of a pipeline, in a step of one kind."""
-    rank = end_of(stack)
+    end = end_of(stack)
+    rank = end.experts
     known, combine = layers.combine(end_group(stack))
-    ends = {choice: (*ends_s(rank, choice), hand_on_all_s(rank, pp, choice)) for choice in known.tolist()}
+    ends = {choice: (*model_ends_s(end, choice), hand_on_all_s(rank, pp, choice)) for choice in known.tolist()}
     table = np.zeros((MOST_CHOICES, 3))
     for choice, seconds in ends.items():
         table[choice] = seconds
@@ -206,7 +217,8 @@ def _meetings_s(stack: Stack, layers: Layers, left: int, right: int) -> Floats:
 
 def fits(stack: Stack, pp: int, figures: Figures) -> NDArray[np.bool_]:
     """[n] whether weights, cache and activations of every stage have room: as `memory_bytes`, for arrays."""
-    rank = end_of(stack)
+    end = end_of(stack)
+    rank = end.experts
     workload = rank.workload
     stream_bytes = max(sides.stream_bytes() for sides in stack)
     activations = stream_bytes + np.maximum(figures.peak_bytes, head_activation_bytes(rank))
@@ -215,8 +227,8 @@ def fits(stack: Stack, pp: int, figures: Figures) -> NDArray[np.bool_]:
         overhead = np.maximum(0.0, workload.engine.memory.runtime_bytes - activations)
     allowed_all = np.ones(figures.peak_bytes.shape, dtype=bool)
     for stage in pipeline(workload, pp):
-        weights = _weighted(stage.layers, figures.weight_bytes) + vocabularies(workload, stage) * vocabulary_bytes(rank)
-        kv_cache = pp * _weighted(stage.layers, figures.kv_bytes)
+        weights = _weighted(stage.layers, figures.weight_bytes) + end_weight_bytes(end, stage)
+        kv_cache = pp * (_weighted(stage.layers, figures.kv_bytes) + end_kv_bytes(end, stage))
         needed, allowed = room(workload, weights + kv_cache + activations + overhead, kv_cache)
         allowed_all &= needed <= allowed
     return allowed_all
@@ -224,8 +236,9 @@ def fits(stack: Stack, pp: int, figures: Figures) -> NDArray[np.bool_]:
 
 def least_stage_s(stack: Stack, pp: int, layers_s: Sequence[float], combines: Sequence[int]) -> float:
     """Seconds that the slowest stage takes at least, whatever leaves the residual stream, without meetings."""
-    rank = end_of(stack)
-    extra_s = {choice: (*ends_s(rank, choice), hand_on_all_s(rank, pp, choice)) for choice in combines}
+    end = end_of(stack)
+    rank = end.experts
+    extra_s = {choice: (*model_ends_s(end, choice), hand_on_all_s(rank, pp, choice)) for choice in combines}
     return max(
         _weighted(stage.layers, layers_s)
         + min(stage_ends_s(stage, first_s, last_s) + send_s for first_s, last_s, send_s in extra_s.values())

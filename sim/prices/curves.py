@@ -225,7 +225,7 @@ class Curves:
         if multi_head or heads <= WIDEST_GROUP * kv_heads:
             return self._priced(series, time_us, sizes, dtype)
         wide = self._priced(f"attention_decode/{engine}/{priced_as}/wide", time_us, sizes, dtype)
-        return wide if wide.extrapolated else self._beyond(wide, _WIDE)
+        return wide if wide.extrapolated else self.beyond(wide, _WIDE)
 
     def _prefill(self, shape: PrefillAttention, math_dtype: Dtype, kv_dtype: Dtype) -> Priced | None:
         series = self._series_of("attention_prefill", kv_dtype, math_dtype)
@@ -397,14 +397,14 @@ class Curves:
                 break
         priced = Priced(time_us * 1e-6, error, interval)
         if unmeasured:
-            priced = self._beyond(priced, unmeasured)
+            priced = self.beyond(priced, unmeasured)
         if measured_on := self.calibration.data.get("scaled_from"):
             what, (factors, bias) = f"efficiencies carried over from {measured_on}", self.carried_over
             carried = together(priced.interval, factors)
-            priced = self._beyond(priced, f"{what}, {bias}" if bias else what)._replace(interval=carried)
+            priced = self.beyond(priced, f"{what}, {bias}" if bias else what)._replace(interval=carried)
         return priced
 
-    def _beyond(self, priced: Priced, what: str) -> Priced:
+    def beyond(self, priced: Priced, what: str) -> Priced:
         """The same as something that no measurement covers: less sure."""
         error = max(priced.error, self.extrapolated)
         return Priced(priced.time_s, error, wider(priced.interval, spread(error)), what)

@@ -34,6 +34,7 @@ class Kernel(NamedTuple):
         shape: What fitted curves price; a text for a kernel that none describes and that a reader should hear of; None
             for one that the medians price well enough.
         fused: Whether it runs inside a neighbour's launch: it has its work, and no launch floor.
+        unlike: What about its use was not measured although its shape was, or "".
     """
 
     family: KernelFamily
@@ -43,6 +44,7 @@ class Kernel(NamedTuple):
     traffic_bytes: float
     shape: Shape | str | None = None
     fused: bool = False
+    unlike: str = ""
 
 
 class KernelTime(NamedTuple):
@@ -70,7 +72,7 @@ class KernelTime(NamedTuple):
 @lru_cache(maxsize=REMEMBERED)
 def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
     """Seconds of a kernel on one GPU of the hardware."""
-    family, math_dtype, stream_dtype, flops, traffic_bytes, shape, fused = kernel
+    family, math_dtype, stream_dtype, flops, traffic_bytes, shape, fused, unlike = kernel
     efficiency = hardware.efficiency[family]
     light_compute_s = flops / hardware.peak_flop_per_s[math_dtype]
     light_memory_s = traffic_bytes / hardware.hbm_bandwidth_bytes_per_s
@@ -85,8 +87,10 @@ def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
         floor_s = 0.0 if fused else efficiency.floor_s
         bound = bound if busy_s >= floor_s else "launch"
         unsure = hardware.errors.by_medians(max(busy_s, floor_s))
-        unmeasured = named or (PRICED_BY_MEDIANS if curves and shape else "")
+        unmeasured = named or unlike or (PRICED_BY_MEDIANS if curves and shape else "")
         return KernelTime(compute_s, memory_s, unsure.time_s, bound, unsure.error, unsure.interval, unmeasured)
+    if curves and unlike and not priced.extrapolated:
+        priced = curves.beyond(priced, unlike)
     total_s = max(priced.time_s, light_compute_s, light_memory_s)
     bound = bound if total_s <= _OVERHEAD_BOUND * busy_s else "launch"
     return KernelTime(compute_s, memory_s, total_s, bound, priced.error, priced.interval, priced.extrapolated)

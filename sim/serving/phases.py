@@ -1,9 +1,10 @@
 """From steps to service: what is in the steps of each phase, and the latencies and rates that follow from their times.
 
-decode: every step decodes all sequences once. serve: each of the running sequences is replaced once in `output_tokens`
-steps, so that some steps also carry prompts, and a request waits for those of the others. prefill: a step computes a
-batch of prompts. Requests of a workload are equal, and the number in flight is constant: queueing under random arrivals
-is not modelled. Formulas take floats or arrays: a search adds up one strategy, the exact optimum many.
+decode: every step decodes all sequences once, by one token or, where tokens are drafted, by those that hold besides.
+serve: each of the running sequences is replaced once in the steps of its answer, so that some steps also carry prompts,
+and a request waits for those of the others. prefill: a step computes a batch of prompts. Requests of a workload are
+equal, and the number in flight is constant: queueing under random arrivals is not modelled. Formulas take floats or
+arrays: a search adds up one strategy, the exact optimum many.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class Pace:
         others_share: Of those prompts, the share that are another request's than a given one's.
         prompt_steps: Steps that a prompt takes: one, or one per chunk.
         sequences: Sequences that run at once on an attention rank.
+        gained: Tokens that each of them gains per step.
     """
 
     mixed_share: Any
     others_share: Any
     prompt_steps: Any
     sequences: Any
+    gained: Any = 1.0
 
     def tpot_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds per output token after the first.
@@ -44,7 +47,7 @@ class Pace:
             mixed_s: Of one that also carries prompts.
         """
         seen = self.mixed_share * self.others_share * times.prefill_share
-        return (1 - seen) * decode_s + seen * mixed_s + self.engine_s(times)
+        return ((1 - seen) * decode_s + seen * mixed_s + self.engine_s(times)) / self.gained
 
     def step_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds of a step, over those with and without prompts."""
@@ -58,7 +61,7 @@ class Pace:
     def prompt_share(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Share of the time per output token by which other requests' prompts lengthen it, in [0, 1)."""
         tpot_s = self.tpot_s(times, decode_s, mixed_s)
-        return np.maximum(0.0, 1 - (decode_s + self.engine_s(times)) / tpot_s)
+        return np.maximum(0.0, 1 - (decode_s + self.engine_s(times)) / self.gained / tpot_s)
 
     def engine_s(self, times: EngineTimes) -> Any:
         """The engine's own seconds per step."""
@@ -75,7 +78,7 @@ class Batching:
         pace: How often which is run.
         times: The engine's own.
         in_flight: Sequences (prompts, in phase prefill) of one microbatch.
-        tokens: Tokens that a microbatch yields per step: one per sequence, or those of its prompts.
+        tokens: Tokens that a microbatch yields per step: those its sequences gain, or those of its prompts.
     """
 
     decode: Load | None
@@ -117,21 +120,24 @@ def batching(workload: Workload, batch: int, dp: int) -> Batching:
     """
     engine, isl, osl = workload.engine, workload.prompt_tokens, workload.output_tokens
     times, per_rank = engine.times if engine else BARE, math.ceil(batch / dp)
+    gained, drafted = workload.tokens_per_step, workload.queries - 1
     if workload.phase == "decode":
         context = workload.context_tokens
-        load = Load(batch, context, context, attention_groups=dp)
-        return Batching(load, None, Pace(0.0, 0.0, 0, per_rank), times, batch, batch)
+        load = Load(batch, context, context + drafted, attention_groups=dp, queries=workload.queries)
+        return Batching(load, None, Pace(0.0, 0.0, 0, per_rank, gained), times, batch, batch * gained)
     if workload.phase == "prefill":
         load = Load(0, 1, isl, batch, isl, prompt_groups=dp, attention_groups=dp)
         return Batching(None, load, Pace(1.0, 1.0, 1, per_rank), times, batch, batch * isl)
     context = isl + osl / 2
     reserved = engine is not None and engine.memory.reserves_output
-    decode = Load(batch, context, isl + osl if reserved else context, attention_groups=dp)
+    cached = (isl + osl if reserved else context) + drafted
+    decode = Load(batch, context, cached, attention_groups=dp, queries=workload.queries)
     chunks = 1 if workload.chunk_tokens is None else math.ceil(isl / workload.chunk_tokens)
-    replaced = batch / osl  # prompts per step
+    replaced = batch * gained / osl  # prompts per step
     mixed_share = min(1.0, replaced * chunks)
     mixed = decode._replace(prompts=replaced / mixed_share, prompt_tokens=isl)
-    return Batching(decode, mixed, Pace(mixed_share, 1 - 1 / batch, chunks, per_rank), times, batch, batch)
+    pace = Pace(mixed_share, 1 - 1 / batch, chunks, per_rank, gained)
+    return Batching(decode, mixed, pace, times, batch, batch * gained)
 
 
 def most_sequences(workload: Workload, dp: int) -> float:
@@ -141,5 +147,6 @@ def most_sequences(workload: Workload, dp: int) -> float:
         most = workload.engine.memory.max_sequences * dp
     if workload.phase == "serve" and workload.chunk_tokens is not None:
         # A step has room for so many prompt tokens; more sequences than they replace cannot keep running.
-        most = min(most, max(1, workload.chunk_tokens * dp * workload.output_tokens // workload.prompt_tokens))
+        replaced = workload.prompt_tokens * workload.tokens_per_step
+        most = min(most, max(1, workload.chunk_tokens * dp * workload.output_tokens // replaced))
     return most

@@ -20,7 +20,9 @@ from sim.prices.roofline import KernelTime
 from sim.prices.trust import judge, tpot_interval
 from sim.sharding.placement import PARTIAL
 from sim.step.costs import price, seconds
+from sim.step.drafting import passes_of
 from sim.step.rank import Rank
+from sim.step.stage import end_of
 from sim.step.two_meshes import Sides, sides_of_strategy
 from sim.step.work import Work, op_work
 from sim.strategy import Strategy
@@ -72,6 +74,7 @@ def explain(
                 parts += [_counted(_priced(collective), share) for collective in work.collectives]
             for collectives in incoming.values():
                 parts += [_counted(_priced(collective), share) for collective in collectives]
+        parts += _draft_parts(end_of(stack), workload.model.layers)
         explained.append(tuple(ops))
     trust = judge(workload.hardware, parts)
     stated = tpot_interval(
@@ -84,6 +87,22 @@ def explain(
     )
     low, high = stated.factors
     return Explanation(explained[0], *trust, (low * tpot_s, high * tpot_s), stated.because)
+
+
+def _draft_parts(end: Sides, layers: int) -> list[Priced]:
+    """What drafting is priced by, its ops' kernels and collectives, per layer of the model."""
+    parts: list[Priced] = []
+    for stack, choices, _ in passes_of(end):
+        for sides, chosen in zip(stack, choices, strict=True):
+            share = sides.experts.layers.count / layers
+            for op in sides.experts.layer.ops:
+                rank = sides.rank_by_op[op.name]
+                work = op_work(rank, op, chosen[op.name])
+                for kernel in (price(rank, each) for each in work.kernels):
+                    priced = Priced(kernel.total_s, kernel.error, kernel.interval, kernel.extrapolated)
+                    parts.append(_counted(priced, share))
+                parts += [_counted(_priced(collective), share) for collective in work.collectives]
+    return parts
 
 
 def _priced(collective: Collective) -> Priced:

@@ -13,6 +13,8 @@ from typing import Any
 
 from sim.layers.mixers import GroupedAttention, Indexer, LatentAttention, LinearMixer
 from sim.layers.ops import FusedOp
+from sim.layers.sizes import GroupLoad
+from sim.prices.calibration import WIDEST_GROUP
 from sim.prices.curves import DecodeAttention, Gemm, LatentDecode, PrefillAttention
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.roofline import Kernel
@@ -26,9 +28,10 @@ _STATE_BYTES = 4
 """An element of a linear mixer's state is kept in fp32. [published] `mamba_ssm_dtype` of Qwen3-Next's config.json."""
 _CHUNK = 64
 """Tokens of a prompt that a linear mixer computes at once. [published] flash-linear-attention's kernels."""
-_UNMEASURED_STATE, _UNMEASURED_INDEXER = (
+_UNMEASURED_STATE, _UNMEASURED_INDEXER, _UNMEASURED_QUERIES = (
     "linear mixers without measured kernels",
     "sparse attention without measured kernels",
+    "several tokens of a sequence in decode attention",
 )
 Kernels = tuple[tuple[Kernel, ...], float]
 """Kernels, and bytes of KV cache or state of one layer and one microbatch."""
@@ -54,10 +57,11 @@ def latent_projections(rank: Rank, latent: LatentAttention, label: str) -> Work:
         shapes = [Gemm(tokens, model.hidden, query_width + latent.cached_width)]
     expanded = heads * (latent.head_dim + latent.value_dim)
     kernels = [gemm(rank, dtype, shape, rank.activation_each) for shape in shapes]
-    if load.sequences:  # one small GEMM per head: together the work and the weights of one GEMM of all heads
+    decoded = load.decoded_tokens
+    if decoded:  # one small GEMM per head: together the work and the weights of one GEMM of all heads
         for absorbed in (
-            Gemm(load.sequences, heads * latent.head_dim, latent.kv_rank),
-            Gemm(load.sequences, latent.kv_rank, heads * latent.value_dim),
+            Gemm(decoded, heads * latent.head_dim, latent.kv_rank),
+            Gemm(decoded, latent.kv_rank, heads * latent.value_dim),
         ):
             kernels.append(gemm(rank, precisions.activations, absorbed, rank.activation_each))
     if load.prompts:
@@ -103,7 +107,7 @@ def mix(rank: Rank, op: FusedOp, label: str) -> Work:
     if rank.cp == 1 or isinstance(attention, LinearMixer):
         return Work(kernels, kv_bytes=kv_bytes)
     width = attention.kv_rank if isinstance(attention, LatentAttention) else attention.value_dim
-    merge = merge_partials(rank, sequences * heads, width, whole=not label)
+    merge = merge_partials(rank, sequences * load.queries * heads, width, whole=not label)
     return Work((*kernels, merge.kernel), merge.collectives, kv_bytes=kv_bytes, buffer_bytes=merge.buffer_bytes)
 
 
@@ -115,7 +119,8 @@ def _grouped(
     kv_dtype, dtype = workload.precisions.kv_cache, workload.precisions.activations
     token_width, head_dim = attention.token_width, (attention.head_dim + attention.value_dim) // 2
     row_bytes = 1.0 * kv_heads * token_width * DTYPE_BYTES[kv_dtype]  # one token's keys and values
-    tokens = sequences + prompts * load.prompt_tokens
+    decoded = sequences * load.queries
+    tokens = decoded + prompts * load.prompt_tokens
     written = tokens * (heads * attention.head_dim + kv_heads * token_width) * 2 * rank.activation_each
     kernels = [elementwise(rank, 0.0, written)]
     context = math.ceil(_seen(attention, load.context_tokens) / rank.cp)
@@ -125,10 +130,12 @@ def _grouped(
             kernels.append(_index(rank, attention.indexer, sequences, context))
             context = min(context, attention.indexer.topk)
         multi_head = attention.heads == attention.kv_heads
-        shape = DecodeAttention(sequences, context, heads, kv_heads, head_dim, multi_head)
-        flops = 2.0 * sequences * heads * token_width * context  # scores and values
-        traffic = sequences * context * row_bytes + sequences * new * rank.activation_each
-        kernels.append(Kernel("attention", dtype, kv_dtype, flops, traffic, shape))
+        # A sequence's tokens read its cache together, unless each picks its own.
+        readers, rows = (decoded, heads) if attention.indexer else (sequences, _rows(load, heads, kv_heads, multi_head))
+        shape = DecodeAttention(readers, context, rows, kv_heads, head_dim, multi_head)
+        flops = 2.0 * decoded * heads * token_width * context  # scores and values
+        traffic = readers * context * row_bytes + decoded * new * rank.activation_each
+        kernels.append(Kernel("attention", dtype, kv_dtype, flops, traffic, shape, unlike=_several(load)))
     if prompts:
         if attention.indexer:
             kernels.append(_index_prompts(rank, attention.indexer, prompts))
@@ -138,6 +145,20 @@ def _grouped(
     cached = math.ceil(_held(attention, rank.load.cached_tokens) / rank.cp)
     held = sequences * cached if sequences else prompts * _held(attention, load.prompt_tokens)
     return tuple(kernels), held * (row_bytes + _index_bytes(attention.indexer))
+
+
+def _rows(load: GroupLoad, heads: int, kv_heads: int, multi_head: bool) -> int:
+    """Query heads of the measured kernel that attends with a sequence's tokens at once.
+
+    Tokens share the reading of a KV head as query heads do, and kernels put both into the rows of one product, whose
+    time hardly grows up to the widest group measured. Its arithmetic is counted in any case. [assumed]
+    """
+    return heads if multi_head else max(heads, min(heads * load.queries, WIDEST_GROUP * kv_heads))
+
+
+def _several(load: GroupLoad) -> str:
+    """What was not measured where a sequence has several tokens."""
+    return _UNMEASURED_QUERIES if load.queries > 1 else ""
 
 
 def _seen(attention: GroupedAttention, context: float) -> float:
@@ -177,7 +198,8 @@ def _latent(rank: Rank, latent: LatentAttention, sequences: int, prompts: float,
     workload, load, indexer = rank.workload, rank.sizes.load, latent.indexer
     kv_dtype = workload.precisions.kv_cache
     row_bytes = latent.cached_width * DTYPE_BYTES[kv_dtype]
-    tokens = sequences + prompts * load.prompt_tokens
+    decoded = sequences * load.queries
+    tokens = decoded + prompts * load.prompt_tokens
     written = tokens * (heads * latent.query_width + latent.cached_width) * 2 * rank.activation_each
     kernels = [elementwise(rank, 0.0, written)]
     if sequences:
@@ -185,10 +207,13 @@ def _latent(rank: Rank, latent: LatentAttention, sequences: int, prompts: float,
         if indexer:
             kernels.append(_index(rank, indexer, sequences, context))
             context = min(context, indexer.topk)
-        kernels.append(_absorbed(rank, latent, sequences, context, heads, LatentDecode(sequences, context, heads)))
+        # A sequence's tokens read its latents together, unless each picks its own.
+        readers, rows = (decoded, heads) if indexer else (sequences, heads * load.queries)
+        absorbed = _absorbed(rank, latent, readers, context, rows, LatentDecode(readers, context, rows))
+        kernels.append(absorbed._replace(unlike=_several(load)))
     if prompts and indexer and load.prompt_tokens > indexer.topk:  # reads latents token by token, as decoding does
         kernels.append(_index_prompts(rank, indexer, prompts))
-        kernels.append(_absorbed(rank, latent, tokens - sequences, indexer.topk, heads, _UNMEASURED_INDEXER))
+        kernels.append(_absorbed(rank, latent, tokens - decoded, indexer.topk, heads, _UNMEASURED_INDEXER))
     elif prompts:
         mean_dim = (latent.query_width + latent.value_dim) // 2  # of scores and of values
         kernels.append(
@@ -218,8 +243,8 @@ def _index_bytes(indexer: Indexer | None) -> float:
 
 
 def _index(rank: Rank, indexer: Indexer, sequences: int, context: int) -> Kernel:
-    """Scores every cached token for each decoding sequence, all heads on every GPU, and picks the best."""
-    flops = 2.0 * sequences * context * indexer.heads * indexer.head_dim
+    """Scores every cached token for each decoding token, all heads on every GPU, and picks the best."""
+    flops = 2.0 * sequences * rank.sizes.load.queries * context * indexer.heads * indexer.head_dim
     return Kernel("attention", "fp8", "fp8", flops, sequences * context * _index_bytes(indexer), _UNMEASURED_INDEXER)
 
 
@@ -237,14 +262,16 @@ def _linear(rank: Rank, mixer: LinearMixer, sequences: int, prompts: float, head
     """Convolution and state: decoding reads and writes the state, prompts go through it chunk by chunk.
 
     Per token and head, a state of k by v takes its decay, the value it holds for the key, the update and the output:
-    8 k v FLOP. A chunk of c tokens has products of [c, k] and [c, v] instead: 4 k v + 2 c (2 k + v) per token.
+    8 k v FLOP. A chunk of c tokens has products of [c, k] and [c, v] instead: 4 k v + 2 c (2 k + v) per token. Where
+    tokens are drafted, each leaves a state. [assumed] as SGLang keeps them.
     Source: Gated Delta Networks (arXiv 2412.06464), sections 2 and 3.
     """
     load, each = rank.sizes.load, rank.activation_each
     dtype = rank.workload.precisions.activations
     width = mixer.local_conv_width(heads, kv_heads)
     prompt_tokens = prompts * load.prompt_tokens
-    tokens = sequences + prompt_tokens
+    decoded, kept = sequences * load.queries, load.queries  # a state per token, to go back to if it is not accepted
+    tokens = decoded + prompt_tokens
     state = heads * mixer.key_dim * mixer.value_dim
     state_bytes = state * _STATE_BYTES
     convolution_bytes = (mixer.conv_kernel - 1) * width * each
@@ -252,20 +279,20 @@ def _linear(rank: Rank, mixer: LinearMixer, sequences: int, prompts: float, head
         elementwise(
             rank,
             2.0 * tokens * width * mixer.conv_kernel,
-            2 * tokens * width * each + 2 * (sequences + prompts) * convolution_bytes,
+            2 * tokens * width * each + (sequences * (1 + kept) + 2 * prompts) * convolution_bytes,
             _UNMEASURED_STATE,
         )
     ]
     streamed = (width + 2 * heads * mixer.value_dim) * each  # queries, keys, values and gate in, the output out
     if sequences:
-        traffic = sequences * (2 * state_bytes + streamed)
-        kernels.append(elementwise(rank, 8.0 * sequences * state, traffic, _UNMEASURED_STATE))
+        traffic = sequences * (1 + kept) * state_bytes + decoded * streamed
+        kernels.append(elementwise(rank, 8.0 * decoded * state, traffic, _UNMEASURED_STATE))
     if prompts:
         inside = 2 * _CHUNK * (2 * mixer.key_dim + mixer.value_dim) * heads
         traffic = prompt_tokens * (streamed + 2 * state_bytes / _CHUNK)
         flops = prompt_tokens * (4.0 * state + inside)
         kernels.append(Kernel("attention", dtype, dtype, flops, traffic, _UNMEASURED_STATE))
-    return tuple(kernels), (sequences if sequences else prompts) * (state_bytes + convolution_bytes)
+    return tuple(kernels), (sequences * kept if sequences else prompts) * (state_bytes + convolution_bytes)
 
 
 _MIXERS: dict[type, Any] = {GroupedAttention: _grouped, LatentAttention: _latent, LinearMixer: _linear}

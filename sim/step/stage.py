@@ -12,11 +12,10 @@ from sim.step.costs import (
     ends_s,
     handed_on_bytes,
     head_activation_bytes,
-    move_s,
-    moves,
-    op_cost,
     vocabulary_bytes,
 )
+from sim.step.drafting import draft_of
+from sim.step.layer import layer_costs, layer_s
 from sim.step.pipeline import Stage, pipeline
 from sim.step.rank import OpCost, Rank
 from sim.step.two_meshes import Sides, meeting
@@ -48,13 +47,8 @@ def price_step(stack: Sequence[Sides], pp: int, choices: Sequence[Mapping[str, i
         pp: Pipeline stages.
         choices: One per fused op, by name, per group.
     """
-    costs = tuple(
-        [
-            {op.name: op_cost(sides.rank_by_op[op.name], op, chosen[op.name]) for op in sides.experts.layer.ops}
-            for sides, chosen in zip(stack, choices, strict=True)
-        ]
-    )
-    layers_s = tuple([_layer_s(*each) for each in zip(stack, choices, costs, strict=True)])
+    costs = tuple([layer_costs(*each) for each in zip(stack, choices, strict=True)])
+    layers_s = tuple([layer_s(*each) for each in zip(stack, choices, costs, strict=True)])
     memory = memory_bytes(
         stack,
         pp,
@@ -63,21 +57,6 @@ def price_step(stack: Sequence[Sides], pp: int, choices: Sequence[Mapping[str, i
         peak_op_bytes=max([cost.activation_bytes for each in costs for cost in each.values()]),
     )
     return Step(stage_time(stack, pp, layers_s, choices), memory, costs)
-
-
-def _layer_s(sides: Sides, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> float:
-    """Seconds of a layer; what it leaves is moved to a next one of its own group."""
-    incoming_s = dict.fromkeys(costs, 0.0)
-    rank, one_mesh = sides.experts, sides.attention is sides.experts and sides.experts.cp == 1
-    for tensor in rank.layer.tensors:
-        ends = tuple([choices[name] for name in tensor.ends])
-        if one_mesh:  # as `Sides.moves_s` has it, without asking per tensor: this is a search's innermost loop
-            for name, move in zip(tensor.consumers, moves(rank.layer, tensor, ends), strict=True):
-                incoming_s[name] += move_s(rank, move)
-        else:
-            for name, seconds in zip(tensor.consumers, sides.moves_s(tensor, ends), strict=True):
-                incoming_s[name] += seconds
-    return sum([cost.kernel_s + (incoming_s[name] + cost.collective_s) for name, cost in costs.items()])
 
 
 def meeting_s(left: Sides, right: Sides, choices: Mapping[str, int], next_choices: Mapping[str, int]) -> float:
@@ -104,8 +83,9 @@ def stage_time(
         layers_s: Seconds of one layer of each group.
         choices: As of `price_step`.
     """
-    rank, combine = end_of(stack), choices[end_group(stack)]["combine"]
-    first_s, last_s = ends_s(rank, combine)
+    end, combine = end_of(stack), choices[end_group(stack)]["combine"]
+    rank, draft_s = end.experts, draft_of(end).time_s
+    first_s, last_s = model_ends_s(end, combine)
     send_recv_s = hand_on_all_s(rank, pp, combine)
     slowest: tuple[float, float, Stage] | None = None
     for stage in pipeline(rank.workload, pp):
@@ -119,7 +99,8 @@ def stage_time(
     total_s, inside_s, stage = slowest
     layers = sum(stage.layers)
     mean_s = layers_s[0] if len(layers_s) == 1 else inside_s / layers
-    return StageBreakdown(layers, mean_s, first_s, last_s, send_recv_s, total_s, stage.layers, tuple(layers_s))
+    ends = (first_s, last_s - draft_s if draft_s else last_s)
+    return StageBreakdown(layers, mean_s, *ends, send_recv_s, total_s, stage.layers, tuple(layers_s), draft_s)
 
 
 def end_group(stack: Sequence[Sides]) -> int:
@@ -127,9 +108,15 @@ def end_group(stack: Sequence[Sides]) -> int:
     return stack[0].experts.workload.model.order[-1]
 
 
-def end_of(stack: Sequence[Sides]) -> Rank:
-    """The GPU on whose mesh both ends of the model lie."""
-    return stack[end_group(stack)].experts
+def end_of(stack: Sequence[Sides]) -> Sides:
+    """The GPU on whose experts' mesh both ends of the model lie."""
+    return stack[end_group(stack)]
+
+
+def model_ends_s(end: Sides, combine_choice: int) -> tuple[float, float]:
+    """Seconds of the embedding, and of the LM head and the draft, which the last stage has."""
+    first_s, last_s = ends_s(end.experts, combine_choice)
+    return first_s, last_s + draft_of(end).time_s
 
 
 def stage_ends_s(stage: Stage, first_s: Any, last_s: Any) -> Any:
@@ -171,7 +158,8 @@ def memory_bytes(
         layer_kv_bytes: KV cache or state of one layer of each group and one microbatch.
         peak_op_bytes: Largest inputs plus output of any op of any layer.
     """
-    rank = end_of(stack)
+    end = end_of(stack)
+    rank = end.experts
     workload = rank.workload
     stream = max([sides.stream_bytes() for sides in stack])
     activations = stream + max(peak_op_bytes, head_activation_bytes(rank))
@@ -181,8 +169,9 @@ def memory_bytes(
     stages = [
         Memory(
             weights=sum([n * each for n, each in zip(stage.layers, layer_weight_bytes, strict=True)])
-            + vocabularies(workload, stage) * vocabulary_bytes(rank),
-            kv_cache=sum([n * pp * each for n, each in zip(stage.layers, layer_kv_bytes, strict=True)]),
+            + end_weight_bytes(end, stage),
+            kv_cache=sum([n * pp * each for n, each in zip(stage.layers, layer_kv_bytes, strict=True)])
+            + pp * end_kv_bytes(end, stage),
             activations=activations,
             overhead=overhead,
         )
@@ -197,6 +186,17 @@ def vocabularies(workload: Workload, stage: Stage) -> int:
     """How often a stage holds the vocabulary: as the embedding, and as the LM head unless they are one."""
     both = stage.first and stage.last
     return 1 if both and workload.model.tied_embeddings else stage.first + stage.last
+
+
+def end_weight_bytes(end: Sides, stage: Stage) -> float:
+    """Weights of the ends of the model that a stage has, and of the draft."""
+    held = vocabularies(end.experts.workload, stage) * vocabulary_bytes(end.experts)
+    return held + draft_of(end).weight_bytes if stage.last else held
+
+
+def end_kv_bytes(end: Sides, stage: Stage) -> float:
+    """Cache of the draft for one microbatch, where a stage has it."""
+    return draft_of(end).kv_bytes if stage.last else 0.0
 
 
 def needed_and_allowed_bytes(workload: Workload, memory: Memory) -> tuple[float, float]:

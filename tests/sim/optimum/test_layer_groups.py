@@ -16,7 +16,7 @@ from sim.optimum.best import find_best
 from sim.optimum.spaces import Space, extended_space, joint_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from sim.workload import Workload
+from sim.workload import GroupChoices, Phase, Speculation, Workload
 
 FULL = GroupedAttention(heads=8, kv_heads=2, head_dim=16)
 GROUPS = (
@@ -81,6 +81,25 @@ def test_so_it_is_on_meshes_of_attentions_own(toy_moe: Workload, groups: str, mi
     space = some(workload, few=("combine",), extended=True)
     if not workload.model.is_moe:
         space = dataclasses.replace(space, ep=(1,))
+    found = find_best(space)
+    assert found.evaluation is not None
+    assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(brute_force(space), rel=1e-12)
+
+
+@pytest.mark.parametrize("groups", ["shared", "own"])
+@pytest.mark.parametrize("phase", ["decode", "serve"])
+def test_so_it_is_of_steps_that_verify_drafted_tokens(toy_moe: Workload, phase: Phase, groups: GroupChoices) -> None:
+    workload = dataclasses.replace(
+        toy_moe,
+        model=Model("mixed", 64, 1000, GROUPS, mtp_layers=1),
+        hardware=dataclasses.replace(toy_moe.hardware, hbm_bytes=2.5e6),
+        groups=groups,
+        phase=phase,
+        prompt_tokens=96,
+        output_tokens=32,
+        speculation=Speculation(2, (0.8, 0.6), "mtp"),
+    )
+    space = some(workload, few=("combine",), extended=True)
     found = find_best(space)
     assert found.evaluation is not None
     assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(brute_force(space), rel=1e-12)
