@@ -231,15 +231,17 @@ def disagg_worker(row: Mapping[str, Any], phase: Literal["prefill", "decode"]) -
     if isinstance(served, Skipped):
         return served
     model, weights, reread = served
-    batch = _number(row.get(f"{phase}_batch_size"))
-    if not batch:
-        return Skipped(f"it states no {phase}_batch_size")
     tp, dp, moe_tp = (
         _number(row.get(f"{phase}_{name}")) or 1 for name in ("tp_size", "attention_dp_size", "moe_tp_size")
     )
+    if (stages := _number(row.get(f"{phase}_pp_size"))) > 1:
+        return Skipped(f"its {phase} workers run {stages} pipeline stages, whose microbatches it does not state")
+    batch = _worker_batch(row, phase, dp)
+    if isinstance(batch, Skipped):
+        return batch
     if (tp * dp) % moe_tp:
         moe_tp = tp * dp
-    strategy, replicas = strategy_of(model, batch * dp, tp, dp, tp * dp // moe_tp)
+    strategy, replicas = strategy_of(model, batch, tp, dp, tp * dp // moe_tp)
     backend = str(row["backend"])
     return ServingRun(
         model,
@@ -250,11 +252,27 @@ def disagg_worker(row: Mapping[str, Any], phase: Literal["prefill", "decode"]) -
         strategy,
         backend,
         engine_of(backend, row["backend_version"]),
-        batch * dp,
+        batch,
         replicas=replicas,
         phase=phase,
         reread=reread,
     )
+
+
+def _worker_batch(row: Mapping[str, Any], phase: str, dp: int) -> int | Skipped:
+    """Requests of one worker over its attention ranks: as stated per rank, and no more than clients send to each.
+
+    The database states the clients' requests over the decode workers as their batch, which of a worker with attention
+    data-parallelism is all ranks' together: it must not be counted once per rank.
+    """
+    stated = _number(row.get(f"{phase}_batch_size")) * dp
+    if phase == "prefill":
+        return stated or dp  # one prompt on each rank, where the row leaves it open
+    sent, workers = _number(row["concurrency"]), _number(row.get("decode_num_workers")) or 1
+    each = math.ceil(sent / workers)
+    if not (stated or each):
+        return Skipped("it states neither a decode_batch_size nor a concurrency")
+    return min(stated or each, each or stated)
 
 
 def _served(row: Mapping[str, Any]) -> tuple[Model, Dtype, tuple[str, ...]] | Skipped:

@@ -140,8 +140,7 @@ def _told(result: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     serving = result["endtoend_ttft_tpot"]
     parts = dict(result)
     if disagg := serving.get("disagg"):
-        parts["disaggregated decode workers"] = disagg
-        parts["disaggregated prefill workers"] = disagg["ttft"]
+        parts["disaggregated runs"] = disagg
     for name, part in parts.items():
         for heading, key in (("rows not predicted", "skipped"), ("rows read otherwise", "reread")):
             for reason, rows in part.get(key, {}).items():
@@ -181,11 +180,18 @@ def _serving_lines(serving: Mapping[str, Any]) -> str:
     for kind, held in serving["interval"].items():
         lines.append(_coverage_line(kind, held))
     if disagg["rows"]:
-        lines.append(f"{disagg['rows']} disaggregated decode workers: mean error {disagg['mape']:.1%}")
-    for what, first in (("", serving["ttft"]), (" of disaggregated prefill workers", disagg["ttft"])):
+        parts = ", ".join(f"{name} {part['mape']:.0%}" for name, part in disagg["by_engine"].items() if part["rows"])
+        lines.append(
+            f"disaggregated runs, {disagg['rows']} of {disagg['rows'] + disagg['unpredicted']} predicted: "
+            f"mean error of the time per token {disagg['mape']:.0%}, bias {disagg['bias']:+.0%} ({parts})"
+        )
+    for what, first in (
+        (", without the queues that measured runs had", serving["ttft"]),
+        (" of disaggregated runs, with their queues", disagg["ttft"]),
+    ):
         if first["rows"]:
             lines.append(
-                f"time to the first token{what}, without the queues that measured runs had: {first['rows']} rows, "
+                f"time to the first token{what}: {first['rows']} rows, "
                 f"mean error {first['mape']:.0%}, median {first['median_ape']:.0%}, rank {_rank(first)}"
             )
     return "\n".join(lines)

@@ -6,17 +6,17 @@ Every row is priced by `sim.simulate.evaluate`, as a searched strategy is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raysearch.calibration.deployments import Machine, ServingRun, as_stated, disagg_worker
+from raysearch.calibration.deployments import Machine, ServingRun, as_stated
 from raysearch.calibration.engines import Steps, engine_times, held_out_times, shapes_of, stating_their_batch, steps_of
 from raysearch.calibration.intervals import coverage, held_out_coverage, held_out_residuals, residuals_of
-from raysearch.calibration.serving import LEAST_JUDGED, Runs, agg_runs, numbers_of, read_runs, runs_of
+from raysearch.calibration.serving import LEAST_JUDGED, Runs, agg_runs, numbers_of, read_runs
+from raysearch.validation.disaggregated import compare_disaggregated
 from raysearch.validation.figures import Comparison, figures, within_groups
 from raysearch.validation.light import light_tpot_s
 from sim.evaluation import Evaluation
@@ -32,7 +32,7 @@ def compare_serving(
 ) -> Comparison | None:
     """Predicted time per output token of the aggregated runs; None if the folder has no such file.
 
-    The disaggregated runs are figures of their own in `extra`: their decode workers see no prompts.
+    The disaggregated runs are figures of their own in `extra`: see `raysearch.validation.disaggregated`.
 
     Raises:
         InputError: A file that cannot be used.
@@ -73,7 +73,7 @@ def compare_serving(
             "every_row_taken_literally": figures(measured, literal_ms, literal_light_ms),
             "interval": _intervals(found, steps, measured / 1e3, times, evaluations, held_out=held_out),
             "ttft": _ttft(rows, steps.ttft_of_each_s(times) * 1e3),
-            "disagg": _disaggregated(frame, calibration, machine),
+            "disagg": compare_disaggregated(frame, calibration, machine),
         },
     )
 
@@ -163,25 +163,3 @@ def _ranks(
             ),
         }
     return result
-
-
-def _disaggregated(frame: pd.DataFrame, calibration: Calibration, machine: Machine) -> dict[str, object]:
-    """Errors of disaggregated runs: time per token of the decode workers, to the first token of the prefill workers."""
-    rows = pd.DataFrame(frame[frame["mode"] != "agg"])
-    decode, prefill = (runs_of(rows, partial(disagg_worker, phase=phase)) for phase in ("decode", "prefill"))
-    priced, times = steps_of(decode.runs, machine).priced, _fitted(decode, calibration)
-    predicted = _tpot_ms(evaluated(decode.runs, times, machine), priced)
-    light = _light_ms(decode.runs, machine, priced)
-    result = figures(numbers_of(decode.rows, "silicon_tpot_ms"), predicted, light)
-    first = steps_of(prefill.runs, machine).ttft_of_each_s(_fitted(prefill, calibration))
-    return {
-        **result,
-        "unpredicted": result["unpredicted"] + len(rows) - len(decode.runs),
-        "skipped": decode.skipped,
-        "reread": decode.reread,
-        "ttft": {**_ttft(prefill.rows, first * 1e3), "skipped": prefill.skipped},
-    }
-
-
-def _fitted(found: Runs, calibration: Calibration) -> list[EngineTimes]:
-    return [engine_times(calibration, run.engine) for run in found.runs]

@@ -215,6 +215,7 @@ UNSEEN: dict[str, list[dict[str, Any]]] = {
         },
         RUN | {"id": "decode alone", "mode": "disagg", "decode_batch_size": 8, "decode_tp_size": 2},
         RUN | {"id": "prefill alone", "mode": "disagg", "prefill_batch_size": 1, "decode_batch_size": ""},
+        RUN | {"id": "nothing", "mode": "disagg", "decode_batch_size": "", "concurrency": ""},
     ],
     "endtoend.csv": [
         PUBLISHED,
@@ -289,16 +290,17 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysear
         "attention_dp_size = tp_size = 4 read as the engine's flag: 4 GPUs, not 16": ["flag"],
     }
     disagg = serving["disagg"]
-    assert (disagg["rows"], disagg["unpredicted"], disagg["ttft"]["rows"]) == (1, 1, 1)
-    assert disagg["skipped"] == {"it states no decode_batch_size": ["prefill alone"]}
-    assert disagg["ttft"]["skipped"] == {"it states no prefill_batch_size": ["decode alone"]}
+    assert (disagg["rows"], disagg["unpredicted"], disagg["ttft"]["rows"]) == (2, 1, 2)
+    assert [each["id"] for each in disagg["each"]] == ["decode alone", "prefill alone"]
+    assert disagg["skipped"] == {"it states neither a decode_batch_size nor a concurrency": ["nothing"]}
     assert result["endtoend"]["rows"] == 5
     assert result["endtoend"]["skipped"] == {"its parallelism is 'unknown'": ["line 4"]}
     table = raysearch("validate", "--data", unseen)
     for said in (
         "endtoend_ttft_tpot, 1 rows not predicted: unknown framework 'other' (framework)",
         "endtoend_ttft_tpot, 1 rows read otherwise: nvfp4 weights of gpt_oss_120b read as published (oss)",
-        "disaggregated decode workers, 1 rows not predicted: it states no decode_batch_size (prefill alone)",
+        "disaggregated runs, 1 rows not predicted: it states neither a decode_batch_size nor a concurrency (nothing)",
+        "disaggregated runs, 2 of 3 predicted",
         "endtoend, 1 rows not predicted: its parallelism is 'unknown' (line 4)",
         "time to the first token",
     ):
@@ -320,7 +322,7 @@ def test_rows_that_need_a_series_the_calibration_lacks_are_unpredicted(raysearch
         done = raysearch("validate", "--data", unseen, "--calibration", gemms_alone, "--json", *how)
         assert done.returncode == 0, done.stderr
         serving = json.loads(done.stdout)["endtoend_ttft_tpot"]
-        assert (serving["rows"], serving["unpredicted"], serving["disagg"]["unpredicted"]) == (0, 3, 2)
+        assert (serving["rows"], serving["unpredicted"], serving["disagg"]["unpredicted"]) == (0, 3, 3)
         assert len(serving["skipped"]["it needs kernels that the calibration lacks"]) == 3
     assert json.loads(done.stdout)["endtoend"]["unpredicted"] > 1
     assert raysearch("validate", "--data", unseen, "--calibration", gemms_alone).returncode == 0
@@ -580,14 +582,21 @@ def test_a_row_that_cannot_be_priced_says_why() -> None:
 
 def test_workers_of_disaggregated_rows_are_priced_in_their_own_phase() -> None:
     row = RUN | {"decode_batch_size": 8, "decode_tp_size": 2, "decode_attention_dp_size": 4, "decode_moe_tp_size": 1}
-    row |= {"model_path": "deepseek-ai/DeepSeek-V3", "prefill_batch_size": 1, "prefill_tp_size": 8}
+    row |= {"model_path": "deepseek-ai/DeepSeek-V3", "prefill_batch_size": 1, "prefill_tp_size": 8, "concurrency": 32}
     decode, prefill = disagg_worker(row, "decode"), disagg_worker(row, "prefill")
     assert isinstance(decode, ServingRun)
     assert isinstance(prefill, ServingRun)
     assert (decode.phase, decode.strategy.batch, decode.strategy.ep, decode.gpus) == ("decode", 32, 8, 8)
     assert (prefill.phase, prefill.strategy.batch, prefill.gpus) == ("prefill", 1, 8)
     assert disagg_worker(row, "decode") == decode
-    assert isinstance(disagg_worker(row | {"decode_batch_size": ""}, "decode"), Skipped)
+    nothing = row | {"decode_batch_size": "", "concurrency": ""}
+    assert isinstance(disagg_worker(nothing, "decode"), Skipped)
+    alone = disagg_worker(row | {"decode_batch_size": "", "concurrency": 45, "decode_num_workers": 2}, "decode")
+    assert isinstance(alone, ServingRun)
+    assert alone.strategy.batch == 23
+    # Requests over the workers are all attention ranks' together, not each one's.
+    all_ranks = row | {"decode_batch_size": 23, "concurrency": 45, "decode_num_workers": 2}
+    assert disagg_worker(all_ranks, "decode") == alone
 
 
 def test_published_names_find_their_models() -> None:
