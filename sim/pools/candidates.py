@@ -26,7 +26,7 @@ class Replica:
     Attributes:
         evaluation: Of its strategy.
         requests_per_s: That it prefills, or decodes.
-        latency_s: Of a prefill step through all stages, or of a decode step.
+        latency_s: Of a prefill step through all stages, or the time per output token.
         sharers: GPUs that hold a part of one request's cache.
     """
 
@@ -70,7 +70,8 @@ def _replica(workload: Workload, traffic: Traffic, found: Evaluation) -> Replica
     if any(violation.kind not in ("tpot", "ttft") for violation in found.violations):
         return None
     rate = requests_per_s(traffic, workload, found.tokens_per_s_per_gpu * found.gpus)
-    latency_s = found.strategy.pp * found.stage.total_s + found.engine_s
+    step_s = found.strategy.pp * found.stage.total_s + found.engine_s
+    latency_s = step_s if workload.phase == "prefill" else found.tpot_s
     return Replica(found, rate, latency_s, sharers(workload, found.strategy))
 
 
