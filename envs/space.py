@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from envs.actions import Action, ActionLike, Actions, Factored, doublings, is_long
 from sim.batched import Strategies
+from sim.layers.dims import spread
 from sim.optimum.spaces import Coordinate, space_of
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -32,7 +33,7 @@ class StrategySpace:
 
     Args:
         workload: What the space belongs to.
-        fixed_dims: Dims of every strategy, where only degrees and batch are searched.
+        fixed_dims: One choice per fused op of every strategy, where only degrees and batch are searched.
 
     Attributes:
         workload: What the space belongs to.
@@ -49,7 +50,7 @@ class StrategySpace:
         )
         self._ops = len(space.choices) if fixed_dims is None else 0
         self._own = len(self.coordinates) > len(_DEGREES) + self._ops
-        self._fixed_dims = fixed_dims
+        self._fixed_dims = None if fixed_dims is None else spread(workload, fixed_dims)
         self.workload = workload
         self.names: tuple[str, ...] = tuple(each.name for each in self.coordinates)
         self._tables: tuple[tuple[int, ...], ...] = tuple(each.values for each in self.coordinates)

@@ -15,6 +15,7 @@ from rich.text import Text
 from raysearch.files import degrees_text
 from sim.evaluation import Evaluation, OpBreakdown
 from sim.nearness import near_limits
+from sim.step.pipeline import stage_layers
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -83,7 +84,7 @@ def explanation(workload: Workload, evaluation: Evaluation) -> list[RenderableTy
     return [
         _headline(workload, evaluation),
         *_layer_tables(workload, evaluation),
-        _stage_line(evaluation),
+        _stage_line(workload, evaluation),
         _memory_table(workload, evaluation),
         _violations(evaluation),
         *(Text(f"Near its limit: {near.message}", "yellow") for near in near_limits(workload, evaluation)),
@@ -188,7 +189,7 @@ def bytes_text(size: float) -> str:
     return f"{size:,.0f} B"
 
 
-def _stage_line(evaluation: Evaluation) -> Text:
+def _stage_line(workload: Workload, evaluation: Evaluation) -> Text:
     stage = evaluation.stage
     parts = {
         f"{stage.layers} layers x {stage.layer_s * 1e6:,.1f} us": stage.layers * stage.layer_s,
@@ -198,7 +199,9 @@ def _stage_line(evaluation: Evaluation) -> Text:
         **({"draft": stage.draft_s} if stage.draft_s else {}),
     }
     text = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in parts.items())
-    return Text(f"Slowest pipeline stage {stage.total_s * 1e3:.2f} ms: {text}")
+    layers = stage_layers(workload.model.layers, min(evaluation.strategy.pp, workload.model.layers))
+    uneven = f"\nLayers of its {len(layers)} stages: {', '.join(map(str, layers))}" if len(set(layers)) > 1 else ""
+    return Text(f"Slowest pipeline stage {stage.total_s * 1e3:.2f} ms: {text}{uneven}")
 
 
 def _memory_table(workload: Workload, evaluation: Evaluation) -> Table:

@@ -82,6 +82,7 @@ def workload_dict(workload: Workload) -> dict[str, Any]:
         "kernels": curves.engine if curves else None,
         "precisions": asdict(workload.precisions),
         "space": workload.space,
+        "groups": workload.groups,
         "speculation": _speculation_dict(workload),
         **({"model_import": imported} if imported else {}),
     }

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from raysearch.errors import InputError
+from sim.layers.dims import spread
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
-from sim.layers.model import Model
 from sim.layouts import StageDegrees, degrees_of_layout
 from sim.strategy import Strategy
 from sim.validate import check_strategy
@@ -73,7 +73,7 @@ def strategy_of(
     ep = 1 if ep is None else ep
     if moe_tp is not None and dp is None and tp > 0 and cp > 0 and (moe_tp * ep) % (tp * cp) == 0:
         dp = moe_tp * ep // (tp * cp)
-    strategy = Strategy(tp, ep, pp, batch, parse_dims(dims, workload.model), cp, dp)
+    strategy = Strategy(tp, ep, pp, batch, parse_dims(dims, workload), cp, dp)
     check_strategy(workload, strategy)
     if moe_tp is not None and moe_tp * ep != strategy.stage_gpus:
         raise InputError(
@@ -92,10 +92,10 @@ def _degrees_of(layout: str, **given: int | None) -> StageDegrees:
         raise InputError(f"--layout: {error}") from None
 
 
-def parse_dims(text: str, model: Model) -> tuple[int, ...]:
+def parse_dims(text: str, workload: Workload) -> tuple[int, ...]:
     """The dims that an option's text stands for: numbers joined by commas or not at all, or a heuristic's name."""
     if text in _NAMED_DIMS:
-        return _NAMED_DIMS[text](model)
+        return spread(workload, _NAMED_DIMS[text](workload.model))
     try:
         return tuple(int(part) for part in (text.split(",") if "," in text else text.strip()))
     except ValueError:

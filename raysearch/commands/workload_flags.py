@@ -16,8 +16,9 @@ import typer
 from raysearch.commands.options import MarginOption, SpaceOption
 from raysearch.errors import InputError
 from sim.config.described import Description
-from sim.workload import Phase, Workload
+from sim.workload import GroupChoices, Phase, Workload
 
+GroupsName = StrEnum("GroupsName", {name: name for name in get_args(GroupChoices)})
 PhaseName = StrEnum("PhaseName", {name: name for name in get_args(Phase)})
 BatchGrid = StrEnum("BatchGrid", {"powers_of_two": "powers_of_two", "any": "any"})
 
@@ -114,6 +115,16 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     **{name: (option, None) for name, option in _SPECULATION.items()},
+    "groups": (
+        Annotated[
+            GroupsName | None,
+            _option(
+                "'shared': kinds of layers share the choices of their ops; 'own': each kind has its own.",
+                show_default="as the workload says, else shared",
+            ),
+        ],
+        None,
+    ),
     "space": (SpaceOption, None),
     "margin": (MarginOption, None),
 }
@@ -185,7 +196,7 @@ def workload_of_flags(flags: dict[str, Any], batch_grid: str | None = None) -> W
 
     said = {name: _plain(value) for name, value in flags.items() if value is not None}
     _IMPORTED.set(None)
-    shared = {name: said.pop(name) for name in ("space", "margin") if name in said}
+    shared = {name: said.pop(name) for name in ("space", "margin", "groups") if name in said}
     instead = {**shared, **_speculation(said), **({"batch": batch_grid} if batch_grid else {})}
     if "workload" in said:
         named, hardware = said.pop("workload"), said.pop("hardware", None)

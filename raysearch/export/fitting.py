@@ -62,7 +62,7 @@ def _alike(deployment: Deployment, engine: EngineRules) -> Iterator[Strategy]:
     divisors = [n for n in range(1, strategy.stage_gpus + 1) if strategy.stage_gpus % n == 0]
     contexts = divisors if engine.cuts_context(workload) else [1]
     experts = [ep for ep in divisors if workload.model.experts % ep == 0]
-    for plan, tp, cp, ep in itertools.product(engine.plans(workload), divisors, contexts, experts):
+    for plan, tp, cp, ep in itertools.product(engine.plans_of(workload), divisors, contexts, experts):
         if strategy.stage_gpus % (tp * cp) == 0:
             dp = strategy.stage_gpus // (tp * cp)
             each = Strategy(tp, ep, strategy.pp, strategy.batch, plan.dims, cp, None if (cp, dp) == (1, ep) else dp)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from raysearch.export.deployment import Deployment, Export, Flag, command_text
 from raysearch.export.fitting import fitted
 from sim.engines.megatron_core import MEGATRON_CORE
+from sim.layers.dims import spread
 from sim.layers.heuristics import megatron_dims
 from sim.simulate import evaluate
 
@@ -52,7 +53,7 @@ def flags(deployment: Deployment) -> list[Flag]:
             ("--moe-token-dispatcher-type", "alltoall" if workload.expert_exchange == "all_to_all" else "allgather"),
             ("--moe-grouped-gemm", None),
         ]
-    if strategy.tp > 1 and strategy.dims != megatron_dims(workload.model):
+    if strategy.tp > 1 and strategy.dims != spread(workload, megatron_dims(workload.model)):
         told.append(("--sequence-parallel", None))
     told += [
         ("--inference-dynamic-batching-max-requests", _whole(deployment.rank_requests, strategy.tp)),

@@ -21,6 +21,7 @@ from typing import Any
 
 from raysearch.errors import InputError
 from raysearch.simulators.measurement import Measurement
+from sim.layers.dims import spread
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -171,7 +172,9 @@ def recommendation(workload: Workload, gpus: int) -> Recommended | None:
     row = table.iloc[0]
     tp, dp, ep = int(row["tp"]), int(row["dp"]), int(row["moe_ep"])
     batch = int(row["bs"]) * dp
-    strategy = Strategy(tp, ep, int(row["pp"]), batch, megatron_dims(workload.model), 1, None if dp == ep else dp)
+    strategy = Strategy(
+        tp, ep, int(row["pp"]), batch, spread(workload, megatron_dims(workload.model)), 1, None if dp == ep else dp
+    )
     figures = (float(row["tokens/s/gpu"]), float(row["tpot"]) * 1e-3, float(row["ttft"]) * 1e-3)
     return Recommended(strategy, *figures, version=str(row["version"]))
 

@@ -10,13 +10,11 @@ from pydantic import ValidationError
 
 from sim.config.catalog import assembled, default_hardware, imported_model, read_model
 from sim.config.files import CatalogError, config_path, explain
-from sim.config.schemas import WorkloadFile
+from sim.config.schemas import DEEPEST, WorkloadFile
 from sim.workload import Workload
 
 WIDEST = 128
 """Largest searched tp and ep. [assumed] as in the paper's table 1, whose tp ends there."""
-DEEPEST = 64
-"""Largest searched pp. [assumed] the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
         "degrees": {
             "tp": [n for n in _powers_of_two(min(WIDEST, said.max_gpus)) if model.heads % n == 0],
             "ep": [n for n in _powers_of_two(min(WIDEST, said.max_gpus)) if model.experts % n == 0],
-            "pp": [n for n in range(1, min(DEEPEST, said.max_gpus) + 1) if model.layers % n == 0],
+            "pp": _stages(model.layers, min(DEEPEST, said.max_gpus, model.layers)),
             "batch": "powers_of_two",
         },
     }
@@ -96,6 +94,14 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
     except ValidationError as error:
         raise CatalogError(f"the workload of the options: {explain(error, WorkloadFile)}") from error
     return assembled(file, model_path, Path(hardware_path))
+
+
+def _stages(layers: int, most: int) -> list[int]:
+    """Divisors of the layers, whose stages are equal, and powers of two, since GPUs come in those.
+
+    Others are in no list of their own: between two powers of two they leave GPUs of a node idle.
+    """
+    return sorted({n for n in range(1, most + 1) if layers % n == 0} | set(_powers_of_two(most)))
 
 
 def _powers_of_two(most: int) -> list[int]:

@@ -13,7 +13,7 @@ from sim.layers import mixers
 from sim.layers import model as layers_model
 from sim.prices import hardware
 from sim.prices.dtypes import Dtype
-from sim.workload import BatchGrid, DegreeTables, ExpertExchange, Phase, Routing, SpaceName
+from sim.workload import BatchGrid, DegreeTables, ExpertExchange, GroupChoices, Phase, Routing, SpaceName
 
 
 class _LatentAttention(FileSchema):
@@ -210,19 +210,25 @@ LARGEST_BATCH = 4096
 """Largest batch of a named list. [assumed] as in the paper's table 1."""
 
 
+DEEPEST = 64
+"""Most searched pipeline stages. [assumed] as in the paper's table 1."""
+
+
 class _DegreesTable(FileSchema):
     tp: Degrees
     ep: Degrees
-    pp: Degrees
+    pp: Degrees | Literal["any"]
     batch: Degrees | BatchGrid
 
-    def to_si(self) -> DegreeTables:
+    def to_si(self, layers: int, max_gpus: int) -> DegreeTables:
+        """The tables; any pipeline has as many stages as there are layers and GPUs, at most."""
+        pp = tuple(range(1, min(layers, max_gpus, DEEPEST) + 1)) if self.pp == "any" else self.pp
         batch = self.batch
         if batch == "any":
             batch = tuple(range(1, LARGEST_BATCH + 1))
         elif batch == "powers_of_two":
             batch = tuple(1 << power for power in range(LARGEST_BATCH.bit_length()))
-        return DegreeTables(self.tp, self.ep, self.pp, batch)
+        return DegreeTables(self.tp, self.ep, pp, batch)
 
 
 MTP, NGRAM = "mtp", "ngram"
@@ -273,6 +279,7 @@ class WorkloadFile(FileSchema):
     chunk_tokens: Count | None = None  # prompts are computed whole
     speculation: _SpeculationTable | None = None  # one token per step
     precisions: _PrecisionsTable
+    groups: GroupChoices = "shared"  # whether kinds of layers share the choices of their ops
     space: SpaceName = "joint"  # the engine's, where one is named
     declared_choices: str | None = None  # "module:function" that declares them; in the extended space only
     margin: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0

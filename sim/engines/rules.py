@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from sim.canonical import canonical
+from sim.layers.dims import dims_of, spread
 from sim.layers.mixers import GroupedAttention
 from sim.layers.model import Model
-from sim.layers.ops import op_names
 from sim.prices.engine import MemoryPolicy
 from sim.prices.hardware import EngineName
 from sim.strategy import Strategy
@@ -33,7 +33,7 @@ class Plan:
 
     Attributes:
         name: As the engine's users call it.
-        dims: One choice per fused op, in the layer's order.
+        dims: One choice per fused op, in the layer's order; `EngineRules.plans_of` has them per group too.
         refuses: What it refuses besides what its engine does.
     """
 
@@ -68,9 +68,13 @@ class EngineRules:
     refuses: Refuses
     cuts_context: Callable[[Workload], bool]
 
+    def plans_of(self, workload: Workload) -> tuple[Plan, ...]:
+        """Its plans, the choices of an op the same in all groups of layers."""
+        return tuple(replace(plan, dims=spread(workload, plan.dims)) for plan in self.plans(workload))
+
     def refusals(self, workload: Workload, strategy: Strategy) -> list[str]:
         """Why the engine does not run a strategy, each text naming the engine's rule; none if it does."""
-        plans = self.plans(workload)
+        plans = self.plans_of(workload)
         wanted = canonical(strategy).dims
         fitting = [plan for plan in plans if canonical(replace(strategy, dims=plan.dims)).dims == wanted]
         told = list(self.refuses(workload, strategy))
@@ -83,7 +87,7 @@ class EngineRules:
 
 def _no_plan(workload: Workload, strategy: Strategy, plans: tuple[Plan, ...]) -> str:
     """Which ops keep a strategy from the plan that comes nearest."""
-    names = op_names(workload.model)
+    names = [dim.name for dim in dims_of(workload)]
 
     def differs(plan: Plan) -> list[str]:
         pairs = zip(names, strategy.dims, plan.dims, strict=True)

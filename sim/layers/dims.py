@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.layers.ops import FusedOp, layer_of, layer_ops
+from sim.layers.ops import FusedOp, layer_of, layer_ops, op_names
 from sim.strategy import FIRST_DECLARED
 from sim.workload import Workload
 
@@ -49,6 +49,12 @@ def dims_of(workload: Workload) -> tuple[Dim, ...]:
         alike = all(layers[index].op(op.name).key == op.key for index in having)
         found.append(Dim(op.name, op, having, alike))
     return tuple(found)
+
+
+def spread(workload: Workload, dims: Sequence[int]) -> tuple[int, ...]:
+    """Dims in the workload's order from one choice per fused op that all groups share, such as a heuristic's."""
+    by_op = dict(zip(op_names(workload.model), dims, strict=True))
+    return tuple(by_op[dim.op.name] for dim in dims_of(workload))
 
 
 def choices_of(workload: Workload, dims: Sequence[int]) -> tuple[Mapping[str, int], ...]:

@@ -38,7 +38,7 @@ from sim.engines.rules import EngineRules
 from sim.layers.declared import declared_choices
 from sim.layers.dims import Dim, dims_of
 from sim.layers.heuristics import megatron_choice
-from sim.layers.ops import FusedOp, op_names
+from sim.layers.ops import FusedOp
 from sim.simulate import mesh_violations
 from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, TOKENS, Strategy
 from sim.workload import Workload
@@ -93,7 +93,7 @@ class Space:
         """The space as products of tables: itself, or of an engine's space one per plan of the engine."""
         if self.engine is None:
             return (self,)
-        dims = [plan.dims for plan in self.engine.plans(self.workload)]
+        dims = [plan.dims for plan in self.engine.plans_of(self.workload)]
         tables = [{name: (choice,) for name, choice in zip(self.choices, each, strict=True)} for each in dims]
         return tuple(replace(self, choices=table) for table in tables if self._has(table))
 
@@ -272,7 +272,7 @@ def engine_space(workload: Workload, engine: EngineRules) -> Space:
     >>> space.outside(Strategy(4, 4, 1, 64, space.only_dims, dp=16))[0].partition(" (")[0]
     'vLLM 0.33.0: expert parallelism is all or nothing'
     """
-    degrees, plans = workload.degrees, engine.plans(workload)
+    degrees, plans = workload.degrees, engine.plans_of(workload)
     return Space(
         workload,
         tp=degrees.tp,
@@ -282,7 +282,7 @@ def engine_space(workload: Workload, engine: EngineRules) -> Space:
         pp=degrees.pp,
         batch=degrees.batch,
         choices={
-            name: tuple(sorted({plan.dims[at] for plan in plans})) for at, name in enumerate(op_names(workload.model))
+            dim.name: tuple(sorted({plan.dims[at] for plan in plans})) for at, dim in enumerate(dims_of(workload))
         },
         engine=engine,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sim.layers.dims import choices_of, dims_of
 from sim.layers.ops import layer_ops
 from sim.prices.collectives import hand_on_s
 from sim.prices.mesh import Group
@@ -25,7 +26,7 @@ def request_cache_bytes(workload: Workload, tokens: int) -> float:
     >>> request_cache_bytes(load_workload("llama_3_1_405b_8k"), 1000) == 126 * 1000 * 2 * 8 * 128
     True
     """
-    dims = tuple(NONE for _ in layer_ops(workload.model).ops)
+    dims = (NONE,) * len(dims_of(workload))
     alone = replace(workload, phase="decode", context_tokens=tokens, engine=None)
     return evaluate(alone, Strategy(1, 1, 1, 1, dims)).memory_bytes.kv_cache
 
@@ -36,9 +37,9 @@ def sharers(workload: Workload, strategy: Strategy) -> int:
     Where attention is sharded on heads or not at all, all of a group do (copies send a part each); sharded on requests,
     those that share its context.
     """
-    layer = layer_ops(workload.model)
-    choice = dict(zip(layer.op_by_name, strategy.dims, strict=True))["attention"]
-    on_requests = layer.op("attention").label(choice) == "t"
+    attention = layer_ops(workload.model).op("attention")
+    choices = [each["attention"] for each in choices_of(workload, strategy.dims)]
+    on_requests = all(attention.label(choice) == "t" for choice in choices)
     return strategy.pp * strategy.cp * (1 if on_requests else strategy.tp)
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from sim.config.described import Description, described_workload
 from sim.config.files import list_names
-from sim.layers.dims import dims_of
+from sim.layers.dims import dims_of, spread
+from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import GroupedAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Model
 from sim.optimum.best import find_best
-from sim.optimum.spaces import Space, extended_space, joint_space
+from sim.optimum.spaces import Space, extended_space, joint_space, space_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import GroupChoices, Phase, Speculation, Workload
@@ -116,6 +117,53 @@ def test_own_choices_are_never_worse_than_shared_ones(toy_moe: Workload) -> None
         return found.tokens_per_s_per_gpu
 
     assert best("own") >= best("shared") * (1 - 1e-12)
+
+
+def test_more_groups_than_a_key_has_digits_for_are_solved(toy_moe: Workload) -> None:
+    """Seven kinds of layers, each with choices of its own, and the same kind once more under another name."""
+    kinds = tuple(
+        LayerGroup(f"kind{at}", 1, dataclasses.replace(FULL, window=16 * at), FeedForward(96)) for at in range(7)
+    )
+    workload = dataclasses.replace(toy_moe, model=Model("kinds", 64, 1000, kinds), groups="own")
+    one = {dim.name: ((0, 2) if dim.name == "kind3.ffn_norm" else (2,)) for dim in dims_of(workload)}
+    space = dataclasses.replace(joint_space(workload), tp=(2,), ep=(1,), pp=(1, 3), batch=(4,), choices=one)
+    found = find_best(space).evaluation
+    assert found is not None
+    assert found.tokens_per_s_per_gpu == pytest.approx(brute_force(space), rel=1e-12)
+
+
+def test_what_a_file_says_of_groups_and_stages_is_searched() -> None:
+    said = Description("gpt_oss_120b", isl=1024, osl=256, max_gpus=16)
+    workload = described_workload(said, {"groups": "own"})
+    assert len(dims_of(workload)) == 24
+    assert workload.degrees.pp == (1, 2, 3, 4, 6, 8, 9, 12, 16)
+    named = spread(workload, megatron_dims(workload.model))
+    shared = dataclasses.replace(workload, groups="shared")
+    own, common = (
+        evaluate(each, Strategy(2, 2, 4, 16, dims))
+        for each, dims in ((workload, named), (shared, megatron_dims(workload.model)))
+    )
+    assert own.tokens_per_s_per_gpu == pytest.approx(common.tokens_per_s_per_gpu, rel=1e-12)
+    for engine in ("vllm", "megatron_core"):
+        space = dataclasses.replace(space_of(dataclasses.replace(workload, space=engine)), pp=(1,), batch=(16,))
+        alike = dataclasses.replace(space_of(dataclasses.replace(shared, space=engine)), pp=(1,), batch=(16,))
+        best, same = find_best(space).evaluation, find_best(alike).evaluation
+        assert best is not None
+        assert same is not None
+        assert best.tokens_per_s_per_gpu == pytest.approx(same.tokens_per_s_per_gpu, rel=1e-12)
+        assert space.size == alike.size
+
+
+def test_any_pipeline_is_searched_where_a_file_says_so() -> None:
+    table = {"tp": (8,), "ep": (16,), "pp": "any", "batch": (64,)}
+    workload = described_workload(Description("qwen3_235b_a22b", isl=1024, osl=256, max_gpus=512), {"degrees": table})
+    assert workload.degrees.pp == tuple(range(1, 65))
+    found = find_best(space_of(workload)).evaluation
+    evens = dataclasses.replace(workload, degrees=dataclasses.replace(workload.degrees, pp=(1, 2, 47)))
+    even = find_best(space_of(evens)).evaluation
+    assert found is not None
+    assert even is not None
+    assert found.tokens_per_s_per_gpu >= even.tokens_per_s_per_gpu
 
 
 @pytest.mark.parametrize("name", list_names("models"))
