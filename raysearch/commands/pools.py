@@ -59,6 +59,10 @@ def compare_pools(
         float,
         typer.Option(help="Share of the cache's transfer that hides behind computing the prompt.", min=0.0, max=1.0),
     ] = 0.0,
+    host_gb: Annotated[
+        float, typer.Option(help="Memory of the hosts for KV caches, per GPU, where a pool re-shards.", min=0.0)
+    ] = 200.0,
+    host_gb_per_s: Annotated[float, typer.Option(help="A GPU's link to it, per direction.", min=1e-3)] = 50.0,
     margin: MarginOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for pools.json, pools.csv, pools.png.")
@@ -68,8 +72,9 @@ def compare_pools(
     """Say whether prefill and decode belong on GPUs of their own: the exact best of each way, and which wins.
 
     One pool runs continuous batching. Two pools have strategies, sizes and numbers of replicas of their own that go at
-    one rate, and the KV cache travels between them. Exact over all strategies, over batches that are powers of two or
-    in the middle between two, and over numbers of replicas. Exits with 3 where no way is feasible.
+    one rate, and the KV cache travels between them. A pool that re-shards computes prompts with one strategy, moves its
+    weights, decodes with another, and so on. Exact over all strategies, over batches that are powers of two or in the
+    middle between two, over numbers of replicas and lengths of the cycle. Exits with 3 where no way is feasible.
 
     \b
     Examples:
@@ -83,6 +88,7 @@ def compare_pools(
     from raysearch.pools.record import answers_dict, write_answers
     from raysearch.progress import telling
     from sim.pools.matching import Limits
+    from sim.pools.resharding import Host
 
     mixes = _mixes(isl, osl, mix)
     sizes = [int(each) for each in _numbers("--gpus", gpus, whole=True)]
@@ -106,7 +112,7 @@ def compare_pools(
     tpot_s = math.inf if tpot_ms is None else tpot_ms / 1e3
     kept = 1 - workload.margin
     limits = [Limits(size, tpot_s * kept, ttft * kept, load) for size in sizes for ttft in ttfts for load in loads]
-    question = Question(workload, mixes[0], limits[0], kv_hidden)
+    question = Question(workload, mixes[0], limits[0], kv_hidden, Host(host_gb * 1e9, host_gb_per_s * 1e9))
     with telling("pools") as tell:
         found = along_traffic(question, mixes, limits, tell)
     told = write_answers(found, out) if out is not None else answers_dict(found)

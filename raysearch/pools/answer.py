@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sim.pools.best import OnePool, best_one_pool, pools
 from sim.pools.matching import Limits, Matched
+from sim.pools.resharding import Host, Resharded
 from sim.pools.traffic import Traffic
 from sim.workload import Workload
 
-Way = OnePool | Matched
+Way = OnePool | Matched | Resharded
 WAYS: Mapping[str, str] = {
     "one": "one pool, continuous batching",
     "apart": "prefill and decode pools",
+    "resharded": "one pool, re-sharded between prompts and answers",
 }
 """Name of a way -> in words."""
 Said = Callable[[str], None]
@@ -28,12 +30,14 @@ class Question:
         traffic: What is sent.
         limits: To be kept.
         hidden: Share of the cache's transfer that hides behind computing prompts.
+        host: Memory of the hosts, where a pool that re-shards keeps caches.
     """
 
     workload: Workload
     traffic: Traffic
     limits: Limits
     hidden: float = 0.0
+    host: Host = field(default_factory=Host)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ def answers(question: Question, limits: Sequence[Limits], said: Said = lambda _:
         ways: dict[str, Way | None] = {
             "one": best_one_pool(question.workload, question.traffic, each),
             "apart": apart.best(each),
+            "resharded": apart.best_resharded(each, question.host),
         }
         found.append(Answer(replace(question, limits=each), ways))
     return found

@@ -14,7 +14,7 @@ from raysearch.pools.answer import WAYS, Answer, Way
 from raysearch.recommend.record import figures
 from sim.pools.best import OnePool
 from sim.pools.candidates import Replica
-from sim.pools.matching import Matched
+from sim.pools.resharding import Resharded
 from sim.pools.traffic import workload_of
 from sim.workload import Workload
 
@@ -60,6 +60,13 @@ def _way_dict(answer: Answer, name: str, way: Way) -> dict[str, Any]:
     if isinstance(way, OnePool):
         own = {"replicas": way.replicas, "chunk_tokens": way.workload.chunk_tokens}
         return {**told, **own, "pool": figures(way.workload, way.evaluation)}
+    if isinstance(way, Resharded):
+        cycle = {name: getattr(way, name) for name in ("waves", "cycle_requests", "cycle_s", "switch_s", "replicas")}
+        pools = {
+            phase: _pool_dict(answer, phase, replica, way.replicas)
+            for phase, replica in (("prefill", way.prefill), ("decode", way.decode))
+        }
+        return {**told, **cycle, **pools}
     return {
         **told,
         "transfer_s": way.transfer_s,
@@ -123,6 +130,7 @@ def what_runs(workload: Workload, way: Way) -> str:
         chunk = way.workload.chunk_tokens
         how = "whole prompts" if chunk is None else f"chunks of {chunk:,}"
         return f"{way.replicas} x ({degrees_text(way.evaluation.strategy)}), {how}"
-    assert isinstance(way, Matched)
     prefill, decode = (degrees_text(each.evaluation.strategy) for each in (way.prefill, way.decode))
+    if isinstance(way, Resharded):
+        return f"{way.replicas} x (prompts: {prefill}; answers: {decode})"
     return f"prefill {way.prefills} x ({prefill}); decode {way.decodes} x ({decode})"

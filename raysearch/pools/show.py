@@ -8,6 +8,7 @@ from raysearch.pools.answer import WAYS, Answer, Way
 from raysearch.pools.record import what_runs
 from raysearch.tables import plain_table, printer
 from sim.pools.matching import Matched
+from sim.pools.resharding import Resharded
 
 
 def show(found: list[Answer]) -> None:
@@ -56,6 +57,11 @@ def _notes(way: Way) -> list[str]:
         ]
         told = ", ".join(f"{name} could {share:.0%} more" for name, share in spare if share > 0.005)
         return [f"KV cache: {way.transfer_s * 1e3:.1f} ms over {over}" + (f"; {told}" if told else "")]
+    if isinstance(way, Resharded):
+        return [
+            f"Cycles of {way.cycle_s:,.1f} s: {way.cycle_requests:,} requests of each replica in {way.waves} waves; "
+            f"weights move for {way.switch_s * 1e3:,.0f} ms of it, there and back"
+        ]
     return []
 
 

@@ -1,7 +1,8 @@
-"""The exact best of each way to lay prompts and answers on GPUs: one pool, or two.
+"""The exact best of each way to lay prompts and answers on GPUs: one pool, two, or one that re-shards.
 
 one: continuous batching, whose decode steps carry prompts too, whole or in chunks of any of `CHUNKS`.
 apart: a prefill pool and a decode pool, each with a strategy of its own, and the KV cache sent between them.
+resharded: one pool whose strategy changes between the phases: see `sim.pools.resharding`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from sim.optimum.spaces import space_of
 from sim.pools.candidates import Replica, replicas
 from sim.pools.handover import Link, request_cache_bytes
 from sim.pools.matching import Limits, Matched, best_match
+from sim.pools.resharding import Host, Resharded, best_resharded
 from sim.pools.traffic import Traffic, requests_per_s, workload_of
+from sim.simulate import evaluate
 from sim.workload import Workload
 
 CHUNKS: tuple[int | None, ...] = (None, 8192, 2048, 512)
@@ -117,6 +120,7 @@ class Pools:
         workload: Model, hardware, engine, degrees and space.
         traffic: What is sent.
         prefills, decodes: Replicas.
+        waves: Of the decode replicas those that have room where all of a batch reach their longest context at once.
         near, far: Links between pools inside a node and across nodes.
     """
 
@@ -124,6 +128,7 @@ class Pools:
     traffic: Traffic
     prefills: tuple[Replica, ...]
     decodes: tuple[Replica, ...]
+    waves: tuple[Replica, ...]
     near: Link
     far: Link
 
@@ -131,6 +136,18 @@ class Pools:
         """The exact best two pools over all pairs of replicas and their numbers; None if none keeps the limits."""
         node = self.workload.hardware.node_gpus
         return best_match(self.prefills, self.decodes, limits, self.near, self.far, node)
+
+    def best_resharded(self, limits: Limits, host: Host) -> Resharded | None:
+        """The exact best pool that re-shards between prompts and answers; None if none keeps the limits."""
+        return best_resharded(
+            self.workload,
+            self.prefills,
+            self.waves,
+            limits,
+            output_tokens=self.traffic.output_tokens,
+            cache_bytes=self.far.cache_bytes,
+            host=host,
+        )
 
 
 def pools(
@@ -155,9 +172,14 @@ def pools(
     prefills = replicas(workload_of(traffic, anyhow, "prefill"), traffic)
     said("decode pools")
     decodes = replicas(workload_of(traffic, anyhow, "decode"), traffic)
+    longest = replace(
+        workload_of(traffic, anyhow, "decode"),
+        context_tokens=traffic.context_tokens + math.ceil(traffic.output_tokens / 2),
+    )
+    waves = tuple(each for each in decodes if evaluate(longest, each.evaluation.strategy).feasible)
     cache_bytes = request_cache_bytes(workload, traffic.typical_prompt_tokens)
     near, far = (
         Link(workload, same_node=same_node, cache_bytes=cache_bytes, hidden=hidden, free=free_transfer)
         for same_node in (True, False)
     )
-    return Pools(workload, traffic, prefills, decodes, near, far)
+    return Pools(workload, traffic, prefills, decodes, waves, near, far)

@@ -46,7 +46,7 @@ def mesh_collectives(
     axes: tuple[Axis, ...],
     source: Layout,
     target: Layout,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     element_bytes: float,
     tensor: str,
 ) -> tuple[Collective, ...]:
@@ -85,7 +85,7 @@ def mesh_collectives(
     return tuple(collective for step in route.steps if (collective := priced(step)))
 
 
-def _smaller_alike(shape: tuple[int, int], ranks: int) -> tuple[tuple[int, ...], float]:
+def _smaller_alike(shape: tuple[int, ...], ranks: int) -> tuple[tuple[int, ...], float]:
     """A smaller shape whose pieces are the same shares of it, and how many elements stand for one of its own.
 
     Dims that divide evenly need but one element per rank; what is known of a route then serves all of them.
