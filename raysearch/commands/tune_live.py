@@ -138,6 +138,7 @@ def _as_dict(candidates: Candidates, settings: Settings, seen: list[Observation]
             "confidence": decision.confidence,
         },
         "known": decision.confidence >= settings.confidence,
+        "ended_because": _ending(settings, decision),
         "scale": decision.scale,
         "measurements": [
             {
@@ -150,6 +151,15 @@ def _as_dict(candidates: Candidates, settings: Settings, seen: list[Observation]
             for each in seen
         ],
     }
+
+
+def _ending(settings: Settings, decision: Decision) -> str:
+    """Why nothing more was measured."""
+    if decision.incumbent is not None and decision.confidence >= settings.confidence:
+        return "the best is known"
+    if decision.following is None:
+        return "no candidate is left to measure"
+    return "--max-measurements was reached"
 
 
 def _print(candidates: Candidates, told: dict[str, Any]) -> None:
@@ -174,7 +184,7 @@ def _print(candidates: Candidates, told: dict[str, Any]) -> None:
     left_out = f", {told['left_out']:,} too slow by far left out" if told["left_out"] else ""
     console.print(f"{told['candidates']:,} candidates{left_out}")
     if told["best"] is None:
-        console.print("None of those measured can be run within the limits.")
+        console.print(f"None of those measured can be run within the limits; {told['ended_because']}.")
         return
     best, settings = told["best"], told["settings"]
     low, high = best["interval"]
@@ -183,7 +193,7 @@ def _print(candidates: Candidates, told: dict[str, Any]) -> None:
     )
     console.print(f"  {best['tokens_per_s_per_gpu']:,.1f} tokens/s/GPU, {low:,.1f} to {high:,.1f} at 90%")
     sure = f"within {settings['within']:.1%} of the best with probability {best['confidence']:.2f}"
-    more = "" if told["known"] else f"; {settings['confidence']:g} was asked for: --max-measurements was reached"
+    more = "" if told["known"] else f"; {settings['confidence']:g} was asked for: {told['ended_because']}"
     console.print(f"  {sure}{more}")
     console.print(f"The simulator is {told['scale']:.2f} times as far off here as it says itself.")
     console.print(f"Kept in {told['folder']}")

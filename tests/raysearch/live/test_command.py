@@ -87,6 +87,16 @@ def test_a_shell_command_is_a_benchmark_too(tmp_path: Path) -> None:
     first = found["measurements"][0]
     gpus = first["strategy"]["tp"] * first["strategy"]["ep"] * first["strategy"]["pp"]
     assert first["tokens_per_s_per_gpu"] == 100 * first["strategy"]["batch"] // gpus
+    if not found["known"]:
+        assert found["ended_because"] == "--max-measurements was reached"
+
+
+def test_it_says_when_no_candidate_is_left(tmp_path: Path) -> None:
+    command = """printf '{"unsupported": "no such kernel"}\n'"""
+    words = ["tune-live", *WHAT, "--command", command, "--out", str(tmp_path / "out"), "--max-measurements", "1000"]
+    result = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["ended_because"] == "no candidate is left to measure"
 
 
 @pytest.mark.parametrize(
