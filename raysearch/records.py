@@ -11,8 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from raysearch.errors import InputError
+from sim.config.catalog import load_workload
 from sim.strategy import Strategy
-from sim.workload import SpaceName
+from sim.workload import SpaceName, Workload
 
 HEAD_FILE = "run.json"
 SUMMARY_FILE = "summary.json"
@@ -43,6 +44,7 @@ class RunSpec:
         space: Replaces the workload's strategy space.
         margin: Replaces the share of SLO and memory that the workload keeps free.
         on_failure: Whether a strategy on which a plugged-in black box fails for good stops the run or is infeasible.
+        engine: Replaces the workload's inference engine, and its space unless one is given.
     """
 
     workload: str
@@ -56,6 +58,15 @@ class RunSpec:
     space: SpaceName | None = None
     margin: float | None = None
     on_failure: OnFailure = "stop"
+    engine: str | None = None
+
+    def load(self) -> Workload:
+        """The workload, with what the spec replaces.
+
+        Raises:
+            CatalogError: An unknown name or an unusable file.
+        """
+        return load_workload(self.workload, self.hardware, self.space, self.margin, engine=self.engine)
 
     @property
     def in_flight(self) -> int:
@@ -64,10 +75,11 @@ class RunSpec:
 
     @property
     def digest(self) -> str:
-        """Tells specs apart; those that stop on failures as they were before that could be chosen."""
+        """Tells specs apart; those that choose nothing new as they were before it could be chosen."""
         fields = asdict(self)
-        if self.on_failure == "stop":
-            del fields["on_failure"]
+        for name, usual in (("on_failure", "stop"), ("engine", None)):
+            if fields[name] == usual:
+                del fields[name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     def __post_init__(self) -> None:

@@ -13,7 +13,6 @@ from raysearch.curves import read_curves
 from raysearch.files import Damaged, as_strategy
 from raysearch.records import RunSpec
 from raysearch.results import planned_runs, read_spec, survey
-from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate
@@ -129,7 +128,7 @@ def explain(directory: Path, run: Run) -> tuple[Workload, Evaluation] | None:
     if spec.simulator is not None:
         return None
     try:
-        workload = load_workload(spec.workload, spec.hardware, spec.space, spec.margin)
+        workload = spec.load()
     except CatalogError:
         return None
     if workload.config_hash != run["config_hash"]:

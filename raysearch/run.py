@@ -27,7 +27,6 @@ from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome, Searcher
 from raysearch.simulators.opening import Patience, open_simulator, searched_space
 from raysearch.simulators.protocol import Simulator
-from sim.config.catalog import load_workload
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class SearchRun:
                 holds a run and is not to be resumed.
         """
         self.spec, self.out_dir, self.optimum = spec, out_dir, optimum
-        self.workload = load_workload(spec.workload, spec.hardware, spec.space, spec.margin)
+        self.workload = spec.load()
         self._space = searched_space(self.workload, spec.simulator, spec.searcher)
         self._searcher = self._new_searcher()
         self._patience = patience = patience or Patience()

@@ -27,6 +27,13 @@ SpaceOption = Annotated[
         show_default="as the workload says, else its engine's, else 'joint'",
     ),
 ]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="vllm, sglang, trtllm or megatron_core: what it can run (see --space), its own time and memory policy.",
+        show_default="the workload's, else the bare machine",
+    ),
+]
 MarginOption = Annotated[
     float | None,
     typer.Option(

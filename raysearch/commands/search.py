@@ -13,6 +13,7 @@ import typer
 
 from raysearch.claim import claimed
 from raysearch.commands.options import (
+    EngineOption,
     HardwareOption,
     JsonOption,
     MarginOption,
@@ -59,6 +60,7 @@ def search_workload(
     ] = None,
     hardware: HardwareOption = None,
     space: SpaceOption = None,
+    engine: EngineOption = None,
     margin: MarginOption = None,
     simulator: SimulatorOption = None,
     workers: WorkersOption = None,
@@ -78,6 +80,7 @@ def search_workload(
       raysearch search -w gpt_moe_1_2t_16k -s annealing
       raysearch search -w gpt_moe_1_2t_16k -s ppo_paper --seed 1 --budget 4000 --out results/ppo --json
       raysearch search -w gpt_moe_1_2t_1m -s annealing --space extended
+      raysearch search -w gpt_moe_1_2t_16k -s annealing --engine vllm
       raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --workers 8
     """
     from raysearch.records import RunSpec
@@ -87,7 +90,7 @@ def search_workload(
         raise InputError("--resume needs --out: the folder of the search to go on with")
     anchored_hardware = anchored("hardware", hardware) if hardware else None
     anchored_workload = anchored("workloads", workload)
-    loaded = load_workload(anchored_workload, anchored_hardware, space, margin)
+    loaded = load_workload(anchored_workload, anchored_hardware, space, margin, engine=engine)
     check_options(searcher, {})
     patience = Patience(timeout_s, retries)
     failures = on_failure.value if on_failure else "stop"
@@ -111,6 +114,7 @@ def search_workload(
                 space=space,
                 margin=margin,
                 on_failure=failures,
+                engine=engine,
             )
             if begun and RunSpec(**begun) != spec:
                 raise InputError(f"{folder} holds another search: {begun}; resume with the same options")

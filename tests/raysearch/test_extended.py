@@ -169,6 +169,18 @@ def test_an_option_chooses_the_space_as_a_workload_file_does(
     assert json.loads(raysearch("report", tmp_path / "o", "--json").stdout)["runs"][0]["best"] == by_option["best"]
 
 
+def test_a_search_for_an_engine_is_scored_against_what_the_engine_can_run(tiny_workload: Path, tmp_path: Path) -> None:
+    def told(*words: object) -> dict:
+        shown = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
+        return json.loads(shown.stdout)
+
+    form = ("search", "-w", tiny_workload, "-s", "random", "--budget", "30", "--engine", "vllm")
+    found = told(*form, "--out", tmp_path / "run")
+    best = told("optimum", "-w", tiny_workload, "--engine", "vllm")
+    assert (found["config_hash"], found["optimum"]) == (best["config_hash"], best["tokens_per_s_per_gpu"])
+    assert told("report", tmp_path / "run")["runs"][0]["best"] == found["best"]
+
+
 def test_a_layout_stands_for_its_degrees() -> None:
     options = ["evaluate", "-w", "gpt_moe_1_2t_16k", "--batch", "512", "--pp", "2", "--json"]
     named = CliRunner().invoke(app, [*options, "--layout", "TEP16"])
