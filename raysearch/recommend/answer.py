@@ -10,7 +10,7 @@ from raysearch.recommend.limits import NearestMiss, binding_limit, nearest_miss
 from raysearch.recommend.question import Question
 from raysearch.recommend.variations import FrontPoint, Variation, front, variations
 from sim.evaluation import Evaluation
-from sim.optimum.best import find_best, find_bests
+from sim.optimum.best import Known, find_best, find_bests
 from sim.optimum.spaces import space_of
 from sim.workload import Workload
 
@@ -65,7 +65,8 @@ def answer(question: Question, said: Said = lambda _: None) -> Answer:
     said("the engine's best")
     # The fewest GPUs for requests at once follow from the batch, not from throughput: all degrees are asked.
     count = 10**6 if question.concurrency is not None else question.top
-    found = find_bests(space_of(question.workload), count, score)
+    known: Known = {}
+    found = find_bests(space_of(question.workload), count, score, known=known)
     if question.concurrency is not None:
         enough = [each for each in found if needed_replicas(question, each) * each.gpus <= question.gpus]
         found = sorted(enough, key=lambda each: needed_replicas(question, each) * each.gpus)[: question.top]
@@ -82,9 +83,9 @@ def answer(question: Question, said: Said = lambda _: None) -> Answer:
         said(f"the best of the {name} space")
         beside[name] = _best_beside(question.workload, name, (best, *beside.values()))
     said("what if")
-    varied = tuple(variations(question, best, score))
+    varied = tuple(variations(question, best, score, known))
     said("the front")
-    return Answer(question, options, beside, varied, tuple(front(question)), None)
+    return Answer(question, options, beside, varied, tuple(front(question, known)), None)
 
 
 def _best_beside(workload: Workload, name: str, others: tuple[Evaluation | None, ...]) -> Evaluation | None:

@@ -43,6 +43,10 @@ def _show_best(answer: Answer, best: Option) -> None:
         console.print(f"  {hourly:,.2f} an hour, {hourly / (fleet.tokens_per_s * 3600) * 1e6:,.2f} per million tokens")
     console.print(f"  Limit: {best.limit}")
     console.print(f"  In brackets 90 % intervals{_because(best.evaluation)}")
+    if "ttft_s" in told["intervals"]:
+        console.print(
+            "  That of the first token is [assumed] as wide as that of the others; waiting in a queue is not in it"
+        )
     if warning := slow_precision(question.workload, best.evaluation):
         console.print(f"  Warning: {warning}")
 

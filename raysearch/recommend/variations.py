@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from raysearch.recommend.question import Question
 from sim.evaluation import Evaluation
-from sim.optimum.best import find_best, find_bests
+from sim.optimum.best import Known, find_best, find_bests
 from sim.optimum.spaces import space_of
 from sim.prices.curves import Curves
 from sim.prices.hardware import Hardware
@@ -33,8 +33,17 @@ class Variation:
     gain: float | None
 
 
-def variations(question: Question, best: Evaluation, score: Callable[[float, int], float]) -> Iterator[Variation]:
-    """The exact best with 10 % more of each thing, and the recommended degrees with other batches."""
+def variations(
+    question: Question, best: Evaluation, score: Callable[[float, int], float], known: Known
+) -> Iterator[Variation]:
+    """The exact best with 10 % more of each thing, and the recommended degrees with other batches.
+
+    Args:
+        question: What was asked.
+        best: The recommended strategy.
+        score: What recommendations go by.
+        known: Of the search that found it.
+    """
     workload = question.workload
     changes: list[tuple[str, Workload]] = [
         ("10 % more HBM", replace(workload, hardware=_with_memory(workload.hardware))),
@@ -45,7 +54,8 @@ def variations(question: Question, best: Evaluation, score: Callable[[float, int
     if workload.ttft_slo_s < float("inf"):
         changes.append(("a TTFT 10 % longer", replace(workload, ttft_slo_s=MORE * workload.ttft_slo_s)))
     for change, changed in changes:
-        found = find_bests(space_of(changed), 1, score)
+        same_costs = known if changed.hardware is workload.hardware else None
+        found = find_bests(space_of(changed), 1, score, known=same_costs)
         yield _variation(change, found[0] if found else None, best)
     for share, name in ((0.5, "half the batch"), (2.0, "twice the batch")):
         batch = max(1, round(share * best.strategy.batch))
@@ -89,7 +99,7 @@ _STEP = 1.25
 _MOST_POINTS = 16
 
 
-def front(question: Question) -> list[FrontPoint]:
+def front(question: Question, known: Known) -> list[FrontPoint]:
     """The most tokens/s/GPU for each speed, from the slowest that is any good to the fastest there is.
 
     Each point is the exact best, over batches that are powers of two, of all that are so much faster than the point
@@ -100,7 +110,7 @@ def front(question: Question) -> list[FrontPoint]:
     limited = replace(workload, degrees=replace(workload.degrees, batch=powers), tpot_slo_s=float("inf"))
     points: list[FrontPoint] = []
     while len(points) < _MOST_POINTS:
-        found = find_best(space_of(limited)).evaluation
+        found = find_best(space_of(limited), known=known).evaluation
         if found is None or found.tpot_s <= 0:
             break
         points.append(FrontPoint(found))

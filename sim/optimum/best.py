@@ -52,6 +52,9 @@ Dims = Mapping[str, tuple[int, ...]]
 """Choices per op, by its name."""
 
 
+Known = dict[object, dict[tuple[object, ...], Side]]
+"""Costs that searches have worked out, by the choices they had. Begins empty. Workloads that differ in SLOs alone share
+it, so that a front or a longer SLO takes a fraction of the first search's time."""
 Score = Callable[[float, int], float]
 """What a strategy is worth, from its tokens/s/GPU and the GPUs of a replica."""
 
@@ -68,38 +71,48 @@ class Best:
     Attributes:
         evaluation: Of it, or None if nothing is feasible.
         swept_tokens_per_s_per_gpu: Its throughput as the search added it up, 0.0 if there is none.
-        space_size: Strategies in the space.
+        space: What was searched.
         opened: Of the tuples of degrees and batch, how many were added up; the others' bounds ruled them out.
         tuples: How many there are.
     """
 
     evaluation: Evaluation | None
     swept_tokens_per_s_per_gpu: float
-    space_size: int
+    space: Space
     opened: int
     tuples: int
 
+    @property
+    def space_size(self) -> int:
+        """Strategies in the space."""
+        return self.space.size
 
-def find_best(space: Space, progress: Callable[[int, int], None] | None = None) -> Best:
+
+def find_best(space: Space, progress: Callable[[int, int], None] | None = None, known: Known | None = None) -> Best:
     """Solves a space exactly.
 
     Args:
         space: See `sim.optimum.spaces`.
         progress: Called with (done, total) parts of the work.
+        known: Of searches of the same workload, or of one with other SLOs; what this search works out is added.
 
     >>> from sim.config.catalog import load_workload
     >>> from sim.optimum.spaces import extended_space
     >>> find_best(extended_space(load_workload("mixtral_8x22b_8k"), ["context"])).evaluation.feasible
     True
     """
-    found, opened = _search_parts(space, _Ranking(), progress)
+    found, opened = _search_parts(space, _Ranking(), progress, known)
     tuples = len(space.tp) * len(space.cp) * len(space.dp or (0,)) * len(space.ep) * len(space.pp) * len(space.batch)
     value, best = found.ranked[0] if found.ranked else (0.0, None)
-    return Best(evaluate(space.workload, best) if best else None, value, space.size, opened, tuples)
+    return Best(evaluate(space.workload, best) if best else None, value, space, opened, tuples)
 
 
 def find_bests(
-    space: Space, count: int, score: Score = as_is, progress: Callable[[int, int], None] | None = None
+    space: Space,
+    count: int,
+    score: Score = as_is,
+    progress: Callable[[int, int], None] | None = None,
+    known: Known | None = None,
 ) -> tuple[Evaluation, ...]:
     """The best strategies of different degrees, the best first: of each degrees tp, cp, dp, ep, pp one, exactly.
 
@@ -108,8 +121,9 @@ def find_bests(
         count: How many, at most.
         score: What to go by: of tokens/s/GPU and a replica's GPUs; it never falls with the former.
         progress: Called with (done, total) parts of the work.
+        known: As of `find_best`.
     """
-    found, _ = _search_parts(space, _Ranking(count, score), progress)
+    found, _ = _search_parts(space, _Ranking(count, score), progress, known)
     return tuple(evaluate(space.workload, strategy) for _, strategy in found.ranked)
 
 
@@ -140,10 +154,13 @@ class _Ranking:
             self.least = self.ranked[-1][0] if len(self._of_degrees) >= self._count else 0.0
 
 
-def _search_parts(space: Space, ranking: _Ranking, progress: Callable[[int, int], None] | None) -> tuple[_Ranking, int]:
+def _search_parts(
+    space: Space, ranking: _Ranking, progress: Callable[[int, int], None] | None, known: Known | None
+) -> tuple[_Ranking, int]:
     opened, parts = 0, space.parts()
     for at, part in enumerate(parts):
-        search = _Search(part, ranking)
+        sides = None if known is None else known.setdefault(tuple(part.choices.items()), {})
+        search = _Search(part, ranking, sides)
         search.run(_share(progress, at, len(parts)))
         opened += search.opened
     return ranking, opened
@@ -210,12 +227,12 @@ class _Range(NamedTuple):
 class _Search:
     """Best-first over degrees and ranges of the batch."""
 
-    def __init__(self, space: Space, ranking: _Ranking) -> None:
+    def __init__(self, space: Space, ranking: _Ranking, known: dict[tuple[object, ...], Side] | None = None) -> None:
         self.space = space
         self.workload: Workload = space.workload
         self._units = units_of(space)
         self._combines = space.choices[self._end_dim()]
-        self._sides: dict[tuple[object, ...], Side] = {}
+        self._sides: dict[tuple[object, ...], Side] = {} if known is None else known
         self.ranking = ranking
         self.opened = 0
         self._latest: tuple[tuple[Mesh, int], Layers] | None = None
@@ -223,7 +240,8 @@ class _Search:
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         """Goes through all ranges, best bound first."""
         heap: list[_Range] = []
-        meshes = list(self.space.meshes())
+        # An engine is asked of few: most of its meshes are larger than the budget.
+        meshes = [mesh for mesh in self.space.layouts() if math.prod(mesh[:3]) <= self.workload.max_gpus]
         for done, mesh in enumerate(meshes):
             for pp in self.stages(mesh):
                 self._push(heap, mesh, pp, 0, len(self.space.batch) - 1)

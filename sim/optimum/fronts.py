@@ -146,8 +146,8 @@ class Front:
 
 
 def _front(side: Side, allowed: Mapping[str, set[int]]) -> Front:
-    choices = np.array(list(itertools.product(*(sorted(allowed[name]) for name in side.ops))), dtype=np.int64)
-    choices = choices.reshape(-1, len(side.ops))
+    tables = np.meshgrid(*(np.array(sorted(allowed[name]), dtype=np.int64) for name in side.ops), indexing="ij")
+    choices = np.stack([table.ravel() for table in tables], axis=1)
     column = {name: choices[:, index] for index, name in enumerate(side.ops)}
 
     def per_row(costs: Mapping[int, OpCost], name: str, figure: Callable[[OpCost], float]) -> Floats:

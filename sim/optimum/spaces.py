@@ -146,12 +146,16 @@ class Space:
         """Whether attention lies on the experts' mesh: no cp, and dp is ep."""
         return self.cp == (1,) and not self.dp
 
-    def meshes(self) -> Iterator[tuple[int, int, int, int]]:
-        """(tp, cp, dp, ep) that can be laid on the same GPUs, and that the engine runs."""
+    def layouts(self) -> Iterator[tuple[int, int, int, int]]:
+        """(tp, cp, dp, ep) that can be laid on the same GPUs, whether or not the engine runs them."""
         for tp, cp, ep in itertools.product(self.tp, self.cp, self.ep):
             for dp in self.dp or (ep,):
-                if not mesh_violations(self.workload, tp, cp, dp, ep) and self.stages((tp, cp, dp, ep)):
+                if not mesh_violations(self.workload, tp, cp, dp, ep):
                     yield tp, cp, dp, ep
+
+    def meshes(self) -> Iterator[tuple[int, int, int, int]]:
+        """(tp, cp, dp, ep) that can be laid on the same GPUs, and that the engine runs."""
+        return (mesh for mesh in self.layouts() if self.stages(mesh))
 
     def stages(self, mesh: tuple[int, int, int, int]) -> tuple[int, ...]:
         """Pipeline degrees that go with a mesh (tp, cp, dp, ep)."""

@@ -11,7 +11,7 @@ import pytest
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.layers.model import uniform_model
-from sim.optimum.best import find_best
+from sim.optimum.best import Known, find_best
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, joint_space, space_of
 from sim.simulate import evaluate
@@ -93,6 +93,17 @@ def test_the_best_is_that_of_brute_force_under_any_limits(
         assert found.evaluation.feasible
         assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(wanted, rel=1e-12)
         assert found.swept_tokens_per_s_per_gpu == pytest.approx(wanted, rel=1e-12)
+
+
+def test_what_a_search_worked_out_serves_those_with_other_slos(small: Space, evaluations: list[Evaluation]) -> None:
+    known: Known = {}
+    tpot_s = sorted(each.tpot_s for each in evaluations if each.feasible)
+    for slo_s in (tpot_s[-1], tpot_s[len(tpot_s) // 50], tpot_s[len(tpot_s) // 2]):
+        alone, sharing = (find_best(limited(small, slo_s, 1e12), known=each) for each in (None, known))
+        assert alone.evaluation is not None
+        assert sharing.evaluation is not None
+        assert sharing.evaluation.strategy == alone.evaluation.strategy
+        assert (sharing.opened, sharing.space_size) == (alone.opened, small.size)
 
 
 def test_some_limits_leave_nothing(small: Space) -> None:
