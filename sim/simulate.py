@@ -161,7 +161,7 @@ def degree_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
 def degree_violations(workload: Workload, tp: int, ep: int, pp: int) -> list[Violation]:
     """Limits that the degrees alone break: the device budget and divisibility."""
     violations: list[Violation] = []
-    gpus, layers, experts = tp * ep * pp, workload.model.layers, workload.model.experts
+    gpus, layers, experts = tp * ep * pp, workload.model.layers, workload.model.experts + workload.redundant_experts
     if gpus > workload.max_gpus:
         message = f"needs {gpus} GPUs, the budget is {workload.max_gpus}"
         violations.append(Violation("gpus", gpus, workload.max_gpus, message))

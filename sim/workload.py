@@ -111,6 +111,7 @@ class Workload:
         chunk_tokens: In phase serve, most prompt tokens of a step (chunked prefill); None computes prompts whole.
         routing: See `Routing`.
         expert_exchange: See `ExpertExchange`.
+        redundant_experts: Copies of experts that each layer holds besides, for balance (EPLB).
         speculation: Speculative decoding, or None for one token per step and sequence.
         declarations: "module:function" that declared choices of ops for the extended space; None: no file named any.
     """
@@ -138,6 +139,7 @@ class Workload:
     expert_exchange: ExpertExchange = "all_to_all"
     declarations: str | None = None
     speculation: Speculation | None = None
+    redundant_experts: int = 0
 
     @property
     def queries(self) -> int:

@@ -83,6 +83,7 @@ def workload_dict(workload: Workload) -> dict[str, Any]:
         "precisions": asdict(workload.precisions),
         "space": workload.space,
         "groups": workload.groups,
+        "redundant_experts": workload.redundant_experts,
         "speculation": _speculation_dict(workload),
         **({"model_import": imported} if imported else {}),
     }

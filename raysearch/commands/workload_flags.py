@@ -125,6 +125,13 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "redundant_experts": (
+        Annotated[
+            int | None,
+            _option("Copies of popular experts per layer, for balance (EPLB).", min=0, max=4096, show_default="0"),
+        ],
+        None,
+    ),
     "space": (SpaceOption, None),
     "margin": (MarginOption, None),
 }
@@ -196,7 +203,7 @@ def workload_of_flags(flags: dict[str, Any], batch_grid: str | None = None) -> W
 
     said = {name: _plain(value) for name, value in flags.items() if value is not None}
     _IMPORTED.set(None)
-    shared = {name: said.pop(name) for name in ("space", "margin", "groups") if name in said}
+    shared = {name: said.pop(name) for name in ("space", "margin", "groups", "redundant_experts") if name in said}
     instead = {**shared, **_speculation(said), **({"batch": batch_grid} if batch_grid else {})}
     if "workload" in said:
         named, hardware = said.pop("workload"), said.pop("hardware", None)

@@ -274,7 +274,15 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
         expert_exchange=file.expert_exchange or (rules.expert_exchange if rules else "all_to_all"),
         declarations=file.declared_choices,
         speculation=speculation,
+        redundant_experts=_redundant(file, model),
     )
+
+
+def _redundant(file: WorkloadFile, model: Model) -> int:
+    """Copies of experts. Raises: CatalogError."""
+    if file.redundant_experts and not model.is_moe:
+        raise CatalogError(f"redundant_experts: {model.name} has no experts")
+    return file.redundant_experts
 
 
 def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation | None:

@@ -66,6 +66,7 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
         "activations": "bf16",
         "dispatch": "fp8",
     }
+    copies = (instead or {}).get("redundant_experts", 0) if model.is_moe else 0
     content: dict[str, Any] = {
         "name": f"{model.name}_{said.phase}",
         "model": said.model,
@@ -82,7 +83,11 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
         "precisions": precisions,
         "degrees": {
             "tp": [n for n in _powers_of_two(min(WIDEST, said.max_gpus)) if model.heads % n == 0],
-            "ep": [n for n in _powers_of_two(min(WIDEST, said.max_gpus)) if model.experts % n == 0],
+            "ep": [
+                n
+                for n in _powers_of_two(min(WIDEST, said.max_gpus))
+                if model.experts % n == 0 or (model.experts + copies) % n == 0
+            ],
             "pp": _stages(model.layers, min(DEEPEST, said.max_gpus, model.layers)),
             "batch": "powers_of_two",
         },

@@ -275,6 +275,9 @@ class WorkloadFile(FileSchema):
     max_gpus: Count
     load_imbalance: Annotated[Positive, Field(ge=1)] = 1.0
     routing: Routing = "balanced"
+    redundant_experts: Annotated[int, Field(ge=0, le=4096, strict=True)] = (
+        0  # copies of experts that each layer holds besides (EPLB)
+    )
     expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
     chunk_tokens: Count | None = None  # prompts are computed whole
     speculation: _SpeculationTable | None = None  # one token per step

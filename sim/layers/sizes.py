@@ -93,7 +93,7 @@ class LayerSizes:
         all_tokens: Tokens of all groups together.
         expert_tokens: Copies of tokens that its experts process: tokens * top-k, times the load imbalance and, where
             routing is skewed, what the busiest group gets of it.
-        local_experts: Experts it holds, ceil(experts / ep).
+        local_experts: Experts and copies it holds, ceil((experts + redundant) / ep).
         active_experts: Expected number of them that at least one token visits.
         columns: Width of every feature label: d, q, a, e, k, f.
     """
@@ -116,8 +116,8 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_
     """Sizes of a step over `ep` groups of experts, of which every `copies` neighbours have the same tokens.
 
     A token picks `experts_per_token` distinct experts, so under uniform routing an expert stays
-    idle with probability (1 - top-k / experts) ** tokens. Where `ep` does not divide the experts, the busiest rank
-    holds one more than others, and gets as many more tokens.
+    idle with probability (1 - top-k / experts) ** tokens; a copy of an expert counts as one more. Where `ep` does not
+    divide them, the busiest rank holds one more than others, and gets as many more tokens.
 
     Args:
         workload: As given.
@@ -129,13 +129,15 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_
     layers, groups = workload.model.groups[layer_group], ep // copies
     own, everyone = load.of_group(groups), load.all_tokens(groups)
     experts, topk = layers.feed_forward.experts, layers.feed_forward.experts_per_token
-    local_experts = math.ceil(experts / ep)
-    idle = (1 - topk / experts) ** everyone
+    copies = workload.redundant_experts if layers.is_moe else 0
+    held = experts + copies
+    local_experts = math.ceil(held / ep)
+    idle = (1 - topk / held) ** everyone
     imbalance = workload.load_imbalance
     if workload.routing == "skewed" and layers.is_moe:
-        imbalance *= busiest_load(everyone, topk, experts, ep)
+        imbalance *= busiest_load(everyone, topk, experts, ep, redundant=copies)
     if layers.is_moe:
-        imbalance *= local_experts * ep / experts
+        imbalance *= local_experts * ep / held
     imbalance = min(imbalance, ep)  # a rank cannot get more than all tokens
     return LayerSizes(
         load=own,

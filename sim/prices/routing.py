@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from heapq import heapify, heapreplace
 from math import exp, sqrt
 from statistics import NormalDist
 
@@ -33,17 +34,45 @@ def drawn_experts(
     return min(local * (1 - exp(-rows / local)), rows), rows, local
 
 
-def busiest_load(tokens: float, topk: float, experts: float, ep: float, exponent: float = EXPONENT) -> float:
+def busiest_load(
+    tokens: float, topk: float, experts: float, ep: float, exponent: float = EXPONENT, redundant: int = 0
+) -> float:
     """Rows of the busiest of `ep` ranks over the mean, where experts' popularity follows a power law.
 
-    An expert never gets a token twice.
+    An expert never gets a token twice. Copies of the most popular experts share their rows; experts and copies are
+    found at random, which an engine that also packs them by load does better. [assumed]
 
     >>> busiest_load(4096, 8, 256, 1), round(busiest_load(4096, 8, 256, 8), 2), round(busiest_load(4096, 8, 256, 64), 2)
     (1.0, 1.46, 4.55)
     """
     if ep <= 1:
         return 1.0
-    return max(1.0, min(_largest_share(max(0.8 * tokens, _LEAST_SPAN), experts / ep, ep, exponent), experts / topk))
+    span, local = max(0.8 * tokens, _LEAST_SPAN), experts / ep
+    if redundant:  # as if so many more experts were on a rank as make its rows as even
+        local /= _spread_left(span, int(experts), redundant, exponent)
+    return max(1.0, min(_largest_share(span, local, ep, exponent), experts / topk))
+
+
+@lru_cache(maxsize=4096)
+def _spread_left(span: float, experts: int, copies: int, exponent: float) -> float:
+    """Variance of the rows of a rank with some copies over that without, in (0, 1].
+
+    As in EPLB (DeepSeek-AI, `replicate_experts`), every copy goes to the expert with most rows for each copy of it; one
+    that would make ranks less even is left idle. Popularities are the quantiles of the power law.
+    """
+    power = 1 - exponent
+    popular = [((span**power - 1) * (at + 0.5) / experts + 1) ** (1 / power) for at in range(experts)]
+    held = [(-each, 1) for each in popular]  # minus the rows of a copy, and copies
+    heapify(held)
+    squares, total, slots = sum([each * each for each in popular]), sum(popular), experts
+    first = least = squares / total**2 - 1 / slots
+    for _ in range(copies):
+        rows, count = held[0]
+        heapreplace(held, (rows * count / (count + 1), count + 1))
+        squares -= rows * rows * count / (count + 1)
+        slots += 1
+        least = min(least, squares / total**2 - 1 / slots)
+    return max(least / first, 1e-6)
 
 
 @lru_cache(maxsize=4096)

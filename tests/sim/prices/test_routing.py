@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.prices.routing import busiest_load, drawn_experts
+from sim.prices.routing import _spread_left, busiest_load, drawn_experts
 
 
 def drawn_load(tokens: int, topk: int, experts: int, ep: int, exponent: float) -> float:
@@ -54,3 +54,29 @@ def test_more_tokens_never_give_a_rank_fewer_rows(
 def test_a_rank_that_holds_all_experts_gets_all_rows_whatever_the_routing() -> None:
     assert busiest_load(4096, 8, 128, 1) == 1.0
     assert drawn_experts(64, 8, 128, 1, skewed=True)[1] == drawn_experts(64, 8, 128, 1, skewed=False)[1] == 512
+
+
+@pytest.mark.parametrize(("experts", "topk", "ep"), [(256, 8, 32), (128, 8, 16), (8, 2, 4)])
+def test_more_copies_never_unbalance_more_and_none_change_nothing(experts: int, topk: int, ep: int) -> None:
+    loads = [busiest_load(4096, topk, experts, ep, redundant=copies) for copies in (0, 1, 2, 8, 32, 64, 128)]
+    assert loads[0] == busiest_load(4096, topk, experts, ep)
+    assert loads == sorted(loads, reverse=True)
+    assert 1 <= loads[-1] < loads[0]
+
+
+def test_copies_go_to_the_most_popular_experts_and_halve_their_rows() -> None:
+    """Spread that is left of drawn popularities, with the copies given out one by one."""
+    drawn = ((4096**-0.1 - 1) * (np.arange(64) + 0.5) / 64 + 1) ** -10
+    slots = list(drawn)
+    for rows in sorted(drawn)[-2:]:  # neither half is as popular as the third
+        slots.remove(rows)
+        slots += [rows / 2, rows / 2]
+    first, left = (np.var(each) / np.mean(each) ** 2 / len(each) for each in (drawn, np.array(slots)))
+    assert _spread_left(4096, 64, 2, 1.1) == pytest.approx(left / first, rel=1e-9)
+
+
+@pytest.mark.parametrize("copies", [1, 8, 64])
+def test_more_tokens_never_give_a_rank_fewer_rows_beside_copies(copies: int) -> None:
+    tokens = [*range(1, 400, 7), 1000, 4096, 65536, 10**6]
+    rows = [n * busiest_load(n, 8, 256, 32, redundant=copies) for n in tokens]
+    assert rows == sorted(rows)

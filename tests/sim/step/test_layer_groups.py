@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.config.catalog import load_model
+from sim.config.described import Description, described_workload
+from sim.config.files import CatalogError
 from sim.evaluation import StageBreakdown
 from sim.layers.dims import dims_of
+from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import Attention, GroupedAttention, Indexer, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Model
 from sim.simulate import evaluate
@@ -212,3 +216,35 @@ def test_the_fullest_rank_holds_the_experts_that_do_not_divide(toy_moe: Workload
 
 def test_more_stages_than_layers_are_not_counted_one_by_one(toy_dense: Workload) -> None:
     assert pipeline(toy_dense, 10**15) == pipeline(toy_dense, 10) == pipeline(toy_dense, 6)
+
+
+def test_redundant_experts_are_held_and_even_out_the_ranks() -> None:
+    """Of 256 experts over 32 GPUs, 32 copies: nine on each instead of eight, the busiest rank with fewer rows."""
+    said = Description("deepseek_v3", isl=1024, osl=256, max_gpus=64)
+    found = [
+        evaluate(
+            described_workload(said, {"redundant_experts": copies}),
+            Strategy(1, 32, 1, 4096, megatron_dims(load_model("deepseek_v3"))),
+        )
+        for copies in (0, 32, 64)
+    ]
+    expert = 3 * 7168 * 2048  # fp8
+    weights = [each.memory_bytes.weights for each in found]
+    assert weights[1] - weights[0] == weights[2] - weights[1] == 58 * expert
+    ffn = [{op.name: op.kernel_time_s for op in each.group_ops("experts")} for each in found]
+    assert ffn[0]["activation"] > ffn[1]["activation"] > ffn[2]["activation"]
+    with pytest.raises(CatalogError, match="has no experts"):
+        described_workload(Description("qwen3_32b", isl=1024, osl=256), {"redundant_experts": 8})
+
+
+def test_experts_and_their_copies_are_what_ranks_share() -> None:
+    workload = described_workload(Description("mixtral_8x7b", isl=1024, osl=256), {"redundant_experts": 8})
+    assert workload.degrees.ep == (1, 2, 4, 8, 16)
+    kinds = [
+        {
+            violation.kind
+            for violation in evaluate(workload, Strategy(1, ep, 1, 256, megatron_dims(workload.model))).violations
+        }
+        for ep in (16, 32)
+    ]
+    assert ["experts" in each for each in kinds] == [False, True]
