@@ -39,6 +39,8 @@ def draw(found: list[Answer]) -> bytes:
         axes.set_ylim(bottom=0)
         if len(here) > 1 and value(here[-1]) / value(here[0]) >= 4:
             axes.set_xscale("log")
+            axes.set_xticks([value(each) for each in here], labels=[f"{value(each):g}" for each in here])
+            axes.minorticks_off()
     for axes in list(panels):
         axes.set_visible(False)
     figure.axes[0].legend(fontsize=8)
