@@ -26,7 +26,7 @@ from raysearch.statistics import (
     median,
 )
 
-CHECKPOINTS = (250, 500, 1000, 2000, 4000)
+CHECKPOINTS = (10, 100, 250, 500, 1000, 2000, 4000)
 """Calls after which scores are told, as far as the budget goes; the budget is always one of them."""
 TARGETS = (0.95, 0.99)
 """Fractions of the optimum that runs are asked for when they reached them."""

@@ -52,15 +52,16 @@ def statistics() -> dict[str, Any]:
 
 def test_searchers_come_best_first_with_their_scores_at_each_budget(statistics: dict[str, Any]) -> None:
     assert list(statistics["searchers"]) == ["fast", "slow"]
-    # At 250 calls: 0.95, 0.4, 0.9, 0.99, of which the middle two count.
+    # At 10 calls 0.5, 0.4, 0, 0; at 100 0.5, 0.4, 0.9, 0; at 250 0.95, 0.4, 0.9, 0.99; the middle two count.
     scores = statistics["searchers"]["slow"]["scores"]
-    assert scores["calls"] == [250, 300]
-    assert scores["value"] == pytest.approx([(0.95 + 0.9) / 2, (0.95 + 0.9) / 2])
+    assert scores["calls"] == [10, 100, 250, 300]
+    assert scores["value"] == pytest.approx([(0.4 + 0) / 2, (0.5 + 0.4) / 2, (0.95 + 0.9) / 2, (0.95 + 0.9) / 2])
     assert np.all(np.array(scores["low"]) <= scores["value"])
     assert np.all(np.array(scores["high"]) >= scores["value"])
     slow = statistics["searchers"]["slow"]
-    assert slow["means"]["value"] == pytest.approx([(0.95 + 0.4 + 0.9 + 0.99) / 4, (0.95 + 0.8 + 0.9 + 0.99) / 4])
-    assert slow["worst"]["value"] == [0.4, 0.8]
+    assert slow["means"]["value"][:2] == pytest.approx([0.9 / 4, 1.8 / 4])
+    assert slow["means"]["value"][2:] == pytest.approx([(0.95 + 0.4 + 0.9 + 0.99) / 4, (0.95 + 0.8 + 0.9 + 0.99) / 4])
+    assert slow["worst"]["value"] == [0.0, 0.0, 0.4, 0.8]
 
 
 def test_targets_are_reached_at_exact_calls_and_seconds_or_never(statistics: dict[str, Any]) -> None:
@@ -115,7 +116,7 @@ def test_the_table_shows_every_budget_with_its_interval(
     lines = capsys.readouterr().out.splitlines()
     assert "interquartile mean, 95 % interval (2 workloads x 2 seeds)" in lines[0]
     (scores, targets) = (line for line in lines if line.startswith(" slow"))
-    assert scores.split()[1::2] == ["0.925", "0.925"]
+    assert scores.split()[1::2] == ["0.200", "0.450", "0.925", "0.925"]
     assert "250 (2/4)" in targets
     assert "never (1/4)" in targets
 
