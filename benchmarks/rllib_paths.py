@@ -3,7 +3,7 @@
     python benchmarks/rllib_paths.py                    # both paths on our simulator, both presets
     python benchmarks/rllib_paths.py --runners 1 4 8    # 50 ms a call, seconds per call and speed-up over the first
     python benchmarks/rllib_paths.py --runners 8 --spread 1 --both    # calls of unequal length, waiting and not
-    python benchmarks/rllib_paths.py --quality 1 2 4 8 --seeds 20     # best over f* against the runners that share it
+    python benchmarks/rllib_paths.py --quality 1 2 8 --seeds 10       # best over f* against the runners that share it
 
 Both paths make the same calls bit by bit. Start-up is not counted. A slow call sleeps, so that it needs no core. With
 --spread s it sleeps 50 ms times a log-normal factor of mean 1 and deviation s of the logarithm, the same for a strategy
@@ -25,6 +25,7 @@ import numpy as np
 from ray.tune.registry import register_env
 from scipy.stats import bootstrap
 
+from envs.registration import ENV_ID
 from envs.strategy_env import StrategyEnv
 from raysearch.ppo.algorithm import LearnToShardConfig
 from raysearch.ppo.copy_algorithm import CopyConfig
@@ -37,6 +38,10 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 
 WORKLOAD = "gpt_moe_1_2t_16k"
+QUALITY_WORKLOADS = ("gpt_moe_1_8t_24k_slo30", "qwen3_235b_a22b_16k")
+"""Of those that the preset was tuned on."""
+POINTS = (256, 512, 1000)
+"""Calls; whole rounds of 16, with up to 16 environments."""
 CALL_S = 0.05
 SPREAD = "RAYSEARCH_BENCHMARK_SPREAD"
 """Environment variable: env runners are processes of their own."""
@@ -83,24 +88,46 @@ def show_runners(counts: list[int], budget: int, rollout: int, ways: list[bool])
             print(f"{runners} env runners, {way}: {1e3 * spent:.1f} ms a call, {times:.2f} times as fast", flush=True)
 
 
-def show_quality(counts: list[int], budget: int, seeds: int) -> None:
-    """Prints the mean of best over f* per number of environments, and its 95 % bootstrap interval over the seeds."""
-    optimum = find_yardstick(load_workload(WORKLOAD)).tokens_per_s_per_gpu
-    assert optimum is not None
+def found_by(workload: str, environments: int, seed: int) -> list[float]:
+    """Best tokens/s/GPU of one search after each of `POINTS`, of which the last is its budget."""
+    config: Any = (
+        CopyConfig().search(budget=POINTS[-1], seed=seed).environment(ENV_ID, env_config={"workload": workload})
+    )
+    config.env_runners(num_envs_per_env_runner=environments).calls_per_training_step = config.round_calls
+    algorithm: Any = config.build_algo()
+    best = {}
+    while algorithm.calls < POINTS[-1]:
+        algorithm.train()
+        best[algorithm.calls] = algorithm.best
+    algorithm.stop()
+    return [best[point] for point in POINTS]
+
+
+def interval(figures: np.ndarray, sign: str = "") -> str:
+    """Mean and 95 % bootstrap interval of `[runs]`."""
+    low, high = figures.min(), figures.max()
+    if low < high:
+        low, high = bootstrap((figures,), np.mean, rng=np.random.default_rng(0)).confidence_interval
+    return f"{figures.mean():{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
+def show_quality(counts: list[int], seeds: int) -> None:
+    """Prints best over f* by the number of environments, and what each differs by from the first, seed by seed."""
+    first = None
     for count in counts:
-        found: list[float] = []
-        for seed in range(seeds):
-            config = CopyConfig().search(budget=budget, seed=seed)
-            config.environment("own").env_runners(num_envs_per_env_runner=count)
-            algorithm: Any = config.build_algo()
-            while not algorithm.train()["done"]:
-                pass
-            found.append(algorithm.best / optimum)
-            algorithm.stop()
-        mean, (low, high) = np.mean(found), (min(found), max(found))
-        if low < high:
-            low, high = bootstrap((found,), np.mean, rng=np.random.default_rng(0)).confidence_interval
-        print(f"{count} at once: f/f* {mean:.4f} [{low:.4f}, {high:.4f}], worst {min(found):.4f}", flush=True)
+        rows = []
+        for name in QUALITY_WORKLOADS:
+            optimum = find_yardstick(load_workload(name)).tokens_per_s_per_gpu
+            assert optimum is not None
+            rows += [[best / optimum for best in found_by(name, count, seed)] for seed in range(seeds)]
+        found = np.array(rows)
+        first = found if first is None else first
+        told = [interval(column) for column in found.T]
+        differs = [interval(column, "+") for column in (found - first).T]
+        print(
+            f"{count} at once, {len(rows)} searches, after {POINTS} calls: {told}; less the first: {differs}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -115,7 +142,7 @@ def main() -> None:
     parser.add_argument(
         "--quality", type=int, nargs="+", help="environments that share a search, to compare best finds"
     )
-    parser.add_argument("--seeds", type=int, default=20, help="of --quality (default: 20)")
+    parser.add_argument("--seeds", type=int, default=10, help="of --quality (default: 10)")
     arguments = parser.parse_args()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ[SPREAD] = str(arguments.spread)
@@ -125,7 +152,7 @@ def main() -> None:
     register_env("own", functools.partial(create, evaluate=simulate.evaluate))
     register_env("slow", functools.partial(create, evaluate=slow))
     if arguments.quality:
-        show_quality(arguments.quality, arguments.budget, arguments.seeds)
+        show_quality(arguments.quality, arguments.seeds)
         return
     if arguments.runners:
         ways = [False, True] if arguments.both else [arguments.asynchronous]
