@@ -20,19 +20,25 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it is
 
 import ray
 from ray._private import ray_constants
+from ray._private import services as ray_services
+from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray._raylet import (  # pyright: ignore[reportAttributeAccessIssue]
     AuthenticationTokenLoader,  # pyright: ignore[reportAttributeAccessIssue]
     Config,  # pyright: ignore[reportAttributeAccessIssue]
 )
 
-from raysearch.errors import STOPS, InputError
+from raysearch.errors import InputError, RunFailed
 from raysearch.supervision import start_anew
 
 CONNECT_TIMEOUT_S = 5.0
 """[assumed] A cluster that does not answer within it is not there."""
 LOOK_S = 1.0
 """Between two looks whether Ray lives."""
+START_S = 55.0
+"""[assumed] A Ray of our own that is not there by then is started anew."""
+_TOO_SLOW = "timed out during startup"
+"""What Ray says of it."""
 SILENT_S = 20.0
 """[assumed] A cluster whose head does not answer for so long has died."""
 _VITAL = ("gcs_server", "raylet")
@@ -59,21 +65,23 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     _check_reachable(address)
-    handlers = {which: signal.getsignal(which) for which in STOPS}
     with _closed_to_others() if address == "local" else nullcontext():
         try:
-            if address == "local":
-                with _held_back(signal.SIGHUP):
-                    ray.init(
-                        "local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet
-                    )
-            else:
-                ray.init(address, **quiet)
+            with _mended():
+                if address == "local":
+                    ours = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+                    with _held_back(signal.SIGHUP):
+                        ray.init("local", num_cpus=cpus, **ours, **quiet)
+                else:
+                    ray.init(address, **quiet)
         except (ConnectionError, ValueError) as error:
             raise InputError(f"cannot connect to Ray at {address!r}: {error}") from error
-        if threading.current_thread() is threading.main_thread():
-            for which, handler in handlers.items():  # Ray puts its own in their place
-                signal.signal(which, handler)
+        except Exception as error:
+            if _TOO_SLOW not in str(error):
+                raise
+            print(f"note: Ray did not start within {START_S:.0f} s", file=sys.stderr, flush=True)
+            start_anew()
+            raise RunFailed(f"Ray did not start within {START_S:.0f} s: is the machine too busy?") from error
         ended = threading.Event()
         if ray.is_initialized():
             cluster = None if address == "local" else ray.get_runtime_context().gcs_address
@@ -156,6 +164,32 @@ def _forget_token() -> None:
     """Has this process read mode and token anew."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _mended() -> Iterator[None]:
+    """Mends what Ray's start has no options for.
+
+    It puts handlers of SIGTERM in place of ours that end the process without a word, and gives its own processes half a
+    minute to come up, which on a busy machine they do not.
+    """
+
+    def patient(*arguments: Any) -> Any:
+        began_s = time.monotonic()
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:  # not there yet
+                if time.monotonic() > began_s + START_S:
+                    raise
+                time.sleep(0.1)
+
+    set_handler, get_node = ray_utils.set_sigterm_handler, ray_services.get_node
+    ray_utils.set_sigterm_handler, ray_services.get_node = lambda handler: None, patient
+    try:
+        yield
+    finally:
+        ray_utils.set_sigterm_handler, ray_services.get_node = set_handler, get_node
 
 
 @contextmanager

@@ -46,8 +46,9 @@ from raysearch.ppo.options import Options, SharedOptions
 from raysearch.ppo.schedule import cosine
 from raysearch.searcher import Outcome
 
-# RLlib warns on every start of deprecated calls that it makes itself. Importing it sets the levels, so we go last.
-for _name in ("ray.rllib", "ray._common.deprecation", "ray.tune.utils.util"):
+# RLlib warns on every start of deprecated calls that it makes itself, and Tune tells of one that takes ten seconds.
+# Importing them sets the levels, so we go last.
+for _name in ("ray.rllib", "ray._common.deprecation", "ray.tune.utils.util", "ray.tune.trainable.trainable"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 _log = logging.getLogger(__name__)

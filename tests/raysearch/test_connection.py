@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private import services as ray_services
 
+from raysearch import connection
 from raysearch.connection import connected
+from raysearch.errors import RunFailed
 
 SAYS_WHAT_IT_BLOCKS = "import signal; print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
 
@@ -41,3 +44,33 @@ def test_a_hangup_while_ray_starts_reaches_us_afterwards_and_rays_processes_neve
         over.set()
         signal.signal(signal.SIGHUP, before)
     assert log == ["started, deaf: True", "hung up", "connected"]
+
+
+def test_a_ray_that_comes_up_late_is_waited_for_and_one_that_does_not_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def get_node(address: str, _: str) -> str:
+        asked.append(address)
+        if address == "never":
+            monkeypatch.setattr(connection, "START_S", -1.0)  # the time is up
+        if len(asked) < 5 or address == "never":
+            raise RuntimeError("not there")
+        return "here"
+
+    def init(*_: Any, **__: Any) -> None:  # as Ray's does, which gives up after half a minute
+        try:
+            ray_services.get_node("late", "node")
+            ray_services.get_node("never", "node")
+        except RuntimeError:
+            raise Exception("The current node timed out during startup. This could happen because ...") from None
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_services, "get_node", get_node)
+    with pytest.raises(RunFailed, match="did not start within"), connected():
+        pass
+    assert asked == [*["late"] * 5, "never"]
+    assert ray_services.get_node is get_node

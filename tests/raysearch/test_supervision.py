@@ -194,8 +194,9 @@ def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypa
     from raysearch.connection import connected
 
     assert not ray.is_initialized()
-    before = tokens()
+    before, heard = tokens(), [signal.getsignal(which) for which in STOPS]
     with connected(cpus=1):
+        assert [signal.getsignal(which) for which in STOPS] == heard
         address = ray.get_runtime_context().gcs_address
         assert address.startswith("127.0.0.1:")
         assert ray.get(ray.remote(lambda: 7).remote()) == 7

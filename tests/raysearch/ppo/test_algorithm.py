@@ -1,6 +1,5 @@
 """The algorithm as RLlib's users have it: env runners, learners, evaluation, checkpoints."""
 
-import logging
 import os
 import signal
 
@@ -10,6 +9,7 @@ import ray
 from ray.tune.registry import _global_registry
 
 from envs.registration import ENV_ID, make_env
+from raysearch.connection import connected
 from raysearch.ppo.algorithm import LearnToShard, LearnToShardConfig
 from raysearch.ppo.env_runner import Brief
 from raysearch.ppo.options import Options
@@ -20,12 +20,9 @@ WORKLOAD = {"workload": "gpt_moe_1_2t_16k"}
 
 @pytest.fixture(scope="module")
 def local_ray(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.MonkeyPatch.context() as patch, connected(cpus=9):
         patch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path_factory.mktemp("results")))
-        ray.init(num_cpus=9, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         yield
-        ray.shutdown()
 
 
 @pytest.fixture
