@@ -89,7 +89,7 @@ def let_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int],
     return passing
 
 
-def test_a_study_survives_a_hangup_a_move_a_killed_run_and_the_death_of_its_ray(
+def test_a_study_survives_a_hangup_a_move_a_killed_run_and_two_deaths_of_its_ray(
     tiny_workload: Path, tmp_path: Path, start: Start, let_pass: Callable[[int], None]
 ) -> None:
     study, out = write_study(tmp_path, tiny_workload), tmp_path / "out"
@@ -116,10 +116,13 @@ def test_a_study_survives_a_hangup_a_move_a_killed_run_and_the_death_of_its_ray(
     let_pass(70)
     wait_for_rows(mended, moved, 70)
     os.kill(process_of(mended, "raylet"), signal.SIGKILL)
+    let_pass(90)
+    wait_for_rows(mended, moved, 90)
+    os.kill(process_of(mended, "gcs_server"), signal.SIGKILL)
     let_pass(1000)
     printed, said = mended.communicate(timeout=2 * LONGEST_S)
     assert mended.returncode == 0, said
-    assert "note: Ray has died" in said
+    assert said.count("note: Ray has died") == 2
     straight = undisturbed(tiny_workload, tmp_path / "alone")
     assert {run["searcher"]: run["digest"] for run in json.loads(printed)["runs"]} == straight
     assert digests(moved) == straight
