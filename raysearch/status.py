@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,9 +84,9 @@ def read_status(directory: Path) -> StudyStatus:
     Raises:
         InputError: The folder holds no results, or damaged ones.
     """
-    if (directory / STUDY_FILE).is_file():
+    if os.path.isfile(directory / STUDY_FILE):  # of a name too long too, which `Path.is_file` raises on
         waiting, folders = _planned(directory)
-    elif (directory / HEAD_FILE).is_file():
+    elif os.path.isfile(directory / HEAD_FILE):
         waiting, folders = _alone(directory)
     else:
         raise InputError(f"no results in {directory}: expected the folder of a study or of a search")

@@ -68,6 +68,9 @@ OutOption = Annotated[
         callback=_at_home,
     ),
 ]
+ResultsArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.", callback=_at_home)
+]
 SimulatorOption = Annotated[
     str | None,
     typer.Option(

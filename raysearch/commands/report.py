@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from raysearch.commands.options import JsonOption, print_json
+from raysearch.commands.options import JsonOption, ResultsArgument, print_json
 from raysearch.errors import RunFailed
 from sim.layers.heuristics import MEGATRON_NOTE
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def report_results(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.")],
+    directory: ResultsArgument,
     as_json: JsonOption = False,
 ) -> None:
     """Report a study or a search: scores, statistics over seeds, the best strategy of each workload explained.

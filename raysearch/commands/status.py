@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysearch.commands.options import JsonOption, print_json
+from raysearch.commands.options import JsonOption, ResultsArgument, print_json
 
 if TYPE_CHECKING:
     from raysearch.status import StudyStatus
@@ -21,7 +21,7 @@ WATCH_EVERY_S = 2.0
 
 
 def show_status(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.")],
+    directory: ResultsArgument,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 s until nothing runs any more.")] = False,
     as_json: JsonOption = False,
 ) -> None:

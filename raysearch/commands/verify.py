@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from raysearch.commands.options import JsonOption, print_json
+from raysearch.commands.options import JsonOption, ResultsArgument, print_json
 from raysearch.errors import RunFailed
 
 
 def verify_results(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.")],
+    directory: ResultsArgument,
     as_json: JsonOption = False,
 ) -> None:
     """Check a study or a search: every file's digest, every row, and each summary against its rows.

@@ -111,7 +111,7 @@ def _imported(point: EntryPoint) -> Any:
         sys.path.append(here)
     try:
         found: Any = importlib.import_module(module)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # whatever a foreign module does when it is imported
+    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # whatever a foreign module does
         raise InputError(
             f"simulator {point.name!r}: cannot import {module}: {type(error).__name__}: {error}"
         ) from error
