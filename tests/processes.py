@@ -34,6 +34,15 @@ def ended(pid: int) -> bool:
         return True
 
 
+def hears(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal; an interpreter that is still starting has none."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
 def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
     """The addresses and ports on which processes wait for connections."""
     ours: set[str] = set()

@@ -18,7 +18,7 @@ from raysearch import cli
 from raysearch.errors import STOPS
 from raysearch.results import verify
 from tests.conftest import command_environment
-from tests.processes import descendants, ended, listening
+from tests.processes import descendants, ended, hears, listening
 
 CHILD = """
 import os, signal, subprocess, sys, time
@@ -132,7 +132,7 @@ Happened = Callable[["subprocess.Popen[str]"], object]
 
 def after(seconds: float) -> Happened:
     until_s = time.monotonic() + seconds
-    return lambda _: time.monotonic() > until_s
+    return lambda process: time.monotonic() > until_s and hears(process.pid, signal.SIGTERM)
 
 
 def raylet_runs(process: subprocess.Popen[str]) -> bool:
