@@ -1,7 +1,8 @@
 """90 % intervals of the time per output token, from serving runs that the engine's fit had not seen.
 
-Quantiles of log(measured / predicted) are linear in the share of the time that prompts take, apart for models with and
-without experts, and are themselves judged on groups of runs held out from them.
+Quantiles of log(measured / predicted) are linear in the share of the time that prompts take, and are themselves judged
+on groups of runs held out from them. Shapes are many: models with experts get a width of their own. Models are few:
+neither that nor which side the next one errs to can be told from them, so the wider side holds for both.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Floats = NDArray[np.float64]
 WANTED = 0.9
 """Share of rows that an interval is to hold."""
 _LEAST = 0.85
-"""Share that it is to hold of those with few, some and many prompts."""
-_LEVELS = (0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
+"""Share that it is to hold of those with few, some and many prompts; `WANTED` where groups are few."""
+_LEVELS = (0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
 """Quantiles to either side that are tried. Of few groups the extremes are not seen, so the least will not always do."""
 _SHARES = (0.0, 0.05, 0.15, 0.4, 1.0)
 """Bounds of the shares of prompts by which coverage is told."""
@@ -41,7 +42,7 @@ class Residuals:
         moe: [runs] whether the model has experts.
         kernels: [runs, 2] factors between which a run's kernels put its time, over those that are usual.
         groups: [runs] what is held out together.
-        apart: Whether models with experts get a width of their own.
+        few: Whether the groups are models, not shapes.
     """
 
     log: Floats
@@ -49,18 +50,16 @@ class Residuals:
     moe: NDArray[np.bool_]
     kernels: Floats
     groups: Sequence[Hashable]
-    apart: bool
+    few: bool
 
     def __getitem__(self, rows: NDArray[np.bool_]) -> Residuals:
         groups = [group for group, kept in zip(self.groups, rows, strict=True) if kept]
-        return Residuals(
-            self.log[rows], self.prompt_share[rows], self.moe[rows], self.kernels[rows], groups, self.apart
-        )
+        return Residuals(self.log[rows], self.prompt_share[rows], self.moe[rows], self.kernels[rows], groups, self.few)
 
     @property
     def features(self) -> Floats:
         """[runs, 3] what a width is linear in."""
-        return np.column_stack([np.ones(len(self.log)), self.prompt_share, (self.moe & self.apart).astype(float)])
+        return np.column_stack([np.ones(len(self.log)), self.prompt_share, (self.moe & (not self.few)).astype(float)])
 
 
 def residuals_of(
@@ -70,7 +69,7 @@ def residuals_of(
     times: Sequence[EngineTimes],
     groups: Sequence[Hashable],
     *,
-    apart: bool,
+    few: bool,
 ) -> Residuals:
     """What is left of measured runs under given engines.
 
@@ -80,11 +79,11 @@ def residuals_of(
         measured_s: [runs] seconds per output token.
         times: [runs] engines that have not seen the run.
         groups: [runs] what those were held out with.
-        apart: See `Residuals`.
+        few: See `Residuals`.
     """
     log = np.log(measured_s / steps.tpot_of_each_s(times))
     moe = np.array([run.model.is_moe for run in runs], dtype=bool)
-    return Residuals(log, steps.prompt_share_of_each(times), moe, steps.kernels / usual_kernels(steps), groups, apart)
+    return Residuals(log, steps.prompt_share_of_each(times), moe, steps.kernels / usual_kernels(steps), groups, few)
 
 
 def usual_kernels(steps: Steps) -> Floats:
@@ -115,27 +114,25 @@ def serving_intervals(
 def held_out_residuals(
     runs: Sequence[ServingRun], steps: Steps, measured_s: Floats, by_shape: Sequence[EngineTimes]
 ) -> dict[str, Residuals]:
-    """Of models that were measured, by folds of shapes; of models that were not; and of these on the bare machine.
-
-    Few models do not tell how much wider those with experts are: such a width is only fitted across shapes.
-    """
+    """Of models that were measured, by folds of shapes; of models that were not; and of these on the bare machine."""
     shapes, models = shapes_of(runs), [run.model.name for run in runs]
     known = sorted(set(shapes))
     dealt = dict(zip(known, np.random.default_rng(1).permutation(len(known)) % FOLDS, strict=True))
     folds = [int(dealt[shape]) for shape in shapes]
     by_model = held_out_times(runs, steps, measured_s, models, folds=len(set(models)))
     return {
-        "measured": residuals_of(runs, steps, measured_s, by_shape, folds, apart=True),
-        "unmeasured": residuals_of(runs, steps, measured_s, by_model, models, apart=False),
-        "bare": residuals_of(runs, steps, measured_s, [BARE] * len(runs), models, apart=False),
+        "measured": residuals_of(runs, steps, measured_s, by_shape, folds, few=False),
+        "unmeasured": residuals_of(runs, steps, measured_s, by_model, models, few=True),
+        "bare": residuals_of(runs, steps, measured_s, [BARE] * len(runs), models, few=True),
     }
 
 
 def fit_widths(residuals: Residuals) -> Widths:
     """The least widths that hold `WANTED` of the runs, and not much less at any share of prompts, when held out."""
+    least = WANTED if residuals.few else _LEAST
     for level in _LEVELS:
         held = inside(residuals, held_out_widths(residuals, level))
-        if held.mean() >= WANTED and min(held[rows].mean() for rows in _by_share(residuals).values()) >= _LEAST:
+        if held.mean() >= WANTED and min(held[rows].mean() for rows in _by_share(residuals).values()) >= least:
             break
     return _at_level(residuals, level)
 
@@ -153,6 +150,8 @@ def held_out_widths(residuals: Residuals, level: float | None = None) -> list[Wi
 def _at_level(residuals: Residuals, level: float) -> Widths:
     features = residuals.features
     low, high = (_quantile(features, sign * residuals.log, level) for sign in (-1.0, 1.0))
+    if residuals.few:
+        low = high = (max(low[0], high[0]), max(low[1], high[1]), max(low[2], high[2]))
     return Widths(low, high)
 
 

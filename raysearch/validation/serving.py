@@ -108,7 +108,7 @@ def _intervals(
     )
     if not held_out:
         stated = np.array([evaluations[row].tpot_interval_s for row in rows]).reshape(-1, 2)
-        residuals = residuals_of(runs, priced, measured_s[rows], own_times, rows, apart=True)
+        residuals = residuals_of(runs, priced, measured_s[rows], own_times, rows, few=False)
         return {"stated": coverage(residuals, (stated[:, 0] <= measured_s[rows]) & (measured_s[rows] <= stated[:, 1]))}
     kinds = held_out_residuals(runs, priced, measured_s[rows], own_times)
     return {name: held_out_coverage(residuals) for name, residuals in kinds.items()}

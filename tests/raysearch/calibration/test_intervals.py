@@ -17,7 +17,7 @@ def made(seed: int, *, offset: float = 0.0, experts: float = 0.0) -> Residuals:
     rng = np.random.default_rng(seed)
     share, moe = rng.uniform(0, 0.6, ROWS), rng.random(ROWS) < 0.4
     log = offset + rng.normal(0, 0.05 + 0.3 * share + experts * moe)
-    return Residuals(log, share, moe, np.ones((ROWS, 2)), rng.integers(0, 5, ROWS).tolist(), apart=True)
+    return Residuals(log, share, moe, np.ones((ROWS, 2)), rng.integers(0, 5, ROWS).tolist(), few=False)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -44,6 +44,14 @@ def test_runs_that_all_err_to_one_side_get_a_one_sided_interval() -> None:
     low, high = widths.at(0.0, moe=False)
     assert low == 1.0
     assert high > np.exp(2)
+
+
+def test_of_few_groups_the_wider_side_holds_for_both_and_experts_have_no_width_of_their_own() -> None:
+    few = replace(made(1, offset=2.0, experts=0.1), few=True)
+    widths = fit_widths(few)
+    assert widths.low == widths.high
+    assert widths.high[2] == 0.0
+    assert inside(few, [widths] * ROWS).mean() >= 0.9
 
 
 def test_kernels_wider_than_usual_widen_the_interval_and_narrow_ones_do_not() -> None:
