@@ -57,7 +57,11 @@ def evaluate_strategy(
     evaluation = evaluate(workload, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))
     outside = space_of(workload).outside(evaluation.strategy)
     near = [asdict(limit) for limit in near_limits(workload, evaluation)]
-    warning = slow_precision(workload, evaluation)
+    warning = slow_precision(
+        workload,
+        evaluation.tokens_per_s_per_gpu,
+        lambda other: evaluate(other, evaluation.strategy).tokens_per_s_per_gpu,
+    )
     if as_json:
         told = {**workload_dict(workload), "outside_space": outside, **evaluation_dict(workload, evaluation)}
         print_json({**told, "near_limits": near, "warnings": [warning] if warning else []})

@@ -18,6 +18,7 @@ from sim.evaluation import Evaluation
 from sim.layers.heuristics import MEGATRON_NOTE
 from sim.layouts import layout_of
 from sim.nearness import near_limits
+from sim.optimum.best import find_best
 from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import space_of
 from sim.precision import slow_precision
@@ -80,10 +81,19 @@ def show_optimum(
         best, found = space_best.strategy, {**asdict(space_best)}
     evaluation = evaluate(workload, best) if best else None
     found["distinct_size"] = space_of(workload).distinct_size
+    figure = evaluation.tokens_per_s_per_gpu if evaluation else 0.0
+    with stepping(f"best of {workload.name} in another format") as progress:
+        warning = slow_precision(
+            workload,
+            figure,
+            lambda other: find_best(space_of(other), progress).swept_tokens_per_s_per_gpu,
+        )
     if as_json:
-        print_json(_as_dict(workload, found, evaluation))
+        print_json(_as_dict(workload, found, evaluation, warning))
     else:
         _print(workload, found, evaluation)
+        if warning:
+            print(f"Warning: {warning}")
     if evaluation is None:
         raise typer.Exit(NOTHING_FEASIBLE)
 
@@ -154,9 +164,10 @@ def _space_rows(workload: Workload, bests: Mapping[str, SpaceBest]) -> list[tupl
     return rows
 
 
-def _as_dict(workload: Workload, found: dict[str, Any], evaluation: Evaluation | None) -> dict[str, Any]:
+def _as_dict(
+    workload: Workload, found: dict[str, Any], evaluation: Evaluation | None, warning: str | None
+) -> dict[str, Any]:
     """Everything in JSON; without a feasible strategy its figures are null."""
-    warning = slow_precision(workload, evaluation) if evaluation else None
     told = {
         **workload_dict(workload),
         "config_hash": workload.config_hash,
@@ -190,5 +201,3 @@ def _print(workload: Workload, found: dict[str, Any], evaluation: Evaluation | N
         rows = [(f"{float(share):.4%}", f"{value:,.2f}") for share, value in quantiles.items()]
         console.print(plain_table("Feasible strategies at or below", ("share", "tokens/s/GPU"), rows))
     console.print(*explanation(workload, evaluation), sep="\n")
-    if warning := slow_precision(workload, evaluation):
-        console.print(f"Warning: {warning}")

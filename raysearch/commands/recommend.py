@@ -13,12 +13,10 @@ from raysearch.commands.optimum import NOTHING_FEASIBLE
 from raysearch.commands.options import JsonOption, MarginOption, print_json
 from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, DraftTokensOption, workload_of_flags
 from raysearch.errors import InputError
-from raysearch.export.models import published_weights
 from raysearch.files import as_strategy, degrees_text, strategy_dict
 from raysearch.recommend.answer import answer
 from raysearch.recommend.question import Question
 from raysearch.recommend.record import figures
-from sim.config.catalog import load_model
 from sim.simulate import evaluate
 
 
@@ -80,7 +78,7 @@ def recommend(
         "isl": isl,
         "osl": osl,
         "engine": engine,
-        "weights": weights or published_weights(load_model(model).name),
+        "weights": weights,
         "kv_cache": kv_cache,
         "tpot_ms": tpot_ms,
         "ttft_ms": ttft_ms,

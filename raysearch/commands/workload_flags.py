@@ -99,7 +99,10 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
     "weights": (
         Annotated[
             str | None,
-            _option("bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.", show_default="the checkpoint's, else fp8"),
+            _option(
+                "bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.",
+                show_default="the checkpoint's, else its fp8",
+            ),
         ],
         None,
     ),

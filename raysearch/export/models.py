@@ -32,11 +32,6 @@ def repository(workload: Workload) -> str:
     return _REPOSITORIES.get(name, name)
 
 
-def published_weights(model: str) -> str:
-    """The format of fp8 weights that a model's repository has, by the model's name: fp8_block or fp8."""
-    return "fp8_block" if model in (*_BLOCK_FP8, *_ONLY_FP8) else "fp8"
-
-
 _ONLY_FP8 = ("deepseek_v3", "minimax_m2_5")
 """Models that are published in fp8_block alone."""
 

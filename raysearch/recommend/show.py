@@ -8,6 +8,7 @@ from raysearch.recommend.record import figures
 from raysearch.tables import plain_table, printer
 from sim.evaluation import Evaluation
 from sim.precision import slow_precision
+from sim.simulate import evaluate
 
 
 def show(answer: Answer) -> None:
@@ -47,7 +48,11 @@ def _show_best(answer: Answer, best: Option) -> None:
         console.print(
             "  That of the first token is [assumed] as wide as that of the others; waiting in a queue is not in it"
         )
-    if warning := slow_precision(question.workload, best.evaluation):
+    if warning := slow_precision(
+        question.workload,
+        best.evaluation.tokens_per_s_per_gpu,
+        lambda other: evaluate(other, best.evaluation.strategy).tokens_per_s_per_gpu,
+    ):
         console.print(f"  Warning: {warning}")
 
 

@@ -25,7 +25,7 @@ class Description:
         model, hardware: Names or paths; without hardware it is `sim.config.catalog.default_hardware`.
         isl, osl: Tokens of a prompt and of an answer.
         engine: Inference engine, or None for the bare machine.
-        weights, kv_cache: Formats; None for those of a Hugging Face checkpoint, else fp8.
+        weights, kv_cache: Formats; None for those of a Hugging Face checkpoint, else fp8 as the model is published.
         tpot_ms, ttft_ms: SLOs, or None for none.
         max_gpus: Device budget.
         chunk_tokens: Most prompt tokens of a step; None computes prompts whole.
@@ -58,10 +58,11 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
     """
     hardware = said.hardware or default_hardware()
     model_path, hardware_path = config_path("models", said.model), config_path("hardware", hardware)
-    model, imported = read_model(model_path).to_si(), imported_model(model_path)
+    file, imported = read_model(model_path), imported_model(model_path)
+    model = file.to_si()
     stored = imported.formats if imported else None
     precisions = {
-        "weights": said.weights or (stored and stored.weights) or "fp8",
+        "weights": said.weights or (stored and stored.weights) or file.fp8_weights,
         "kv_cache": said.kv_cache or (stored and stored.kv_cache) or "fp8",
         "activations": "bf16",
         "dispatch": "fp8",
@@ -95,10 +96,10 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
     for key, value in (instead or {}).items():
         (content["degrees"] if key == "batch" else content)[key] = value
     try:
-        file = WorkloadFile.model_validate(content)
+        workload = WorkloadFile.model_validate(content)
     except ValidationError as error:
         raise CatalogError(f"the workload of the options: {explain(error, WorkloadFile)}") from error
-    return assembled(file, model_path, Path(hardware_path))
+    return assembled(workload, model_path, Path(hardware_path))
 
 
 def _stages(layers: int, most: int) -> list[int]:

@@ -130,6 +130,7 @@ class ModelFile(_LayerFile):
     hidden: Count
     vocab: Count
     expert_dtype: Dtype | None = None
+    fp8_weights: Literal["fp8", "fp8_block"] = "fp8"  # the form in which its fp8 weights are published
     tied_embeddings: Annotated[bool, Field(strict=True)] = False
     mtp_layers: Whole = 0
     groups: tuple[_GroupFile, ...] = ()  # one, of all layers

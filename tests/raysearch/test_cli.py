@@ -102,6 +102,17 @@ def test_optimum_tells_the_exact_best(raysearch: Command, tiny_workload: Path) -
     assert f"{told['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU" in again.stdout
 
 
+def test_optimum_warns_where_another_format_s_best_is_several_times_faster(raysearch: Command) -> None:
+    form = ("optimum", "--model", "qwen3_235b_a22b", "--phase", "serve", "--isl", "1024", "--osl", "1024", "--json")
+    limits = ("--engine", "vllm", "--tpot-ms", "50", "--max-gpus", "8")
+    slow, published = (json.loads(raysearch(*form, *limits, *weights).stdout) for weights in (("--weights", "fp8"), ()))
+    assert published["precisions"]["weights"] == "fp8_block"  # the form in which Qwen publishes it
+    times = published["tokens_per_s_per_gpu"] / slow["tokens_per_s_per_gpu"]
+    assert times > 2
+    assert f"with fp8_block it is {times:.1f} times as many" in slow["warnings"][0]
+    assert published["warnings"] == []
+
+
 def test_search_scores_a_run_against_the_optimum(raysearch: Command, tiny_workload: Path, tmp_path: Path) -> None:
     form = ("search", "--workload", tiny_workload, "--searcher", "annealing", "--seed", "3", "--budget", "150")
     told = json.loads(raysearch(*form, "--out", tmp_path / "run", "--json").stdout)

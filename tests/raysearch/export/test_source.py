@@ -23,7 +23,7 @@ def run(*words: str) -> str:
 
 def test_a_strategy_by_options_is_a_command() -> None:
     assert run(*QWEN, "--tp", "4", "--batch", "32").startswith(
-        "vllm serve Qwen/Qwen3-32B \\\n  --tensor-parallel-size 4"
+        "vllm serve Qwen/Qwen3-32B-FP8 \\\n  --tensor-parallel-size 4"
     )
     assert "/weights/mine" in run(*QWEN, "--tp", "4", "--batch", "32", "--to", "sglang", "--serve", "/weights/mine")
 
