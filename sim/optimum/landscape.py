@@ -10,6 +10,7 @@ feasible share counts each strategy once. Source: design in this repository; it 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -241,7 +242,8 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             feasible_s = layer_s[allowed]
             if not feasible_s.size:
                 continue
-            slowest_s = np.max([layers * feasible_s + (ends_s + engine_s / pp) for layers, ends_s in parts], axis=0)
+            of_stages_s = (layers * feasible_s + (ends_s + engine_s / pp) for layers, ends_s in parts)
+            slowest_s = functools.reduce(np.maximum, of_stages_s)
             tokens_per_s_per_gpu = state.tokens / (tp * ep * pp) / slowest_s
             landscape.count(tokens_per_s_per_gpu)
             winner = int(feasible_s.argmin())
@@ -253,17 +255,25 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
 
 
 def _stages_of(rank: Rank, pp: int, combine_choice: int) -> list[tuple[int, float]]:
-    """(layers, seconds of everything else) of each kind of stage."""
+    """(layers, most seconds of everything else) of the stages with so many layers."""
     first_s, last_s = model_ends_s(sides(rank, rank), combine_choice)
     send_s = hand_on_all_s(rank, pp, combine_choice)
-    return [(each.layers[0], stage_ends_s(each, first_s, last_s) + send_s) for each in pipeline(rank.workload, pp)]
+    most_s: dict[int, float] = {}
+    for stage in pipeline(rank.workload, pp):
+        layers = stage.layers[0]
+        most_s[layers] = max(most_s.get(layers, 0.0), stage_ends_s(stage, first_s, last_s) + send_s)
+    return list(most_s.items())
 
 
 def _fits_memory(
     rank: Rank, pp: int, left: _Segment, right: _Segment, own_peak_bytes: float
 ) -> NDArray[np.bool_] | None:
     """[left, right] whether a layer has room; None when all do."""
-    found = [_fits_stage(rank, pp, stage, left, right, own_peak_bytes) for stage in pipeline(rank.workload, pp)]
+    workload = rank.workload
+    fullest: dict[int, Stage] = {}  # of those with so many layers
+    for stage in sorted(pipeline(workload, pp), key=lambda stage: vocabularies(workload, stage)):
+        fullest[stage.layers[0]] = stage
+    found = [_fits_stage(rank, pp, stage, left, right, own_peak_bytes) for stage in fullest.values()]
     tight = [each for each in found if each is not None]
     return np.logical_and.reduce(tight) if tight else None
 
