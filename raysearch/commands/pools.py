@@ -14,8 +14,6 @@ from raysearch.commands.optimum import NOTHING_FEASIBLE
 from raysearch.commands.options import JsonOption, MarginOption, print_json
 from raysearch.commands.workload_flags import workload_of_flags
 from raysearch.errors import InputError
-from raysearch.export.models import published_weights
-from sim.config.catalog import load_model
 from sim.pools.traffic import Kind, Traffic
 
 _BATCHES = tuple(sorted({*(1 << power for power in range(13)), *(3 << power for power in range(11))}))
@@ -102,7 +100,7 @@ def compare_pools(
         "osl": max(1, round(mixes[0].output_tokens)),
         "engine": engine,
         "space": space or engine,
-        "weights": weights or published_weights(load_model(model).name),
+        "weights": weights,
         "kv_cache": kv_cache,
         "max_gpus": max(sizes),
         "margin": margin,

@@ -269,11 +269,7 @@ def _fits_memory(
     rank: Rank, pp: int, left: _Segment, right: _Segment, own_peak_bytes: float
 ) -> NDArray[np.bool_] | None:
     """[left, right] whether a layer has room; None when all do."""
-    workload = rank.workload
-    fullest: dict[int, Stage] = {}  # of those with so many layers
-    for stage in sorted(pipeline(workload, pp), key=lambda stage: vocabularies(workload, stage)):
-        fullest[stage.layers[0]] = stage
-    found = [_fits_stage(rank, pp, stage, left, right, own_peak_bytes) for stage in fullest.values()]
+    found = [_fits_stage(rank, pp, stage, left, right, own_peak_bytes) for stage in pipeline(rank.workload, pp)]
     tight = [each for each in found if each is not None]
     return np.logical_and.reduce(tight) if tight else None
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.prices.curves import REMEMBERED
+from sim.prices.curves import MEMOISED
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import Group
 from sim.prices.priced import EXACT, Interval, Priced
@@ -81,7 +81,7 @@ def collective_time_s(hardware: Hardware, kind: str, group: Group, tensor_bytes:
     return envelope_time_s(_envelope(hardware.collectives, kind, group), tensor_bytes)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=MEMOISED)
 def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: float, axis: str = "tp") -> Priced:
     """Exposed seconds of a collective over a group, by the curves where there are any; `axis` names it in warnings."""
     exposed = 1 - hardware.communication_overlap
@@ -98,7 +98,7 @@ def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: 
     return hardware.errors.extrapolating(max(time_s, fitted.time_s) * exposed, where)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=MEMOISED)
 def expert_all_to_all(
     hardware: Hardware, side: str, group: Group, tokens: float, columns: float, each: float, experts: int, topk: int
 ) -> Priced:
@@ -128,7 +128,7 @@ def expert_all_to_all(
     return hardware.errors.by_medians(time_s * exposed)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=MEMOISED)
 def hand_on_s(hardware: Hardware, pair: Group, sent_bytes: float) -> float:
     """Seconds to hand `sent_bytes` from a GPU of one pipeline stage to one of the next; see `mesh.stage_pair`."""
     model, same_node = hardware.collectives, pair.nodes == 1

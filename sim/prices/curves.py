@@ -98,7 +98,7 @@ class ExpertActivation(NamedTuple):
 Shape = Gemm | GroupedGemm | DecodeAttention | PrefillAttention | LatentDecode | Routing | Permute | ExpertActivation
 
 
-REMEMBERED = 1 << 16
+MEMOISED = 1 << 16
 """Prices of a kind that are kept: strategies share most, as degrees and batches come from short tables."""
 _KINDS = {"all_to_all": "alltoall"}
 LOW_LATENCY_TOKENS = 1024
@@ -184,7 +184,7 @@ class Curves:
         self.extrapolated = extrapolated
         self.carried_over = carried_over
         self._series_of = lru_cache(maxsize=None)(self._find)
-        self._judgement = lru_cache(maxsize=None)(self._find_judgement)
+        self._trusted = lru_cache(maxsize=None)(self._find_trusted)
 
     def __reduce__(self) -> tuple[object, ...]:
         errors = (self.uncalibrated, self.extrapolated, self.carried_over)
@@ -365,7 +365,7 @@ class Curves:
         usual = f"moe/{engine}/{EXPERT_KERNELS.get(source)}/{dtype}"
         return max(alike, key=lambda name: (name == usual, known[name].get("rows", 0), name), default=None)
 
-    def _find_judgement(self, series: str, dtype: str, *, few: bool) -> _Judgement:
+    def _find_trusted(self, series: str, dtype: str, *, few: bool) -> _Trusted:
         record = self.calibration.series[series]
         parts = series.split("/")
         stand_in = ""
@@ -375,7 +375,7 @@ class Curves:
         error = self.uncalibrated if inside[0] is None else float(inside[0])
         interval = spread(error) if inside[1] is None else (float(inside[1][0]), float(inside[1][1]))
         ranges = tuple((low, high) for low, high in record.get("range", {}).values())
-        return _Judgement(error, interval, ranges, stand_in)
+        return _Trusted(error, interval, ranges, stand_in)
 
     def _priced(
         self,
@@ -388,7 +388,7 @@ class Curves:
         unmeasured: str = "",
     ) -> Priced:
         """Attaches the error of a series and says which of its sizes lie outside what was measured."""
-        error, interval, ranges, stand_in = self._judgement(series, dtype, few=few)
+        error, interval, ranges, stand_in = self._trusted(series, dtype, few=few)
         unmeasured = unmeasured or stand_in
         for index, ((low, high), size) in enumerate(zip(ranges, sizes)):  # noqa: B905 fewer sizes than columns are fine
             if not low <= size <= high:
@@ -410,7 +410,7 @@ class Curves:
         return Priced(priced.time_s, error, wider(priced.interval, spread(error)), what)
 
 
-class _Judgement(NamedTuple):
+class _Trusted(NamedTuple):
     """What is known of a series that prices a dtype: how sure, measured range per size, what stands in for what."""
 
     error: float

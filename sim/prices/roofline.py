@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.prices.curves import REMEMBERED, Shape
+from sim.prices.curves import MEMOISED, Shape
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import Hardware, KernelFamily
 from sim.prices.priced import Interval
@@ -69,7 +69,7 @@ class KernelTime(NamedTuple):
     extrapolated: str
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=MEMOISED)
 def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
     """Seconds of a kernel on one GPU of the hardware."""
     family, math_dtype, stream_dtype, flops, traffic_bytes, shape, fused, unlike = kernel

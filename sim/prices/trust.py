@@ -27,7 +27,7 @@ class Trust(NamedTuple):
     kernels: Interval
 
 
-def judge(hardware: Hardware, parts: Sequence[Priced]) -> Trust:
+def trust_of(hardware: Hardware, parts: Sequence[Priced]) -> Trust:
     """How far to trust the time of a step.
 
     Errors of one layer's kernels and collectives, weighted by time as if all erred to the same side, and the residual

@@ -17,7 +17,7 @@ from sim.layers.sizes import Load
 from sim.prices.collectives import Collective
 from sim.prices.priced import Priced
 from sim.prices.roofline import KernelTime
-from sim.prices.trust import judge, tpot_interval
+from sim.prices.trust import tpot_interval, trust_of
 from sim.sharding.placement import PARTIAL
 from sim.step.costs import price, seconds
 from sim.step.drafting import passes_of
@@ -76,7 +76,7 @@ def explain(
                 parts += [_counted(_priced(collective), share) for collective in collectives]
         parts += _draft_parts(end_of(stack), workload.model.layers)
         explained.append(tuple(ops))
-    trust = judge(workload.hardware, parts)
+    trust = trust_of(workload.hardware, parts)
     stated = tpot_interval(
         workload.hardware.errors,
         workload.engine.name if workload.engine else None,
