@@ -13,7 +13,7 @@ from sim.layers.heuristics import megatron_dims
 from sim.prices.engine import Engine, EngineTimes
 from sim.prices.hardware import ErrorModel, ServingIntervals, Widths
 from sim.prices.priced import EXACT, Priced, spread
-from sim.prices.trust import judge, tpot_interval
+from sim.prices.trust import tpot_interval, trust_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -55,7 +55,7 @@ def test_kernels_less_sure_than_those_of_the_runs_widen_the_interval() -> None:
 
 def test_the_kernels_interval_is_weighted_by_time() -> None:
     parts = [Priced(3.0, 0.1, (0.9, 1.1)), Priced(1.0, 0.3, (0.5, 1.5), "experts")]
-    trust = judge(load_hardware("h100_sxm"), parts)
+    trust = trust_of(load_hardware("h100_sxm"), parts)
     assert trust.kernels == pytest.approx((0.8, 1.2))
     assert trust.extrapolated == ("experts (25% of a layer)",)
 
