@@ -37,6 +37,12 @@ class Deployment:
         return min(self.strategy.gpus, self.workload.hardware.node_gpus)
 
     @property
+    def router_notes(self) -> list[str]:
+        """What to do with several replicas."""
+        copies = f"start {self.replicas} of these behind a router, each on {self.strategy.gpus} GPUs"
+        return [copies] if self.replicas > 1 else []
+
+    @property
     def rank_requests(self) -> int:
         """Requests that run at once on an attention rank, those of all pipeline stages' microbatches together."""
         return math.ceil(self.strategy.batch / self.strategy.attention_dp) * self.strategy.pp

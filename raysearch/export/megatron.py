@@ -21,15 +21,13 @@ from sim.simulate import evaluate
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica; over several nodes, the same on each."""
     runs = fitted(deployment, MEGATRON_CORE)
-    strategy = runs.deployment.strategy
     launch: list[Flag] = [("--nproc-per-node", deployment.gpus_per_node)]
     notes = ["convert the weights to a Megatron checkpoint first, and put its folder in CHECKPOINT"]
     if deployment.nodes > 1:
         head: Flag = ("--master-addr", "$HEAD_ADDRESS")
         launch += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), head]
         notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
-    if deployment.replicas > 1:
-        notes.append(f"start {deployment.replicas} of these behind a router, each on {strategy.gpus} GPUs")
+    notes += deployment.router_notes
     start = "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun"
     module: Flag = ("-m", "examples.inference.launch_inference_server")
     command = command_text(start, [*launch, module, *flags(runs.deployment)])

@@ -36,6 +36,6 @@ _ONLY_FP8 = ("deepseek_v3", "minimax_m2_5")
 """Models that are published in fp8_block alone."""
 
 
-def published_in_fp8(workload: Workload) -> bool:
-    """Whether the repository's weights are in fp8 already, so that the engine need not quantise them."""
-    return workload.precisions.weights == "fp8_block" or workload.model.name in _ONLY_FP8
+def quantised_at_start(workload: Workload) -> bool:
+    """Whether the engine must quantise to fp8, as the repository's weights are in another format."""
+    return workload.precisions.weights == "fp8" and workload.model.name not in _ONLY_FP8

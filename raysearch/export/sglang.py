@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from raysearch.export.deployment import Deployment, Export, Flag, command_text
 from raysearch.export.fitting import fitted
-from raysearch.export.models import published_in_fp8
+from raysearch.export.models import quantised_at_start
 from sim.engines.sglang import SGLANG
 from sim.layers.heuristics import megatron_dims
 
@@ -24,8 +24,7 @@ def export(deployment: Deployment) -> Export:
         address: Flag = ("--dist-init-addr", "$HEAD_ADDRESS:50000")
         flags += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), address]
         notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
-    if deployment.replicas > 1:
-        notes.append(f"start {deployment.replicas} of these behind a router, each on {deployment.strategy.gpus} GPUs")
+    notes += deployment.router_notes
     start = f"python -m sglang.launch_server --model-path {deployment.served_model}"
     return Export(command_text(start, flags), {}, runs.dropped, tuple(notes))
 
@@ -61,7 +60,7 @@ def serving_flags(deployment: Deployment) -> list[Flag]:
     ]
     if workload.precisions.kv_cache == "fp8":
         flags.append(("--kv-cache-dtype", "fp8_e4m3"))
-    if workload.precisions.weights == "fp8" and not published_in_fp8(workload):
+    if quantised_at_start(workload):
         flags.append(("--quantization", "fp8"))
     if workload.phase != "serve":
         flags.append(("--disaggregation-mode", workload.phase))

@@ -28,8 +28,7 @@ def export(deployment: Deployment) -> Export:
     if deployment.nodes > 1:
         start = f"mpirun -n {deployment.strategy.gpus} trtllm-llmapi-launch {start}"
         notes.append(f"start it over {deployment.nodes} nodes with their host file, or by `srun` in place of mpirun")
-    if deployment.replicas > 1:
-        notes.append(f"start {deployment.replicas} of these behind a router, each on {deployment.strategy.gpus} GPUs")
+    notes += deployment.router_notes
     content = yaml.safe_dump(config(runs.deployment), sort_keys=False)
     return Export(command_text(start, flags), {CONFIG_FILE: content}, runs.dropped, tuple(notes))
 

@@ -10,7 +10,7 @@ import json
 
 from raysearch.export.deployment import Deployment, Export, Flag, command_text
 from raysearch.export.fitting import fitted
-from raysearch.export.models import published_in_fp8
+from raysearch.export.models import quantised_at_start
 from sim.engines.vllm import VLLM
 
 _POOL_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -58,7 +58,7 @@ def serving_flags(deployment: Deployment) -> list[Flag]:
     ]
     if workload.precisions.kv_cache == "fp8":
         flags.append(("--kv-cache-dtype", "fp8"))
-    if workload.precisions.weights == "fp8" and not published_in_fp8(workload):
+    if quantised_at_start(workload):
         flags.append(("--quantization", "fp8"))
     if workload.phase in _POOL_ROLE:
         transfer = {"kv_connector": "NixlConnector", "kv_role": _POOL_ROLE[workload.phase]}
@@ -67,9 +67,7 @@ def serving_flags(deployment: Deployment) -> list[Flag]:
 
 
 def _notes(deployment: Deployment) -> list[str]:
-    notes: list[str] = []
-    if deployment.replicas > 1:
-        notes.append(f"start {deployment.replicas} of these behind a router, each on {deployment.strategy.gpus} GPUs")
+    notes = deployment.router_notes
     if deployment.strategy.pp > 1 and deployment.workload.model.layers % deployment.strategy.pp:
         notes.append("stages have unequal numbers of layers; VLLM_PP_LAYER_PARTITION overrides vLLM's own split")
     return notes

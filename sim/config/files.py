@@ -132,13 +132,7 @@ def explain(error: ValidationError, schema: type[BaseModel]) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON object. Raises: CatalogError."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_LARGEST_JSON + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"cannot read {path}: {error}") from error
-    if len(text) > _LARGEST_JSON:
-        raise CatalogError(f"{path} is too long: expected at most {_LARGEST_JSON:,} characters")
+    text = _read_text(path, _LARGEST_JSON)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -146,6 +140,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CatalogError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return cast("dict[str, Any]", content)
+
+
+def _read_text(path: Path, longest: int) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(longest + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(f"cannot read {path}: {error}") from error
+    if len(text) > longest:
+        raise CatalogError(f"{path} is too long: expected at most {longest:,} characters")
+    return text
 
 
 _LARGEST_FILE = 1_000_000
@@ -164,13 +169,7 @@ def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
     Raises:
         CatalogError: The file cannot be read, is no TOML, or breaks the schema.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_LARGEST_FILE + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"cannot read {path}: {error}") from error
-    if len(text) > _LARGEST_FILE:
-        raise CatalogError(f"{path} is too long: expected at most {_LARGEST_FILE:,} characters")
+    text = _read_text(path, _LARGEST_FILE)
     if _DEEP_KEY.search(text):
         raise CatalogError(f"{path}: a key has more than {_MOST_DOTS} parts; no configuration is nested so deeply")
     try:
