@@ -12,7 +12,6 @@ from sim.engines.rules import EngineRules
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate, mesh_violations
 from sim.strategy import Strategy
-from sim.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -39,21 +38,13 @@ def fitted(deployment: Deployment, engine: EngineRules) -> Fitted:
     workload = replace(deployment.workload, space=engine.name)
     refused = engine.refusals(workload, deployment.strategy)
     if not refused:
-        return Fitted(deployment, _drafting(workload))
+        return Fitted(deployment, ())
     runs = [evaluate(workload, strategy) for strategy in _alike(deployment, engine)]
     if not runs:
         raise ValueError(f"{refused[0]}; and it runs nothing else on {deployment.strategy.gpus} GPUs")
     best = min(runs, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu))
     wished = evaluate(replace(workload, space="extended"), deployment.strategy)
-    dropped = (*refused, _cost(wished, best), *_drafting(workload))
-    return Fitted(replace(deployment, strategy=best.strategy), dropped)
-
-
-def _drafting(workload: Workload) -> tuple[str, ...]:
-    """Speculative decoding, whose options differ between versions and drafts, is left to whoever starts the engine."""
-    if workload.speculation is None:
-        return ()
-    return (f"the figures are with {workload.speculation}: give the engine its options of speculative decoding",)
+    return Fitted(replace(deployment, strategy=best.strategy), (*refused, _cost(wished, best)))
 
 
 def _alike(deployment: Deployment, engine: EngineRules) -> Iterator[Strategy]:

@@ -31,7 +31,7 @@ def export(deployment: Deployment) -> Export:
     start = "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun"
     module: Flag = ("-m", "examples.inference.launch_inference_server")
     command = command_text(start, [*launch, module, *flags(runs.deployment)])
-    return Export(command, {}, (*runs.dropped, *_formats(runs.deployment)), tuple(notes))
+    return Export(command, {}, (*runs.dropped, *_given_up(runs.deployment)), tuple(notes))
 
 
 def flags(deployment: Deployment) -> list[Flag]:
@@ -72,15 +72,20 @@ def _buffer_gb(deployment: Deployment) -> int:
     return math.ceil(evaluate(deployment.workload, deployment.strategy).memory_bytes.kv_cache / 1e9)
 
 
-def _formats(deployment: Deployment) -> list[str]:
-    """What it keeps in bf16 whatever the workload says, and the cost."""
+def _given_up(deployment: Deployment) -> list[str]:
+    """What it does without whatever the workload says: formats but bf16, drafts, copies of experts; and the cost."""
     workload = deployment.workload
-    plain = replace(workload.precisions, weights="bf16", kv_cache="bf16")
-    if plain == workload.precisions:
-        return []
-    told, kept = (
-        evaluate(replace(workload, precisions=each), deployment.strategy) for each in (workload.precisions, plain)
+    plain = replace(
+        workload,
+        precisions=replace(workload.precisions, weights="bf16", kv_cache="bf16"),
+        speculation=None,
+        redundant_experts=0,
     )
+    if plain == workload:
+        return []
+    told, kept = (evaluate(each, deployment.strategy) for each in (workload, plain))
     figures = f"{kept.tokens_per_s_per_gpu:,.1f} tokens/s/GPU, not {told.tokens_per_s_per_gpu:,.1f}"
     limits = "".join(f"; breaks a limit: {violation.message}" for violation in kept.violations)
-    return [f"these options keep weights and KV cache in bf16: {figures}{limits}"]
+    drafts = f", without {workload.speculation.drafter} drafts" if workload.speculation else ""
+    copies = ", without copies of experts" if workload.redundant_experts else ""
+    return [f"these options keep weights and KV cache in bf16{drafts}{copies}: {figures}{limits}"]

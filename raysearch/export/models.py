@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.layers.model import Model
 from sim.workload import Workload
 
 _REPOSITORIES = {
@@ -22,6 +23,11 @@ _REPOSITORIES = {
 }
 _BLOCK_FP8 = {"qwen3_235b_a22b": "Qwen/Qwen3-235B-A22B-FP8", "qwen3_32b": "Qwen/Qwen3-32B-FP8"}
 """Repositories of the same models with fp8_block weights, where the first one has others."""
+
+
+def draft_repository(model: Model) -> str:
+    """The repository of a draft model's weights, as published."""
+    return _REPOSITORIES.get(model.name, model.name)
 
 
 def repository(workload: Workload) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from raysearch.export.deployment import Deployment, Export, Flag, command_text
 from raysearch.export.fitting import fitted
-from raysearch.export.models import quantised_at_start
+from raysearch.export.models import draft_repository, quantised_at_start
 from sim.engines.sglang import SGLANG
 from sim.layers.heuristics import megatron_dims
+from sim.workload import Speculation
 
 
 def export(deployment: Deployment) -> Export:
@@ -62,6 +63,25 @@ def serving_flags(deployment: Deployment) -> list[Flag]:
         flags.append(("--kv-cache-dtype", "fp8_e4m3"))
     if quantised_at_start(workload):
         flags.append(("--quantization", "fp8"))
+    if workload.redundant_experts:
+        flags += [("--enable-eplb", None), ("--ep-num-redundant-experts", workload.redundant_experts)]
+    if workload.speculation is not None:
+        flags += _speculation_flags(workload.speculation)
     if workload.phase != "serve":
         flags.append(("--disaggregation-mode", workload.phase))
     return flags
+
+
+def _speculation_flags(said: Speculation) -> list[Flag]:
+    """Source: docs/advanced_features/speculative_decoding of the same version; one draft per step, no tree."""
+    if said.draft is None:
+        return [("--speculative-algorithm", "NGRAM"), ("--speculative-num-draft-tokens", said.draft_tokens + 1)]
+    chain: list[Flag] = [
+        ("--speculative-num-steps", said.draft_tokens),
+        ("--speculative-eagle-topk", 1),
+        ("--speculative-num-draft-tokens", said.draft_tokens + 1),
+    ]
+    if said.draft == "mtp":
+        return [("--speculative-algorithm", "EAGLE"), *chain]
+    path: Flag = ("--speculative-draft-model-path", draft_repository(said.draft))
+    return [("--speculative-algorithm", "STANDALONE"), path, *chain]

@@ -13,7 +13,9 @@ import yaml
 
 from raysearch.export.deployment import Deployment, Export, Flag, command_text
 from raysearch.export.fitting import fitted
+from raysearch.export.models import draft_repository
 from sim.engines.trtllm import TRTLLM
+from sim.workload import Speculation
 
 CONFIG_FILE = "config.yaml"
 _BLOCK_TOKENS = 32
@@ -51,6 +53,9 @@ def config(deployment: Deployment) -> dict[str, Any]:
         content["moe_tensor_parallel_size"] = strategy.moe_tp
         if workload.expert_exchange == "all_to_all":
             content["moe_config"] = {"backend": "WIDEEP"}
+        if workload.redundant_experts:
+            slots = workload.model.experts + workload.redundant_experts
+            content.setdefault("moe_config", {})["load_balancer"] = {"num_slots": slots, "layer_updates_per_iter": 2}
     content["max_batch_size"] = deployment.rank_requests
     content["max_num_tokens"] = _BLOCK_TOKENS * math.ceil(deployment.step_tokens / _BLOCK_TOKENS)
     content["max_seq_len"] = deployment.longest
@@ -61,6 +66,18 @@ def config(deployment: Deployment) -> dict[str, Any]:
         "tokens_per_block": _BLOCK_TOKENS,
     }
     content["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": deployment.rank_requests}
+    if workload.speculation is not None:
+        content["speculative_config"] = _speculation(workload.speculation)
     if workload.phase != "serve":
         content["cache_transceiver_config"] = {"backend": "DEFAULT"}
     return content
+
+
+def _speculation(said: Speculation) -> dict[str, Any]:
+    """Source: tensorrt_llm/llmapi/llm_args.py of the same version."""
+    if said.draft == "mtp":
+        return {"decoding_type": "MTP", "num_nextn_predict_layers": said.draft_tokens}
+    if said.draft is None:
+        return {"decoding_type": "NGram", "max_draft_len": said.draft_tokens}
+    draft = draft_repository(said.draft)
+    return {"decoding_type": "Draft_Target", "max_draft_len": said.draft_tokens, "speculative_model": draft}

@@ -10,9 +10,12 @@ import json
 
 from raysearch.export.deployment import Deployment, Export, Flag, command_text
 from raysearch.export.fitting import fitted
-from raysearch.export.models import quantised_at_start
+from raysearch.export.models import draft_repository, quantised_at_start
 from sim.engines.vllm import VLLM
+from sim.workload import Speculation
 
+_NGRAM = 4
+"""[assumed] Longest n-gram that is looked up, as in the documentation's example."""
 _POOL_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -60,10 +63,26 @@ def serving_flags(deployment: Deployment) -> list[Flag]:
         flags.append(("--kv-cache-dtype", "fp8"))
     if quantised_at_start(workload):
         flags.append(("--quantization", "fp8"))
+    if workload.redundant_experts:
+        flags.append(("--enable-eplb", None))
+        flags.append(("--eplb-config", json.dumps({"num_redundant_experts": workload.redundant_experts})))
+    if workload.speculation is not None:
+        flags.append(("--speculative-config", json.dumps(_speculation(workload.speculation))))
     if workload.phase in _POOL_ROLE:
         transfer = {"kv_connector": "NixlConnector", "kv_role": _POOL_ROLE[workload.phase]}
         flags.append(("--kv-transfer-config", json.dumps(transfer)))
     return flags
+
+
+def _speculation(said: Speculation) -> dict[str, object]:
+    """Source: docs/features/speculative_decoding of the same version."""
+    if said.draft == "mtp":
+        how: dict[str, object] = {"method": "mtp"}
+    elif said.draft is None:
+        how = {"method": "ngram", "prompt_lookup_max": _NGRAM}
+    else:
+        how = {"method": "draft_model", "model": draft_repository(said.draft)}
+    return {**how, "num_speculative_tokens": said.draft_tokens}
 
 
 def _notes(deployment: Deployment) -> list[str]:

@@ -15,13 +15,14 @@ import yaml
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.export.registry import exporter, exporter_names, register_exporter
+from sim.config.catalog import load_model
 from sim.config.described import Description, described_workload
 from sim.engines.registry import engine_rules
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.spaces import engine_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from sim.workload import Workload
+from sim.workload import Speculation, Workload
 
 OPTIONS = json.loads((Path(__file__).parent / "options.json").read_text())
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "megatron": "megatron_core"}
@@ -97,6 +98,32 @@ def test_every_option_exists_and_degrees_multiply_to_the_gpus(target: str, workl
                 told.get("--expert-tensor-parallel-size", 1)
             )
             assert not workload.model.is_moe or experts * strategy.pp == processes
+
+
+@pytest.mark.parametrize("draft", ["mtp", "qwen3_32b", None])
+def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str | None) -> None:
+    drafter = load_model(draft) if draft == "qwen3_32b" else "mtp" if draft else None
+    said = Speculation(3, (0.8, 0.6, 0.4), drafter)
+    workload = replace(served("deepseek_v3", max_gpus=32), speculation=said, redundant_experts=32)
+    deployment = Deployment(workload, Strategy(1, 32, 1, 64, megatron_dims(workload.model)), "m")
+    made = {target: exporter(target)(deployment) for target in ENGINES}
+    for target in ("vllm", "sglang"):
+        assert set(options_of(made[target].command)) <= set(OPTIONS[target]["options"])
+
+    vllm, sglang = (options_of(made[target].command) for target in ("vllm", "sglang"))
+    config = json.loads(vllm["--speculative-config"])
+    assert config["num_speculative_tokens"] == 3
+    assert config["method"] == {"mtp": "mtp", "qwen3_32b": "draft_model", None: "ngram"}[draft]
+    assert config.get("model") == ("Qwen/Qwen3-32B" if draft == "qwen3_32b" else None)
+    assert json.loads(vllm["--eplb-config"]) == {"num_redundant_experts": 32}
+    assert sglang["--speculative-num-draft-tokens"] == "4"  # with the token that the target model adds
+    assert sglang["--ep-num-redundant-experts"] == "32"
+    trtllm = yaml.safe_load(made["trtllm"].files["config.yaml"])
+    kinds = {"mtp": "MTP", "qwen3_32b": "Draft_Target", None: "NGram"}
+    assert trtllm["speculative_config"]["decoding_type"] == kinds[draft]
+    assert 3 in trtllm["speculative_config"].values()
+    assert trtllm["moe_config"]["load_balancer"]["num_slots"] == 256 + 32
+    assert f"without {said.drafter} drafts, without copies of experts" in " ".join(made["megatron"].dropped)
 
 
 def test_deprecated_options_are_not_written() -> None:
