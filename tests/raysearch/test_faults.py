@@ -115,10 +115,10 @@ def test_a_study_survives_a_hangup_a_move_a_killed_run_and_two_deaths_of_its_ray
     os.kill(run, signal.SIGKILL)
     let_pass(70)
     wait_for_rows(mended, moved, 70)
-    os.kill(process_of(mended, "raylet"), signal.SIGKILL)
+    kill_until_another_runs(mended, "raylet")
     let_pass(90)
     wait_for_rows(mended, moved, 90)
-    os.kill(process_of(mended, "gcs_server"), signal.SIGKILL)
+    kill_until_another_runs(mended, "gcs_server")
     let_pass(1000)
     printed, said = mended.communicate(timeout=2 * LONGEST_S)
     assert mended.returncode == 0, said
@@ -240,6 +240,16 @@ def wait_for_rows(process: subprocess.Popen[str], out: Path, rows: int) -> None:
     while rows_of(out) < rows:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, f"{rows_of(out)} of {rows} rows after {LONGEST_S} s"
+        time.sleep(0.05)
+
+
+def kill_until_another_runs(process: subprocess.Popen[str], name: str) -> None:
+    """Kills a process of a Ray, and returns when the command has started another Ray."""
+    os.kill(killed := process_of(process, name), signal.SIGKILL)
+    deadline = time.monotonic() + LONGEST_S
+    while not any(f"/{name}\0" in title for pid, title in descendants(process.pid).items() if pid != killed):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no other {name} after {LONGEST_S} s"
         time.sleep(0.05)
 
 
