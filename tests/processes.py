@@ -10,20 +10,22 @@ from pathlib import Path
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """The titles of all that a process has started, and of what those have, by process id."""
-    found: dict[int, str] = {}
-    for child in _children(pid):
+    """The titles of all that a process has started, and of what those have, by process id.
+
+    Parents are read off every process there is: the kernel's lists of children miss some while others end.
+    """
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended
-            found[child] = Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8")
-            found |= descendants(child)
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(status.parent.name))
+    below, found = [pid], dict[int, str]()
+    while below:
+        for child in children.get(below.pop(), []):
+            below.append(child)
+            with suppress(OSError):
+                found[child] = Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8")
     return found
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(c) for path in Path(f"/proc/{pid}/task").glob("*/children") for c in path.read_text().split()]
-    except OSError:
-        return []
 
 
 def ended(pid: int) -> bool:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +100,7 @@ def test_a_study_survives_a_hangup_a_move_a_killed_run_and_two_deaths_of_its_ray
     hung_up = start(*command)
     wait_for_rows(hung_up, out, 20)
     assert read_status(out).state == "running"
-    assert any("tiny-annealing-s0" in title for title in descendants(hung_up.pid).values())
+    wait_for_title(hung_up, "tiny-annealing-s0")
     os.killpg(hung_up.pid, signal.SIGHUP)  # as a terminal that is closed does: to Ray's processes too
     assert_stopped(hung_up, signal.SIGHUP, f"raysearch study {study} --out {out} ")
     status = read_status(out)
@@ -243,6 +244,15 @@ def wait_for_rows(process: subprocess.Popen[str], out: Path, rows: int) -> None:
         time.sleep(0.05)
 
 
+def wait_for_title(process: subprocess.Popen[str], text: str) -> None:
+    """Waits until something that a command has started has a title that holds the text."""
+    deadline = time.monotonic() + LONGEST_S
+    while not any(text in title for title in descendants(process.pid).values()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no {text} in {descendants(process.pid)} after {LONGEST_S} s"
+        time.sleep(0.05)
+
+
 def kill_until_another_runs(process: subprocess.Popen[str], name: str) -> None:
     """Kills a process of a Ray, and returns when the command has started another Ray."""
     os.kill(killed := process_of(process, name), signal.SIGKILL)
@@ -259,8 +269,8 @@ def process_of(process: subprocess.Popen[str], name: str) -> int:
 
 def holds_rows(pid: int, out: Path) -> bool:
     """Whether a process has the rows of a run open."""
-    try:
-        held = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    except OSError:  # it has ended, or closed a file meanwhile
-        return False
+    held: list[str] = []
+    for path in Path(f"/proc/{pid}/fd").glob("*"):
+        with suppress(OSError):  # it has ended, or closed this one meanwhile
+            held.append(os.readlink(path))
     return any(text.startswith(f"{out}/") and text.endswith("rows.jsonl") for text in held)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from raysearch import progress
@@ -32,7 +34,7 @@ def test_short_work_says_nothing_and_long_work_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock))
     with progress.stepping("work") as show:
         for done in range(100):
             clock = done * 0.3

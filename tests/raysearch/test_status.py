@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,8 @@ def test_watching_looks_again_until_nothing_runs(
 ) -> None:
     claim = claimed(out, resume=True)
     claim.__enter__()
-    monkeypatch.setattr(status_command.time, "sleep", lambda _: claim.__exit__(None, None, None))
+    # A clock of the command's own: threads of other libraries sleep by `time.sleep` too.
+    clock = SimpleNamespace(sleep=lambda _: claim.__exit__(None, None, None), time=time.time)
+    monkeypatch.setattr(status_command, "time", clock)
     show_status(out, watch=True, as_json=True)
     assert [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()] == ["running", "failed"]
