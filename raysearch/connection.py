@@ -23,6 +23,7 @@ from ray._private import ray_constants
 from ray._private import services as ray_services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
+from ray._private.node import Node
 from ray._raylet import (  # pyright: ignore[reportAttributeAccessIssue]
     AuthenticationTokenLoader,  # pyright: ignore[reportAttributeAccessIssue]
     Config,  # pyright: ignore[reportAttributeAccessIssue]
@@ -70,7 +71,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
             with _mended():
                 if address == "local":
                     ours = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-                    with _held_back(signal.SIGHUP):
+                    with _without_what_nobody_asks(), _held_back(signal.SIGHUP):
                         ray.init("local", num_cpus=cpus, **ours, **quiet)
                 else:
                     ray.init(address, **quiet)
@@ -184,12 +185,42 @@ def _mended() -> Iterator[None]:
                     raise
                 time.sleep(0.1)
 
-    set_handler, get_node = ray_utils.set_sigterm_handler, ray_services.get_node
-    ray_utils.set_sigterm_handler, ray_services.get_node = lambda handler: None, patient
+    get_node = ray_services.get_node
+    with _replaced((ray_utils, "set_sigterm_handler", lambda handler: None), (ray_services, "get_node", patient)):
+        yield
+
+
+@contextmanager
+def _without_what_nobody_asks() -> Iterator[None]:
+    """Leaves out of a Ray of one's own what serves a dashboard, an autoscaler or a reader of logs: it has none.
+
+    Each is an interpreter that imports Ray, and that the start waits for. The agent, without which Ray does not start,
+    becomes that of a Ray installed without a dashboard.
+    """
+
+    def no_url(node: Any, **_: Any) -> None:
+        node._webui_url = ""
+
+    with _replaced(
+        (Node, "start_monitor", lambda node: None),
+        (Node, "start_log_monitor", lambda node: None),
+        (Node, "start_api_server", no_url),
+        (ray_utils, "get_dashboard_dependency_error", lambda: ImportError("not wanted")),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
+    """Gives attributes of Ray's, each an (owner, name, value), other values for a while."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
+    for owner, name, value in replacements:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        ray_utils.set_sigterm_handler, ray_services.get_node = set_handler, get_node
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 @contextmanager

@@ -204,6 +204,7 @@ def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypa
         assert (token.stat().st_mode & 0o777, token.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         rays = descendants(os.getpid())
         assert any("/gcs_server\0" in title for title in rays.values())
+        assert not any(part in title for title in rays.values() for part in ("monitor.py\0", "dashboard.py\0"))
         assert not any(token.read_text() in told for pid in rays for told in (rays[pid], environment_of(pid)))
         own = {name: value for name, value in command_environment().items() if "RAY_AUTH" not in name}
         strangers = [
