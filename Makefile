@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # Build isolation sees the same exact versions as the install itself.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The processes of the tests, hundreds, share what the first of them compiled, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 define check_python
 $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
