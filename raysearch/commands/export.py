@@ -53,6 +53,10 @@ def export_strategy(
     dp: DpOption = None,
     moe_tp: MoeTpOption = None,
     layout: LayoutOption = None,
+    ops: Annotated[
+        str | None,
+        typer.Option(help="Shard only these ops, e.g. qkv_proj,o_proj; the others stay whole.", show_default="all"),
+    ] = None,
     out: Annotated[Path | None, _OUT] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -66,6 +70,7 @@ def export_strategy(
       raysearch export results/qwen --to dynamo --alternative 2 --out deploy
       raysearch export best.json -w gpt_moe_1_2t_16k --to megatron
       raysearch export --model qwen3_32b --isl 4000 --osl 500 --phase serve --tp 4 --batch 32 --to sglang
+      raysearch export best.json -w gpt_moe_1_2t_16k --to dtensor --ops qkv_proj,attention,o_proj --out mine
     """
     write = exporter(to)
     if source is not None:
@@ -74,6 +79,10 @@ def export_strategy(
         deployment = read_deployment(source, workload, alternative, serve)
     else:
         deployment = _described(workload, tp, batch, replicas, serve, (ep, pp, dims, cp, dp, moe_tp, layout))
+    if ops is not None:
+        from raysearch.export.cut import with_ops
+
+        deployment = with_ops(deployment, [name.strip() for name in ops.split(",")])
     try:
         export = write(deployment)
     except ValueError as error:

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raysearch.errors import InputError
+from raysearch.export.cut import ORDER_NOTE, cut_of, left_out
 from raysearch.export.deployment import Deployment, Export
-from raysearch.frameworks.layer import Sharded, shown_group, weight_shapes
-from sim.layers.mixers import GroupedAttention
-from sim.layers.ops import op_names
+from raysearch.frameworks.layer import weight_shapes
 from sim.sharding.placement import Placement, Shard
-from sim.strategy import CHOICES
 
 _TEXT = '''"""Shardings of {name}, tp {tp} x ep {ep}: one layer's, alike in all."""
 
@@ -40,34 +37,25 @@ def export(deployment: Deployment) -> Export:
     Raises:
         InputError: A strategy beyond the joint space.
     """
-    strategy, model = deployment.strategy, deployment.workload.model
-    if strategy.extended or set(strategy.dims) - set(CHOICES):
-        raise InputError("--to jax knows the strategies of the joint space: one mesh of tp and ep, choices 0, 1 and 2")
-    cut = Sharded(model, dict(zip(op_names(model), strategy.dims, strict=True)), strategy.tp, strategy.ep)
+    cut = cut_of(deployment, "jax")
     weights: list[str] = []
-    for name, shape in weight_shapes(model).items():
-        over_ep = {"ep": Shard(0)} if model.is_moe and name in ("ffn1", "ffn2") else {}
+    for name, shape in weight_shapes(cut.model).items():
+        over_ep = {"ep": Shard(0)} if cut.model.is_moe and name in ("ffn1", "ffn2") else {}
         weights.append(f'    "{name}": {spec_text({**over_ep, "tp": cut.weight_placement(name)}, len(shape))},')
     cache = {"t": Shard(0), "h": Shard(2)}.get(cut.label("attention"))
     text = _TEXT.format(
-        name=model.name,
-        tp=strategy.tp,
-        ep=strategy.ep,
+        name=cut.model.name,
+        tp=cut.tp,
+        ep=cut.ep,
         weights="\n".join(weights),
         stream=spec_text({"ep": Shard(0), "tp": cut.stream}, 2),
         cache=spec_text({"ep": Shard(0), **({"tp": cache} if cache else {})}, 4),
     )
-    notes = [
-        "queries, keys and values lie side by side for each group of heads, gate and up projections column by column",
+    notes = (
+        ORDER_NOTE,
         "raysearch.frameworks.jax_layer runs the layer with the collectives that the simulator charges",
-    ]
-    dropped = [f"pp {strategy.pp}: give each stage a mesh and its layers"] if strategy.pp > 1 else []
-    group = shown_group(model)
-    if len(model.groups) > 1:
-        dropped.append(f"of {len(model.groups)} groups of layers the specs are those of {group.name} alone")
-    if not isinstance(group.attention, GroupedAttention) or group.feed_forward.shared_ffn_hidden:
-        dropped.append("latent attention, linear mixers and shared experts have no spec")
-    return Export("", {"sharding.py": text}, tuple(dropped), tuple(notes))
+    )
+    return Export("", {"sharding.py": text}, left_out(deployment), notes)
 
 
 def spec_text(placements: Mapping[str, Placement], rank: int) -> str:

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from raysearch.errors import InputError
-from raysearch.frameworks.layer import Array, Sharded, run_layer, weight_shapes
+from raysearch.frameworks.jax_ops import Array, run_layer
+from raysearch.frameworks.layer import Sharded, weight_shapes
 from sim.sharding.placement import REPLICATE, Placement, Shard
 
 
@@ -90,48 +89,6 @@ def cache_spec(sharded: Sharded) -> PartitionSpec:
     return partition_spec({"ep": Shard(0), "tp": over_tp}, 4)
 
 
-class _Collectives:
-    def all_gather(self, array: Array, dim: int, axis: str) -> Array:
-        return lax.all_gather(array, axis, axis=dim, tiled=True)
-
-    def reduce_scatter(self, array: Array, dim: int, axis: str) -> Array:
-        return lax.psum_scatter(array, axis, scatter_dimension=dim, tiled=True)
-
-    def all_reduce(self, array: Array, axis: str) -> Array:
-        return lax.psum(array, axis)
-
-    def all_to_all(self, array: Array, split: int, join: int, axis: str) -> Array:
-        return lax.all_to_all(array, axis, split, join, tiled=True)
-
-    def own(self, array: Array, dim: int, axis: str) -> Array:
-        size = array.shape[dim] // lax.axis_size(axis)
-        return lax.dynamic_slice_in_dim(array, lax.axis_index(axis) * size, size, dim)
-
-
-class _Numbers:
-    def einsum(self, equation: str, *arrays: Array) -> Array:
-        return jnp.einsum(equation, *arrays)
-
-    def softmax(self, array: Array) -> Array:
-        return jax.nn.softmax(array)
-
-    def silu(self, array: Array) -> Array:
-        return jax.nn.silu(array)
-
-    def top(self, array: Array, count: int) -> tuple[Array, Array]:
-        found, index = lax.top_k(array, count)
-        return found, index
-
-    def one_hot(self, array: Array, classes: int) -> Array:
-        return jax.nn.one_hot(array.astype(jnp.int32), classes)
-
-    def stack(self, arrays: list[Array]) -> Array:
-        return jnp.stack(arrays, axis=-1)
-
-    def concat(self, arrays: list[Array]) -> Array:
-        return jnp.concatenate(arrays, axis=-1)
-
-
 def sharded_layer(sharded: Sharded, mesh: Mesh) -> Callable[[Mapping[str, Array], tuple[Array, Array], Array], Array]:
     """The jitted layer: (weights, (keys, values), stream [tokens, hidden]) -> the stream after it.
 
@@ -147,7 +104,7 @@ def sharded_layer(sharded: Sharded, mesh: Mesh) -> Callable[[Mapping[str, Array]
     stream = stream_spec(sharded)
 
     def on_rank(weights: Mapping[str, Array], cache: tuple[Array, Array], x: Array) -> Array:
-        return run_layer(sharded, weights, cache, x, _Collectives(), _Numbers())
+        return run_layer(sharded, weights, cache, x)
 
     specs = (weight_specs(sharded), (cache_spec(sharded), cache_spec(sharded)), stream)
     placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
@@ -156,15 +113,15 @@ def sharded_layer(sharded: Sharded, mesh: Mesh) -> Callable[[Mapping[str, Array]
 
 
 class Sent(NamedTuple):
-    """A collective that happens: its kind, the ranks of a group, and elements that each sends."""
+    """A collective that happens: its kind, the ranks of a group, and bytes that each sends."""
 
     kind: str
     degree: int
-    elements: int
+    sent_bytes: int
 
 
 _HLO = re.compile(r"= (?P<shapes>[^=]*?) (?P<kind>all-gather|all-reduce|reduce-scatter|all-to-all)(?:-start)?\(")
-_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
+_SHAPE = re.compile(r"[a-z]+(\d+)\w*\[([\d,]*)\]")
 _GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\])")
 
 
@@ -172,7 +129,7 @@ def collectives_of(hlo: str) -> list[Sent]:
     """The collectives in compiled HLO, as `jitted.lower(...).compile().as_text()` prints it.
 
     >>> collectives_of("  %g = f32[8,4]{1,0} all-gather(%x), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}")
-    [Sent(kind='all_gather', degree=4, elements=24)]
+    [Sent(kind='all_gather', degree=4, sent_bytes=96)]
     """
     found: list[Sent] = []
     for line in hlo.splitlines():
@@ -182,14 +139,15 @@ def collectives_of(hlo: str) -> list[Sent]:
         groups = _GROUPS.search(line)
         assert groups is not None, line
         degree = len(groups[1].split(",")) if groups[1] is not None else int(groups[2])
-        elements = sum(math.prod(map(int, filter(None, s.split(",")))) for s in _SHAPE.findall(match["shapes"]))
+        shapes = _SHAPE.findall(match["shapes"])
+        result = sum(math.prod(map(int, filter(None, dims.split(",")))) * int(bits) // 8 for bits, dims in shapes)
         kind = match["kind"].replace("-", "_")
         if degree > 1:
-            found.append(Sent(kind, degree, _sent(kind, degree, elements)))
+            found.append(Sent(kind, degree, _sent(kind, degree, result)))
     return found
 
 
 def _sent(kind: str, degree: int, result: int) -> int:
-    """Elements that a rank sends, from those of its result: rings for what is reduced or gathered."""
+    """Bytes that a rank sends, from those of its result: rings for what is reduced or gathered."""
     each = {"all_gather": 1, "all_to_all": 1, "all_reduce": 2, "reduce_scatter": degree}[kind]
     return each * result * (degree - 1) // degree

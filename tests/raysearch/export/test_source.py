@@ -39,6 +39,16 @@ def test_a_printed_strategy_is_read_and_files_are_written(tmp_path: Path) -> Non
         run(str(tmp_path / "best.json"))
 
 
+def test_some_ops_alone_are_exported_to_pytorch(tmp_path: Path) -> None:
+    said = (*QWEN, "--tp", "4", "--batch", "32", "--to", "dtensor", "--ops", "qkv_proj, attention,o_proj")
+    run(*said, "--out", str(tmp_path))
+    written = (tmp_path / "sharding.py").read_text()
+    assert '"o_proj": OpParallel(reads=[(S(0), S(1))]' in written
+    assert "ffn1" not in written
+    assert "all_reduce of attn_projected, 4 GPUs" in written
+    assert "class OpParallel" in (tmp_path / "styles.py").read_text()
+
+
 def test_the_best_of_a_search_is_exported(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     words = ("search", "-w", "llama_3_1_405b_8k", "-s", "megatron", "--out", folder)

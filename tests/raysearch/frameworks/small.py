@@ -47,19 +47,18 @@ def numbers(model: Model, seed: int = 0) -> tuple[dict[str, Any], tuple[Any, Any
     return {n: as_single(w) for n, w in weights.items()}, (as_single(cache[0]), as_single(cache[1])), as_single(stream)
 
 
-def charged(model: Model, dims: tuple[int, ...], tp: int, ep: int) -> list[tuple[str, int, int]]:
-    """(kind, degree, elements that a rank sends) of every collective of one layer, sorted."""
-    workload = Workload(
+def workload_of(model: Model, tp: int, ep: int) -> Workload:
+    """One decode step of the layer, everything in bf16."""
+    return Workload(
         "small", model, load_hardware("h100_sxm"), "decode", CONTEXT, math.inf, 64,
         Precisions("bf16", "bf16", "bf16", "bf16"), 1.0, DegreeTables((tp,), (ep,), (1,), (SEQUENCES,)), "",
     )  # fmt: skip
-    evaluation = evaluate(workload, Strategy(tp, ep, 1, SEQUENCES, dims))
-    each = {"statistic": 4, "routing": 4}
-    return sorted(
-        (c.kind, c.degree, round(c.bytes_per_device / each.get(c.tensor, 2)))
-        for op in evaluation.ops
-        for c in op.collectives
-    )
+
+
+def charged(model: Model, dims: tuple[int, ...], tp: int, ep: int) -> list[tuple[str, int, int]]:
+    """(kind, degree, bytes that a rank sends) of every collective of one layer, sorted."""
+    evaluation = evaluate(workload_of(model, tp, ep), Strategy(tp, ep, 1, SEQUENCES, dims))
+    return sorted((c.kind, c.degree, round(c.bytes_per_device)) for op in evaluation.ops for c in op.collectives)
 
 
 def truth(model: Model, weights: dict[str, Any], cache: tuple[Any, Any], stream: Any) -> Any:

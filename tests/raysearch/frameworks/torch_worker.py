@@ -1,4 +1,4 @@
-"""One of four processes that run layers through DTensor over gloo, and note the collectives that happen."""
+"""One of four processes that run exported plans over gloo, and note the collectives that happen."""
 
 from __future__ import annotations
 
@@ -7,76 +7,103 @@ import os
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import parallelize_module
 
-from raysearch.frameworks.dtensor_layer import layer_of_rank
-from sim.sharding.placement import REPLICATE, Placement, Shard
-from tests.raysearch.frameworks.small import numbers, sharded, truth
+from raysearch.frameworks.styles import whole
+from raysearch.frameworks.torch_layer import Layer
+from sim.layers.model import Model
+from tests.raysearch.frameworks.small import numbers, truth
 
 RANKS = 4
 _KINDS = {
-    "all_gather_into_tensor": ("all_gather", RANKS),
-    "all_reduce": ("all_reduce", 2),
-    "reduce_scatter_tensor": ("reduce_scatter", 1),
-    "all_to_all_single": ("all_to_all", 1),
+    "all_gather_into_tensor": "all_gather",
+    "all_reduce": "all_reduce",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
 }
-"""Operator -> kind; each rank sends (degree - 1) / degree of its input so often, and of what it gathers, its input."""
 
 
-class Noting(TorchDispatchMode):
-    """Notes (kind, elements of the input) of each collective."""
+class Case(NamedTuple):
+    """An exported plan of a model's layer."""
+
+    model: Model
+    source: str
+    dtype: str = "bfloat16"
+
+
+class Answer(NamedTuple):
+    """What a rank found.
+
+    Attributes:
+        error: Largest difference to plain numpy in double precision.
+        counted: Collectives that CommDebugMode counts.
+        inputs: (kind, bytes of a rank's input) of each, sorted.
+    """
+
+    case: int
+    error: float
+    counted: int
+    inputs: list[tuple[str, int]]
+
+
+class Noting(CommDebugMode):
+    """Notes the bytes of each collective's input, too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, int]] = []
+        self.inputs: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition("::")[2]
-        if func._schema.name.startswith("_c10d_functional") and name in _KINDS:
-            self.found.append((_KINDS[name][0], args[0].numel()))
-        return func(*args, **(kwargs or {}))
+        if func._schema.name.startswith("_c10d_functional") and name in _KINDS and DTensor not in types:
+            self.inputs.append((_KINDS[name], args[0].nbytes))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def piece(array: Any, placements: dict[str, Placement], place: dict[str, tuple[int, int]]) -> torch.Tensor:
-    """This rank's piece of a numpy array, outer axes first."""
-    for axis, placement in placements.items():
-        index, count = place[axis]
-        if isinstance(placement, Shard):
-            array = np.split(array, count, placement.dim)[index]
-    return torch.from_numpy(np.ascontiguousarray(array))
+def run(case: Case) -> tuple[float, Noting]:
+    """The largest error of the layer under the plan, and what was sent."""
+    (weights, cache, stream), dtype = numbers(case.model), getattr(torch, case.dtype)
+    exported: dict[str, Any] = {}
+    exec(case.source, exported)
+    mesh = exported["mesh"]("cpu")
+
+    def placed(array: Any, placements: Any) -> torch.Tensor:
+        made = distribute_tensor(torch.from_numpy(array).to(dtype), mesh, placements, src_data_rank=None)
+        return made.to_local() if placements == whole(mesh) else made
+
+    layer = Layer(case.model)
+    layers = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])})
+    layer.load({name: torch.from_numpy(weight).to(dtype) for name, weight in weights.items()})
+    parallelize_module(layers, mesh, exported["plan"](), src_data_rank=None)
+    given = [placed(stream, exported["STREAM"]), *(placed(each, exported["CACHE"]) for each in cache)]
+    with torch.no_grad(), Noting() as noting:
+        result = layer(*given)
+    wanted = distribute_tensor(
+        torch.from_numpy(truth(case.model, weights, cache, stream)), mesh, exported["STREAM"], src_data_rank=None
+    )
+    own = result.to_local() if isinstance(result, DTensor) else result
+    return float((own.double() - wanted.to_local()).abs().max()), noting
 
 
 def work(rank: int, folder: Path) -> None:
-    """Runs the folder's cases (model, dims, tp, ep); writes (case, rank, largest error, collectives) of each."""
-    cases, answers, store = pickle.loads((folder / "cases").read_bytes()), [], folder / "store"
+    """Runs the folder's cases; writes an `Answer` to each."""
+    cases, answers = pickle.loads((folder / "cases").read_bytes()), []
+    sys.path.insert(0, str(folder))  # where the exported styles.py is
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    for number, (model, dims, tp, ep) in enumerate(cases):
-        mesh = init_device_mesh("cpu", (ep, tp), mesh_dim_names=("ep", "tp"))
-        cut, (weights, cache, stream) = sharded(model, dims, tp, ep), numbers(model)
-        place = {"ep": (rank // tp, ep), "tp": (rank % tp, tp)}
-        experts = ("ffn1", "ffn2") if model.is_moe else ()
-        own = {
-            name: piece(w, {"ep": Shard(0) if name in experts else REPLICATE, "tp": cut.weight_placement(name)}, place)
-            for name, w in weights.items()
-        }
-        over_tp = {"t": Shard(0), "h": Shard(2)}.get(cut.label("attention"), REPLICATE)
-        keys, values = (piece(each, {"ep": Shard(0), "tp": over_tp}, place) for each in cache)
-        mine = {"ep": Shard(0), "tp": cut.stream}
-        with Noting() as noting:
-            result = layer_of_rank(cut, mesh, own, (keys, values), piece(stream, mine, place))
-        wanted = piece(truth(model, weights, cache, stream), mine, place)
-        answers.append((number, rank, float((result - wanted).abs().max()), sorted(noting.found)))
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS)
+    for number, case in enumerate(cases):
+        error, noting = run(case)
+        answers.append(Answer(number, error, noting.get_total_counts(), sorted(noting.inputs)))
     dist.barrier()
     dist.destroy_process_group()
-    (folder / str(rank)).write_bytes(pickle.dumps(answers))
+    (folder / str(rank)).write_bytes(pickle.dumps([tuple(answer) for answer in answers]))
 
 
 if __name__ == "__main__":  # forks, since four imports of torch take longer than all cases
