@@ -37,7 +37,7 @@ from ray.rllib.utils.metrics import (
 
 from raysearch.ppo import environment as environment  # registers it
 from raysearch.ppo.actor import EliteActor
-from raysearch.ppo.asynchronous import RETRY_S, Portions, answer
+from raysearch.ppo.asynchronous import RETRY_S, Portions, answer, handle
 from raysearch.ppo.connectors import ChooseActions, ShowElites
 from raysearch.ppo.env_runner import EliteEnvRunner, Round
 from raysearch.ppo.learner import EliteLearner
@@ -258,7 +258,7 @@ class LearnToShard(PPO):
             self.actor.module = runner.module
             if self.config.asynchronous:
                 self._portions = Portions(
-                    self.env_runner_group._worker_manager.actors(),
+                    dict(self.env_runner_group.foreach_env_runner(handle, local_env_runner=False)),
                     size=self.config.round_calls // self.config.num_env_runners,
                     budget=self.config.budget,
                     give_up_s=self.config.runner_restart_timeout_s,

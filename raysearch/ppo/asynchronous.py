@@ -32,12 +32,18 @@ class Portion(NamedTuple):
     chunk: int
 
 
-def answer(runner: EliteEnvRunner, request: ray.ObjectRef) -> tuple[int, Any]:
+def answer(runner: EliteEnvRunner, request: Round | ray.ObjectRef) -> tuple[int, Any]:
     """Runs on an env runner: what it sampled, or None if it has to be told more."""
     try:
-        return runner.worker_index, runner.sample_round(ray.get(request))
+        round_: Any = request if isinstance(request, Round) else ray.get(request)
+        return runner.worker_index, runner.sample_round(round_)
     except OutOfDate:
         return runner.worker_index, None
+
+
+def handle(runner: EliteEnvRunner) -> tuple[int, Any]:
+    """Runs on an env runner: its number, and what to call it by, which outlives its restarts."""
+    return runner.worker_index, ray.get_runtime_context().current_actor
 
 
 @final

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers import TimeLimit
 from gymnasium.wrappers.vector import DictInfoToList
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
@@ -27,19 +23,8 @@ _ASIDE = 2
 """Stream of the noise of calls that are not the search's, such as those of an evaluation."""
 
 
-_OF_THE_SEARCH = (
-    "env",
-    "num_envs",
-    "_needs_initial_reset",
-    "_ongoing_episodes",
-    "_ongoing_episodes_for_metrics",
-    "_cached_to_module",
-    "_shared_data",
-)
-
-
 class Round(NamedTuple):
-    """The next calls of a search, and what must be known to make them.
+    """Calls of a search in which nobody hears of the others, and what must be known to make them.
 
     Environment k of K makes the calls k, k + K, k + 2K, ... of the search, whichever runner steps it.
 
@@ -63,16 +48,33 @@ class OutOfDate(RuntimeError):
 
 
 class Brief(gym.Wrapper):
-    """A `StrategyEnv` whose info leaves out the evaluation.
+    """An environment whose episodes end with its share of a budget, and whose info leaves out the evaluation.
 
     Nobody looks at it in a search, and sending it along with each episode would cost as much as all else of a call.
+
+    Args:
+        env: Of the search.
+        share: Calls of an episode.
+
+    Attributes:
+        calls: Of the present episode so far.
     """
+
+    def __init__(self, env: gym.Env, share: int) -> None:
+        super().__init__(env)
+        self._share, self.calls = share, 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode."""
+        self.calls = 0
+        return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """See `StrategyEnv.step`."""
         observation, reward, terminated, truncated, info = self.env.step(action)
+        self.calls += 1
         light = {name: value for name, value in info.items() if name != "evaluation"}
-        return observation, reward, terminated, truncated, light
+        return observation, reward, terminated, truncated or self.calls >= self._share, light
 
 
 class EliteEnvRunner(SingleAgentEnvRunner):
@@ -93,6 +95,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         self.actors: list[Any] = []
         self._version = -1
+        self._metrics_aside: Any = None
         self._shared_data: dict[str, Any] = {}
         super().__init__(config=config, **kwargs)
         self.actors = [self._new_actor() for _ in range(self.num_envs)]
@@ -135,7 +138,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         else:
             create: Any
             _, create = Algorithm._get_env_id_and_creator(self.config.env, self.config)
-            envs = SyncVectorEnv([lambda share=share: TimeLimit(Brief(create(context)), share) for share in shares])
+            envs = SyncVectorEnv([lambda share=share: Brief(create(context), share) for share in shares])
         self.env, self.num_envs = DictInfoToList(envs), len(shares)
         self._needs_initial_reset = True
         make_callback(
@@ -175,34 +178,27 @@ class EliteEnvRunner(SingleAgentEnvRunner):
             actor.forget()
 
     def sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
-        """Plays on from where the search is, in environments apart: charges and changes nothing. See RLlib's."""
-        with self._aside():
-            return super().sample(**kwargs)
+        """Plays on from where the search is, in a runner apart: charges and changes nothing. See RLlib's."""
+        aside: Any = type(self)(config=self.config, worker_index=self.worker_index, num_workers=self.num_workers)
+        aside.play_on_from(self)
+        episodes = super(EliteEnvRunner, aside).sample(**kwargs)
+        self._metrics_aside = aside.get_metrics()
+        aside.stop()
+        return episodes
 
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        kept = {name: vars(self)[name] for name in _OF_THE_SEARCH}
-        actors = list(self.actors)
-        try:
-            self.env = None
-            self.make_env()
-            if self.env is not None:
-                self.actors[:] = [self._double(actor) for actor in actors]
-                self._ongoing_episodes_for_metrics = defaultdict(list)
-                self._reset_envs_and_episodes(self.config.explore)
-                self._show(0)
-            yield
-        finally:
-            if self.env is not None:
-                self.env.close()
-            self.actors[:] = actors
-            vars(self).update(kept)
+    def play_on_from(self, other: EliteEnvRunner) -> None:
+        """Takes over what another runner's policy and actors know, with noise that is not the search's."""
+        self.module.set_state(other.module.get_state())
+        for actor, known in zip(self.actors, other.actors, strict=True):
+            actor.set_memory(copy.deepcopy(known.get_memory()))
+            actor.stream = _ASIDE
+        self._reset_envs_and_episodes(self.config.explore)
+        self._show(0)
 
-    def _double(self, actor: Any) -> Any:
-        double = self._new_actor()
-        double.set_memory(copy.deepcopy(actor.get_memory()))
-        double.module, double.stride, double.stream = actor.module, actor.stride, _ASIDE
-        return double
+    def get_metrics(self) -> Any:
+        """RLlib's, of what was sampled last: of the search, or aside from it."""
+        aside, self._metrics_aside = self._metrics_aside, None
+        return super().get_metrics() if aside is None else aside
 
     def _catch_up(self, round_: Round) -> None:
         """Brings actors, environments and what was seen last to the beginning of a round."""
@@ -225,7 +221,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
             observations = inner.observations
         else:
             for index, env in enumerate(inner.envs):
-                env._elapsed_steps = calls
+                env.calls = calls
                 if hasattr(env.unwrapped, "set_state"):
                     env.unwrapped.set_state(state)
                     observations[index] = env.unwrapped.observation

@@ -48,24 +48,22 @@ class EliteLearner(PPOTorchLearner):
         pipeline.append(AddAdvantages(self.estimate))
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        """Registers one fused Adam for all parameters."""
+        """Registers one fused Adam for all parameters, without a schedule: its rate is set before each update."""
         parameters: Any = self.get_parameters(self.module[module_id])
         optimizer = torch.optim.Adam(parameters, lr=config.lr, eps=ADAM_EPSILON, fused=True)
-        self.register_optimizer(
-            module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
-        )
+        self.register_optimizer(module_id=module_id, optimizer=optimizer, params=parameters)
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         """Sets the rate for an update after so many calls."""
         super().before_gradient_based_update(timesteps=dict(timesteps))
         rate = self.config.lr * cosine(timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME] / self.config.budget)
-        for optimizer in self._named_optimizers.values():
-            self._set_optimizer_lr(optimizer, rate)
+        for optimizer in self._optimizers():
+            for group in optimizer.param_groups:
+                group["lr"] = rate
 
-    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        """As RLlib, but its schedule of the learning rate stays out."""
-        self._optimizer_lr_schedules.clear()
-        super().after_gradient_based_update(timesteps=dict(timesteps))
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        named: Any = self.get_optimizers_for_module(DEFAULT_MODULE_ID)
+        return [optimizer for _, optimizer in named]
 
     def estimate(self, columns: Mapping[str, np.ndarray], values: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Advantages `[n]` of a batch's rows, and what the value network is to say of them `[n]`.
@@ -101,7 +99,6 @@ class EliteLearner(PPOTorchLearner):
         for _ in range(self.config.num_epochs):
             losses = self.compute_losses(fwd_out=self.module.forward_train(batch), batch=batch)
             self.apply_gradients(self.postprocess_gradients(self.compute_gradients(losses)))
-        self._weights_seq_no += 1
         return float(self._policy_loss)
 
     def make_batch(self, rollout: Rollout) -> dict[str, Tensor]:
@@ -160,11 +157,11 @@ class EliteLearner(PPOTorchLearner):
         if not self.config.lean:
             gradients: Any = super().compute_gradients(loss_per_module, **kwargs)
         else:
-            parameters: dict[Any, Any] = self._params
-            for parameter in parameters.values():
+            parameters: Any = self.get_parameters(self.module[DEFAULT_MODULE_ID])
+            for parameter in parameters:
                 parameter.grad = None
             loss_per_module[DEFAULT_MODULE_ID].backward()
-            gradients = {reference: parameter.grad for reference, parameter in parameters.items()}
+            gradients = {self.get_param_ref(parameter): parameter.grad for parameter in parameters}
         return {reference: gradient for reference, gradient in gradients.items() if gradient is not None}
 
     def postprocess_gradients(self, gradients_dict: Any) -> Any:
@@ -184,7 +181,7 @@ class EliteLearner(PPOTorchLearner):
 
     def apply_gradients(self, gradients_dict: Any) -> None:
         """Steps the optimiser; `postprocess_gradients` has checked the gradients already."""
-        for optimizer in self._named_optimizers.values():
+        for optimizer in self._optimizers():
             optimizer.step()
 
     def reset_agent(self, seed: int) -> None:
@@ -195,11 +192,16 @@ class EliteLearner(PPOTorchLearner):
         device = next(module.parameters()).device
         module.cpu().reset_parameters(generator)
         module.to(device)
-        for optimizer in self._named_optimizers.values():
+        for optimizer in self._optimizers():
             optimizer.state.clear()
-        self._weights_seq_no += 1
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As RLlib, but for the number of updates, by which others would tell whether they are behind.
+
+        With 0 they take the weights in any case: a restarted agent has others without an update, as a restored search.
+        """
+        return {**super().get_state(*args, **kwargs), WEIGHTS_SEQ_NO: 0}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """As RLlib, but it takes the weights even if its own are newer: a restored search goes back."""
         super().set_state({**state, WEIGHTS_SEQ_NO: 0})
-        self._weights_seq_no += 1

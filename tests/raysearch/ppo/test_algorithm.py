@@ -193,10 +193,13 @@ def test_asynchronous_runners_make_each_call_once_though_one_is_killed_and_the_s
     resumed.stop()
 
 
-def test_a_runners_environment_leaves_evaluations_out_of_its_info():
-    env = Brief(make_env(**WORKLOAD))
-    env.reset()
-    assert env.step(env.action_space.sample())[-1].keys() == {"raw", "feasible", "excess", "simulated", "best"}
+def test_a_runners_environment_ends_with_its_share_and_leaves_evaluations_out_of_its_info():
+    env = Brief(make_env(**WORKLOAD), share=2)
+    for _ in range(2):
+        env.reset()
+        steps = [env.step(env.action_space.sample()) for _ in range(2)]
+        assert [truncated for _, _, _, truncated, _ in steps] == [False, True]
+        assert steps[0][-1].keys() == {"raw", "feasible", "excess", "simulated", "best"}
 
 
 def test_config_carries_the_papers_preset_in_rllibs_own_words():
