@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,7 +177,7 @@ class AutoregressiveActor(CopyActor):
 class Repeating(CopyActor):
     """May call a strategy again."""
 
-    def _is_new(self, action: np.ndarray) -> bool:
+    def _is_new(self, action: np.ndarray, taken: Sequence[np.ndarray]) -> bool:
         return True
 
 

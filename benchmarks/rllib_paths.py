@@ -3,12 +3,12 @@
     python benchmarks/rllib_paths.py                    # both paths on our simulator, both presets
     python benchmarks/rllib_paths.py --runners 1 4 8    # 50 ms a call, seconds per call and speed-up over the first
     python benchmarks/rllib_paths.py --runners 8 --spread 1 --both    # calls of unequal length, waiting and not
-    python benchmarks/rllib_paths.py --quality 1 2 8 --seeds 10       # best over f* against the runners that share it
+    python benchmarks/rllib_paths.py --quality 1 2 4 8 --seeds 10     # best over f* against the runners that share it
 
 Both paths make the same calls bit by bit. Start-up is not counted. A slow call sleeps, so that it needs no core. With
 --spread s it sleeps 50 ms times a log-normal factor of mean 1 and deviation s of the logarithm, the same for a strategy
 each time. What a search with N runners of one environment finds depends on the number of environments alone, so that
---quality has them in this process.
+--quality has them in this process. Both take --fragment, the steps after which environments hear of each other.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def seconds_per_call(config: LearnToShardConfig) -> float:
     return seconds
 
 
-def show_runners(counts: list[int], budget: int, rollout: int, ways: list[bool]) -> None:
+def show_runners(counts: list[int], budget: int, rollout: int, ways: list[bool], fragment: int | str) -> None:
     """Prints seconds per call on the slow black box."""
     alone = 0.0
     for runners in counts:
@@ -81,26 +81,31 @@ def show_runners(counts: list[int], budget: int, rollout: int, ways: list[bool])
             config = CopyConfig().search(
                 budget=budget, options=CopyOptions(rollout_calls=rollout), asynchronous=asynchronous
             )
-            spent = seconds_per_call(config.environment("slow").env_runners(num_env_runners=runners))
+            config.environment("slow").env_runners(num_env_runners=runners, rollout_fragment_length=fragment)
+            spent = seconds_per_call(config)
             alone = alone or spent
             way = "not waiting" if asynchronous else "waiting"
             times = alone / spent
             print(f"{runners} env runners, {way}: {1e3 * spent:.1f} ms a call, {times:.2f} times as fast", flush=True)
 
 
-def found_by(workload: str, environments: int, seed: int) -> list[float]:
-    """Best tokens/s/GPU of one search after each of `POINTS`, of which the last is its budget."""
+def found_by(workload: str, environments: int, seed: int, fragment: int | str = "auto") -> list[float]:
+    """Best over f* of one search after each of `POINTS`, of which the last is its budget; and its share of repeats."""
+    optimum = find_yardstick(load_workload(workload)).tokens_per_s_per_gpu
+    assert optimum is not None
     config: Any = (
         CopyConfig().search(budget=POINTS[-1], seed=seed).environment(ENV_ID, env_config={"workload": workload})
     )
-    config.env_runners(num_envs_per_env_runner=environments).calls_per_training_step = config.round_calls
+    config.env_runners(num_envs_per_env_runner=environments, rollout_fragment_length=fragment)
+    config.calls_per_training_step = config.round_calls
     algorithm: Any = config.build_algo()
     best = {}
     while algorithm.calls < POINTS[-1]:
         algorithm.train()
         best[algorithm.calls] = algorithm.best
+    repeats = 1 - len(np.unique(algorithm.actor.memory.actions, axis=0)) / POINTS[-1]
     algorithm.stop()
-    return [best[point] for point in POINTS]
+    return [*(best[point] / optimum for point in POINTS), repeats]
 
 
 def interval(figures: np.ndarray, sign: str = "") -> str:
@@ -111,21 +116,18 @@ def interval(figures: np.ndarray, sign: str = "") -> str:
     return f"{figures.mean():{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
-def show_quality(counts: list[int], seeds: int) -> None:
+def show_quality(counts: list[int], seeds: int, fragment: int | str) -> None:
     """Prints best over f* by the number of environments, and what each differs by from the first, seed by seed."""
     first = None
     for count in counts:
-        rows = []
-        for name in QUALITY_WORKLOADS:
-            optimum = find_yardstick(load_workload(name)).tokens_per_s_per_gpu
-            assert optimum is not None
-            rows += [[best / optimum for best in found_by(name, count, seed)] for seed in range(seeds)]
-        found = np.array(rows)
+        rows = np.array([found_by(name, count, seed, fragment) for name in QUALITY_WORKLOADS for seed in range(seeds)])
+        found, repeats = rows[:, :-1], rows[:, -1].mean()
         first = found if first is None else first
         told = [interval(column) for column in found.T]
         differs = [interval(column, "+") for column in (found - first).T]
         print(
-            f"{count} at once, {len(rows)} searches, after {POINTS} calls: {told}; less the first: {differs}",
+            f"{count} at once, {len(rows)} searches, {repeats:.1%} repeats, after {POINTS} calls: {told}; "
+            f"less the first: {differs}",
             flush=True,
         )
 
@@ -137,6 +139,7 @@ def main() -> None:
     parser.add_argument("--runners", type=int, nargs="+", help="env runners to time on a slow black box")
     parser.add_argument("--rollout", type=int, default=64, help="calls of a round with runners (default: 64)")
     parser.add_argument("--spread", type=float, default=0.0, help="how unequal slow calls are (default: 0)")
+    parser.add_argument("--fragment", type=int, default="auto", help="steps of a request (default: RLlib's auto)")
     parser.add_argument("--asynchronous", action="store_true", help="runners do not wait for each other")
     parser.add_argument("--both", action="store_true", help="first waiting, then not")
     parser.add_argument(
@@ -148,15 +151,16 @@ def main() -> None:
     os.environ[SPREAD] = str(arguments.spread)
     import ray
 
-    ray.init(num_cpus=max(arguments.runners or [0]) + 2, include_dashboard=False, log_to_driver=False)
+    cpus = max(arguments.runners or [0]) + 2
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     register_env("own", functools.partial(create, evaluate=simulate.evaluate))
     register_env("slow", functools.partial(create, evaluate=slow))
     if arguments.quality:
-        show_quality(arguments.quality, arguments.seeds)
+        show_quality(arguments.quality, arguments.seeds, arguments.fragment)
         return
     if arguments.runners:
         ways = [False, True] if arguments.both else [arguments.asynchronous]
-        show_runners(arguments.runners, arguments.budget, arguments.rollout, ways)
+        show_runners(arguments.runners, arguments.budget, arguments.rollout, ways, arguments.fragment)
         return
     for name, preset in (("ppo_paper", LearnToShardConfig), ("ppo", CopyConfig)):
         taken = {}

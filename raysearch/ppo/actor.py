@@ -82,11 +82,14 @@ class EliteActor:
         next_call: Number of the next call.
         calls: Calls recorded by this actor.
         opinion: What the policy made of the observation it last acted on, or None.
+        claimed: Actions `[A]` that others are about to take, who share the search and know the same.
     """
 
     module: Any
     stream = 0
     """Of the noise: another one for calls that are not the search's."""
+    listens = False
+    """Whether it looks at what others called as soon as it hears of it, without an update."""
 
     def __init__(self, config: Any, action_space: MultiDiscrete) -> None:
         # More threads are slower on matrices this small, and could change the order of sums.
@@ -97,6 +100,7 @@ class EliteActor:
         self.calls = 0
         self.next_call, self.stride = 0, 1
         self.opinion: Any = None
+        self.claimed: list[np.ndarray] = []
         self._archive = EliteArchive(config.elites)
         self._in_flight: deque[Proposal] = deque()
         self._recorded: list[tuple[Proposal, float]] = []
@@ -148,6 +152,13 @@ class EliteActor:
         self.next_call += self.stride
         self._in_flight.append(proposal)
         return proposal
+
+    def foresee(self, opinion: Any, numbers: range) -> list[np.ndarray]:
+        """Actions `[A]` that others, who know the same, take in the calls of these numbers.
+
+        Nobody here looks at what others are about to do, so there is nothing to know.
+        """
+        return []
 
     def look(self, observation: np.ndarray) -> np.ndarray:
         """What the policy gets to see of an observation, a new array."""
@@ -205,8 +216,13 @@ class EliteActor:
         """A number before which all calls are known, for `news`, which tells of all elites in any case."""
         return 0
 
-    def news(self, since: int) -> dict[str, Any]:
-        """What another actor, who knows all calls before number `since`, must hear to know what this one knows."""
+    def news(self, since: int, *, learned: bool = True) -> dict[str, Any]:
+        """What another actor, who knows all calls before number `since`, must hear to know what this one knows.
+
+        Args:
+            since: Number of a call.
+            learned: Whether to tell what `learn` made of the calls, too.
+        """
         return {"elites": self._archive.get_state()}
 
     def hear(self, news: dict[str, Any]) -> None:

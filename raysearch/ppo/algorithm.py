@@ -150,6 +150,17 @@ class LearnToShardConfig(PPOConfig):
         return max(self.num_env_runners or 0, 1) * (self.num_envs_per_env_runner or 1)
 
     @property
+    def fragment_calls(self) -> int:
+        """Calls of a round that are made before environments hear of each other again.
+
+        As RLlib has it, `rollout_fragment_length` steps of each environment. "auto" is one step where actors look at
+        each other's calls between two updates, and otherwise, as for a single environment, all of the round.
+        """
+        if self.rollout_fragment_length != "auto":
+            return min(int(self.rollout_fragment_length) * self.lanes, self.round_calls)
+        return self.lanes if self.lanes > 1 and self.actor_class.listens else self.round_calls
+
+    @property
     def stride(self) -> int:
         """How far apart the calls of one environment lie: asynchronous runners number theirs by themselves."""
         return (self.num_envs_per_env_runner or 1) if self.asynchronous else self.lanes
@@ -244,6 +255,7 @@ class LearnToShard(PPO):
         self._chunk_bests = [0.0]
         self._chunk_of_last_call = 1
         self._told = -1  # calls that the env runners know of; -1 before they were told anything
+        self._told_learned = False  # whether they have the present weights
         self._portions: Portions | None = None
         self._unlearned: list[tuple[int, SingleAgentEpisode]] = []  # of portions, until they make a round
         self.policy_loss: float | None = None
@@ -356,14 +368,21 @@ class LearnToShard(PPO):
     def _round(self) -> None:
         """A round as RLlib's PPO makes one: sample, learn, and send the weights with the next request."""
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
-            first, calls = self.calls, min(self.config.round_calls, self.calls_left)
-            episodes = self._sample(
-                Round(first, calls, self._told, self.actor.news(max(self._told, 0)), self._weights())
-            )
-            self._told = first
-            self._take_in(episodes, first)
-            self.actor.next_call = self.calls
+            end, episodes = self.calls + min(self.config.round_calls, self.calls_left), []
+            while self.calls < end:
+                episodes += self._fragment(min(self.config.fragment_calls, end - self.calls), end)
         self._learn(episodes)
+
+    def _fragment(self, calls: int, end: int) -> list[tuple[int, SingleAgentEpisode]]:
+        """The next calls of a round that goes to call `end`: tells the env runners what is new, and takes them in."""
+        first, learned = self.calls, not self._told_learned
+        news = self.actor.news(max(self._told, 0), learned=learned)
+        weights = self._weights() if learned else None
+        episodes = self._sample(Round(first, calls, self._told, news, weights, metrics=first + calls == end))
+        self._told, self._told_learned = first, True
+        self._take_in(episodes, first)
+        self.actor.next_call = self.calls
+        return episodes
 
     def _portion(self, portions: Portions) -> None:
         """Takes in the next portion that some env runner has done, and learns once they make a round.
@@ -388,6 +407,7 @@ class LearnToShard(PPO):
 
     def _learn(self, episodes: list[tuple[int, SingleAgentEpisode]]) -> None:
         """Updates policy and critic, as RLlib's PPO does, and restarts where that is due."""
+        self._told_learned = False
         self.actor.learn()
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
             results = self.learner_group.update(
@@ -414,7 +434,9 @@ class LearnToShard(PPO):
             answers = {1: group.local_env_runner.sample_round(round_)}
         else:
             answers = self._sample_remotely(group, round_)
-        self.metrics.aggregate([metrics for _, metrics in answers.values()], key=ENV_RUNNER_RESULTS)
+        told = [metrics for _, metrics in answers.values() if metrics is not None]
+        if told:
+            self.metrics.aggregate(told, key=ENV_RUNNER_RESULTS)
         episodes = []
         for worker, (sampled, _) in sorted(answers.items()):
             first_lane = (worker - 1) * self.config.num_envs_per_env_runner
@@ -424,7 +446,9 @@ class LearnToShard(PPO):
     def _sample_remotely(self, group: Any, round_: Round) -> dict[int, Any]:
         """Asks the runners until each has answered; lost ones are told all and asked anew, once they are back."""
         give_up_at = time.monotonic() + self.config.runner_restart_timeout_s
-        requests = dict.fromkeys(range(1, self.config.num_env_runners + 1), ray.put(round_))
+        # Weights are put where all find them; the few calls of a fragment travel with each request sooner.
+        asked: Any = round_ if round_.weights is None else ray.put(round_)
+        requests: dict[int, Any] = dict.fromkeys(range(1, self.config.num_env_runners + 1), asked)
         answers: dict[int, Any] = {}
         while requests:
             results = group.foreach_env_runner(
@@ -547,7 +571,7 @@ class LearnToShard(PPO):
         self.best, self._chunk_bests = state["best"], list(state["chunk_bests"])
         self._chunk_of_last_call = state["chunk_of_last_call"]
         self.policy_loss, self._seen = state["policy_loss"], state["seen"]
-        self._told, self._unlearned = -1, []
+        self._told, self._told_learned, self._unlearned = -1, False, []
         if self._env is not None:
             self._env.set_state(state["env"])
         if self._portions:

@@ -50,11 +50,19 @@ class ShowElites(ConnectorV2):
 
 
 class ChooseActions(ConnectorV2):
-    """Module-to-env: each environment's actor chooses by its own noise; RLlib would draw from a global generator."""
+    """Module-to-env: each environment's actor chooses by its own noise; RLlib would draw from a global generator.
+
+    Attributes:
+        actors: One per environment.
+        alike: Whether all environments that share the search know the same for the next step alone, so that each can
+            tell what those before it are about to do, and does something else.
+        lanes_before: How many of them other runners step.
+    """
 
     def __init__(self, actors: Sequence[EliteActor] = ()) -> None:
         super().__init__()
         self.actors = actors
+        self.alike, self.lanes_before = False, 0
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
         """Nothing: the env runner makes it anew, with its own actors."""
@@ -67,6 +75,8 @@ class ChooseActions(ConnectorV2):
         """
         inputs = batch[Columns.ACTION_DIST_INPUTS]
         chosen, actions, log_probs = [], [], []
+        alike, self.alike = self.alike, False
+        claimed: list[np.ndarray] | None = None
         for index, (actor, episode) in enumerate(zip(self.actors, episodes, strict=True)):
             if not episode.is_reset:  # over; the environment starts anew instead of taking the action
                 chosen.append(np.zeros(actor.heads, np.int64))
@@ -75,9 +85,14 @@ class ChooseActions(ConnectorV2):
                 continue
             seen = np.array(episode.get_observations(-1))
             opinion = actor.judge(seen, {Columns.ACTION_DIST_INPUTS: inputs[index : index + 1]})
+            if alike and claimed is None:
+                claimed = actor.foresee(opinion, range(actor.next_call - self.lanes_before, actor.next_call))
+            actor.claimed = claimed or []
             proposal = actor.propose(seen, opinion)
             chosen.append(proposal.action)
             actions.append(actor.as_action(proposal.action))
+            if claimed is not None:
+                claimed.append(actions[-1])
             log_probs.append(proposal.log_prob)
         return {
             Columns.ACTIONS: np.stack(chosen),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from ray.rllib.core.columns import Columns
 from raysearch.ppo.actor import EliteActor
 from raysearch.ppo.critic import Critic
 from raysearch.ppo.memory import CallMemory, merit
-from raysearch.ppo.noise import gumbel_noise
+from raysearch.ppo.noise import call_rng, gumbel_noise
 from raysearch.searcher import Outcome
 
 _DRAWS = 8
@@ -72,6 +73,7 @@ class CopyActor(EliteActor):
 
     module: Any  # a CopyAttention
     opinion_class = MixtureOpinion
+    listens = True
 
     def __init__(self, config: Any, action_space: MultiDiscrete) -> None:
         super().__init__(config, action_space)
@@ -110,16 +112,25 @@ class CopyActor(EliteActor):
         Returns:
             `[A]`, in coordinates.
         """
+        taken = [*self.claimed, *(self.coordinates.decode(proposal.action) for proposal in self._in_flight)]
         for _ in range(_ROUNDS):
             drawn = self.opinion.sample(_DRAWS, rng)
-            actions = [a for a in self.coordinates.decode(drawn[self.coordinates.inside(drawn)]) if self._is_new(a)]
+            inside = self.coordinates.decode(drawn[self.coordinates.inside(drawn)])
+            actions = [action for action in inside if self._is_new(action, taken)]
             if actions:
                 return self.coordinates.encode(self.critic.pick(np.stack(actions[: self.config.preset.candidates])))
         return self.coordinates.encode(self.memory.draw_new(rng))
 
-    def _is_new(self, action: np.ndarray) -> bool:
-        in_flight = [self.coordinates.decode(proposal.action) for proposal in self._in_flight]
-        return self.memory.is_new(action) and not any(np.array_equal(action, other) for other in in_flight)
+    def _is_new(self, action: np.ndarray, taken: Sequence[np.ndarray]) -> bool:
+        return self.memory.is_new(action) and not any(np.array_equal(action, other) for other in taken)
+
+    def foresee(self, opinion: Any, numbers: range) -> list[np.ndarray]:
+        """What others take in the calls of these numbers: their noise is known, so it can be worked out."""
+        self.opinion, self.claimed = opinion, []
+        for number in numbers:
+            chosen = self.choose(call_rng(self.config.search_seed, number, self.stream))
+            self.claimed.append(self.as_action(chosen))
+        return self.claimed
 
     def note(self, number: int, action: np.ndarray, outcome: Outcome) -> float:
         """Takes in a call; the policy is rewarded with its merit."""
@@ -142,14 +153,16 @@ class CopyActor(EliteActor):
         """The first call that is not known."""
         return self.memory.settled
 
-    def news(self, since: int) -> dict[str, Any]:
+    def news(self, since: int, *, learned: bool = True) -> dict[str, Any]:
         """The calls from number `since` on, and what the critic has learned."""
-        return {"calls": self.memory.get_state(since), "critic": self.critic.get_opinion()}
+        opinion = {"critic": self.critic.get_opinion()} if learned else {}
+        return {"calls": self.memory.get_state(since), **opinion}
 
     def hear(self, news: dict[str, Any]) -> None:
         """Takes in the calls of all actors, its own among them."""
         self.memory.hear(news["calls"])
-        self.critic.set_opinion(news["critic"])
+        if "critic" in news:
+            self.critic.set_opinion(news["critic"])
         self._recorded, self._observation = [], None
 
     def get_memory(self) -> dict[str, Any]:

@@ -33,14 +33,16 @@ class Round(NamedTuple):
         calls: How many.
         version: Calls that a runner must know of to make them of `news`; -1 if `news` tells all.
         news: What the search's own actor learned since, see `EliteActor.news`.
-        weights: Of the policy.
+        weights: Of the policy; None if they are as before.
+        metrics: Whether RLlib's metrics are asked for, too.
     """
 
     first_call: int
     calls: int
     version: int
     news: dict[str, Any]
-    weights: Any
+    weights: Any = None
+    metrics: bool = True
 
 
 class OutOfDate(RuntimeError):
@@ -101,10 +103,10 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         self.actors = [self._new_actor() for _ in range(self.num_envs)]
         for actor in self.actors:
             actor.module, actor.stride = self.module, self.config.stride
-        for pipeline, ours in ((self._env_to_module, ShowElites), (self._module_to_env, ChooseActions)):
-            pieces: Any = pipeline
-            for piece in pieces[ours]:
-                piece.actors = self.actors
+        shown: Any = self._env_to_module
+        chosen: Any = self._module_to_env
+        (show,), (self._choose,) = shown[ShowElites], chosen[ChooseActions]
+        show.actors = self._choose.actors = self.actors
 
     def _new_actor(self) -> Any:
         return self.config.actor_class(self.config, self.env.single_action_space)
@@ -157,19 +159,23 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         """Makes this runner's share of a round.
 
         Returns:
-            What its environments saw and did, each with its number among them, and RLlib's metrics.
+            What its environments saw and did, each with its number among them, and RLlib's metrics or None.
 
         Raises:
             OutOfDate: It does not know what the round's news assume.
         """
         if round_.version not in (-1, self._version):
             raise OutOfDate(f"expected to know {round_.version} calls, know {self._version}")
-        self.module.set_state(round_.weights)
+        if round_.weights is not None:
+            self.module.set_state(round_.weights)
+            for actor in self.actors:
+                actor.forget()
         self._catch_up(round_)
         # An episode of one piece is returned as it is, one that goes on is cut and goes on under the same id.
         lanes = {episode.id_: lane for lane, episode in enumerate(self._ongoing_episodes)}
         episodes = super().sample(num_timesteps=int(self.calls_of(round_.calls).sum()), explore=True)
-        return [(lanes[episode.id_], episode) for episode in episodes], self.get_metrics()
+        metrics = self.get_metrics() if round_.metrics else None
+        return [(lanes[episode.id_], episode) for episode in episodes], metrics
 
     def inform(self, news: dict[str, Any]) -> None:
         """Tells all actors what the search has found; for evaluations."""
@@ -181,7 +187,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         """Plays on from where the search is, in a runner apart: charges and changes nothing. See RLlib's."""
         aside: Any = type(self)(config=self.config, worker_index=self.worker_index, num_workers=self.num_workers)
         aside.play_on_from(self)
-        episodes = super(EliteEnvRunner, aside).sample(**kwargs)
+        episodes = SingleAgentEnvRunner.sample(aside, **kwargs)
         self._metrics_aside = aside.get_metrics()
         aside.stop()
         return episodes
@@ -202,7 +208,9 @@ class EliteEnvRunner(SingleAgentEnvRunner):
 
     def _catch_up(self, round_: Round) -> None:
         """Brings actors, environments and what was seen last to the beginning of a round."""
-        self.inform(round_.news)
+        for actor in self.actors:
+            actor.hear(round_.news)
+        self._choose.alike, self._choose.lanes_before = True, self._first_lane
         for lane, actor in enumerate(self.actors):
             actor.next_call = round_.first_call + self._first_lane + lane
         if self._needs_initial_reset:

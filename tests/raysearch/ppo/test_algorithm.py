@@ -131,12 +131,14 @@ def test_the_environment_is_found_where_a_second_ray_of_the_process_has_an_empty
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # Ray Data of its own settings
-def test_neither_runners_nor_a_killed_one_nor_a_remote_learner_change_what_is_found(local_ray):
+@pytest.mark.parametrize("preset", ["paper", "ours"])
+def test_neither_runners_nor_a_killed_one_nor_a_remote_learner_change_what_is_found(toy, local_ray, preset):
+    make = {"paper": toy.config, "ours": toy.copy_config}[preset]
+
     def search(runners: int, envs: int, learners: int) -> tuple:
-        config = LearnToShardConfig().environment(ENV_ID, env_config=WORKLOAD)
+        config = make(budget=26, seed=1, rollout_calls=4).environment(ENV_ID, env_config=WORKLOAD)
         config.env_runners(num_env_runners=runners, num_envs_per_env_runner=envs).learners(num_learners=learners)
-        options = Options(embedding=16, hidden=16, feed_forward=16, rollout_calls=4)
-        config.search(budget=25, seed=1, options=options).calls_per_training_step = 8
+        config.calls_per_training_step = 8
         algorithm = config.build_algo()
         algorithm.train()
         if runners:
@@ -151,7 +153,7 @@ def test_neither_runners_nor_a_killed_one_nor_a_remote_learner_change_what_is_fo
 
     here, there = search(0, 2, 0), search(2, 1, 1)
     assert here[0] == there[0]
-    assert here[1] == 25
+    assert here[1] == 26
     assert same(here[2], there[2])
 
 
@@ -239,6 +241,25 @@ def test_what_a_search_cannot_do_is_refused_before_it_is_built(change, message):
     change(config)
     with pytest.raises(ValueError, match=message):
         config.validate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fragment", ["auto", 2])
+def test_environments_that_share_a_search_call_no_strategy_twice(toy, algorithm, fragment):
+    shared = algorithm(toy.copy_config, num_envs_per_env_runner=4, rollout_fragment_length=fragment)
+    finish(shared)
+    actions = [action for env in shared.env_runner.env.unwrapped.envs for action in env.unwrapped.actions]
+    assert len(actions) == BUDGET
+    if fragment == "auto":  # with longer fragments, an environment does not know what the others did a step ago
+        assert len(set(actions)) == BUDGET
+
+
+def test_environments_hear_of_each_other_after_each_step_if_their_actors_listen(toy):
+    paper, ours = toy.config(budget=64, rollout_calls=8), toy.copy_config(budget=64, rollout_calls=8)
+    for config, calls in ((paper, 8), (ours, 4)):
+        assert config.env_runners(num_env_runners=0, num_envs_per_env_runner=1).fragment_calls == 8
+        assert config.env_runners(num_env_runners=2, num_envs_per_env_runner=2).fragment_calls == calls
+    assert ours.env_runners(rollout_fragment_length=2).fragment_calls == 8
 
 
 def test_rounds_give_each_environment_as_many_calls():
