@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from raysearch.errors import InputError
+from sim.config.files import did_you_mean
 from sim.layers.choices import OpRule, rule
 from sim.layers.model import LayerGroup, Model
-from sim.layers.ops import Layer, Tensor, layer_ops
+from sim.layers.ops import Layer, Tensor, layer_ops, op_names
 from sim.sharding.placement import REPLICATE, Placement, Shard
+from sim.strategy import CHOICES
 
 EPSILON = 1e-6
 """Of norms."""
@@ -78,6 +81,33 @@ def weight_shapes(model: Model) -> dict[str, tuple[int, ...]]:
         "ffn2": (*experts, feed_forward.ffn_hidden, model.hidden),
     }
     return shapes | ({"router": (model.hidden, model.experts)} if model.is_moe else {})
+
+
+def choices_of_weights(model: Model, placements: Mapping[str, Placement]) -> dict[str, tuple[int, ...]]:
+    """The choices of every op under which weights lie as given, of the joint space: a hand-written plan, read in.
+
+    Args:
+        model: Whose layer it is.
+        placements: Over tp, by op with a weight, dims as in `weight_shapes`; other ops may choose anything.
+
+    Raises:
+        InputError: An op that has no weight, or a placement that no choice gives it.
+
+    >>> from sim.config.catalog import load_model
+    >>> choices_of_weights(load_model("llama_3_1_70b"), {"qkv_proj": Shard(1), "o_proj": Shard(0)})["qkv_proj"]
+    (1,)
+    """
+    shapes = weight_shapes(model)
+    if unknown := [name for name in placements if name not in shapes]:
+        raise InputError(f"no weight of an op {unknown[0]!r}: {did_you_mean(unknown[0], tuple(shapes))}")
+    found: dict[str, tuple[int, ...]] = {}
+    for name in op_names(model):
+        lies = {choice: Sharded(model, {name: choice}, 1).weight_placement(name) for choice in CHOICES}
+        found[name] = tuple(choice for choice in CHOICES if placements.get(name, lies[choice]) == lies[choice])
+        if not found[name]:
+            known = ", ".join(sorted({str(each) for each in lies.values()}))
+            raise InputError(f"{name}: expected its weight under one of {known}, got {placements[name]}")
+    return found
 
 
 def array_dim(tensor: Tensor, dim: int) -> int:

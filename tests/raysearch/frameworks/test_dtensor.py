@@ -15,11 +15,12 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor import Shard as TorchShard
 
 from raysearch.errors import InputError
-from raysearch.export.cut import with_ops
+from raysearch.export.cut import cut_of, with_ops
 from raysearch.export.deployment import Deployment
 from raysearch.export.dtensor import export
 from raysearch.frameworks import styles
 from raysearch.frameworks.dtensor import from_torch_placements, torch_placement
+from raysearch.frameworks.layer import choices_of_weights, weight_shapes
 from sim.layers.model import Model
 from sim.layers.ops import op_names
 from sim.sharding.placement import PARTIAL, REPLICATE, Shard
@@ -108,6 +109,21 @@ def test_only_strategies_of_the_joint_space_have_a_plan() -> None:
     chosen = deployment(DENSE, KNOWN["megatron"](DENSE), 4, 1)
     with pytest.raises(InputError, match="--to dtensor knows the strategies of the joint space"):
         export(replace(chosen, strategy=replace(chosen.strategy, cp=2)))
+
+
+def test_a_plan_of_weights_reads_in_as_the_choices_that_have_it() -> None:
+    for model, tp, ep in MESHES:
+        for choose in KNOWN.values():
+            cut = cut_of(deployment(model, choose(model), tp, ep), "dtensor")
+            placements = {name: cut.weight_placement(name) for name in weight_shapes(model)}
+            found = choices_of_weights(model, placements)
+            assert all(cut.choices[name] in choices for name, choices in found.items())
+            assert [found[name] for name in ("qkv_proj", "ffn2")] == [(1,), (cut.choices["ffn2"],)]
+            assert found["attention"] == (0, 1, 2)  # it has no weight
+    with pytest.raises(InputError, match="did you mean 'qkv_proj'"):
+        choices_of_weights(DENSE, {"qkv": Shard(1)})
+    with pytest.raises(InputError, match="ffn1: expected its weight under one of R, S"):
+        choices_of_weights(DENSE, {"ffn1": Shard(7)})
 
 
 def test_placements_read_each_other() -> None:
