@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--runners", type=int, nargs="+", help="env runners to time on a slow black box")
     parser.add_argument("--rollout", type=int, default=64, help="calls of a round with runners (default: 64)")
     parser.add_argument("--spread", type=float, default=0.0, help="how unequal slow calls are (default: 0)")
-    parser.add_argument("--fragment", type=int, default="auto", help="steps of a request (default: RLlib's auto)")
+    parser.add_argument("--fragment", type=int, help="steps of a request (default: RLlib's auto)")
     parser.add_argument("--asynchronous", action="store_true", help="runners do not wait for each other")
     parser.add_argument("--both", action="store_true", help="first waiting, then not")
     parser.add_argument(
@@ -147,6 +147,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=10, help="of --quality (default: 10)")
     arguments = parser.parse_args()
+    fragment = arguments.fragment or "auto"
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ[SPREAD] = str(arguments.spread)
     import ray
@@ -156,11 +157,11 @@ def main() -> None:
     register_env("own", functools.partial(create, evaluate=simulate.evaluate))
     register_env("slow", functools.partial(create, evaluate=slow))
     if arguments.quality:
-        show_quality(arguments.quality, arguments.seeds, arguments.fragment)
+        show_quality(arguments.quality, arguments.seeds, fragment)
         return
     if arguments.runners:
         ways = [False, True] if arguments.both else [arguments.asynchronous]
-        show_runners(arguments.runners, arguments.budget, arguments.rollout, ways, arguments.fragment)
+        show_runners(arguments.runners, arguments.budget, arguments.rollout, ways, fragment)
         return
     for name, preset in (("ppo_paper", LearnToShardConfig), ("ppo", CopyConfig)):
         taken = {}
