@@ -35,6 +35,7 @@ STREAM = {stream}  # [tokens, hidden], between layers
 CACHE = {cache}  # keys and values: [sequences, context, kv heads, head dim]
 {charged}
 
+
 def mesh(device: str = "cuda") -> DeviceMesh:
     return init_device_mesh(device, (EP, TP), mesh_dim_names=("ep", "tp"))
 
