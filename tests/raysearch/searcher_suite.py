@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import multiprocessing
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def resumed(setting: Setting, folder: Path, calls: int, state: bytes) -> Run:
 
 
 def finish_elsewhere(setting: Setting, folder: Path, calls: int, state: bytes) -> str:
-    """Finishes a saved run; the digest of all its calls. Runs in a fresh process."""
+    """Finishes a saved run; the digest of all its calls. Runs in a process where this searcher never was."""
     with contextlib.closing(resumed(setting, folder, calls, state)) as run:
         return run.advance().gate.digest
 
@@ -199,14 +198,12 @@ class SearcherSuite:
         assert cut.searcher.metrics() == whole.searcher.metrics()
 
     def test_a_run_resumed_in_a_fresh_process_equals_one_that_was_never_stopped(
-        self, new_run, setting: Setting
+        self, new_run, setting: Setting, elsewhere: Executor
     ) -> None:
         whole = new_run(setting).advance(setting.budget // 3)
         calls, state = whole.gate.calls, whole.state()
         digest = whole.advance().gate.digest
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
-            assert pool.submit(finish_elsewhere, setting, whole.folder, calls, state).result(timeout=120) == digest
+        assert elsewhere.submit(finish_elsewhere, setting, whole.folder, calls, state).result(timeout=120) == digest
 
     def test_a_snapshot_does_not_change_while_the_run_goes_on(self, new_run, setting: Setting) -> None:
         run = new_run(setting).advance(setting.budget // 2)
