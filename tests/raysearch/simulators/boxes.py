@@ -48,12 +48,6 @@ def by_degrees(workload: Workload, strategy: Strategy) -> Measurement:
 by_degrees.degrees_only = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def slow(workload: Workload, strategy: Strategy) -> Measurement:
-    """As a real measurement would be, on a small scale."""
-    time.sleep(0.02)
-    return hilly(workload, strategy)
-
-
 def very_slow(workload: Workload, strategy: Strategy) -> Measurement:
     """Slow on the busiest machine."""
     time.sleep(0.6)

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,8 @@ from envs.rows import read_rows
 from raysearch.errors import InputError, RunFailed
 from raysearch.results import read_runs
 from raysearch.run import SearchRun
+from raysearch.simulators.plugin import load_plugin
+from raysearch.simulators.protocol import InProcess
 from raysearch.study import Study, StudyFile, check_study, run_dir
 from raysearch.study_display import Displays, StudyBars, StudyDisplay
 from tests.processes import descendants
@@ -53,7 +54,8 @@ def digests_alone(planned: Study, box: str, folder: Path) -> dict[str, str]:
     """Of the same runs, each made in this process by itself."""
     found = {}
     for run_id, spec in planned.specs().items():
-        with contextlib.closing(SearchRun(replace(spec, simulator=BOXES + box), folder / run_id)) as alone:
+        simulator = InProcess(load_plugin(BOXES + box))
+        with contextlib.closing(SearchRun(spec, folder / run_id, simulator=simulator)) as alone:
             alone.advance(spec.budget)
             found[run_id] = alone.summary()["digest"]
     return found

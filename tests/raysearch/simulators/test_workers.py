@@ -22,6 +22,7 @@ from raysearch.run import SearchRun
 from raysearch.simulators import choice
 from raysearch.simulators.choice import choose_workers
 from raysearch.simulators.opening import Patience
+from raysearch.simulators.plugin import load_simulator
 from raysearch.simulators.pool import SimulatorPool
 from raysearch.simulators.protocol import InProcess
 from sim.config.catalog import load_workload
@@ -39,12 +40,24 @@ NewRun = Callable[..., SearchRun]
 
 @pytest.fixture
 def new_run(tmp_path: Path) -> Iterator[NewRun]:
+    """Starts runs; those `here` ask their box in this process, as far ahead as those many workers would be asked."""
     with contextlib.ExitStack() as stack:
 
-        def start(folder: str, box: str | None, *, workers: int, searcher="annealing", budget=60, workload=WORKLOAD):
+        def start(
+            folder: str,
+            box: str | None,
+            *,
+            workers: int,
+            searcher="annealing",
+            budget=60,
+            workload=WORKLOAD,
+            here=False,
+        ):
             name = BOXES + box if box else None
             spec = RunSpec(str(workload), searcher, seed=0, budget=budget, simulator=name, workers=workers)
-            return stack.enter_context(contextlib.closing(SearchRun(spec, tmp_path / folder, patience=SHORT)))
+            simulator = InProcess(load_simulator(name)) if here else None
+            run = SearchRun(spec, tmp_path / folder, patience=SHORT, simulator=simulator)
+            return stack.enter_context(contextlib.closing(run))
 
         yield start
 
@@ -57,7 +70,7 @@ def finished(run: SearchRun) -> dict:
 
 @pytest.mark.parametrize("searcher", ["random", "annealing", "coordinate", "ppo_paper", "ppo"])
 def test_what_is_found_depends_on_how_far_ahead_is_asked_and_not_on_time(new_run: NewRun, searcher: str) -> None:
-    calm = finished(new_run("calm", "hilly", workers=3, searcher=searcher))
+    calm = finished(new_run("calm", "hilly", workers=3, searcher=searcher, here=True))
     uneven = finished(new_run("uneven", "uneven", workers=3, searcher=searcher))
     assert calm["calls"] == calm["budget"]
     assert uneven["digest"] == calm["digest"]
@@ -70,11 +83,9 @@ def test_a_searcher_that_learns_nothing_calls_the_same_however_many_workers_ther
     assert len(digests) == 1
 
 
-def test_calls_asked_ahead_are_those_of_workers_even_where_none_works(new_run: NewRun, tmp_path: Path) -> None:
+def test_calls_asked_ahead_are_those_of_workers_even_where_none_works(new_run: NewRun) -> None:
     theirs = finished(new_run("workers", None, workers=3, searcher="ppo"))
-    spec = RunSpec(WORKLOAD, "ppo", seed=0, budget=60, workers=3)
-    with contextlib.closing(SearchRun(spec, tmp_path / "here", simulator=InProcess(evaluate))) as run:
-        assert finished(run)["digest"] == theirs["digest"]
+    assert finished(new_run("here", None, workers=3, searcher="ppo", here=True))["digest"] == theirs["digest"]
 
 
 def test_a_sweep_ends_by_itself_with_all_its_calls(new_run: NewRun, tmp_path: Path) -> None:
@@ -93,7 +104,7 @@ def test_the_budget_is_never_exceeded_ahead_of_it(new_run: NewRun, log: Path) ->
 
 @pytest.mark.parametrize("searcher", ["ppo_paper", "ppo"])
 def test_a_resumed_run_equals_one_that_was_never_stopped(new_run: NewRun, searcher: str) -> None:
-    whole = finished(new_run("whole", "hilly", workers=3, searcher=searcher))
+    whole = finished(new_run("whole", "hilly", workers=3, searcher=searcher, here=True))
     first = new_run("cut", "uneven", workers=3, searcher=searcher)
     first.advance(23)
     first.save()
@@ -108,7 +119,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(new_run: NewRun, search
 
 
 def test_a_worker_killed_in_the_middle_changes_nothing(new_run: NewRun) -> None:
-    whole = finished(new_run("whole", "slow", workers=2))
+    whole = finished(new_run("whole", "hilly", workers=2, here=True))
     run = new_run("hurt", "hilly", workers=2)
     run.advance(20)
     pool = run._simulator._source  # pyright: ignore[reportAttributeAccessIssue]
@@ -118,7 +129,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(new_run: NewRun) -> None:
 
 
 def test_a_simulator_that_dies_once_per_strategy_is_asked_again(new_run: NewRun) -> None:
-    whole = finished(new_run("whole", "hilly", workers=2, searcher="random", budget=30))
+    whole = finished(new_run("whole", "hilly", workers=2, searcher="random", budget=30, here=True))
     hurt = finished(new_run("hurt", "dies_once", workers=2, searcher="random", budget=30))
     assert hurt["digest"] == whole["digest"]
 
