@@ -22,6 +22,7 @@ from raysearch.run import SearchRun
 from raysearch.study import load_study, run_dir
 from raysearch.study import write_study as write_record
 from sim.config.files import CatalogError, list_names
+from tests.conftest import run_here
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -44,7 +45,8 @@ def write_study(folder: Path, workload: Path, **changes: Any) -> Path:
 
 def alone(workload: Path, searcher: str, seed: int, budget: int, folder: Path) -> str:
     """The digest of the same run made by itself, in this process."""
-    run = SearchRun(RunSpec(str(workload), searcher, seed, budget), folder / f"{searcher}-{seed}")
+    options = SMALL if searcher == "ppo_paper" else {}
+    run = SearchRun(RunSpec(str(workload), searcher, seed, budget, options=options), folder / f"{searcher}-{seed}")
     run.advance(budget)
     return run.finish()["digest"]
 
@@ -176,13 +178,20 @@ def begun(folder: Path, workload: Path) -> tuple[Path, Path]:
 # --- on Ray ----------------------------------------------------------------------------------------
 
 SEARCHERS = ["random_walk", "annealing", "megatron", "ppo_paper"]
+SMALL = {"embedding": 16, "hidden": 16, "feed_forward": 16}
+
+
+def write_whole_study(folder: Path, workload: Path, **changes: Any) -> Path:
+    path = write_study(folder, workload, searchers=SEARCHERS, report_every=25, **changes)
+    path.write_text(path.read_text() + "[options.ppo_paper]\n" + "".join(f"{key} = {SMALL[key]}\n" for key in SMALL))
+    return path
 
 
 @pytest.fixture(scope="module")
 def finished(tiny_workload: Path, raysearch: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A study that has run: its folder and what it printed as JSON."""
     folder = tmp_path_factory.mktemp("study")
-    study = write_study(folder, tiny_workload, searchers=SEARCHERS, report_every=25)
+    study = write_whole_study(folder, tiny_workload)
     done = raysearch("study", study, "--out", folder / "out", "--cpus", "2", "--json")
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
@@ -259,10 +268,10 @@ def test_rows_end_as_parquet_and_frames_are_pandas(finished: tuple[Path, str]) -
 
 
 @pytest.mark.slow
-def test_a_folder_with_results_is_refused_and_left_alone(finished: tuple[Path, str], raysearch: Command) -> None:
+def test_a_folder_with_results_is_refused_and_left_alone(finished: tuple[Path, str]) -> None:
     folder = finished[0]
     before = sorted(folder.rglob("*"))
-    refused = raysearch("study", folder / "study.toml", "--out", folder / "out")
+    refused = run_here("study", folder / "study.toml", "--out", folder / "out")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: ")
     assert "holds results already" in refused.stderr
@@ -270,22 +279,22 @@ def test_a_folder_with_results_is_refused_and_left_alone(finished: tuple[Path, s
 
 
 @pytest.mark.slow
-def test_resuming_a_finished_study_only_reports(finished: tuple[Path, str], raysearch: Command) -> None:
+def test_resuming_a_finished_study_only_reports(finished: tuple[Path, str]) -> None:
     folder = finished[0]
-    again = raysearch("study", folder / "study.toml", "--out", folder / "out", "--resume", "--json")
+    again = run_here("study", folder / "study.toml", "--out", folder / "out", "--resume", "--json")
     assert again.returncode == 0
     assert json.loads(again.stdout) == json.loads(finished[1])
 
 
 @pytest.mark.slow
 def test_resuming_with_another_study_is_refused(
-    finished: tuple[Path, str], tiny_workload: Path, tmp_path: Path, raysearch: Command
+    finished: tuple[Path, str], tiny_workload: Path, tmp_path: Path
 ) -> None:
-    other = write_study(tmp_path, tiny_workload, searchers=SEARCHERS, report_every=25, budget=61)
-    refused = raysearch("study", other, "--out", finished[0] / "out", "--resume")
+    other = write_whole_study(tmp_path, tiny_workload, budget=61)
+    refused = run_here("study", other, "--out", finished[0] / "out", "--resume")
     assert refused.returncode == 2
     assert "budget" in refused.stderr
-    nothing = raysearch("study", other, "--out", tmp_path / "nowhere", "--resume")
+    nothing = run_here("study", other, "--out", tmp_path / "nowhere", "--resume")
     assert nothing.returncode == 2
     assert "nothing to resume" in nothing.stderr
 
