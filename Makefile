@@ -13,7 +13,7 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test test-cluster fuzz check quick-tests slow-tests setup setup-dev clean
+.PHONY: help search test test-cluster fuzz check types quick-tests slow-tests setup setup-dev clean
 
 help:
 	@echo "make search        set up .venv and run the quickstart study"
@@ -38,17 +38,19 @@ fuzz: setup-dev
 check:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	@# One kind mostly waits for processes, the other computes: beside each other they take half the time.
-	$(MAKE) --no-print-directory -j2 --output-sync=line quick-tests slow-tests
+	@# Slow tests mostly wait for processes, the rest computes: beside each other they take half the time.
+	$(MAKE) --no-print-directory -j3 --output-sync=line types quick-tests slow-tests
+
+types:
+	$(BIN)/pyright
 
 quick-tests:
 	$(BIN)/pytest -m 'not slow and not cluster'
 
-slow-tests:
-	$(BIN)/pytest -m 'slow and not cluster'
+slow-tests: # all in tests/: the other folders have examples alone, whose collection imports everything
+	$(BIN)/pytest -m 'slow and not cluster' tests
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
