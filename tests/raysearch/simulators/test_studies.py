@@ -91,7 +91,7 @@ def kill(victim: str, log: Path) -> None:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
