@@ -13,7 +13,7 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test test-cluster fuzz check types quick-tests slow-tests setup setup-dev clean
+.PHONY: help search test test-cluster fuzz check types quick-tests slow-tests setup setup-dev hashes clean
 
 help:
 	@echo "make search        set up .venv and run the quickstart study"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-cluster  test on several hosts; needs root, sshd, rsync and iproute2"
 	@echo "make fuzz          damage files and options at random, N=2000 times each, and stop studies at 30 moments"
 	@echo "make setup         set up .venv"
+	@echo "make hashes        renew requirements*.txt after a change of constraints.txt; needs uv"
 	@echo "make clean         remove .venv and build products (results/ stays)"
 
 search: setup
@@ -55,19 +56,33 @@ slow-tests: # all in tests/: the other folders have examples alone, whose collec
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# First what has a known digest, whichever index it comes from; then what is left: PyTorch, which has a build per machine.
+$(VENV)/.installed: pyproject.toml constraints.txt requirements.txt
 	@$(check_python)
 	@echo "Setting up $(VENV): a minute or two"
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt
+$(VENV)/.installed-dev: pyproject.toml constraints.txt requirements.txt requirements-dev.txt
 	@$(check_python)
 	@echo "Setting up $(VENV) with the development tools: a minute or two"
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements-dev.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(VENV)/.installed $@
+
+# PyTorch is left out, and with it the CUDA packages of its larger build. The second file has what the first lacks.
+CUDA := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton
+DIGESTS := printf '%s\n' $(CUDA) | uv pip compile --quiet pyproject.toml --constraint constraints.txt --generate-hashes \
+  --python-version 3.11 --no-annotate --no-header --excludes - --no-emit-package torch
+hashes:
+	$(DIGESTS) --output-file requirements.txt
+	$(DIGESTS) --extra dev --output-file requirements-dev.txt \
+	  $$(sed -n 's/^\([A-Za-z0-9_.-]*\)==.*/--no-emit-package \1/p' requirements.txt)
+	sed -i '1i -r requirements.txt' requirements-dev.txt
+	sed -i '1i # The files of these versions by their digests. Made by `make hashes`.' requirements.txt requirements-dev.txt
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

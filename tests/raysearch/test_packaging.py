@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import pytest
@@ -48,8 +48,31 @@ def test_what_is_installed_is_what_is_pinned() -> None:
         assert installed.split("+")[0] == exact, name
 
 
+def with_digests() -> dict[str, str]:
+    """Exact versions of what is installed by its digest, by canonical name."""
+    text = "".join((CHECKOUT / f"requirements{kind}.txt").read_text(encoding="utf-8") for kind in ("", "-dev"))
+    pins = dict(re.findall(r"^(\S+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE))
+    assert len(pins) == text.count("==")
+    return {canonicalize_name(name): exact for name, exact in pins.items()}
+
+
+def test_all_but_pytorch_is_installed_by_the_digest_of_the_pinned_version() -> None:
+    digests, pins = with_digests(), pinned()
+    assert digests == {name: pins[name] for name in digests}
+    needed, below = {canonicalize_name(requirement.name) for requirement in declared()}, [*declared()]
+    while below:
+        for text in requires(below.pop().name) or []:
+            requirement = Requirement(text)
+            name = canonicalize_name(requirement.name)
+            if name not in needed and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+                needed.add(name)
+                below.append(requirement)
+    assert needed - set(digests) == {"torch"}
+
+
 def test_no_package_index_is_named_anywhere() -> None:
-    for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run"):
+    installed = ("constraints.txt", "requirements.txt", "requirements-dev.txt")
+    for name in ("pyproject.toml", "Makefile", ".ci/run", *installed):
         assert not re.search(r"index-url|find-links|https?://", (CHECKOUT / name).read_text(encoding="utf-8")), name
 
 
