@@ -21,8 +21,14 @@ from raysearch.files import write_bytes
 
 CHECKPOINT_FILE = "checkpoint.bin"
 
+LARGEST_BYTES = 2 * 1024**3
+"""[assumed] The largest searcher after a million calls takes a tenth of it; what is larger is not one of ours."""
 _TREE = "tree"
 """Name of the member that holds the plain data; the arrays are named by their numbers."""
+_UNREADABLE = (
+    *(zipfile.BadZipFile, NotImplementedError, OSError, EOFError),  # the archive
+    *(KeyError, TypeError, RecursionError, MemoryError),  # what is in it
+)
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _log = logging.getLogger(__name__)
 
@@ -45,9 +51,11 @@ def read_checkpoint(run_dir: Path) -> dict[str, Any] | None:
     path = run_dir / CHECKPOINT_FILE
     if not path.is_file():
         return None
-    stored = path.read_bytes()
-    digest, content = stored[:_DIGEST_BYTES], stored[_DIGEST_BYTES:]
     try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise ValueError(f"it is larger than {LARGEST_BYTES / 2**30:.0f} GiB")
+        stored = path.read_bytes()
+        digest, content = stored[:_DIGEST_BYTES], stored[_DIGEST_BYTES:]
         if hashlib.sha256(content).digest() != digest:
             raise ValueError("its digest is not that of its content")
         return unpack(content)
@@ -85,7 +93,7 @@ def unpack(content: bytes) -> dict[str, Any]:
                 raise ValueError("its arrays are compressed")
         with np.load(io.BytesIO(content), allow_pickle=False) as members:
             state = _restored(json.loads(members[_TREE].tobytes()), members)
-    except (zipfile.BadZipFile, KeyError, TypeError, EOFError, RecursionError, OSError, NotImplementedError) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if not isinstance(state, dict):
         raise ValueError(f"expected named values, got {type(state).__name__}")

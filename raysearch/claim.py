@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -27,6 +28,8 @@ BEAT_S = 5.0
 """[assumed] Seconds between two touches of a claim."""
 LAPSE_S = 60.0
 """[assumed] A claim untouched for so long is nobody's: far above the few seconds a network file system may stall."""
+_LONGEST_BYTES = 4096
+"""[assumed] A claim has 200; what is longer is none."""
 _LOOK_S = 0.1
 """A claim is tried again after it: `in_use` holds the lock for the moment of its look."""
 
@@ -65,7 +68,7 @@ def in_use(folder: Path) -> bool:
     """Whether a process has claimed the folder; one of another host counts until its claim has lapsed."""
     path = folder / CLAIM_FILE
     try:
-        claim, touched_s = path.read_bytes(), path.stat().st_mtime
+        claim, touched_s = _read(path), path.stat().st_mtime
     except FileNotFoundError:
         return False
     if _parse(claim).get("machine") != _machine():
@@ -174,7 +177,7 @@ def _bury(path: Path, alone: bool) -> None:
         InputError: It has not.
     """
     try:
-        claim = path.read_bytes()
+        claim = _read(path)
         age_s = _now_s(path.parent) - path.stat().st_mtime
     except FileNotFoundError:  # given up this moment
         return
@@ -187,7 +190,7 @@ def _bury(path: Path, alone: bool) -> None:
         path.rename(grave)  # of several who try at once, one succeeds ...
     except FileNotFoundError:
         raise _in_use(path.parent) from None
-    taken = grave.read_bytes() == claim
+    taken = _read(grave) == claim
     if not taken:  # ... and whoever comes late gives back the claim that the first has made meanwhile
         with suppress(FileExistsError):
             os.link(grave, path)
@@ -215,10 +218,16 @@ def _machine() -> str:
         return socket.gethostname()
 
 
+def _read(path: Path) -> bytes:
+    if stat.S_ISREG(path.stat().st_mode):
+        return path.read_bytes()[:_LONGEST_BYTES]
+    raise InputError(f"{path} is not a file, which a claim is; remove it")  # a pipe would never end
+
+
 def _parse(claim: bytes) -> dict[str, Any]:
     try:
         return dict(json.loads(claim))
-    except (ValueError, TypeError):  # its process was killed before it had written it
+    except (ValueError, TypeError, RecursionError):  # its process was killed before it had written it
         return {}
 
 

@@ -13,8 +13,8 @@ from raysearch.errors import STOPS, Interrupted
 from raysearch.hangup import let_go_of_terminal
 from raysearch.supervision import supervised
 
-_WATCHED = ("search", "study")
-"""Commands that may start Ray, or take hours."""
+_WATCHED = ("search", "study", "tune-live")
+"""Commands that may start Ray, take hours, or call code of others."""
 AGAIN_S = 0.01
 """[assumed] A finaliser takes less; one that takes longer is waited for again."""
 

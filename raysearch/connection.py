@@ -30,7 +30,7 @@ from ray._raylet import (  # pyright: ignore[reportAttributeAccessIssue]
 )
 
 from raysearch.errors import InputError, RunFailed
-from raysearch.supervision import start_anew
+from raysearch.supervision import private_prefix, start_anew
 
 CONNECT_TIMEOUT_S = 5.0
 """[assumed] A cluster that does not answer within it is not there."""
@@ -101,7 +101,7 @@ def _closed_to_others() -> Iterator[None]:
     Its processes inherit the path of a file that only this user may read; the token is on no command line and in no
     environment.
     """
-    with tempfile.TemporaryDirectory(prefix="raysearch-") as private:  # of mode 700
+    with tempfile.TemporaryDirectory(prefix=private_prefix(os.getpid())) as private:  # of mode 700
         path = Path(private) / "token"
         path.touch(0o600)
         path.write_text(secrets.token_hex(32))

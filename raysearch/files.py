@@ -63,6 +63,18 @@ def read_record(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
     return fields
 
 
+def unsealed(path: Path, fields: dict[str, Any]) -> dict[str, Any]:
+    """A record without its digest, if it has one: a file that people may write themselves has none.
+
+    Raises:
+        InputError: It was altered since it was written.
+    """
+    told = {key: value for key, value in fields.items() if key != SEAL}
+    if SEAL in fields and fields[SEAL] != _seal(told):
+        raise Damaged(f"{path} is damaged: it was altered since it was written (without {SEAL!r} it is taken as it is)")
+    return told
+
+
 def _seal(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 

@@ -90,16 +90,21 @@ def last_events(folder: Path) -> dict[str, Event]:
 
 
 def _read(path: Path) -> list[Event]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
+    if not path.is_file():  # a pipe would never end
         return []
+    lines = path.read_bytes().splitlines()
     return [event for line in lines if (event := _parse(line))]
 
 
 def _parse(line: bytes) -> Event | None:
     try:
         fields = json.loads(line)
-        return Event(datetime.fromisoformat(fields["at"]).timestamp(), fields["event"], fields["run"])
-    except (ValueError, KeyError, TypeError):
+        return Event(datetime.fromisoformat(fields["at"]).timestamp(), fields["event"], _named(fields["run"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def _named(run_id: object) -> str:
+    if not isinstance(run_id, str):
+        raise TypeError(f"expected the name of a run, got {run_id!r}")
+    return run_id

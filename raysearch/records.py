@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
+from envs.strategy_env import brief
 from raysearch.errors import InputError
+from raysearch.limits import LARGEST_BUDGET, LARGEST_SEED, MOST_WORKERS
 from sim.config.catalog import load_workload
 from sim.strategy import Strategy
 from sim.workload import SpaceName, Workload
@@ -21,10 +23,6 @@ STUDY_FILE = "study.json"
 SAVE_EVERY_S = 2.0
 """[assumed] Work that a run may lose with its process; so often, PPO's 6.6 MB take 1 % of its time."""
 OnFailure = Literal["stop", "infeasible"]
-LARGEST_BUDGET = 10**9
-"""[assumed] 300 bytes and 0.2 ms a call make 300 GB and two days of the fastest searcher."""
-LARGEST_SEED = 2**63 - 1
-"""What tables and PyTorch take as an integer."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,13 @@ class RunSpec:
             raise InputError(f"budget must be at least 1 call, got {self.budget}")
         if self.budget > LARGEST_BUDGET:
             raise InputError(
-                f"budget must be at most {LARGEST_BUDGET:,} calls, got {self.budget}: their rows alone would take "
-                f"{LARGEST_BUDGET * 300 / 1e9:,.0f} GB and the fastest searcher days"
+                f"budget must be at most {LARGEST_BUDGET:,} calls, got {brief(str(self.budget))}: their rows alone "
+                f"would take {LARGEST_BUDGET * 300 / 1e9:,.0f} GB and the fastest searcher days"
             )
         if not 0 <= self.seed <= LARGEST_SEED:
             raise InputError(f"seed must be at least 0 and below 2**63, got {self.seed}")
-        if self.workers < 0:
-            raise InputError(f"workers must be at least 0, got {self.workers}")
+        if not 0 <= self.workers <= MOST_WORKERS:
+            raise InputError(f"workers must be 0 to {MOST_WORKERS:,}, got {brief(str(self.workers))}")
         if self.on_failure != "stop" and self.simulator is None:
             raise InputError(
                 f"on_failure = {self.on_failure!r} is for plugged-in simulators: our own fails by a bug, "
@@ -154,3 +152,11 @@ class StudyRecord(BaseModel):
     optima: dict[str, float | None]
     hashes: dict[str, str]
     version: str
+
+    @field_validator("runs")
+    @classmethod
+    def _are_names_of_folders(cls, runs: list[str]) -> list[str]:
+        for run_id in runs:
+            if run_id in ("", ".", "..") or "/" in run_id or "\0" in run_id:
+                raise ValueError(f"a run's name names its folder, {run_id!r} cannot")
+        return runs

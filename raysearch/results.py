@@ -12,19 +12,18 @@ from envs.calls import CallRow, parse_dims_text
 from envs.chain import DamagedRows, Seal
 from envs.recording import saved_rows
 from envs.rows import COMPACT_FILE, ROWS_FILE, file_digest, read_rows, rows_digest, whole_rows
-from raysearch.checkpoint import read_checkpoint
+from raysearch.checkpoint import CHECKPOINT_FILE, read_checkpoint
 from raysearch.errors import InputError
-from raysearch.files import Damaged, read_record
+from raysearch.files import Damaged, as_strategy, read_record
 from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, RunSpec, StudyRecord
 from raysearch.run import finished_summary
 from raysearch.study import RUNS_FOLDER, run_dir
+from sim.canonical import canonical
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-DAMAGED_FOLDER = "damaged"
-"""Where a study that goes on puts runs that cannot be trusted, beside `runs`."""
 _DEGREES = ("tp", "ep", "pp", "batch")
 
 
@@ -81,7 +80,7 @@ def survey(directory: Path) -> Survey:
         raise InputError(f"no results in {directory}: expected the folder of a study or of a search")
     record = read_record(directory / STUDY_FILE, StudyRecord)
     runs: list[dict[str, Any]] = []
-    wrong = {path.name: f"{path} is not a run of this study" for path in _strangers(directory, record)}
+    wrong = {path.name: f"{path} is not a run of this study" for path in strangers(directory, record)}
     for run_id in sorted(record["runs"]):
         try:
             if _has_begun(folder := run_dir(directory, run_id)):
@@ -93,27 +92,6 @@ def survey(directory: Path) -> Survey:
     return Survey(runs, wrong)
 
 
-def set_aside_damaged(study: Path) -> dict[str, str]:
-    """Moves runs that cannot be gone on with into the folder `damaged`; returns what is wrong with them, by run id.
-
-    Of a run under way the rows are not looked at: it goes on from its checkpoint, which knows what they must be.
-    """
-    record = read_record(study / STUDY_FILE, StudyRecord)
-    wrong = {path.name: f"{path} is not a run of this study" for path in _strangers(study, record)}
-    for run_id in record["runs"]:
-        folder = run_dir(study, run_id)
-        try:
-            if (folder / HEAD_FILE).is_file() or (folder / SUMMARY_FILE).is_file():
-                _checked_summary(folder, _checked_head(folder, record))
-        except Damaged as damage:
-            wrong[run_id] = damage.what
-    for run_id in wrong:
-        aside = study / DAMAGED_FOLDER
-        aside.mkdir(exist_ok=True)
-        run_dir(study, run_id).rename(aside / f"{run_id}.{len(list(aside.iterdir()))}")
-    return wrong
-
-
 def check_run(folder: Path, run_id: str) -> None:
     """Makes sure that a run is what was written, as far as its files tell by themselves: fast, for a look in passing.
 
@@ -122,10 +100,10 @@ def check_run(folder: Path, run_id: str) -> None:
     """
     if not _has_begun(folder):
         return
-    head = _checked_head(folder, None)
+    head = checked_head(folder)
     if head["run_id"] != run_id:
         raise Damaged(f"{folder} is damaged: it holds run {head['run_id']}")
-    if _checked_summary(folder, head) is None:
+    if checked_summary(folder, head) is None:
         seal = _saved_rows(folder)  # before the rows, which may grow meanwhile
         try:
             made = whole_rows(folder, seal)
@@ -165,7 +143,8 @@ def run_folder(directory: Path, run_id: str) -> Path:
     return directory if os.path.isfile(directory / HEAD_FILE) else run_dir(directory, run_id)
 
 
-def _strangers(study: Path, record: Mapping[str, Any]) -> list[Path]:
+def strangers(study: Path, record: Mapping[str, Any]) -> list[Path]:
+    """What lies among the runs of a study and is none of them."""
     known, folder = set(record["runs"]), study / RUNS_FOLDER
     return sorted(path for path in folder.iterdir() if path.name not in known) if folder.is_dir() else []
 
@@ -210,15 +189,19 @@ def read_spec(directory: Path, run_id: str) -> dict[str, Any]:
 
 
 def _read_run(folder: Path, record: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    head = _checked_head(folder, record)
-    finished = _checked_summary(folder, head)
+    head = checked_head(folder, record)
+    finished = checked_summary(folder, head)
     if finished is None:
         return {**_read_rows_so_far(folder, head), "complete": False}
     return {**finished, "complete": True}
 
 
-def _checked_head(folder: Path, record: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a run is; of a study, by its record, the run that belongs into the folder."""
+def checked_head(folder: Path, record: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a run is; of a study, by its record, the run that belongs into the folder.
+
+    Raises:
+        InputError: It is damaged, or of another folder.
+    """
     if not (folder / HEAD_FILE).is_file():
         raise Damaged(f"{folder} is damaged: it has no {HEAD_FILE}")
     head = read_record(folder / HEAD_FILE, RunHead)
@@ -232,8 +215,12 @@ def _checked_head(folder: Path, record: Mapping[str, Any] | None) -> dict[str, A
     return head
 
 
-def _checked_summary(folder: Path, head: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a finished run found, if it is of this run and of the rows that lie beside it; None of one under way."""
+def checked_summary(folder: Path, head: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a finished run found, if it is of this run and of the rows that lie beside it; None of one under way.
+
+    Raises:
+        InputError: It is not.
+    """
     finished = finished_summary(folder)
     if finished is None:
         return None
@@ -278,7 +265,10 @@ def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
 
 def _saved_rows(folder: Path) -> Seal | None:
     checkpoint = read_checkpoint(folder)
-    return saved_rows(checkpoint["gate"]) if checkpoint else None
+    try:
+        return saved_rows(checkpoint["gate"]) if checkpoint else None
+    except (KeyError, TypeError) as error:
+        raise Damaged(f"{folder / CHECKPOINT_FILE} is damaged: it is of no run") from error
 
 
 def _tally(rows: pd.DataFrame) -> dict[str, Any]:
@@ -289,8 +279,18 @@ def _tally(rows: pd.DataFrame) -> dict[str, Any]:
     ]
     return {
         "calls": len(rows),
-        "unique_calls": len(rows.drop_duplicates([*_DEGREES, "dims"])),
+        "unique_calls": _unique(rows),
         "feasible_calls": len(best_first),
         "best": float(rows["best_so_far"].to_numpy().max(initial=0.0)),
         "strategy": found[0] if found else None,
     }
+
+
+def _unique(rows: pd.DataFrame) -> int:
+    """Strategies that differ in what they do, which with tp = 1 not all do that differ in their dims."""
+    different = rows.drop_duplicates([*_DEGREES, "dims"])
+    folded = [
+        canonical(as_strategy({**{name: int(row[name]) for name in _DEGREES}, **parse_dims_text(row["dims"])}))
+        for row in different.loc[different["tp"] == 1].to_dict("records")
+    ]
+    return len(different) - len(folded) + len(set(folded))

@@ -110,7 +110,10 @@ def _planned(directory: Path) -> tuple[list[RunStatus], list[Path]]:
         for searcher in record["study"]["searchers"]
         for seed in record["study"]["seeds"]
     }
-    runs = [_waiting(run_id, *named[run_id], record["budgets"][run_id]) for run_id in record["runs"]]
+    try:
+        runs = [_waiting(run_id, *named[run_id], record["budgets"][run_id]) for run_id in record["runs"]]
+    except KeyError as error:
+        raise Damaged(f"{directory / STUDY_FILE} is damaged: it has no run {error}") from error
     return runs, [run_dir(directory, run.run_id) for run in runs]
 
 

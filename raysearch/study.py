@@ -18,9 +18,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from raysearch import __version__
 from raysearch.errors import InputError
-from raysearch.files import anchored, read_record, write_record
+from raysearch.files import Damaged, anchored, read_record, write_record
+from raysearch.limits import (
+    LARGEST_BUDGET,
+    LARGEST_SEED,
+    LONGEST_TIMEOUT_S,
+    MOST_CPUS,
+    MOST_RETRIES,
+    MOST_WORKERS,
+)
 from raysearch.published import Published
-from raysearch.records import LARGEST_SEED, STUDY_FILE, OnFailure, RunSpec, StudyRecord
+from raysearch.records import STUDY_FILE, OnFailure, RunSpec, StudyRecord
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.opening import Patience, check_workers, searched_space
 from sim.config.catalog import load_workload
@@ -91,12 +99,12 @@ class StudyFile(BaseModel):
     hardware: str | None = None
     space: SpaceName | None = None
     simulator: str | None = None
-    workers: Annotated[int, Field(ge=0, strict=True)] | None = None
-    timeout_s: Annotated[float, Field(gt=0)] = Patience.timeout_s
-    retries: Annotated[int, Field(ge=0, strict=True)] = Patience.retries
+    workers: Annotated[int, Field(ge=0, le=MOST_WORKERS, strict=True)] | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S)] = Patience.timeout_s
+    retries: Annotated[int, Field(ge=0, le=MOST_RETRIES, strict=True)] = Patience.retries
     on_failure: OnFailure = "stop"
-    cpus_per_run: Annotated[int, Field(ge=1, strict=True)] = 1
-    report_every: Annotated[int, Field(ge=1, strict=True)] = 500
+    cpus_per_run: Annotated[int, Field(ge=1, le=MOST_CPUS, strict=True)] = 1
+    report_every: Annotated[int, Field(ge=1, le=LARGEST_BUDGET, strict=True)] = 500
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: Tuning | None = None
     published: Published | None = None
@@ -224,6 +232,10 @@ def check_same_study(study: Study, out: Path) -> None:
         raise InputError(
             f"{out} was started with other values of {', '.join(changed)}: resume with the same study file"
         )
+    specs = study.specs()
+    planned = {run_id: (spec.digest, spec.budget) for run_id, spec in specs.items()}
+    if {run_id: (kept["specs"].get(run_id), kept["budgets"].get(run_id)) for run_id in kept["runs"]} != planned:
+        raise Damaged(f"{out / STUDY_FILE} is damaged: its runs are not those of its study")
     if kept["hashes"] != _hashes(study):
         raise InputError(f"a workload's configuration changed since {out} was started; bring it back, or start anew")
 

@@ -30,6 +30,8 @@ START_ANEW = 75
 MOST_STARTS = 4
 """[assumed] A Ray that died as often dies for a reason that stays."""
 _LOOK_S = 0.05
+_ENDED = b"null"
+"""Last line in the pipe of a child that has run to its end."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _pipe: int | None = None
@@ -44,9 +46,9 @@ def supervised(run: Callable[[], int]) -> int:
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     stops = _Stops()
-    code, told, going_on = START_ANEW, None, None
+    code, told, going_on, ended = START_ANEW, None, None, False
     for _ in range(MOST_STARTS):
-        code, told = _watch(run, stops)
+        code, told, ended = _watch(run, stops)
         going_on = told or going_on
         _end_descendants()
         if code != START_ANEW or stops.signum is not None:
@@ -62,6 +64,9 @@ def supervised(run: Callable[[], int]) -> int:
         what = "Ray died again and again" if code > 0 else f"the command was ended by {signal.Signals(-code).name}"
         print(f"error: {what}{rest}", file=sys.stderr)
         return 1
+    if code == 0 and not ended:
+        print(f"error: code that the command called has ended its process{rest}", file=sys.stderr)
+        return 1
     if code and kept and not told:  # begun before, it could not go on: its cluster has not come back, say
         print(f"note: {kept}", file=sys.stderr)
     return code
@@ -71,6 +76,11 @@ def can_go_on_with(arguments: Sequence[str]) -> None:
     """Tells the watcher how what was begun is gone on with: for its last words, and to do so when Ray dies."""
     if _pipe is not None:
         os.write(_pipe, json.dumps(list(arguments)).encode() + b"\n")
+
+
+def private_prefix(pid: int) -> str:
+    """How the names of a process's private folders begin, which its watcher removes if it cannot do so itself."""
+    return f"raysearch-{pid}-"
 
 
 def start_anew() -> None:
@@ -101,8 +111,11 @@ class _Stops:
                 os.kill(self.child, signum)
 
 
-def _watch(run: Callable[[], int], stops: _Stops) -> tuple[int, list[str] | None]:
-    """Exit code of a child, negative if a signal ended it; and what to run again with, if it asks for that."""
+def _watch(run: Callable[[], int], stops: _Stops) -> tuple[int, list[str] | None, bool]:
+    """Runs a child: its exit code, what it can be gone on with if it said so, and whether it ran to its end.
+
+    The code is negative if a signal ended it. It did not run to its end if code that it called ended the process.
+    """
     read, write = os.pipe()
     parent = os.getpid()
     sys.stdout.flush()
@@ -119,13 +132,25 @@ def _watch(run: Callable[[], int], stops: _Stops) -> tuple[int, list[str] | None
             os.kill(child, stops.signum)
         code = _wait_for(child, stops)
         os.set_blocking(read, False)
+        told: list[bytes] = []
         with suppress(BlockingIOError):
             told = os.read(read, 1 << 16).splitlines()
-            return code, json.loads(told[-1]) if told else None
-        return code, None
+        ended = told[-1:] == [_ENDED]
+        going_on = told[:-1] if ended else told
+        return code, json.loads(going_on[-1]) if going_on else None, ended
     finally:
         stops.child = None
         os.close(read)
+        _remove_private(child)
+
+
+def _remove_private(child: int) -> None:
+    """Removes what a child that was killed could not remove itself."""
+    import shutil  # not before: signals are heard from the first moment on
+    import tempfile
+
+    for folder in Path(tempfile.gettempdir()).glob(f"{private_prefix(child)}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _be_child(run: Callable[[], int], parent: int, write: int) -> None:
@@ -145,6 +170,8 @@ def _be_child(run: Callable[[], int], parent: int, write: int) -> None:
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
+        with suppress(OSError):
+            os.write(write, _ENDED + b"\n")
         os._exit(code)
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from raysearch.limits import MOST_RETRIES, MOST_WORKERS
+
 WorkloadOption = Annotated[
     str, typer.Option("--workload", "-w", help="Name in configs/workloads, or the path of a TOML file.")
 ]
@@ -79,7 +81,9 @@ SimulatorOption = Annotated[
 ]
 WorkersOption = Annotated[
     int | None,
-    typer.Option(min=0, help="Processes that evaluate for a run.", show_default="by how long a call takes"),
+    typer.Option(
+        min=0, max=MOST_WORKERS, help="Processes that evaluate for a run.", show_default="by how long a call takes"
+    ),
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="Longest wait for an answer of a worker.")]
 
@@ -98,7 +102,9 @@ OnFailureOption = Annotated[
         show_default="stop",
     ),
 ]
-RetriesOption = Annotated[int, typer.Option(help="How often a failing call is tried again before the run stops.")]
+RetriesOption = Annotated[
+    int, typer.Option(max=MOST_RETRIES, help="How often a failing call is tried again before the run stops.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 

@@ -137,8 +137,13 @@ def _going_on(folder: Path, out: Path | None, resume: bool) -> list[str]:
     return [*([] if out else ["--out", str(folder)]), *([] if resume else ["--resume"])]
 
 
-def _begun(folder: Path) -> dict[str, Any]:
-    """What the search in a folder is, from its beginnings."""
+def _begun(folder: Path) -> dict[str, Any] | None:
+    """What the search in a folder is, from its beginnings; None if it is damaged, and made again."""
+    from raysearch.damage import set_aside_damaged_search
+
+    if what := set_aside_damaged_search(folder):
+        print(f"note: {what}: the search is made again", file=sys.stderr)
+        return None
     if not (folder / HEAD_FILE).is_file():
         raise InputError(f"nothing to resume in {folder}: it has no {HEAD_FILE}")
     return read_record(folder / HEAD_FILE, RunHead)["spec"]

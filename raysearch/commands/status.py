@@ -28,7 +28,8 @@ def show_status(
     """Tell how far a study or a search is: running, stopped or finished.
 
     Reads only the files in DIR and disturbs nobody. Run it on the machine that the study was started from: on others
-    some file systems do not tell whether it still runs. With --watch, --json prints an object per line.
+    some file systems do not tell whether it still runs. With --watch, --json prints an object per line. Exit code 1 if
+    a run is damaged.
 
     \b
     Examples:
@@ -39,17 +40,21 @@ def show_status(
     from raysearch.status import read_status
 
     if watch:
-        _watch(directory, as_json)
-    elif as_json:
-        print_json(_plain(directory, read_status(directory)))
+        status = _watch(directory, as_json)
     else:
-        from raysearch.status_table import status_text
-        from raysearch.tables import printer
+        status = read_status(directory)
+        if as_json:
+            print_json(_plain(directory, status))
+        else:
+            from raysearch.status_table import status_text
+            from raysearch.tables import printer
 
-        printer().print(*status_text(directory, read_status(directory), time.time()), sep="\n")
+            printer().print(*status_text(directory, status, time.time()), sep="\n")
+    if any(run.state == "damaged" for run in status.runs):
+        raise typer.Exit(1)
 
 
-def _watch(directory: Path, as_json: bool) -> None:
+def _watch(directory: Path, as_json: bool) -> StudyStatus:
     from rich.console import Group
     from rich.live import Live
 
@@ -66,7 +71,7 @@ def _watch(directory: Path, as_json: bool) -> None:
             else:
                 live.update(Group(*status_text(directory, status, time.time())), refresh=console.is_terminal)
             if status.state != "running":
-                break
+                return status
             time.sleep(WATCH_EVERY_S)
             status = read_status(directory)
 

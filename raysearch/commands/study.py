@@ -15,6 +15,7 @@ from raysearch.claim import claimed
 from raysearch.commands.options import JsonOption, OnFailureOption, OutOption, SimulatorOption
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import results_folder
+from raysearch.limits import MOST_CPUS
 from raysearch.spaces import optimum_value
 from raysearch.supervision import can_go_on_with
 
@@ -32,7 +33,9 @@ def run(
             help="Of a running Ray cluster ('auto' finds it).", show_default="$RAY_ADDRESS, or a Ray of its own"
         ),
     ] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of the own Ray.", show_default="all")] = None,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, max=MOST_CPUS, help="CPUs of the own Ray.", show_default="all")
+    ] = None,
     simulator: SimulatorOption = None,
     workers: Annotated[
         int | None,
@@ -88,7 +91,7 @@ def _flags(given: Mapping[str, object]) -> list[str]:
 
 
 def _check_begun(study: Study, folder: Path) -> None:
-    from raysearch.results import set_aside_damaged
+    from raysearch.damage import set_aside_damaged
     from raysearch.study import check_same_study
 
     check_same_study(study, folder)

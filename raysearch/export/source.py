@@ -9,7 +9,7 @@ from typing import Any
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import repository
-from raysearch.files import as_strategy
+from raysearch.files import as_strategy, unsealed
 from raysearch.results import read_runs
 from sim.validate import check_strategy
 from sim.workload import Workload
@@ -33,9 +33,12 @@ def read_deployment(source: Path, workload: Workload | None, alternative: int, s
         return _of_results(source, served_model)
     path = source / RECOMMENDATION_FILE if source.is_dir() else source
     try:
-        told: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        read = json.loads(path.read_bytes())
+        if not isinstance(read, dict):
+            raise ValueError(f"expected a JSON object, got {type(read).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read a strategy from {path}: {error}") from error
+    told = unsealed(path, read)
     if "options" in told:
         from raysearch.commands.workload_flags import workload_of_flags
 

@@ -36,7 +36,7 @@ def of_function(name: str, workload: Workload) -> Benchmark:
     def measure(strategy: Strategy) -> Measurement:
         try:
             answer = function(workload, strategy)
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # whatever foreign code does
             raise RunFailed(f"the benchmark {name} failed: {type(error).__name__}: {error}") from error
         return checked(answer, workload, strategy)
 

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from envs.chain import Chain, DamagedRows, chained_line, follow
 from raysearch.errors import InputError, RunFailed
-from raysearch.files import as_strategy, read_record, strategy_dict, write_record
+from raysearch.files import Damaged, as_strategy, read_record, strategy_dict, write_record
 from raysearch.live.belief import LIKENESS, Likeness
-from raysearch.live.benchmark import Benchmark
+from raysearch.live.benchmark import Benchmark, checked
 from raysearch.live.candidates import Candidates
 from raysearch.live.decide import Decider, Decision, Observation
 from raysearch.simulators.measurement import Measurement
@@ -89,7 +90,7 @@ def tune(
 
 
 class Folder:
-    """The measurements of one tuning on disk: a line each, written before anything is made of it.
+    """The measurements of one tuning on disk: a line each, chained, written before anything is made of it.
 
     Args:
         path: Claimed by this process.
@@ -101,7 +102,8 @@ class Folder:
         self.path = path
         self._rows = path / ROWS_FILE
         self._index = {strategy: index for index, strategy in enumerate(candidates.strategies)}
-        self._strategies = candidates.strategies
+        self._strategies, self._workload = candidates.strategies, candidates.workload
+        self._chain = Chain()
         self._head = {
             "config_hash": candidates.workload.config_hash,
             "candidates": len(candidates),
@@ -127,8 +129,12 @@ class Folder:
             differs = [key for key in self._head if begun.get(key) != self._head[key]]
             told = ", ".join(f"{key} {begun.get(key)} there, {self._head[key]} now" for key in differs)
             raise InputError(f"{self.path} holds another tuning ({told}); resume with the same options")
-        text = self._rows.read_bytes() if self._rows.exists() else b""
+        text = self._rows.read_bytes() if self._rows.is_file() else b""
         whole = text[: text.rfind(b"\n") + 1]
+        try:
+            self._chain = follow(self._rows, whole)
+        except DamagedRows as error:
+            raise Damaged(str(error)) from error
         if whole != text:
             with self._rows.open("r+b") as file:
                 file.truncate(len(whole))
@@ -137,20 +143,24 @@ class Folder:
     def _read(self, number: int, line: bytes) -> Observation:
         try:
             row = json.loads(line)
-            return Observation(self._index[as_strategy(row["strategy"])], Measurement(**row["measurement"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self._rows}, line {number}: not a measurement of this tuning: {error}") from error
+            strategy = as_strategy(row["strategy"])
+            return Observation(self._index[strategy], checked(row["measurement"], self._workload, strategy))
+        except (ValueError, KeyError, TypeError, RecursionError, RunFailed) as error:
+            raise Damaged(f"{self._rows}, line {number}: not a measurement of this tuning: {error}") from error
 
     def keep(self, candidate: int, measurement: Measurement) -> None:
         """Adds a measurement; it is on the disk when this returns."""
-        row = {"strategy": strategy_dict(self._strategies[candidate]), "measurement": asdict(measurement)}
-        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        number, strategy = self._chain.lines + 1, strategy_dict(self._strategies[candidate])
+        row = {"call": number, "strategy": strategy, "measurement": asdict(measurement)}
+        head = json.dumps({"config_hash": self._workload.config_hash})[:-1].encode()
+        line, digest = chained_line(head, json.dumps(row, allow_nan=False)[1:-1].encode(), self._chain.digest)
         handle = os.open(self._rows, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(handle, line)
             os.fsync(handle)
         finally:
             os.close(handle)
+        self._chain = Chain(number, self._chain.size_bytes + len(line), digest)
 
 
 def patient(benchmark: Benchmark, retries: int, tell: Callable[[str], Any]) -> Callable[[Strategy], Measurement]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raysearch.export.source import RECOMMENDATION_FILE
-from raysearch.files import strategy_dict, write_bytes, write_json
+from raysearch.files import strategy_dict, write_bytes, write_record
 from raysearch.recommend.answer import Answer, Option
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
@@ -144,7 +144,7 @@ def write_answer(answer: Answer, folder: Path) -> dict[str, Any]:
     """Writes the files of an answer; what recommendation.json holds."""
     folder.mkdir(parents=True, exist_ok=True)
     told = answer_dict(answer)
-    write_json(folder / RECOMMENDATION_FILE, told)
+    write_record(folder / RECOMMENDATION_FILE, told)
     table = io.StringIO()
     writer = csv.writer(table)
     writer.writerow(_PARETO)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 
 from envs.strategy_env import brief, checked
+from raysearch.limits import MOST_GPUS
 from sim.evaluation import Evaluation, Memory, StageBreakdown, Violation
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -66,12 +67,13 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
         )
     for name in ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "memory_bytes"):
         value = getattr(answer, name)
-        if not isinstance(value, Real) or not (math.isfinite(value) and float(value) >= 0):
+        if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and float(value) >= 0):
             raise ValueError(f"expected a finite {name} >= 0, got {value!r}")
     if not isinstance(answer.excess, Real) or not (math.isfinite(answer.excess) and answer.excess > 1):
         raise ValueError(f"expected a finite excess > 1, got {answer.excess!r}")
-    if answer.gpus is not None and not (isinstance(answer.gpus, Integral) and answer.gpus >= 1):
-        raise ValueError(f"expected gpus >= 1, or None for tp * ep * pp, got {answer.gpus!r}")
+    if answer.gpus is not None and not _counts_gpus(answer.gpus):
+        got = brief(repr(answer.gpus))
+        raise ValueError(f"expected gpus from 1 to {MOST_GPUS:,}, or None for tp * ep * pp, got {got}")
     gpus = strategy.gpus if answer.gpus is None else int(answer.gpus)
     layers = math.ceil(workload.model.layers / strategy.pp)
     return Evaluation(
@@ -85,6 +87,10 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
         stage=StageBreakdown(layers, 0.0, 0.0, 0.0, 0.0, total_s=float(answer.tpot_s)),
         ops=(),
     )
+
+
+def _counts_gpus(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and 1 <= int(value) <= MOST_GPUS
 
 
 def failed_evaluation(workload: Workload, strategy: Strategy, reason: str) -> Evaluation:

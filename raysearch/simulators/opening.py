@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.space import StrategySpace
+from envs.strategy_env import brief
 from raysearch.errors import InputError
+from raysearch.limits import LONGEST_TIMEOUT_S, MOST_RETRIES
 from raysearch.registry import searcher_class
 from raysearch.simulators.protocol import InProcess, Simulator
 from raysearch.yardstick import cache_dir
@@ -29,10 +31,10 @@ class Patience:
     retries: int = 1  # [assumed] once helps against a lost process; a strategy that always fails stops the run
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise InputError(f"timeout must be above 0 s, got {self.timeout_s:g}")
-        if self.retries < 0:
-            raise InputError(f"retries must be at least 0, got {self.retries}")
+        if not 0 < self.timeout_s <= LONGEST_TIMEOUT_S:
+            raise InputError(f"timeout must be above 0 s and at most {LONGEST_TIMEOUT_S:g} s, got {self.timeout_s:g}")
+        if not 0 <= self.retries <= MOST_RETRIES:
+            raise InputError(f"retries must be 0 to {MOST_RETRIES}, got {brief(str(self.retries))}")
 
 
 def open_simulator(

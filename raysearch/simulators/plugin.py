@@ -88,7 +88,7 @@ def load_function(name: str) -> Callable[[Workload, Strategy], Any]:
             f"simulator {name!r}: expected to call it with (workload, strategy), but its signature is "
             f"{inspect.signature(function)}: {error}"
         ) from error
-    except ValueError:  # no signature: written in C; the first call shows
+    except Exception:  # no signature: written in C, or it cannot be asked for; the first call shows
         pass
     return function
 

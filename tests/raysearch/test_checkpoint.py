@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raysearch.checkpoint import CHECKPOINT_FILE, pack, read_checkpoint, unpack, write_checkpoint
+from raysearch.checkpoint import CHECKPOINT_FILE, LARGEST_BYTES, pack, read_checkpoint, unpack, write_checkpoint
 from raysearch.records import RunSpec
 from raysearch.registry import searcher_names
 from raysearch.run import SearchRun
@@ -108,6 +108,23 @@ def test_an_archive_that_would_unfold_is_refused() -> None:
     np.savez_compressed(buffer, tree=np.zeros(10**7, np.uint8))
     with pytest.raises(ValueError, match="compressed"):
         unpack(buffer.getvalue())
+
+
+def test_an_array_that_no_memory_holds_is_refused() -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)})
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("tree.npy", header.getvalue())
+    with pytest.raises(ValueError, match="Error"):
+        unpack(buffer.getvalue())
+
+
+def test_a_checkpoint_larger_than_any_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / CHECKPOINT_FILE).touch()
+    os.truncate(tmp_path / CHECKPOINT_FILE, LARGEST_BYTES + 1)  # takes no room on disk
+    assert read_checkpoint(tmp_path) is None
+    assert "larger than 2 GiB" in caplog.text
 
 
 @pytest.mark.parametrize("searcher", [name for name in searcher_names() if name != "sb3_ppo"])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from raysearch import claim
-from raysearch.claim import CLAIM_FILE, LAPSE_S, claimed
+from raysearch.claim import CLAIM_FILE, LAPSE_S, claimed, in_use
 from raysearch.errors import InputError
 from tests.conftest import command_environment
 
@@ -104,6 +104,24 @@ def test_the_claim_of_a_killed_process_does_not_count_on_its_host(tmp_path: Path
     assert (tmp_path / CLAIM_FILE).exists()
     with claimed(tmp_path):  # at once, and as an empty folder
         pass
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_no_claim_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / CLAIM_FILE)
+    for look in (in_use, lambda folder: claimed(folder).__enter__()):
+        with pytest.raises(InputError, match="is not a file"):
+            look(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"[1]", b"1e999", b""])
+def test_a_claim_that_cannot_be_read_is_one_of_a_dead_process_once_it_lapsed(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / CLAIM_FILE).write_bytes(content)
+    assert in_use(tmp_path)
+    os.utime(tmp_path / CLAIM_FILE, (0, 0))
+    assert not in_use(tmp_path)
+    with claimed(tmp_path):
+        assert in_use(tmp_path)
 
 
 def test_without_locks_the_claim_alone_keeps_others_out(tmp_path: Path) -> None:

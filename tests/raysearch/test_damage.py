@@ -17,12 +17,15 @@ import pytest
 from envs.calls import CallRow
 from envs.rows import ROWS_FILE, RowWriter, read_rows
 from raysearch.commands.verify import verify_results
+from raysearch.damage import set_aside_damaged
 from raysearch.errors import InputError, RunFailed
+from raysearch.files import write_record
+from raysearch.records import RunSpec
 from raysearch.report import read_report
-from raysearch.results import read_runs, set_aside_damaged, survey, verify
+from raysearch.results import read_runs, survey, verify
 from raysearch.run import SearchRun, finished_summary
 from raysearch.status import read_status
-from raysearch.study import Study, StudyFile, check_study, run_dir, write_study
+from raysearch.study import Study, StudyFile, check_same_study, check_study, run_dir, write_study
 
 FINISHED, OTHER, UNDER_WAY = "tiny-random_walk-s0", "tiny-random_walk-s1", "tiny-annealing-s0"
 SAVED, MADE = 30, 45
@@ -126,6 +129,37 @@ def test_a_damaged_record_of_a_study_is_refused(out: Path, damage: str) -> None:
     for read in (survey, set_aside_damaged, read_status, read_report):
         with pytest.raises(InputError, match=r"study\.json is damaged"):
             read(out)
+
+
+def test_a_study_whose_runs_lie_elsewhere_is_refused(out: Path) -> None:
+    record = json.loads((out / "study.json").read_text())
+    del record["sha256"]
+    (out.parent / "mine").mkdir()
+    write_record(out / "study.json", {**record, "runs": [*record["runs"], "../../mine"]})
+    for read in (survey, set_aside_damaged, read_status, read_report):
+        with pytest.raises(InputError, match=r"study\.json is damaged.*names its folder"):
+            read(out)
+    assert (out.parent / "mine").is_dir()
+
+
+def test_a_study_is_gone_on_with_only_by_its_own_runs(study: Study, out: Path) -> None:
+    record = json.loads((out / "study.json").read_text())
+    del record["sha256"]
+    for forged in ({"runs": record["runs"][:-1]}, {"budgets": dict.fromkeys(record["runs"], 7)}):
+        write_record(out / "study.json", {**record, **forged})
+        with pytest.raises(InputError, match="its runs are not those of its study"):
+            check_same_study(study, out)
+    write_record(out / "study.json", {**record, "runs": ["tiny-other-s9"]})
+    with pytest.raises(InputError, match="it has no run 'tiny-other-s9'"):
+        read_status(out)
+
+
+def test_strategies_that_do_the_same_count_once_when_rows_are_worked_out_again(tmp_path: Path) -> None:
+    run = SearchRun(RunSpec("gpt_moe_1_2t_16k", "annealing", seed=0, budget=300), tmp_path)
+    run.advance(300)
+    told = run.finish()["unique_calls"]
+    assert told < len(read_rows(tmp_path).drop_duplicates(["tp", "ep", "pp", "batch", "dims"]))
+    assert verify(tmp_path).damaged == {}
 
 
 def swap_lines(path: Path) -> None:

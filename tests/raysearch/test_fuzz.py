@@ -17,9 +17,10 @@ import pytest
 from raysearch import app
 from raysearch.calibration.tables import FAMILIES, read_csv
 from raysearch.checkpoint import pack, unpack
+from raysearch.damage import set_aside_damaged
 from raysearch.errors import InputError
 from raysearch.registry import check_options
-from raysearch.results import read_runs, set_aside_damaged, survey, verify
+from raysearch.results import read_runs, survey, verify
 from raysearch.run import SearchRun, finished_summary
 from raysearch.simulators.cache import AnswerCache
 from raysearch.simulators.protocol import InProcess

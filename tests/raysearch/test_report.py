@@ -14,7 +14,8 @@ import pytest
 from raysearch.commands.report import report_results
 from raysearch.curves import read_curves
 from raysearch.errors import InputError
-from raysearch.records import LARGEST_BUDGET, RunSpec
+from raysearch.limits import LARGEST_BUDGET
+from raysearch.records import RunSpec
 from raysearch.report import best_runs, explain, read_report, score
 from raysearch.results import read_runs, study_frame
 from raysearch.run import SearchRun

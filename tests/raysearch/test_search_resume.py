@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from envs.rows import COMPACT_FILE
 from raysearch.commands import search
 from raysearch.commands.search import search_workload
 from raysearch.errors import InputError, Interrupted
-from raysearch.results import read_runs
+from raysearch.records import HEAD_FILE, SUMMARY_FILE
+from raysearch.results import read_runs, verify
 from raysearch.run import SearchRun
 
 BUDGET = 120
@@ -53,3 +57,24 @@ def test_another_search_is_not_gone_on_with(tiny_workload: Path, tmp_path: Path,
         searched(tiny_workload, tmp_path / "empty", resume=True)
     with pytest.raises(InputError, match="--resume needs --out"):
         search_workload(str(tiny_workload), "annealing", resume=True)
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9] + b"123456789")
+
+
+@pytest.mark.parametrize("name", [HEAD_FILE, SUMMARY_FILE, COMPACT_FILE])
+@pytest.mark.parametrize("damage", [Path.unlink, spoil])
+def test_a_finished_search_that_was_damaged_is_made_again(
+    tiny_workload: Path, tmp_path: Path, name: str, damage: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    searched(tiny_workload, tmp_path)
+    whole = json.loads(capsys.readouterr().out)
+    damage(tmp_path / name)
+    searched(tiny_workload, tmp_path, resume=True)
+    printed, said = capsys.readouterr()
+    again = json.loads(printed)
+    assert [again[key] for key in ("digest", "best", "calls")] == [whole[key] for key in ("digest", "best", "calls")]
+    if (name, damage) != (SUMMARY_FILE, Path.unlink):  # without its summary it is only unfinished
+        assert "the search is made again" in said
+    assert verify(tmp_path).damaged == {}

@@ -69,6 +69,7 @@ def test_a_live_study_has_runs_under_way_and_a_forecast(out: Path) -> None:
     assert status.remaining_s is not None
     assert status.remaining_s > 0
     assert [run.best for run in status.best()] == [max(run.best for run in status.runs)]
+    assert status.changed_s is not None
     assert abs(time.time() - status.changed_s) < 60
 
 
@@ -92,6 +93,16 @@ def test_half_a_row_and_half_an_event_do_not_count(out: Path) -> None:
             file.write(b'{"run_id": "tiny-ran')
     status = read_status(out)
     assert (status.runs[0].calls, status.runs[0].state) == (20, "interrupted")
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"at": "2026-01-01", "event": "started", "run": [1]}\n', b"[" * 100_000 + b"\n", b'{"at": 1e999}\n']
+)
+def test_a_line_that_is_no_event_is_passed_over(out: Path, line: bytes) -> None:
+    before = read_status(out)
+    with (out / JOURNAL_FILE).open("ab") as file:
+        file.write(line)
+    assert states(read_status(out)) == states(before)
 
 
 def test_damage_is_told_and_a_folder_without_results_refused(out: Path, tmp_path: Path) -> None:

@@ -67,6 +67,13 @@ def test_a_command_that_dies_leaves_nothing_behind_and_says_how_to_go_on() -> No
     assert said.startswith("error: the command was ended by SIGKILL; every call so far is kept. Go on with: raysearch ")
 
 
+def test_a_command_that_other_code_ended_has_not_succeeded() -> None:
+    process = start_child(SAY, TOLD, "os._exit(0)")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said.startswith("error: code that the command called has ended its process; every call so far is kept.")
+
+
 def test_a_command_whose_ray_has_died_is_gone_on_with_and_given_up_at_last() -> None:
     process = start_child(SAY, TOLD, "supervision.start_anew()")
     printed, said = process.communicate(timeout=LONGEST_S)

@@ -81,6 +81,29 @@ def test_another_tuning_is_not_gone_on_with(benchmark: str, tmp_path: Path) -> N
         run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"), "--resume", "--within", "5%")
 
 
+@pytest.mark.parametrize("damage", ["edited", "lost"])
+def test_measurements_that_were_changed_are_refused(benchmark: str, tmp_path: Path, damage: str) -> None:
+    command = (*WHAT, "--benchmark", benchmark, "--confidence", "0.999", "--out", str(tmp_path / "out"))
+    run(*command)
+    rows = tmp_path / "out" / ROWS_FILE
+    first, *others = rows.read_text().splitlines(keepends=True)
+    edited = first.replace('"tokens_per_s_per_gpu": ', '"tokens_per_s_per_gpu": 9')
+    rows.write_text("".join([edited, *others] if damage == "edited" else others))
+    with pytest.raises(InputError, match="line 1 is damaged"):
+        run(*command, "--resume")
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise KeyboardInterrupt", "raise GeneratorExit"])
+def test_a_benchmark_that_ends_the_process_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, end: str
+) -> None:
+    name = f"ending_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(f"import sys\ndef measure(workload, strategy):\n    {end}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RunFailed, match=r"the benchmark .* failed.*0 measurements, all kept"):
+        run(*WHAT, "--benchmark", f"{name}:measure", "--out", str(tmp_path / "out"), "--retries", "0")
+
+
 def test_a_shell_command_is_a_benchmark_too(tmp_path: Path) -> None:
     command = """echo starting; printf '{"tokens_per_s_per_gpu": %d}\\n' $((100 * {batch} / {gpus}))"""
     found = run(*WHAT, "--command", command, "--out", str(tmp_path / "out"), "--max-measurements", "3")

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from raysearch.app import app
 from raysearch.commands.workload_flags import workload_of_flags
-from raysearch.files import as_strategy
+from raysearch.errors import InputError
+from raysearch.files import as_strategy, unsealed
 from sim.engines.registry import engine_rules
 from sim.optimum.best import find_best
 from sim.optimum.spaces import space_of
@@ -112,7 +113,11 @@ def test_the_front_falls_and_no_point_beats_another(told: dict[str, Any], folder
 
 
 def test_a_recommendation_is_exported_as_it_stands(told: dict[str, Any], folder: Path) -> None:
-    assert json.loads((folder / "recommendation.json").read_text()) == told
+    kept = json.loads((folder / "recommendation.json").read_text())
+    assert unsealed(folder, kept) == told
+    kept["best"]["strategy"]["tp"] = 4
+    with pytest.raises(InputError, match="altered since it was written"):
+        unsealed(folder, kept)
     shown = RUNNER.invoke(app, ["export", str(folder), "--to", "vllm"], catch_exceptions=False)
     assert shown.stdout.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct")
     assert f"--tensor-parallel-size {told['best']['strategy']['tp']}" in shown.stdout

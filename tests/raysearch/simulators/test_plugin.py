@@ -122,7 +122,10 @@ def test_answers_are_told_apart_by_the_source_of_the_simulator(tmp_path: Path, m
 
 @pytest.mark.parametrize(
     "figures",
-    [{"gpus": -7}, {"gpus": 2.5}, {"excess": "much"}, {"excess": 1.0}, {"tpot_s": math.nan}, {"memory_bytes": "all"}],
+    [
+        *({"gpus": -7}, {"gpus": 2.5}, {"gpus": 10**400}, {"gpus": True}, {"tokens_per_s_per_gpu": True}),
+        *({"excess": "much"}, {"excess": 1.0}, {"tpot_s": math.nan}, {"memory_bytes": "all"}),
+    ],
 )
 def test_an_answer_is_checked_whole(figures: dict[str, Any]) -> None:
     workload, strategy = load_workload("gpt_moe_1_2t_16k"), Strategy(8, 1, 1, 64, (0,) * 12)

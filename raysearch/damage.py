@@ -1,0 +1,61 @@
+"""Sets aside what cannot be gone on with, so that it is made again; nothing is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from envs.rows import COMPACT_FILE, ROWS_FILE
+from raysearch.checkpoint import CHECKPOINT_FILE
+from raysearch.files import Damaged, read_record
+from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, StudyRecord
+from raysearch.results import checked_head, checked_summary, strangers
+from raysearch.study import run_dir
+
+DAMAGED_FOLDER = "damaged"
+"""In the folder of the study, beside `runs`, or in that of the search."""
+_OF_A_RUN = (HEAD_FILE, SUMMARY_FILE, COMPACT_FILE, ROWS_FILE, CHECKPOINT_FILE)
+
+
+def set_aside_damaged(study: Path) -> dict[str, str]:
+    """Moves the damaged runs of a study into `DAMAGED_FOLDER`; returns what is wrong with them, by run id.
+
+    Of a run under way the rows are not looked at: it goes on from its checkpoint, which knows what they must be.
+    """
+    record = read_record(study / STUDY_FILE, StudyRecord)
+    wrong = {path.name: f"{path} is not a run of this study" for path in strangers(study, record)}
+    for run_id in record["runs"]:
+        folder = run_dir(study, run_id)
+        try:
+            if (folder / HEAD_FILE).is_file() or (folder / SUMMARY_FILE).is_file():
+                checked_summary(folder, checked_head(folder, record))
+        except Damaged as damage:
+            wrong[run_id] = damage.what
+    for run_id in wrong:
+        _move([run_dir(study, run_id)], _place(study, run_id))
+    return wrong
+
+
+def set_aside_damaged_search(folder: Path) -> str:
+    """Moves the files of a damaged search into `DAMAGED_FOLDER`; returns what is wrong, or nothing."""
+    files = [path for name in _OF_A_RUN if (path := folder / name).exists()]
+    try:
+        if files:
+            checked_summary(folder, checked_head(folder))
+    except Damaged as damage:
+        place = _place(folder, "search")
+        place.mkdir()
+        _move(files, place)
+        return damage.what
+    return ""
+
+
+def _place(folder: Path, name: str) -> Path:
+    aside = folder / DAMAGED_FOLDER
+    aside.mkdir(exist_ok=True)
+    return aside / f"{name}.{len(list(aside.iterdir()))}"
+
+
+def _move(paths: Iterable[Path], place: Path) -> None:
+    for path in paths:
+        path.rename(place / path.name if place.is_dir() else place)
