@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import traceback
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from raysearch import app, cli
+from raysearch.errors import STOPS
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -25,7 +27,13 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session", autouse=True)
 def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps optima found by tests out of the user's cache, and tests away from the user's Ray."""
+    """Keeps optima found by tests out of the user's cache, and tests away from the user's Ray.
+
+    A shell that starts the tests in the background, or nohup, has signals ignored, and what they start inherits that.
+    """
+    for signum in STOPS:
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYSEARCH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("RAY_AUTH_MODE", "disabled")
