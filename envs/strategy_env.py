@@ -232,7 +232,7 @@ class SimulatorError(RuntimeError):
     """What a simulator raised in another process, in words: "ZeroDivisionError: division by zero"."""
 
 
-def failure_text(error: Exception) -> str:
+def failure_text(error: BaseException) -> str:
     """What went wrong, in one line that is no longer than anyone reads: a foreign simulator may say megabytes."""
     return brief(str(error) if isinstance(error, SimulatorError) else f"{type(error).__name__}: {error}")
 

@@ -7,6 +7,9 @@ import signal
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask the command to stop: Ctrl-C, a scheduler or `kill`, a terminal or connection that went away."""
 
+FOREIGN = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
+"""What code of others may raise to end us as well as itself; a stop of ours, `Interrupted`, is none of it."""
+
 
 class InputError(ValueError):
     """Something the caller gave cannot be used; the message says what was expected and how to mend it."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
-from raysearch.errors import InputError, RunFailed
+from raysearch.errors import FOREIGN, InputError, RunFailed
 from sim.layers.choices import all_operations
 from sim.sharding.rule_check import Verdict, check_operation
 from sim.sharding.rules import Operation
@@ -39,7 +39,7 @@ def verify_rules(
     for name in module or ():
         try:
             importlib.import_module(name)
-        except (Exception, SystemExit) as error:  # a module of the user's may raise anything
+        except FOREIGN as error:
             raise InputError(f"cannot import --module {name}: {type(error).__name__}: {error}") from None
     verdicts = [check_operation(name, operation) for name, operation in _chosen(op).items()]
     if as_json:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from raysearch.errors import InputError, RunFailed
+from raysearch.errors import FOREIGN, InputError, RunFailed
 from raysearch.files import strategy_dict
 from raysearch.simulators.measurement import Measurement, as_evaluation
 from raysearch.simulators.plugin import load_function
@@ -36,7 +36,7 @@ def of_function(name: str, workload: Workload) -> Benchmark:
     def measure(strategy: Strategy) -> Measurement:
         try:
             answer = function(workload, strategy)
-        except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # whatever foreign code does
+        except FOREIGN as error:
             raise RunFailed(f"the benchmark {name} failed: {type(error).__name__}: {error}") from error
         return checked(answer, workload, strategy)
 

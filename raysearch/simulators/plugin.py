@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.strategy_env import Evaluate
-from raysearch.errors import InputError
+from raysearch.errors import FOREIGN, InputError
 from raysearch.simulators.measurement import as_evaluation
 from sim import simulate
 from sim.config.files import did_you_mean
@@ -111,7 +111,7 @@ def _imported(point: EntryPoint) -> Any:
         sys.path.append(here)
     try:
         found: Any = importlib.import_module(module)
-    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # whatever a foreign module does
+    except FOREIGN as error:
         raise InputError(
             f"simulator {point.name!r}: cannot import {module}: {type(error).__name__}: {error}"
         ) from error

@@ -221,8 +221,8 @@ def test_a_black_box_that_does_not_repeat_itself_is_found_out(new_run: NewRun, l
     [
         ("talkative", r"^the simulator failed on Strategy\(.*: RuntimeError: x{486} \.\.\. \(10,000,014 characters\)$"),
         ("unpicklable", r"^the simulator failed on Strategy\([^\n]*\): Unpicklable: cannot be sent$"),
-        ("exits", r"^the simulator failed on Strategy\([^\n]*: NoAnswer: the worker's process died$"),
-        ("interrupts", r"^the simulator failed on Strategy\([^\n]*$"),
+        ("exits", r"^the simulator failed on Strategy\([^\n]*: SystemExit: enough$"),
+        ("interrupts", r"^the simulator failed on Strategy\([^\n]*: KeyboardInterrupt:$"),
     ],
 )
 def test_what_a_black_box_says_is_one_line_that_can_be_read(new_run: NewRun, box: str, reason: str) -> None:
