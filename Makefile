@@ -13,7 +13,7 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test test-cluster fuzz check types quick-tests slow-tests-of-frameworks slow-tests-of-processes setup setup-dev hashes clean
+.PHONY: help search test test-cluster fuzz check types quick-tests slow-tests setup setup-dev hashes clean
 
 help:
 	@echo "make search        set up .venv and run the quickstart study"
@@ -41,8 +41,8 @@ check:
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	@# Slow tests mostly wait for processes, the rest computes: beside each other they take a third of the time.
-	$(MAKE) --no-print-directory -j4 --output-sync=line types quick-tests slow-tests-of-frameworks slow-tests-of-processes
+	@# Slow tests mostly wait for processes, the rest computes: beside each other they take half the time.
+	$(MAKE) --no-print-directory -j3 --output-sync=line types quick-tests slow-tests
 
 types:
 	$(BIN)/pyright
@@ -50,12 +50,8 @@ types:
 quick-tests:
 	$(BIN)/pytest -m 'not slow and not cluster'
 
-# All slow ones are in tests/: the other folders have examples alone, whose collection imports everything.
-FRAMEWORKS := ppo or frameworks or cluster or rllib or optimum
-slow-tests-of-frameworks:
-	$(BIN)/pytest -m 'slow and not cluster' -k '$(FRAMEWORKS)' tests
-slow-tests-of-processes:
-	$(BIN)/pytest -m 'slow and not cluster' -k 'not ($(FRAMEWORKS))' tests
+slow-tests: # all in tests/: the other folders have examples alone, whose collection imports everything
+	$(BIN)/pytest -m 'slow and not cluster' tests
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
