@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from raysearch.errors import STOPS, Interrupted
 from raysearch.hangup import let_go_of_terminal
-from raysearch.supervision import supervised
+from raysearch.supervision import kept_by, resumed_with, supervised
 
 _WATCHED = ("search", "study", "tune-live")
 """Commands that may start Ray, take hours, or call code of others."""
@@ -39,7 +39,8 @@ def _run() -> int:
 
         return run()
     except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
+        again = None if "--resume" in str(stopped) else resumed_with()
+        print(f"{stopped}; {kept_by(again)}" if again else stopped, file=sys.stderr)
         return stopped.exit_code
     finally:
         sys.unraisablehook = unraisable

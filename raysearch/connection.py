@@ -66,7 +66,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     _check_reachable(address)
-    with _closed_to_others() if address == "local" else nullcontext():
+    with _closed_to_others() if address == "local" else nullcontext(), _silent_threads():
         try:
             with _mended():
                 if address == "local":
@@ -125,6 +125,23 @@ def _closed_to_others() -> Iterator[None]:
                 if value is not None:
                     os.environ[name] = value
             _forget_token()
+
+
+@contextmanager
+def _silent_threads() -> Iterator[None]:
+    """Leaves out the tracebacks of Ray's own threads, which find Ray gone where a signal has ended all of it.
+
+    That Ray has died while it is needed is noticed, and told, by `_watch`.
+    """
+    before = threading.excepthook
+
+    def tell(failed: threading.ExceptHookArgs) -> None:
+        if failed.thread is None or not failed.thread.name.startswith("ray_"):
+            before(failed)
+
+    threading.excepthook = tell
+    yield
+    threading.excepthook = before  # but not after a stop: amid Ray's start its threads live on until the process ends
 
 
 def _watch(ended: threading.Event, cluster: str | None) -> None:

@@ -46,7 +46,7 @@ def supervised(run: Callable[[], int]) -> int:
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     stops = _Stops()
-    code, told, going_on, ended = START_ANEW, None, None, False
+    code, told, going_on, ended = START_ANEW, None, resumed_with(), False
     for _ in range(MOST_STARTS):
         code, told, ended = _watch(run, stops)
         going_on = told or going_on
@@ -54,7 +54,7 @@ def supervised(run: Callable[[], int]) -> int:
         if code != START_ANEW or stops.signum is not None:
             break
         sys.argv[1:] = going_on or sys.argv[1:]
-    kept = f"every call so far is kept. Go on with: raysearch {shlex.join(going_on)}" if going_on else ""
+    kept = kept_by(going_on) if going_on else ""
     rest = f"; {kept}" if kept else ""
     if stops.signum is not None:
         if code <= 128:  # it did not say so itself
@@ -70,6 +70,16 @@ def supervised(run: Callable[[], int]) -> int:
     if code and kept and not told:  # begun before, it could not go on: its cluster has not come back, say
         print(f"note: {kept}", file=sys.stderr)
     return code
+
+
+def resumed_with() -> list[str] | None:
+    """The arguments of a command that goes on with something: they do so again, from its first moment on."""
+    return sys.argv[1:] if "--resume" in sys.argv else None
+
+
+def kept_by(arguments: Sequence[str]) -> str:
+    """What is said of a command that was stopped."""
+    return f"every call so far is kept. Go on with: raysearch {shlex.join(arguments)}"
 
 
 def can_go_on_with(arguments: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +16,7 @@ from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import results_folder
 from raysearch.limits import MOST_CPUS
 from raysearch.spaces import optimum_value
-from raysearch.supervision import can_go_on_with
+from raysearch.supervision import can_go_on_with, kept_by
 
 if TYPE_CHECKING:
     from raysearch.study import Study
@@ -77,7 +76,7 @@ def run(
         except (Interrupted, RunFailed) as stop:
             if not has_begun(folder):
                 raise
-            rest = f"every call so far is kept. Go on with: raysearch study {shlex.join([file, *same])} --resume"
+            rest = kept_by(["study", file, *same, "--resume"])
             if isinstance(stop, Interrupted):
                 raise Interrupted(stop.signum, f"{stop}; {rest}") from None
             raise RunFailed(f"{stop}; {rest}") from stop
