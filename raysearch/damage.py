@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from envs.rows import COMPACT_FILE, ROWS_FILE
@@ -32,7 +31,7 @@ def set_aside_damaged(study: Path) -> dict[str, str]:
         except Damaged as damage:
             wrong[run_id] = damage.what
     for run_id in wrong:
-        _move([run_dir(study, run_id)], _place(study, run_id))
+        run_dir(study, run_id).rename(_place(study, run_id))
     return wrong
 
 
@@ -45,7 +44,8 @@ def set_aside_damaged_search(folder: Path) -> str:
     except Damaged as damage:
         place = _place(folder, "search")
         place.mkdir()
-        _move(files, place)
+        for path in files:
+            path.rename(place / path.name)
         return damage.what
     return ""
 
@@ -54,8 +54,3 @@ def _place(folder: Path, name: str) -> Path:
     aside = folder / DAMAGED_FOLDER
     aside.mkdir(exist_ok=True)
     return aside / f"{name}.{len(list(aside.iterdir()))}"
-
-
-def _move(paths: Iterable[Path], place: Path) -> None:
-    for path in paths:
-        path.rename(place / path.name if place.is_dir() else place)
