@@ -32,14 +32,9 @@ from raysearch.commands import (
     verify,
     verify_rules,
 )
-from raysearch.errors import InputError, RunFailed
+from raysearch.errors import FAILURE, INPUT_ERROR, InputError, RunFailed
 from sim.config.files import CatalogError
 from sim.validate import StrategyError
-
-INPUT_ERROR = 2
-"""Exit code of a caller's mistake."""
-FAILURE = 1
-"""Exit code of a run that broke down, or of a disk that is full."""
 
 _ArgumentError: Any = typer.BadParameter.__base__  # of all mistakes on the command line; typer exports this one only
 
@@ -96,7 +91,7 @@ def run() -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the name of a file may hold bytes that are no text
     try:
-        app(prog_name="raysearch", standalone_mode=False)
+        code = app(prog_name="raysearch", standalone_mode=False)  # of a `typer.Exit`, or None
         sys.stdout.flush()  # now, while a full disk can still be told
     except _ArgumentError as error:
         return _fail(error.format_message(), INPUT_ERROR)
@@ -104,10 +99,12 @@ def run() -> int:
         return _fail(error, INPUT_ERROR)
     except RunFailed as error:
         return _fail(error, FAILURE)
+    except SystemExit:
+        return _fail("code of others that the command called has asked to end it", FAILURE)
     except OSError as error:
         _give_up_stdout()
         return _fail("" if isinstance(error, BrokenPipeError) else error, FAILURE)
-    return 0
+    return code or 0
 
 
 def _fail(message: object, code: int) -> int:

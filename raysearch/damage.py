@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envs.rows import COMPACT_FILE, ROWS_FILE
-from raysearch.checkpoint import CHECKPOINT_FILE
 from raysearch.files import Damaged, read_record
 from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, StudyRecord
-from raysearch.results import checked_head, checked_summary, strangers
+from raysearch.results import FILES_OF_A_RUN, check_regular, checked_head, checked_summary, strangers
 from raysearch.study import run_dir
 
 DAMAGED_FOLDER = "damaged"
 """In the folder of the study, beside `runs`, or in that of the search."""
-_OF_A_RUN = (HEAD_FILE, SUMMARY_FILE, COMPACT_FILE, ROWS_FILE, CHECKPOINT_FILE)
 
 
 def set_aside_damaged(study: Path) -> dict[str, str]:
@@ -26,6 +23,7 @@ def set_aside_damaged(study: Path) -> dict[str, str]:
     for run_id in record["runs"]:
         folder = run_dir(study, run_id)
         try:
+            check_regular(folder)
             if (folder / HEAD_FILE).is_file() or (folder / SUMMARY_FILE).is_file():
                 checked_summary(folder, checked_head(folder, record))
         except Damaged as damage:
@@ -37,8 +35,9 @@ def set_aside_damaged(study: Path) -> dict[str, str]:
 
 def set_aside_damaged_search(folder: Path) -> str:
     """Moves the files of a damaged search into `DAMAGED_FOLDER`; returns what is wrong, or nothing."""
-    files = [path for name in _OF_A_RUN if (path := folder / name).exists()]
+    files = [path for name in FILES_OF_A_RUN if (path := folder / name).exists()]
     try:
+        check_regular(folder)
         if files:
             checked_summary(folder, checked_head(folder))
     except Damaged as damage:

@@ -11,6 +11,12 @@ FOREIGN = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
 """What code of others may raise to end us as well as itself; a stop of ours, `Interrupted`, is none of it."""
 
 
+INPUT_ERROR = 2
+"""Exit code of a caller's mistake."""
+FAILURE = 1
+"""Exit code of a run that broke down, or of a disk that is full."""
+
+
 class InputError(ValueError):
     """Something the caller gave cannot be used; the message says what was expected and how to mend it."""
 

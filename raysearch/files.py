@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +51,8 @@ def read_record(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
         OSError: There is no such file, or it cannot be read.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise ValueError("it is no regular file")
         if path.stat().st_size > LARGEST_RECORD_BYTES:
             raise ValueError(f"it is larger than {LARGEST_RECORD_BYTES / 2**20:.0f} MiB")
         fields = json.loads(path.read_bytes())

@@ -142,10 +142,18 @@ class RunSummary(BaseModel):
     metrics: dict[str, Any]
 
 
+class StudyPlan(BaseModel):
+    """What is read again of a study's file; study.json holds all of it."""
+
+    searchers: list[str]
+    seeds: list[int]
+    budget: int
+
+
 class StudyRecord(BaseModel):
     """study.json: what is run in the folder; `budgets` and the specs' digests are by run id, `hashes` by workload."""
 
-    study: dict[str, Any]
+    study: StudyPlan
     runs: list[str]
     budgets: dict[str, int]
     specs: dict[str, str]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+FILES_OF_A_RUN = (HEAD_FILE, SUMMARY_FILE, COMPACT_FILE, ROWS_FILE, CHECKPOINT_FILE)
 _DEGREES = ("tp", "ep", "pp", "batch")
 
 
@@ -150,8 +151,20 @@ def strangers(study: Path, record: Mapping[str, Any]) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.name not in known) if folder.is_dir() else []
 
 
+def check_regular(folder: Path) -> None:
+    """Makes sure that no file of a run is something else by that name: a pipe would be waited for.
+
+    Raises:
+        InputError: One is.
+    """
+    for name in FILES_OF_A_RUN:
+        if os.path.exists(folder / name) and not os.path.isfile(folder / name):
+            raise Damaged(f"{folder} is damaged: {name} is no regular file")
+
+
 def _has_begun(folder: Path) -> bool:
     """Whether there is anything to read; a process may be killed before a new run has its first file."""
+    check_regular(folder)
     rows = folder / ROWS_FILE
     return any((folder / name).is_file() for name in (HEAD_FILE, SUMMARY_FILE, COMPACT_FILE)) or (
         rows.is_file() and rows.stat().st_size > 0

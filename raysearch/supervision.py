@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from raysearch.errors import STOPS
+from raysearch.errors import FAILURE, STOPS
 from raysearch.hangup import let_go_of_terminal
 
 GRACE_S = 6.0
@@ -67,7 +67,7 @@ def supervised(run: Callable[[], int]) -> int:
     if code == 0 and not ended:
         print(f"error: code that the command called has ended its process{rest}", file=sys.stderr)
         return 1
-    if code and kept and not told:  # begun before, it could not go on: its cluster has not come back, say
+    if code == FAILURE and kept and not told:  # begun before, it could not go on: its cluster has not come back, say
         print(f"note: {kept}", file=sys.stderr)
     return code
 
@@ -172,8 +172,6 @@ def _be_child(run: Callable[[], int], parent: int, write: int) -> None:
     code = 1
     try:
         code = run()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,6 +78,7 @@ def tune_live(
     from raysearch.live.candidates import candidates_of
     from raysearch.live.session import Folder, Settings, patient, tune
     from raysearch.progress import stepping, telling
+    from raysearch.supervision import can_go_on_with
     from sim.optimum.spaces import space_of
 
     if resume and out is None:
@@ -91,6 +93,8 @@ def tune_live(
             raise InputError(f"no strategy of {workload.name} has room on its GPUs: see `raysearch optimum`")
         folder = Folder(path, candidates, settings)
         seen = folder.resume() if resume else folder.begin()
+        going_on = [] if resume else ["--resume"] if out else ["--out", str(path), "--resume"]
+        can_go_on_with([*sys.argv[1:], *going_on])
         try:
             with telling(f"tuning {workload.name}") as tell:
                 run = patient(measure, retries, tell)

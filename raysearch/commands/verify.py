@@ -10,7 +10,7 @@ def verify_results(
     directory: ResultsArgument,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a study or a search: every file's digest, every row, and each summary against its rows.
+    """Check a study, a search or a tuning: every file's digest, every row, and each summary against its rows.
 
     Exit code 0 if all can be trusted, 1 if something cannot.
 
@@ -18,8 +18,16 @@ def verify_results(
     Examples:
       raysearch verify results/smoke
     """
+    from raysearch.live.session import is_tuning, verify_tuning
     from raysearch.results import verify
 
+    if is_tuning(directory):
+        measurements = verify_tuning(directory)
+        if as_json:
+            print_json({"folder": str(directory), "measurements": measurements, "damaged": {}})
+        else:
+            print(f"{measurements:,} measurements are as they were written")
+        return
     found = verify(directory)
     calls = sum(run["calls"] for run in found.runs)
     if as_json:

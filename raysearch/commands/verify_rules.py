@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
-from raysearch.errors import FOREIGN, InputError, RunFailed
+from raysearch.errors import InputError, RunFailed
+from raysearch.foreign import foreign
 from sim.layers.choices import all_operations
 from sim.sharding.rule_check import Verdict, check_operation
 from sim.sharding.rules import Operation
@@ -37,10 +38,8 @@ def verify_rules(
     """
     sys.path.append(str(Path.cwd()))
     for name in module or ():
-        try:
+        with foreign(f"cannot import --module {name}", InputError):
             importlib.import_module(name)
-        except FOREIGN as error:
-            raise InputError(f"cannot import --module {name}: {type(error).__name__}: {error}") from None
     verdicts = [check_operation(name, operation) for name, operation in _chosen(op).items()]
     if as_json:
         print_json({"proved": all(verdict.proved for verdict in verdicts), "ops": [*map(_as_dict, verdicts)]})

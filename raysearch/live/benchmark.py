@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from raysearch.errors import FOREIGN, InputError, RunFailed
+from raysearch.errors import InputError, RunFailed
 from raysearch.files import strategy_dict
+from raysearch.foreign import foreign
 from raysearch.simulators.measurement import Measurement, as_evaluation
 from raysearch.simulators.plugin import load_function
 from sim.config.files import did_you_mean
@@ -34,11 +35,8 @@ def of_function(name: str, workload: Workload) -> Benchmark:
     function = load_function(name)
 
     def measure(strategy: Strategy) -> Measurement:
-        try:
-            answer = function(workload, strategy)
-        except FOREIGN as error:
-            raise RunFailed(f"the benchmark {name} failed: {type(error).__name__}: {error}") from error
-        return checked(answer, workload, strategy)
+        with foreign(f"the benchmark {name} failed", RunFailed):
+            return checked(function(workload, strategy), workload, strategy)
 
     return measure
 

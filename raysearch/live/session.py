@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from envs.chain import Chain, DamagedRows, chained_line, follow
+from envs.files import write_atomically
 from raysearch.errors import InputError, RunFailed
 from raysearch.files import Damaged, as_strategy, read_record, strategy_dict, write_record
 from raysearch.live.belief import LIKENESS, Likeness
@@ -22,6 +24,7 @@ from raysearch.live.decide import Decider, Decision, Observation
 from raysearch.simulators.measurement import Measurement
 from sim.strategy import Strategy
 
+_log = logging.getLogger(__name__)
 HEAD_FILE, ROWS_FILE = "tune_live.json", "measurements.jsonl"
 
 
@@ -116,37 +119,37 @@ class Folder:
         return []
 
     def resume(self) -> list[Observation]:
-        """The measurements that an earlier part made. A last line that was not written whole is dropped.
+        """The measurements that an earlier part made, as far as they can be trusted; the others are made again.
+
+        A last line that was not written whole is dropped. Where one is damaged, the file is put aside as it is.
 
         Raises:
-            InputError: The folder holds another tuning, or none, or is damaged.
+            InputError: The folder holds another tuning, or none, or what says which one is damaged.
         """
-        head = self.path / HEAD_FILE
-        if not head.is_file():
-            raise InputError(f"nothing to resume in {self.path}: it has no {HEAD_FILE}")
-        begun = read_record(head, Head)
+        begun = _begun(self.path)
         if begun != self._head:
             differs = [key for key in self._head if begun.get(key) != self._head[key]]
             told = ", ".join(f"{key} {begun.get(key)} there, {self._head[key]} now" for key in differs)
             raise InputError(f"{self.path} holds another tuning ({told}); resume with the same options")
-        text = self._rows.read_bytes() if self._rows.is_file() else b""
-        whole = text[: text.rfind(b"\n") + 1]
+        text = _whole_lines(self._rows)
+        seen: list[Observation] = []
         try:
-            self._chain = follow(self._rows, whole)
-        except DamagedRows as error:
-            raise Damaged(str(error)) from error
-        if whole != text:
-            with self._rows.open("r+b") as file:
-                file.truncate(len(whole))
-        return [self._read(number, line) for number, line in enumerate(whole.splitlines(), start=1)]
+            for number, line in enumerate(text.splitlines(), start=1):
+                chain = follow(self._rows, text, most=number)
+                seen.append(self._read(line))
+                self._chain = chain
+        except (DamagedRows, ValueError, KeyError, TypeError, RecursionError, RunFailed) as error:
+            aside = self._rows.with_name(f"{ROWS_FILE}.{len(list(self.path.glob(f'{ROWS_FILE}.*')))}")
+            self._rows.rename(aside)
+            why = error if isinstance(error, DamagedRows) else f"line {len(seen) + 1} is no measurement of this tuning"
+            _log.warning("note: %s; put aside as %s, %d measurements before it are kept", why, aside, len(seen))
+        write_atomically(self._rows, lambda temporary: temporary.write_bytes(text[: self._chain.size_bytes]))
+        return seen
 
-    def _read(self, number: int, line: bytes) -> Observation:
-        try:
-            row = json.loads(line)
-            strategy = as_strategy(row["strategy"])
-            return Observation(self._index[strategy], checked(row["measurement"], self._workload, strategy))
-        except (ValueError, KeyError, TypeError, RecursionError, RunFailed) as error:
-            raise Damaged(f"{self._rows}, line {number}: not a measurement of this tuning: {error}") from error
+    def _read(self, line: bytes) -> Observation:
+        row = json.loads(line)
+        strategy = as_strategy(row["strategy"])
+        return Observation(self._index[strategy], checked(row["measurement"], self._workload, strategy))
 
     def keep(self, candidate: int, measurement: Measurement) -> None:
         """Adds a measurement; it is on the disk when this returns."""
@@ -161,6 +164,38 @@ class Folder:
         finally:
             os.close(handle)
         self._chain = Chain(number, self._chain.size_bytes + len(line), digest)
+
+
+def is_tuning(path: Path) -> bool:
+    """Whether a folder holds a tuning."""
+    return os.path.isfile(path / HEAD_FILE)  # of a name too long too, which `Path.is_file` raises on
+
+
+def verify_tuning(path: Path) -> int:
+    """How many measurements a tuning has, each of which follows from those before it.
+
+    Raises:
+        InputError: What was written is no longer what stands there.
+    """
+    _begun(path)
+    try:
+        return follow(path / ROWS_FILE, _whole_lines(path / ROWS_FILE)).lines
+    except DamagedRows as error:
+        raise Damaged(str(error)) from error
+
+
+def _begun(path: Path) -> dict[str, Any]:
+    if not is_tuning(path):
+        raise InputError(f"nothing to resume in {path}: it has no {HEAD_FILE}")
+    try:
+        return read_record(path / HEAD_FILE, Head)
+    except Damaged as damage:  # nothing else says what the measurements are of
+        raise InputError(f"{damage.what}; bring it back from a copy, or use another folder") from damage
+
+
+def _whole_lines(path: Path) -> bytes:
+    text = path.read_bytes() if path.is_file() else b""
+    return text[: text.rfind(b"\n") + 1]
 
 
 def patient(benchmark: Benchmark, retries: int, tell: Callable[[str], Any]) -> Callable[[Strategy], Measurement]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from envs.strategy_env import Evaluate
-from raysearch.errors import FOREIGN, InputError
+from raysearch.errors import InputError
+from raysearch.foreign import foreign
 from raysearch.simulators.measurement import as_evaluation
 from sim import simulate
 from sim.config.files import did_you_mean
@@ -42,8 +43,9 @@ class Plugin:
 
     def __init__(self, name: str, function: Callable[[Workload, Strategy], Any]) -> None:
         self.name = name
-        self.degrees_only = bool(getattr(function, "degrees_only", False))
         self._function = function
+        with foreign(f"simulator {name!r}: cannot tell what it is", InputError):
+            self.degrees_only = bool(getattr(function, "degrees_only", False))
 
     def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
         """Asks the black box. Raises whatever it raises, and ValueError for an answer that is none."""
@@ -51,11 +53,12 @@ class Plugin:
 
     @property
     def fingerprint(self) -> str:
-        """Digest that decides whether answers kept on disk still hold."""
-        own = getattr(self._function, "fingerprint", None)
-        text = str(own) if own is not None else _source(self._function)
-        packages = {*_package_of(self._function), *getattr(self._function, "packages", ())}
-        versions = [f"{package} {_version_of(package)}" for package in sorted(packages)]
+        """Digest that decides whether answers kept on disk still hold. Raises: InputError, if it has no such texts."""
+        with foreign(f"simulator {self.name!r}: cannot tell its fingerprint or packages", InputError):
+            own = getattr(self._function, "fingerprint", None)
+            text = str(own) if own is not None else _source(self._function)
+            packages = {*_package_of(self._function), *getattr(self._function, "packages", ())}
+            versions = [f"{package} {_version_of(package)}" for package in sorted(packages)]
         return hashlib.sha256("\0".join([self.name, text, *versions]).encode()).hexdigest()[:16]
 
 
@@ -79,18 +82,19 @@ def load_plugin(name: str) -> Plugin:
 def load_function(name: str) -> Callable[[Workload, Strategy], Any]:
     """The function of that name, imported now. Raises: InputError, see `load_simulator`."""
     function = _imported(_entry_point(name))
-    if not callable(function):
-        raise InputError(f"simulator {name!r} is {function!r}: expected a function of a workload and a strategy")
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError as error:
-        raise InputError(
-            f"simulator {name!r}: expected to call it with (workload, strategy), but its signature is "
-            f"{inspect.signature(function)}: {error}"
-        ) from error
-    except Exception:  # no signature: written in C, or it cannot be asked for; the first call shows
-        pass
-    return function
+    with foreign(f"simulator {name!r}: cannot tell what it is", InputError):
+        if not callable(function):
+            raise InputError(f"simulator {name!r} is {function!r}: expected a function of a workload and a strategy")
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError as error:
+            raise InputError(
+                f"simulator {name!r}: expected to call it with (workload, strategy), but its signature is "
+                f"{inspect.signature(function)}: {error}"
+            ) from error
+        except Exception:  # no signature: written in C, or it cannot be asked for; the first call shows
+            pass
+        return function
 
 
 def _entry_point(name: str) -> EntryPoint:
@@ -109,18 +113,14 @@ def _imported(point: EntryPoint) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:  # an installed command does not look there by itself
         sys.path.append(here)
-    try:
+    with foreign(f"simulator {point.name!r}: cannot import {module}", InputError):
         found: Any = importlib.import_module(module)
-    except FOREIGN as error:
-        raise InputError(
-            f"simulator {point.name!r}: cannot import {module}: {type(error).__name__}: {error}"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            hint = did_you_mean(part, [key for key in vars(found) if not key.startswith("_")])
-            raise InputError(f"simulator {point.name!r}: {found.__name__} has no {part!r}; {hint}")
-        found = getattr(found, part)
-    return found
+        for part in attribute.split("."):
+            if not hasattr(found, part):
+                hint = did_you_mean(part, [key for key in vars(found) if not key.startswith("_")])
+                raise InputError(f"simulator {point.name!r}: {found.__name__} has no {part!r}; {hint}")
+            found = getattr(found, part)
+        return found
 
 
 def _package_of(function: Any) -> list[str]:

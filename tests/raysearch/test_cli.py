@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from envs.rows import read_rows
+from raysearch.records import RunSpec
+from raysearch.run import SearchRun
 from tests.conftest import command_environment, raysearch_command, run_here
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -49,6 +51,28 @@ def test_help_and_version_have_the_flags_that_everybody_tries(raysearch: Command
     assert raysearch("-h").stdout == raysearch("--help").stdout
     assert raysearch("evaluate", "-h").stdout == raysearch("evaluate", "--help").stdout
     assert re.fullmatch(r"raysearch \d+\.\d+\.\d+\S*\n", raysearch("--version").stdout)
+
+
+QUESTION = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--tpot-ms", "0.01")
+
+
+@pytest.mark.parametrize(
+    "command", [("optimum", "--max-gpus", "2"), ("recommend", "--gpus", "2"), ("pools", "--gpus", "2")]
+)
+def test_where_nothing_is_feasible_the_process_ends_with_3(raysearch: Command, command: tuple[str, ...]) -> None:
+    asked = raysearch(*command, *QUESTION)
+    assert asked.returncode == 3, asked.stderr
+    assert asked.stdout
+
+
+def test_a_damaged_search_has_a_status_of_1(raysearch: Command, tmp_path: Path) -> None:
+    run = SearchRun(RunSpec("gpt_moe_1_2t_16k", "random", seed=0, budget=5), tmp_path)
+    run.advance(5)
+    run.finish()
+    assert raysearch("status", tmp_path).returncode == 0
+    (tmp_path / "rows.parquet").write_bytes(b"")
+    told = raysearch("status", tmp_path)
+    assert (told.returncode, "damaged" in told.stdout) == (1, True)
 
 
 @pytest.mark.parametrize(

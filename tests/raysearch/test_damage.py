@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -91,6 +92,11 @@ def halve(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def become_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "delete": Path.unlink,
     "truncate": halve,
@@ -99,6 +105,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "garbage": lambda path: path.write_bytes(random.Random(0).randbytes(200)),
     "nested": lambda path: path.write_text("[" * 100_000),
     "foreign": lambda path: path.write_text('{"a": 1}\n'),
+    "pipe": become_a_pipe,
 }
 FILES = [
     *(f"runs/{FINISHED}/{name}" for name in ("run.json", "summary.json", "rows.parquet")),
@@ -114,7 +121,9 @@ def test_a_damaged_file_of_a_run_is_noticed_and_the_study_ends_as_if_it_had_not_
     DAMAGE[damage](out / name)
     run_id, file = Path(name).parts[1:]
     found = survey(out)
-    if file != "checkpoint.bin" and (file, damage) != ("summary.json", "delete"):  # which makes it one under way
+    if (file, damage) == ("checkpoint.bin", "pipe"):
+        assert "no regular file" in found.damaged[run_id]
+    elif file != "checkpoint.bin" and (file, damage) != ("summary.json", "delete"):  # which makes it one under way
         assert list(found.damaged) == [run_id]
         assert str(out / "runs" / run_id) in found.damaged[run_id]
         assert [run.run_id for run in read_status(out).runs if run.state == "damaged"] == [run_id]
@@ -123,11 +132,21 @@ def test_a_damaged_file_of_a_run_is_noticed_and_the_study_ends_as_if_it_had_not_
     assert go_on(study, out) == undisturbed
 
 
-@pytest.mark.parametrize("damage", [name for name in DAMAGE if name != "delete"])
+@pytest.mark.parametrize("damage", [name for name in DAMAGE if name not in ("delete", "pipe")])
 def test_a_damaged_record_of_a_study_is_refused(out: Path, damage: str) -> None:
     DAMAGE[damage](out / "study.json")
     for read in (survey, set_aside_damaged, read_status, read_report):
         with pytest.raises(InputError, match=r"study\.json is damaged"):
+            read(out)
+
+
+@pytest.mark.parametrize("forged", [{"searchers": 7}, {"budget": "x"}, {"seeds": None}])
+def test_a_record_of_a_study_that_says_nothing_of_use_is_refused(out: Path, forged: dict[str, object]) -> None:
+    record = json.loads((out / "study.json").read_text())
+    del record["sha256"]
+    write_record(out / "study.json", {**record, "study": {**record["study"], **forged}})
+    for read in (survey, set_aside_damaged, read_status, read_report):
+        with pytest.raises(InputError, match=r"study\.json is damaged.*study\." + next(iter(forged))):
             read(out)
 
 

@@ -67,6 +67,13 @@ def test_a_command_that_dies_leaves_nothing_behind_and_says_how_to_go_on() -> No
     assert said.startswith("error: the command was ended by SIGKILL; every call so far is kept. Go on with: raysearch ")
 
 
+@pytest.mark.parametrize("code", [2, 3])
+def test_a_mistake_is_not_followed_by_how_to_go_on(code: int) -> None:
+    process = start_child("sys.argv += ['--resume']", f"return {code}")
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == code
+
+
 def test_a_command_that_other_code_ended_has_not_succeeded() -> None:
     process = start_child(SAY, TOLD, "os._exit(0)")
     _, said = process.communicate(timeout=60)

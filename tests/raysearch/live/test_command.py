@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from envs.chain import chained_line
 from raysearch.app import app
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.live.benchmark import of_command
-from raysearch.live.session import ROWS_FILE
+from raysearch.live.session import HEAD_FILE, ROWS_FILE
 from sim.config.described import Description, described_workload
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
@@ -81,19 +82,55 @@ def test_another_tuning_is_not_gone_on_with(benchmark: str, tmp_path: Path) -> N
         run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"), "--resume", "--within", "5%")
 
 
-@pytest.mark.parametrize("damage", ["edited", "lost"])
-def test_measurements_that_were_changed_are_refused(benchmark: str, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["edited", "lost", "forged"])
+def test_measurements_that_were_changed_are_put_aside_and_made_again(
+    benchmark: str, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     command = (*WHAT, "--benchmark", benchmark, "--confidence", "0.999", "--out", str(tmp_path / "out"))
-    run(*command)
+    whole = run(*command)
+    assert verified(tmp_path / "out") == 0
     rows = tmp_path / "out" / ROWS_FILE
-    first, *others = rows.read_text().splitlines(keepends=True)
-    edited = first.replace('"tokens_per_s_per_gpu": ', '"tokens_per_s_per_gpu": 9')
-    rows.write_text("".join([edited, *others] if damage == "edited" else others))
-    with pytest.raises(InputError, match="line 1 is damaged"):
-        run(*command, "--resume")
+    first, second, *others = rows.read_text().splitlines(keepends=True)
+    changed = second.replace('"tokens_per_s_per_gpu": ', '"tokens_per_s_per_gpu": 9')
+    if damage == "forged":  # right by its digest, but no measurement
+        body = b'"call": 2, "strategy": 7'
+        changed = chained_line(first.partition(', "call"')[0].encode(), body, json.loads(first)["digest"])[0].decode()
+        others = []
+    rows.write_text("".join([first, *([] if damage == "lost" else [changed]), *others]))
+    if damage != "forged":
+        with pytest.raises(InputError, match="line 2 is damaged"):
+            verified(tmp_path / "out")
+    assert run(*command, "--resume") == whole
+    assert "1 measurements before it are kept" in caplog.text
+    assert (tmp_path / "out" / f"{ROWS_FILE}.0").exists()
+    assert len((tmp_path / "calls").read_text()) == 2 * len(whole["measurements"]) - 1
+    assert verified(tmp_path / "out") == 0
 
 
-@pytest.mark.parametrize("end", ["sys.exit(0)", "raise KeyboardInterrupt", "raise GeneratorExit"])
+def verified(folder: Path) -> int:
+    return CliRunner().invoke(app, ["verify", str(folder)], catch_exceptions=False).exit_code
+
+
+def test_a_record_that_was_changed_is_refused(benchmark: str, tmp_path: Path) -> None:
+    command = (*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"))
+    run(*command)
+    (tmp_path / "out" / HEAD_FILE).write_text("{}")
+    for again in (lambda: run(*command, "--resume"), lambda: verified(tmp_path / "out")):
+        with pytest.raises(InputError, match=r"is damaged.*bring it back from a copy, or use another folder$"):
+            again()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "sys.exit(0)",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
+        "raise type('Own', (BaseException,), {})",
+        "return type('Answer', (), {'__repr__': lambda self: sys.exit(0)})()",
+        "return type('Answer', (), {'__repr__': lambda self: 1 / 0})()",
+    ],
+)
 def test_a_benchmark_that_ends_the_process_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, end: str
 ) -> None:

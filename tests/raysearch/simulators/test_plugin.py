@@ -70,6 +70,28 @@ def test_a_simulator_that_cannot_be_used_is_one_clear_error(name: str, message: 
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        "def __getattr__(name): sys.exit(0)",
+        "def __getattr__(name): raise KeyboardInterrupt",
+        "def __getattr__(name): raise ValueError(name)",
+        "class Box:\n    __signature__ = property(lambda self: sys.exit(0))\n    __call__ = print\nbox = Box()",
+        "class Box:\n    degrees_only = property(lambda self: 1 / 0)\n    def __call__(self, w, s): pass\nbox = Box()",
+        "def box(w, s): pass\nclass Exits:\n    __str__ = lambda self: sys.exit(0)\nbox.fingerprint = Exits()",
+        "def box(w, s): pass\nbox.packages = 7",
+    ],
+)
+def test_a_module_that_misbehaves_when_it_is_looked_at_is_one_clear_error(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    name = f"looked_at_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(f"import sys\n{said}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=rf"simulator '{name}:box': cannot [^\n]*$"):
+        assert load_plugin(f"{name}:box").fingerprint
+
+
+@pytest.mark.parametrize(
     ("name", "package", "workload"),
     [("aisimulate", "aisimulate", "qwen3_235b_a22b_16k"), ("genz", "GenZ", "mixtral_8x22b_8k")],
 )
