@@ -427,7 +427,7 @@ class _Terms:
             if cost.broken == "tokens":
                 rows = token_rows(rank, op, choice)
             elif cost.broken == "heads":
-                heads = Violation("heads", rank.tp, rank.layers.attention.heads, "").excess
+                heads = Violation("heads", rank.tp, rank.attention.heads, "").excess
             elif cost.broken == "unsupported":
                 unsupported = Violation("unsupported", rank.tp, 1, "").excess
             found.append((*cost[:5], rows, heads, unsupported))

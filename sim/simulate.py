@@ -202,7 +202,7 @@ def _choice_violations(rank: Rank, choices: Mapping[str, int], costs: Mapping[st
     """What the choices of some ops of one side break."""
     violations: list[Violation] = []
     if names := [name for name, cost in costs.items() if cost.broken == "heads"]:
-        heads = rank.layers.attention.heads
+        heads = rank.attention.heads
         message = f"{rank.axis}={rank.tp} does not divide {heads} heads ({', '.join(names)})"
         violations.append(Violation("heads", rank.tp, heads, message))
     if names := [name for name, cost in costs.items() if cost.broken == "tokens"]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from raysearch.errors import InputError
 from sim.config.files import did_you_mean
 from sim.layers.choices import OpRule, rule
-from sim.layers.model import LayerGroup, Model
+from sim.layers.mixers import Attention
+from sim.layers.model import FeedForward, Model
 from sim.layers.ops import Layer, Tensor, layer_ops, op_names
 from sim.sharding.placement import REPLICATE, Placement, Shard
 from sim.strategy import CHOICES
@@ -38,7 +40,7 @@ class Sharded:
         return layer_ops(self.model)
 
     @property
-    def group(self) -> LayerGroup:
+    def group(self) -> ShownLayer:
         """The layers that this is one of."""
         return shown_group(self.model)
 
@@ -63,9 +65,34 @@ class Sharded:
         return self.rule(name).weight or REPLICATE
 
 
-def shown_group(model: Model) -> LayerGroup:
-    """The first group with experts, or the first."""
-    return next((group for group in model.groups if group.is_moe), model.groups[0])
+class ShownLayer(NamedTuple):
+    """The layer that stands for a model.
+
+    Attributes:
+        name: Of its group, or of both where its parts are layers of their own.
+        attention: How it mixes tokens.
+        feed_forward: What follows.
+    """
+
+    name: str
+    attention: Attention
+    feed_forward: FeedForward
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether it has experts."""
+        return self.feed_forward.is_moe
+
+
+def shown_group(model: Model) -> ShownLayer:
+    """The first group with experts, or the first; of layers that are one part each, the first two that make a whole."""
+    by_experts = sorted(model.groups, key=lambda group: not group.is_moe)
+    for group in by_experts:
+        if group.attention and group.feed_forward:
+            return ShownLayer(group.name, group.attention, group.feed_forward)
+    mixing = next((group.name, group.attention) for group in model.groups if group.attention)
+    network = next((group.name, group.feed_forward) for group in by_experts if group.feed_forward)
+    return ShownLayer(f"{mixing[0]} and {network[0]}", mixing[1], network[1])
 
 
 def weight_shapes(model: Model) -> dict[str, tuple[int, ...]]:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from raysearch.frameworks.layer import EPSILON, shown_group, weight_shapes
+from raysearch.frameworks.layer import EPSILON, ShownLayer, shown_group, weight_shapes
 from sim.layers.mixers import GroupedAttention
-from sim.layers.model import LayerGroup, Model
+from sim.layers.model import Model
 
 
 class Layer(nn.Module):
@@ -99,7 +99,7 @@ class Scale(nn.Module):
 class Attention(nn.Module):
     """Each token's queries to its sequence's cache and to itself."""
 
-    def __init__(self, group: LayerGroup) -> None:
+    def __init__(self, group: ShownLayer) -> None:
         super().__init__()
         if not isinstance(group.attention, GroupedAttention):
             raise TypeError(

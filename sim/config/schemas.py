@@ -58,9 +58,17 @@ class _LayerFile(FileSchema):
     gated: Annotated[bool, Field(strict=True)] | None = None
     shared_experts: Whole | None = None  # each as wide as a routed one
     shared_ffn_hidden: Whole | None = None  # or how wide all of them are together
+    only: Literal["mixer", "feed_forward"] | None = None  # the part that the layer is; both
 
-    def attention(self) -> mixers.Attention:
-        """The layer's mixer. Raises: ValueError."""
+    def attention(self) -> mixers.Attention | None:
+        """The layer's mixer; None where it is a feed-forward network alone. Raises: ValueError."""
+        return None if self.only == "feed_forward" else self._mixer()
+
+    def feed_forward(self) -> layers_model.FeedForward | None:
+        """The layer's feed-forward network or experts; None where it mixes tokens alone. Raises: ValueError."""
+        return None if self.only == "mixer" else self._network()
+
+    def _mixer(self) -> mixers.Attention:
         if self.linear_mixer is not None:
             if self.linear_mixer.heads % self.linear_mixer.key_heads:
                 fields = f"key_heads ({self.linear_mixer.key_heads}) must divide heads ({self.linear_mixer.heads})"
@@ -87,8 +95,7 @@ class _LayerFile(FileSchema):
             indexer=indexer,
         )
 
-    def feed_forward(self) -> layers_model.FeedForward:
-        """The layer's feed-forward network or experts. Raises: ValueError."""
+    def _network(self) -> layers_model.FeedForward:
         ffn_hidden, gated = _given("ffn_hidden", self.ffn_hidden), bool(_given("gated", self.gated))
         experts, topk = _given("experts", self.experts), _given("experts_per_token", self.experts_per_token)
         if topk > experts:
@@ -143,7 +150,11 @@ class ModelFile(_LayerFile):
             raise ValueError(f"the groups have {counts} layers, the model has {self.layers}")
         if repeated := {group.name for group in self.groups if self._named(group.name) > 1}:
             raise ValueError(f"two groups are called {sorted(repeated)[0]!r}")
-        self._groups()
+        groups = self._groups()
+        if not all(any(part) for part in ([g.attention for g in groups], [g.feed_forward for g in groups])):
+            raise ValueError(
+                f"every layer is {self.only or groups[0].name!r} alone; a model has mixers and feed-forward networks"
+            )
         self._order()
         return self
 

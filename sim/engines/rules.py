@@ -156,9 +156,10 @@ def whole_blocks(workload: Workload, strategy: Strategy) -> Iterator[str]:
     what = "moe_tp" if model.is_moe else "tensor-parallel size"
     for group in model.groups:
         dense = model.is_moe and not group.is_moe  # on attention's mesh
-        shares, width = tp if dense else moe_tp, group.feed_forward.ffn_hidden
+        shares, width = tp if dense else moe_tp, group.feed_forward.ffn_hidden if group.feed_forward else 0
         if width % (shares * BLOCK):
             named = "tensor-parallel size" if dense else what
             yield f"{named} {shares} cuts {width} feed-forward columns inside blocks of {BLOCK} (fp8_block)"
-        if (columns := group.attention.output_width) % (tp * BLOCK):
+        columns = group.attention.output_width if group.attention else 0
+        if columns % (tp * BLOCK):
             yield f"tensor-parallel size {tp} cuts {columns} columns of attention inside blocks of {BLOCK}"

@@ -61,23 +61,32 @@ class LayerGroup:
     Attributes:
         name: For people, and before the ops' names where groups have choices of their own.
         count: Layers.
-        attention: How they mix tokens.
-        feed_forward: What follows.
+        attention: How they mix tokens; None for layers that are a feed-forward network alone.
+        feed_forward: What follows; None for layers that mix tokens alone.
     """
 
     name: str
     count: int
-    attention: Attention
-    feed_forward: FeedForward
+    attention: Attention | None
+    feed_forward: FeedForward | None
 
     @property
     def is_moe(self) -> bool:
         """Whether the layers have experts."""
-        return self.feed_forward.is_moe
+        return self.feed_forward is not None and self.feed_forward.is_moe
 
-    def parameters(self, hidden: int, experts: int | None = None) -> int:
-        """Weights of one layer with its two norms; see `FeedForward.parameters`."""
-        return self.attention.parameters(hidden) + self.feed_forward.parameters(hidden, experts) + 2 * hidden
+    @property
+    def experts(self) -> int:
+        """Experts; 1 of dense layers and of those without a feed-forward network."""
+        return self.feed_forward.experts if self.feed_forward else 1
+
+    def parameters(self, hidden: int, *, active: bool = False) -> int:
+        """Weights of one layer with a norm before each of its parts, or those that one token visits."""
+        found = self.attention.parameters(hidden) + hidden if self.attention else 0
+        if self.feed_forward:
+            visited = self.feed_forward.experts_per_token if active else None
+            found += self.feed_forward.parameters(hidden, visited) + hidden
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,8 @@ class Model:
         if not self.order:
             object.__setattr__(self, "order", in_turn)
         assert sorted(self.order) == list(in_turn)
+        assert any(group.attention for group in self.groups)
+        assert any(group.feed_forward for group in self.groups)
 
     @property
     def layers(self) -> int:
@@ -115,12 +126,12 @@ class Model:
     @property
     def heads(self) -> int:
         """What a degree must divide to share out the heads of every group."""
-        return math.gcd(*(group.attention.heads for group in self.groups))
+        return math.gcd(*(group.attention.heads for group in self.groups if group.attention))
 
     @property
     def experts(self) -> int:
         """Most experts of any group; 1 for a dense model."""
-        return max(group.feed_forward.experts for group in self.groups)
+        return max(group.experts for group in self.groups)
 
     @property
     def is_moe(self) -> bool:
@@ -139,10 +150,7 @@ class Model:
         return self._layer_parameters(active=True) + self.vocab * self.hidden + self.hidden
 
     def _layer_parameters(self, *, active: bool) -> int:
-        return sum(
-            group.count * group.parameters(self.hidden, group.feed_forward.experts_per_token if active else None)
-            for group in self.groups
-        )
+        return sum(group.count * group.parameters(self.hidden, active=active) for group in self.groups)
 
 
 def uniform_model(

@@ -2,13 +2,14 @@
 
 Every tensor is seen on one ep rank as [rows, columns]: rows are tokens (`t`, or `c` once each
 token has been copied to its experts), columns are the feature label. The layer repeats, so the
-first op reads what the last one left.
+first op reads what the last one left. A layer that is attention alone, or a feed-forward network
+alone, has the ops of that part, and leaves the residual stream behind its one residual add.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -41,6 +42,15 @@ class Tensor:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ends", (self.producer, *self.consumers))
         object.__setattr__(self, "by_expert", "c" in self.letters)
+
+    def read_by(self, consumers: tuple[str, ...]) -> Tensor:
+        """The same tensor where other ops read it."""
+        return self if consumers == self.consumers else _read_by(self, consumers)
+
+
+@lru_cache(maxsize=64)
+def _read_by(tensor: Tensor, consumers: tuple[str, ...]) -> Tensor:
+    return Tensor(tensor.name, tensor.letters, tensor.producer, consumers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +121,11 @@ class Layer:
         """The tensors, in the order of the ops that leave them."""
         return tuple(self.tensor_by_name.values())
 
+    @property
+    def stream(self) -> Tensor:
+        """The residual stream as the layer leaves it, and as a next one like it reads it."""
+        return self.tensor_by_name["residual_in"]
+
     def op(self, name: str) -> FusedOp:
         """The op of that name."""
         return self.op_by_name[name]
@@ -126,8 +141,8 @@ _ATTENTION = (
     FusedOp("attention", "attention", ("t", "h"), ("qkv",), "attn_out"),
     FusedOp("o_proj", "einsum", ("a", "d"), ("attn_out",), "attn_projected", "ta,ad->td"),
     FusedOp("attn_residual", "residual_add", ("t", "d"), ("attn_projected", "residual_in"), "residual_mid"),
-    FusedOp("ffn_norm", "norm", ("t", "d"), ("residual_mid",), "ffn_in"),
 )
+_FFN_NORM = (FusedOp("ffn_norm", "norm", ("t", "d"), ("residual_mid",), "ffn_in"),)
 _EXPERTS = (
     FusedOp("router", "router", ("t", "e"), ("ffn_in",), "routing", "td,de->te"),
     FusedOp("dispatch", "dispatch", ("t", "d"), ("ffn_in", "routing"), "expert_in"),
@@ -167,12 +182,29 @@ def _layer(ops: tuple[FusedOp, ...], letters: Mapping[str, str]) -> Layer:
     return Layer({op.name: op for op in ops}, tensors)
 
 
-MOE_LAYER = _layer(_ATTENTION + _EXPERTS, _LETTERS)
-DENSE_LAYER = _layer(_ATTENTION + _DENSE_FFN, _LETTERS | {"ffn_mid": "tf", "ffn_act": "tf"})
+def _alone(ops: tuple[FusedOp, ...]) -> tuple[FusedOp, ...]:
+    """The ops of one part of a layer where nothing stands beside it: it reads and leaves the residual stream."""
+
+    def renamed(tensor: str) -> str:
+        return "residual_in" if tensor == "residual_mid" else tensor
+
+    return tuple(replace(op, inputs=tuple(map(renamed, op.inputs)), output=renamed(op.output)) for op in ops)
+
+
+_DENSE_LETTERS = _LETTERS | {"ffn_mid": "tf", "ffn_act": "tf"}
+MOE_LAYER = _layer(_ATTENTION + _FFN_NORM + _EXPERTS, _LETTERS)
+DENSE_LAYER = _layer(_ATTENTION + _FFN_NORM + _DENSE_FFN, _DENSE_LETTERS)
+ATTENTION_ALONE = _layer(_alone(_ATTENTION), _LETTERS)
+EXPERTS_ALONE = _layer(_alone(_FFN_NORM + _EXPERTS), _LETTERS)
+DENSE_ALONE = _layer(_alone(_FFN_NORM + _DENSE_FFN), _DENSE_LETTERS)
 
 
 def layer_of(group: LayerGroup) -> Layer:
-    """The layer of a group: 12 fused ops for mixture-of-experts, 10 for dense."""
+    """The layer of a group: 12 fused ops for mixture-of-experts, 10 for dense; 5, 7 and 5 of a part alone."""
+    if group.feed_forward is None:
+        return ATTENTION_ALONE
+    if group.attention is None:
+        return EXPERTS_ALONE if group.is_moe else DENSE_ALONE
     return MOE_LAYER if group.is_moe else DENSE_LAYER
 
 

@@ -128,7 +128,7 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_
     """
     layers, groups = workload.model.groups[layer_group], ep // copies
     own, everyone = load.of_group(groups), load.all_tokens(groups)
-    experts, topk = layers.feed_forward.experts, layers.feed_forward.experts_per_token
+    experts, topk = layers.experts, layers.feed_forward.experts_per_token if layers.feed_forward else 1
     copies = workload.redundant_experts if layers.is_moe else 0
     held = experts + copies
     local_experts = math.ceil(held / ep)
@@ -151,15 +151,13 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_
 
 
 def feature_widths(model: Model, layers: LayerGroup) -> dict[str, int]:
-    """Width of every feature label."""
-    return {
-        "d": model.hidden,
-        "q": layers.attention.qkv_width,
-        "a": layers.attention.output_width,
-        "e": layers.feed_forward.experts,
-        "k": layers.feed_forward.experts_per_token,
-        "f": layers.feed_forward.ffn_hidden,
-    }
+    """Width of every feature label that the layers have."""
+    widths = {"d": model.hidden}
+    if attention := layers.attention:
+        widths |= {"q": attention.qkv_width, "a": attention.output_width}
+    if network := layers.feed_forward:
+        widths |= {"e": network.experts, "k": network.experts_per_token, "f": network.ffn_hidden}
+    return widths
 
 
 ROUTING_ENTRY_BYTES = 8
@@ -169,7 +167,7 @@ ROUTING_ENTRY_BYTES = 8
 def tensor_columns(model: Model, layers: LayerGroup, tensor: Tensor) -> int:
     """Columns of a tensor before the tp axis shards it."""
     # ffn1 leaves gate and up side by side; both are sharded alike, so f is one label of doubled width.
-    if tensor.name == "ffn_mid":
+    if tensor.name == "ffn_mid" and layers.feed_forward:
         return layers.feed_forward.in_width
     return feature_widths(model, layers)[tensor.letters[-1]]
 

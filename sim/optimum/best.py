@@ -27,12 +27,14 @@ import numpy as np
 from sim.canonical import canonical
 from sim.evaluation import Evaluation
 from sim.layers.dims import dims_of
+from sim.layers.ops import layer_of
 from sim.layers.sizes import Load
 from sim.optimum.fronts import Ranks, Side
 from sim.optimum.spaces import Space
 from sim.optimum.sums import Layers, Stack, Unit, all_layers, fits, least_stage_s, slowest_stage_s
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
+from sim.step.pipeline import meet
 from sim.step.rank import Rank
 from sim.step.stage import memory_bytes, needed_and_allowed_bytes
 from sim.step.two_meshes import ATTENTION_SIDE, attention_rank, experts_rank, sides
@@ -260,7 +262,8 @@ class _Search:
     def _end_dim(self) -> str:
         """The entry of dims that says how the residual stream reaches both ends of the model."""
         end = self.workload.model.order[-1]
-        return next(d.name for d in dims_of(self.workload) if d.op.name == "combine" and end in d.groups)
+        last = layer_of(self.workload.model.groups[end]).stream.producer
+        return next(dim.name for dim in dims_of(self.workload) if dim.op.name == last and end in dim.groups)
 
     def stages(self, mesh: Mesh) -> Iterator[int]:
         tp, cp, dp, ep = mesh
@@ -334,11 +337,11 @@ class _Search:
     def _tight_steps_s(self, mesh: Mesh, batch: int) -> Seconds:
         """Least seconds of a layer, each for itself, with all moves; more tokens never take less.
 
-        Where groups have choices of their own, the way to the next layer depends on its group, and is left out.
+        Where groups meet, the way to the next layer depends on its group, and is left out.
         """
-        units = self._on(mesh, batch)
+        units, alone = self._on(mesh, batch), not meet(self.workload)
         found = [
-            unit.layers(unit.attention.free_front, unit.experts.free_front, handed_on=len(units) == 1).times_s.min(-1)
+            unit.layers(unit.attention.free_front, unit.experts.free_front, handed_on=alone).times_s.min(-1)
             for unit in units
         ]
         return tuple(tuple(row) for row in np.concatenate(found, axis=1).tolist())

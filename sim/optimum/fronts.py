@@ -127,28 +127,26 @@ class Front:
     """Combinations of one side's choices, [n], that no other with the same first and last choice beats.
 
     Attributes:
+        ops: Their names; none of layers that lack the side.
         choices: [n, ops].
         figures: Of them.
     """
 
+    ops: tuple[str, ...]
     choices: Ints
     figures: Figures
 
     @property
-    def first(self) -> Ints:
-        """[n] choices of the first op."""
-        return self.choices[:, 0]
-
-    @property
-    def last(self) -> Ints:
-        """[n] choices of the last op."""
-        return self.choices[:, -1]
+    def ends(self) -> dict[str, Ints]:
+        """[n] choices of the first and of the last op, by its name."""
+        return {self.ops[at]: self.choices[:, at] for at in (0, -1)} if self.ops else {}
 
 
 def _front(side: Side, allowed: Mapping[str, set[int]]) -> Front:
-    tables = np.meshgrid(*(np.array(sorted(allowed[name]), dtype=np.int64) for name in side.ops), indexing="ij")
-    choices = np.stack([table.ravel() for table in tables], axis=1)
+    rows = list(itertools.product(*(sorted(allowed[name]) for name in side.ops)))
+    choices = np.array(rows, dtype=np.int64).reshape(len(rows), len(side.ops))
     column = {name: choices[:, index] for index, name in enumerate(side.ops)}
+    nothing = np.zeros(len(rows))
 
     def per_row(costs: Mapping[int, OpCost], name: str, figure: Callable[[OpCost], float]) -> Floats:
         table = np.full(MOST_CHOICES, np.nan)
@@ -157,7 +155,7 @@ def _front(side: Side, allowed: Mapping[str, set[int]]) -> Front:
         return table[column[name]]
 
     def total(costs: Mapping[str, Mapping[int, OpCost]], figure: Callable[[OpCost], float]) -> Floats:
-        return np.sum([per_row(row, name, figure) for name, row in costs.items()], axis=0)
+        return np.sum([nothing, *(per_row(row, name, figure) for name, row in costs.items())], axis=0)
 
     times_s = [
         [
@@ -172,21 +170,31 @@ def _front(side: Side, allowed: Mapping[str, set[int]]) -> Front:
         np.array([total(costs, lambda cost: cost.weight_bytes) for costs in held]),
         np.array([total(costs, lambda cost: cost.kv_bytes) for costs in held]),
         np.max(
-            [per_row(row, name, lambda cost: cost.activation_bytes) for costs in held for name, row in costs.items()],
+            [
+                nothing,
+                *(
+                    per_row(row, name, lambda cost: cost.activation_bytes)
+                    for costs in held
+                    for name, row in costs.items()
+                ),
+            ],
             axis=0,
         ),
     )
-    kept = unbeaten_within(choices[:, 0] * MOST_CHOICES + choices[:, -1], figures)
-    return Front(choices[kept], figures.of(kept))
+    keys = np.zeros(len(rows), dtype=np.int64)
+    for end in Front(side.ops, choices, figures).ends.values():
+        keys = keys * MOST_CHOICES + end
+    kept = unbeaten_within(keys, figures)
+    return Front(side.ops, choices[kept], figures.of(kept))
 
 
 def _and_inner_moves_s(
     time_s: Floats, rank: Rank, column: Mapping[str, Ints], allowed: Mapping[str, set[int]]
 ) -> Floats:
-    """[n] seconds with those of the tensors that stay on the side."""
+    """[n] seconds with those of the tensors that stay on the side, but for the residual stream between layers."""
     within = sides(rank, rank)
     for tensor in rank.layer.tensors:
-        if set(tensor.ends) <= set(column):
+        if tensor is not rank.layer.stream and set(tensor.ends) <= set(column):
             table = np.zeros((MOST_CHOICES,) * len(tensor.ends))
             for ends in itertools.product(*(allowed[name] for name in tensor.ends)):
                 table[ends] = sum(within.moves_s(tensor, ends))

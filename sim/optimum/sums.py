@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.layers.ops import Tensor
 from sim.optimum.fronts import Figures, Floats, Front, Ints, Side, unbeaten_within
 from sim.step.costs import head_activation_bytes
 from sim.step.pipeline import pipeline
@@ -70,10 +71,9 @@ class Unit:
         times_s = left.figures.times_s[..., :, None] + right.figures.times_s[..., None, :]
         for kind, stack in enumerate(self.both):
             for place, sides in enumerate(stack):
-                into_experts, into_attention = self._crossings(sides, left, right)
-                times_s[kind, place] += into_experts[left.last[:, None], right.first, right.last]
-                if handed_on:
-                    times_s[kind, place] += into_attention[right.last, left.first[:, None], left.last[:, None]]
+                for tensor in sides.experts.layer.tensors:
+                    if tensor.name == "residual_mid" or (handed_on and tensor is sides.experts.layer.stream):
+                        times_s[kind, place] += self._moves_s(sides, tensor, left, right)
         size = times_s.shape[-1] * times_s.shape[-2]
         return Figures(
             times_s.reshape(*times_s.shape[:2], size),
@@ -82,22 +82,14 @@ class Unit:
             np.maximum.outer(left.figures.peak_bytes, right.figures.peak_bytes).reshape(size),
         )
 
-    def _crossings(self, sides: Sides, left: Front, right: Front) -> tuple[Floats, Floats]:
-        """Seconds of the residual stream's moves, by the choices at the ends of `residual_mid` and of `residual_in`."""
-        present = {
-            self.attention.ops[0]: set(left.first.tolist()),
-            self.attention.ops[-1]: set(left.last.tolist()),
-            self.experts.ops[0]: set(right.first.tolist()),
-            self.experts.ops[-1]: set(right.last.tolist()),
-        }
-        tables: list[Floats] = []
-        for name in ("residual_mid", "residual_in"):
-            tensor = sides.experts.layer.tensor(name)
-            table = np.zeros((MOST_CHOICES,) * 3)
-            for ends in itertools.product(*(sorted(present[op]) for op in tensor.ends)):
-                table[ends] = sum(sides.moves_s(tensor, ends))
-            tables.append(table)
-        return tables[0], tables[1]
+    @staticmethod
+    def _moves_s(sides: Sides, tensor: Tensor, left: Front, right: Front) -> Floats:
+        """Seconds of the moves of the residual stream, [left, right] or as many as differ."""
+        column = {name: each[:, None] for name, each in left.ends.items()} | right.ends
+        table = np.zeros((MOST_CHOICES,) * len(tensor.ends))
+        for ends in itertools.product(*(np.unique(column[op]).tolist() for op in tensor.ends)):
+            table[ends] = sum(sides.moves_s(tensor, ends))
+        return table[tuple(column[op] for op in tensor.ends)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,15 +110,10 @@ class Layers:
         """Choices of one of them, in the order of `Strategy.dims`."""
         return tuple(choice for front, rows in self.parts for choice in front.choices[rows[index]].tolist())
 
-    def combine(self, group: int) -> tuple[Ints, Ints]:
-        """Choices of the last op of a group's layer: those there are, and [n] which one."""
-        front, rows = self.parts[2 * self.unit[group] + 1]
-        return np.unique(front.last), front.last[rows]
-
-    def interface(self, group: int) -> tuple[Ints, Ints, Ints]:
-        """[n] choices of attn_norm, attn_residual and combine, between which groups meet."""
-        (left, row), (right, column) = self.parts[2 * self.unit[group] : 2 * self.unit[group] + 2]
-        return left.first[row], left.last[row], right.last[column]
+    def end(self, group: int, op: str) -> Ints:
+        """[n] choices of an op of a group's layer that is the first or the last of its side."""
+        of_unit = self.parts[2 * self.unit[group] : 2 * self.unit[group] + 2]
+        return next(front.ends[op][rows] for front, rows in of_unit if op in front.ends)
 
     def of(self, index: Ints) -> Layers:
         """Some of them."""
@@ -137,9 +124,9 @@ def all_layers(units: Sequence[Unit]) -> Layers:
     """Combinations of all units that break no limit; of several units, those that can be the best."""
     found = _layers_of(units[0])
     if len(units) > 1:
-        found = _fewer(found)
+        found = _fewer(found, units)
     for unit in units[1:]:
-        found = _fewer(_pairs(found, _fewer(_layers_of(unit))))
+        found = _fewer(_pairs(found, _fewer(_layers_of(unit), [unit])), units)
     return found
 
 
@@ -163,13 +150,19 @@ def _pairs(some: Layers, more: Layers) -> Layers:
     return Layers(figures, mine.parts + its.parts, some.unit + tuple(before + unit for unit in more.unit))
 
 
-def _fewer(layers: Layers) -> Layers:
-    """Those that no other with the same interfaces beats."""
-    keys = np.zeros(layers.figures.peak_bytes.size, dtype=np.int64)
-    for group in range(len(layers.unit)):
-        for choices in layers.interface(group):
-            keys = np.unique(keys * MOST_CHOICES + choices, return_inverse=True)[1]  # small, however many groups
-    return layers.of(unbeaten_within(keys, layers.figures))
+def _fewer(layers: Layers, units: Sequence[Unit]) -> Layers:
+    """Those that no other beats of which the residual stream is left and taken alike."""
+    streams = [sides.experts.layer.stream for unit in units for sides in unit.both[0]][: len(layers.unit)]
+    columns = [layers.end(group, op) for group, stream in enumerate(streams) for op in dict.fromkeys(stream.ends)]
+    return layers.of(unbeaten_within(_keys(columns), layers.figures))
+
+
+def _keys(columns: Sequence[Ints]) -> Ints:
+    """[n] one small number for each combination of some choices."""
+    keys = np.zeros_like(columns[0])
+    for choices in columns:
+        keys = np.unique(keys * MOST_CHOICES + choices, return_inverse=True)[1]
+    return keys
 
 
 # --- stages -------------------------------------------------------------------------------------------
@@ -179,18 +172,24 @@ def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int) -> Floats:
     """[n] seconds of the slowest stage of a pipeline, in a step of one kind."""
     end = end_of(stack)
     rank = end.experts
-    known, combine = layers.combine(end_group(stack))
-    ends = {choice: (*model_ends_s(end, choice), hand_on_all_s(rank, pp, choice)) for choice in known.tolist()}
+    last = layers.end(end_group(stack), rank.layer.stream.producer)
+    known = np.unique(last).tolist()
+    ends = {choice: (*model_ends_s(end, choice), hand_on_all_s(rank, pp, choice)) for choice in known}
     table = np.zeros((MOST_CHOICES, 3))
     for choice, seconds in ends.items():
         table[choice] = seconds
     first_s, last_s, send_s = table.T
+    stages = pipeline(rank.workload, pp)
+    meetings_s = {
+        (left, right): _meetings_s(stack, layers, left, right)
+        for left, right in sorted({(left, right) for stage in stages for left, right, _ in stage.meetings})
+    }
     slowest: Floats | None = None
-    for stage in pipeline(rank.workload, pp):
+    for stage in stages:
         total_s = _weighted(stage.layers, layers.figures.times_s[kind])
         for left, right, often in stage.meetings:
-            total_s = total_s + often * _meetings_s(stack, layers, left, right)
-        total_s = total_s + (stage_ends_s(stage, first_s, last_s) + send_s)[combine]
+            total_s = total_s + often * meetings_s[left, right]
+        total_s = total_s + (stage_ends_s(stage, first_s, last_s) + send_s)[last]
         slowest = total_s if slowest is None else np.maximum(slowest, total_s)
     assert slowest is not None
     return slowest
@@ -203,16 +202,16 @@ def _weighted(counts: Sequence[int], values: Any) -> Any:
 
 def _meetings_s(stack: Stack, layers: Layers, left: int, right: int) -> Floats:
     """[n] extra seconds of one meeting of two groups."""
-    keys = np.stack([*layers.interface(left), *layers.interface(right)[:2]])
-    unique, inverse = np.unique(keys, axis=1, return_inverse=True)
-    names = ("attn_norm", "attn_residual", "combine")
-    seconds = [
-        meeting_s(
-            stack[left], stack[right], dict(zip(names, ends, strict=False)), dict(zip(names, ends[3:], strict=False))
-        )
-        for ends in unique.T.tolist()
-    ]
-    return np.array(seconds)[inverse.reshape(-1)]
+    leaves, takes = (stack[group].experts.layer.stream for group in (left, right))
+    mine, its = dict.fromkeys(leaves.ends), dict.fromkeys(takes.consumers)
+    columns = [*(layers.end(left, op) for op in mine), *(layers.end(right, op) for op in its)]
+    _, rows, inverse = np.unique(_keys(columns), return_index=True, return_inverse=True)
+    seconds: list[float] = []
+    for ends in zip(*(column[rows].tolist() for column in columns), strict=True):
+        choices, next_choices = ends[: len(mine)], ends[len(mine) :]
+        named = dict(zip(mine, choices, strict=True)), dict(zip(its, next_choices, strict=True))
+        seconds.append(meeting_s(stack[left], stack[right], *named))
+    return np.array(seconds)[inverse]
 
 
 def fits(stack: Stack, pp: int, figures: Figures) -> NDArray[np.bool_]:

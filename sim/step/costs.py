@@ -81,12 +81,11 @@ def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
 def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
     """The kind of limit that a choice breaks at this tp degree: "heads", "tokens", "unsupported" or None."""
     label = op.label(choice)
-    attention = rank.layers.attention
-    if label == "d" and op.name == "qkv_proj" and rank.tp > 1 and two_projections(attention):
+    if label == "d" and op.name == "qkv_proj" and rank.tp > 1 and two_projections(rank.attention):
         return "unsupported"
-    if label == "h" and attention.heads % rank.tp:
+    if label == "h" and rank.attention.heads % rank.tp:
         return "heads"
-    if label == "q" and attention.heads % rank.head_tp:
+    if label == "q" and rank.attention.heads % rank.head_tp:
         return "heads"
     if label in ("t", "c") and token_rows(rank, op, choice) < rank.tp:
         return "tokens"
@@ -134,20 +133,22 @@ class Move(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...]) -> tuple[Move | None, ...]:
+def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...], into: Layer | None = None) -> tuple[Move | None, ...]:
     """The redistribution of a tensor to each of its consumers.
 
     Args:
         layer: Of the tensor.
         tensor: What is moved.
         choices: Of the op that leaves it, then of `tensor.consumers`.
+        into: The layer of the consumers, if it is another.
     """
     producer_choice, *consumer_choices = choices
     source = rule(layer.op(tensor.producer), layer, producer_choice).output
-    consumers = [layer.op(name) for name in tensor.consumers]
-    rules = [rule(op, layer, choice) for op, choice in zip(consumers, consumer_choices, strict=True)]
+    into = into or layer
+    consumers = [into.op(name) for name in tensor.consumers]
+    rules = [rule(op, into, choice) for op, choice in zip(consumers, consumer_choices, strict=True)]
     if source == PARTIAL and rules[0].passes_partial:
-        result = layer.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
+        result = into.tensor(consumers[0].output)  # summed late, on the consumer's own, smaller result
         kind = collective_between(PARTIAL, rules[0].output)
         return (Move(kind, result, late=kind == "all_reduce"),) if kind else (None,)
     targets = tuple(r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True))
@@ -195,33 +196,33 @@ def _widened(rank: Rank, move: Move, tensor_bytes: float) -> tuple[Collective, .
 # --- both ends of the model ---------------------------------------------------------------------------
 
 
-def stream_placement(rank: Rank, combine_choice: int) -> Placement:
+def stream_placement(rank: Rank, last_choice: int) -> Placement:
     """Placement of the residual stream between layers, as the last op of a layer leaves it."""
-    return rule(rank.layer.op("combine"), rank.layer, combine_choice).output
+    return rule(rank.layer.op(rank.layer.stream.producer), rank.layer, last_choice).output
 
 
-def ends_s(rank: Rank, combine_choice: int) -> tuple[float, float]:
+def ends_s(rank: Rank, last_choice: int) -> tuple[float, float]:
     """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
     known = rank.memo_of_tokens.ends
-    found = known.get(combine_choice)
+    found = known.get(last_choice)
     if found is None:
-        found = known[combine_choice] = (embedding_s(rank, combine_choice), head_s(rank, combine_choice))
+        found = known[last_choice] = (embedding_s(rank, last_choice), head_s(rank, last_choice))
     return found
 
 
-def embedding_s(rank: Rank, combine_choice: int) -> float:
+def embedding_s(rank: Rank, last_choice: int) -> float:
     """Seconds of the vocabulary-parallel look-up, whose parts are reduced to the layers' placement."""
-    stream = rank.layer.tensor("residual_in")
+    stream = rank.layer.stream
     whole_bytes = rank.tensor_bytes(stream)
-    kind = collective_between(LOOK_UP.output, stream_placement(rank, combine_choice))
+    kind = collective_between(LOOK_UP.output, stream_placement(rank, last_choice))
     reduce_s = rank.tp_s(kind, whole_bytes) if kind else 0.0
     return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + reduce_s
 
 
-def head_s(rank: Rank, combine_choice: int) -> float:
+def head_s(rank: Rank, last_choice: int) -> float:
     """Seconds of the final norm, the LM head with its columns over tp, and greedy sampling, for tokens due next."""
     tokens = rank.sizes.output_tokens
-    replicated = stream_placement(rank, combine_choice) == REPLICATE
+    replicated = stream_placement(rank, last_choice) == REPLICATE
     stream_bytes = tokens * rank.workload.model.hidden * rank.activation_each
     gather_s = 0.0 if replicated else rank.tp_s("all_gather", stream_bytes)
     # Each rank offers its best token and score: 8 bytes per sequence and rank.
@@ -246,13 +247,13 @@ def vocabulary_bytes(rank: Rank) -> float:
 
 def stream_bytes(rank: Rank) -> float:
     """Bytes of the residual stream of one microbatch, held whole through every op."""
-    return rank.tensor_bytes(rank.layer.tensor("residual_in"))
+    return rank.tensor_bytes(rank.layer.stream)
 
 
-def handed_on_bytes(rank: Rank, combine_choice: int) -> float:
+def handed_on_bytes(rank: Rank, last_choice: int) -> float:
     """Bytes of the residual stream that one GPU hands to the next stage."""
-    stream = rank.layer.tensor("residual_in")
-    return rank.local_bytes(stream, side(stream, stream_placement(rank, combine_choice)))
+    stream = rank.layer.stream
+    return rank.local_bytes(stream, side(stream, stream_placement(rank, last_choice)))
 
 
 def head_activation_bytes(rank: Rank) -> float:

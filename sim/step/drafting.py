@@ -139,12 +139,14 @@ def _vocabularies(model: Model) -> int:
 
 @lru_cache(maxsize=64)
 def _with_draft(workload: Workload) -> Workload:
-    """The workload of the draft alone; MTP's is a model of one layer, like the last."""
+    """The workload of the draft alone; MTP's is a model of one layer, like the last that mixes and that computes."""
     speculation, model = workload.speculation, workload.model
     assert speculation is not None
     if isinstance(speculation.draft, Model):
         drafting = speculation.draft
     else:
-        last = replace(model.groups[model.order[-1]], count=1)
+        backwards = [model.groups[group] for group in reversed(model.order)]
+        mixing = next(group for group in backwards if group.attention)
+        last = replace(next(group for group in backwards if group.feed_forward), count=1, attention=mixing.attention)
         drafting = replace(model, name=f"{model.name}_mtp", groups=(last,), order=())
     return replace(workload, model=drafting, groups="shared", speculation=None)

@@ -73,7 +73,7 @@ def latent_projections(rank: Rank, latent: LatentAttention, label: str) -> Work:
 
 def beside_projection(rank: Rank) -> Work:
     """What stands beside the fused projection: an indexer, whole on every GPU; the second half of a low-rank gate."""
-    attention, dtype = rank.layers.attention, rank.workload.precisions.weights
+    attention, dtype = rank.attention, rank.workload.precisions.weights
     hidden, tokens = rank.workload.model.hidden, rank.sizes.tokens
     if isinstance(attention, LinearMixer):
         if attention.kind != "kimi_delta":
@@ -96,7 +96,7 @@ def beside_projection(rank: Rank) -> Work:
 
 def mix(rank: Rank, op: FusedOp, label: str) -> Work:
     """Rotary embedding and cache write, decoding sequences, prompts; then the merge where the context is sharded."""
-    attention, load = rank.layers.attention, rank.sizes.load
+    attention, load = rank.attention, rank.sizes.load
     sequences, prompts = load.sequences, load.prompts
     if label == "t":
         sequences = math.ceil(sequences / rank.head_tp)

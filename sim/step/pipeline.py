@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from sim.layers.ops import layer_of
 from sim.workload import Workload
 
 
@@ -16,7 +17,7 @@ class Stage(NamedTuple):
     Attributes:
         layers: Layers of each group of the model.
         meetings: (group, group that follows, how often) where a layer leaves the residual stream to one of another
-            group, the next stage's first layer included; empty where groups share their choices, so that it lies alike.
+            group, the next stage's first layer included; empty where it lies alike in all groups.
         first: Whether it has the embedding.
         last: Whether it has the LM head.
     """
@@ -46,10 +47,16 @@ def pipeline(workload: Workload, pp: int) -> tuple[Stage, ...]:
     for index, count in enumerate(counts):
         mine = model.order[start : start + count]
         met = Counter(pair for pair in pairwise(model.order[start : start + count + 1]) if pair[0] != pair[1])
-        meetings = tuple((*pair, often) for pair, often in sorted(met.items())) if workload.groups == "own" else ()
+        meetings = tuple((*pair, often) for pair, often in sorted(met.items())) if meet(workload) else ()
         found.add(Stage(tuple(mine.count(group) for group in groups), meetings, index == 0, index == len(counts) - 1))
         start += count
     return tuple(sorted(each for each in found if not any(other != each and other.covers(each) for other in found)))
+
+
+def meet(workload: Workload) -> bool:
+    """Whether the residual stream may lie otherwise from group to group: other choices, or other ops at its ends."""
+    groups = workload.model.groups
+    return len(groups) > 1 and (workload.groups == "own" or len({layer_of(each).stream.ends for each in groups}) > 1)
 
 
 def stage_layers(layers: int, pp: int) -> tuple[int, ...]:

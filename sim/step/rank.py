@@ -9,6 +9,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.layers.choices import Side
+from sim.layers.mixers import Attention
+from sim.layers.model import FeedForward
 from sim.layers.ops import Tensor, layer_of
 from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
 from sim.prices.collectives import Collective, collective_price
@@ -138,6 +140,18 @@ class Rank:
         self.memo_of_tokens = _memo_of_tokens(workload, layer_group, tp, cp, self.sizes.load, load.cached_tokens)
 
     @property
+    def attention(self) -> Attention:
+        """How the layers mix tokens, for ops that only such layers have."""
+        assert self.layers.attention is not None
+        return self.layers.attention
+
+    @property
+    def feed_forward(self) -> FeedForward:
+        """Their feed-forward network, for ops that only layers with one have."""
+        assert self.layers.feed_forward is not None
+        return self.layers.feed_forward
+
+    @property
     def token_groups(self) -> int:
         """Groups with tokens of their own."""
         return self.ep // self.copies
@@ -162,14 +176,14 @@ class Rank:
         A GPU's query heads may begin inside the group that shares a KV head; the last such offset reaches
         into the most groups.
         """
-        attention = self.layers.attention
+        attention = self.attention
         heads, sharing = math.ceil(attention.heads / self.head_tp), attention.heads // attention.kv_heads
         last_offset = sharing - math.gcd(heads, sharing)
         return heads, min(attention.kv_heads, (last_offset + heads - 1) // sharing + 1)
 
     def local_qkv_columns(self) -> int:
         """Columns of the queries, keys and values of a GPU's heads when heads are sharded."""
-        return self.layers.attention.local_qkv_width(*self.local_heads())
+        return self.attention.local_qkv_width(*self.local_heads())
 
     def tensor_bytes(self, tensor: Tensor) -> float:
         """Bytes of a whole tensor on one group: the V of the redistribution table."""

@@ -61,11 +61,10 @@ def price_step(stack: Sequence[Sides], pp: int, choices: Sequence[Mapping[str, i
 
 def meeting_s(left: Sides, right: Sides, choices: Mapping[str, int], next_choices: Mapping[str, int]) -> float:
     """What it takes longer to move the residual stream to a layer of another group than to one of its own; or less."""
-    stream = left.experts.layer.tensor("residual_in")
-    leaves, *taken = stream.ends
-    own = left.moves_s(stream, tuple([choices[name] for name in stream.ends]))
-    other = meeting(left, right).moves_s(stream, (choices[leaves], *[next_choices[name] for name in taken]))
-    return sum(other) - sum(own)
+    own, its = left.experts.layer.stream, right.experts.layer.stream
+    own_s = sum(left.moves_s(own, tuple([choices[name] for name in own.ends])))
+    ends = (choices[own.producer], *[next_choices[name] for name in its.consumers])
+    return meeting(left, right).moves_s(ends) - own_s
 
 
 # --- stages -------------------------------------------------------------------------------------------
@@ -83,10 +82,11 @@ def stage_time(
         layers_s: Seconds of one layer of each group.
         choices: As of `price_step`.
     """
-    end, combine = end_of(stack), choices[end_group(stack)]["combine"]
+    end = end_of(stack)
+    last = choices[end_group(stack)][end.experts.layer.stream.producer]
     rank, draft_s = end.experts, draft_of(end).time_s
-    first_s, last_s = model_ends_s(end, combine)
-    send_recv_s = hand_on_all_s(rank, pp, combine)
+    first_s, last_s = model_ends_s(end, last)
+    send_recv_s = hand_on_all_s(rank, pp, last)
     slowest: tuple[float, float, Stage] | None = None
     for stage in pipeline(rank.workload, pp):
         inside_s = sum([count * each_s for count, each_s in zip(stage.layers, layers_s, strict=True)])
@@ -113,9 +113,9 @@ def end_of(stack: Sequence[Sides]) -> Sides:
     return stack[end_group(stack)]
 
 
-def model_ends_s(end: Sides, combine_choice: int) -> tuple[float, float]:
+def model_ends_s(end: Sides, last_choice: int) -> tuple[float, float]:
     """Seconds of the embedding, and of the LM head and the draft, which the last stage has."""
-    first_s, last_s = ends_s(end.experts, combine_choice)
+    first_s, last_s = ends_s(end.experts, last_choice)
     return first_s, last_s + draft_of(end).time_s
 
 
@@ -126,7 +126,7 @@ def stage_ends_s(stage: Stage, first_s: Any, last_s: Any) -> Any:
     return (first_s if stage.first else 0.0) + (last_s if stage.last else 0.0)
 
 
-def hand_on_all_s(rank: Rank, pp: int, combine_choice: int) -> float:
+def hand_on_all_s(rank: Rank, pp: int, last_choice: int) -> float:
     """Seconds in which a stage sends its residual stream on; 0 without a pipeline."""
     if pp == 1:
         return 0.0
@@ -134,7 +134,7 @@ def hand_on_all_s(rank: Rank, pp: int, combine_choice: int) -> float:
     return hand_on_s(
         hardware,
         stage_pair(rank.tp, rank.ep, pp, *hardware.tiers),
-        handed_on_bytes(rank, combine_choice),
+        handed_on_bytes(rank, last_choice),
     )
 
 

@@ -10,12 +10,12 @@ two sides are one, and everything is as in the paper's space.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 
 from sim.layers.choices import rule
-from sim.layers.ops import Tensor
+from sim.layers.ops import Layer, Tensor
 from sim.layers.sizes import Load
 from sim.prices.collectives import Collective
 from sim.sharding.placement import REPLICATE, Placement, Shard
@@ -83,19 +83,9 @@ class Sides:
     def _mesh_moves(self, tensor: Tensor, ends: tuple[int, ...]) -> Moves:
         """Every consumer is on one side. What is moved for one is not moved again, nor is a piece of it."""
         layer = self.experts.layer
-        source = rule(layer.op(tensor.producer), layer, ends[0]).output
-        consumers = [layer.op(name) for name in tensor.consumers]
-        targets = [
-            rule(op, layer, choice).inputs[op.inputs.index(tensor.name)]
-            for op, choice in zip(consumers, ends[1:], strict=True)
-        ]
-        route = self._queries if tensor.name == "qkv" else self._crossing
-        return tuple(
-            ()
-            if target in targets[:index] or (target != REPLICATE and REPLICATE in targets)
-            else route(tensor, source, target)
-            for index, target in enumerate(targets)
-        )
+        leaves, takes = self.rank_by_op[tensor.producer], self.rank_by_op[tensor.consumers[0]]
+        route = self._queries if tensor.name == "qkv" else partial(_crossing, leaves, takes)
+        return _each_once(tensor, ends, layer, layer, route)
 
     def _queries(self, tensor: Tensor, source: Placement, target: Placement) -> tuple[Collective, ...]:
         """Queries, keys and values on the mesh (tp, cp): all GPUs that share a context take the same of them.
@@ -115,35 +105,90 @@ class Sides:
             tensor.name,
         )
 
-    def _crossing(self, tensor: Tensor, source: Placement, target: Placement) -> tuple[Collective, ...]:
-        """The residual stream from one side to the other."""
-        larger = max(self.attention, self.experts, key=lambda rank: rank.tp)
-        return mesh_collectives(
-            larger.workload.hardware,
-            self._mesh(),
-            self._layout(tensor.producer, source),
-            self._layout(tensor.consumers[0], target),
-            (math.ceil(larger.sizes.tokens), larger.sizes.columns["d"]),
-            larger.activation_each,
-            tensor.name,
-        )
 
-    def _mesh(self) -> tuple[Axis, ...]:
-        """The larger group as a mesh of groups of the smaller one; where they do not fit, a violation, nearly that."""
-        larger, smaller = sorted((self.attention, self.experts), key=lambda rank: -rank.tp)
-        inner = math.gcd(larger.tp, smaller.tp)
-        outer = "moe_ep" if larger is self.attention else "dp"
-        return Axis(outer, larger.tp // inner, inner), Axis(smaller.axis, inner, 1)
+def _each_once(
+    tensor: Tensor,
+    ends: tuple[int, ...],
+    layer: Layer,
+    into: Layer,
+    route: Callable[[Tensor, Placement, Placement], tuple[Collective, ...]],
+) -> Moves:
+    """The collectives of a tensor to each consumer. What is moved for one is not moved again, nor is a piece of it."""
+    source = rule(layer.op(tensor.producer), layer, ends[0]).output
+    consumers = [into.op(name) for name in tensor.consumers]
+    targets = [
+        rule(op, into, choice).inputs[op.inputs.index(tensor.name)]
+        for op, choice in zip(consumers, ends[1:], strict=True)
+    ]
+    return tuple(
+        ()
+        if target in targets[:index] or (target != REPLICATE and REPLICATE in targets)
+        else route(tensor, source, target)
+        for index, target in enumerate(targets)
+    )
 
-    def _layout(self, op: str, placement: Placement) -> tuple[Placement, ...]:
-        """A placement over an op's group on the mesh of both.
 
-        Groups of the smaller side have tokens of their own, or copies where tokens do not travel to their experts.
-        """
-        rank, larger = self.rank_by_op[op], max(self.attention.tp, self.experts.tp)
-        if rank.tp == larger:
-            return placement, placement
-        return (REPLICATE if rank.copies > 1 else Shard(0)), placement
+def _crossing(
+    leaves: Rank, takes: Rank, tensor: Tensor, source: Placement, target: Placement
+) -> tuple[Collective, ...]:
+    """The residual stream from one side to the other.
+
+    Its mesh is the larger group as one of groups of the smaller; where they do not fit, a violation, nearly that.
+    """
+    larger, smaller = sorted((leaves, takes), key=lambda rank: (-rank.tp, rank.axis == "moe_tp"))
+    inner = math.gcd(larger.tp, smaller.tp)
+    outer = "dp" if larger.axis == "moe_tp" else "moe_ep"
+    return mesh_collectives(
+        larger.workload.hardware,
+        (Axis(outer, larger.tp // inner, inner), Axis(smaller.axis, inner, 1)),
+        _layout(leaves, larger, source),
+        _layout(takes, larger, target),
+        (math.ceil(larger.sizes.tokens), larger.sizes.columns["d"]),
+        larger.activation_each,
+        tensor.name,
+    )
+
+
+def _layout(rank: Rank, larger: Rank, placement: Placement) -> tuple[Placement, ...]:
+    """A placement over a GPU's group on the mesh of both groups.
+
+    Groups of the smaller side have tokens of their own, or copies where tokens do not travel to their experts.
+    """
+    if rank.tp == larger.tp:
+        return placement, placement
+    return (REPLICATE if rank.copies > 1 else Shard(0)), placement
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meeting:
+    """The way of the residual stream from a layer of one group to a layer of another.
+
+    Attributes:
+        leaves, takes: The busiest GPU on the side of the op that leaves the stream, and of those that read it; one
+            `Rank` where the sides are alike.
+        stream: What one layer leaves, as the other reads it.
+        into: The layer that reads it.
+    """
+
+    leaves: Rank
+    takes: Rank
+    stream: Tensor
+    into: Layer
+    _known: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
+
+    def moves_s(self, ends: tuple[int, ...]) -> float:
+        """Seconds, given the choices of the op that leaves the stream, then of those that read it."""
+        found = self._known.get(ends)
+        if found is None:
+            found = self._known[ends] = self._moves_s(ends)
+        return found
+
+    def _moves_s(self, ends: tuple[int, ...]) -> float:
+        layer = self.leaves.layer
+        if self.leaves is self.takes:
+            return sum([move_s(self.leaves, move) for move in moves(layer, self.stream, ends, self.into)])
+        route = partial(_crossing, self.leaves, self.takes)
+        return sum([seconds(each) for each in _each_once(self.stream, ends, layer, self.into, route)])
 
 
 def sides(attention: Rank, experts: Rank) -> Sides:
@@ -196,8 +241,9 @@ def sides_of_strategy(workload: Workload, load: Load, strategy: Strategy) -> tup
 
 
 @lru_cache(maxsize=4096)
-def meeting(left: Sides, right: Sides) -> Sides:
+def meeting(left: Sides, right: Sides) -> Meeting:
     """The way of the residual stream from a layer of one group to a layer of another."""
-    leaves, takes = left.rank_by_op["combine"], right.rank_by_op["attn_norm"]
+    leaving, taking = left.experts.layer.stream, right.experts.layer.stream
+    leaves, takes = left.rank_by_op[leaving.producer], right.rank_by_op[taking.consumers[0]]
     alike = (leaves.tp, leaves.cp, leaves.ep, leaves.copies) == (takes.tp, takes.cp, takes.ep, takes.copies)
-    return sides(leaves if alike else takes, leaves)
+    return Meeting(leaves, leaves if alike else takes, leaving.read_by(taking.consumers), right.experts.layer)

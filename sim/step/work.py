@@ -63,7 +63,7 @@ def _einsum(rank: Rank, op: FusedOp, label: str) -> Work:
 
 
 def _into_attention(rank: Rank, op: FusedOp, label: str) -> Work:
-    latent, beside = rank.layers.attention, beside_projection(rank)
+    latent, beside = rank.attention, beside_projection(rank)
     if isinstance(latent, LatentAttention):
         own = latent_projections(rank, latent, label)
     else:
@@ -75,7 +75,7 @@ def _into_attention(rank: Rank, op: FusedOp, label: str) -> Work:
 
 def _plain_einsum(rank: Rank, op: FusedOp, label: str) -> Work:
     assert op.equation is not None
-    sizes, feed_forward = rank.sizes, rank.layers.feed_forward
+    sizes = rank.sizes
     activation, weight = op.equation.split("->")[0].split(",")
     inner_label, column_label = weight[-2:]
     inner = rank.shard(sizes.columns[inner_label], when=label == inner_label)
@@ -94,7 +94,7 @@ def _plain_einsum(rank: Rank, op: FusedOp, label: str) -> Work:
     # A share of the tokens visits fewer experts.
     active = rank.active_experts_of_a_share() if by_rows else sizes.active_experts
     skewed = rank.workload.routing == "skewed"
-    shape = GroupedGemm(rows, inner, columns, active, sizes.local_experts, feed_forward.gated, skewed)
+    shape = GroupedGemm(rows, inner, columns, active, sizes.local_experts, rank.feed_forward.gated, skewed)
     shared, shared_bytes = _shared_experts(rank, op.name)
     experts_bytes = sizes.local_experts * inner * columns * DTYPE_BYTES[dtype]
     return Work((gemm(rank, dtype, shape, input_each), *shared), weight_bytes=experts_bytes + shared_bytes)
@@ -106,7 +106,7 @@ def _shared_experts(rank: Rank, op: str) -> tuple[tuple[Kernel, ...], float]:
     They are computed by the group that shares the tokens, columns of ffn1 and rows of ffn2 sharded over it whatever
     the choice, as every engine does. [assumed]
     """
-    feed_forward, dtype = rank.layers.feed_forward, rank.workload.precisions.weights
+    feed_forward, dtype = rank.feed_forward, rank.workload.precisions.weights
     if not feed_forward.shared_ffn_hidden:
         return (), 0.0
     tokens, hidden = rank.sizes.tokens, rank.workload.model.hidden
@@ -122,7 +122,7 @@ def _columns(rank: Rank, op: FusedOp, *, sharded: bool) -> int:
     if op.name == "qkv_proj" and sharded:
         return rank.local_qkv_columns()
     if op.name == "ffn1":  # gate and up are sharded alike
-        return rank.shard(rank.layers.feed_forward.ffn_hidden, when=sharded) * rank.layers.feed_forward.projections
+        return rank.shard(rank.feed_forward.ffn_hidden, when=sharded) * rank.feed_forward.projections
     assert op.equation is not None
     return rank.shard(rank.sizes.columns[op.equation[-1]], when=sharded)
 
@@ -138,13 +138,13 @@ def _pointwise(rank: Rank, op: FusedOp, label: str) -> Work:
     if not rank.layers.is_moe:
         return Work((elementwise(rank, flops, traffic),))
     rows = rank.shard(rank.sizes.expert_tokens, when=label == "c")
-    width = rank.shard(rank.layers.feed_forward.ffn_hidden, when=label == "f")
+    width = rank.shard(rank.feed_forward.ffn_hidden, when=label == "f")
     kernel = elementwise(rank, flops, traffic, ExpertActivation(rows, width, *_experts(rank)))
     return Work((kernel, *_shared_experts(rank, op.name)[0]))
 
 
 def _router(rank: Rank, op: FusedOp, label: str) -> Work:
-    sizes, hidden, feed_forward = rank.sizes, rank.workload.model.hidden, rank.layers.feed_forward
+    sizes, hidden, feed_forward = rank.sizes, rank.workload.model.hidden, rank.feed_forward
     experts, topk = feed_forward.experts, feed_forward.experts_per_token
     rows = rank.shard(sizes.tokens, when=label == "t")
     columns = rank.shard(experts, when=label == "e")
@@ -203,7 +203,7 @@ def _same_tokens(rank: Rank) -> tuple[str, Group]:
 
 def _experts(rank: Rank) -> tuple[Dtype, bool]:
     """What selects the measured kernels around the experts: the format of their weights, and gating."""
-    return rank.expert_dtype, rank.layers.feed_forward.gated
+    return rank.expert_dtype, rank.feed_forward.gated
 
 
 def _routed(rank: Rank, label: str) -> tuple[float, int, int]:
@@ -220,7 +220,7 @@ def _routed(rank: Rank, label: str) -> tuple[float, int, int]:
 def _expert_all_to_all(rank: Rank, op: FusedOp, copies: float, columns: int, each: float) -> tuple[Collective, ...]:
     if rank.ep == 1:
         return ()
-    hardware, feed_forward = rank.workload.hardware, rank.layers.feed_forward
+    hardware, feed_forward = rank.workload.hardware, rank.feed_forward
     topk = feed_forward.experts_per_token
     # With prompts on one group alone, what it sends is more than what it gets.
     most = max(copies, rank.sizes.tokens * topk * copies / max(rank.sizes.expert_tokens, 1.0))

@@ -305,13 +305,10 @@ def _mimo_v2(keys: Keys) -> list[Layer]:
 
 
 def _nemotron_h(keys: Keys) -> list[Layer]:
-    """Blocks of one kind each, M (Mamba-2), * (attention), - (dense) or E (experts).
-
-    A mixer and the network behind it make a layer. A mixer that no network follows gets one of width 1.
-    """
+    """Layers that are one thing each: M (Mamba-2), * (attention), - (dense) or E (experts)."""
     if keys.get("moe_latent_size"):
         raise CannotImport("experts in a narrower space (moe_latent_size), which no model file can say")
-    keys.need("layers")  # of blocks, of which two make a layer
+    layers = keys.need("layers")
     keys.known("ffn_hidden")  # read where a dense network comes
     pattern = keys.get("hybrid_override_pattern")
     if not pattern:
@@ -329,21 +326,22 @@ def _nemotron_h(keys: Keys) -> list[Layer]:
             "conv_kernel": keys.get("conv_kernel", default=4),
         }
     }
-    mixers = {"M": ("mamba", mamba), "*": ("full", _heads(keys))}
-    networks = {"-": lambda: _dense(keys.known("ffn_hidden"), gated=False), "E": lambda: _nemotron_experts(keys)}
-    layers: list[Layer] = []
-    for block, following in zip(pattern, pattern[1:] + "M", strict=True):
-        if block in networks:
-            continue
-        name, mixer = mixers[block]
-        if following in networks:
-            kind, network = networks[following]()
-        else:
-            kind, network = "alone", _dense(1, gated=False)[1]
-        layers.append(Layer(f"{name}_{kind}", mixer, network))
-    if sum(pattern.count(block) for block in networks) > len(layers) or pattern[0] in networks:
-        raise CannotImport(f"a feed-forward network without a mixer before it in {pattern!r}")
-    return layers
+    kinds = {
+        "M": lambda: _mixer_alone("mamba", mamba),
+        "*": lambda: _mixer_alone("full", _heads(keys)),
+        "-": lambda: _network_alone(*_dense(keys.known("ffn_hidden"), gated=False)),
+        "E": lambda: _network_alone(*_nemotron_experts(keys)),
+    }
+    known = {block: kinds[block]() for block in sorted(set(pattern))}
+    return [known[block] for block in _per_layer(list(pattern), layers, "hybrid_override_pattern")]
+
+
+def _mixer_alone(label: str, mixer: Table) -> Layer:
+    return Layer(label, {"only": "mixer", **mixer}, {})
+
+
+def _network_alone(label: str, network: Table) -> Layer:
+    return Layer(label, {}, {"only": "feed_forward", **network})
 
 
 def _nemotron_experts(keys: Keys) -> tuple[str, Table]:

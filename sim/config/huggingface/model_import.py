@@ -79,7 +79,7 @@ def import_model(content: Mapping[str, Any], name: str, quantisation: Mapping[st
         "mtp_layers": keys.known("mtp_layers", default=0),
         **_grouped(layers),
     }
-    if formats.experts and any(layer.feed_forward["experts"] > 1 for layer in layers):
+    if formats.experts and any(layer.feed_forward.get("experts", 1) > 1 for layer in layers):
         model["expert_dtype"] = formats.experts
     notes = tuple(_notes(layers, formats, is_text=text is content))
     return ModelImport(family, model, formats, keys.read(), keys.unread(), notes)
@@ -131,9 +131,6 @@ def _notes(layers: list[Layer], formats: Formats, *, is_text: bool) -> list[str]
     notes: list[str] = []
     if not is_text:
         notes.append("the text model alone: what sees or hears is left out")
-    alone = sum(layer.label.endswith("_alone") for layer in layers)
-    if alone:
-        notes.append(f"{alone} mixers without a feed-forward network have one of width 1")
     if any("sparse" in layer.label for layer in layers):
         notes.append("sparse attention by blocks is priced as if it chose tokens")
     if any("shared" in layer.label for layer in layers):

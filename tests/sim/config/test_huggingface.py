@@ -250,6 +250,16 @@ PUBLISHED: list[tuple[str, Config, float | None, float | None, bool]] = [
         None,
         False,
     ),
+    (
+        "nemotron_3_nano",
+        config("nemotron_h", 52, 2688, 1856, 32, 131072, **NEMOTRON_H | {"num_key_value_heads": 2}, head_dim=128)
+        | {"mamba_num_heads": 64, "ssm_state_size": 128, "moe_shared_expert_intermediate_size": 3712}
+        | routed(128, 6, 1856, 1, 0)
+        | {"hybrid_override_pattern": "MEMEM*E" + "MEMEM*E" * 4 + "MEMEMEM*E" + "MEMEMEME"},
+        31.6,
+        3.2,
+        False,
+    ),
     # Gemma 3: arXiv 2503.19786, table 1, without the vision encoder.
     (
         "gemma3_27b",
@@ -359,7 +369,7 @@ def test_the_shipped_models_are_what_their_configurations_say() -> None:
             config("qwen3", 1, 64, 128, 4, 100, layer_types=["sliding_attention"]),
             "layers with a window, and no sliding",
         ),
-        (config("nemotron_h", 2, 64, 128, 4, 100, hybrid_override_pattern="-M"), "without a mixer before it"),
+        (config("nemotron_h", 2, 64, 128, 4, 100, hybrid_override_pattern="-X"), "a hybrid_override_pattern of M"),
         (config("minimax_m2", 1, 64, 128, 4, 100, attn_type_list=[0]), "lightning attention"),
     ],
 )

@@ -29,6 +29,14 @@ STATES = (
     LayerGroup("full", 2, FULL, FeedForward(96)),
 )
 
+PARTS = (
+    LayerGroup("state", 3, LinearMixer("mamba2", 8, 4, 16, 16), None),
+    LayerGroup("dense", 1, None, FeedForward(96, gated=False)),
+    LayerGroup("experts", 2, None, FeedForward(96, 4, 2)),
+    LayerGroup("full", 1, FULL, None),
+)
+"""Layers of one part each, as Nemotron-H has them."""
+
 
 def some(workload: Workload, *, few: tuple[str, ...], extended: bool = False) -> Space:
     """A space of a few choices: both of the named ops, one of the others."""
@@ -73,8 +81,27 @@ def test_the_best_of_mixed_layers_is_that_of_brute_force(
     assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(brute_force(space), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("groups", "few"),
+    [
+        ("shared", ("attn_norm", "attn_residual", "ffn_norm", "combine")),
+        ("own", ("state.attn_residual", "dense.combine", "experts.ffn_norm", "full.attn_norm")),
+    ],
+)
+def test_so_it_is_where_layers_have_one_part_each(
+    toy_moe: Workload, groups: GroupChoices, few: tuple[str, ...]
+) -> None:
+    order = (0, 2, 0, 3, 1, 0, 2)
+    workload = dataclasses.replace(toy_moe, model=Model("parts", 64, 1000, PARTS, order), groups=groups)
+    space = dataclasses.replace(some(workload, few=few), tp=(1, 4))
+    found = find_best(space)
+    assert found.evaluation is not None
+    assert found.swept_tokens_per_s_per_gpu == pytest.approx(found.evaluation.tokens_per_s_per_gpu, rel=1e-12)
+    assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(brute_force(space), rel=1e-12)
+
+
 @pytest.mark.parametrize("groups", ["shared", "own"])
-@pytest.mark.parametrize("mixed", [GROUPS, STATES])
+@pytest.mark.parametrize("mixed", [GROUPS, STATES, PARTS])
 def test_so_it_is_on_meshes_of_attentions_own(toy_moe: Workload, groups: str, mixed: tuple[LayerGroup, ...]) -> None:
     workload = dataclasses.replace(
         toy_moe, model=Model("mixed", 64, 1000, mixed), groups=groups, phase="serve", prompt_tokens=96, output_tokens=32

@@ -20,7 +20,7 @@ from sim.layers.model import FeedForward, LayerGroup, Model
 from sim.simulate import evaluate
 from sim.step.pipeline import pipeline, stage_layers
 from sim.strategy import NONE, Strategy
-from sim.workload import Workload
+from sim.workload import GroupChoices, Phase, Workload
 
 FULL = GroupedAttention(heads=8, kv_heads=2, head_dim=16)
 WINDOW = dataclasses.replace(FULL, window=100)
@@ -81,6 +81,48 @@ def test_a_step_is_the_sum_of_its_layers(toy_moe: Workload, groups: str) -> None
     assert stage.group_layer_s == pytest.approx([each.layer_s for each in alone], rel=1e-12)
     inside_s = 3 * alone[0].layer_s + 2 * alone[1].layer_s
     assert stage.total_s == pytest.approx(inside_s + stage.embedding_s + stage.head_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("groups", ["shared", "own"])
+@pytest.mark.parametrize("phase", ["decode", "serve"])
+@pytest.mark.parametrize("feed_forward", [EXPERTS, DENSE])
+def test_parts_that_are_layers_of_their_own_cost_what_they_cost_together(
+    toy_moe: Workload, feed_forward: FeedForward, phase: Phase, groups: GroupChoices
+) -> None:
+    traffic = {"phase": phase, "prompt_tokens": 96, "output_tokens": 32}
+    whole = served(toy_moe, layers(FULL, feed_forward), **traffic)
+    mixer, network = LayerGroup("mixer", 4, FULL, None), LayerGroup("network", 4, None, feed_forward)
+    parts = served(toy_moe, mixer, network, order=(0, 1) * 4, groups=groups, **traffic)
+    assert parts.model.parameters == whole.model.parameters
+    assert parts.model.active_parameters == whole.model.active_parameters
+    names = [dim.name for dim in dims_of(whole)]
+    for drawn in strategies(whole, 7, 60):
+        if drawn.pp == 3 or (feed_forward is DENSE and drawn.ep > 1):
+            continue
+        # What the last layer hands on counts as if one like it followed: alike for both if both parts begin and end so.
+        choices = dict(zip(names, drawn.dims, strict=True))
+        choices |= {"ffn_norm": choices["attn_norm"], "attn_residual": choices["combine"]}
+        strategy = dataclasses.replace(drawn, dims=tuple(choices.values()), cp=1, dp=None)
+        one, two = evaluate(whole, strategy), evaluate(parts, strategy)
+        assert two.tpot_s == pytest.approx(one.tpot_s, rel=1e-9)
+        assert two.ttft_s == pytest.approx(one.ttft_s, rel=1e-9)
+        assert two.memory_bytes.total == pytest.approx(one.memory_bytes.total, rel=1e-12)
+        assert {each.kind for each in two.violations} == {each.kind for each in one.violations}
+
+
+def test_a_part_that_is_not_there_costs_nothing_and_has_no_choices(toy_moe: Workload) -> None:
+    mixer, network = LayerGroup("mixer", 3, FULL, None), LayerGroup("network", 1, None, EXPERTS)
+    workload = served(toy_moe, mixer, network, order=(0, 0, 1, 0), groups="own")
+    assert [dim.name for dim in dims_of(workload)] == [
+        *("mixer." + name for name in ("attn_norm", "qkv_proj", "attention", "o_proj", "attn_residual")),
+        *("network." + name for name in ("ffn_norm", "router", "dispatch", "ffn1", "activation", "ffn2", "combine")),
+    ]
+    evaluation = evaluate(workload, Strategy(2, 2, 1, 16, (NONE,) * 12))
+    exchanges = [op for op in evaluation.group_ops("mixer") if any(c.kind == "all_to_all" for c in op.collectives)]
+    assert exchanges == []
+    more = dataclasses.replace(workload, model=Model("more", 64, 1000, (dataclasses.replace(mixer, count=4), network)))
+    grown = evaluate(more, evaluation.strategy).memory_bytes.weights - evaluation.memory_bytes.weights
+    assert grown == pytest.approx(FULL.parameters(64) * 1 + 64 * 2, rel=1e-6)  # fp8 projections, one norm in bf16
 
 
 def test_where_groups_lay_the_stream_differently_its_move_is_charged(toy_moe: Workload) -> None:
