@@ -244,8 +244,11 @@ def brief(text: str) -> str:
     ('one two', 528)
     >>> (cut := brief("x" * 10**7)) == brief(cut)
     True
+    >>> brief("\x1b[31mred")  # what a terminal would obey
+    '\\\\x1b[31mred'
     """
-    line = " ".join(text[: 2 * LONGEST_TEXT].split())
+    words = " ".join(text[: 2 * LONGEST_TEXT].split())
+    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in words)
     if len(line) <= LONGEST_TEXT + _CUT_NOTE and len(text) <= 2 * LONGEST_TEXT:
         return line
     return f"{line[:LONGEST_TEXT]} ... ({len(text):,} characters)"

@@ -29,6 +29,7 @@ from ray._raylet import (  # pyright: ignore[reportAttributeAccessIssue]
     Config,  # pyright: ignore[reportAttributeAccessIssue]
 )
 
+from envs.strategy_env import failure_text
 from raysearch.errors import InputError, RunFailed
 from raysearch.supervision import private_prefix, start_anew
 
@@ -42,6 +43,8 @@ _TOO_SLOW = "timed out during startup"
 """What Ray says of it."""
 SILENT_S = 20.0
 """[assumed] A cluster whose head does not answer for so long has died."""
+LONGEST_FOLDER = 40
+"""[spec] A socket's path has 107 bytes (unix(7)), of which Ray's names within its folder take 67."""
 _VITAL = ("gcs_server", "raylet")
 OBJECT_STORE_BYTES = 100 * 1024**2
 """[assumed] Runs exchange only small dictionaries; Ray's default of 30 % of the memory would be in the way."""
@@ -66,23 +69,15 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     _check_reachable(address)
-    with _closed_to_others() if address == "local" else nullcontext(), _silent_threads():
-        try:
-            with _mended():
-                if address == "local":
-                    ours = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-                    with _without_what_nobody_asks(), _held_back(signal.SIGHUP):
-                        ray.init("local", num_cpus=cpus, **ours, **quiet)
-                else:
+    with _closed_to_others() if address == "local" else nullcontext() as private, _silent_threads():
+        with _mended():
+            if private is not None:
+                _start(private / "ray", cpus, quiet)
+            else:
+                try:
                     ray.init(address, **quiet)
-        except (ConnectionError, ValueError) as error:
-            raise InputError(f"cannot connect to Ray at {address!r}: {error}") from error
-        except Exception as error:
-            if _TOO_SLOW not in str(error):
-                raise
-            print(f"note: Ray did not start within {START_S:.0f} s", file=sys.stderr, flush=True)
-            start_anew()
-            raise RunFailed(f"Ray did not start within {START_S:.0f} s: is the machine too busy?") from error
+                except (ConnectionError, ValueError) as error:
+                    raise InputError(f"cannot connect to Ray at {address!r}: {error}") from error
         ended = threading.Event()
         if ray.is_initialized():
             cluster = None if address == "local" else ray.get_runtime_context().gcs_address
@@ -94,14 +89,39 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
             ray.shutdown()
 
 
+def _start(folder: Path, cpus: int | None, quiet: dict[str, Any]) -> None:
+    """Starts a Ray of one's own, with its sockets and logs in `folder` unless their paths become too long.
+
+    Ray opens that folder to everybody, so that it must lie in one that is closed.
+
+    Raises:
+        InputError: It cannot be started so.
+        RunFailed: It did not come up, and nobody watches who would try again.
+    """
+    ours = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    place = {"_temp_dir": str(folder)} if len(str(folder)) <= LONGEST_FOLDER else {}
+    try:
+        with _without_what_nobody_asks(), _held_back(signal.SIGHUP):
+            ray.init("local", num_cpus=cpus, **ours, **place, **quiet)
+    except ValueError as error:
+        raise InputError(f"cannot start Ray: {error}") from error
+    except Exception as error:
+        late = f"Ray did not start within {START_S:.0f} s: is the machine too busy?"
+        why = late if _TOO_SLOW in str(error) else f"Ray did not start: {failure_text(error)}"
+        print(f"note: {why}", file=sys.stderr, flush=True)
+        start_anew()
+        raise RunFailed(why) from error
+
+
 @contextmanager
-def _closed_to_others() -> Iterator[None]:
+def _closed_to_others() -> Iterator[Path]:
     """Has a Ray of one's own listen on this host alone where it can, and ask for a token that nobody else has.
 
     Its processes inherit the path of a file that only this user may read; the token is on no command line and in no
-    environment.
+    environment. Gives the folder of that file, for what else is nobody's business.
     """
-    with tempfile.TemporaryDirectory(prefix=private_prefix(os.getpid())) as private:  # of mode 700
+    folder = tempfile.TemporaryDirectory(prefix=private_prefix(os.getpid()), ignore_cleanup_errors=True)
+    with folder as private:  # of mode 700; what Ray's processes still write into it, their watcher removes
         path = Path(private) / "token"
         path.touch(0o600)
         path.write_text(secrets.token_hex(32))
@@ -117,7 +137,7 @@ def _closed_to_others() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = False
         _forget_token()
         try:
-            yield
+            yield Path(private)
         finally:
             ray_constants.ENABLE_RAY_CLUSTER = clusters
             for name, value in before.items():
@@ -188,8 +208,9 @@ def _forget_token() -> None:
 def _mended() -> Iterator[None]:
     """Mends what Ray's start has no options for.
 
-    It puts handlers of SIGTERM in place of ours that end the process without a word, and gives its own processes half a
-    minute to come up, which on a busy machine they do not.
+    It puts handlers of SIGTERM in place of ours that end the process without a word, gives its own processes half a
+    minute to come up, which on a busy machine they do not, and prints a page for each worker that dies, of which we
+    tell ourselves.
     """
 
     def patient(*arguments: Any) -> Any:
@@ -203,7 +224,11 @@ def _mended() -> Iterator[None]:
                 time.sleep(0.1)
 
     get_node = ray_services.get_node
-    with _replaced((ray_utils, "set_sigterm_handler", lambda handler: None), (ray_services, "get_node", patient)):
+    with _replaced(
+        (ray_utils, "set_sigterm_handler", lambda handler: None),
+        (ray_services, "get_node", patient),
+        (ray_worker, "listen_error_messages", lambda worker, stopped: None),
+    ):
         yield
 
 

@@ -50,7 +50,6 @@ def supervised(run: Callable[[], int]) -> int:
     for _ in range(MOST_STARTS):
         code, told, ended = _watch(run, stops)
         going_on = told or going_on
-        _end_descendants()
         if code != START_ANEW or stops.signum is not None:
             break
         sys.argv[1:] = going_on or sys.argv[1:]
@@ -151,6 +150,7 @@ def _watch(run: Callable[[], int], stops: _Stops) -> tuple[int, list[str] | None
     finally:
         stops.child = None
         os.close(read)
+        _end_descendants()
         _remove_private(child)
 
 

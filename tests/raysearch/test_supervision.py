@@ -206,6 +206,7 @@ else:
 @pytest.mark.slow
 def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
+    from ray._private import ray_constants
 
     from raysearch.connection import connected
 
@@ -218,11 +219,15 @@ def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypa
         assert ray.get(ray.remote(lambda: 7).remote()) == 7
         token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
         assert (token.stat().st_mode & 0o777, token.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        assert not list(Path("/tmp/ray").glob(f"session_*_{os.getpid()}"))
+        (sockets,) = token.parent.glob("ray/session_2*/sockets")
+        assert {"raylet", "plasma_store"} <= {path.name for path in sockets.iterdir()}
         rays = descendants(os.getpid())
         assert any("/gcs_server\0" in title for title in rays.values())
         assert not any(part in title for title in rays.values() for part in ("monitor.py\0", "dashboard.py\0"))
         assert not any(token.read_text() in told for pid in rays for told in (rays[pid], environment_of(pid)))
         own = {name: value for name, value in command_environment().items() if "RAY_AUTH" not in name}
+        assert own[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] == "0"  # so that they, too, ask at 127.0.0.1
         strangers = [
             subprocess.Popen(
                 [sys.executable, "-c", STRANGER, address],
@@ -231,9 +236,13 @@ def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypa
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
-            for mode in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64})
+            for mode in (
+                {"RAY_AUTH_MODE": "disabled"},
+                {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+                {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)},
+            )
         ]  # at a time: each tries for half a minute
-        assert [stranger.communicate()[0] for stranger in strangers] == ["refused\n"] * 2
+        assert [stranger.communicate()[0] for stranger in strangers] == [*["refused\n"] * 2, "let in\n"]
         assert {host for host, _ in listening([os.getpid(), *descendants(os.getpid())])} == {"127.0.0.1"}
     assert tokens() == before
     assert not token.exists()
