@@ -77,12 +77,17 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt requirements.txt requirem
 CUDA := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton
 DIGESTS := printf '%s\n' $(CUDA) | uv pip compile --quiet pyproject.toml --constraint constraints.txt --generate-hashes \
   --python-version 3.11 --no-annotate --no-header --excludes - --no-emit-package torch
+# Of what boto3 needs, all but this is in requirements.txt; it asks for an older python-dateutil, and works with ours.
+AWS := echo boto3==1.44.5
 hashes:
 	$(DIGESTS) --output-file requirements.txt
 	$(DIGESTS) --extra dev --output-file requirements-dev.txt \
 	  $$(sed -n 's/^\([A-Za-z0-9_.-]*\)==.*/--no-emit-package \1/p' requirements.txt)
 	sed -i '1i -r requirements.txt' requirements-dev.txt
-	sed -i '1i # The files of these versions by their digests. Made by `make hashes`.' requirements.txt requirements-dev.txt
+	$(AWS) | uv pip compile --quiet - --generate-hashes --python-version 3.11 --no-annotate --no-header \
+	  $(addprefix --no-emit-package ,python-dateutil six urllib3) --output-file requirements-aws.txt
+	sed -i '1i # The files of these versions by their digests. Made by `make hashes`.' \
+	  requirements.txt requirements-dev.txt requirements-aws.txt
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from envs.strategy_env import brief
 from raysearch.errors import InputError
 
 CLAIM_FILE = ".claim"
@@ -87,6 +88,8 @@ def _open_folder(folder: Path) -> int:
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise _unusable(folder, error) from error
+    except RecursionError as error:
+        raise InputError(f"cannot put results into {brief(str(folder))}: it nests too deep") from error
     if not writable:
         os.close(handle)
         raise InputError(f"cannot put results into {folder}: you may not write to it")

@@ -31,7 +31,7 @@ from ray._raylet import (  # pyright: ignore[reportAttributeAccessIssue]
 
 from envs.strategy_env import failure_text
 from raysearch.errors import InputError, RunFailed
-from raysearch.supervision import private_prefix, start_anew
+from raysearch.supervision import private_prefix, start_anew, starting_ray
 
 CONNECT_TIMEOUT_S = 5.0
 """[assumed] A cluster that does not answer within it is not there."""
@@ -101,7 +101,7 @@ def _start(folder: Path, cpus: int | None, quiet: dict[str, Any]) -> None:
     ours = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     place = {"_temp_dir": str(folder)} if len(str(folder)) <= LONGEST_FOLDER else {}
     try:
-        with _without_what_nobody_asks(), _held_back(signal.SIGHUP):
+        with _without_what_nobody_asks(), _held_back(signal.SIGHUP), starting_ray():
             ray.init("local", num_cpus=cpus, **ours, **place, **quiet)
     except ValueError as error:
         raise InputError(f"cannot start Ray: {error}") from error

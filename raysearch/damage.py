@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 from raysearch.files import Damaged, read_record
@@ -52,4 +53,4 @@ def set_aside_damaged_search(folder: Path) -> str:
 def _place(folder: Path, name: str) -> Path:
     aside = folder / DAMAGED_FOLDER
     aside.mkdir(exist_ok=True)
-    return aside / f"{name}.{len(list(aside.iterdir()))}"
+    return next(place for number in count() if not (place := aside / f"{name}.{number}").exists())

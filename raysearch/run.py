@@ -253,6 +253,8 @@ class SearchRun:
         """Stands where the checkpoint was made; False, with a note, if it and the rows do not fit together."""
         rows = None
         try:
+            if state["gate"]["calls"] < 0:
+                raise ValueError(f"it was made after {state['gate']['calls']} calls")
             rows = RowWriter.resume(self.out_dir / ROWS_FILE, state["gate"]["calls"], saved_rows(state["gate"]))
             self._begin(rows)
             self._gate.set_state(state["gate"])
@@ -260,8 +262,8 @@ class SearchRun:
                 raise ValueError(f"{self.out_dir / ROWS_FILE} holds other rows than it was saved after")
             self._searcher.set_state(state["searcher"])
             self._asked.extend(state["asked"])
-            self._exhausted, self._wall_s = state["exhausted"], state["wall_s"]
-            self._improvements = state["improvements"]
+            self._exhausted, self._wall_s = bool(state["exhausted"]), float(state["wall_s"])
+            self._improvements = [(int(call), float(wall_s)) for call, wall_s in state["improvements"]]
             self._observation = self._env.observation
             for action in self._asked:
                 self._simulator.prefetch(self._space.decode(action))

@@ -15,10 +15,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 from raysearch.errors import FAILURE, STOPS
 from raysearch.hangup import let_go_of_terminal
@@ -30,12 +31,10 @@ START_ANEW = 75
 MOST_STARTS = 4
 """[assumed] A Ray that died as often dies for a reason that stays."""
 _LOOK_S = 0.05
-_ENDED = b"null"
-"""Last line in the pipe of a child that has run to its end."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _pipe: int | None = None
-"""In the child: where it writes with what it can be gone on with."""
+"""In the child: where it writes with what it can be gone on with, whether Ray starts, and null at its end."""
 
 
 def supervised(run: Callable[[], int]) -> int:
@@ -46,29 +45,55 @@ def supervised(run: Callable[[], int]) -> int:
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     stops = _Stops()
-    code, told, going_on, ended = START_ANEW, None, resumed_with(), False
+    end, going_on = _End(START_ANEW), resumed_with()
     for _ in range(MOST_STARTS):
-        code, told, ended = _watch(run, stops)
-        going_on = told or going_on
-        if code != START_ANEW or stops.signum is not None:
+        end = _watch(run, stops)
+        going_on = end.going_on or going_on
+        if not end.passes or stops.signum is not None:
             break
         sys.argv[1:] = going_on or sys.argv[1:]
     kept = kept_by(going_on) if going_on else ""
     rest = f"; {kept}" if kept else ""
     if stops.signum is not None:
-        if code <= 128:  # it did not say so itself
+        if end.code <= 128:  # it did not say so itself
             print(f"interrupted by {signal.Signals(stops.signum).name}{rest}", file=sys.stderr)
         return 128 + stops.signum
-    if code < 0 or code == START_ANEW:
-        what = "Ray died again and again" if code > 0 else f"the command was ended by {signal.Signals(-code).name}"
-        print(f"error: {what}{rest}", file=sys.stderr)
-        return 1
-    if code == 0 and not ended:
-        print(f"error: code that the command called has ended its process{rest}", file=sys.stderr)
-        return 1
-    if code == FAILURE and kept and not told:  # begun before, it could not go on: its cluster has not come back, say
+    if not end.reached:
+        print(f"error: {end.why}{rest}", file=sys.stderr)
+        return FAILURE
+    if end.code == FAILURE and kept and not end.going_on:  # begun before, it could not go on: its cluster is gone, say
         print(f"note: {kept}", file=sys.stderr)
-    return code
+    return end.code
+
+
+class _End(NamedTuple):
+    """How a child ended.
+
+    Attributes:
+        code: Its exit code; negative if a signal ended it.
+        going_on: What it can be gone on with, if it said so.
+        reached: Whether it ran to its end; not if code that it called, or a signal, ended the process.
+        amid_ray: Whether that was while Ray started.
+    """
+
+    code: int
+    going_on: list[str] | None = None
+    reached: bool = False
+    amid_ray: bool = False
+
+    @property
+    def passes(self) -> bool:
+        """Whether to try again: Ray has died, with this process if it pleased to end it."""
+        return self.code == START_ANEW or (self.amid_ray and not self.reached)
+
+    @property
+    def why(self) -> str:
+        """Why it did not run to its end."""
+        if self.passes:
+            return "Ray died again and again"
+        if self.code < 0:
+            return f"the command was ended by {signal.Signals(-self.code).name}"
+        return f"code that the command called has ended its process, with exit code {self.code}"
 
 
 def resumed_with() -> list[str] | None:
@@ -83,8 +108,22 @@ def kept_by(arguments: Sequence[str]) -> str:
 
 def can_go_on_with(arguments: Sequence[str]) -> None:
     """Tells the watcher how what was begun is gone on with: for its last words, and to do so when Ray dies."""
+    _say(list(arguments))
+
+
+@contextmanager
+def starting_ray() -> Iterator[None]:
+    """Tells the watcher that Ray starts, whose C++ code ends the process where that fails; it is to be tried again."""
+    _say(True)
+    try:
+        yield
+    finally:
+        _say(False)
+
+
+def _say(what: list[str] | bool | None) -> None:
     if _pipe is not None:
-        os.write(_pipe, json.dumps(list(arguments)).encode() + b"\n")
+        os.write(_pipe, json.dumps(what).encode() + b"\n")
 
 
 def private_prefix(pid: int) -> str:
@@ -120,11 +159,8 @@ class _Stops:
                 os.kill(self.child, signum)
 
 
-def _watch(run: Callable[[], int], stops: _Stops) -> tuple[int, list[str] | None, bool]:
-    """Runs a child: its exit code, what it can be gone on with if it said so, and whether it ran to its end.
-
-    The code is negative if a signal ended it. It did not run to its end if code that it called ended the process.
-    """
+def _watch(run: Callable[[], int], stops: _Stops) -> _End:
+    """Runs a child, and leaves nothing of what it started."""
     read, write = os.pipe()
     parent = os.getpid()
     sys.stdout.flush()
@@ -141,12 +177,12 @@ def _watch(run: Callable[[], int], stops: _Stops) -> tuple[int, list[str] | None
             os.kill(child, stops.signum)
         code = _wait_for(child, stops)
         os.set_blocking(read, False)
-        told: list[bytes] = []
+        said: list[Any] = []
         with suppress(BlockingIOError):
-            told = os.read(read, 1 << 16).splitlines()
-        ended = told[-1:] == [_ENDED]
-        going_on = told[:-1] if ended else told
-        return code, json.loads(going_on[-1]) if going_on else None, ended
+            said = [json.loads(line) for line in os.read(read, 1 << 16).splitlines()]
+        going_on = [words for words in said if isinstance(words, list)]
+        amid_ray = [flag for flag in said if isinstance(flag, bool)]
+        return _End(code, going_on[-1] if going_on else None, None in said, amid_ray[-1:] == [True])
     finally:
         stops.child = None
         os.close(read)
@@ -179,7 +215,7 @@ def _be_child(run: Callable[[], int], parent: int, write: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         with suppress(OSError):
-            os.write(write, _ENDED + b"\n")
+            _say(None)
         os._exit(code)
 
 

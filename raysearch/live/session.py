@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,7 +140,7 @@ class Folder:
                 seen.append(self._read(line))
                 self._chain = chain
         except (DamagedRows, ValueError, KeyError, TypeError, RecursionError, RunFailed) as error:
-            aside = self._rows.with_name(f"{ROWS_FILE}.{len(list(self.path.glob(f'{ROWS_FILE}.*')))}")
+            aside = next(place for n in count() if not (place := self.path / f"{ROWS_FILE}.{n}").exists())
             self._rows.rename(aside)
             why = error if isinstance(error, DamagedRows) else f"line {len(seen) + 1} is no measurement of this tuning"
             _log.warning("note: %s; put aside as %s, %d measurements before it are kept", why, aside, len(seen))

@@ -35,6 +35,12 @@ def test_every_node_gets_the_checkout_and_its_pinned_versions(config: dict[str, 
     assert "--constraint ~/raysearch/constraints.txt --editable ~/raysearch" in install
 
 
+def test_every_package_is_installed_by_its_digest_or_pinned(config: dict[str, Any]) -> None:
+    steps = [*config["setup_commands"], *config.get("head_setup_commands", [])]
+    for install in (step for command in steps for step in command.split(";") if "pip install" in step):
+        assert "--require-hashes --no-deps" in install or "--constraint" in install
+
+
 @pytest.mark.parametrize("path", [*FILES, KUBERAY], ids=lambda path: path.name)
 def test_no_package_is_taken_from_whichever_of_two_indexes_has_it(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -147,6 +147,33 @@ def test_a_run_whose_checkpoint_makes_no_sense_starts_again(
     again.close()
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        lambda state: {"wall_s": "x"},
+        lambda state: {"improvements": 5},
+        lambda state: {"improvements": [(1, "x")]},
+        lambda state: {"gate": {**state["gate"], "calls": -5}},
+        lambda state: {"gate": {**state["gate"], "calls": "six"}},
+    ],
+)
+def test_what_a_run_itself_cannot_use_of_a_checkpoint_has_it_start_again(
+    tiny_workload: Path, tmp_path: Path, forged: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    spec = RunSpec(str(tiny_workload), "random", seed=0, budget=12)
+    run = SearchRun(spec, tmp_path)
+    run.advance(6)
+    run.save()
+    run.close()
+    state = read_checkpoint(tmp_path)
+    assert state is not None
+    write_checkpoint(tmp_path, {**state, **forged(state)})
+    again = SearchRun(spec, tmp_path, resume=True)
+    assert again.calls == 0
+    again.advance(12)
+    assert again.finish()["calls"] == 12
+
+
 def small(searcher: str) -> dict[str, Any]:
     return {"embedding": 16, "hidden": 16, "feed_forward": 16} if searcher == "ppo_paper" else {}
 

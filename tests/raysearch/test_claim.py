@@ -106,6 +106,12 @@ def test_the_claim_of_a_killed_process_does_not_count_on_its_host(tmp_path: Path
         pass
 
 
+def test_a_folder_that_nests_too_deep_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it nests too deep"), claimed(tmp_path / "/".join("d" * 1900)):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.timeout(20)
 def test_what_is_no_file_is_no_claim_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / CLAIM_FILE)

@@ -48,16 +48,16 @@ def test_what_is_installed_is_what_is_pinned() -> None:
         assert installed.split("+")[0] == exact, name
 
 
-def with_digests() -> dict[str, str]:
+def with_digests(*kinds: str) -> dict[str, str]:
     """Exact versions of what is installed by its digest, by canonical name."""
-    text = "".join((CHECKOUT / f"requirements{kind}.txt").read_text(encoding="utf-8") for kind in ("", "-dev"))
+    text = "".join((CHECKOUT / f"requirements{kind}.txt").read_text(encoding="utf-8") for kind in kinds)
     pins = dict(re.findall(r"^(\S+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE))
     assert len(pins) == text.count("==")
     return {canonicalize_name(name): exact for name, exact in pins.items()}
 
 
 def test_all_but_pytorch_is_installed_by_the_digest_of_the_pinned_version() -> None:
-    digests, pins = with_digests(), pinned()
+    digests, pins = with_digests("", "-dev"), pinned()
     assert digests == {name: pins[name] for name in digests}
     needed, below = {canonicalize_name(requirement.name) for requirement in declared()}, [*declared()]
     while below:
@@ -70,8 +70,15 @@ def test_all_but_pytorch_is_installed_by_the_digest_of_the_pinned_version() -> N
     assert needed - set(digests) == {"torch"}
 
 
+def test_what_a_head_on_aws_needs_beside_is_installed_by_its_digest() -> None:
+    assert set(with_digests("-aws")) == {"boto3", "botocore", "jmespath", "s3transfer"}
+
+
 def test_no_package_index_is_named_anywhere() -> None:
-    installed = ("constraints.txt", "requirements.txt", "requirements-dev.txt")
+    installed = (
+        "constraints.txt",
+        *(path.name for path in CHECKOUT.glob("requirements*.txt") if "torch" not in path.name),
+    )
     for name in ("pyproject.toml", "Makefile", ".ci/run", *installed):
         assert not re.search(r"index-url|find-links|https?://", (CHECKOUT / name).read_text(encoding="utf-8")), name
 

@@ -74,11 +74,27 @@ def test_a_mistake_is_not_followed_by_how_to_go_on(code: int) -> None:
     assert process.returncode == code
 
 
-def test_a_command_that_other_code_ended_has_not_succeeded() -> None:
-    process = start_child(SAY, TOLD, "os._exit(0)")
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_command_that_other_code_ended_has_not_succeeded(code: int) -> None:
+    process = start_child(SAY, TOLD, f"os._exit({code})")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert said.startswith("error: code that the command called has ended its process; every call so far is kept.")
+    what = f"code that the command called has ended its process, with exit code {code}"
+    assert said.startswith(f"error: {what}; every call so far is kept.")
+
+
+@pytest.mark.parametrize("end", ["os._exit(1)", "os.abort()"])
+def test_a_ray_that_ends_the_process_while_it_starts_is_started_anew(end: str) -> None:
+    process = start_child(SAY, "ray = supervision.starting_ray()", "ray.__enter__()", end)
+    printed, said = process.communicate(timeout=LONGEST_S)
+    assert printed == "ready study\n" * 4
+    assert said == "error: Ray died again and again\n"
+    assert process.returncode == 1
+
+
+def test_a_ray_that_has_started_has_nothing_to_do_with_an_end() -> None:
+    process = start_child("with supervision.starting_ray(): pass", SAY, "os._exit(1)")
+    assert process.communicate(timeout=LONGEST_S)[0] == "ready study\n"
 
 
 def test_a_command_whose_ray_has_died_is_gone_on_with_and_given_up_at_last() -> None:
