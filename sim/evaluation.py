@@ -44,6 +44,23 @@ class Violation:
         return 1.0
 
 
+def told_apart(needed: float, allowed: float, digits: int = 1) -> tuple[str, str]:
+    """Two figures of a violation as text, with more digits where they would look alike.
+
+    >>> told_apart(31.23, 30.0)
+    ('31.2', '30.0')
+    >>> told_apart(30.004, 30.0)
+    ('30.004', '30.000')
+    >>> told_apart(3.1, 0.01)
+    ('3.10', '0.01')
+    """
+    for more in range(digits, 10):
+        texts = f"{needed:,.{more}f}", f"{allowed:,.{more}f}"
+        if texts[0] != texts[1] and (allowed == 0 or round(allowed, more) > 0):
+            return texts
+    return f"{needed:g}", f"{allowed:g}"
+
+
 @dataclass(frozen=True, slots=True)
 class OpBreakdown:
     """One fused op of one layer on the busiest GPU.

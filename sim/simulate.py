@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sim.engines.registry import engine_rules
-from sim.evaluation import Evaluation, Memory, Violation
+from sim.evaluation import Evaluation, Memory, Violation, told_apart
 from sim.layers.dims import choices_of
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.step.breakdown import explain
@@ -136,10 +136,12 @@ def _room_limits(workload: Workload, strategy: Strategy, needed: float, allowed:
 def latency_limits(workload: Workload, tpot_s: float, ttft_s: float) -> Iterator[Violation]:
     """Whether the latencies meet their SLOs."""
     if tpot_s > workload.tpot_limit_s * (1 + ROUNDING):
-        message = f"TPOT is {tpot_s * 1e3:.1f} ms, the SLO is {workload.tpot_slo_s * 1e3:.1f} ms{_less(workload)}"
+        took, slo = told_apart(tpot_s * 1e3, workload.tpot_slo_s * 1e3)
+        message = f"TPOT is {took} ms, the SLO is {slo} ms{_less(workload)}"
         yield Violation("tpot", tpot_s, workload.tpot_limit_s, message)
     if ttft_s > workload.ttft_limit_s * (1 + ROUNDING):
-        message = f"TTFT is {ttft_s * 1e3:.0f} ms, the SLO is {workload.ttft_slo_s * 1e3:.0f} ms{_less(workload)}"
+        took, slo = told_apart(ttft_s * 1e3, workload.ttft_slo_s * 1e3, 0)
+        message = f"TTFT is {took} ms, the SLO is {slo} ms{_less(workload)}"
         yield Violation("ttft", ttft_s, workload.ttft_limit_s, message)
 
 

@@ -50,7 +50,10 @@ def compare_pools(
         str | None, typer.Option(help="What may be searched, as of `optimum`.", show_default="the engine's")
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="bf16, fp8 or fp8_block.", show_default="the fp8 format that is published")
+        str | None,
+        typer.Option(
+            help="bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.", show_default="the fp8 format that is published"
+        ),
     ] = None,
     kv_cache: Annotated[str, typer.Option(help="bf16 or fp8.")] = "fp8",
     kv_hidden: Annotated[

@@ -33,7 +33,10 @@ def recommend(
     ] = "vllm",
     phase: Annotated[str, typer.Option(help="serve, decode or prefill, as of `optimum`.")] = "serve",
     weights: Annotated[
-        str | None, typer.Option(help="bf16, fp8 or fp8_block.", show_default="the fp8 format that is published")
+        str | None,
+        typer.Option(
+            help="bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.", show_default="the fp8 format that is published"
+        ),
     ] = None,
     kv_cache: Annotated[str, typer.Option(help="bf16 or fp8.")] = "fp8",
     chunk_tokens: Annotated[
@@ -71,6 +74,12 @@ def recommend(
       raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --tpot-ms 50 --against aisimulate
       raysearch recommend --model qwen3_32b --gpus 16 --isl 2000 --osl 300 --tpot-ms 30 --requests-per-s 5 --price 2.5
     """
+    if against not in (None, "aisimulate"):
+        raise InputError(f"--against knows 'aisimulate', got {against!r}")
+    if against:
+        from raysearch.simulators.aisimulate import check_installed
+
+        check_installed()
     options = {
         "model": model,
         "hardware": hardware,
@@ -99,8 +108,6 @@ def recommend(
         concurrency,
         price,
     )
-    if against not in (None, "aisimulate"):
-        raise InputError(f"--against knows 'aisimulate', got {against!r}")
     found = answer(question, _note if sys.stderr.isatty() else lambda _: None)
     from raysearch.recommend.record import answer_dict, write_answer
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from raysearch.recommend.fleet import Fleet, fleet_of, needed_replicas, worth
+from raysearch.recommend.fleet import Fleet, best_first, fleet_of, gain, needed_gpus
 from raysearch.recommend.limits import NearestMiss, binding_limit, nearest_miss
 from raysearch.recommend.question import Question
 from raysearch.recommend.variations import FrontPoint, Variation, front, variations
 from sim.evaluation import Evaluation
-from sim.optimum.best import Known, find_best, find_bests
-from sim.optimum.spaces import space_of
-from sim.workload import Workload
+from sim.optimum.best import Known
 
 Said = Callable[[str], None]
 """Told what is being worked out."""
@@ -36,13 +34,26 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What another space has.
+
+    Attributes:
+        evaluation: Of its exact best.
+        reached: Share of that one's tokens/s, all GPUs at hand filled, that the engine's best reaches.
+    """
+
+    evaluation: Evaluation
+    reached: float
+
+
+@dataclass(frozen=True)
 class Answer:
     """What to run.
 
     Attributes:
         question: What was asked.
         options: The best first; none where nothing is feasible.
-        beside: The exact bests of the paper's and of the extended space, by name; None where nothing is feasible.
+        beside: The paper's and the extended space, by name; None where nothing is feasible.
         variations: The best if something were different.
         front: From most throughput to most speed.
         miss: Where nothing is feasible.
@@ -50,7 +61,7 @@ class Answer:
 
     question: Question
     options: tuple[Option, ...]
-    beside: Mapping[str, Evaluation | None]
+    beside: Mapping[str, Beside | None]
     variations: tuple[Variation, ...]
     front: tuple[FrontPoint, ...]
     miss: NearestMiss | None
@@ -58,65 +69,73 @@ class Answer:
 
 def answer(question: Question, said: Said = lambda _: None) -> Answer:
     """Answers a question exactly: every strategy of the engine's space and every batch are accounted for."""
-
-    def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
-        return worth(question, tokens_per_s_per_gpu, gpus)
-
     said("the engine's best")
-    # The fewest GPUs for requests at once follow from the batch, not from throughput: all degrees are asked.
-    count = 10**6 if question.concurrency is not None else question.top
     known: Known = {}
-    found = find_bests(space_of(question.workload), count, score, known=known)
-    if question.concurrency is not None:
-        enough = [each for each in found if needed_replicas(question, each) * each.gpus <= question.gpus]
-        found = sorted(enough, key=lambda each: needed_replicas(question, each) * each.gpus)[: question.top]
+    found = best_first(question, question.top, known)
     if not found:
         said("the nearest miss")
-        return Answer(question, (), {}, (), (), nearest_miss(question))
+        return Answer(question, (), {}, (), (), nearest_miss(question, known))
     best = found[0]
     options = tuple(
-        Option(each, fleet_of(question, each), binding_limit(question.workload, each), _reason(question, each, best))
+        Option(each, fleet_of(question, each), binding_limit(question, each), _reason(question, each, best))
         for each in found
     )
-    beside: dict[str, Evaluation | None] = {}
+    # Other spaces are compared where all GPUs are filled: under a load whole replicas would hide what limits cost.
+    fill = question.unloaded
+    fastest = best_first(fill, 1, known)[0] if question.loaded else best
+    beside: dict[str, Beside | None] = {}
+    others = [best, fastest]
     for name in ("paper", "extended"):
         said(f"the best of the {name} space")
-        beside[name] = _best_beside(question.workload, name, (best, *beside.values()))
+        if other := _best_beside(fill, name, others):
+            others.append(other)
+        beside[name] = Beside(other, 1 / (1 + gain(fill, other, fastest))) if other else None
     said("what if")
-    varied = tuple(variations(question, best, score, known))
+    varied = tuple(
+        variations(question, best, known) if question.concurrency is None else variations(fill, fastest, known)
+    )
     said("the front")
     return Answer(question, options, beside, varied, tuple(front(question, known)), None)
 
 
-def _best_beside(workload: Workload, name: str, others: tuple[Evaluation | None, ...]) -> Evaluation | None:
+def _best_beside(question: Question, name: str, others: Sequence[Evaluation]) -> Evaluation | None:
     """The exact best of a space over every batch; of the extended one over powers of two and the others' batches."""
-    batches = workload.degrees.batch
+    degrees = question.workload.degrees
     if name == "extended":
-        powers = {1 << power for power in range(13)} & set(batches)
-        batches = tuple(sorted(powers | {other.strategy.batch for other in others if other}))
-    degrees = replace(workload.degrees, batch=batches)
-    return find_best(space_of(replace(workload, space=name, degrees=degrees))).evaluation
+        powers = {1 << power for power in range(13)} & set(degrees.batch)
+        degrees = replace(degrees, batch=tuple(sorted(powers | {other.strategy.batch for other in others})))
+    return next(iter(best_first(question.under(space=name, degrees=degrees), 1)), None)
 
 
 def _reason(question: Question, each: Evaluation, best: Evaluation) -> str:
     """What an option has over the best one, or how little it lacks."""
     if each is best:
-        if question.requests_per_s is not None or question.concurrency is not None:
-            return "fewest GPUs"
-        return "most tokens/s"
+        return "fewest GPUs" if question.loaded else "most tokens/s"
     gains: list[str] = []
-    if needed_replicas(question, each) * each.gpus < needed_replicas(question, best) * best.gpus:
-        gains.append("fewer GPUs in all")
     if each.gpus < best.gpus:
-        gains.append(f"replicas of {each.gpus} GPUs, not {best.gpus}")
-    for name, own, other in (("token", each.tpot_s, best.tpot_s), ("first token", each.ttft_s, best.ttft_s)):
+        gains.append(f"replicas of {_gpus(each.gpus)}, not {best.gpus}")
+    for name, own, other in (("each token", each.tpot_s, best.tpot_s), ("first token", each.ttft_s, best.ttft_s)):
         if own < 0.97 * other:
-            gains.append(
-                f"each {name} {1 - own / other:.0%} sooner"
-                if name == "token"
-                else f"first token {1 - own / other:.0%} sooner"
-            )
+            gains.append(f"{name} {1 - own / other:.0%} sooner")
     if each.memory_bytes.total < 0.9 * best.memory_bytes.total:
         gains.append(f"{(best.memory_bytes.total - each.memory_bytes.total) / 1e9:.0f} GB more memory free")
-    lack = 1 - each.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
-    return "; ".join([*gains, f"{lack:.1%} fewer tokens/s/GPU" if lack >= 0 else f"{-lack:.1%} more tokens/s/GPU"])
+    return "; ".join([*gains, *_lacks(question, each, best)])
+
+
+def _lacks(question: Question, each: Evaluation, best: Evaluation) -> Iterator[str]:
+    """Why it is not the best, in what recommendations go by; and its throughput, where that says something else."""
+    own, other = needed_gpus(question, each), needed_gpus(question, best)
+    if own != other:
+        if question.loaded:
+            yield f"takes {own} GPUs, not {other}"
+        else:
+            yield f"{_compared(gain(question, each, best), 'tokens/s in all')}, {question.gpus - own} GPUs left over"
+    yield _compared(each.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu - 1, "tokens/s/GPU")
+
+
+def _compared(more: float, what: str) -> str:
+    return f"{more:.1%} more {what}" if more > 0 else f"{-more:.1%} fewer {what}"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from raysearch.recommend.question import Question
 from sim.evaluation import Evaluation
+from sim.optimum.best import Known, find_bests
+from sim.optimum.spaces import space_of
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class Fleet:
 def fleet_of(question: Question, evaluation: Evaluation) -> Fleet:
     """The replicas that a question asks for: all that the GPUs hold, or the fewest that carry the load."""
     replicas = needed_replicas(question, evaluation)
-    gpus, workload = replicas * evaluation.gpus, question.workload
+    gpus = replicas * evaluation.gpus
     tokens_per_s = evaluation.tokens_per_s_per_gpu * gpus
-    each = workload.prompt_tokens if workload.phase == "prefill" else workload.output_tokens
+    each = _request_tokens(question)
     return Fleet(
         replicas,
         gpus,
@@ -46,14 +48,50 @@ def fleet_of(question: Question, evaluation: Evaluation) -> Fleet:
     )
 
 
+def _request_tokens(question: Question) -> int:
+    """Tokens of a request that throughput counts: of its answer, in phase prefill of its prompt."""
+    workload = question.workload
+    return workload.prompt_tokens if workload.phase == "prefill" else workload.output_tokens
+
+
+def _load_tokens_per_s(question: Question) -> float | None:
+    """The tokens/s of the load to carry; None where none is asked for, or one of requests at once."""
+    if question.requests_per_s is None:
+        return None
+    return question.requests_per_s * max(1, _request_tokens(question))
+
+
 def needed_replicas(question: Question, evaluation: Evaluation) -> int:
     """Replicas of a strategy: the fewest for the load, or as many as the GPUs hold."""
-    if question.requests_per_s is not None:
-        tokens_per_s = question.requests_per_s * max(1, question.workload.output_tokens)
+    if (tokens_per_s := _load_tokens_per_s(question)) is not None:
         return math.ceil(tokens_per_s / (evaluation.tokens_per_s_per_gpu * evaluation.gpus) * (1 - 1e-12))
     if question.concurrency is not None:
         return math.ceil(question.concurrency / (evaluation.running * evaluation.strategy.pp))
     return question.gpus // evaluation.gpus
+
+
+def needed_gpus(question: Question, evaluation: Evaluation) -> int:
+    """GPUs of all those replicas."""
+    return needed_replicas(question, evaluation) * evaluation.gpus
+
+
+def gain(question: Question, evaluation: Evaluation, over: Evaluation) -> float:
+    """What a strategy has over another in what recommendations go by, as a share.
+
+    That is tokens/s of all GPUs at hand; under a load, how few GPUs it takes.
+    """
+    own, other = (needed_gpus(question, each) for each in (evaluation, over))
+    if question.loaded:
+        return other / own - 1
+    return evaluation.tokens_per_s_per_gpu * own / (over.tokens_per_s_per_gpu * other) - 1
+
+
+def cost(question: Question, fleet: Fleet) -> tuple[float, float] | None:
+    """The price an hour, and per million tokens of the load or else of all that they can do; None without a price."""
+    if question.price_per_gpu_hour is None:
+        return None
+    hourly = question.price_per_gpu_hour * fleet.gpus
+    return hourly, hourly / ((_load_tokens_per_s(question) or fleet.tokens_per_s) * 3600) * 1e6
 
 
 _TIE = 1e-6
@@ -67,10 +105,28 @@ def worth(question: Question, tokens_per_s_per_gpu: float, gpus: int) -> float:
     """
     if tokens_per_s_per_gpu <= 0 or gpus > question.gpus:
         return 0.0
-    if question.requests_per_s is None:
+    tokens_per_s = _load_tokens_per_s(question)
+    if tokens_per_s is None:
         return tokens_per_s_per_gpu * (question.gpus // gpus) * gpus / question.gpus
-    tokens_per_s = question.requests_per_s * max(1, question.workload.output_tokens)
     taken = gpus * math.ceil(tokens_per_s / (tokens_per_s_per_gpu * gpus) * (1 - 1e-12))
     if taken > question.gpus:
         return 0.0
     return tokens_per_s / taken * (1 - _TIE) + _TIE * min(tokens_per_s_per_gpu, tokens_per_s)
+
+
+def best_first(question: Question, count: int, known: Known | None = None) -> tuple[Evaluation, ...]:
+    """The best strategies of different degrees, the best first; those that cannot carry the load are left out.
+
+    The fewest GPUs for requests at once follow from the batch, not from throughput: all degrees are asked.
+    """
+    if question.concurrency is None:
+        return _by_worth(question, count, known)
+    enough = [each for each in _by_worth(question, 10**6, known) if needed_gpus(question, each) <= question.gpus]
+    return tuple(sorted(enough, key=lambda each: needed_gpus(question, each))[:count])
+
+
+def _by_worth(question: Question, count: int, known: Known | None) -> tuple[Evaluation, ...]:
+    def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
+        return worth(question, tokens_per_s_per_gpu, gpus)
+
+    return find_bests(space_of(question.workload), count, score, known=known)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+from raysearch.recommend.fleet import best_first, needed_gpus
 from raysearch.recommend.question import Question
-from sim.evaluation import Evaluation, Violation
-from sim.optimum.best import find_best
+from sim.evaluation import Evaluation, Violation, told_apart
+from sim.optimum.best import Known
 from sim.optimum.spaces import Space, space_of
-from sim.simulate import evaluate
+from sim.simulate import ROUNDING, evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
 
-def binding_limit(workload: Workload, evaluation: Evaluation) -> str:
+def binding_limit(question: Question, evaluation: Evaluation) -> str:
     """What keeps a strategy from a larger batch: the first limit that one more request on each rank breaks."""
     strategy = evaluation.strategy
-    for batch in (strategy.batch + strategy.attention_dp, 2 * strategy.batch):
-        larger = evaluate(workload, replace(strategy, batch=batch))
-        if larger.violations:
-            return f"{_NAMES.get(larger.violations[0].kind, 'limit')}: {_lacking(batch, larger.violations[0])}"
-    return "none: twice as many requests break no limit, and are no faster per GPU"
+    batch = strategy.batch + strategy.attention_dp
+    larger = evaluate(question.workload, replace(strategy, batch=batch))
+    if larger.violations:
+        return f"{_NAMES.get(larger.violations[0].kind, 'limit')}: {_lacking(batch, larger.violations[0])}"
+    if question.loaded and larger.tokens_per_s_per_gpu > evaluation.tokens_per_s_per_gpu:
+        return f"none: batch {batch} breaks none, but the load takes as many GPUs with it"
+    return f"none: batch {batch} breaks none, but no larger one is faster per GPU"
 
 
 _NAMES = {"hbm": "HBM", "tpot": "TPOT", "ttft": "TTFT", "sequences": "requests at once"}
@@ -32,8 +37,8 @@ def _lacking(batch: int, violation: Violation) -> str:
     if violation.kind == "hbm":
         return f"batch {batch} lacks {(violation.needed - violation.allowed) / 1e9:.1f} GB"
     if violation.kind in ("tpot", "ttft"):
-        needed, allowed = violation.needed * 1e3, violation.allowed * 1e3
-        return f"batch {batch} takes {needed:.1f} ms, {allowed:.1f} ms are allowed"
+        needed, allowed = told_apart(violation.needed * 1e3, violation.allowed * 1e3)
+        return f"batch {batch} takes {needed} ms, {allowed} ms are allowed"
     return f"batch {batch}: {violation.message}"
 
 
@@ -44,21 +49,35 @@ class NearestMiss:
     Attributes:
         evaluation: Of it.
         would_fit: Changes, each of which alone makes something feasible.
+        gpus_needed: Of its replicas, where they cannot carry the load on the GPUs at hand.
     """
 
     evaluation: Evaluation
     would_fit: tuple[str, ...]
+    gpus_needed: int | None = None
 
 
 _PER_RANK = (1, 2, 4, 8, 16, 32)
 """Requests per attention rank among which a miss is looked for: it lies where few requests run."""
 
 
-def nearest_miss(question: Question) -> NearestMiss | None:
-    """The nearest miss, or None where the engine runs nothing at all on so many GPUs."""
+def nearest_miss(question: Question, known: Known) -> NearestMiss | None:
+    """The nearest miss, or None where the engine runs nothing at all on so many GPUs.
+
+    Args:
+        question: What was asked.
+        known: Of the search that found nothing.
+    """
+    if question.loaded and (fewest := best_first(replace(question, gpus=_NO_END), 1, known)):
+        needed = needed_gpus(question, fewest[0])
+        return NearestMiss(fewest[0], (f"{needed:,} GPUs",), needed)
     misses = [evaluate(question.workload, strategy) for strategy in _few_requests(space_of(question.workload))]
     nearest = min(misses, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu), default=None)
     return None if nearest is None else NearestMiss(nearest, tuple(_remedies(question, nearest)))
+
+
+_NO_END = 10**12
+"""GPUs, for replicas that are as large as those at hand but as many as need be."""
 
 
 def _few_requests(space: Space) -> Iterator[Strategy]:
@@ -72,26 +91,38 @@ def _few_requests(space: Space) -> Iterator[Strategy]:
 
 
 def _remedies(question: Question, nearest: Evaluation) -> Iterator[str]:
-    """Single changes under which the exact search finds something."""
-    workload = question.workload
+    """Single changes under which the exact search finds something; where none does, what the nearest miss lacks."""
 
-    def fits(**changes: object) -> Evaluation | None:
-        return find_best(space_of(replace(workload, **changes))).evaluation  # type: ignore[arg-type]
+    def fits(gpus: int = question.gpus, **changes: Any) -> bool:
+        return bool(best_first(replace(question.under(**changes), gpus=gpus), 1))
 
-    for kind, field in (("TPOT", "tpot_slo_s"), ("TTFT", "ttft_slo_s")):
-        reached = nearest.tpot_s if kind == "TPOT" else nearest.ttft_s
-        if reached > getattr(workload, field) and fits(**{field: reached / (1 - workload.margin) * (1 + 1e-6)}):
-            yield f"a {kind} of {reached * 1e3:.1f} ms"
+    lacks = list(_lacks(question.workload, nearest))
+    alone = [text for text, changes in lacks if fits(**changes)]
+    yield from alone
+    together = {name: value for _, changes in lacks for name, value in changes.items()}
+    if not alone and len(lacks) > 1 and fits(**together):
+        yield " and ".join(text for text, _ in lacks)
+    for factor in (2, 4):
+        degrees, gpus = question.workload.degrees, factor * question.gpus
+        wider = replace(degrees, **{name: _doubled(getattr(degrees, name), factor) for name in ("tp", "ep")})
+        if fits(gpus, max_gpus=gpus, degrees=wider):
+            yield f"{gpus} GPUs"
+            return
+
+
+def _lacks(workload: Workload, nearest: Evaluation) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Fields of the workload that would keep a strategy within a limit that it breaks, each in words, rounded up."""
+    for kind, field, reached in (("TPOT", "tpot_slo_s", nearest.tpot_s), ("TTFT", "ttft_slo_s", nearest.ttft_s)):
+        if reached > getattr(workload, field) * (1 - workload.margin) * (1 + ROUNDING):
+            milliseconds = math.ceil(reached / (1 - workload.margin) * 1e4) / 10
+            yield f"a {kind} of {milliseconds:,.1f} ms", {field: milliseconds / 1e3}
     for violation in nearest.violations:
         if violation.kind == "hbm":
-            more = (violation.needed - violation.allowed) / 1e9
-            yield f"{more:.1f} GB more memory on each GPU, or a smaller format of weights or KV cache"
-    for factor in (2, 4):
-        degrees = workload.degrees
-        wider = replace(degrees, **{name: _doubled(getattr(degrees, name), factor) for name in ("tp", "ep")})
-        if fits(max_gpus=factor * workload.max_gpus, degrees=wider):
-            yield f"{factor * question.gpus} GPUs"
-            return
+            hardware = workload.hardware
+            # The engine may use a share of the memory alone, so that more must be there than is lacking.
+            more = math.ceil((violation.needed / violation.allowed - 1) * hardware.hbm_bytes / 1e8) / 10
+            larger = replace(hardware, hbm_bytes=hardware.hbm_bytes + more * 1e9)
+            yield f"{more:,.1f} GB more memory on each GPU", {"hardware": larger}
 
 
 def _doubled(table: tuple[int, ...], factor: int) -> tuple[int, ...]:

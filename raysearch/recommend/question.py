@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +36,20 @@ class Question:
     def __post_init__(self) -> None:
         if self.requests_per_s is not None and self.concurrency is not None:
             raise InputError("give --requests-per-s or --concurrency, not both")
+        if self.requests_per_s is not None and not 0 < self.requests_per_s < math.inf:
+            raise InputError(f"--requests-per-s: expected a number above 0, got {self.requests_per_s:g}")
+        if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < math.inf:
+            raise InputError(f"--price: expected a number from 0, got {self.price_per_gpu_hour:g}")
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it is asked how few GPUs carry a load."""
+        return self.requests_per_s is not None or self.concurrency is not None
+
+    @property
+    def unloaded(self) -> Question:
+        """The same question without its load: how to fill the GPUs at hand."""
+        return replace(self, requests_per_s=None, concurrency=None)
 
     def under(self, **changes: Any) -> Question:
         """The same question of a workload with other fields."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from raysearch.export.source import RECOMMENDATION_FILE
 from raysearch.files import strategy_dict, write_bytes, write_record
-from raysearch.recommend.answer import Answer, Option
+from raysearch.recommend.answer import Answer, Beside, Option
+from raysearch.recommend.fleet import cost
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
 from sim.nearness import near_limits
@@ -24,7 +25,6 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
     """An answer in JSON; without a feasible strategy `best` is null and `nearest_miss` says why."""
     question, workload = answer.question, answer.question.workload
     options = [_option_dict(answer, option) for option in answer.options]
-    best = answer.options[0].evaluation if answer.options else None
     return {
         "form": FORM,
         "options": dict(question.options),
@@ -35,12 +35,13 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
         "feasible": bool(options),
         "best": options[0] if options else None,
         "alternatives": options[1:],
-        "beside": {name: _beside_dict(workload, each, best) for name, each in answer.beside.items()},
+        "beside": {name: _beside_dict(workload, each) for name, each in answer.beside.items()},
         "sensitivity": [
             {
                 "change": each.change,
                 "gain": each.gain,
                 "feasible": bool(each.evaluation and each.evaluation.feasible),
+                "gpus": each.gpus,
                 "tokens_per_s_per_gpu": each.evaluation.tokens_per_s_per_gpu if each.evaluation else None,
                 "strategy": strategy_dict(each.evaluation.strategy) if each.evaluation else None,
             }
@@ -82,25 +83,19 @@ def figures(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
-    price = answer.question.price_per_gpu_hour
-    cost: dict[str, Any] = {}
-    if price is not None:
-        hourly = price * option.fleet.gpus
-        cost = {"price_per_hour": hourly, "price_per_million_tokens": hourly / (option.fleet.tokens_per_s * 3600) * 1e6}
+    paid = cost(answer.question, option.fleet)
+    told = dict(zip(("price_per_hour", "price_per_million_tokens"), paid, strict=True)) if paid else {}
     return {
         **figures(answer.question.workload, option.evaluation),
         **asdict(option.fleet),
-        **cost,
+        **told,
         "binding_limit": option.limit,
         "reason": option.reason,
     }
 
 
-def _beside_dict(workload: Workload, each: Evaluation | None, best: Evaluation | None) -> dict[str, Any] | None:
-    if each is None:
-        return None
-    share = best.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu if best else None
-    return {**figures(workload, each), "engine_reaches": share}
+def _beside_dict(workload: Workload, each: Beside | None) -> dict[str, Any] | None:
+    return {**figures(workload, each.evaluation), "engine_reaches": each.reached} if each else None
 
 
 def _miss_dict(answer: Answer) -> dict[str, Any] | None:
@@ -110,6 +105,7 @@ def _miss_dict(answer: Answer) -> dict[str, Any] | None:
     return {
         **figures(answer.question.workload, evaluation),
         "violations": [asdict(violation) for violation in evaluation.violations],
+        "gpus_needed": answer.miss.gpus_needed,
         "would_fit": list(answer.miss.would_fit),
     }
 

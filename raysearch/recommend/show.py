@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raysearch.files import degrees_text
 from raysearch.recommend.answer import Answer, Option
+from raysearch.recommend.fleet import cost
 from raysearch.recommend.record import figures
 from raysearch.tables import plain_table, printer
 from sim.evaluation import Evaluation
@@ -39,9 +40,8 @@ def _show_best(answer: Answer, best: Option) -> None:
         console.print(f"  {_ranged(told, 'ttft_s', 'ms to the first token', 1e3)}")
     if fleet.requests_per_s is not None:
         console.print(f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once")
-    if question.price_per_gpu_hour is not None:
-        hourly = question.price_per_gpu_hour * fleet.gpus
-        console.print(f"  {hourly:,.2f} an hour, {hourly / (fleet.tokens_per_s * 3600) * 1e6:,.2f} per million tokens")
+    if paid := cost(question, fleet):
+        console.print(f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens")
     console.print(f"  Limit: {best.limit}")
     console.print(f"  In brackets 90 % intervals{_because(best.evaluation)}")
     if "ttft_s" in told["intervals"]:
@@ -86,13 +86,12 @@ def _show_options(answer: Answer) -> None:
 
 
 def _show_beside(answer: Answer) -> None:
-    best = answer.options[0].evaluation
     for name, each in answer.beside.items():
         if each is None:
             continue
-        reaches = best.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu
-        what = f"{each.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({degrees_text(each.strategy)})"
-        printer().print(f"Best of the {name} space: {what}; the engine reaches {reaches:.2f} of it")
+        best = each.evaluation
+        what = f"{best.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({degrees_text(best.strategy)})"
+        printer().print(f"Best of the {name} space: {what}; the engine reaches {each.reached:.2f} of it")
 
 
 def _show_variations(answer: Answer) -> None:
@@ -103,8 +102,10 @@ def _show_variations(answer: Answer) -> None:
         gain = f"{each.gain:+.1%}" if each.gain is not None else "-"
         what = degrees_text(found.strategy) if found else "-"
         broken = f"; {found.violations[0].message}" if found and found.violations else ""
-        rows.append((each.change, value, gain, what + broken))
-    printer().print(plain_table("What if", ("", "tok/s/GPU", "gain", "strategy"), rows, wrap=("strategy",)))
+        rows.append((each.change, value, "-" if each.gpus is None else str(each.gpus), gain, what + broken))
+    by = "fewer GPUs" if answer.question.requests_per_s is not None else "tokens/s of all GPUs"
+    columns = ("", "tok/s/GPU", "GPUs", "gain", "strategy")
+    printer().print(plain_table(f"What if (gain: {by})", columns, rows, wrap=("strategy",)))
 
 
 def _show_front(answer: Answer) -> None:
@@ -137,5 +138,7 @@ def _show_miss(answer: Answer) -> None:
     )
     for violation in evaluation.violations:
         console.print(f"  {violation.message}")
+    if answer.miss.gpus_needed is not None:
+        console.print(f"  The load takes {answer.miss.gpus_needed:,} GPUs, {question.gpus:,} are at hand")
     for change in answer.miss.would_fit:
         console.print(f"  It would fit with {change}.")

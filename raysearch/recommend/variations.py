@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from raysearch.recommend.fleet import best_first, gain, needed_gpus
 from raysearch.recommend.question import Question
 from sim.evaluation import Evaluation
-from sim.optimum.best import Known, find_best, find_bests
+from sim.optimum.best import Known, find_best
 from sim.optimum.spaces import space_of
 from sim.prices.curves import Curves
 from sim.prices.hardware import Hardware
@@ -25,23 +26,22 @@ class Variation:
     Attributes:
         change: In words.
         evaluation: Of the best under it, None if nothing is feasible; with another batch, of the same degrees.
-        gain: Its tokens/s/GPU over the recommended ones', less 1.
+        gpus: Of all its replicas.
+        gain: What it has over the recommended one; see `raysearch.recommend.fleet.gain`.
     """
 
     change: str
     evaluation: Evaluation | None
+    gpus: int | None
     gain: float | None
 
 
-def variations(
-    question: Question, best: Evaluation, score: Callable[[float, int], float], known: Known
-) -> Iterator[Variation]:
+def variations(question: Question, best: Evaluation, known: Known) -> Iterator[Variation]:
     """The exact best with 10 % more of each thing, and the recommended degrees with other batches.
 
     Args:
         question: What was asked.
         best: The recommended strategy.
-        score: What recommendations go by.
         known: Of the search that found it.
     """
     workload = question.workload
@@ -55,15 +55,17 @@ def variations(
         changes.append(("a TTFT 10 % longer", replace(workload, ttft_slo_s=MORE * workload.ttft_slo_s)))
     for change, changed in changes:
         same_costs = known if changed.hardware is workload.hardware else None
-        found = find_bests(space_of(changed), 1, score, known=same_costs)
-        yield _variation(change, found[0] if found else None, best)
+        found = best_first(replace(question, workload=changed), 1, same_costs)
+        yield _variation(question, change, found[0] if found else None, best)
     for share, name in ((0.5, "half the batch"), (2.0, "twice the batch")):
         batch = max(1, round(share * best.strategy.batch))
-        yield _variation(name, evaluate(workload, replace(best.strategy, batch=batch)), best)
+        yield _variation(question, name, evaluate(workload, replace(best.strategy, batch=batch)), best)
 
 
-def _variation(change: str, found: Evaluation | None, best: Evaluation) -> Variation:
-    return Variation(change, found, found.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu - 1 if found else None)
+def _variation(question: Question, change: str, found: Evaluation | None, best: Evaluation) -> Variation:
+    if found is None or found.tokens_per_s_per_gpu <= 0:
+        return Variation(change, found, None, None)
+    return Variation(change, found, needed_gpus(question, found), gain(question, found, best))
 
 
 def _with_memory(hardware: Hardware) -> Hardware:

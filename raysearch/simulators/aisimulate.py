@@ -17,6 +17,7 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 from raysearch.errors import InputError
@@ -33,6 +34,7 @@ HUGGING_FACE = {
     "llama_3_1_405b": "meta-llama/Meta-Llama-3.1-405B",
 }
 """Its names of the shipped models."""
+_MISSING = "AISimulate is not installed: pip install 'raysearch[aisimulate]'"
 _PRECISION = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
 
 
@@ -107,7 +109,7 @@ def _session(system: str) -> tuple[Any, Any]:
         from aisimulate.sdk import perf_database
         from aisimulate.sdk.backends.factory import get_backend
     except ImportError as error:
-        raise InputError("AISimulate is not installed: pip install 'raysearch[aisimulate]'") from error
+        raise InputError(_MISSING) from error
     version = perf_database.get_latest_database_version(system, BACKEND)
     if version is None:
         raise InputError(f"AISimulate has no {BACKEND} data of hardware {system!r}")
@@ -137,6 +139,16 @@ class Recommended:
     version: str
 
 
+def check_installed() -> None:
+    """Looks for the package before anything else takes its time.
+
+    Raises:
+        InputError: It is missing.
+    """
+    if find_spec("aisimulate") is None:
+        raise InputError(_MISSING)
+
+
 def recommendation(workload: Workload, gpus: int) -> Recommended | None:
     """What AISimulate recommends for a workload of phase serve under its engine; None where nothing meets the SLOs.
 
@@ -148,7 +160,7 @@ def recommendation(workload: Workload, gpus: int) -> Recommended | None:
     try:
         from aisimulate.legacy_cli.api import cli_default
     except ImportError as error:
-        raise InputError("AISimulate is not installed: pip install 'raysearch[aisimulate]'") from error
+        raise InputError(_MISSING) from error
     engine = workload.engine.name.partition("<")[0] if workload.engine else BACKEND
     slos_ms = [min(slo_s, _NO_LIMIT_S) * 1e3 for slo_s in (workload.ttft_slo_s, workload.tpot_slo_s)]
     try:

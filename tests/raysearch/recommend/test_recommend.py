@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from raysearch.app import app
 from raysearch.commands.workload_flags import workload_of_flags
 from raysearch.errors import InputError
 from raysearch.files import as_strategy, unsealed
+from sim.config.catalog import load_hardware
+from sim.config.described import Description, described_workload
 from sim.engines.registry import engine_rules
 from sim.optimum.best import find_best
 from sim.optimum.spaces import space_of
@@ -88,7 +92,7 @@ def test_the_binding_limit_is_what_one_more_request_breaks(told: dict[str, Any])
 def test_other_spaces_lie_beside_and_hold_the_engines(told: dict[str, Any]) -> None:
     extended = told["beside"]["extended"]
     assert extended["engine_reaches"] <= 1 + 1e-12
-    share = told["best"]["tokens_per_s_per_gpu"] / extended["tokens_per_s_per_gpu"]
+    share = told["best"]["tokens_per_s_per_gpu"] / extended["tokens_per_s_per_gpu"]  # both fill all GPUs
     assert extended["engine_reaches"] == pytest.approx(share)
     assert set(told["beside"]) == {"paper", "extended"}
 
@@ -140,13 +144,107 @@ def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str
         assert sized["best"]["gpus"] >= math.ceil(6 / each)
 
 
+def llama(gpus: int, *words: str, model: str = "llama_3_1_8b", code: int = 0) -> dict[str, Any]:
+    """An answer of another question than `ASKED`."""
+    said = ("--model", model, "--gpus", str(gpus), "--isl", "1000", "--osl", "100")
+    shown = RUNNER.invoke(app, ["recommend", *said, *words, "--json"], catch_exceptions=False)
+    assert shown.exit_code == code, shown.output
+    return json.loads(shown.stdout)
+
+
+@pytest.mark.parametrize("wrong", [("--requests-per-s", "0"), ("--requests-per-s", "-3"), ("--price", "-2")])
+def test_figures_that_mean_nothing_are_refused(raysearch: Callable[..., Any], wrong: tuple[str, str]) -> None:
+    refused = raysearch("recommend", *ASKED, *wrong)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"error: {wrong[0]}: expected a number")
+
+
+@pytest.mark.parametrize("load", [("--requests-per-s", "100000"), ("--concurrency", "90000")])
+def test_a_load_that_the_gpus_cannot_carry_says_how_many_could(load: tuple[str, str]) -> None:
+    miss = llama(1, *load, "--tpot-ms", "8", code=3)["nearest_miss"]
+    if load[0] == "--requests-per-s":
+        assert miss["gpus_needed"] == math.ceil(100_000 * 100 / miss["tokens_per_s_per_gpu"])  # replicas of one GPU
+    assert miss["gpus_needed"] > 4
+    assert miss["would_fit"] == [f"{miss['gpus_needed']:,} GPUs"]
+    assert not miss["violations"]
+
+
+def test_a_load_of_prompts_is_counted_in_prompts() -> None:
+    told = llama(16, "--phase", "prefill", "--ttft-ms", "300", "--requests-per-s", "100", "--price", "2")
+    best = told["best"]
+    assert best["requests_per_s"] >= 100
+    assert best["requests_per_s"] * (best["replicas"] - 1) / best["replicas"] < 100
+    # What is paid for is the load, not what the replicas could do besides.
+    assert best["price_per_million_tokens"] == pytest.approx(2 * best["gpus"] / (100 * 1000 * 3600) * 1e6)
+
+
+def test_with_gpus_left_over_like_is_compared_with_like() -> None:
+    told = llama(7, "--tpot-ms", "24", model="llama_3_1_70b")
+    options = [told["best"], *told["alternatives"]]
+    assert options[0]["left_over"] > 0
+    for each in options[1:]:
+        assert each["tokens_per_s"] <= options[0]["tokens_per_s"]
+        if each["gpus"] != options[0]["gpus"]:
+            fewer = 1 - each["tokens_per_s"] / options[0]["tokens_per_s"]
+            assert f"{fewer:.1%} fewer tokens/s in all, {each['left_over']} GPU" in each["reason"]
+    best = options[0]["tokens_per_s"]
+    for other in told["beside"].values():
+        filled = other["tokens_per_s_per_gpu"] * (7 // other["gpus_per_replica"]) * other["gpus_per_replica"]
+        assert other["engine_reaches"] == pytest.approx(best / filled)
+    gains = {each["change"]: each for each in told["sensitivity"]}
+    for change in ("10 % more HBM", "10 % more HBM bandwidth", "a TPOT 10 % longer"):
+        each = gains[change]
+        assert each["gain"] >= -1e-12  # more of a thing never costs
+        assert each["gain"] == pytest.approx(each["tokens_per_s_per_gpu"] * each["gpus"] / best - 1)
+
+
+def test_under_a_load_gains_are_fewer_gpus_and_a_batch_may_be_bound_by_nothing() -> None:
+    told = llama(1, "--requests-per-s", "7", "--tpot-ms", "8")
+    assert told["best"]["gpus"] == 1
+    assert all(each["gain"] == 0 for each in told["sensitivity"] if each["change"].startswith("10 %"))
+    assert told["best"]["binding_limit"].startswith("none: batch ")
+    assert told["best"]["binding_limit"].endswith("but the load takes as many GPUs with it")
+
+
+def test_more_memory_is_what_the_engine_s_share_of_it_needs_and_only_said_to_suffice_if_it_does(tmp_path: Path) -> None:
+    said = ("--weights", "bf16", "--kv-cache", "bf16", "--osl", "64")
+    miss = llama(1, *said, "--tpot-ms", "60", model="llama_3_1_70b", code=3)["nearest_miss"]
+    needs = next(text for text in miss["would_fit"] if text.endswith("GB more memory on each GPU"))
+    hardware = load_hardware("h100_sxm")
+    workload = described_workload(
+        Description(
+            "llama_3_1_70b", phase="serve", isl=1000, osl=64, engine="vllm", weights="bf16", kv_cache="bf16", max_gpus=1
+        ),
+        {"batch": "any"},
+    )
+    for more, fits in ((float(needs.split()[0]), True), (float(needs.split()[0]) - 0.3, False)):
+        larger = replace(workload, hardware=replace(workload.hardware, hbm_bytes=hardware.hbm_bytes + more * 1e9))
+        assert (find_best(space_of(larger)).evaluation is not None) == fits
+    # A TPOT that no memory would meet: memory alone is not said to suffice.
+    miss = llama(1, *said, "--tpot-ms", "20", model="llama_3_1_70b", code=3)["nearest_miss"]
+    assert not [text for text in miss["would_fit"] if text.endswith("memory on each GPU") and " and " not in text]
+    assert [text for text in miss["would_fit"] if " and " in text]
+
+
+def test_figures_on_both_sides_of_a_limit_look_different() -> None:
+    miss = llama(4, "--tpot-ms", "0.01", code=3)["nearest_miss"]
+    assert "the SLO is 0.01 ms" in miss["violations"][0]["message"]
+
+
+def test_what_is_to_be_compared_with_is_looked_for_first(raysearch: Callable[..., Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr("raysearch.commands.recommend.answer", None)
+    monkeypatch.setattr("raysearch.simulators.aisimulate.find_spec", lambda _name: None)
+    refused = raysearch("recommend", *ASKED, "--against", "aisimulate")
+    assert (refused.returncode, refused.stderr[:34]) == (2, "error: AISimulate is not installed")
+
+
 def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told() -> None:
     missed = ask("--tpot-ms", "0.5", code=3)
     assert missed["best"] is None
     assert missed["alternatives"] == []
     miss = missed["nearest_miss"]
     assert [violation["kind"] for violation in miss["violations"]] == ["tpot"]
-    assert miss["would_fit"][0] == f"a TPOT of {miss['tpot_s'] * 1e3:.1f} ms"
+    assert miss["would_fit"][0] == f"a TPOT of {math.ceil(miss['tpot_s'] * 1e4) / 10:.1f} ms"
     words = [word for word in ASKED if word != "--top"][:-1]
     shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "0.5"], catch_exceptions=False)
     assert shown.exit_code == 3
