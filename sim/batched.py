@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.evaluation import Evaluation, Violation
+from sim.batched_layers import GroupTerms, LayerFigures, MeetingTerms, Stack, Table, filled, python_sum
+from sim.evaluation import Evaluation
 from sim.layers.dims import dims_of
-from sim.layers.ops import layer_ops
 from sim.serving.phases import Pace, batching, most_sequences
 from sim.simulate import OWN_SPACES, ROUNDING, degree_limits, evaluate
-from sim.step.costs import head_activation_bytes, op_cost, token_rows
-from sim.step.pipeline import Stage, pipeline
-from sim.step.stage import end_kv_bytes, end_weight_bytes, hand_on_all_s, model_ends_s, room, stage_ends_s
-from sim.step.two_meshes import ATTENTION_SIDE, Sides, sides_of
+from sim.step.costs import head_activation_bytes, vocabulary_bytes
+from sim.step.drafting import draft_of
+from sim.step.pipeline import meet, pipeline
+from sim.step.stage import hand_on_all_s, model_ends_s, room, vocabularies
+from sim.step.two_meshes import sides_of
 from sim.strategy import MOST_CHOICES, Strategy
 from sim.validate import check_strategy
 from sim.workload import Workload
@@ -40,8 +42,6 @@ _BLOCK = 4096
 """Most strategies that are added up together; their arrays then stay in the processor's cache. [assumed]"""
 _MOST_ROWS = 8192
 """Meshes and batches whose tables are kept, some 10 kB each; when there are more, all are made anew. [assumed]"""
-_EXACT_SUM = sum([1.0, 1e100, 1.0, -1e100]) == 2.0
-"""Whether this Python's `sum` compensates what floats lose, as from 3.12 on."""
 
 
 @final
@@ -143,15 +143,9 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
     ([True, True, False], 2, 256)
     """
     columns = strategies if isinstance(strategies, Strategies) else _columns(workload, strategies)
-    alike = len(workload.model.groups) == 1
-    if alike:
-        terms = _terms(workload, tuple(op.choices for op in layer_ops(workload.model).ops))
-        terms.check(columns)
-    else:
-        terms = None
-        for strategy in columns:
-            check_strategy(workload, strategy)
-    if terms is None or len(columns) < FEW:
+    terms = _terms(workload, tuple(dim.choices for dim in dims_of(workload)))
+    terms.check(columns)
+    if len(columns) < FEW:
         one_by_one = zip(*(_figures(evaluate(workload, each)) for each in strategies), strict=True)
         return Evaluations(workload, strategies, *map(np.array, one_by_one))
     blocks = [terms.figures(columns[start : start + _BLOCK]) for start in range(0, len(columns), _BLOCK)]
@@ -201,78 +195,49 @@ class _Steps(NamedTuple):
     choice_excess: Sequence[Floats]
 
 
-_COSTS = ("kernel_s", "collective_s", "weight", "kv", "activation", "rows", "heads", "unsupported")
-"""Of an op under a choice: those of `OpCost`, the rows that cannot be shared out, and how far limits are missed."""
-_KERNEL_S, _COLLECTIVE_S, _WEIGHT, _KV, _ACTIVATION, _ROWS, _HEADS, _UNSUPPORTED = range(len(_COSTS))
 _PACE = tuple(each.name for each in fields(Pace))
-_OF_ROW = (*_PACE, "tokens", "most", "stream", "head", "one_mesh", "attention_tp", "experts_tp")
-_MOST_STAGES = 3
-"""Kinds of pipeline stages of equal layers that can be the slowest or the fullest: middle, first and last."""
-_LAYERS, _ENDS, _DRAFTS = (tuple(f"{name}{at}" for at in range(_MOST_STAGES)) for name in ("layers", "ends", "drafts"))
-_OF_STAGE = ("row", *_LAYERS, *_ENDS, *_DRAFTS, *_OF_ROW)
+_OF_ROW = (*_PACE, "tokens", "most", "stream", "head", "vocabulary", "draft_weight", "draft_kv")
 _DEGREE_LIMITS = 6
 """The most limits that degrees alone can break, but for an engine's rules."""
 
 
-class _Table:
-    """A float64 array `[rows, ...]` that rows are added to, NaN at first."""
-
-    def __init__(self, *shape: int) -> None:
-        self.array: Floats = np.full((64, *shape), np.nan)
-
-    def make_room(self, rows: int) -> None:
-        """Grows so that so many rows fit."""
-        if rows > len(self.array):
-            more = np.full((max(rows, 2 * len(self.array)) - len(self.array), *self.array.shape[1:]), np.nan)
-            self.array = np.concatenate([self.array, more])
-
-
 @lru_cache(maxsize=8)
 def _terms(workload: Workload, choices: tuple[tuple[int, ...], ...]) -> _Terms:
-    """What is known of a workload, as long as its ops have these choices."""
+    """What is known of a workload, as long as its dims have these choices."""
     return _Terms(workload, choices)
 
 
 class _Terms:
-    """Terms that strategies add up. A row stands for a mesh and a batch, a stage for a row and a pipeline degree.
-
-    An op's choices count as places in their list. An entry is a place of one op, or the places of the ops at the ends
-    of one tensor; the entries of all ops lie side by side, as do those of all tensors.
-    """
+    """Terms that strategies add up. A row stands for a mesh and a batch, a stage for a row and a pipeline degree."""
 
     def __init__(self, workload: Workload, choices: tuple[tuple[int, ...], ...]) -> None:
         self._workload, self._choices = workload, choices
-        self._layer = layer_ops(workload.model)
-        names = [op.name for op in self._layer.ops]
-        self._place = np.full((len(names), MOST_CHOICES), -1, np.int64)
-        for op, known in enumerate(choices):
-            self._place[op, list(known)] = range(len(known))
-        self._op_start = np.cumsum([0, *map(len, choices)])
-        self._ends = [[names.index(name) for name in tensor.ends] for tensor in self._layer.tensors]
-        sizes = [[len(choices[op]) for op in ends] for ends in self._ends]
-        self._scale = np.zeros((len(names), len(sizes)), np.int64)  # of an op's place in a tensor's entry
-        for tensor, (ends, each) in enumerate(zip(self._ends, sizes, strict=True)):
-            self._scale[ends, tensor] = [math.prod(each[place + 1 :]) for place in range(len(each))]
-        self._tensor_start = np.cumsum([0, *map(math.prod, sizes)])
-        self._most_consumers = max(map(len, self._ends)) - 1
-        self._incoming = self._incoming_moves()
-        self._of_attention = np.array([name in ATTENTION_SIDE for name in names])
-        self._last_op = names.index("combine")
+        model, dims = workload.model, dims_of(workload)
+        self._place = np.full((len(dims), MOST_CHOICES), -1, np.int64)
+        for dim, known in enumerate(choices):
+            self._place[dim, list(known)] = range(len(known))
         self._kinds = len(batching(workload, 1, 1).loads)
+        self._groups = [GroupTerms(index, group, dims, self._kinds) for index, group in enumerate(model.groups)]
+        pairs = sorted({pair for pair in pairwise(model.order) if pair[0] != pair[1]}) if meet(workload) else []
+        self._meetings = {(*pair,): MeetingTerms(*pair, model.groups, dims, self._kinds) for pair in pairs}
+        self._of_depth: dict[int, int] = {}  # places of depths in the next two
+        self._kinds_in: list[int] = []
+        self._pipelines: Floats = np.zeros((0, 1, len(self._groups) + len(self._meetings) + 3))
+        self._end, self._last_dim = model.order[-1], self._groups[model.order[-1]].last
         self._forget()
 
     def _forget(self) -> None:
         """Starts with empty tables."""
         self._row: dict[tuple[int, ...], int] = {}
         self._stage: dict[tuple[int, ...], int] = {}
-        self._sides: list[tuple[Sides, ...]] = []  # of each row, per kind of step
+        self._stacks: list[tuple[Stack, ...]] = []  # of each row, per kind of step
         self._row_and_pp: list[tuple[int, int]] = []  # of each stage
-        self._costs = _Table(int(self._op_start[-1]), self._kinds, len(_COSTS))
-        self._moves = _Table(int(self._tensor_start[-1]), self._kinds, self._most_consumers)
-        self._model_ends = _Table(len(self._choices[self._last_op]), self._kinds, _MOST_STAGES + 1)
-        self._about_row: list[tuple[float, ...]] = []
-        self._about = _Table(len(_OF_STAGE))
-        self._of_degrees = _Table(_DEGREE_LIMITS)
+        for terms in (*self._groups, *self._meetings.values()):
+            terms.forget()
+        self._model_ends = Table(len(self._choices[self._last_dim]), self._kinds, 3)
+        self._about = Table(len(_OF_ROW))
+        self._meshes = Table(len(self._groups), 3)
+        self._of_degrees = Table(_DEGREE_LIMITS)
 
     def check(self, columns: Strategies) -> None:
         """Refuses what is no strategy. Raises: StrategyError."""
@@ -291,7 +256,7 @@ class _Terms:
 
     def figures(self, columns: Strategies) -> tuple[NDArray[Any], ...]:
         """The figures of `Evaluations`, in its order."""
-        if len(self._sides) + 2 * len(columns) > _MOST_ROWS:
+        if len(self._stacks) + 2 * len(columns) > _MOST_ROWS:
             self._forget()
         workload, places = self._workload, self._places(columns.dims)
         stage = self._stages(columns, columns.batch)
@@ -317,53 +282,51 @@ class _Terms:
         return rate, tpot_s, ttft_s, steps.total_bytes, run.running, missed == 0.0, missed
 
     def _steps(self, columns: Strategies, batch: Ints, stage: Ints, places: Ints) -> _Steps:
-        workload, about = self._workload, dict(zip(_OF_STAGE, self._about.array[stage].T, strict=True))
-        row = about["row"].astype(np.int64)
-        costs = _filled(self._costs, row, self._op_start[:-1] + places, self._cost)
-        moves = _filled(self._moves, row, places @ self._scale + self._tensor_start[:-1], self._move)
-        ends = _filled(self._model_ends, stage, places[:, [self._last_op]], self._model_end)[:, 0]
+        workload, row = self._workload, np.array([self._row_and_pp[at][0] for at in stage.tolist()], np.int64)
+        about = dict(zip(_OF_ROW, self._about.array[row].T, strict=True))
+        groups = [each.figures(self._stacks, row, places) for each in self._groups]
+        meetings = [each.times_s(self._stacks, row, places) for each in self._meetings.values()]
+        ends = filled(self._model_ends, stage, places[:, [self._last_dim]], self._model_end)[:, 0]
+        stages = self._kinds_of_stages(columns.pp)
         seconds: list[Floats] = []
         for kind in range(self._kinds):
-            own = moves[:, :, kind].reshape(len(row), -1)
-            incoming = own[:, self._incoming[0]]
-            for more in self._incoming[1:]:
-                incoming = incoming + own[:, more]
-            layer_s = _sum(costs[:, :, kind, _KERNEL_S] + (incoming + costs[:, :, kind, _COLLECTIVE_S]))
-            *ends_each_s, send_recv_s = ends[:, kind].T
-            stages_s = [
-                about[n] * layer_s + at_ends_s + send_recv_s for n, at_ends_s in zip(_LAYERS, ends_each_s, strict=True)
-            ]
+            layers_s = np.stack([each.times_s[kind] for each in groups], axis=1)
+            first_s, last_s, send_recv_s = ends[:, kind].T
+            stages_s: list[Floats] = []
+            for each in stages:
+                inside_s = python_sum(each.layers * layers_s)
+                for often, meeting_s in zip(each.meetings.T, meetings, strict=True):
+                    inside_s = inside_s + often * meeting_s[:, kind]
+                at_ends_s = np.where(each.first, first_s, 0.0) + np.where(each.last, last_s, 0.0)
+                stages_s.append(inside_s + at_ends_s + send_recv_s)
             seconds.append(columns.pp * np.max(stages_s, axis=0))
-        last = costs[:, :, -1]
-        activations = about["stream"] + np.maximum(last[..., _ACTIVATION].max(-1), about["head"])
+        peak = np.max([each.peak_bytes for each in groups], axis=0)
+        activations = about["stream"] + np.maximum(peak, about["head"])
         overhead: Any = np.full(len(row), float(workload.hardware.overhead_bytes))
         if workload.engine is not None:
             overhead = np.maximum(0.0, workload.engine.memory.runtime_bytes - activations)
-        layer_weights, layer_kv = _sum(last[..., _WEIGHT]), _sum(last[..., _KV])
-        stages = [
-            (about[layers] * layer_weights + about[ends], about[layers] * columns.pp * layer_kv + about[drafts])
-            for layers, ends, drafts in self._different(about)
+        weights, kv = (
+            np.stack(each, axis=1) for each in zip(*((g.weight_bytes, g.kv_bytes) for g in groups), strict=True)
+        )
+        held = [
+            (
+                python_sum(each.layers * weights)
+                + (each.vocabularies * about["vocabulary"] + np.where(each.last, about["draft_weight"], 0.0)),
+                python_sum(each.layers * columns.pp[:, None] * kv)
+                + columns.pp * np.where(each.last, about["draft_kv"], 0.0),
+            )
+            for each in stages
         ]
-        totals = [_bytes_of(weights, kv, activations, overhead) for weights, kv in stages]
-        rooms = [room(workload, total, kv) for total, (_, kv) in zip(totals, stages, strict=True)]
+        totals = [_bytes_of(weights, kv, activations, overhead) for weights, kv in held]
+        rooms = [room(workload, total, kv) for total, (_, kv) in zip(totals, held, strict=True)]
         fullest, allowed = np.argmax([needed for needed, _ in rooms], axis=0), rooms[0][1]
         total, kv_bytes, needed = (
-            np.choose(fullest, each) for each in (totals, [kv for _, kv in stages], [needed for needed, _ in rooms])
+            _chosen(fullest, each) for each in (totals, [kv for _, kv in held], [needed for needed, _ in rooms])
         )
         pace = Pace(*(about[name] for name in _PACE))
         figures = (pace, about["tokens"], batch, about["most"], total, kv_bytes, needed, allowed)
-        return _Steps(seconds[0], seconds[-1], *figures, self._choice_excess(costs[:, :, 0], about))
-
-    @staticmethod
-    def _different(about: Mapping[str, Floats]) -> list[tuple[str, str, str]]:
-        """Names of what the kinds of stages have, but for those that repeat the first everywhere."""
-        kinds = list(zip(_LAYERS, _ENDS, _DRAFTS, strict=True))
-        more = [
-            names
-            for names in kinds[1:]
-            if any((about[n] != about[o]).any() for n, o in zip(names, kinds[0], strict=True))
-        ]
-        return [kinds[0], *more]
+        missed = [each for at, group in enumerate(groups) for each in self._choice_excess(at, group, row)]
+        return _Steps(seconds[0], seconds[-1], *figures, missed)
 
     def _rerun(self, columns: Strategies, steps: _Steps, places: Ints) -> _Steps:
         """What runs: where not all requests have room, fewer do."""
@@ -385,75 +348,54 @@ class _Terms:
         }
         return steps._replace(pace=pace, running=running, **changed)
 
-    def _choice_excess(self, costs: Floats, about: Mapping[str, Floats]) -> list[Floats]:
-        """What the choices' limits are missed by, of costs `[n, ops, figures]`."""
-        one_mesh = about["one_mesh"] > 0  # both sides are one
-        attention, experts = costs[:, self._of_attention], costs[:, ~self._of_attention]
+    def _choice_excess(self, group: int, figures: LayerFigures, row: Ints) -> list[Floats]:
+        """What the limits on a group's choices are missed by, `[n]` each."""
+        one_mesh, attention_tp, experts_tp = self._meshes.array[row, group].T  # both sides may be one
+        attention, experts = figures.attention, figures.experts
         found: list[Floats] = []
-        for figure in (_HEADS, _UNSUPPORTED):
-            left, right = attention[..., figure].max(-1), experts[..., figure].max(-1)
+        for left, right in ((attention.heads, experts.heads), (attention.unsupported, experts.unsupported)):
             found += [np.where(one_mesh, np.maximum(left, right), left), np.where(one_mesh, 0.0, right)]
-        right = experts[..., _ROWS].min(-1)
-        left: Floats = np.minimum(attention[..., _ROWS].min(-1), np.where(one_mesh, right, np.inf))
-        found.append(_excess(about["attention_tp"], left, left < np.inf))
-        found.append(_excess(about["experts_tp"], right, (right < np.inf) & ~one_mesh))
+        left = np.minimum(attention.rows, np.where(one_mesh, experts.rows, np.inf))
+        found.append(_excess(attention_tp, left, left < np.inf))
+        found.append(_excess(experts_tp, experts.rows, (experts.rows < np.inf) & (one_mesh == 0)))
         return found
-
-    def _incoming_moves(self) -> list[Ints]:
-        """Which moves `[ops]` reach each op first, second, ...: places in `[tensors, consumers]` laid flat.
-
-        An op of fewer inputs gets moves that take no time: a tensor of fewer consumers than another has such.
-        """
-        flat = np.arange(len(self._ends) * self._most_consumers).reshape(len(self._ends), -1)
-        reaching: list[list[int]] = [[] for _ in self._choices]
-        none = 0
-        for tensor, (_, *consumers) in enumerate(self._ends):
-            for column, op in enumerate(consumers):
-                reaching[op].append(int(flat[tensor, column]))
-            if len(consumers) < self._most_consumers:
-                none = int(flat[tensor, -1])
-        most = max(map(len, reaching))
-        return list(np.array([each + [none] * (most - len(each)) for each in reaching]).T)
 
     # --- terms -----------------------------------------------------------------------------------
 
-    def _cost(self, row: int, entry: int) -> list[Sequence[float]]:
-        at = int(np.searchsorted(self._op_start, entry, "right")) - 1
-        op, choice = self._layer.ops[at], self._choices[at][entry - int(self._op_start[at])]
-        found: list[Sequence[float]] = []
-        for each in self._sides[row]:
-            rank = each.rank_by_op[op.name]
-            cost, heads, unsupported, rows = op_cost(rank, op, choice), 0.0, 0.0, math.inf
-            if cost.broken == "tokens":
-                rows = token_rows(rank, op, choice)
-            elif cost.broken == "heads":
-                heads = Violation("heads", rank.tp, rank.attention.heads, "").excess
-            elif cost.broken == "unsupported":
-                unsupported = Violation("unsupported", rank.tp, 1, "").excess
-            found.append((*cost[:5], rows, heads, unsupported))
-        return found
-
-    def _move(self, row: int, entry: int) -> list[Sequence[float]]:
-        at = int(np.searchsorted(self._tensor_start, entry, "right")) - 1
-        code, ends = entry - int(self._tensor_start[at]), self._ends[at]
-        choices = tuple(self._choices[op][code // int(self._scale[op, at]) % len(self._choices[op])] for op in ends)
-        spare = (0.0,) * (self._most_consumers - len(ends) + 1)
-        return [(*each.moves_s(self._layer.tensors[at], choices), *spare) for each in self._sides[row]]
-
     def _model_end(self, stage: int, entry: int) -> list[Sequence[float]]:
         row, pp = self._row_and_pp[stage]
-        choice = self._choices[self._last_op][entry]
-        found: list[Sequence[float]] = []
-        for each in self._sides[row]:
-            both = model_ends_s(each, choice)
-            at_ends_s = [stage_ends_s(kind, *both) for kind in self._kinds_of_stages(pp)]
-            found.append((*at_ends_s, hand_on_all_s(each.experts, pp, choice)))
-        return found
+        choice, ends = self._choices[self._last_dim][entry], [stack[self._end] for stack in self._stacks[row]]
+        return [(*model_ends_s(each, choice), hand_on_all_s(each.experts, pp, choice)) for each in ends]
 
-    def _kinds_of_stages(self, pp: int) -> list[Stage]:
-        """Those of a pipeline; the first fills up where there are fewer than the most."""
-        found = pipeline(self._workload, pp)
-        return [*found, *found[:1] * (_MOST_STAGES - len(found))]
+    def _kinds_of_stages(self, pp: Ints) -> list[_Stages]:
+        """The kinds of stages of pipelines of so many `[n]`; the first stands in where one has fewer than another."""
+        for depth in set(pp.tolist()) - self._of_depth.keys():
+            self._add_depth(depth)
+        places: Ints = np.array([self._of_depth[depth] for depth in pp.tolist()], np.int64)
+        kinds = self._pipelines[places]  # [n, kinds of stages, figures]
+        groups, pairs = len(self._groups), len(self._meetings)
+        most = max(self._kinds_in[place] for place in set[int](places.tolist()))
+        return [
+            _Stages(each[:, :groups], each[:, groups : groups + pairs], each[:, -3] > 0, each[:, -2] > 0, each[:, -1])
+            for each in kinds[:, :most].swapaxes(0, 1)
+        ]
+
+    def _add_depth(self, depth: int) -> None:
+        stages = pipeline(self._workload, depth)
+        rows = [
+            (
+                *stage.layers,
+                *({pair[:2]: pair[2] for pair in stage.meetings}.get(pair, 0) for pair in self._meetings),
+                *(stage.first, stage.last, vocabularies(self._workload, stage)),
+            )
+            for stage in stages
+        ]
+        depths, most, figures = self._pipelines.shape
+        longer = np.zeros((depths + 1, max(most, len(stages)), figures))
+        longer[:-1, :most], longer[:-1, most:] = self._pipelines, self._pipelines[:, :1]
+        longer[-1] = [*rows, *rows[:1] * (longer.shape[1] - len(rows))]
+        self._of_depth[depth], self._pipelines = depths, longer
+        self._kinds_in.append(len(stages))
 
     def _stages(self, columns: Strategies, batch: Ints) -> Ints:
         """The stage `[n]` of each strategy's degrees at a batch; new ones are added."""
@@ -469,14 +411,8 @@ class _Terms:
         if mesh not in self._row:
             self._row[mesh] = self._add_row(*mesh)
         self._row_and_pp.append((self._row[mesh], pp))
-        for table in (self._model_ends, self._about, self._of_degrees):
+        for table in (self._model_ends, self._of_degrees):
             table.make_room(stage + 1)
-        row = self._row[mesh]
-        end, kinds = self._sides[row][-1], self._kinds_of_stages(pp)
-        layers = [kind.layers[0] for kind in kinds]
-        held = [end_weight_bytes(end, kind) for kind in kinds]
-        drafts = [pp * end_kv_bytes(end, kind) for kind in kinds]
-        self._about.array[stage] = row, *layers, *held, *drafts, *self._about_row[row]
         if self._workload.space in OWN_SPACES:
             excess = self._missed_by(Strategy(tp, ep, pp, batch, (), cp, dp))
             self._of_degrees.array[stage] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
@@ -493,38 +429,46 @@ class _Terms:
         return [each.excess for each in degree_limits(self._workload, strategy)]
 
     def _add_row(self, tp: int, cp: int, dp: int, ep: int, batch: int) -> int:
-        workload, row, state = self._workload, len(self._sides), batching(self._workload, batch, dp)
-        sides = tuple(sides_of(workload, load, tp, cp, dp, ep)[0] for load in state.loads)
-        self._sides.append(sides)
-        for table in (self._costs, self._moves):
-            table.make_room(row + 1)
-        first, last = sides[0], sides[-1]
-        pace = tuple(getattr(state.pace, name) for name in _PACE)
-        held = (last.stream_bytes(), head_activation_bytes(last.experts))
-        mesh = (len(first.ranks) == 1, first.attention.tp, first.experts.tp)
-        self._about_row.append((*pace, state.tokens, most_sequences(workload, dp), *held, *mesh))
+        workload, row, state = self._workload, len(self._stacks), batching(self._workload, batch, dp)
+        self._stacks.append(tuple(sides_of(workload, load, tp, cp, dp, ep) for load in state.loads))
+        for terms in (self._about, self._meshes, *self._groups, *self._meetings.values()):
+            terms.make_room(row + 1)
+        self._meshes.array[row] = [(len(s.ranks) == 1, s.attention.tp, s.experts.tp) for s in self._stacks[row][0]]
+        last = self._stacks[row][-1]
+        end, stream_bytes = last[self._end], max(sides.stream_bytes() for sides in last)
+        pace, draft = tuple(getattr(state.pace, name) for name in _PACE), draft_of(end)
+        held = stream_bytes, head_activation_bytes(end.experts), vocabulary_bytes(end.experts)
+        drafted = draft.weight_bytes, draft.kv_bytes
+        self._about.array[row] = (*pace, state.tokens, most_sequences(workload, dp), *held, *drafted)
         return row
+
+
+class _Stages(NamedTuple):
+    """A pipeline stage of each of some strategies, `[n]`.
+
+    Attributes:
+        layers: Of each group, `[n, groups]`.
+        meetings: How often two groups meet, `[n, pairs]`.
+        first, last: Whether it has the embedding, and the LM head.
+        vocabularies: How often it holds the vocabulary.
+    """
+
+    layers: Floats
+    meetings: Floats
+    first: Flags
+    last: Flags
+    vocabularies: Floats
+
+
+def _chosen(which: Ints, among: Sequence[Floats]) -> Floats:
+    """Of several figures `[n]` each that of `which`."""
+    return np.stack(among)[which, np.arange(len(which))]
 
 
 def _bytes_of(*kinds: Floats) -> Floats:
     """Bytes of all kinds together, as `Memory.total` adds them."""
     held = zip(*(kind.tolist() for kind in kinds), strict=True)
     return np.fromiter(map(math.fsum, held), np.float64, len(kinds[0]))
-
-
-def _filled(table: _Table, row: Ints, entries: Ints, term: Callable[[int, int], Sequence[Sequence[float]]]) -> Floats:
-    """Entries `[n, m]` of rows `[n]`, `[n, m, kinds, figures]`; those not known yet are worked out by `term`."""
-    array = table.array
-    flat = array.reshape(-1, *array.shape[2:])
-    places = row[:, None] * array.shape[1] + entries
-    picked: Floats = np.take(flat, places, axis=0)
-    unknown = np.isnan(picked[..., 0, 0])
-    if not unknown.any():
-        return picked
-    for place in np.unique(places[unknown]).tolist():
-        for kind, figures in enumerate(term(*divmod(place, array.shape[1]))):
-            flat[place, kind] = figures
-    return np.take(flat, places, axis=0)
 
 
 def _running(workload: Workload, batch: Ints, steps: _Steps) -> Ints:
@@ -535,25 +479,6 @@ def _running(workload: Workload, batch: Ints, steps: _Steps) -> Ints:
         fit = np.where(kv_needed > missing, np.floor(batch * (1 - missing / kv_needed)), 1)
     fit = np.where(missing > 0, fit, batch)
     return np.maximum(1, np.minimum(fit, steps.most)).astype(np.int64)
-
-
-def _sum(rows: Floats) -> Floats:
-    """What Python's `sum` makes of each row `[n, m]`."""
-    if not _EXACT_SUM:
-        return np.add.accumulate(rows, axis=1)[:, -1]
-    total: Floats = np.zeros(len(rows))
-    lost: Floats = np.zeros(len(rows))
-    for column in rows.T:
-        more: Floats = total + column
-        larger, smaller = _by_size(total, column)
-        lost += (larger - more) + smaller
-        total = more
-    return total + lost
-
-
-def _by_size(some: Floats, others: Floats) -> tuple[Floats, Floats]:
-    larger: Flags = np.abs(some) >= np.abs(others)
-    return np.where(larger, some, others), np.where(larger, others, some)
 
 
 def _total(excess: Sequence[Floats]) -> Floats:

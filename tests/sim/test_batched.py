@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim import batched
+from sim import batched, batched_layers
 from sim.batched import Strategies, evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.described import Description, described_workload
 from sim.layers.heuristics import megatron_dims
+from sim.layers.mixers import GroupedAttention, LinearMixer
+from sim.layers.model import FeedForward, LayerGroup, Model
 from sim.optimum.spaces import extended_space, space_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.validate import StrategyError
+from sim.workload import Speculation
 
 FIGURES = ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "running", "feasible", "excess")
 SERVED = Description("qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")
@@ -42,6 +45,38 @@ def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
     rng = np.random.default_rng(0)
     each = agree(known, [space_of(known).sample(rng) for _ in range(60)])
     assert not all(one.feasible for one in each)
+
+
+DENSE_FIRST = Description("deepseek_v3", phase="serve", isl=4096, osl=512)
+WINDOWS = Description("gpt_oss_120b", isl=4096, osl=512)
+
+
+@pytest.mark.parametrize("workload", [DENSE_FIRST, WINDOWS], ids=str)
+@pytest.mark.parametrize("groups", ["shared", "own"])
+@pytest.mark.parametrize("space", ["joint", "extended"])
+def test_so_it_is_of_layers_that_differ(workload, groups, space):
+    known = replace(described_workload(workload), space=space, groups=groups)
+    rng = np.random.default_rng(2)
+    agree(known, [space_of(known).sample(rng) for _ in range(40)])
+
+
+@pytest.mark.parametrize("groups", ["shared", "own"])
+def test_so_it_is_of_layers_of_one_part_in_stages_of_many_kinds(toy_moe, groups):
+    full = GroupedAttention(heads=8, kv_heads=2, head_dim=16)
+    parts = (
+        LayerGroup("state", 4, LinearMixer("mamba2", 8, 4, 16, 16), None),
+        LayerGroup("dense", 2, None, FeedForward(96)),
+        LayerGroup("experts", 3, None, FeedForward(96, 4, 2)),
+        LayerGroup("full", 2, full, None),
+    )
+    order = (0, 2, 0, 3, 1, 0, 2, 2, 3, 0, 1)
+    model = Model("parts", 64, 1000, parts, order, mtp_layers=1)
+    known = replace(
+        toy_moe, model=model, groups=groups, space="extended", speculation=Speculation(2, (0.8, 0.6), "mtp")
+    )
+    rng = np.random.default_rng(3)
+    drawn = [space_of(known).sample(rng) for _ in range(60)]
+    agree(known, [replace(each, pp=int(rng.integers(1, 12)), tp=min(each.tp, 8)) for each in drawn])
 
 
 def test_feasible_strategies_agree_as_well(moe):
@@ -131,7 +166,7 @@ def test_none_at_all_is_refused(toy_moe):
 
 @given(st.lists(st.lists(st.floats(-1e15, 1e15), min_size=12, max_size=12), min_size=1, max_size=5))
 def test_rows_add_up_as_python_adds_them(rows):
-    assert batched._sum(np.array(rows)).tolist() == [sum(row) for row in rows]
+    assert batched_layers.python_sum(np.array(rows)).tolist() == [sum(row) for row in rows]
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, 1e-17, math.log(3), 2e16]), min_size=9, max_size=9), min_size=1))
