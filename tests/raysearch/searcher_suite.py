@@ -173,37 +173,37 @@ class SearcherSuite:
         else:
             assert run.searcher.ask(run.observation) is None
 
-    def test_equal_seeds_make_equal_runs_whatever_the_global_generators_do(self, new_run, setting: Setting) -> None:
-        digests = set()
+    def test_equal_seeds_make_equal_runs_whatever_the_global_generators_do_and_others_other_ones(
+        self, new_run, setting: Setting, seeded: bool
+    ) -> None:
+        digests = []
         for global_seed in (1, 2):
             random.seed(global_seed)
             np.random.seed(global_seed)  # noqa: NPY002
-            digests.add(new_run(setting).advance().gate.digest)
-        assert len(digests) == 1
+            digests.append(new_run(setting).advance().gate.digest)
+        another = new_run(Setting(**{**vars(setting), "seed": setting.seed + 1})).advance().gate.digest
+        assert digests[0] == digests[1]
+        assert (another != digests[0]) == seeded
 
-    def test_another_seed_makes_another_run(self, new_run, setting: Setting, seeded: bool) -> None:
-        runs = [new_run(Setting(**{**vars(setting), "seed": seed})).advance() for seed in (0, 1)]
-        assert (runs[0].gate.digest != runs[1].gate.digest) == seeded
-
-    @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.5, 1.0])
-    def test_a_resumed_run_equals_one_that_was_never_stopped(self, new_run, setting: Setting, share: float) -> None:
-        whole = new_run(setting).advance(round(share * setting.budget))
-        calls, state = whole.gate.calls, whole.state()
-        whole.advance()
-        cut = resumed(setting, whole.folder, calls, state)
-        with contextlib.closing(cut):
-            cut.advance()
-        assert cut.gate.digest == whole.gate.digest
-        assert cut.gate.get_state() == whole.gate.get_state()
-        assert cut.searcher.metrics() == whole.searcher.metrics()
-
-    def test_a_run_resumed_in_a_fresh_process_equals_one_that_was_never_stopped(
+    def test_a_run_resumed_here_or_in_a_fresh_process_equals_one_that_was_never_stopped(
         self, new_run, setting: Setting, elsewhere: Executor
     ) -> None:
-        whole = new_run(setting).advance(setting.budget // 3)
-        calls, state = whole.gate.calls, whole.state()
-        digest = whole.advance().gate.digest
-        assert elsewhere.submit(finish_elsewhere, setting, whole.folder, calls, state).result(timeout=120) == digest
+        whole = new_run(setting)
+        kept = []
+        for share in (0.0, 0.01, 0.3, 0.5, 1.0):
+            whole.advance(round(share * setting.budget) - whole.gate.calls)
+            kept.append((share, whole.gate.calls, whole.state()))
+        whole.advance()
+        for share, calls, state in reversed(kept):  # each leaves all rows to the next
+            if share == 0.3:
+                resume = elsewhere.submit(finish_elsewhere, setting, whole.folder, calls, state)
+                assert resume.result(timeout=120) == whole.gate.digest
+                continue
+            with contextlib.closing(resumed(setting, whole.folder, calls, state)) as cut:
+                cut.advance()
+                assert cut.gate.digest == whole.gate.digest
+                assert cut.gate.get_state() == whole.gate.get_state()
+                assert cut.searcher.metrics() == whole.searcher.metrics()
 
     def test_a_snapshot_does_not_change_while_the_run_goes_on(self, new_run, setting: Setting) -> None:
         run = new_run(setting).advance(setting.budget // 2)
