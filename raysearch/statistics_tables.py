@@ -43,7 +43,8 @@ def _count(number: int, what: str) -> str:
 
 def _with_intervals(scores: Figures) -> list[str]:
     ends = [scores[end] or [None] * len(scores["value"]) for end in ("low", "high")]
-    return [_figure(*figure, digits=3) for figure in zip(scores["value"], *ends, strict=True)]
+    # Beside each other they would not fit into most terminals.
+    return [_figure(*figure, digits=3).replace(" ", "\n", 1) for figure in zip(scores["value"], *ends, strict=True)]
 
 
 def _figure(value: float, low: float | None, high: float | None, *, digits: int) -> str:
