@@ -14,8 +14,9 @@ from envs.strategy_env import brief
 from raysearch.errors import InputError
 from raysearch.limits import LARGEST_BUDGET, LARGEST_SEED, MOST_WORKERS
 from sim.config.catalog import load_workload
+from sim.config.schemas import any_degrees
 from sim.strategy import Strategy
-from sim.workload import SpaceName, Workload
+from sim.workload import GroupChoices, SpaceName, Workload
 
 HEAD_FILE = "run.json"
 SUMMARY_FILE = "summary.json"
@@ -43,6 +44,8 @@ class RunSpec:
         margin: Replaces the share of SLO and memory that the workload keeps free.
         on_failure: Whether a strategy on which a plugged-in black box fails for good stops the run or is infeasible.
         engine: Replaces the workload's inference engine, and its space unless one is given.
+        groups: Replaces whether kinds of layers share the choices of their ops.
+        any_degrees: Degrees of which every number is searched: "pp", "ep" or "ep,pp".
     """
 
     workload: str
@@ -57,6 +60,8 @@ class RunSpec:
     margin: float | None = None
     on_failure: OnFailure = "stop"
     engine: str | None = None
+    groups: GroupChoices | None = None
+    any_degrees: str | None = None
 
     def load(self) -> Workload:
         """The workload, with what the spec replaces.
@@ -64,7 +69,9 @@ class RunSpec:
         Raises:
             CatalogError: An unknown name or an unusable file.
         """
-        return load_workload(self.workload, self.hardware, self.space, self.margin, engine=self.engine)
+        wider = any_degrees(self.any_degrees) if self.any_degrees else {}
+        given: dict[str, Any] = {"engine": self.engine, "groups": self.groups, **wider}
+        return load_workload(self.workload, self.hardware, self.space, self.margin, **given)
 
     @property
     def in_flight(self) -> int:
@@ -75,7 +82,7 @@ class RunSpec:
     def digest(self) -> str:
         """Tells specs apart; those that choose nothing new as they were before it could be chosen."""
         fields = asdict(self)
-        for name, usual in (("on_failure", "stop"), ("engine", None)):
+        for name, usual in (("on_failure", "stop"), ("engine", None), ("groups", None), ("any_degrees", None)):
             if fields[name] == usual:
                 del fields[name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

@@ -36,6 +36,29 @@ EngineOption = Annotated[
         show_default="the workload's, else the bare machine",
     ),
 ]
+
+
+class GroupsName(StrEnum):
+    """Whether kinds of layers have choices of their own: `sim.workload.GroupChoices`."""
+
+    shared = "shared"
+    own = "own"
+
+
+GroupsOption = Annotated[
+    GroupsName | None,
+    typer.Option(
+        help="'shared': kinds of layers share the choices of their ops; 'own': each kind has its own.",
+        show_default="as the workload says, else shared",
+    ),
+]
+AnyDegreesOption = Annotated[
+    str | None,
+    typer.Option(
+        help="pp, ep or pp,ep: search every number of pipeline stages (up to 64), of experts' ranks, or of both.",
+        show_default="those that the workload lists, else divisors and powers of two",
+    ),
+]
 MarginOption = Annotated[
     float | None,
     typer.Option(

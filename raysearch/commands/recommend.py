@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from raysearch.commands.optimum import NOTHING_FEASIBLE
-from raysearch.commands.options import JsonOption, MarginOption, print_json
+from raysearch.commands.options import AnyDegreesOption, JsonOption, MarginOption, print_json
 from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, DraftTokensOption, workload_of_flags
 from raysearch.errors import InputError
 from raysearch.files import as_strategy, degrees_text, strategy_dict
@@ -45,6 +45,7 @@ def recommend(
     draft_tokens: DraftTokensOption = None,
     acceptance: AcceptanceOption = None,
     draft: DraftOption = None,
+    any_degrees: AnyDegreesOption = None,
     margin: MarginOption = None,
     requests_per_s: Annotated[
         float | None, typer.Option(help="Fewest GPUs for so many requests a second.", show_default="fill --gpus")
@@ -96,6 +97,7 @@ def recommend(
         "draft_tokens": draft_tokens,
         "acceptance": acceptance,
         "draft": draft,
+        "any_degrees": any_degrees,
         "margin": margin,
     }
     said = {name: value for name, value in options.items() if value is not None}

@@ -13,7 +13,9 @@ import typer
 
 from raysearch.claim import claimed
 from raysearch.commands.options import (
+    AnyDegreesOption,
     EngineOption,
+    GroupsOption,
     HardwareOption,
     JsonOption,
     MarginOption,
@@ -27,6 +29,7 @@ from raysearch.commands.options import (
     WorkloadOption,
     print_json,
 )
+from raysearch.commands.workload_flags import degrees_of
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import anchored, as_strategy, read_record, results_folder
 from raysearch.records import HEAD_FILE, SAVE_EVERY_S, RunHead
@@ -61,6 +64,8 @@ def search_workload(
     hardware: HardwareOption = None,
     space: SpaceOption = None,
     engine: EngineOption = None,
+    groups: GroupsOption = None,
+    any_degrees: AnyDegreesOption = None,
     margin: MarginOption = None,
     simulator: SimulatorOption = None,
     workers: WorkersOption = None,
@@ -81,6 +86,7 @@ def search_workload(
       raysearch search -w gpt_moe_1_2t_16k -s ppo_paper --seed 1 --budget 4000 --out results/ppo --json
       raysearch search -w gpt_moe_1_2t_1m -s annealing --space extended
       raysearch search -w gpt_moe_1_2t_16k -s annealing --engine vllm
+      raysearch search -w mine.toml -s annealing --groups own --any-degrees pp,ep
       raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --workers 8
     """
     from raysearch.records import RunSpec
@@ -90,7 +96,11 @@ def search_workload(
         raise InputError("--resume needs --out: the folder of the search to go on with")
     anchored_hardware = anchored("hardware", hardware) if hardware else None
     anchored_workload = anchored("workloads", workload)
-    loaded = load_workload(anchored_workload, anchored_hardware, space, margin, engine=engine)
+    chosen_groups = groups.value if groups else None
+    wider: dict[str, Any] = degrees_of(any_degrees)
+    loaded = load_workload(
+        anchored_workload, anchored_hardware, space, margin, engine=engine, groups=chosen_groups, **wider
+    )
     check_options(searcher, {})
     patience = Patience(timeout_s, retries)
     failures = on_failure.value if on_failure else "stop"
@@ -115,6 +125,8 @@ def search_workload(
                 margin=margin,
                 on_failure=failures,
                 engine=engine,
+                groups=chosen_groups,
+                any_degrees=",".join(sorted(wider)) or None,
             )
             if begun and RunSpec(**begun) != spec:
                 raise InputError(f"{folder} holds another search: {begun}; resume with the same options")

@@ -13,12 +13,11 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from raysearch.commands.options import MarginOption, SpaceOption
+from raysearch.commands.options import AnyDegreesOption, GroupsOption, MarginOption, SpaceOption
 from raysearch.errors import InputError
 from sim.config.described import Description
-from sim.workload import GroupChoices, Phase, Workload
+from sim.workload import Phase, Workload
 
-GroupsName = StrEnum("GroupsName", {name: name for name in get_args(GroupChoices)})
 PhaseName = StrEnum("PhaseName", {name: name for name in get_args(Phase)})
 BatchGrid = StrEnum("BatchGrid", {"powers_of_two": "powers_of_two", "any": "any"})
 
@@ -118,16 +117,8 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     **{name: (option, None) for name, option in _SPECULATION.items()},
-    "groups": (
-        Annotated[
-            GroupsName | None,
-            _option(
-                "'shared': kinds of layers share the choices of their ops; 'own': each kind has its own.",
-                show_default="as the workload says, else shared",
-            ),
-        ],
-        None,
-    ),
+    "groups": (GroupsOption, None),
+    "any_degrees": (AnyDegreesOption, None),
     "redundant_experts": (
         Annotated[
             int | None,
@@ -164,6 +155,20 @@ def _speculation(said: dict[str, Any]) -> dict[str, Any]:
         shares = _shares(given.pop("acceptance"))
         given |= {"acceptance": shares[0]} if len(shares) == 1 else {"accepted": tuple(shares)}
     return {"speculation": given}
+
+
+def degrees_of(text: str | None) -> dict[str, str]:
+    """Keys of a workload's degrees that --any-degrees stands for.
+
+    Raises:
+        InputError: Another degree.
+    """
+    from sim.config.schemas import any_degrees
+
+    try:
+        return any_degrees(text) if text is not None else {}
+    except ValueError as error:
+        raise InputError(f"--any-degrees: {error}") from None
 
 
 def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
@@ -208,6 +213,7 @@ def workload_of_flags(flags: dict[str, Any], batch_grid: str | None = None) -> W
     _IMPORTED.set(None)
     shared = {name: said.pop(name) for name in ("space", "margin", "groups", "redundant_experts") if name in said}
     instead = {**shared, **_speculation(said), **({"batch": batch_grid} if batch_grid else {})}
+    instead |= degrees_of(said.pop("any_degrees", None))
     if "workload" in said:
         named, hardware = said.pop("workload"), said.pop("hardware", None)
         instead |= {key: said.pop(name) for name, key in _OF_ANY.items() if name in said}

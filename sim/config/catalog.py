@@ -19,7 +19,7 @@ from sim.config.files import CatalogError, config_path, did_you_mean, explain, l
 from sim.config.hardware_file import HardwareFile
 from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
-from sim.config.schemas import MTP, NGRAM, ModelFile, WorkloadFile
+from sim.config.schemas import ANY_DEGREES, MTP, NGRAM, ModelFile, WorkloadFile
 from sim.engines.registry import UnknownEngine, engine_names, engine_rules
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
@@ -190,7 +190,8 @@ def load_workload(
         space: Replaces the strategy space that the file names; see `sim.optimum.spaces`.
         margin: Replaces the share of SLO and memory that the file keeps free.
         batch: Replaces the list of batches that the file names.
-        instead: Replaces further keys of the file; `engine` also its space, unless one is given.
+        instead: Replaces further keys of the file; `engine` also its space, unless one is given; `pp` and `ep` those of
+            its degrees.
 
     Raises:
         CatalogError: An unknown name or an unusable file.
@@ -201,8 +202,10 @@ def load_workload(
     path = config_path("workloads", name_or_path)
     file = read_config(path, WorkloadFile)
     said = {key: value for key, value in {**instead, "space": space, "margin": margin}.items() if value is not None}
-    if batch is not None:
-        said["degrees"] = {**file.degrees.model_dump(), "batch": batch}
+    degrees = {"batch": batch} if batch is not None else {}
+    degrees |= {name: said.pop(name) for name in ANY_DEGREES if name in said}
+    if degrees:
+        said["degrees"] = {**file.degrees.model_dump(), **degrees}
     if said:
         kept = file.model_dump(exclude_unset=True, exclude={"space"} if "engine" in said else None)
         try:
@@ -247,6 +250,7 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
         digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
     engine = load_engine(file.engine, calibration) if file.engine else None
     model = model_file.to_si()
+    copies = _redundant(file, model)
     speculation = _speculation(file, model, model_path.parent)
     if speculation and isinstance(speculation.draft, Model):
         digest.update(repr(speculation.draft).encode())
@@ -261,7 +265,7 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
         max_gpus=file.max_gpus,
         precisions=Precisions(**file.precisions.model_dump()),
         load_imbalance=file.load_imbalance,
-        degrees=file.degrees.to_si(model.layers, file.max_gpus),
+        degrees=file.degrees.to_si(model.layers, model.experts + copies, file.max_gpus),
         config_hash=digest.hexdigest()[:16],
         space=file.space,
         groups=file.groups,
@@ -274,7 +278,7 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
         expert_exchange=file.expert_exchange or (rules.expert_exchange if rules else "all_to_all"),
         declarations=file.declared_choices,
         speculation=speculation,
-        redundant_experts=_redundant(file, model),
+        redundant_experts=copies,
     )
 
 

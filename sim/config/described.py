@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from sim.config.catalog import assembled, default_hardware, imported_model, read_model
 from sim.config.files import CatalogError, config_path, explain
-from sim.config.schemas import DEEPEST, WorkloadFile
+from sim.config.schemas import ANY_DEGREES, DEEPEST, WorkloadFile
 from sim.workload import Workload
 
 WIDEST = 128
@@ -94,7 +94,7 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
         },
     }
     for key, value in (instead or {}).items():
-        (content["degrees"] if key == "batch" else content)[key] = value
+        (content["degrees"] if key in ("batch", *ANY_DEGREES) else content)[key] = value
     try:
         workload = WorkloadFile.model_validate(content)
     except ValidationError as error:

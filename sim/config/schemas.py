@@ -38,6 +38,10 @@ class _Indexer(FileSchema):
     topk: Count
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class _LayerFile(FileSchema):
     """What one layer is made of. A group of layers says what of it differs from the file's own."""
 
@@ -58,7 +62,8 @@ class _LayerFile(FileSchema):
     gated: Annotated[bool, Field(strict=True)] | None = None
     shared_experts: Whole | None = None  # each as wide as a routed one
     shared_ffn_hidden: Whole | None = None  # or how wide all of them are together
-    only: Literal["mixer", "feed_forward"] | None = None  # the part that the layer is; both
+    # The part that the layer is; both. Left out of digests where it is not said, so that those of older results hold.
+    only: Annotated[Literal["mixer", "feed_forward"] | None, Field(exclude_if=_is_none)] = None
 
     def attention(self) -> mixers.Attention | None:
         """The layer's mixer; None where it is a feed-forward network alone. Raises: ValueError."""
@@ -226,21 +231,41 @@ DEEPEST = 64
 """Most searched pipeline stages. [assumed] as in the paper's table 1."""
 
 
+ANY_DEGREES = ("pp", "ep")
+"""Degrees of which every number may be searched."""
+
+
+def any_degrees(text: str) -> dict[str, str]:
+    """Keys of [degrees] for a text such as "pp" or "pp,ep".
+
+    Raises:
+        ValueError: Another degree.
+
+    >>> any_degrees("pp,ep")
+    {'pp': 'any', 'ep': 'any'}
+    """
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in ANY_DEGREES]:
+        raise ValueError(f"every number is searched of pp, of ep or of pp,ep; got {unknown[0]!r}")
+    return dict.fromkeys(names, "any")
+
+
 class _DegreesTable(FileSchema):
     tp: Degrees
-    ep: Degrees
+    ep: Degrees | Literal["any"]
     pp: Degrees | Literal["any"]
     batch: Degrees | BatchGrid
 
-    def to_si(self, layers: int, max_gpus: int) -> DegreeTables:
-        """The tables; any pipeline has as many stages as there are layers and GPUs, at most."""
+    def to_si(self, layers: int, experts: int, max_gpus: int) -> DegreeTables:
+        """The tables; where any degree will do, every one that layers or experts and the GPUs allow."""
         pp = tuple(range(1, min(layers, max_gpus, DEEPEST) + 1)) if self.pp == "any" else self.pp
+        ep = tuple(range(1, min(experts, max_gpus) + 1)) if self.ep == "any" else self.ep
         batch = self.batch
         if batch == "any":
             batch = tuple(range(1, LARGEST_BATCH + 1))
         elif batch == "powers_of_two":
             batch = tuple(1 << power for power in range(LARGEST_BATCH.bit_length()))
-        return DegreeTables(self.tp, self.ep, pp, batch)
+        return DegreeTables(self.tp, ep, pp, batch)
 
 
 MTP, NGRAM = "mtp", "ngram"

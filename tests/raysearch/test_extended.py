@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -198,3 +199,43 @@ def test_explain_sets_two_layouts_side_by_side() -> None:
     told = json.loads(CliRunner().invoke(app, [*options, "--against", "megatron layout=tep32"]).stdout)
     assert "(DEP32) | " in told["heading"]
     assert told["heading"].endswith("(TEP32)")
+
+
+def test_own_choices_and_degrees_that_divide_nothing_are_searched(tmp_path: Path) -> None:
+    """Nothing is better than the exact optimum, which is at least that of fewer degrees and shared choices."""
+    file = tmp_path / "mixed.toml"
+    file.write_text(_MIXED, encoding="utf-8")
+    runner = CliRunner()
+
+    def told(command: str, *options: str) -> dict[str, Any]:
+        result = runner.invoke(app, [command, "-w", str(file), *options, "--json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    wider = ("--groups", "own", "--any-degrees", "pp,ep")
+    searched = ("-s", "random", "-b", "40", "--out", str(tmp_path / "run"))
+    found, best, usual = told("search", *searched, *wider), told("optimum", *wider), told("optimum")
+    rows = read_rows(tmp_path / "run")
+    assert all(len(parse_dims_text(dims)["dims"]) == 24 for dims in rows["dims"])
+    assert set(rows["pp"]) - {1, 2}
+    assert set(rows["ep"]) - {1, 2, 4}
+    assert found["optimum"] == pytest.approx(best["tokens_per_s_per_gpu"])
+    assert (found["best"] or 0.0) <= best["tokens_per_s_per_gpu"] * (1 + 1e-9)
+    assert usual["tokens_per_s_per_gpu"] <= best["tokens_per_s_per_gpu"] * (1 + 1e-9)
+    again = runner.invoke(app, ["search", "-w", str(file), *searched, "--resume", "--json"])
+    assert "resume with the same options" in str(again.exception)
+    refused = runner.invoke(app, ["optimum", "-w", str(file), "--any-degrees", "tp"])
+    assert "pp, of ep or of pp,ep; got 'tp'" in str(refused.exception)
+
+
+_MIXED = """
+name = "mixed"
+model = "gpt_oss_120b"
+hardware = "h100_sxm"
+phase = "decode"
+context_tokens = 4000
+tpot_slo_ms = 60
+max_gpus = 6
+precisions = { weights = "bf16", kv_cache = "fp8", activations = "bf16", dispatch = "fp8" }
+degrees = { tp = [1, 2], ep = [1, 2, 4], pp = [1, 2], batch = [16, 64] }
+"""

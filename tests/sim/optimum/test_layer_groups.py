@@ -181,6 +181,34 @@ def test_what_a_file_says_of_groups_and_stages_is_searched() -> None:
         assert space.size == alike.size
 
 
+@pytest.mark.parametrize("groups", ["shared", "own"])
+def test_the_best_of_degrees_that_divide_nothing_is_that_of_brute_force(
+    toy_moe: Workload, groups: GroupChoices
+) -> None:
+    workload = dataclasses.replace(toy_moe, model=Model("mixed", 64, 1000, GROUPS), groups=groups, max_gpus=12)
+    space = some(workload, few=("combine",), extended=True)
+    space = dataclasses.replace(space, tp=(1, 2), ep=(1, 3, 4), pp=(1, 2, 3, 4, 5), dp=(1, 3, 6), batch=(5, 16))
+    found = find_best(space)
+    assert found.evaluation is not None
+    assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(brute_force(space), rel=1e-12)
+
+
+def test_experts_are_shared_out_to_any_number_of_ranks_where_it_is_asked() -> None:
+    said = Description("deepseek_v3", hardware="gb200_nvl72", isl=8192, osl=1024, max_gpus=72)
+    workload = described_workload(said, {"ep": "any", "pp": "any", "space": "extended"})
+    assert workload.degrees.ep == tuple(range(1, 73))
+    assert workload.degrees.pp == tuple(range(1, 62))
+    assert described_workload(said).degrees.ep == (1, 2, 4, 8, 16, 32, 64)
+    space, dims = extended_space(workload), spread(workload, megatron_dims(workload.model))
+    for ep in (6, 12, 24, 40, 72):
+        strategy = Strategy(1, ep, 1, 1024, dims, dp=ep)
+        assert not space.outside(strategy)
+        found = evaluate(workload, strategy)
+        assert not [each for each in found.violations if each.kind != "hbm"]
+        experts = -(-256 // ep) * 3 * 7168 * 2048 * 58  # of the fullest rank, in fp8
+        assert 0 < found.memory_bytes.weights - experts < 30e9
+
+
 def test_any_pipeline_is_searched_where_a_file_says_so() -> None:
     table = {"tp": (8,), "ep": (16,), "pp": "any", "batch": (64,)}
     workload = described_workload(Description("qwen3_235b_a22b", isl=1024, osl=256, max_gpus=512), {"degrees": table})
