@@ -52,10 +52,10 @@ def compare_pools(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.", show_default="the fp8 format that is published"
+            help="bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.", show_default="its published fp8, if the engine has it"
         ),
     ] = None,
-    kv_cache: Annotated[str, typer.Option(help="bf16 or fp8.")] = "fp8",
+    kv_cache: Annotated[str | None, typer.Option(help="bf16 or fp8.", show_default="fp8 if the engine has it")] = None,
     kv_hidden: Annotated[
         float,
         typer.Option(help="Share of the cache's transfer that hides behind computing the prompt.", min=0.0, max=1.0),

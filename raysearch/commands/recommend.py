@@ -35,10 +35,10 @@ def recommend(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.", show_default="the fp8 format that is published"
+            help="bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.", show_default="its published fp8, if the engine has it"
         ),
     ] = None,
-    kv_cache: Annotated[str, typer.Option(help="bf16 or fp8.")] = "fp8",
+    kv_cache: Annotated[str | None, typer.Option(help="bf16 or fp8.", show_default="fp8 if the engine has it")] = None,
     chunk_tokens: Annotated[
         int | None, typer.Option(help="Most prompt tokens of a step.", min=1, show_default="prompts whole")
     ] = None,

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from sim.config.schemas import ANY_DEGREES, MTP, NGRAM, ModelFile, WorkloadFile
 from sim.engines.registry import UnknownEngine, engine_names, engine_rules
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
+from sim.prices.curves import Curves
 from sim.prices.engine import BARE, Engine, EngineTimes
 from sim.prices.hardware import EngineName, Hardware
 from sim.workload import BatchGrid, Precisions, SpaceName, Speculation, Workload
@@ -174,6 +175,17 @@ def load_engine(name: str, calibration: Calibration | None) -> Engine:
     return Engine(name, BARE if times is None else EngineTimes(**{key: times[key] for key in _TIMES}), memory)
 
 
+def under_engine(workload: Workload, name: str) -> Workload:
+    """A workload under another inference engine: what that can run, its kernels, its own time and memory policy."""
+    rules, curves = engine_rules(name), workload.hardware.curves
+    hardware, calibration = workload.hardware, None
+    if curves is not None:
+        calibration, beyond = curves.calibration, (curves.uncalibrated, curves.extrapolated, curves.carried_over)
+        all_reduce = rules.kernels if curves.all_reduce == curves.engine else curves.all_reduce
+        hardware = replace(hardware, curves=Curves(calibration, rules.kernels, all_reduce, *beyond))
+    return replace(workload, space=rules.name, hardware=hardware, engine=load_engine(name, calibration))
+
+
 def load_workload(
     name_or_path: str | Path,
     hardware: str | Path | None = None,
@@ -236,6 +248,9 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
     chosen = {key: value for key, value in (("kernels", kernels), ("all_reduce", file.all_reduce)) if value is not None}
     stated = read_config(hardware_path, HardwareFile).model_copy(update=chosen)
     hardware_file, calibration = _with_calibration(stated, hardware_path)
+    precisions, machine = Precisions(**file.precisions.model_dump()), hardware_file.to_si(calibration)
+    if rules and (lacks := rules.lacks(precisions, machine)):
+        raise CatalogError(f"{lacks[0]}; `--space {rules.name}` has its strategies on the bare machine")
     digest = hashlib.sha256()
     if calibration:
         digest.update(calibration.digest.encode())
@@ -257,13 +272,13 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
     return Workload(
         name=file.name,
         model=model,
-        hardware=hardware_file.to_si(calibration),
+        hardware=machine,
         phase=file.phase,
         context_tokens=file.context,
         tpot_slo_s=math.inf if file.tpot_slo_ms is None else file.tpot_slo_ms * 1e-3,
         ttft_slo_s=math.inf if file.ttft_slo_ms is None else file.ttft_slo_ms * 1e-3,
         max_gpus=file.max_gpus,
-        precisions=Precisions(**file.precisions.model_dump()),
+        precisions=precisions,
         load_imbalance=file.load_imbalance,
         degrees=file.degrees.to_si(model.layers, model.experts + copies, file.max_gpus),
         config_hash=digest.hexdigest()[:16],

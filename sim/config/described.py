@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from sim.config.catalog import assembled, default_hardware, imported_model, read_model
 from sim.config.files import CatalogError, config_path, explain
 from sim.config.schemas import ANY_DEGREES, DEEPEST, WorkloadFile
+from sim.engines.registry import UnknownEngine, engine_rules
 from sim.workload import Workload
 
 WIDEST = 128
@@ -25,7 +26,8 @@ class Description:
         model, hardware: Names or paths; without hardware it is `sim.config.catalog.default_hardware`.
         isl, osl: Tokens of a prompt and of an answer.
         engine: Inference engine, or None for the bare machine.
-        weights, kv_cache: Formats; None for those of a Hugging Face checkpoint, else fp8 as the model is published.
+        weights, kv_cache: Formats; None for those of a Hugging Face checkpoint, else fp8 as the model is published, or
+            what the engine has.
         tpot_ms, ttft_ms: SLOs, or None for none.
         max_gpus: Device budget.
         chunk_tokens: Most prompt tokens of a step; None computes prompts whole.
@@ -61,9 +63,10 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
     file, imported = read_model(model_path), imported_model(model_path)
     model = file.to_si()
     stored = imported.formats if imported else None
+    weights, kv_cache = _of_engine(said.engine, (stored and stored.weights) or file.fp8_weights, "fp8")
     precisions = {
-        "weights": said.weights or (stored and stored.weights) or file.fp8_weights,
-        "kv_cache": said.kv_cache or (stored and stored.kv_cache) or "fp8",
+        "weights": said.weights or weights,
+        "kv_cache": said.kv_cache or (stored and stored.kv_cache) or kv_cache,
         "activations": "bf16",
         "dispatch": "fp8",
     }
@@ -100,6 +103,20 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
     except ValidationError as error:
         raise CatalogError(f"the workload of the options: {explain(error, WorkloadFile)}") from error
     return assembled(workload, model_path, Path(hardware_path))
+
+
+def _of_engine(engine: str | None, weights: str, kv_cache: str) -> tuple[str, str]:
+    """Usual formats, or in their place the first that an engine has."""
+    try:
+        rules = engine_rules(engine) if engine else None
+    except UnknownEngine:  # told with the others of its kind, by `assembled`
+        rules = None
+    if rules is None:
+        return weights, kv_cache
+    return (
+        weights if weights in rules.weights else rules.weights[0],
+        kv_cache if kv_cache in rules.kv_cache else rules.kv_cache[0],
+    )
 
 
 def _stages(layers: int, most: int) -> list[int]:

@@ -255,6 +255,7 @@ class HardwareFile(FileSchema):
     """configs/hardware/*.toml: one accelerator, its node, rack and network, and how efficient they are."""
 
     name: Name
+    vendor: str | None = Field(None, exclude=True)  # for engines that run on some alone; no figure depends on it
     node_gpus: Count
     kernels: hardware.EngineName = "trtllm"  # whose kernels run
     all_reduce: hardware.AllReduce | None = None  # the engine's own
@@ -356,6 +357,7 @@ class HardwareFile(FileSchema):
             collectives = dataclasses.replace(collectives, mesh_peers=self.node_gpus - 1)
         return hardware.Hardware(
             name=self.name,
+            vendor=self.vendor,
             peak_flop_per_s={dtype: form.peak(light) * 1e12 for dtype, form in FORMATS.items()},
             hbm_bytes=self.hbm.capacity_gb * 1e9,
             hbm_bandwidth_bytes_per_s=self.hbm.bandwidth_gb_per_s * 1e9,

@@ -49,9 +49,12 @@ MEGATRON_CORE = EngineRules(
     # [assumed] --inference-dynamic-batching-buffer-size-gb given all that weights and 4 GB of runtime leave, requests
     # as many as have room there: max_requests is the buffer's blocks unless told.
     memory=MemoryPolicy(1.0, "total", 4e9, False, 4096),
-    kernels="trtllm",  # [assumed] Transformer Engine's fp8 GEMMs and NCCL lie nearest to these of the measured ones
+    kernels="trtllm",  # [assumed] Transformer Engine's GEMMs and NCCL lie nearest to these of the measured ones
     expert_exchange="all_to_all",  # [published] --moe-token-dispatcher-type alltoall
     plans=_plans,
     refuses=_refuses,
     cuts_context=_no_context,
+    # [published] run_inference_server.sh loads --bf16 checkpoints, and dynamic_context.py allocates the cache alike.
+    weights=("bf16",),
+    kv_cache=("bf16",),
 )

@@ -13,10 +13,11 @@ from sim.canonical import canonical
 from sim.layers.dims import dims_of, spread
 from sim.layers.mixers import GroupedAttention
 from sim.layers.model import Model
+from sim.prices.dtypes import FORMATS, Dtype
 from sim.prices.engine import MemoryPolicy
-from sim.prices.hardware import EngineName
+from sim.prices.hardware import EngineName, Hardware
 from sim.strategy import Strategy
-from sim.workload import ExpertExchange, Workload
+from sim.workload import ExpertExchange, Precisions, Workload
 
 Refuses = Callable[[Workload, Strategy], Iterable[str]]
 """Texts that say why an engine does not run a strategy's degrees, whatever its batch; none if it does."""
@@ -24,6 +25,11 @@ Refuses = Callable[[Workload, Strategy], Iterable[str]]
 
 def never(_workload: Workload, _strategy: Strategy) -> tuple[str, ...]:
     """Refuses nothing."""
+    return ()
+
+
+def any_machine(_hardware: Hardware) -> tuple[str, ...]:
+    """Refuses no machine."""
     return ()
 
 
@@ -56,6 +62,9 @@ class EngineRules:
         plans: Of a workload, whose model and phase may decide.
         refuses: Degrees that it does not run, whatever the plan.
         cuts_context: Whether it can share a sequence's KV cache between GPUs (cp) in a workload's phase.
+        weights: Formats of weights that it runs, the first its own where a model's published fp8 is none of them.
+        kv_cache: The same of its KV cache, whose usual format is fp8.
+        lacks_machine: Why it does not run on a machine; nothing if it does.
     """
 
     name: str
@@ -67,6 +76,21 @@ class EngineRules:
     plans: Callable[[Workload], tuple[Plan, ...]]
     refuses: Refuses
     cuts_context: Callable[[Workload], bool]
+    weights: tuple[Dtype, ...] = tuple(FORMATS)
+    kv_cache: tuple[Dtype, ...] = ("bf16", "fp8")
+    lacks_machine: Callable[[Hardware], Iterable[str]] = any_machine
+
+    def lacks(self, precisions: Precisions, hardware: Hardware) -> list[str]:
+        """Why it runs nothing with such formats or on such a machine, each text naming its rule; none if it does."""
+        told = [
+            f"it keeps its {what} in {' or '.join(known)}, not in {asked}"
+            for what, asked, known in (
+                ("weights", precisions.weights, self.weights),
+                ("KV cache", precisions.kv_cache, self.kv_cache),
+            )
+            if asked not in known
+        ]
+        return [f"{self.title} {self.version}: {text}" for text in (*told, *self.lacks_machine(hardware))]
 
     def plans_of(self, workload: Workload) -> tuple[Plan, ...]:
         """Its plans, the choices of an op the same in all groups of layers."""
@@ -98,6 +122,12 @@ def _no_plan(workload: Workload, strategy: Strategy, plans: tuple[Plan, ...]) ->
 
 
 # --- rules that several engines have -------------------------------------------------------------
+
+
+def nvidia_alone(hardware: Hardware) -> Iterator[str]:
+    """Its kernels are in CUDA."""
+    if hardware.vendor not in (None, "nvidia"):
+        yield f"it runs on NVIDIA GPUs alone, not on {hardware.name}"
 
 
 def dense_copies(workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.engines.rules import EngineRules, dense_copies, whole_experts, whole_heads
+from sim.engines.rules import EngineRules, dense_copies, nvidia_alone, whole_experts, whole_heads
 from sim.engines.vllm import tensor_parallelism
 from sim.prices.engine import MemoryPolicy
 from sim.strategy import Strategy
@@ -49,4 +49,5 @@ TRTLLM = EngineRules(
     plans=tensor_parallelism,
     refuses=_refuses,
     cuts_context=_helix,
+    lacks_machine=nvidia_alone,
 )

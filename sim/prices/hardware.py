@@ -212,6 +212,7 @@ class Hardware:
         curves: Fitted curves of the engine, or None to price everything by medians.
         communication_overlap: Share of every collective that hides behind other work.
         errors: What to expect of figures that no cross-validation covers.
+        vendor: Who makes it, in lower case; None if nobody said.
     """
 
     name: str
@@ -225,6 +226,7 @@ class Hardware:
     curves: Curves | None = None
     communication_overlap: float = 0.0
     errors: ErrorModel = ErrorModel(0.12, 0.35, 0.3)
+    vendor: str | None = None
 
     @property
     def tiers(self) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from sim.config.catalog import load_model, load_workload
+from sim.config.catalog import load_model, load_workload, under_engine
 from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError
 from sim.engines.registry import UnknownEngine, engine_names, engine_rules, register_engine, withdraw_engine
@@ -244,3 +244,35 @@ def test_the_best_of_different_degrees_are_those_of_brute_force(small: Workload,
     bests = find_bests(space, 7, score)
     assert [score(each.tokens_per_s_per_gpu, each.gpus) for each in bests] == pytest.approx(wanted, rel=1e-12)
     assert len({(s.tp, s.cp, s.attention_dp, s.ep, s.pp) for s in (each.strategy for each in bests)}) == len(bests)
+
+
+def test_formats_and_machines_are_an_engine_s_own() -> None:
+    """A recommendation must be what its engine runs: formats come from its rules, and others are refused by them."""
+    for engine, formats in {"megatron_core": ("bf16", "bf16"), "vllm": ("fp8_block", "fp8")}.items():
+        precisions = served("qwen3_32b", engine).precisions
+        assert (precisions.weights, precisions.kv_cache) == formats
+    for asked in ({"weights": "fp8"}, {"kv_cache": "fp8"}):
+        with pytest.raises(CatalogError, match=r"Megatron-Core 0.16.1: it keeps its .* in bf16, not in fp8"):
+            served("qwen3_32b", "megatron_core", **asked)
+    with pytest.raises(CatalogError, match=r"TensorRT-LLM 1.3.0rc: it runs on NVIDIA GPUs alone, not on mi300x"):
+        served("qwen3_32b", "trtllm", hardware="mi300x")
+    assert served("qwen3_32b", "vllm", hardware="mi300x").engine
+    mine = dataclasses.replace(
+        engine_rules("vllm"), name="mine", title="Mine", weights=("int4",), lacks_machine=lambda _: ["it has no driver"]
+    )
+    register_engine(mine)
+    try:
+        with pytest.raises(CatalogError, match=r"Mine 0.33.0: it keeps its weights in int4, not in bf16"):
+            served("qwen3_32b", "mine", weights="bf16")
+        with pytest.raises(CatalogError, match=r"Mine 0.33.0: it has no driver"):
+            served("qwen3_32b", "mine")  # its weights are int4 then
+    finally:
+        withdraw_engine("mine")
+
+
+def test_another_engine_has_its_own_kernels_memory_and_time() -> None:
+    """A workload put under an engine is the one that names it from the start."""
+    strategy = Strategy(4, 1, 1, 16, megatron_dims(load_model("qwen3_32b")))
+    for engine in ("sglang", "trtllm"):
+        moved = under_engine(served("qwen3_32b", "vllm"), engine)
+        assert evaluate(moved, strategy) == evaluate(served("qwen3_32b", engine), strategy)
