@@ -19,12 +19,14 @@ class Deployment:
         strategy: Of one replica.
         served_model: Hugging Face repository or path of the weights.
         replicas: Copies that share nothing.
+        quantization: How the engine quantises these weights when it starts, in its own word; None leaves them.
     """
 
     workload: Workload
     strategy: Strategy
     served_model: str
     replicas: int = 1
+    quantization: str | None = None
 
     @property
     def nodes(self) -> int:

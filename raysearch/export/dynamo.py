@@ -29,7 +29,8 @@ def export(deployment: Deployment) -> Export:
         raise ValueError(f"Dynamo runs {', '.join(_IMAGES)}, not {engine}")
     runs = fitted(deployment, engine_rules(engine))
     phase = deployment.workload.phase
-    notes = [f"kubectl apply -f {FILE}, where Dynamo's operator of {VERSION} runs; hf-token-secret holds HF_TOKEN"]
+    notes = [*runs.notes, f"kubectl apply -f {FILE}, where Dynamo's operator of {VERSION} runs"]
+    notes.append("hf-token-secret holds HF_TOKEN")
     if phase != "serve":
         notes.append(f"this is the {phase} pool alone: add the components of the other one")
     content = yaml.safe_dump(_resource(runs.deployment, engine), sort_keys=False)

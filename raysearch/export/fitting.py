@@ -1,17 +1,21 @@
-"""A strategy made one that an engine runs, and what that costs by the simulator."""
+"""A deployment made one that an engine can be told, and what that costs by the simulator."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from raysearch.export.deployment import Deployment
+from raysearch.export.models import Told, with_weights
 from raysearch.files import degrees_text
+from sim.config.catalog import load_engine
 from sim.engines.rules import EngineRules
 from sim.evaluation import Evaluation
+from sim.prices.curves import Curves
 from sim.simulate import evaluate, mesh_violations
 from sim.strategy import Strategy
+from sim.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -19,32 +23,74 @@ class Fitted:
     """A deployment that an engine runs.
 
     Attributes:
-        deployment: The same, with the strategy that the engine runs in its place.
-        dropped: What it could not be told, and the cost; empty if it runs the strategy as it is.
+        deployment: The same on the engine, with what it runs in place of what it cannot be told.
+        dropped: What it could not be told, each with the cost; empty if it runs everything as it is.
+        notes: What its user must know.
     """
 
     deployment: Deployment
-    dropped: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def fitted(deployment: Deployment, engine: EngineRules) -> Fitted:
+def fitted(
+    deployment: Deployment, engine: EngineRules, tell: Callable[[Deployment, EngineRules], Told] = with_weights
+) -> Fitted:
     """The nearest deployment that an engine runs: as many GPUs, as many stages, the same batch.
 
-    Of those it takes the fastest that is feasible; where none is, the one that misses its limits least.
+    Of those it takes the fastest that is feasible; where none is, the one that misses its limits least. All is priced
+    on that engine, whatever engine the strategy was found on.
+
+    Args:
+        deployment: What is wished.
+        engine: Who is to run it.
+        tell: What the engine can be told of all but the strategy.
 
     Raises:
         ValueError: The engine runs nothing on so many GPUs.
     """
-    workload = replace(deployment.workload, space=engine.name)
-    refused = engine.refusals(workload, deployment.strategy)
+    there = replace(deployment, workload=on_engine(deployment.workload, engine))
+    told = tell(there, engine)
+    dropped, notes = list(told.dropped), [*_moved(deployment, there, engine), *told.notes]
+    if dropped:
+        before, after = _wished(there), _wished(told.deployment)
+        dropped[-1] = f"{dropped[-1]}: {_cost(before, after)}"
+    workload, strategy = told.deployment.workload, deployment.strategy
+    refused = engine.refusals(workload, strategy)
     if not refused:
-        return Fitted(deployment, ())
-    runs = [evaluate(workload, strategy) for strategy in _alike(deployment, engine)]
+        return Fitted(told.deployment, tuple(dropped), tuple(notes))
+    runs = [evaluate(workload, each) for each in _alike(told.deployment, engine)]
     if not runs:
-        raise ValueError(f"{refused[0]}; and it runs nothing else on {deployment.strategy.gpus} GPUs")
+        raise ValueError(f"{refused[0]}; and it runs nothing else on {strategy.gpus} GPUs")
     best = min(runs, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu))
-    wished = evaluate(replace(workload, space="extended"), deployment.strategy)
-    return Fitted(replace(deployment, strategy=best.strategy), (*refused, _cost(wished, best)))
+    cost = f"in its place: {degrees_text(best.strategy)}; {_cost(_wished(told.deployment), best)}"
+    return Fitted(replace(told.deployment, strategy=best.strategy), (*dropped, *refused, cost), tuple(notes))
+
+
+def on_engine(workload: Workload, engine: EngineRules) -> Workload:
+    """The same served by an engine: its space, kernels, times and memory policy. Tokens reach experts as they did."""
+    if workload.engine and workload.engine.name.partition("<")[0] == engine.name:
+        return replace(workload, space=engine.name)
+    hardware, curves = workload.hardware, workload.hardware.curves
+    if curves:
+        all_reduce = "nccl" if curves.all_reduce == "nccl" else engine.kernels
+        errors = (curves.uncalibrated, curves.extrapolated, curves.carried_over)
+        hardware = replace(hardware, curves=Curves(curves.calibration, engine.kernels, all_reduce, *errors))
+    ran = load_engine(engine.name, curves.calibration if curves else None)
+    return replace(workload, hardware=hardware, engine=ran, space=engine.name)
+
+
+def _moved(deployment: Deployment, there: Deployment, engine: EngineRules) -> Iterator[str]:
+    """What changes with the engine alone, where another one or none was charged."""
+    was = deployment.workload.engine
+    if (was.name if was else None) != (there.workload.engine.name if there.workload.engine else None):
+        by = f"was charged as on {was.name if was else 'the bare machine'}"
+        yield f"this {by}; on {engine.title} {_cost(_wished(deployment), _wished(there))}"
+
+
+def _wished(deployment: Deployment) -> Evaluation:
+    """What a deployment would do on its engine if it could be told."""
+    return evaluate(replace(deployment.workload, space="extended"), deployment.strategy)
 
 
 def _alike(deployment: Deployment, engine: EngineRules) -> Iterator[Strategy]:
@@ -61,8 +107,12 @@ def _alike(deployment: Deployment, engine: EngineRules) -> Iterator[Strategy]:
                 yield each
 
 
-def _cost(wished: Evaluation, runs: Evaluation) -> str:
-    before, after = wished.tokens_per_s_per_gpu, runs.tokens_per_s_per_gpu
-    text = f"in its place: {degrees_text(runs.strategy)}; {after:,.1f} tokens/s/GPU, not {before:,.1f}"
-    text += f" ({after / before - 1:+.1%}), {runs.tpot_s * 1e3:.1f} ms per token, not {wished.tpot_s * 1e3:.1f}"
-    return text + "".join(f"; breaks a limit: {violation.message}" for violation in runs.violations)
+def _cost(before: Evaluation, after: Evaluation) -> str:
+    """What a change costs: throughput, the time of a token or of a prompt, and the limits that it breaks."""
+    was, is_ = before.tokens_per_s_per_gpu, after.tokens_per_s_per_gpu
+    text = f"{is_:,.1f} tokens/s/GPU, not {was:,.1f} ({is_ / was - 1:+.1%}), "
+    if before.tpot_s:
+        text += f"{after.tpot_s * 1e3:.1f} ms per token, not {before.tpot_s * 1e3:.1f}"
+    else:
+        text += f"{after.ttft_s * 1e3:.1f} ms to the first token, not {before.ttft_s * 1e3:.1f}"
+    return text + "".join(f"; breaks a limit: {violation.message}" for violation in after.violations)

@@ -27,7 +27,8 @@ def export(deployment: Deployment) -> Export:
     runs = fitted(deployment, VLLM)
     pool = "prefill" if deployment.workload.phase == "prefill" else "decode"
     notes = [
-        f"helm install {resource_name(deployment.workload.model.name)} llm-d-modelservice/llm-d-modelservice -f {FILE}"
+        *runs.notes,
+        f"helm install {resource_name(deployment.workload.model.name)} llm-d-modelservice/llm-d-modelservice -f {FILE}",
     ]
     if deployment.workload.phase != "serve":
         notes.append(f"this is the {pool} pool alone: add the other one's values")

@@ -12,7 +12,9 @@ from dataclasses import replace
 
 from raysearch.export.deployment import Deployment, Export, Flag, command_text
 from raysearch.export.fitting import fitted
+from raysearch.export.models import Told
 from sim.engines.megatron_core import MEGATRON_CORE
+from sim.engines.rules import EngineRules
 from sim.layers.dims import spread
 from sim.layers.heuristics import megatron_dims
 from sim.simulate import evaluate
@@ -20,9 +22,9 @@ from sim.simulate import evaluate
 
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica; over several nodes, the same on each."""
-    runs = fitted(deployment, MEGATRON_CORE)
+    runs = fitted(deployment, MEGATRON_CORE, _plain)
     launch: list[Flag] = [("--nproc-per-node", deployment.gpus_per_node)]
-    notes = ["convert the weights to a Megatron checkpoint first, and put its folder in CHECKPOINT"]
+    notes = [*runs.notes, "convert the weights to a Megatron checkpoint first, and put its folder in CHECKPOINT"]
     if deployment.nodes > 1:
         head: Flag = ("--master-addr", "$HEAD_ADDRESS")
         launch += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), head]
@@ -31,7 +33,7 @@ def export(deployment: Deployment) -> Export:
     start = "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun"
     module: Flag = ("-m", "examples.inference.launch_inference_server")
     command = command_text(start, [*launch, module, *flags(runs.deployment)])
-    return Export(command, {}, (*runs.dropped, *_given_up(runs.deployment)), tuple(notes))
+    return Export(command, {}, runs.dropped, tuple(notes))
 
 
 def flags(deployment: Deployment) -> list[Flag]:
@@ -72,20 +74,14 @@ def _buffer_gb(deployment: Deployment) -> int:
     return math.ceil(evaluate(deployment.workload, deployment.strategy).memory_bytes.kv_cache / 1e9)
 
 
-def _given_up(deployment: Deployment) -> list[str]:
-    """What it does without whatever the workload says: formats but bf16, drafts, copies of experts; and the cost."""
+def _plain(deployment: Deployment, _engine: EngineRules) -> Told:
+    """Without what it has no options for: formats but bf16, drafts, copies of experts."""
     workload = deployment.workload
-    plain = replace(
-        workload,
-        precisions=replace(workload.precisions, weights="bf16", kv_cache="bf16"),
-        speculation=None,
-        redundant_experts=0,
-    )
-    if plain == workload:
-        return []
-    told, kept = (evaluate(each, deployment.strategy) for each in (workload, plain))
-    figures = f"{kept.tokens_per_s_per_gpu:,.1f} tokens/s/GPU, not {told.tokens_per_s_per_gpu:,.1f}"
-    limits = "".join(f"; breaks a limit: {violation.message}" for violation in kept.violations)
+    formats = replace(workload.precisions, weights="bf16", kv_cache="bf16")
+    plain = replace(workload, precisions=formats, speculation=None, redundant_experts=0)
+    if formats == workload.precisions and not workload.speculation and not workload.redundant_experts:
+        return Told(deployment)
     drafts = f", without {workload.speculation.drafter} drafts" if workload.speculation else ""
     copies = ", without copies of experts" if workload.redundant_experts else ""
-    return [f"these options keep weights and KV cache in bf16{drafts}{copies}: {figures}{limits}"]
+    text = f"these options keep weights and KV cache in bf16{drafts}{copies}"
+    return Told(replace(deployment, workload=plain), (text,))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from raysearch.export.deployment import Deployment, Export, Flag, command_text
 from raysearch.export.fitting import fitted
-from raysearch.export.models import draft_repository, quantised_at_start
+from raysearch.export.models import draft_repository
 from sim.engines.sglang import SGLANG
 from sim.layers.heuristics import megatron_dims
 from sim.workload import Speculation
@@ -20,13 +20,13 @@ def export(deployment: Deployment) -> Export:
     """The command that starts one replica; over several nodes, the same on each."""
     runs = fitted(deployment, SGLANG)
     flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
-    notes: list[str] = []
+    notes = [*runs.notes]
     if deployment.nodes > 1:
         address: Flag = ("--dist-init-addr", "$HEAD_ADDRESS:50000")
         flags += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), address]
         notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
     notes += deployment.router_notes
-    start = f"python -m sglang.launch_server --model-path {deployment.served_model}"
+    start = f"python -m sglang.launch_server --model-path {runs.deployment.served_model}"
     return Export(command_text(start, flags), {}, runs.dropped, tuple(notes))
 
 
@@ -61,8 +61,8 @@ def serving_flags(deployment: Deployment) -> list[Flag]:
     ]
     if workload.precisions.kv_cache == "fp8":
         flags.append(("--kv-cache-dtype", "fp8_e4m3"))
-    if quantised_at_start(workload):
-        flags.append(("--quantization", "fp8"))
+    if deployment.quantization:
+        flags.append(("--quantization", deployment.quantization))
     if workload.redundant_experts:
         flags += [("--enable-eplb", None), ("--ep-num-redundant-experts", workload.redundant_experts)]
     if workload.speculation is not None:

@@ -26,7 +26,7 @@ def export(deployment: Deployment) -> Export:
     """The command that starts one replica, and the file that it reads."""
     runs = fitted(deployment, TRTLLM)
     flags: list[Flag] = [("--config", CONFIG_FILE)]
-    start, notes = f"trtllm-serve {deployment.served_model}", list[str]()
+    start, notes = f"trtllm-serve {runs.deployment.served_model}", [*runs.notes]
     if deployment.nodes > 1:
         start = f"mpirun -n {deployment.strategy.gpus} trtllm-llmapi-launch {start}"
         notes.append(f"start it over {deployment.nodes} nodes with their host file, or by `srun` in place of mpirun")

@@ -10,7 +10,7 @@ import json
 
 from raysearch.export.deployment import Deployment, Export, Flag, command_text
 from raysearch.export.fitting import fitted
-from raysearch.export.models import draft_repository, quantised_at_start
+from raysearch.export.models import draft_repository
 from sim.engines.vllm import VLLM
 from sim.workload import Speculation
 
@@ -23,13 +23,13 @@ def export(deployment: Deployment) -> Export:
     """The command that starts one replica, on the head node of a Ray cluster where it spans several nodes."""
     runs = fitted(deployment, VLLM)
     flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
-    notes = [*_notes(runs.deployment)]
+    notes = [*runs.notes, *_notes(runs.deployment)]
     if deployment.nodes > 1:
         flags += [("--distributed-executor-backend", "ray")]
         if runs.deployment.strategy.attention_dp > 1:
             flags += [("--data-parallel-backend", "ray")]
         notes.append(f"run it on the head of a Ray cluster of {deployment.nodes} nodes (`ray start` on each)")
-    return Export(command_text(f"vllm serve {deployment.served_model}", flags), {}, runs.dropped, tuple(notes))
+    return Export(command_text(f"vllm serve {runs.deployment.served_model}", flags), {}, runs.dropped, tuple(notes))
 
 
 def parallel_flags(deployment: Deployment) -> list[Flag]:
@@ -61,8 +61,8 @@ def serving_flags(deployment: Deployment) -> list[Flag]:
     ]
     if workload.precisions.kv_cache == "fp8":
         flags.append(("--kv-cache-dtype", "fp8"))
-    if quantised_at_start(workload):
-        flags.append(("--quantization", "fp8"))
+    if deployment.quantization:
+        flags.append(("--quantization", deployment.quantization))
     if workload.redundant_experts:
         flags.append(("--enable-eplb", None))
         flags.append(("--eplb-config", json.dumps({"num_redundant_experts": workload.redundant_experts})))

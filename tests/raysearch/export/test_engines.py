@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from raysearch.errors import InputError
-from raysearch.export.deployment import Deployment
+from raysearch.export.deployment import Deployment, Export
+from raysearch.export.fitting import on_engine
+from raysearch.export.models import CHECKPOINT, repository
 from raysearch.export.registry import exporter, exporter_names, register_exporter
 from sim.config.catalog import load_model
 from sim.config.described import Description, described_workload
@@ -143,11 +145,99 @@ def test_what_an_engine_cannot_be_told_is_named_with_its_cost() -> None:
     assert "attn_norm 2, not 0" in made.dropped[1]
     after = re.search(r"([\d.]+) tokens/s/GPU, not ([\d.]+) \(([-+.\d]+)%\)", made.dropped[2])
     assert after is not None
-    assert float(after[2]) == pytest.approx(evaluate(workload, wished).tokens_per_s_per_gpu, abs=0.06)
+    there = replace(served("qwen3_235b_a22b", "vllm", max_gpus=32), expert_exchange="all_to_all", space="extended")
+    assert float(after[2]) == pytest.approx(evaluate(there, wished).tokens_per_s_per_gpu, abs=0.06)
     assert float(after[3]) == pytest.approx(100 * (float(after[1]) / float(after[2]) - 1), abs=0.2)
     told = options_of(made.command)
     sizes = [int(told.get(size, 1)) for size in ("--tensor-parallel-size", "--data-parallel-size")]
     assert np.prod(sizes) == 16  # as many GPUs as wished
+
+
+@pytest.mark.parametrize("hardware", ["h100_sxm", "mi300x"])
+@pytest.mark.parametrize("source", [None, "sglang"])
+def test_a_strategy_is_priced_on_the_engine_that_is_to_run_it(source: str | None, hardware: str) -> None:
+    workload, there = (served("mixtral_8x7b", each, max_gpus=8, hardware=hardware) for each in (source, "vllm"))
+    there = replace(there, expert_exchange=workload.expert_exchange)
+    strategy = Strategy(4, 1, 1, 32, megatron_dims(workload.model))
+    assert on_engine(workload, engine_rules("vllm")).engine == there.engine
+    moved, asked = (evaluate(each, strategy) for each in (on_engine(workload, engine_rules("vllm")), there))
+    assert moved.tokens_per_s_per_gpu == asked.tokens_per_s_per_gpu
+    assert moved.memory_bytes == asked.memory_bytes
+    assert [violation.message for violation in moved.violations] == [each.message for each in asked.violations]
+
+    told = exporter("vllm")(Deployment(workload, strategy, repository(workload))).notes[0]
+    assert f"as on {source or 'the bare machine'}; on vLLM {asked.tokens_per_s_per_gpu:,.1f} tokens/s/GPU" in told
+    assert not exporter("vllm")(Deployment(there, strategy, repository(there))).notes
+
+
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "fp8_block", "mxfp4", "int4"])
+@pytest.mark.parametrize("target", ["vllm", "sglang", "trtllm"])
+def test_weights_come_in_the_format_that_was_charged(target: str, weights: str) -> None:
+    def start(model: str, kv_cache: str = "fp8") -> tuple[str, Export]:
+        workload = served(model, target, weights=weights, kv_cache=kv_cache, max_gpus=16)
+        strategy = Strategy(4, 1, 1, 16, megatron_dims(workload.model))
+        made = exporter(target)(Deployment(workload, strategy, repository(workload)))
+        at_start = re.search(r"--quantization (\S+)", made.command)
+        path = re.search(r"(?:serve|--model-path) (\S+)", made.command)
+        assert path is not None
+        return f"{path[1]} {at_start[1] if at_start else ''}".strip(), made
+
+    scout, quantised = "meta-llama/Llama-4-Scout-17B-16E-Instruct", "nvidia/Llama-4-Scout-17B-16E-Instruct-FP8"
+    words = {
+        "vllm": {"fp8": "fp8_per_tensor", "fp8_block": "fp8_per_block", "mxfp4": "mxfp4"},
+        "sglang": {"fp8": "fp8"},
+        "trtllm": dict[str, str](),
+    }[target]
+    told, made = start("llama_4_scout")
+    assert not made.dropped
+    if weights == "bf16" or weights in words:
+        assert told == f"{scout} {words.get(weights, '')}".strip()
+    elif weights == "fp8":
+        assert told == quantised
+        assert start("llama_4_scout", kv_cache="bf16")[0] == CHECKPOINT  # NVIDIA's has its cache in fp8, too
+    else:
+        assert told == CHECKPOINT
+        assert f"does not quantise {scout} to {weights}" in made.notes[0]
+
+    told, made = start("gpt_oss_120b")  # stored quantised: no engine takes it for anything else
+    assert told == "openai/gpt-oss-120b"
+    assert bool(made.dropped) == (weights != "bf16")
+    if made.dropped:
+        kept = served("gpt_oss_120b", target, weights="bf16", max_gpus=16)
+        figure = evaluate(kept, Strategy(4, 1, 1, 16, megatron_dims(kept.model))).tokens_per_s_per_gpu
+        assert f"bf16 beside experts in mxfp4, which stay so: not in {weights}: {figure:,.1f}" in made.dropped[0]
+    told, made = start("deepseek_v3")
+    assert told == "deepseek-ai/DeepSeek-V3"
+    assert bool(made.dropped) == (weights != "fp8_block")
+
+
+def test_weights_that_lie_in_a_folder_are_of_the_format_that_it_says(tmp_path: Path) -> None:
+    workload = served("qwen3_32b", "vllm", weights="fp8")
+    deployment = Deployment(workload, Strategy(4, 1, 1, 16, megatron_dims(workload.model)), str(tmp_path))
+    made = exporter("vllm")(deployment)
+    assert "--quantization" not in made.command
+    assert f"{tmp_path} must hold weights in fp8" in made.notes[0]
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG))
+    assert "--quantization fp8_per_tensor" in exporter("vllm")(deployment).command
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN_CONFIG, "quantization_config": blocks}))
+    made = exporter("vllm")(deployment)
+    assert "--quantization" not in made.command
+    assert "weights in fp8_block, which stay so: not in fp8" in made.dropped[0]
+
+
+QWEN_CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "torch_dtype": "bfloat16",
+}
 
 
 def test_megatron_runs_sequence_parallelism_and_keeps_bf16() -> None:
