@@ -35,8 +35,8 @@ class Deployment:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of one replica on each of its nodes."""
-        return min(self.strategy.gpus, self.workload.hardware.node_gpus)
+        """GPUs of one replica on each of its nodes, which are filled alike."""
+        return math.ceil(self.strategy.gpus / self.nodes)
 
     @property
     def router_notes(self) -> list[str]:
@@ -59,6 +59,24 @@ class Deployment:
         """Tokens that a step of an attention rank must have room for: a prompt or a chunk beside running requests."""
         prompt = self.workload.prompt_tokens if self.workload.phase != "decode" else 0
         return self.rank_requests + (self.workload.chunk_tokens or prompt)
+
+
+def spread_notes(deployment: Deployment, nodes: int) -> list[str]:
+    """What differs from what was charged where a replica's GPUs lie evenly on nodes that they do not fill."""
+    node_gpus, gpus = deployment.workload.hardware.node_gpus, math.ceil(deployment.strategy.gpus / nodes)
+    if nodes == 1 or gpus == node_gpus:
+        return []
+    return [f"it takes {gpus} of the {node_gpus} GPUs of each node; charged was one node filled after another"]
+
+
+def check_even(count: int, of: str, nodes: int) -> None:
+    """Whether nodes can be all alike.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if count % nodes:
+        raise ValueError(f"{count} {of} do not lie evenly on {nodes} nodes")
 
 
 @dataclass(frozen=True)

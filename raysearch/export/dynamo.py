@@ -1,7 +1,8 @@
 """A strategy as a DynamoGraphDeployment of NVIDIA Dynamo 1.6.1 (nvidia.com/v1beta1).
 
 Source: dynamo/profiler/templates/dgd/* and dynamo/profiler/utils/config.py of the ai-dynamo 1.6.1 wheel. A worker's
-replicas are the deployment's; one that spans nodes says so in `multinode.nodeCount`, and GPUs are counted per node.
+replicas are the deployment's; one that spans nodes says so in `multinode.nodeCount`, and GPUs are counted per node. The
+operator adds what each engine needs to span nodes, data-parallel ranks of a node too (its backend_vllm.go).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 import yaml
 
 from raysearch.export import sglang, trtllm, vllm
-from raysearch.export.deployment import Deployment, Export, words
+from raysearch.export.deployment import Deployment, Export, check_even, spread_notes, words
 from raysearch.export.fitting import fitted
+from raysearch.export.vllm import check_ranks
 from sim.engines.registry import engine_rules
 
 VERSION = "1.6.1"
@@ -29,7 +31,11 @@ def export(deployment: Deployment) -> Export:
         raise ValueError(f"Dynamo runs {', '.join(_IMAGES)}, not {engine}")
     runs = fitted(deployment, engine_rules(engine))
     phase = deployment.workload.phase
-    notes = [*runs.notes, f"kubectl apply -f {FILE}, where Dynamo's operator of {VERSION} runs"]
+    check_even(runs.deployment.strategy.gpus, "GPUs", deployment.nodes)
+    if engine == "vllm":
+        check_ranks(runs.deployment)
+    notes = [*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes)]
+    notes.append(f"kubectl apply -f {FILE}, where Dynamo's operator of {VERSION} runs")
     notes.append("hf-token-secret holds HF_TOKEN")
     if phase != "serve":
         notes.append(f"this is the {phase} pool alone: add the components of the other one")

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from raysearch.export.deployment import Deployment, Export, words
+from raysearch.export.deployment import Deployment, Export, check_even, spread_notes, words
 from raysearch.export.dynamo import resource_name
 from raysearch.export.fitting import fitted
-from raysearch.export.vllm import parallel_flags, serving_flags
+from raysearch.export.vllm import check_ranks, parallel_flags, serving_flags
 from sim.engines.vllm import VLLM
 
 FILE = "llm-d-values.yaml"
@@ -28,6 +28,7 @@ def export(deployment: Deployment) -> Export:
     pool = "prefill" if deployment.workload.phase == "prefill" else "decode"
     notes = [
         *runs.notes,
+        *spread_notes(runs.deployment, runs.deployment.nodes),
         f"helm install {resource_name(deployment.workload.model.name)} llm-d-modelservice/llm-d-modelservice -f {FILE}",
     ]
     if deployment.workload.phase != "serve":
@@ -40,14 +41,11 @@ def values(deployment: Deployment, pool: str) -> dict[str, Any]:
     """The content of the values file.
 
     Raises:
-        ValueError: Data-parallel ranks span nodes themselves, for which vLLM has no options in a worker set.
+        ValueError: GPUs or data-parallel ranks that do not lie evenly on nodes, which are all alike in a worker set.
     """
-    strategy, nodes = deployment.strategy, deployment.nodes
-    rank_gpus = strategy.gpus // strategy.attention_dp
-    if nodes > 1 and strategy.attention_dp > 1 and rank_gpus > deployment.gpus_per_node:
-        raise ValueError(
-            f"each of {strategy.attention_dp} data-parallel ranks takes {rank_gpus} GPUs, more than a node has"
-        )
+    nodes = deployment.nodes
+    check_even(deployment.strategy.gpus, "GPUs", nodes)
+    check_ranks(deployment)
     other = "prefill" if pool == "decode" else "decode"
     name = resource_name(deployment.workload.model.name)
     return {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from raysearch.export.deployment import Deployment, Export, Flag, command_text
+from raysearch.export.deployment import Deployment, Export, Flag, check_even, command_text, spread_notes
 from raysearch.export.fitting import fitted
 from raysearch.export.models import Told
 from sim.engines.megatron_core import MEGATRON_CORE
@@ -23,13 +23,14 @@ from sim.simulate import evaluate
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica; over several nodes, the same on each."""
     runs = fitted(deployment, MEGATRON_CORE, _plain)
+    check_even(deployment.strategy.gpus, "GPUs", deployment.nodes)
     launch: list[Flag] = [("--nproc-per-node", deployment.gpus_per_node)]
     notes = [*runs.notes, "convert the weights to a Megatron checkpoint first, and put its folder in CHECKPOINT"]
     if deployment.nodes > 1:
         head: Flag = ("--master-addr", "$HEAD_ADDRESS")
         launch += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), head]
         notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
-    notes += deployment.router_notes
+    notes += [*spread_notes(deployment, deployment.nodes), *deployment.router_notes]
     start = "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun"
     module: Flag = ("-m", "examples.inference.launch_inference_server")
     command = command_text(start, [*launch, module, *flags(runs.deployment)])

@@ -8,7 +8,7 @@ into attention groups (in place of `--dp-size` with `--enable-dp-attention`, whi
 
 from __future__ import annotations
 
-from raysearch.export.deployment import Deployment, Export, Flag, command_text
+from raysearch.export.deployment import Deployment, Export, Flag, command_text, spread_notes
 from raysearch.export.fitting import fitted
 from raysearch.export.models import draft_repository
 from sim.engines.sglang import SGLANG
@@ -20,14 +20,24 @@ def export(deployment: Deployment) -> Export:
     """The command that starts one replica; over several nodes, the same on each."""
     runs = fitted(deployment, SGLANG)
     flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
-    notes = [*runs.notes]
-    if deployment.nodes > 1:
+    notes, nodes = [*runs.notes], _nodes(deployment)
+    if nodes > 1:
         address: Flag = ("--dist-init-addr", "$HEAD_ADDRESS:50000")
-        flags += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), address]
-        notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
-    notes += deployment.router_notes
+        flags += [("--nnodes", nodes), ("--node-rank", "$NODE_RANK"), address]
+        notes.append(f"run it on each of {nodes} nodes, with NODE_RANK 0 to {nodes - 1}")
+    notes += [*spread_notes(deployment, nodes), *deployment.router_notes]
     start = f"python -m sglang.launch_server --model-path {runs.deployment.served_model}"
     return Export(command_text(start, flags), {}, runs.dropped, tuple(notes))
+
+
+def _nodes(deployment: Deployment) -> int:
+    """Fewest nodes that have whole stages each, or whole stages over several of them.
+
+    Source: _calculate_rank_ranges of sglang/srt/entrypoints/engine.py.
+    """
+    pp, stage = deployment.strategy.pp, deployment.strategy.stage_gpus
+    counts = range(deployment.nodes, deployment.strategy.gpus + 1)
+    return next(n for n in counts if pp % n == 0 or (n % pp == 0 and stage % (n // pp) == 0))
 
 
 def parallel_flags(deployment: Deployment) -> list[Flag]:

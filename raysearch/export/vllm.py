@@ -7,8 +7,9 @@ data-parallel size dp and pp stages; `--max-num-seqs` counts requests of one dat
 from __future__ import annotations
 
 import json
+import math
 
-from raysearch.export.deployment import Deployment, Export, Flag, command_text
+from raysearch.export.deployment import Deployment, Export, Flag, check_even, command_text
 from raysearch.export.fitting import fitted
 from raysearch.export.models import draft_repository
 from sim.engines.vllm import VLLM
@@ -24,12 +25,45 @@ def export(deployment: Deployment) -> Export:
     runs = fitted(deployment, VLLM)
     flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
     notes = [*runs.notes, *_notes(runs.deployment)]
+    start = f"vllm serve {runs.deployment.served_model}"
     if deployment.nodes > 1:
-        flags += [("--distributed-executor-backend", "ray")]
-        if runs.deployment.strategy.attention_dp > 1:
-            flags += [("--data-parallel-backend", "ray")]
-        notes.append(f"run it on the head of a Ray cluster of {deployment.nodes} nodes (`ray start` on each)")
-    return Export(command_text(f"vllm serve {runs.deployment.served_model}", flags), {}, runs.dropped, tuple(notes))
+        more, nodes, start_more = _over_nodes(runs.deployment)
+        flags, start = flags + more, f"{start_more}{start}"
+        notes.append(f"run it on the head of a Ray cluster of {nodes} nodes (`ray start` on each)")
+    return Export(command_text(start, flags), {}, runs.dropped, tuple(notes))
+
+
+def _over_nodes(deployment: Deployment) -> tuple[list[Flag], int, str]:
+    """Options of a replica that spans nodes, how many it takes, and what its environment must say.
+
+    Source: create_dp_placement_groups of vllm/v1/engine/utils.py: every node takes `--data-parallel-size-local` ranks,
+    which is all of them unless told; a rank over several nodes fills them whole, and says so.
+
+    Raises:
+        ValueError: Data-parallel ranks that are neither within a node nor whole nodes.
+    """
+    flags: list[Flag] = [("--distributed-executor-backend", "ray")]
+    ranks, node_gpus = deployment.strategy.attention_dp, deployment.workload.hardware.node_gpus
+    if ranks == 1:
+        return flags, deployment.nodes, ""
+    flags.append(("--data-parallel-backend", "ray"))
+    gpus = deployment.strategy.gpus // ranks
+    if gpus <= node_gpus:
+        local = min(node_gpus // gpus, ranks)
+        return [*flags, ("--data-parallel-size-local", local)], math.ceil(ranks / local), ""
+    if gpus % node_gpus:
+        raise ValueError(f"a data-parallel rank of {gpus} GPUs must fill its nodes of {node_gpus}")
+    return flags, deployment.nodes, "VLLM_RAY_DP_PACK_STRATEGY=span "
+
+
+def check_ranks(deployment: Deployment) -> None:
+    """Whether every node has as many whole data-parallel ranks, as sets of alike nodes need it.
+
+    Raises:
+        ValueError: It has not.
+    """
+    if deployment.strategy.attention_dp > 1:
+        check_even(deployment.strategy.attention_dp, "data-parallel ranks", deployment.nodes)
 
 
 def parallel_flags(deployment: Deployment) -> list[Flag]:

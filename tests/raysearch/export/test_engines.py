@@ -240,6 +240,36 @@ QWEN_CONFIG = {
 }
 
 
+@pytest.mark.parametrize(("tp", "dp", "pp"), [(1, 16, 1), (2, 16, 1), (8, 4, 1), (16, 2, 1), (2, 4, 3), (16, 1, 1)])
+def test_a_replica_over_several_nodes_says_what_lies_on_each(tp: int, dp: int, pp: int) -> None:
+    workload = served("qwen3_235b_a22b", "vllm", max_gpus=64)
+    strategy = Strategy(tp, tp * dp, pp, 64, megatron_dims(workload.model), dp=dp)
+    made = exporter("vllm")(Deployment(workload, strategy, repository(workload)))
+    told = options_of(made.command)
+    assert told["--distributed-executor-backend"] == "ray"
+    ranks, gpus = dp, tp * pp
+    nodes = re.search(r"cluster of (\d+) nodes", " ".join(made.notes))
+    assert nodes is not None
+    if ranks > 1 and gpus <= 8:  # the default, all ranks on the head, cannot be placed
+        local = int(told["--data-parallel-size-local"])
+        assert local * gpus <= 8
+        assert (int(nodes[1]) - 1) * local < ranks <= int(nodes[1]) * local
+    assert ("span" in made.command) == (ranks > 1 and gpus > 8)
+
+
+def test_nodes_that_are_not_filled_are_all_alike() -> None:
+    workload = served("llama_3_1_70b", "sglang", max_gpus=64, weights="bf16")
+    deployment = Deployment(workload, Strategy(4, 1, 5, 64, megatron_dims(workload.model)), "m")  # 20 GPUs
+    made = exporter("sglang")(deployment)
+    assert options_of(made.command)["--nnodes"] == "5"  # 3 nodes have no whole stages
+    assert "4 of the 8 GPUs of each node" in " ".join(made.notes)
+    with pytest.raises(ValueError, match="20 GPUs do not lie evenly on 3 nodes"):
+        exporter("megatron")(deployment)
+    moe = served("qwen3_235b_a22b", "vllm", max_gpus=64)
+    with pytest.raises(ValueError, match="a data-parallel rank of 12 GPUs must fill its nodes"):
+        exporter("vllm")(Deployment(moe, Strategy(4, 8, 3, 64, megatron_dims(moe.model), dp=2), "m"))
+
+
 def test_megatron_runs_sequence_parallelism_and_keeps_bf16() -> None:
     workload = served("mixtral_8x7b", max_gpus=8)
     strategy = Strategy(2, 4, 1, 16, megatron_sp_dims(workload.model))
