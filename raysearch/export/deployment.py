@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sim.serving.phases import batching
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -56,9 +57,17 @@ class Deployment:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a step of an attention rank must have room for: a prompt or a chunk beside running requests."""
-        prompt = self.workload.prompt_tokens if self.workload.phase != "decode" else 0
-        return self.rank_requests + (self.workload.chunk_tokens or prompt)
+        """Tokens that a step of an attention rank must have room for: prompts or a chunk beside running requests."""
+        running = 0 if self.workload.phase == "prefill" else self.rank_requests * self.workload.queries
+        return running + self.prompt_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts in a step of an attention rank, as they were charged."""
+        workload, dp = self.workload, self.strategy.attention_dp
+        mixed = batching(workload, self.strategy.batch, dp).mixed
+        prompts = math.ceil(mixed.prompts / dp) * workload.prompt_tokens if mixed else 0
+        return workload.chunk_tokens or prompts if workload.phase == "serve" else prompts
 
 
 def spread_notes(deployment: Deployment, nodes: int) -> list[str]:

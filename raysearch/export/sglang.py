@@ -2,7 +2,7 @@
 
 Source: sglang/srt/arg_groups/fields of 0.5.23: `--tp-size` counts the GPUs of a stage, `--attn-dp-size` splits them
 into attention groups (in place of `--dp-size` with `--enable-dp-attention`, which ends with 2026),
-`--max-running-requests` counts requests of the replica, and
+`--max-running-requests` counts requests of the replica, `--max-prefill-tokens` tokens of an attention group, and
 `--chunked-prefill-size` is divided by the attention groups.
 """
 
@@ -66,6 +66,7 @@ def serving_flags(deployment: Deployment) -> list[Flag]:
     flags: list[Flag] = [
         ("--max-running-requests", deployment.rank_requests * strategy.attention_dp),
         ("--chunked-prefill-size", chunk),
+        *([("--max-prefill-tokens", deployment.prompt_tokens)] if deployment.prompt_tokens else []),
         ("--context-length", deployment.longest),
         ("--mem-fraction-static", SGLANG.memory.share),
     ]

@@ -270,6 +270,33 @@ def test_nodes_that_are_not_filled_are_all_alike() -> None:
         exporter("vllm")(Deployment(moe, Strategy(4, 8, 3, 64, megatron_dims(moe.model), dp=2), "m"))
 
 
+@pytest.mark.parametrize(
+    ("phase", "batch", "said", "tokens"),
+    [
+        ("prefill", 14, {}, 14 * 1000),
+        ("decode", 14, {}, 14),
+        ("serve", 14, {}, 14 + 1000),
+        ("serve", 250, {}, 250 + 3 * 1000),  # answers of 100 tokens: 2.5 prompts take the place of those that end
+        ("serve", 14, {"chunk_tokens": 512}, 14 + 512),
+    ],
+)
+def test_a_step_has_room_for_the_prompts_that_were_charged(
+    phase: str, batch: int, said: dict[str, int], tokens: int
+) -> None:
+    workload = served("llama_3_1_8b", phase=phase, isl=1000, osl=100, weights="bf16", kv_cache="bf16", **said)
+    deployment = Deployment(workload, Strategy(1, 1, 1, batch, megatron_dims(workload.model)), "m")
+    made = {target: exporter(target)(deployment) for target in ENGINES}
+    vllm, sglang, megatron = (options_of(made[target].command) for target in ("vllm", "sglang", "megatron"))
+    assert vllm["--max-num-batched-tokens"] == megatron["--inference-dynamic-batching-max-tokens"] == str(tokens)
+    config = yaml.safe_load(made["trtllm"].files["config.yaml"])
+    assert 0 <= config["max_num_tokens"] - tokens < config["kv_cache_config"]["tokens_per_block"]
+    prompts = tokens if phase == "prefill" else tokens - batch
+    assert int(sglang.get("--max-prefill-tokens", 0)) == prompts
+    drafting = replace(workload, speculation=Speculation(3, (0.8, 0.6, 0.4), None))
+    drafted = options_of(exporter("vllm")(replace(deployment, workload=drafting)).command)
+    assert phase != "decode" or drafted["--max-num-batched-tokens"] == str(4 * batch)
+
+
 def test_megatron_runs_sequence_parallelism_and_keeps_bf16() -> None:
     workload = served("mixtral_8x7b", max_gpus=8)
     strategy = Strategy(2, 4, 1, 16, megatron_sp_dims(workload.model))
