@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import Told, with_weights
 from raysearch.files import degrees_text
-from sim.config.catalog import load_engine
+from sim.config.catalog import under_engine
 from sim.engines.rules import EngineRules
 from sim.evaluation import Evaluation
-from sim.prices.curves import Curves
 from sim.simulate import evaluate, mesh_violations
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -47,8 +46,10 @@ def fitted(
         tell: What the engine can be told of all but the strategy.
 
     Raises:
-        ValueError: The engine runs nothing on so many GPUs.
+        ValueError: The engine runs nothing on so many GPUs, or nothing on such GPUs.
     """
+    if lacks := list(engine.lacks_machine(deployment.workload.hardware)):
+        raise ValueError(f"{engine.title}: {lacks[0]}")
     there = replace(deployment, workload=on_engine(deployment.workload, engine))
     told = tell(there, engine)
     dropped, notes = list(told.dropped), [*_moved(deployment, there, engine), *told.notes]
@@ -71,13 +72,7 @@ def on_engine(workload: Workload, engine: EngineRules) -> Workload:
     """The same served by an engine: its space, kernels, times and memory policy. Tokens reach experts as they did."""
     if workload.engine and workload.engine.name.partition("<")[0] == engine.name:
         return replace(workload, space=engine.name)
-    hardware, curves = workload.hardware, workload.hardware.curves
-    if curves:
-        all_reduce = "nccl" if curves.all_reduce == "nccl" else engine.kernels
-        errors = (curves.uncalibrated, curves.extrapolated, curves.carried_over)
-        hardware = replace(hardware, curves=Curves(curves.calibration, engine.kernels, all_reduce, *errors))
-    ran = load_engine(engine.name, curves.calibration if curves else None)
-    return replace(workload, hardware=hardware, engine=ran, space=engine.name)
+    return under_engine(workload, engine.name)
 
 
 def _moved(deployment: Deployment, there: Deployment, engine: EngineRules) -> Iterator[str]:

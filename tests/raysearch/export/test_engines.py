@@ -6,7 +6,9 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "megatron": "
 """Export target -> engine."""
 
 
+@cache
 def served(model: str, engine: str | None = None, **said: object) -> Workload:
     asked = {"isl": 4000, "osl": 500, "phase": "serve", "max_gpus": 64, **said}
     return described_workload(Description(model, engine=engine, **asked))  # type: ignore[arg-type]
@@ -266,6 +269,8 @@ def test_nodes_that_are_not_filled_are_all_alike() -> None:
     with pytest.raises(ValueError, match="20 GPUs do not lie evenly on 3 nodes"):
         exporter("megatron")(deployment)
     moe = served("qwen3_235b_a22b", "vllm", max_gpus=64)
+    with pytest.raises(ValueError, match="on NVIDIA GPUs alone, not on mi300x"):
+        exporter("trtllm")(replace(deployment, workload=served("qwen3_32b", hardware="mi300x")))
     with pytest.raises(ValueError, match="a data-parallel rank of 12 GPUs must fill its nodes"):
         exporter("vllm")(Deployment(moe, Strategy(4, 8, 3, 64, megatron_dims(moe.model), dp=2), "m"))
 
@@ -281,7 +286,7 @@ def test_nodes_that_are_not_filled_are_all_alike() -> None:
     ],
 )
 def test_a_step_has_room_for_the_prompts_that_were_charged(
-    phase: str, batch: int, said: dict[str, int], tokens: int
+    phase: str, batch: int, said: dict[str, Any], tokens: int
 ) -> None:
     workload = served("llama_3_1_8b", phase=phase, isl=1000, osl=100, weights="bf16", kv_cache="bf16", **said)
     deployment = Deployment(workload, Strategy(1, 1, 1, batch, megatron_dims(workload.model)), "m")
