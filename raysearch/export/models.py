@@ -19,7 +19,9 @@ from sim.workload import Workload
 
 _PUBLISHED: Mapping[str, Mapping[Dtype, str]] = {
     "deepseek_v3": {"fp8_block": "deepseek-ai/DeepSeek-V3"},
+    "glm_5": {"bf16": "zai-org/GLM-5", "fp8_block": "zai-org/GLM-5-FP8"},
     "gpt_oss_120b": {"bf16": "openai/gpt-oss-120b"},  # all but its experts, which are in mxfp4
+    "kimi_k2_5": {"bf16": "moonshotai/Kimi-K2.5"},  # all but its experts, which are in int4
     "llama_2_70b": {"bf16": "meta-llama/Llama-2-70b-chat-hf"},
     "llama_3_1_405b": {"bf16": "meta-llama/Llama-3.1-405B-Instruct"},
     "llama_3_1_70b": {"bf16": "meta-llama/Llama-3.1-70B-Instruct"},
@@ -32,6 +34,7 @@ _PUBLISHED: Mapping[str, Mapping[Dtype, str]] = {
     "mixtral_8x7b": {"bf16": "mistralai/Mixtral-8x7B-Instruct-v0.1"},
     "qwen3_235b_a22b": {"bf16": "Qwen/Qwen3-235B-A22B", "fp8_block": "Qwen/Qwen3-235B-A22B-FP8"},
     "qwen3_32b": {"bf16": "Qwen/Qwen3-32B", "fp8_block": "Qwen/Qwen3-32B-FP8"},
+    "qwen3_5_397b_a17b": {"bf16": "Qwen/Qwen3.5-397B-A17B", "fp8_block": "Qwen/Qwen3.5-397B-A17B-FP8"},
 }
 """Repositories of the models' makers on Hugging Face, the first one preferred. [published]"""
 _MODEL_OPTIMIZER: Mapping[str, str] = {

@@ -65,6 +65,9 @@ def test_gpt_moe_1_2t_has_1189_billion_parameters_by_hand() -> None:
         ("qwen3_235b_a22b", 235e9, 22e9, 0.01),
         ("mixtral_8x22b", 141e9, 39e9, 0.01),
         ("deepseek_v3", 671e9, 37e9, 0.001),
+        ("qwen3_5_397b_a17b", 397e9, 17e9, 0.002),
+        ("glm_5", 744e9, 40e9, 0.001),
+        ("kimi_k2_5", 1.03e12, 32e9, 0.005),
         ("gpt_oss_120b", 116.8e9, 5.1e9, 0.001),  # arXiv 2508.10925, table 1
         ("llama_4_maverick", 400e9, 17e9, 0.01),
         ("llama_4_scout", 109e9, 17e9, 0.015),
