@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,7 @@ def pareto_rows(answer: Answer) -> list[dict[str, Any]]:
 def write_answer(answer: Answer, folder: Path) -> dict[str, Any]:
     """Writes the files of an answer; what recommendation.json holds."""
     folder.mkdir(parents=True, exist_ok=True)
+    _clear(folder)
     told = answer_dict(answer)
     write_record(folder / RECOMMENDATION_FILE, told)
     table = io.StringIO()
@@ -152,6 +155,19 @@ def write_answer(answer: Answer, folder: Path) -> dict[str, Any]:
         write_bytes(folder / "pareto.png", draw_front(answer))
     _write_commands(answer, folder)
     return told
+
+
+_OF_OPTIONS = re.compile(r"best|alternative\d+")
+
+
+def _clear(folder: Path) -> None:
+    """Takes away what an answer that was written here before had: commands of another question would start it."""
+    if not (folder / RECOMMENDATION_FILE).is_file():
+        return
+    (folder / "pareto.png").unlink(missing_ok=True)
+    for each in folder.iterdir():
+        if _OF_OPTIONS.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
 
 
 _TARGETS = {"megatron_core": "megatron"}

@@ -8,6 +8,7 @@ from raysearch.recommend.fleet import cost
 from raysearch.recommend.record import figures
 from raysearch.tables import plain_table, printer
 from sim.evaluation import Evaluation
+from sim.nearness import near_limits
 from sim.precision import slow_precision
 from sim.simulate import evaluate
 
@@ -43,7 +44,14 @@ def _show_best(answer: Answer, best: Option) -> None:
     if paid := cost(question, fleet):
         console.print(f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens")
     console.print(f"  Limit: {best.limit}")
-    console.print(f"  In brackets 90 % intervals{_because(best.evaluation)}")
+    if told["intervals"]:
+        console.print(f"  In brackets 90 % intervals{_because(best.evaluation)}")
+    else:
+        console.print("  No interval: times of steps that only compute prompts were not measured")
+    for what in best.evaluation.extrapolated:
+        console.print(f"  Extrapolated: {what}")
+    for near in near_limits(question.workload, best.evaluation):
+        console.print(f"  Near its limit: {near.message}")
     if "ttft_s" in told["intervals"]:
         console.print(
             "  That of the first token is [assumed] as wide as that of the others; waiting in a queue is not in it"
@@ -73,8 +81,8 @@ def _show_options(answer: Answer) -> None:
             degrees_text(option.evaluation.strategy),
             f"{option.fleet.replicas} x {option.evaluation.gpus}",
             f"{option.evaluation.tokens_per_s_per_gpu:,.1f}",
-            f"{option.evaluation.tpot_s * 1e3:.1f}",
-            f"{option.evaluation.ttft_s * 1e3:,.0f}",
+            f"{option.evaluation.tpot_s * 1e3:.1f}" if option.evaluation.tpot_s else "-",
+            f"{option.evaluation.ttft_s * 1e3:,.0f}" if option.evaluation.ttft_s else "-",
             option.reason,
             option.limit,
         )

@@ -252,6 +252,33 @@ def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told(
     assert "It would fit with a TPOT of" in shown.stdout
 
 
+def test_a_folder_holds_what_starts_the_last_answer_and_nothing_of_those_before(tmp_path: Path) -> None:
+    said = ("--tpot-ms", "8", "--out", str(tmp_path))
+    llama(1, *said, "--engine", "trtllm", "--phase", "decode")
+    assert (tmp_path / "best" / "config.yaml").exists()
+    (tmp_path / "mine.txt").touch()
+    (tmp_path / "alternative9").mkdir()
+    llama(1, *said, "--engine", "sglang", "--phase", "decode")
+    assert {each.name for each in (tmp_path / "best").iterdir()} == {"start.sh"}
+    assert not (tmp_path / "alternative9").exists()
+    llama(1, "--tpot-ms", "0.01", "--out", str(tmp_path), code=3)
+    assert {each.name for each in tmp_path.iterdir()} == {"mine.txt", "recommendation.json", "pareto.csv"}
+
+
+def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:
+    words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--hardware", "mi300x")
+    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "6"], catch_exceptions=False)
+    assert "Extrapolated: efficiencies carried over from h100_sxm" in shown.stdout
+    assert "Near its limit: TPOT leaves" in shown.stdout
+
+
+def test_a_pool_of_prompts_has_no_interval_and_says_so() -> None:
+    words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--phase", "prefill")
+    shown = RUNNER.invoke(app, ["recommend", *words, "--ttft-ms", "100"], catch_exceptions=False)
+    assert "In brackets" not in shown.stdout
+    assert "No interval" in shown.stdout
+
+
 def test_the_answer_stands_in_the_terminal() -> None:
     shown = RUNNER.invoke(app, ["recommend", *ASKED, "--engine", "sglang"], catch_exceptions=False)
     for text in ("sglang: ", "tokens/s/GPU [", "What to run, and what else", "Best of the extended space", "What if"):
