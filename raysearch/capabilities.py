@@ -26,7 +26,7 @@ class MachineFacts:
         bias: To which side what was carried over probably errs, or "".
         node_gpus, rack_gpus: GPUs of a node, and of a tier between node and network, 0 without one.
         topology: How the GPUs of a node are joined.
-        formats: Arithmetic with a peak of its own.
+        formats: Arithmetic in bf16, and in what is faster.
     """
 
     can: tuple[str, ...]
@@ -71,7 +71,7 @@ def machine_facts(name: str) -> MachineFacts:
         node_gpus=hardware.node_gpus,
         rack_gpus=hardware.tiers[1],
         topology="mesh" if hardware.collectives.mesh_peers else "switched",
-        formats=("bf16", "fp8") if rates["fp8"] > rates["bf16"] else ("bf16",),
+        formats=("bf16", *(name for name in ("fp8", "mxfp4", "nvfp4") if rates[name] > rates["bf16"])),
     )
 
 

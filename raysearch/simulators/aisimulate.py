@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from raysearch.errors import InputError
-from raysearch.simulators.measurement import Measurement
+from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
 from sim.layers.dims import spread
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
@@ -44,6 +44,7 @@ def measure(workload: Workload, strategy: Strategy) -> Measurement:
     Raises:
         InputError: The package is missing, or it does not know the model or the hardware.
     """
+    refuse_beyond_plain_decoding(workload, "AISimulate")
     unsupported = _unsupported(workload, strategy)
     if unsupported is not None:
         return unsupported
@@ -157,6 +158,7 @@ def recommendation(workload: Workload, gpus: int) -> Recommended | None:
     Raises:
         InputError: The package is missing, or it does not know the model, the engine or the hardware.
     """
+    refuse_beyond_plain_decoding(workload, "AISimulate")
     try:
         from aisimulate.legacy_cli.api import cli_default
     except ImportError as error:

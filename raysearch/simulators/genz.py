@@ -18,7 +18,7 @@ import warnings
 from typing import Any
 
 from raysearch.errors import InputError
-from raysearch.simulators.measurement import Measurement
+from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -32,8 +32,9 @@ def measure(workload: Workload, strategy: Strategy) -> Measurement:
     """One decode step on a pipeline that is always full.
 
     Raises:
-        InputError: The package is missing, or it does not know the model.
+        InputError: The package is missing, or it does not know the model, drafted tokens or copies of experts.
     """
+    refuse_beyond_plain_decoding(workload, "GenZ")
     model = workload.model
     if model.layers % strategy.pp or model.experts % strategy.ep or model.heads % strategy.tp:
         return Measurement(unsupported="a degree does not divide the layers, experts or heads")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 
 from envs.strategy_env import brief, checked
+from raysearch.errors import InputError
 from raysearch.limits import MOST_GPUS
 from sim.evaluation import Evaluation, Memory, StageBreakdown, Violation
 from sim.strategy import Strategy
@@ -118,3 +119,17 @@ def _violations(workload: Workload, answer: Measurement, gpus: int) -> list[Viol
         message = f"TTFT is {answer.ttft_s * 1e3:.0f} ms, allowed are {workload.ttft_limit_s * 1e3:.0f} ms"
         found.append(Violation("ttft", answer.ttft_s, workload.ttft_limit_s, message))
     return found
+
+
+def refuse_beyond_plain_decoding(workload: Workload, simulator: str) -> None:
+    """Refuses what a simulator of one plain decode step would leave out without a word.
+
+    Raises:
+        InputError: Tokens are drafted, or experts have copies.
+    """
+    if workload.speculation is not None:
+        raise InputError(
+            f"{simulator} knows no speculative decoding: leave out draft_tokens, or search our own simulator"
+        )
+    if workload.redundant_experts:
+        raise InputError(f"{simulator} knows no redundant experts: leave them out, or search our own simulator")

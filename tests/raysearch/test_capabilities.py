@@ -22,6 +22,8 @@ def test_every_machine_and_model_is_listed_with_what_is_known_of_it() -> None:
     assert (machines["mi300x"]["topology"], machines["h100_nvl"]["rack_gpus"]) == ("mesh", 8)
     assert all(facts["bias"] for facts in machines.values() if facts["efficiencies"] != "measured")
     assert machines["a100_40_sxm"]["formats"] == ["bf16"]
+    assert machines["h100_sxm"]["formats"] == ["bf16", "fp8"]
+    assert machines["b200_sxm"]["formats"] == ["bf16", "fp8", "mxfp4", "nvfp4"]
     assert "trtllm" in models["qwen3_32b"]["serving_measured_under"]
     assert models["deepseek_v3"]["assumed"]
     assert all(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 
+from sim.batched import evaluate_many
 from sim.config.described import Description, described_workload
 from sim.config.files import list_names
 from sim.layers.dims import dims_of, spread
@@ -230,3 +232,22 @@ def test_every_shipped_model_is_searched(name: str) -> None:
     assert found is not None
     assert found.feasible
     assert {op.group for op in found.ops} == {group.name for group in workload.model.groups}
+
+
+@pytest.mark.parametrize("groups", ["shared", "own"])
+@pytest.mark.parametrize("name", list_names("models"))
+def test_every_shipped_model_is_searched_in_the_extended_space_too(name: str, groups: GroupChoices) -> None:
+    said = Description(name, phase="serve", isl=1024, osl=256, max_gpus=64)
+    workload = dataclasses.replace(described_workload(said), space="extended", groups=groups)
+    whole, rng = space_of(workload), np.random.default_rng(0)
+    drawn = evaluate_many(workload, [whole.sample(rng) for _ in range(6)])
+    assert np.isfinite(drawn.tpot_s).all()
+    named = spread(workload, megatron_dims(workload.model))
+    choices = {name: (choice,) for name, choice in zip(whole.choices, named, strict=True)}
+    one = next(name for name in choices if name.endswith("ffn2"))
+    ep = (workload.degrees.ep[min(3, len(workload.degrees.ep) - 1)],)
+    space = dataclasses.replace(whole, tp=(4,), cp=(1, 2), dp=(2,), ep=ep, pp=(4,), batch=(32,))
+    space = dataclasses.replace(space, choices=choices | {one: whole.choices[one]})
+    found = find_best(space).evaluation
+    assert found is not None
+    assert found.feasible
