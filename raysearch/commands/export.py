@@ -19,7 +19,7 @@ from raysearch.commands.strategy import (
     PpOption,
     strategy_of,
 )
-from raysearch.commands.workload_flags import takes_workload
+from raysearch.commands.workload_flags import imported_from, takes_workload
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment, Export
 from raysearch.export.registry import exporter, exporter_names
@@ -114,7 +114,7 @@ def _described(
         raise InputError("expected a folder or a file to export from, or a workload with --tp or --layout, and --batch")
     ep, pp, *others = rest
     strategy = strategy_of(workload, tp, ep, pp, batch, *others)
-    return Deployment(workload, strategy, serve or repository(workload), replicas)
+    return Deployment(workload, strategy, serve or repository(workload, imported_from()), replicas)
 
 
 COMMAND_FILE = "start.sh"

@@ -235,6 +235,12 @@ def model_import() -> dict[str, Any] | None:
     return _IMPORTED.get()
 
 
+def imported_from() -> str | None:
+    """The path of the Hugging Face configuration that the running command read; None where it read none."""
+    imported = model_import()
+    return imported["path"] if imported else None
+
+
 def _tell_import(model: str) -> None:
     """Says on stderr what a Hugging Face configuration was understood to say, and keeps it for `model_import`."""
     from sim.config.catalog import imported_model

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from raysearch.export.deployment import Deployment
 from sim.config.catalog import imported_model
-from sim.config.files import CatalogError
+from sim.config.files import CatalogError, config_path
 from sim.engines.rules import EngineRules
 from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
@@ -80,11 +80,23 @@ def draft_repository(model: Model) -> str:
     return next(iter(_PUBLISHED.get(model.name, {}).values()), model.name)
 
 
-def repository(workload: Workload) -> str:
-    """The repository of a workload's weights; of a model that is not shipped, its name, to be replaced by a path."""
+def repository(workload: Workload, model: str | Path | None = None) -> str:
+    """The repository of a workload's weights, or the folder that they lie in beside the model's config.json.
+
+    Args:
+        workload: What is served.
+        model: The model as it was asked for: a name, or a path.
+
+    Returns:
+        Of a model without either its name, to be replaced.
+    """
     name = workload.model.name
-    published = _PUBLISHED.get(name, {})
-    return published.get(workload.precisions.weights, next(iter(published.values()), name))
+    if name in _PUBLISHED:
+        published = _PUBLISHED[name]
+        return published.get(workload.precisions.weights, next(iter(published.values())))
+    path = config_path("models", model) if model is not None else Path(name)
+    beside = path.resolve().parent
+    return str(beside) if path.suffix == ".json" and any(beside.glob("*.safetensors")) else name
 
 
 def stored_format(model: Model, path: str) -> Dtype | None:
@@ -113,7 +125,9 @@ def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
     model, wanted = workload.model, workload.precisions.weights
     stored = stored_format(model, path)
     if stored is None:
-        return Told(deployment, notes=(f"{path} must hold weights in {_shown(model, wanted)}, as was charged",))
+        lost = "/" not in path and not Path(path).exists()
+        where = f"put their repository or folder in the place of {path} (--serve)" if lost else path
+        return Told(deployment, notes=(f"weights must be in {_shown(model, wanted)}, as was charged: {where}",))
     if stored == wanted:
         return Told(deployment)
     if stored != "bf16" or model.expert_dtype is not None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from raysearch.commands.workload_flags import imported_from, workload_of_flags
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import repository
@@ -40,8 +41,6 @@ def read_deployment(source: Path, workload: Workload | None, alternative: int, s
         raise InputError(f"cannot read a strategy from {path}: {error}") from error
     told = unsealed(path, read)
     if "options" in told:
-        from raysearch.commands.workload_flags import workload_of_flags
-
         options = dict(told["options"])
         workload = workload or workload_of_flags(options, options.pop("batch_grid", None))
         told = _alternative(path, told, alternative)
@@ -54,12 +53,15 @@ def read_deployment(source: Path, workload: Workload | None, alternative: int, s
     except (TypeError, KeyError) as error:
         raise InputError(f"{path} has no strategy as `raysearch` prints it: {error}") from error
     check_strategy(workload, strategy)
-    return Deployment(workload, strategy, served_model or repository(workload), int(told.get("replicas", 1)))
+    served_model = served_model or repository(workload, imported_from())
+    return Deployment(workload, strategy, served_model, int(told.get("replicas", 1)))
 
 
 def _alternative(path: Path, told: dict[str, Any], number: int) -> dict[str, Any]:
+    if told.get("best") is None:
+        raise InputError(f"{path} has no strategy: nothing was feasible")
     choices = [told.get("best"), *told.get("alternatives", [])]
-    if number >= len(choices) or choices[number] is None:
+    if number >= len(choices):
         raise InputError(f"{path} has no alternative {number}: it has the best (0) and {len(choices) - 1} more")
     return choices[number]
 

@@ -181,9 +181,10 @@ def _write_commands(answer: Answer, folder: Path) -> None:
     from raysearch.export.registry import exporter, exporter_names
 
     workload = answer.question.workload
+    weights = repository(workload, answer.question.options.get("model"))
     target = _TARGETS.get(workload.space, workload.space)
     if target not in exporter_names():
         return
     for number, option in enumerate(answer.options):
-        deployment = Deployment(workload, option.evaluation.strategy, repository(workload), option.fleet.replicas)
+        deployment = Deployment(workload, option.evaluation.strategy, weights, option.fleet.replicas)
         write_export(exporter(target)(deployment), folder / ("best" if number == 0 else f"alternative{number}"))

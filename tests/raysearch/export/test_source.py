@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from raysearch.app import app
 from raysearch.errors import InputError
+from tests.raysearch.export.test_engines import QWEN_CONFIG
 
 RUNNER = CliRunner()
 QWEN = ("--model", "qwen3_32b", "--isl", "4000", "--osl", "500", "--phase", "serve")
@@ -61,3 +62,29 @@ def test_without_anything_to_export_it_says_what_it_needs(tmp_path: Path) -> Non
         run("--to", "vllm")
     with pytest.raises(InputError, match="cannot read"):
         run(str(tmp_path / "none.json"))
+
+
+def test_weights_beside_a_configuration_are_served_from_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN_CONFIG))
+    said = ("--model", str(folder), "--isl", "4000", "--osl", "500", "--tp", "4", "--batch", "32")
+    shown = RUNNER.invoke(app, ["export", *said], catch_exceptions=False)
+    assert shown.stdout.startswith("vllm serve mine ")
+    assert "put their repository or folder in the place of mine (--serve)" in shown.stderr
+    (folder / "model.safetensors").touch()
+    assert run(*said).startswith(f"vllm serve {folder} ")
+    assert run(*said, "--to", "dynamo").count(f"- {folder}\n") == 1
+
+    asked = ("--isl", "4000", "--osl", "500", "--gpus", "1", "--tpot-ms", "32", "--out", str(tmp_path / "answer"))
+    told = RUNNER.invoke(app, ["recommend", "--model", str(folder), *asked], catch_exceptions=False)
+    assert told.exit_code == 0
+    assert f"vllm serve {folder} " in (tmp_path / "answer" / "best" / "start.sh").read_text()
+    assert run(str(tmp_path / "answer")).startswith(f"vllm serve {folder} ")
+
+
+def test_where_nothing_was_feasible_there_is_nothing_to_export(tmp_path: Path) -> None:
+    asked = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--tpot-ms", "0.01")
+    RUNNER.invoke(app, ["recommend", *asked, "--out", str(tmp_path)])
+    with pytest.raises(InputError, match="nothing was feasible"):
+        run(str(tmp_path))
