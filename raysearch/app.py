@@ -99,7 +99,10 @@ def run() -> int:
         return _fail(error, INPUT_ERROR)
     except RunFailed as error:
         return _fail(error, FAILURE)
-    except SystemExit:
+    except SystemExit as end:
+        if isinstance(end.__context__, OSError):  # Typer's own, where the reader of its help has gone
+            _give_up_stdout()
+            return FAILURE
         return _fail("code of others that the command called has asked to end it", FAILURE)
     except OSError as error:
         _give_up_stdout()
