@@ -45,16 +45,17 @@ def variations(question: Question, best: Evaluation, known: Known) -> Iterator[V
         known: Of the search that found it.
     """
     workload = question.workload
+    faster = replace(workload, hardware=_with_bandwidth(workload.hardware))
     changes: list[tuple[str, Workload]] = [
         ("10 % more HBM", replace(workload, hardware=_with_memory(workload.hardware))),
-        ("10 % more HBM bandwidth", replace(workload, hardware=_with_bandwidth(workload.hardware))),
+        ("10 % more HBM bandwidth", faster),
     ]
     if workload.tpot_slo_s < float("inf"):
         changes.append(("a TPOT 10 % longer", replace(workload, tpot_slo_s=MORE * workload.tpot_slo_s)))
     if workload.ttft_slo_s < float("inf"):
         changes.append(("a TTFT 10 % longer", replace(workload, ttft_slo_s=MORE * workload.ttft_slo_s)))
     for change, changed in changes:
-        same_costs = known if changed.hardware is workload.hardware else None
+        same_costs = None if changed is faster else known
         found = best_first(replace(question, workload=changed), 1, same_costs)
         yield _variation(question, change, found[0] if found else None, best)
     for share, name in ((0.5, "half the batch"), (2.0, "twice the batch")):

@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,9 +54,9 @@ Dims = Mapping[str, tuple[int, ...]]
 """Choices per op, by its name."""
 
 
-Known = dict[object, dict[tuple[object, ...], Side]]
-"""Costs that searches have worked out, by the choices they had. Begins empty. Workloads that differ in SLOs alone share
-it, so that a front or a longer SLO takes a fraction of the first search's time."""
+Known = dict[object, dict[tuple[object, ...], Any]]
+"""Costs that searches have worked out, by the choices they had. Begins empty. Workloads that differ in SLOs or in the
+size of the memory alone share it, so that a front or a longer SLO takes a fraction of the first search's time."""
 Score = Callable[[float, int], float]
 """What a strategy is worth, from its tokens/s/GPU and the GPUs of a replica."""
 
@@ -226,15 +226,34 @@ class _Range(NamedTuple):
     tight: bool
 
 
+class _Start(NamedTuple):
+    """A mesh and batch before anything is chosen.
+
+    Attributes:
+        units: On the mesh, with what is in the steps of the batch.
+        state: Of the batch.
+        stacks: Both sides of a GPU per group, per kind of step.
+        steps_s: Least seconds of a layer, each op for itself and without moves.
+        weights, kv: The same of its bytes.
+    """
+
+    units: tuple[Unit, ...]
+    state: Batching
+    stacks: list[Stack]
+    steps_s: Seconds
+    weights: tuple[float, ...]
+    kv: tuple[float, ...]
+
+
 class _Search:
     """Best-first over degrees and ranges of the batch."""
 
-    def __init__(self, space: Space, ranking: _Ranking, known: dict[tuple[object, ...], Side] | None = None) -> None:
+    def __init__(self, space: Space, ranking: _Ranking, known: dict[tuple[object, ...], Any] | None = None) -> None:
         self.space = space
         self.workload: Workload = space.workload
         self._units = units_of(space)
         self._combines = space.choices[self._end_dim()]
-        self._sides: dict[tuple[object, ...], Side] = {} if known is None else known
+        self._known: dict[tuple[object, ...], Any] = {} if known is None else known
         self.ranking = ranking
         self.opened = 0
         self._latest: tuple[tuple[Mesh, int], Layers] | None = None
@@ -267,9 +286,11 @@ class _Search:
 
     def stages(self, mesh: Mesh) -> Iterator[int]:
         tp, cp, dp, ep = mesh
-        return (
-            pp for pp in self.space.stages(mesh) if not degree_violations(self.workload, tp * cp * dp // ep, ep, pp)
-        )
+        key = ("stages", mesh, self.space.pp)
+        if key not in self._known:
+            runs, moe_tp = self.space.stages(mesh), tp * cp * dp // ep
+            self._known[key] = tuple(pp for pp in runs if not degree_violations(self.workload, moe_tp, ep, pp))
+        return iter(self._known[key])
 
     # --- ranges ----------------------------------------------------------------------------------
 
@@ -302,13 +323,11 @@ class _Search:
         smallest, largest = self.space.batch[low], self.space.batch[high]
         if smallest > most_sequences(self.workload, mesh[2]):
             return
-        units = self._on(mesh, smallest)
+        units, state, stacks, steps_s, weights, kv = self._start(mesh, smallest)
         if not all(unit.possible for unit in units):
             return
-        steps_s, weights, kv = _floors(units)
         if at_least_s:
             steps_s = tuple(tuple(map(max, *rows)) for rows in zip(steps_s, at_least_s, strict=True))
-        state, stacks = batching(self.workload, smallest, mesh[2]), _stacks(units)
         times = [
             pp * least_stage_s(stack, pp, layers_s, self._combines)
             for stack, layers_s in zip(stacks, steps_s, strict=True)
@@ -356,7 +375,7 @@ class _Search:
         layers, stacks, state = self._layers(mesh, batch), _stacks(units), batching(self.workload, batch, dp)
         stages_s = [pp * slowest_stage_s(stack, pp, layers, kind) for kind, stack in enumerate(stacks)]
         decode_s, mixed_s = stages_s[0], stages_s[-1]
-        allowed = fits(stacks[-1], pp, layers.figures)
+        allowed = fits(self.workload, stacks[-1], pp, layers.figures)
         if state.decode is not None:
             allowed &= state.tpot_s(decode_s, mixed_s) <= self.workload.tpot_limit_s * (1 + ROUNDING)
         if state.mixed is not None:
@@ -378,10 +397,22 @@ class _Search:
 
     # --- meshes ----------------------------------------------------------------------------------
 
+    def _start(self, mesh: Mesh, batch: int) -> _Start:
+        key = ("start", mesh, batch)
+        found = self._known.get(key)
+        if found is None:
+            state = batching(self.workload, batch, mesh[2])
+            units = self._units_on(mesh, state.loads)
+            floors = _floors(units) if all(unit.possible for unit in units) else ((), (), ())
+            found = self._known[key] = _Start(units, state, _stacks(units), *floors)
+        return found
+
     def _on(self, mesh: Mesh, batch: int) -> tuple[Unit, ...]:
         """The units on a mesh, with what is in the steps of a batch."""
+        return self._start(mesh, batch).units
+
+    def _units_on(self, mesh: Mesh, loads: tuple[Load, ...]) -> tuple[Unit, ...]:
         _, cp, dp, ep = mesh
-        loads = batching(self.workload, batch, dp).loads
         units: list[Unit] = []
         for groups, attention_dims, expert_dims in self._units:
             attention, experts = self._pair(mesh, loads, groups, attention_dims, expert_dims)
@@ -427,9 +458,9 @@ class _Search:
         return attention_rank(self.workload, load, tp, cp, dp, group)
 
     def _side(self, key: tuple[object, ...], ranks: Callable[[], Ranks], dims: Dims) -> Side:
-        if key not in self._sides:
-            self._sides[key] = Side(ranks(), dims)
-        return self._sides[key]
+        if key not in self._known:
+            self._known[key] = Side(ranks(), dims)
+        return self._known[key]
 
 
 def units_of(space: Space) -> tuple[tuple[tuple[int, ...], Dims, Dims], ...]:

@@ -30,6 +30,7 @@ from sim.step.stage import (
 )
 from sim.step.two_meshes import Sides
 from sim.strategy import MOST_CHOICES
+from sim.workload import Workload
 
 Stack = tuple[Sides, ...]
 """Both sides of a GPU, per group of layers."""
@@ -214,11 +215,10 @@ def _meetings_s(stack: Stack, layers: Layers, left: int, right: int) -> Floats:
     return np.array(seconds)[inverse]
 
 
-def fits(stack: Stack, pp: int, figures: Figures) -> NDArray[np.bool_]:
+def fits(workload: Workload, stack: Stack, pp: int, figures: Figures) -> NDArray[np.bool_]:
     """[n] whether weights, cache and activations of every stage have room: as `memory_bytes`, for arrays."""
     end = end_of(stack)
     rank = end.experts
-    workload = rank.workload
     stream_bytes = max(sides.stream_bytes() for sides in stack)
     activations = stream_bytes + np.maximum(figures.peak_bytes, head_activation_bytes(rank))
     overhead: Any = workload.hardware.overhead_bytes

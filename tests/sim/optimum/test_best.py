@@ -95,11 +95,13 @@ def test_the_best_is_that_of_brute_force_under_any_limits(
         assert found.swept_tokens_per_s_per_gpu == pytest.approx(wanted, rel=1e-12)
 
 
-def test_what_a_search_worked_out_serves_those_with_other_slos(small: Space, evaluations: list[Evaluation]) -> None:
+def test_what_a_search_worked_out_serves_those_with_other_limits(small: Space, evaluations: list[Evaluation]) -> None:
     known: Known = {}
     tpot_s = sorted(each.tpot_s for each in evaluations if each.feasible)
-    for slo_s in (tpot_s[-1], tpot_s[len(tpot_s) // 50], tpot_s[len(tpot_s) // 2]):
-        alone, sharing = (find_best(limited(small, slo_s, 1e12), known=each) for each in (None, known))
+    held = sorted(each.memory_bytes.total for each in evaluations if each.feasible)
+    limits = [(tpot_s[-1], 1e12), (tpot_s[len(tpot_s) // 50], 1e12), (tpot_s[len(tpot_s) // 2], 1e12)]
+    for slo_s, hbm_bytes in (*limits, (tpot_s[-1], held[len(held) // 4]), (tpot_s[-1], held[len(held) // 2])):
+        alone, sharing = (find_best(limited(small, slo_s, hbm_bytes), known=each) for each in (None, known))
         assert alone.evaluation is not None
         assert sharing.evaluation is not None
         assert sharing.evaluation.strategy == alone.evaluation.strategy
