@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,11 +34,11 @@ def export_strategy(
     workload: Workload | None = None,
     source: Annotated[
         Path | None,
-        typer.Argument(help="Folder of `recommend`, `search` or `study`, or a JSON file with a strategy."),
+        typer.Argument(help="Folder of `recommend`, `pools`, `search` or `study`, or a JSON file with a strategy."),
     ] = None,
     to: Annotated[str, typer.Option("--to", help="; ".join(exporter_names()), show_default=True)] = "vllm",
     alternative: Annotated[
-        int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives.", min=0)
+        int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives; of `pools` a point.", min=0)
     ] = 0,
     serve: Annotated[
         str | None, typer.Option(help="Weights: a Hugging Face repository or a path.", show_default="the model's")
@@ -68,41 +68,45 @@ def export_strategy(
     Examples:
       raysearch export results/qwen --to vllm
       raysearch export results/qwen --to dynamo --alternative 2 --out deploy
+      raysearch export results/pools --to llm-d --out deploy
       raysearch export best.json -w gpt_moe_1_2t_16k --to megatron
       raysearch export --model qwen3_32b --isl 4000 --osl 500 --phase serve --tp 4 --batch 32 --to sglang
       raysearch export best.json -w gpt_moe_1_2t_16k --to dtensor --ops qkv_proj,attention,o_proj --out mine
     """
     write = exporter(to)
     if source is not None:
-        from raysearch.export.source import read_deployment
+        from raysearch.export.source import read_deployments
 
-        deployment = read_deployment(source, workload, alternative, serve)
+        deployments = read_deployments(source, workload, alternative, serve)
     else:
-        deployment = _described(workload, tp, batch, replicas, serve, (ep, pp, dims, cp, dp, moe_tp, layout))
+        said = (ep, pp, dims, cp, dp, moe_tp, layout)
+        deployments = {"": _described(workload, tp, batch, replicas, serve, said)}
+    told: dict[str, dict[str, Any]] = {}
     if ops is not None:
         from raysearch.export.cut import with_ops
 
-        deployment = with_ops(deployment, [name.strip() for name in ops.split(",")])
-    try:
-        export = write(deployment)
-    except ValueError as error:
-        raise InputError(f"{to} cannot run it: {error}") from error
-    if out is not None:
-        write_export(export, out)
+        names = [name.strip() for name in ops.split(",")]
+        deployments = {pool: with_ops(each, names) for pool, each in deployments.items()}
+    for pool, deployment in deployments.items():
+        try:
+            export = write(deployment)
+        except ValueError as error:
+            raise InputError(f"{to} cannot run it: {error}") from error
+        if out is not None:
+            write_export(export, out / pool)
+        told[pool] = {
+            "to": to,
+            "strategy": strategy_dict(deployment.strategy),
+            "replicas": deployment.replicas,
+            "command": export.command,
+            "files": dict(export.files),
+            "dropped": list(export.dropped),
+            "notes": list(export.notes),
+        }
+        if not as_json:
+            _print(export, pool, shown=out is None)
     if as_json:
-        print_json(
-            {
-                "to": to,
-                "strategy": strategy_dict(deployment.strategy),
-                "replicas": deployment.replicas,
-                "command": export.command,
-                "files": dict(export.files),
-                "dropped": list(export.dropped),
-                "notes": list(export.notes),
-            }
-        )
-    else:
-        _print(export, shown=out is None)
+        print_json(told.get("", {"pools": told}))
 
 
 def _described(
@@ -130,7 +134,10 @@ def write_export(export: Export, folder: Path) -> None:
         write_bytes(folder / name, text.encode())
 
 
-def _print(export: Export, *, shown: bool) -> None:
+def _print(export: Export, pool: str, *, shown: bool) -> None:
+    if pool:
+        print(f"# The {pool} pool")
+        print(f"the {pool} pool:", file=sys.stderr)
     texts = [export.command] if export.command else []
     if shown:
         texts += [

@@ -108,7 +108,8 @@ def compare_pools(
         "max_gpus": max(sizes),
         "margin": margin,
     }
-    workload = workload_of_flags({name: value for name, value in said.items() if value is not None})
+    options = {name: value for name, value in said.items() if value is not None}
+    workload = workload_of_flags(dict(options))
     workload = replace(workload, degrees=replace(workload.degrees, batch=_BATCHES))
     tpot_s = math.inf if tpot_ms is None else tpot_ms / 1e3
     kept = 1 - workload.margin
@@ -116,7 +117,7 @@ def compare_pools(
     question = Question(workload, mixes[0], limits[0], kv_hidden, Host(host_gb * 1e9, host_gb_per_s * 1e9))
     with telling("pools") as tell:
         found = along_traffic(question, mixes, limits, tell)
-    told = write_answers(found, out) if out is not None else answers_dict(found)
+    told = write_answers(found, options, out) if out is not None else answers_dict(found, options)
     if as_json:
         print_json(told)
     else:

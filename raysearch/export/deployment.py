@@ -21,6 +21,7 @@ class Deployment:
         served_model: Hugging Face repository or path of the weights.
         replicas: Copies that share nothing.
         quantization: How the engine quantises these weights when it starts, in its own word; None leaves them.
+        longest_request: Tokens of the longest request where they differ; 0 where all are the workload's.
     """
 
     workload: Workload
@@ -28,6 +29,7 @@ class Deployment:
     served_model: str
     replicas: int = 1
     quantization: str | None = None
+    longest_request: int = 0
 
     @property
     def nodes(self) -> int:
@@ -53,7 +55,8 @@ class Deployment:
     @property
     def longest(self) -> int:
         """Tokens of the longest request, prompt and answer."""
-        return max(self.workload.prompt_tokens + self.workload.output_tokens, self.workload.context_tokens)
+        workload = self.workload
+        return max(workload.prompt_tokens + workload.output_tokens, workload.context_tokens, self.longest_request)
 
     @property
     def step_tokens(self) -> int:

@@ -10,6 +10,7 @@ from raysearch.commands.workload_flags import imported_from, workload_of_flags
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import repository
+from raysearch.export.pools import POOLS_FILE, pool_deployments
 from raysearch.files import as_strategy, unsealed
 from raysearch.results import read_runs
 from sim.validate import check_strategy
@@ -18,21 +19,24 @@ from sim.workload import Workload
 RECOMMENDATION_FILE = "recommendation.json"
 
 
-def read_deployment(source: Path, workload: Workload | None, alternative: int, served_model: str | None) -> Deployment:
-    """The deployment that a folder or a file holds.
+def read_deployments(
+    source: Path, workload: Workload | None, alternative: int, served_model: str | None
+) -> dict[str, Deployment]:
+    """What a folder or a file holds, by the name of its pool; "" of a single one.
 
     Args:
-        source: A folder of `recommend`, `search` or `study`, or a file with a "strategy" that `--json` printed.
+        source: A folder of `recommend`, `pools`, `search` or `study`, or a file with a "strategy" of `--json`.
         workload: What is served, where the source does not say; a printed strategy does not.
-        alternative: 0 for the best of a recommendation, then its alternatives in order.
+        alternative: 0 for the best of a recommendation, then its alternatives in order; of `pools` a point.
         served_model: In place of the model's own repository.
 
     Raises:
         InputError: There is no such strategy.
     """
-    if source.is_dir() and not (source / RECOMMENDATION_FILE).is_file():
-        return _of_results(source, served_model)
-    path = source / RECOMMENDATION_FILE if source.is_dir() else source
+    files = [source / name for name in (RECOMMENDATION_FILE, POOLS_FILE) if (source / name).is_file()]
+    if source.is_dir() and not files:
+        return {"": _of_results(source, served_model)}
+    path = files[0] if files else source
     try:
         read = json.loads(path.read_bytes())
         if not isinstance(read, dict):
@@ -40,6 +44,8 @@ def read_deployment(source: Path, workload: Workload | None, alternative: int, s
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read a strategy from {path}: {error}") from error
     told = unsealed(path, read)
+    if "points" in told:
+        return pool_deployments(path, told, alternative, served_model)
     if "options" in told:
         options = dict(told["options"])
         workload = workload or workload_of_flags(options, options.pop("batch_grid", None))
@@ -54,7 +60,7 @@ def read_deployment(source: Path, workload: Workload | None, alternative: int, s
         raise InputError(f"{path} has no strategy as `raysearch` prints it: {error}") from error
     check_strategy(workload, strategy)
     served_model = served_model or repository(workload, imported_from())
-    return Deployment(workload, strategy, served_model, int(told.get("replicas", 1)))
+    return {"": Deployment(workload, strategy, served_model, int(told.get("replicas", 1)))}
 
 
 def _alternative(path: Path, told: dict[str, Any], number: int) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from raysearch.export.pools import POOLS_FILE
 from raysearch.files import degrees_text, write_bytes, write_json
 from raysearch.pools.answer import WAYS, Answer, Way
 from raysearch.recommend.record import figures
@@ -34,11 +36,12 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
     }
 
 
-def answers_dict(found: list[Answer]) -> dict[str, Any]:
-    """Several answers on one workload in JSON."""
+def answers_dict(found: list[Answer], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Several answers on one workload in JSON, with the options that describe it."""
     workload = found[0].question.workload
     return {
         "form": FORM,
+        "options": dict(options),
         "model": workload.model.name,
         "hardware": workload.hardware.name,
         "space": workload.space,
@@ -109,11 +112,11 @@ def rows(found: list[Answer]) -> list[tuple[Any, ...]]:
     return told
 
 
-def write_answers(found: list[Answer], folder: Path) -> dict[str, Any]:
+def write_answers(found: list[Answer], options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Writes pools.json, pools.csv and, of several answers, pools.png; what the first holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = answers_dict(found)
-    write_json(folder / "pools.json", told)
+    told = answers_dict(found, options)
+    write_json(folder / POOLS_FILE, told)
     table = io.StringIO()
     csv.writer(table).writerows([COLUMNS, *rows(found)])
     write_bytes(folder / "pools.csv", table.getvalue().encode())

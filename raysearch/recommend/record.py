@@ -187,4 +187,9 @@ def _write_commands(answer: Answer, folder: Path) -> None:
         return
     for number, option in enumerate(answer.options):
         deployment = Deployment(workload, option.evaluation.strategy, weights, option.fleet.replicas)
-        write_export(exporter(target)(deployment), folder / ("best" if number == 0 else f"alternative{number}"))
+        own = folder / ("best" if number == 0 else f"alternative{number}")
+        try:
+            write_export(exporter(target)(deployment), own)
+        except ValueError as error:
+            own.mkdir(exist_ok=True)
+            write_bytes(own / "not_exported.txt", f"{target} cannot run it: {error}\n".encode())

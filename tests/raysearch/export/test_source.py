@@ -88,3 +88,24 @@ def test_where_nothing_was_feasible_there_is_nothing_to_export(tmp_path: Path) -
     RUNNER.invoke(app, ["recommend", *asked, "--out", str(tmp_path)])
     with pytest.raises(InputError, match="nothing was feasible"):
         run(str(tmp_path))
+
+
+def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
+    asked = ("--model", "llama_3_1_8b", "--mix", "3000:100:1,9000:300:1", "--gpus", "8", "--tpot-ms", "10")
+    shown = RUNNER.invoke(app, ["pools", *asked, "--ttft-ms", "1,500", "--out", str(tmp_path), "--json"])
+    nothing, answer = json.loads(shown.stdout)["points"]
+    assert nothing["winner"] is None
+    assert answer["winner"] == "apart"
+    with pytest.raises(InputError, match="nothing was feasible"):
+        run(str(tmp_path))
+    with pytest.raises(InputError, match="no point 2: it has 2"):
+        run(str(tmp_path), "--alternative", "2")
+    pools = json.loads(run(str(tmp_path), "--alternative", "1", "--out", str(tmp_path / "o"), "--json"))["pools"]
+    for name, role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+        way = answer["ways"]["apart"][name]
+        assert (tmp_path / "o" / name / "start.sh").read_text() == f"#!/bin/sh\n{pools[name]['command']}\n"
+        assert pools[name]["strategy"] == way["strategy"]
+        assert pools[name]["replicas"] == way["replicas"]
+        assert role in pools[name]["command"]
+        assert "--max-model-len 9300" in pools[name]["command"]  # the longest, not the typical
+    assert "# The decode pool" in run(str(tmp_path), "--alternative", "1", "--to", "dynamo")
