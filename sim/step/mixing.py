@@ -178,11 +178,13 @@ def _held(attention: GroupedAttention, cached: float) -> float:
 def _causal(
     prompts: float, tokens: int, window: int, heads: int, kv_heads: int, head_dim: int, *, chunked: bool = False
 ) -> PrefillAttention:
-    """Causal attention; a window of w makes n tokens see n*w - w*w/2 pairs instead of n*n/2, as independent chunks."""
+    """Causal attention; a window of w makes n tokens see n*w - w*w/2 pairs instead of n*n/2, as independent chunks.
+
+    Chunks of c tokens have n*c/2 pairs, so c = 2w - w*w/n: n where the window is as long, 2w where it is short.
+    """
     if not window or window >= tokens:
         return PrefillAttention(prompts, tokens, heads, kv_heads, head_dim)
-    # A chunk of 2w tokens, causal, has as many pairs per token as the window: 2w * w / 2w = w.
-    chunk = window if chunked else 2 * window
+    chunk = window if chunked else 2 * window - window**2 / tokens
     return PrefillAttention(prompts * tokens / chunk, chunk, heads, kv_heads, head_dim)
 
 

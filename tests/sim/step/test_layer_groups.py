@@ -162,6 +162,21 @@ def test_a_window_bounds_the_cache_and_sinks_add_to_it(toy_moe: Workload) -> Non
     assert kv_bytes(toy_moe, dataclasses.replace(WINDOW, sinks=4), 1000) == 16 * 104 * token
 
 
+def test_a_window_makes_prompts_see_its_pairs_alone_and_takes_no_longer_than_none(toy_moe: Workload) -> None:
+    def attended(window: int) -> tuple[float, float]:
+        model = layers(dataclasses.replace(FULL, heads=64, kv_heads=8, head_dim=128, window=window), count=1)
+        workload = served(toy_moe, model, phase="prefill", prompt_tokens=8192, output_tokens=1, context_tokens=8192)
+        op = evaluate(workload, Strategy(1, 1, 1, 8, (NONE,) * 12)).ops[2]
+        return op.work_flops, op.kernel_time_s
+
+    windows = (128, 512, 2048, 4096, 6144, 7500, 8191, 8192)
+    flops, times = zip(*(attended(window) for window in (*windows, 0)), strict=True)
+    for window, counted in zip(windows, flops, strict=False):
+        assert counted == pytest.approx(flops[-1] * (8192 * window - window**2 / 2) / (8192**2 / 2))
+    assert list(times) == sorted(times)
+    assert times[-2] == times[-1] == pytest.approx(times[-3], rel=1e-3)
+
+
 def test_a_latent_is_every_gpus_and_context_parallelism_cuts_it(toy_moe: Workload) -> None:
     whole = kv_bytes(toy_moe, LATENT, 1000)
     assert whole == 16 * 1000 * (32 + 8)
