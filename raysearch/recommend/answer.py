@@ -129,7 +129,7 @@ def _lacks(question: Question, each: Evaluation, best: Evaluation) -> Iterator[s
         if question.loaded:
             yield f"takes {own} GPUs, not {other}"
         else:
-            yield f"{_compared(gain(question, each, best), 'tokens/s in all')}, {question.gpus - own} GPUs left over"
+            yield f"{_compared(gain(question, each, best), 'tokens/s in all')}, {_gpus(question.gpus - own)} left over"
     yield _compared(each.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu - 1, "tokens/s/GPU")
 
 
