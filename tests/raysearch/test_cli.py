@@ -377,13 +377,13 @@ def test_a_workload_without_anything_feasible_is_a_result(
     hopeless = tmp_path / "hopeless.toml"
     hopeless.write_text(re.sub(r"(?m)^tpot_slo_ms = .*$", "tpot_slo_ms = 0.001", tiny_workload.read_text()))
     best = raysearch("optimum", "-w", hopeless, "--json")
-    assert best.returncode == 0
+    assert best.returncode == 3
     assert json.loads(best.stdout)["tokens_per_s_per_gpu"] is None
     searched = raysearch("search", "-w", hopeless, "-s", "random", "-b", "20", "--out", tmp_path / "run", "--json")
     assert searched.returncode == 0
     assert json.loads(searched.stdout)["strategy"] is None
-    for shown in (raysearch("optimum", "-w", hopeless), raysearch("report", tmp_path / "run")):
-        assert shown.returncode == 0
+    for shown, code in ((raysearch("optimum", "-w", hopeless), 3), (raysearch("report", tmp_path / "run"), 0)):
+        assert shown.returncode == code
         assert len(re.findall("o( feasible)? strategy of tiny .*(feasible|found)", shown.stdout)) == 1
 
 

@@ -65,7 +65,8 @@ def test_without_an_optimum_there_is_no_bound() -> None:
 def test_a_study_folder_says_what_was_published(tmp_path: Path) -> None:
     def write(study: dict[str, Any]) -> None:
         rest = {"runs": [], "budgets": {}, "specs": {}, "optima": {}, "hashes": {}, "version": "v"}
-        write_record(tmp_path / "study.json", {"study": study, **rest})
+        plan = {"searchers": [], "seeds": [], "budget": 1}
+        write_record(tmp_path / "study.json", {"study": {**plan, **study}, **rest})
 
     write({"published": published().model_dump(mode="json")})
     assert read_published(tmp_path) == published()
