@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysearch.commands.options import HardwareOption, JsonOption, WorkloadOption, print_json
+from raysearch.commands.options import JsonOption, print_json
 from raysearch.commands.strategy import (
     BatchOption,
     CpOption,
@@ -21,15 +21,17 @@ from raysearch.commands.strategy import (
     second_strategy_of,
     strategy_of,
 )
+from raysearch.commands.workload_flags import takes_workload
 from raysearch.errors import InputError
 from raysearch.files import degrees_text
-from sim.config.catalog import load_workload
 from sim.simulate import evaluate
 from sim.strategy import Strategy
+from sim.workload import Workload
 
 
+@takes_workload
 def explain_strategy(
-    workload: WorkloadOption,
+    workload: Workload,
     batch: BatchOption,
     tp: TpOption = None,
     ep: EpOption = None,
@@ -47,7 +49,6 @@ def explain_strategy(
     dp: DpOption = None,
     moe_tp: MoeTpOption = None,
     layout: LayoutOption = None,
-    hardware: HardwareOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Draw one layer of each kind: ops, how each tensor lies, and the collectives between them with bytes and time.
@@ -57,20 +58,20 @@ def explain_strategy(
       raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron
       raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --against megatron --svg layer.svg
       raysearch explain -w gpt_moe_1_2t_1m --tp 1 --cp 8 --dp 16 --ep 16 --pp 1 --batch 64 --dims 201022210102 --against "megatron tp=8 cp=1"
+      raysearch explain --model gpt_oss_120b --phase serve --isl 2000 --osl 500 --engine vllm --tp 4 --batch 8
     """  # noqa: E501
     from raysearch.explain.picture import picture_dict, pictures_of
 
-    loaded = load_workload(workload, hardware)
-    shown = [(dims, strategy_of(loaded, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))]
+    shown = [(dims, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))]
     if against is not None:
         first = shown[0][1]
         degrees = {"tp": first.tp, "ep": first.ep, "pp": pp, "batch": batch, "cp": cp, "dp": dp, "moe_tp": moe_tp}
         degrees |= {"dp": first.dp} if layout else {}
-        shown.append(second_strategy_of(loaded, against, degrees))
-    drawn = [pictures_of(_title(text, strategy), loaded, evaluate(loaded, strategy)) for text, strategy in shown]
+        shown.append(second_strategy_of(workload, against, degrees))
+    drawn = [pictures_of(_title(text, strategy), workload, evaluate(workload, strategy)) for text, strategy in shown]
     groups = list(zip(*drawn, strict=True))
     on_degrees = " | ".join(dict.fromkeys(degrees_text(strategy) for _, strategy in shown))
-    heading = f"{loaded.name} on {loaded.hardware.name}: {on_degrees}"
+    heading = f"{workload.name} on {workload.hardware.name}: {on_degrees}"
     if svg is not None:
         _write(svg, heading, groups)
     if as_json:

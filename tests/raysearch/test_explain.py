@@ -40,6 +40,12 @@ def test_explain_takes_a_second_strategy_of_other_degrees(raysearch: Command) ->
     assert told["tokens_per_s_per_gpu"] == second["tokens_per_s_per_gpu"]
 
 
+def test_explain_takes_a_workload_by_flags_and_draws_each_group_of_layers(raysearch: Command) -> None:
+    model = ("--model", "gpt_oss_120b", "--phase", "serve", "--isl", "2000", "--osl", "500", "--engine", "vllm")
+    told = json.loads(raysearch("explain", *model, "--tp", "4", "--batch", "8", "--json").stdout)
+    assert len(told["pictures"]) == 2  # layers with a sliding window, and those without
+
+
 def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command, tmp_path: Path) -> None:
     path = tmp_path / "layer.svg"
     told = json.loads(raysearch(*EXPLAIN, "--dims", "megatron", "--svg", path, "--json").stdout)
