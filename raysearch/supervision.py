@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from raysearch.errors import FAILURE, STOPS
+from raysearch.errors import FAILURE, INPUT_ERROR, STOPS
 from raysearch.hangup import let_go_of_terminal
 
 GRACE_S = 6.0
@@ -45,13 +45,13 @@ def supervised(run: Callable[[], int]) -> int:
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     stops = _Stops()
-    end, going_on = _End(START_ANEW), resumed_with()
+    end, going_on, anew = _End(START_ANEW), resumed_with(), False
     for _ in range(MOST_STARTS):
         end = _watch(run, stops)
         going_on = end.going_on or going_on
         if not end.passes or stops.signum is not None:
             break
-        sys.argv[1:] = going_on or sys.argv[1:]
+        sys.argv[1:], anew = going_on or sys.argv[1:], True
     kept = kept_by(going_on) if going_on else ""
     rest = f"; {kept}" if kept else ""
     if stops.signum is not None:
@@ -61,7 +61,8 @@ def supervised(run: Callable[[], int]) -> int:
     if not end.reached:
         print(f"error: {end.why}{rest}", file=sys.stderr)
         return FAILURE
-    if end.code == FAILURE and kept and not end.going_on:  # begun before, it could not go on: its cluster is gone, say
+    stopped = end.code == FAILURE or (end.code == INPUT_ERROR and anew)  # the second: its cluster has not come back
+    if stopped and kept and not end.going_on:
         print(f"note: {kept}", file=sys.stderr)
     return end.code
 
