@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import Dtype, bytes_each
-from sim.prices.priced import Interval, Priced, spread, together, wider
+from sim.prices.priced import Interval, Priced, mean_error, spread, together, wider
 from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, sources
 
 
@@ -398,11 +398,17 @@ class Curves:
         priced = Priced(time_us * 1e-6, error, interval)
         if unmeasured:
             priced = self.beyond(priced, unmeasured)
-        if measured_on := self.calibration.data.get("scaled_from"):
-            what, (factors, bias) = f"efficiencies carried over from {measured_on}", self.carried_over
+        if self.other_machine:
+            what, (factors, bias) = f"efficiencies carried over from {self.other_machine}", self.carried_over
             carried = together(priced.interval, factors)
-            priced = self.beyond(priced, f"{what}, {bias}" if bias else what)._replace(interval=carried)
+            priced = self.beyond(priced, f"{what}, {bias}" if bias else what)
+            priced = priced._replace(interval=carried, error=max(priced.error, mean_error(factors)))
         return priced
+
+    @property
+    def other_machine(self) -> str:
+        """The machine that these efficiencies were measured on, if it is another one; else ""."""
+        return self.calibration.data.get("scaled_from") or ""
 
     def beyond(self, priced: Priced, what: str) -> Priced:
         """The same as something that no measurement covers: less sure."""

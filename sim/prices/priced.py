@@ -47,6 +47,27 @@ def together(first: Interval, second: Interval) -> Interval:
     return math.exp(-down), math.exp(up)
 
 
+def apart(both: Interval, one: Interval) -> Interval:
+    """What is left of an interval without one of its reasons: the inverse of `together`.
+
+    >>> [round(factor, 12) for factor in apart(together((0.8, 1.25), (0.5, 3.0)), (0.5, 3.0))]
+    [0.8, 1.25]
+    """
+    down, up = (
+        math.sqrt(max(0.0, math.log(all_) ** 2 - math.log(known) ** 2)) for all_, known in zip(both, one, strict=True)
+    )
+    return math.exp(-down), math.exp(up)
+
+
+def mean_error(interval: Interval) -> float:
+    """The mean relative error that goes with a 90 % interval, of both its sides: the inverse of `spread`.
+
+    >>> round(mean_error(spread(0.25)), 12)
+    0.25
+    """
+    return (1 / interval[0] - 1 + interval[1] - 1) / 4
+
+
 def wider(first: Interval, second: Interval) -> Interval:
     """The narrowest interval that holds both."""
     return min(first[0], second[0]), max(first[1], second[1])

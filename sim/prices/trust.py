@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.prices.hardware import ErrorModel, Hardware
-from sim.prices.priced import EXACT, Interval, Priced, spread
+from sim.prices.hardware import Hardware
+from sim.prices.priced import EXACT, Interval, Priced, apart, spread, together
 
 _LEAST_SHARE = 0.01
 """What takes less of a layer's time than this is not worth a warning."""
@@ -62,21 +62,22 @@ class Stated(NamedTuple):
 
 
 def tpot_interval(
-    errors: ErrorModel, engine: str | None, model: str, *, moe: bool, prompt_share: float, kernels: Interval
+    hardware: Hardware, engine: str | None, model: str, *, moe: bool, prompt_share: float, kernels: Interval
 ) -> Stated:
     """The interval of measured over predicted time per output token.
 
-    Residuals of serving runs hold the errors of their kernels. What a strategy's own err beyond those comes on top, as
-    if independent. [assumed]
+    Residuals of serving runs hold the errors of their kernels. What a strategy's own err beyond those comes on top, and
+    so does the whole of what efficiencies of another machine may be off, as if independent. [assumed]
 
     Args:
-        errors: Of the machine.
+        hardware: The machine.
         engine: Whose own time is charged; None for the bare machine.
         model: Its name.
         moe: Whether it has experts.
         prompt_share: Share of the time that other requests' prompts take.
         kernels: Of `Trust`.
     """
+    errors, curves = hardware.errors, hardware.curves
     runs = errors.runs
     if runs is None:
         return Stated(on_top(spread(errors.serving), kernels, EXACT), "no serving run of this machine was measured")
@@ -86,7 +87,13 @@ def tpot_interval(
         widths, because = runs.measured, ""
     else:
         widths, because = runs.unmeasured, f"no serving run of {model} under {engine} was measured"
-    return Stated(on_top(widths.at(prompt_share, moe=moe), kernels, runs.kernels), because)
+    serving = widths.at(prompt_share, moe=moe)
+    if curves is None or not curves.other_machine:
+        return Stated(on_top(serving, kernels, runs.kernels), because)
+    carried = curves.carried_over.interval
+    unknown = f"efficiencies and serving runs are those of {curves.other_machine}, not of {hardware.name}"
+    factors = together(on_top(serving, apart(kernels, carried), runs.kernels), carried)
+    return Stated(factors, "; ".join(filter(None, (unknown, because))))
 
 
 def on_top(serving: Interval, kernels: Interval, usual: Interval) -> Interval:

@@ -78,7 +78,7 @@ def explain(
         explained.append(tuple(ops))
     trust = trust_of(workload.hardware, parts)
     stated = tpot_interval(
-        workload.hardware.errors,
+        workload.hardware,
         workload.engine.name if workload.engine else None,
         workload.model.name,
         moe=workload.model.is_moe,

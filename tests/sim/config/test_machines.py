@@ -22,6 +22,7 @@ from sim.prices.collectives import (
     hand_on_s,
 )
 from sim.prices.mesh import Group, group, stage_pair
+from sim.prices.priced import mean_error
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables
@@ -51,8 +52,14 @@ def test_what_was_not_measured_says_whose_efficiencies_it_has_and_to_which_side_
     measured, carried_over = (evaluate(workload, strategy) for workload in workloads)
     assert any(f"carried over from {MEASURED}, " in what for what in carried_over.extrapolated)
     assert any("probably too" in what or "to either side" in what for what in carried_over.extrapolated)
-    spreads = [high / low for low, high in (found.tpot_interval_s for found in (measured, carried_over))]
-    assert spreads[1] > 1.05 * spreads[0]
+    curves = workloads[1].hardware.curves
+    assert curves is not None
+    low, high = curves.carried_over.interval
+    shortest, longest = (bound / carried_over.tpot_s for bound in carried_over.tpot_interval_s)
+    assert shortest < low
+    assert high < longest
+    assert f"those of {MEASURED}, not of {name}" in carried_over.interval_because
+    assert carried_over.expected_error >= max(measured.expected_error, mean_error((low, high)))
 
 
 # --- a mesh without a switch ---------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from sim.engines.registry import engine_rules
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims
 from sim.prices.engine import Engine, EngineTimes
-from sim.prices.hardware import ErrorModel, ServingIntervals, Widths
-from sim.prices.priced import EXACT, Priced, spread
+from sim.prices.hardware import ErrorModel, Hardware, ServingIntervals, Widths
+from sim.prices.priced import EXACT, Priced, spread, together
 from sim.prices.trust import tpot_interval, trust_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -24,7 +24,24 @@ ERRORS = ErrorModel(0.1, 0.35, 0.3, RUNS)
 
 
 def stated(engine: str | None = "vllm", model: str = "known", kernels: tuple[float, float] = EXACT, share: float = 0.2):
-    return tpot_interval(ERRORS, engine, model, moe=False, prompt_share=share, kernels=kernels)
+    return tpot_interval(machine(ERRORS), engine, model, moe=False, prompt_share=share, kernels=kernels)
+
+
+def machine(errors: ErrorModel) -> Hardware:
+    """One of its own efficiencies."""
+    return replace(load_hardware("h100_sxm"), errors=errors, curves=None)
+
+
+def test_what_efficiencies_of_another_machine_may_be_off_comes_on_top_whole() -> None:
+    other = replace(load_hardware("mi300x"), errors=ERRORS)
+    assert other.curves is not None
+    carried = other.curves.carried_over.interval
+    usual = together(
+        RUNS.kernels, carried
+    )  # kernels as sure as those of the runs, on the machine that they were measured on
+    found = tpot_interval(other, "vllm", "known", moe=False, prompt_share=0.2, kernels=usual)
+    assert found.factors == pytest.approx(together(NARROW.at(0.2, moe=False), carried))
+    assert found.because == "efficiencies and serving runs are those of h100_sxm, not of mi300x"
 
 
 def test_a_measured_model_has_the_narrow_interval_and_others_a_wider_one_with_the_reason() -> None:
@@ -41,7 +58,7 @@ def test_a_measured_model_has_the_narrow_interval_and_others_a_wider_one_with_th
 
 def test_without_serving_runs_the_interval_is_wide_and_says_why() -> None:
     errors = replace(ERRORS, serving=0.35, runs=None)
-    found = tpot_interval(errors, "vllm", "known", moe=False, prompt_share=0.2, kernels=EXACT)
+    found = tpot_interval(machine(errors), "vllm", "known", moe=False, prompt_share=0.2, kernels=EXACT)
     assert found.factors == pytest.approx(spread(0.35))
     assert "no serving run of this machine" in found.because
 
