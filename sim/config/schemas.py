@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from sim.config.fields import Count, Degrees, FileSchema, Name, Positive, Probability, Whole
+from sim.config.fields import Count, Degrees, FileSchema, Layers, Name, Positive, Probability, Whole
 from sim.config.files import did_you_mean
 from sim.engines.registry import engine_names
 from sim.layers import mixers
@@ -138,7 +138,7 @@ class ModelFile(_LayerFile):
     """configs/models/*.toml: dimensions of a decoder-only transformer."""
 
     name: Name
-    layers: Count
+    layers: Layers
     hidden: Count
     vocab: Count
     expert_dtype: Dtype | None = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from sim.config.fields import LARGEST, MOST_LAYERS
 
 
 class CannotImport(ValueError):
@@ -67,36 +70,138 @@ _PRICELESS = frozenset(_PRICELESS_KEYS.split())
 
 
 class Keys:
-    """The keys of a configuration; it remembers which were asked for."""
+    """The keys of a configuration, each read as what it must be; it remembers which were asked for.
 
-    def __init__(self, content: Mapping[str, Any]) -> None:
+    A key that is null is one that is not there. Every value that is not what was expected is refused by its name.
+    """
+
+    def __init__(self, content: Mapping[str, Any], where: str = "") -> None:
+        """Keys of a table that `where` comes before in messages."""
         self._content = content
+        self._where = where
         self._asked: set[str] = set()
 
-    def get(self, *names: str, default: Any = None) -> Any:
-        """The value of the first of some names that is there and not null."""
-        self._asked.update(names)
-        return next((self._content[name] for name in names if self._content.get(name) is not None), default)
+    def __bool__(self) -> bool:
+        return bool(self._content)
 
-    def known(self, what: str, default: Any = None) -> Any:
-        """The same for one of `ALIASES`."""
-        return self.get(*ALIASES[what], default=default)
+    def holds(self, kind: type, name: str) -> bool:
+        """Whether the value of a key is of a kind."""
+        return isinstance(self._first((name,))[1], kind)
+
+    def count(self, *names: str, default: int | None = None, most: int = LARGEST) -> int:
+        """A number of 1 or more; one without a default must be there.
+
+        Raises:
+            CannotImport: It is not, or is none.
+        """
+        return self._number(names, default, 1, most)
+
+    def whole(self, *names: str, default: int = 0) -> int:
+        """A number of 0 or more.
+
+        Raises:
+            CannotImport: It is none.
+        """
+        return self._number(names, default, 0, LARGEST)
 
     def need(self, what: str) -> int:
-        """A count that must be there.
+        """A count that must be there, of `ALIASES`; of layers a few thousand at most.
 
         Raises:
             CannotImport: It is not.
         """
-        value = self.known(what)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CannotImport(f"expected a positive {' or '.join(ALIASES[what])}, got {value!r}")
+        return self.count(*ALIASES[what], most=MOST_LAYERS if what == "layers" else LARGEST)
+
+    def known(self, what: str, default: int = 0) -> int:
+        """A number of `ALIASES`.
+
+        Raises:
+            CannotImport: It is none.
+        """
+        return self.whole(*ALIASES[what], default=default)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false.
+
+        Raises:
+            CannotImport: It is neither.
+        """
+        found, value = self._first((name,))
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._refused(found, "true or false", value)
         return value
 
-    def inside(self, name: str) -> Keys:
-        """A table within; what it holds is asked for as a whole."""
-        value = self.get(name, default={})
-        return Keys(value)
+    def text(self, *names: str, default: str = "", longest: int = 200) -> str:
+        """A word or a name.
+
+        Raises:
+            CannotImport: It is none, or too long for one.
+        """
+        found, value = self._first(names)
+        if value is None:
+            return default
+        if not isinstance(value, str) or len(value) > longest or not value.isprintable():
+            raise self._refused(found, f"a text of at most {longest} characters", value)
+        return value
+
+    def texts(self, name: str) -> Sequence[str]:
+        """A list of texts, empty where there is none.
+
+        Raises:
+            CannotImport: It is none.
+        """
+        found, value = self._first((name,))
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in cast("list[Any]", value)):
+            raise self._refused(found, "a list of texts", value)
+        return cast("list[str]", value)
+
+    def wholes(self, name: str, *, default: Sequence[int] = ()) -> Sequence[int]:
+        """A list of numbers of 0 or more; true and false are 1 and 0.
+
+        Raises:
+            CannotImport: It is none.
+        """
+        found, value = self._first((name,))
+        if value is None:
+            return default
+        if not isinstance(value, list) or not all(
+            isinstance(each, int) and each >= 0 for each in cast("list[Any]", value)
+        ):
+            raise self._refused(found, "a list of whole numbers", value)
+        return cast("list[int]", value)
+
+    def inside(self, *names: str) -> Keys:
+        """A table within, empty where there is none; what it holds is asked for as a whole.
+
+        Raises:
+            CannotImport: It is no table.
+        """
+        found, value = self._first(names)
+        if value is None:
+            return Keys({}, f"{self._where}{names[0]}.")
+        if not isinstance(value, dict):
+            raise self._refused(found, "a table of keys", value)
+        return Keys(cast("dict[str, Any]", value), f"{self._where}{found}.")
+
+    def tables(self) -> Iterator[Keys]:
+        """Every table that stands here under a name of its own.
+
+        Raises:
+            CannotImport: One is no table.
+        """
+        return (self.inside(name) for name in self._content)
+
+    def stated(self) -> dict[str, Any]:
+        """What is there and not null, as it stands."""
+        return {name: value for name, value in self._content.items() if value is not None}
+
+    def seen(self, *names: str) -> None:
+        """Counts keys as understood that nothing comes of."""
+        self._asked.update(names)
 
     def read(self) -> tuple[str, ...]:
         """Keys that were asked for and are there, sorted."""
@@ -106,3 +211,21 @@ class Keys:
         """Keys that were never asked for and may matter, sorted."""
         beyond = set(self._content) - self._asked - _PRICELESS
         return tuple(sorted(name for name in beyond if self._content[name] not in (None, False, [], {}, 0)))
+
+    def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
+        """The first of some names that is there and not null, and its value."""
+        self._asked.update(names)
+        return next(((name, self._content[name]) for name in names if self._content.get(name) is not None), ("", None))
+
+    def _number(self, names: tuple[str, ...], default: int | None, least: int, most: int) -> int:
+        found, value = self._first(names)
+        if value is None:
+            if default is None:
+                raise CannotImport(f"lacks {self._where}{' or '.join(names)}, a number from {least} to {most:,}")
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self._refused(found, f"a whole number from {least} to {most:,}", value)
+        return value
+
+    def _refused(self, name: str, expected: str, value: Any) -> CannotImport:
+        return CannotImport(f"{self._where}{name}: expected {expected}, got {reprlib.repr(value)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,30 +65,30 @@ def import_model(content: Mapping[str, Any], name: str, quantisation: Mapping[st
     >>> import_model({**told, "intermediate_size": 128, "vocab_size": 1000}, "tiny").content["layers"]
     2
     """
-    text: Mapping[str, Any] = content.get("text_config") or content
-    family = _family(content, text)
-    keys = Keys(text)
+    whole = Keys(content)
+    keys = whole.inside("text_config") or whole
+    family = _family(whole, keys)
     layers = FAMILIES[family](keys)
-    formats = formats_of({**content, **text}, quantisation)
-    tied = text.get("tie_word_embeddings", content.get("tie_word_embeddings", family in _TIED))
+    formats = formats_of({**content, **keys.stated()}, quantisation)
+    tied = keys.flag("tie_word_embeddings", default=whole.flag("tie_word_embeddings", default=family in _TIED))
     model: dict[str, Any] = {
         "name": re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.-")[:100] or family,
         "layers": len(layers),
         "hidden": keys.need("hidden"),
         "vocab": keys.need("vocab"),
-        "tied_embeddings": bool(tied),
-        "mtp_layers": keys.known("mtp_layers", default=0),
+        "tied_embeddings": tied,
+        "mtp_layers": keys.known("mtp_layers"),
         **_grouped(layers),
     }
     if formats.experts and any(layer.feed_forward.get("experts", 1) > 1 for layer in layers):
         model["expert_dtype"] = formats.experts
-    notes = tuple(_notes(layers, formats, is_text=text is content))
+    notes = tuple(_notes(layers, formats, is_text=keys is whole))
     return ModelImport(family, model, formats, keys.read(), keys.unread(), notes)
 
 
-def _family(content: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    names = [str(table.get("model_type")) for table in (text, content) if table.get("model_type")]
-    names += [BY_ARCHITECTURE[name] for name in content.get("architectures") or () if name in BY_ARCHITECTURE]
+def _family(whole: Keys, text: Keys) -> str:
+    names = [name for name in (text.text("model_type"), whole.text("model_type")) if name]
+    names += [BY_ARCHITECTURE[name] for name in whole.texts("architectures") if name in BY_ARCHITECTURE]
     for name in names:
         if name in FAMILIES:
             return name
@@ -101,30 +102,27 @@ def _family(content: Mapping[str, Any], text: Mapping[str, Any]) -> str:
 
 def _grouped(layers: list[Layer]) -> dict[str, Any]:
     """Layers that are alike as groups, and the order they stand in."""
-    kinds: list[Layer] = []
+    kinds: list[Layer] = []  # few, whatever the layers are
     for layer in layers:
         if layer not in kinds:
             kinds.append(layer)
     if len(kinds) == 1:
         return {**layers[0].attention, **layers[0].feed_forward}
-    names = [
-        kind.label if [other.label for other in kinds].count(kind.label) == 1 else f"{kind.label}_{index}"
-        for index, kind in enumerate(kinds)
-    ]
-    counts = [layers.count(kind) for kind in kinds]
-    groups = [
-        {"name": name, "count": count, **kind.attention, **kind.feed_forward}
-        for name, count, kind in zip(names, counts, kinds, strict=True)
-    ]
+    labels = Counter(kind.label for kind in kinds)
+    names = [kind.label if labels[kind.label] == 1 else f"{kind.label}_{index}" for index, kind in enumerate(kinds)]
     order = [names[kinds.index(layer)] for layer in layers]
-    in_turn = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
+    counts = Counter(order)
+    groups = [
+        {"name": name, "count": counts[name], **kind.attention, **kind.feed_forward}
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    in_turn = [name for name in names for _ in range(counts[name])]
     return {"groups": groups} if order == in_turn else {"groups": groups, "order": _period(order)}
 
 
 def _period(order: list[str]) -> list[str]:
     """The shortest beginning that repeats over all of it."""
-    lengths = (n for n in range(1, len(order) + 1) if all(order[i] == order[i % n] for i in range(len(order))))
-    return order[: next(lengths)]
+    return order[: next(n for n in range(1, len(order) + 1) if order[n:] == order[:-n])]
 
 
 def _notes(layers: list[Layer], formats: Formats, *, is_text: bool) -> list[str]:

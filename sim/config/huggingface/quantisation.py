@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from sim.config.huggingface.keys import Keys
 from sim.prices.dtypes import Dtype
 
 
@@ -44,14 +45,13 @@ def formats_of(content: Mapping[str, Any], beside: Mapping[str, Any] | None) -> 
     >>> formats_of({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, None).weights
     'fp8_block'
     """
-    said: Mapping[str, Any] = content.get("quantization_config") or content.get("compression_config") or {}
-    if beside and isinstance(beside.get("quantization"), Mapping):
-        said = {"quant_method": "modelopt", **beside["quantization"]}
-    expert_dtype: Dtype | None = "mxfp4" if content.get("expert_dtype") == "fp4" else None
+    keys, of_file = Keys(content), Keys(beside or {}, "hf_quant_config.json: ").inside("quantization")
+    said = of_file or keys.inside("quantization_config", "compression_config")
+    expert_dtype: Dtype | None = "mxfp4" if keys.text("expert_dtype") == "fp4" else None
     if not said:
         return Formats("bf16", expert_dtype)
-    found, unknown = _format(said)
-    kv_cache: Dtype | None = "fp8" if "8" in str(_cache(said) or "") else None
+    found, unknown = _format(said, said.text("quant_method", default="modelopt" if of_file else "").lower())
+    kv_cache: Dtype | None = "fp8" if "8" in _cache(said) else None
     if found is None:
         return Formats(None, expert_dtype, kv_cache, unknown)
     if expert_dtype is None and _spares_attention(said):
@@ -59,50 +59,51 @@ def formats_of(content: Mapping[str, Any], beside: Mapping[str, Any] | None) -> 
     return Formats(found, expert_dtype, kv_cache, unknown)
 
 
-def _format(said: Mapping[str, Any]) -> tuple[Dtype | None, str]:
-    method = str(said.get("quant_method", "")).lower()
-    algorithm = str(said.get("quant_algo", "")).upper()
+def _format(said: Keys, method: str) -> tuple[Dtype | None, str]:
+    algorithm = said.text("quant_algo").upper()
     if method == "fp8":
-        return ("fp8_block" if said.get("weight_block_size") else "fp8"), ""
+        return ("fp8_block" if said.wholes("weight_block_size") else "fp8"), ""
     if method == "mxfp4":
         return "mxfp4", ""
-    if method in ("awq", "gptq") and said.get("bits", said.get("w_bit")) == 4:
+    if method in ("awq", "gptq") and said.whole("bits", "w_bit") == 4:
         return "int4", ""
     if algorithm in _MODELOPT:
         return _MODELOPT[algorithm], ""
     if algorithm == "MIXED_PRECISION":
-        layers: Mapping[str, Mapping[str, Any]] = said.get("quantized_layers", {})
-        counts = Counter(str(each.get("quant_algo", "")).upper() for each in layers.values())
+        counts = Counter(each.text("quant_algo").upper() for each in said.inside("quantized_layers").tables())
         usual = next((name for name, _ in counts.most_common() if name in _MODELOPT), None)
         if usual:
             return _MODELOPT[usual], f"of mixed precisions the most frequent, {usual}, for all"
-    groups: Mapping[str, Any] = said.get("config_groups") or {}
-    for group in groups.values():
-        return _compressed(group.get("weights") or {}, str(group.get("format") or said.get("format") or ""))
+    for group in said.inside("config_groups").tables():
+        return _compressed(group.inside("weights"), group.text("format") or said.text("format"))
     return None, f"quantisation {algorithm or method or 'without a method'}"
 
 
-def _compressed(weights: Mapping[str, Any], layout: str) -> tuple[Dtype | None, str]:
+def _compressed(weights: Keys, layout: str) -> tuple[Dtype | None, str]:
     """A group of compressed-tensors."""
-    bits, kind = weights.get("num_bits"), weights.get("type")
+    bits, kind = weights.whole("num_bits"), weights.text("type")
     if (bits, kind) == (8, "float"):
-        return ("fp8_block" if weights.get("strategy") == "block" else "fp8"), ""
+        return ("fp8_block" if weights.text("strategy") == "block" else "fp8"), ""
     if (bits, kind) == (4, "float"):
         return ("mxfp4" if "mxfp4" in layout else "nvfp4"), ""
     if (bits, kind) == (4, "int"):
         return "int4", ""
-    return None, f"quantisation to {bits}-bit {kind}"
+    return None, f"quantisation to {bits or '?'}-bit {kind or 'numbers'}"
 
 
-def _cache(said: Mapping[str, Any]) -> Any:
-    scheme: Mapping[str, Any] = said.get("kv_cache_scheme") or {}
-    return said.get("kv_cache_quant_algo") or scheme.get("num_bits")
+def _cache(said: Keys) -> str:
+    """The cache's format as it is called, or its bits; "" where it is not stated."""
+    if algorithm := said.text("kv_cache_quant_algo"):
+        return algorithm
+    if said.holds(str, "kv_cache_scheme"):
+        return said.text("kv_cache_scheme")
+    return str(said.inside("kv_cache_scheme").whole("num_bits"))
 
 
-def _spares_attention(said: Mapping[str, Any]) -> bool:
+def _spares_attention(said: Keys) -> bool:
     """Whether attention is left as it is, so that only experts (and dense layers) are quantised."""
-    left = said.get("modules_to_not_convert") or said.get("ignore") or said.get("exclude_modules") or ()
-    return any(_ATTENTION.search(str(module)) for module in left)
+    left = (said.texts(name) for name in ("modules_to_not_convert", "ignore", "exclude_modules"))
+    return any(_ATTENTION.search(module) for modules in left for module in modules)
 
 
 _ATTENTION = re.compile(r"self_attn\W*$|attn\.(q|k|v|o|qkv|kv)(_a|_b)?_proj")

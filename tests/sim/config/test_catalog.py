@@ -273,6 +273,7 @@ def test_a_mistake_in_a_hardware_file_names_file_and_key(tmp_path: Path, old: st
         ("experts_per_token = 2", "experts_per_token = 9", "experts_per_token (9) exceeds experts (8)"),
         ("layers = 56", "layers = 0", "layers: "),
         ("layers = 56", "layers = 56.0", "layers: "),
+        ("layers = 56", "layers = 10_000_000", "less than or equal to 4096, got 10000000"),
         ("gated = true", "gated = 'perhaps'", "gated: "),
         ("hidden = 6144", "hiden = 6144", "hiden: unknown key; did you mean 'hidden'?"),
     ],

@@ -60,6 +60,7 @@ def local(experts: int, topk: int, **more: Any) -> Config:
     return {"num_local_experts": experts, "num_experts_per_tok": topk, **more}
 
 
+TINY = config("llama", 2, 64, 128, 4, 100)
 ALTERNATING = ["sliding_attention", "full_attention"]
 GEMMA = {"num_key_value_heads": 16, "head_dim": 128, "sliding_window": 1024}
 DEEPSEEK_V3 = config(
@@ -362,8 +363,25 @@ def test_the_shipped_models_are_what_their_configurations_say() -> None:
         ({"model_type": "qwen3_mo"}, "did you mean 'qwen3_moe'"),
         ({"vocab_size": 5}, "names no model_type"),
         (KIMI_LINEAR | {"routed_expert_hidden_size": 512}, "routed_expert_hidden_size"),
-        ({key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"}, "latent attention lacks kv_rank"),
-        (config("llama", 2, 64, 128, 4, 100) | {"num_hidden_layers": "two"}, "expected a positive num_hidden_layers"),
+        ({key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"}, "lacks kv_lora_rank"),
+        (TINY | {"num_hidden_layers": "two"}, "num_hidden_layers: expected a whole number from 1 to 4,096, got 'two'"),
+        (
+            TINY | {"num_hidden_layers": 10**7},
+            "num_hidden_layers: expected a whole number from 1 to 4,096, got 10000000",
+        ),
+        (TINY | {"num_attention_heads": 65}, "65 attention heads share a hidden width of 64: expected a head_dim"),
+        (TINY | {"use_sliding_window": 1}, "use_sliding_window: expected true or false, got 1"),
+        (TINY | {"layer_types": 5}, "layer_types: expected a list of texts, got 5"),
+        (TINY | {"architectures": 5}, "architectures: expected a list of texts, got 5"),
+        (TINY | {"text_config": "x"}, "text_config: expected a table of keys, got 'x'"),
+        ({"text_config": TINY | {"vocab_size": 0}}, "text_config.vocab_size: expected a whole number from 1 to"),
+        (TINY | {"quantization_config": "x"}, "quantization_config: expected a table of keys, got 'x'"),
+        (
+            TINY | {"quantization_config": {"quant_method": "fp8", "ignore": 5}},
+            "quantization_config.ignore: expected a list of texts, got 5",
+        ),
+        (GLM_4_5 | {"moe_layer_freq": 0}, "moe_layer_freq: expected a whole number from 1"),
+        (DEEPSEEK_V3 | {"indexer_types": ["full"] * 61, "index_topk": 0}, "indexer_types, and no index_topk"),
         (config("qwen3", 2, 64, 128, 4, 100, layer_types=["full_attention"]), "layer_types has 1 entries for 2 layers"),
         (
             config("qwen3", 1, 64, 128, 4, 100, layer_types=["sliding_attention"]),
@@ -376,6 +394,16 @@ def test_the_shipped_models_are_what_their_configurations_say() -> None:
 def test_what_no_model_file_can_say_is_refused_with_its_reason(content: Config, reason: str) -> None:
     with pytest.raises(CannotImport, match=reason.replace("(", r"\(")):
         import_model(content, "odd")
+
+
+def test_a_wrong_value_of_the_file_beside_is_refused_by_that_file_s_name() -> None:
+    with pytest.raises(CannotImport, match=r"hf_quant_config.json: quantization.quant_algo: expected a text .*, got 8"):
+        import_model(TINY, "odd", {"quantization": {"quant_algo": 8}})
+
+
+def test_a_table_of_text_inherits_the_format_where_its_own_is_null() -> None:
+    whole = {"text_config": TINY | {"quantization_config": None}, "quantization_config": {"quant_method": "fp8"}}
+    assert import_model(whole, "inherits").formats.weights == "fp8"
 
 
 def test_keys_that_may_matter_and_were_not_understood_are_named() -> None:
@@ -414,6 +442,7 @@ def test_keys_that_may_matter_and_were_not_understood_are_named() -> None:
             {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head", "model.layers.0.self_attn*"]}},
             Formats("bf16", "nvfp4"),
         ),
+        ({"quant_method": "fp8", "kv_cache_scheme": "FP8"}, None, Formats("fp8", None, "fp8")),
         ({"quant_method": "bitnet"}, None, Formats(None, None, None, "quantisation bitnet")),
     ],
 )
