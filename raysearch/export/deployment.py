@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sim.serving.phases import batching
+from sim.step.pipeline import stage_layers
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -46,6 +47,12 @@ class Deployment:
         """What to do with several replicas."""
         copies = f"start {self.replicas} of these behind a router, each on {self.strategy.gpus} GPUs"
         return [copies] if self.replicas > 1 else []
+
+    @property
+    def layer_partition(self) -> str:
+        """Layers of each pipeline stage, as "16,15,15,15", where they are not as many in all; else ""."""
+        layers = stage_layers(self.workload.model.layers, self.strategy.pp)
+        return ",".join(map(str, layers)) if len(set(layers)) > 1 else ""
 
     @property
     def rank_requests(self) -> int:

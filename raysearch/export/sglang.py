@@ -26,7 +26,9 @@ def export(deployment: Deployment) -> Export:
         flags += [("--nnodes", nodes), ("--node-rank", "$NODE_RANK"), address]
         notes.append(f"run it on each of {nodes} nodes, with NODE_RANK 0 to {nodes - 1}")
     notes += [*spread_notes(deployment, nodes), *deployment.router_notes]
-    start = f"python -m sglang.launch_server --model-path {runs.deployment.served_model}"
+    split = runs.deployment.layer_partition
+    start = f"SGLANG_PP_LAYER_PARTITION={split} " * bool(split)
+    start += f"python -m sglang.launch_server --model-path {runs.deployment.served_model}"
     return Export(command_text(start, flags), {}, runs.dropped, tuple(notes))
 
 

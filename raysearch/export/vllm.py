@@ -24,8 +24,8 @@ def export(deployment: Deployment) -> Export:
     """The command that starts one replica, on the head node of a Ray cluster where it spans several nodes."""
     runs = fitted(deployment, VLLM)
     flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
-    notes = [*runs.notes, *_notes(runs.deployment)]
-    start = f"vllm serve {runs.deployment.served_model}"
+    notes, split = [*runs.notes, *runs.deployment.router_notes], runs.deployment.layer_partition
+    start = f"VLLM_PP_LAYER_PARTITION={split} " * bool(split) + f"vllm serve {runs.deployment.served_model}"
     if deployment.nodes > 1:
         more, nodes, start_more = _over_nodes(runs.deployment)
         flags, start = flags + more, f"{start_more}{start}"
@@ -117,10 +117,3 @@ def _speculation(said: Speculation) -> dict[str, object]:
     else:
         how = {"method": "draft_model", "model": draft_repository(said.draft)}
     return {**how, "num_speculative_tokens": said.draft_tokens}
-
-
-def _notes(deployment: Deployment) -> list[str]:
-    notes = deployment.router_notes
-    if deployment.strategy.pp > 1 and deployment.workload.model.layers % deployment.strategy.pp:
-        notes.append("stages have unequal numbers of layers; VLLM_PP_LAYER_PARTITION overrides vLLM's own split")
-    return notes

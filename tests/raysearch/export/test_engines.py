@@ -131,6 +131,17 @@ def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str
     assert f"without {said.drafter} drafts, without copies of experts" in " ".join(made["megatron"].dropped)
 
 
+@pytest.mark.parametrize("target", ["vllm", "sglang"])
+def test_stages_of_unequal_depth_have_the_layers_that_they_were_priced_with(target: str) -> None:
+    workload = served("qwen3_235b_a22b")  # 94 layers
+    dims = megatron_dims(workload.model)
+    even, uneven = (
+        exporter(target)(Deployment(workload, Strategy(8, 1, pp, 64, dims), "org/model")).command for pp in (2, 4)
+    )
+    assert "PARTITION" not in even
+    assert f"{target.upper()}_PP_LAYER_PARTITION=23,24,24,23 " in uneven
+
+
 def test_deprecated_options_are_not_written() -> None:
     workload = served("deepseek_v3")
     strategy = Strategy(1, 16, 1, 64, megatron_dims(workload.model))
