@@ -135,16 +135,21 @@ def _joined(attention: list[tuple[str, Table]], feed_forward: list[tuple[str, Ta
     return [Layer(f"{name}_{kind}", table, network) for (name, table), (kind, network) in pairs]
 
 
-def _dense_family(keys: Keys) -> list[Layer]:
+def _dense_family(keys: Keys, *, switched_on: bool = True, full_first: int = 0) -> list[Layer]:
+    """Mistral names a window for all layers."""
     layers = keys.need("layers")
     attention = _grouped_by_kind(keys, layers)
-    # Mistral names a window for all layers; Qwen's counts only where it is switched on.
-    switched_on = keys.flag("use_sliding_window", default=True)
+    switched_on = keys.flag("use_sliding_window", default=switched_on)
     if not keys.texts("layer_types") and keys.whole("sliding_window") and switched_on:
-        full, first = _heads(keys), keys.whole("max_window_layers")
+        full, first = _heads(keys), keys.whole("max_window_layers", default=full_first)
         window = ("window", _windowed(keys, full))
         attention = [("full", full) if layer < first else window for layer in range(layers)]
     return _joined(attention, [_dense(keys.known("ffn_hidden"))] * layers)
+
+
+def _qwen_dense(keys: Keys) -> list[Layer]:
+    """A window counts only where it is switched on. Source: transformers, configuration_qwen2.py, read 2026-11-22."""
+    return _dense_family(keys, switched_on=False, full_first=28)
 
 
 def _gemma3(keys: Keys) -> list[Layer]:
@@ -367,9 +372,9 @@ def _nemotron_experts(keys: Keys) -> tuple[str, Table]:
 FAMILIES: Mapping[str, Callable[[Keys], list[Layer]]] = {
     "llama": _dense_family,
     "mistral": _dense_family,
-    "qwen2": _dense_family,
-    "qwen3": _dense_family,
-    "qwen3_vl_text": _dense_family,
+    "qwen2": _qwen_dense,
+    "qwen3": _qwen_dense,
+    "qwen3_vl_text": _qwen_dense,
     "mimo": _dense_family,
     "gemma3_text": _gemma3,
     "gemma3": _gemma3,
@@ -401,6 +406,17 @@ FAMILIES: Mapping[str, Callable[[Keys], list[Layer]]] = {
     "nemotron_h": _nemotron_h,
 }
 """Families by `model_type`."""
+
+UNSAID: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "sliding_window": 4096,
+    }
+}
+"""What a family's configurations may leave to transformers. Source: its configuration_gemma3.py, read 2026-11-22."""
 
 BY_ARCHITECTURE: Mapping[str, str] = {"Grok1ForCausalLM": "grok", "Grok1ModelForCausalLM": "grok"}
 """Families whose `model_type` names another thing, by an entry of `architectures`."""

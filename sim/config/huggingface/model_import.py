@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.config.files import did_you_mean
-from sim.config.huggingface.families import BY_ARCHITECTURE, FAMILIES, REFUSED, Layer
+from sim.config.huggingface.families import BY_ARCHITECTURE, FAMILIES, REFUSED, UNSAID, Layer
 from sim.config.huggingface.keys import CannotImport, Keys
 from sim.config.huggingface.quantisation import Formats, formats_of
 
@@ -66,8 +66,11 @@ def import_model(content: Mapping[str, Any], name: str, quantisation: Mapping[st
     2
     """
     whole = Keys(content)
-    keys = whole.inside("text_config") or whole
-    family = _family(whole, keys)
+    text = whole.inside("text_config") or whole
+    family = _family(whole, text)
+    unsaid = {key: value for key, value in UNSAID.get(text.text("model_type"), {}).items() if key not in text.stated()}
+    keys = Keys({**unsaid, **text.stated()}) if unsaid else text
+    keys.seen("model_type")
     layers = FAMILIES[family](keys)
     formats = formats_of({**content, **keys.stated()}, quantisation)
     tied = keys.flag("tie_word_embeddings", default=whole.flag("tie_word_embeddings", default=family in _TIED))
@@ -82,7 +85,7 @@ def import_model(content: Mapping[str, Any], name: str, quantisation: Mapping[st
     }
     if formats.experts and any(layer.feed_forward.get("experts", 1) > 1 for layer in layers):
         model["expert_dtype"] = formats.experts
-    notes = tuple(_notes(layers, formats, is_text=keys is whole))
+    notes = tuple(_notes(layers, formats, unsaid, is_text=text is whole))
     return ModelImport(family, model, formats, keys.read(), keys.unread(), notes)
 
 
@@ -125,8 +128,11 @@ def _period(order: list[str]) -> list[str]:
     return order[: next(n for n in range(1, len(order) + 1) if order[n:] == order[:-n])]
 
 
-def _notes(layers: list[Layer], formats: Formats, *, is_text: bool) -> list[str]:
+def _notes(layers: list[Layer], formats: Formats, unsaid: Mapping[str, int], *, is_text: bool) -> list[str]:
     notes: list[str] = []
+    if unsaid:
+        told = ", ".join(f"{key} {value}" for key, value in unsaid.items())
+        notes.append(f"not stated, so as transformers has it: {told}")
     if not is_text:
         notes.append("the text model alone: what sees or hears is left out")
     if any("sparse" in layer.label for layer in layers):

@@ -281,11 +281,40 @@ PUBLISHED: list[tuple[str, Config, float | None, float | None, bool]] = [
         None,
         False,
     ),
+    (
+        "gemma3_4b",  # whose file says no more
+        {
+            "model_type": "gemma3",
+            "text_config": {
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 34,
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "sliding_window": 1024,
+            },
+        },
+        3.884,
+        None,
+        False,
+    ),
 ]
 
 
 def modelled(content: Config, name: str = "imported") -> Model:
     return ModelFile.model_validate(import_model(content, name).content).to_si()
+
+
+def test_what_a_file_leaves_to_transformers_is_said() -> None:
+    (content,) = [row[1] for row in PUBLISHED if row[0] == "gemma3_4b"]
+    imported = import_model(content, "gemma3_4b")
+    assert any("num_attention_heads 8, num_key_value_heads 4" in note for note in imported.notes)
+    assert imported.unread == ()
+
+
+@pytest.mark.parametrize(("said", "windowed"), [({}, 0), ({"use_sliding_window": True}, 2)])
+def test_a_window_of_qwen_counts_only_where_it_is_switched_on(said: Config, windowed: int) -> None:
+    model = modelled(config("qwen2", 30, 64, 128, 4, 100, sliding_window=32, **said))
+    assert sum(group.count for group in model.groups if getattr(group.attention, "window", 0)) == windowed
 
 
 def within(found: float, published: float) -> bool:
