@@ -129,13 +129,13 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_
     layers, groups = workload.model.groups[layer_group], ep // copies
     own, everyone = load.of_group(groups), load.all_tokens(groups)
     experts, topk = layers.experts, layers.feed_forward.experts_per_token if layers.feed_forward else 1
-    copies = workload.redundant_experts if layers.is_moe else 0
-    held = experts + copies
+    redundant = workload.redundant_experts if layers.is_moe else 0
+    held = experts + redundant
     local_experts = math.ceil(held / ep)
     idle = (1 - topk / held) ** everyone
     imbalance = workload.load_imbalance
     if workload.routing == "skewed" and layers.is_moe:
-        imbalance *= busiest_load(everyone, topk, experts, ep, redundant=copies)
+        imbalance *= busiest_load(everyone, topk, experts, ep, redundant=redundant)
     if layers.is_moe:
         imbalance *= local_experts * ep / held
     imbalance = min(imbalance, ep)  # a rank cannot get more than all tokens
