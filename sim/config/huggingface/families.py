@@ -7,14 +7,25 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from sim.config.fields import MOST_LAYERS
 from sim.config.huggingface.keys import ALIASES, CannotImport, Keys
-
-Table = dict[str, Any]
-Value = TypeVar("Value")
+from sim.config.huggingface.parts import (
+    Table,
+    counted_shared,
+    dense_first,
+    dense_network,
+    expert_network,
+    grouped_by_kind,
+    head_dim_of,
+    heads_of,
+    kinds_of,
+    latent_of,
+    per_layer,
+    windowed,
+)
 
 
 class Layer(NamedTuple):
@@ -25,111 +36,6 @@ class Layer(NamedTuple):
     feed_forward: Table
 
 
-# --- attention ----------------------------------------------------------------------------------------
-
-
-def _heads(keys: Keys, prefix: str = "") -> Table:
-    names = {"heads": ("num_attention_heads",), "kv_heads": ("num_key_value_heads",), "head_dim": ("head_dim",)}
-    if not prefix:
-        names = {what: ALIASES[what] for what in names}
-    heads = keys.count(*(prefix + name for name in names["heads"]))
-    head_dim = keys.whole(*(prefix + name for name in names["head_dim"])) or _head_dim(keys, heads)
-    kv_heads = keys.count(*(prefix + name for name in names["kv_heads"]), default=heads)
-    value_dim = keys.whole(prefix + "v_head_dim", default=head_dim)
-    table: Table = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    return {**table, "value_dim": value_dim} if value_dim not in (0, head_dim) else table
-
-
-def _head_dim(keys: Keys, heads: int) -> int:
-    """The width of a head where it is not stated: the heads share the hidden width."""
-    hidden = keys.need("hidden")
-    if hidden < heads:
-        raise CannotImport(f"{heads} attention heads share a hidden width of {hidden}: expected a head_dim")
-    return hidden // heads
-
-
-def _latent(keys: Keys) -> Table:
-    return {
-        "heads": keys.need("heads"),
-        "head_dim": keys.count("qk_nope_head_dim"),
-        "latent_attention": {
-            "query_rank": keys.whole("q_lora_rank"),
-            "kv_rank": keys.count("kv_lora_rank"),
-            "rope_dim": keys.count("qk_rope_head_dim"),
-            "value_dim": keys.count("v_head_dim"),
-        },
-    }
-
-
-def _windowed(keys: Keys, full: Table, key: str = "sliding_window") -> Table:
-    window = keys.whole(key)
-    if not window:
-        raise CannotImport(f"layers with a window, and no {key}")
-    return {**full, "window": window}
-
-
-def _kinds(keys: Keys, layers: int, default: Sequence[str], known: Collection[str], key: str) -> Sequence[str]:
-    """Of every layer one of the kinds that are known."""
-    kinds = _per_layer(keys.texts(key) or default, layers, key)
-    if unknown := sorted(set(kinds) - set(known)):
-        raise CannotImport(f"{key} names {reprlib.repr(unknown[0])}, which this family is not known to have")
-    return kinds
-
-
-def _per_layer(values: Sequence[Value], layers: int, key: str) -> Sequence[Value]:
-    if len(values) < layers:
-        raise CannotImport(f"{key} has {len(values)} entries for {layers} layers")
-    return values[:layers]
-
-
-def _grouped_by_kind(keys: Keys, layers: int) -> list[tuple[str, Table]]:
-    """Grouped-query attention of every layer, full or with a window, as `layer_types` says."""
-    full = _heads(keys)
-    known = ("full_attention", "sliding_attention")
-    kinds = _kinds(keys, layers, known[:1] * layers, known, "layer_types")
-    tables = {"full_attention": ("full", full)}
-    if "sliding_attention" in kinds:
-        tables["sliding_attention"] = ("window", _windowed(keys, full))
-    return [tables[kind] for kind in kinds]
-
-
-# --- feed-forward networks ----------------------------------------------------------------------------
-
-
-def _dense(width: int, *, gated: bool = True) -> tuple[str, Table]:
-    if not width:
-        raise CannotImport("dense layers, and no intermediate_size")
-    return "dense", {"ffn_hidden": width, "experts": 1, "experts_per_token": 1, "gated": gated}
-
-
-def _experts(keys: Keys, width: int, shared: int = 0, *, gated: bool = True) -> tuple[str, Table]:
-    if not width:
-        raise CannotImport("experts, and no moe_intermediate_size")
-    table: Table = {"ffn_hidden": width, "experts": keys.need("experts"), "gated": gated}
-    table["experts_per_token"] = keys.need("experts_per_token")
-    return "experts", {**table, "shared_ffn_hidden": shared} if shared else table
-
-
-def _counted_shared(keys: Keys, width: int) -> int:
-    """Width of `n_shared_experts` together: each is as wide as a routed one."""
-    return keys.known("shared_experts") * width
-
-
-def _dense_first(keys: Keys, layers: int) -> list[bool]:
-    """Whether each layer has experts: DeepSeek's keys, and lists of them."""
-    if keys.texts("mlp_layer_types"):
-        keys.seen("moe_layer_freq", "first_k_dense_replace")  # the same again
-        return [kind == "sparse" for kind in _kinds(keys, layers, (), ("dense", "sparse"), "mlp_layer_types")]
-    if keys.holds(list, "moe_layer_freq"):
-        keys.seen("first_k_dense_replace")
-        return [bool(each) for each in _per_layer(keys.wholes("moe_layer_freq"), layers, "moe_layer_freq")]
-    frequency, first = keys.count("moe_layer_freq", default=1), keys.whole("first_k_dense_replace")
-    return [layer >= first and layer % frequency == 0 for layer in range(layers)]
-
-
-# --- families -----------------------------------------------------------------------------------------
-
-
 def _joined(attention: list[tuple[str, Table]], feed_forward: list[tuple[str, Table]]) -> list[Layer]:
     pairs = zip(attention, feed_forward, strict=True)
     return [Layer(f"{name}_{kind}", table, network) for (name, table), (kind, network) in pairs]
@@ -138,13 +44,13 @@ def _joined(attention: list[tuple[str, Table]], feed_forward: list[tuple[str, Ta
 def _dense_family(keys: Keys, *, switched_on: bool = True, full_first: int = 0) -> list[Layer]:
     """Mistral names a window for all layers."""
     layers = keys.need("layers")
-    attention = _grouped_by_kind(keys, layers)
+    attention = grouped_by_kind(keys, layers)
     switched_on = keys.flag("use_sliding_window", default=switched_on)
     if not keys.texts("layer_types") and keys.whole("sliding_window") and switched_on:
-        full, first = _heads(keys), keys.whole("max_window_layers", default=full_first)
-        window = ("window", _windowed(keys, full))
+        full, first = heads_of(keys), keys.whole("max_window_layers", default=full_first)
+        window = ("window", windowed(keys, full))
         attention = [("full", full) if layer < first else window for layer in range(layers)]
-    return _joined(attention, [_dense(keys.known("ffn_hidden"))] * layers)
+    return _joined(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
 def _qwen_dense(keys: Keys) -> list[Layer]:
@@ -153,21 +59,21 @@ def _qwen_dense(keys: Keys) -> list[Layer]:
 
 
 def _gemma3(keys: Keys) -> list[Layer]:
-    layers, full = keys.need("layers"), _heads(keys)
+    layers, full = keys.need("layers"), heads_of(keys)
     if keys.texts("layer_types"):
-        attention = _grouped_by_kind(keys, layers)
+        attention = grouped_by_kind(keys, layers)
     else:
-        every, window = keys.count("sliding_window_pattern", default=6), ("window", _windowed(keys, full))
+        every, window = keys.count("sliding_window_pattern", default=6), ("window", windowed(keys, full))
         attention = [("full", full) if (layer + 1) % every == 0 else window for layer in range(layers)]
-    return _joined(attention, [_dense(keys.known("ffn_hidden"))] * layers)
+    return _joined(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
 def _mixtral(keys: Keys) -> list[Layer]:
     """`intermediate_size` is an expert's."""
     layers = keys.need("layers")
-    experts = _experts(keys, keys.known("ffn_hidden"), keys.known("shared_hidden"))
-    full = _heads(keys)
-    attention = [("window", _windowed(keys, full))] if keys.whole("sliding_window") else [("full", full)]
+    experts = expert_network(keys, keys.known("ffn_hidden"), keys.known("shared_hidden"))
+    full = heads_of(keys)
+    attention = [("window", windowed(keys, full))] if keys.whole("sliding_window") else [("full", full)]
     return _joined(attention * layers, [experts] * layers)
 
 
@@ -179,20 +85,22 @@ def _minimax_m2(keys: Keys) -> list[Layer]:
 
 def _gpt_oss(keys: Keys) -> list[Layer]:
     layers = keys.need("layers")
-    return _joined(_grouped_by_kind(keys, layers), [_experts(keys, keys.known("ffn_hidden"))] * layers)
+    return _joined(grouped_by_kind(keys, layers), [expert_network(keys, keys.known("ffn_hidden"))] * layers)
 
 
 def _qwen_networks(keys: Keys, layers: int) -> list[tuple[str, Table]]:
     """`intermediate_size` is that of the layers without experts, of which most models have none."""
     step, dense = keys.count("decoder_sparse_step", default=1), set(keys.wholes("mlp_only_layers"))
-    experts = _experts(keys, keys.known("expert_hidden"), keys.known("shared_hidden"))
+    experts = expert_network(keys, keys.known("expert_hidden"), keys.known("shared_hidden"))
     width = keys.known("ffn_hidden")
-    return [experts if layer not in dense and (layer + 1) % step == 0 else _dense(width) for layer in range(layers)]
+    return [
+        experts if layer not in dense and (layer + 1) % step == 0 else dense_network(width) for layer in range(layers)
+    ]
 
 
 def _qwen3_moe(keys: Keys) -> list[Layer]:
     layers = keys.need("layers")
-    return _joined([("full", _heads(keys))] * layers, _qwen_networks(keys, layers))
+    return _joined([("full", heads_of(keys))] * layers, _qwen_networks(keys, layers))
 
 
 def _qwen3_next(keys: Keys) -> list[Layer]:
@@ -200,15 +108,15 @@ def _qwen3_next(keys: Keys) -> list[Layer]:
     layers, every = keys.need("layers"), keys.count("full_attention_interval", default=4)
     known = ("linear_attention", "full_attention")
     usual = [known[(layer + 1) % every == 0] for layer in range(layers)]
-    kinds = _kinds(keys, layers, usual, known, "layer_types")
+    kinds = kinds_of(keys, layers, usual, known, "layer_types")
     tables = {
-        "full_attention": ("full", {**_heads(keys), "output_gate": keys.flag("attn_output_gate", default=True)}),
+        "full_attention": ("full", {**heads_of(keys), "output_gate": keys.flag("attn_output_gate", default=True)}),
         "linear_attention": ("linear", {"linear_mixer": _gated_delta(keys)}),
     }
     attention = [tables[kind] for kind in kinds]
     if keys.known("experts"):
         return _joined(attention, _qwen_networks(keys, layers))
-    return _joined(attention, [_dense(keys.known("ffn_hidden"))] * layers)
+    return _joined(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
 def _gated_delta(keys: Keys) -> Table:
@@ -225,7 +133,7 @@ def _gated_delta(keys: Keys) -> Table:
 def _deepseek(keys: Keys) -> list[Layer]:
     """Latent attention; `intermediate_size` is that of the first layers, which have no experts."""
     layers, width = keys.need("layers"), keys.known("expert_hidden")
-    latent = _latent(keys)
+    latent = latent_of(keys)
     keys.seen("layer_types")  # sparse throughout, where there is an indexer
     if topk := keys.whole("index_topk"):
         latent["indexer"] = {
@@ -238,11 +146,11 @@ def _deepseek(keys: Keys) -> list[Layer]:
         if not topk:
             raise CannotImport("indexer_types, and no index_topk")
         follows = {**latent, "indexer": {**latent["indexer"], "heads": 1, "head_dim": 1}}
-        kinds = _kinds(keys, layers, (), ("full", "shared"), "indexer_types")
+        kinds = kinds_of(keys, layers, (), ("full", "shared"), "indexer_types")
         attention = [("latent", latent) if kind == "full" else ("latent_shared", follows) for kind in kinds]
-    experts = _experts(keys, width, _counted_shared(keys, width)) if keys.known("experts") else None
-    dense = _dense(keys.known("ffn_hidden"))
-    return _joined(attention, [experts if has and experts else dense for has in _dense_first(keys, layers)])
+    experts = expert_network(keys, width, counted_shared(keys, width)) if keys.known("experts") else None
+    dense = dense_network(keys.known("ffn_hidden"))
+    return _joined(attention, [experts if has and experts else dense for has in dense_first(keys, layers)])
 
 
 def _kimi_linear(keys: Keys) -> list[Layer]:
@@ -253,74 +161,75 @@ def _kimi_linear(keys: Keys) -> list[Layer]:
     mixer = {"kind": "kimi_delta", "heads": heads, "key_heads": heads, "key_dim": head_dim, "value_dim": head_dim}
     mixer["conv_kernel"] = linear.count("short_conv_kernel_size", default=4)
     full = set(linear.wholes("full_attn_layers"))  # counted from 1
-    latent = ("latent", _latent(keys))
+    latent = ("latent", latent_of(keys))
     attention = [latent if layer + 1 in full else ("linear", {"linear_mixer": mixer}) for layer in range(layers)]
-    experts = _experts(keys, width, _counted_shared(keys, width))
-    dense = _dense(keys.known("ffn_hidden"))
-    return _joined(attention, [experts if has else dense for has in _dense_first(keys, layers)])
+    experts = expert_network(keys, width, counted_shared(keys, width))
+    dense = dense_network(keys.known("ffn_hidden"))
+    return _joined(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
 
 def _glm4_moe(keys: Keys) -> list[Layer]:
     layers, width = keys.need("layers"), keys.known("expert_hidden")
-    experts, dense = _experts(keys, width, _counted_shared(keys, width)), _dense(keys.known("ffn_hidden"))
-    return _joined([("full", _heads(keys))] * layers, [experts if has else dense for has in _dense_first(keys, layers)])
+    experts, dense = expert_network(keys, width, counted_shared(keys, width)), dense_network(keys.known("ffn_hidden"))
+    return _joined(
+        [("full", heads_of(keys))] * layers, [experts if has else dense for has in dense_first(keys, layers)]
+    )
 
 
 def _llama4(keys: Keys) -> list[Layer]:
     """`intermediate_size` is that of routed and shared experts, `intermediate_size_mlp` that of dense layers."""
-    layers, full = keys.need("layers"), _heads(keys)
+    layers, full = keys.need("layers"), heads_of(keys)
     step, width = keys.count("interleave_moe_layer_step", default=1), keys.known("ffn_hidden")
     every = keys.count("no_rope_layer_interval", default=4)
     rotary = keys.wholes("no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
-    chunked = {**_windowed(keys, full, "attention_chunk_size"), "chunked": True}
+    chunked = {**windowed(keys, full, "attention_chunk_size"), "chunked": True}
     attention = [
-        ("chunked", chunked) if has_rope else ("full", full)
-        for has_rope in _per_layer(rotary, layers, "no_rope_layers")
+        ("chunked", chunked) if has_rope else ("full", full) for has_rope in per_layer(rotary, layers, "no_rope_layers")
     ]
     with_experts = set(keys.wholes("moe_layers") or range(step - 1, layers, step))
-    experts, dense_width = _experts(keys, width, width), keys.whole("intermediate_size_mlp")
-    networks = [experts if layer in with_experts else _dense(dense_width) for layer in range(layers)]
+    experts, dense_width = expert_network(keys, width, width), keys.whole("intermediate_size_mlp")
+    networks = [experts if layer in with_experts else dense_network(dense_width) for layer in range(layers)]
     return _joined(attention, networks)
 
 
 def _minimax_m3(keys: Keys) -> list[Layer]:
     layers, width, sparse = keys.need("layers"), keys.known("expert_hidden"), keys.inside("sparse_attention_config")
-    full = _heads(keys)
-    where = _per_layer(sparse.wholes("sparse_attention_freq", default=[0] * layers), layers, "sparse_attention_freq")
+    full = heads_of(keys)
+    where = per_layer(sparse.wholes("sparse_attention_freq", default=[0] * layers), layers, "sparse_attention_freq")
     attention = [("full", full)] * layers
     if any(where):
         tokens = sparse.count("sparse_topk_blocks") * sparse.count("sparse_block_size")
         heads, head_dim = sparse.count("sparse_num_index_heads"), sparse.count("sparse_index_dim")
         chosen = ("sparse", {**full, "indexer": {"heads": heads, "head_dim": head_dim, "topk": tokens}})
         attention = [chosen if each else ("full", full) for each in where]
-    experts = _experts(keys, width or keys.known("ffn_hidden"), keys.known("shared_hidden"))
+    experts = expert_network(keys, width or keys.known("ffn_hidden"), keys.known("shared_hidden"))
     keys.seen("intermediate_size", "n_shared_experts")  # the same width again, and its one shared expert
-    dense = _dense(keys.whole("dense_intermediate_size"))
-    return _joined(attention, [experts if has else dense for has in _dense_first(keys, layers)])
+    dense = dense_network(keys.whole("dense_intermediate_size"))
+    return _joined(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
 
 def _dbrx(keys: Keys) -> list[Layer]:
     layers, attention, network = keys.need("layers"), keys.inside("attn_config"), keys.inside("ffn_config")
     heads = keys.need("heads")
-    table = {"heads": heads, "kv_heads": attention.need("kv_heads"), "head_dim": _head_dim(keys, heads)}
-    return _joined([("full", table)] * layers, [_experts(network, network.known("ffn_hidden"))] * layers)
+    table = {"heads": heads, "kv_heads": attention.need("kv_heads"), "head_dim": head_dim_of(keys, heads)}
+    return _joined([("full", table)] * layers, [expert_network(network, network.known("ffn_hidden"))] * layers)
 
 
 def _grok(keys: Keys) -> list[Layer]:
     """Grok-2 has a dense network beside the experts in every layer (`residual_moe`)."""
     layers, width = keys.need("layers"), keys.known("ffn_hidden")
     beside = width if keys.flag("residual_moe", default=False) else 0
-    experts = _experts(keys, keys.known("expert_hidden", default=width), beside)
-    return _joined([("full", _heads(keys))] * layers, [experts] * layers)
+    experts = expert_network(keys, keys.known("expert_hidden", default=width), beside)
+    return _joined([("full", heads_of(keys))] * layers, [experts] * layers)
 
 
 def _mimo_v2(keys: Keys) -> list[Layer]:
     layers, width = keys.need("layers"), keys.known("expert_hidden")
-    pattern = _per_layer(keys.wholes("hybrid_layer_pattern", default=[0] * layers), layers, "hybrid_layer_pattern")
-    window, full = ("window", _windowed(keys, _heads(keys, "swa_"))), ("full", _heads(keys))
+    pattern = per_layer(keys.wholes("hybrid_layer_pattern", default=[0] * layers), layers, "hybrid_layer_pattern")
+    window, full = ("window", windowed(keys, heads_of(keys, "swa_"))), ("full", heads_of(keys))
     attention = [window if narrow else full for narrow in pattern]
-    experts, dense = _experts(keys, width), _dense(keys.known("ffn_hidden"))
-    return _joined(attention, [experts if has else dense for has in _dense_first(keys, layers)])
+    experts, dense = expert_network(keys, width), dense_network(keys.known("ffn_hidden"))
+    return _joined(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
 
 def _nemotron_h(keys: Keys) -> list[Layer]:
@@ -337,12 +246,12 @@ def _nemotron_h(keys: Keys) -> list[Layer]:
         raise CannotImport(f"expected a hybrid_override_pattern of M, *, - and E, got {reprlib.repr(pattern)}")
     kinds = {
         "M": lambda: _mixer_alone("mamba", {"linear_mixer": _mamba(keys)}),
-        "*": lambda: _mixer_alone("full", _heads(keys)),
-        "-": lambda: _network_alone(*_dense(keys.known("ffn_hidden"), gated=False)),
+        "*": lambda: _mixer_alone("full", heads_of(keys)),
+        "-": lambda: _network_alone(*dense_network(keys.known("ffn_hidden"), gated=False)),
         "E": lambda: _network_alone(*_nemotron_experts(keys)),
     }
     known = {block: kinds[block]() for block in sorted(set(pattern))}
-    return [known[block] for block in _per_layer(pattern, layers, "hybrid_override_pattern")]
+    return [known[block] for block in per_layer(pattern, layers, "hybrid_override_pattern")]
 
 
 def _mamba(keys: Keys) -> Table:
@@ -366,7 +275,7 @@ def _network_alone(label: str, network: Table) -> Layer:
 
 def _nemotron_experts(keys: Keys) -> tuple[str, Table]:
     shared = keys.known("shared_hidden") * keys.known("shared_experts", default=1)
-    return _experts(keys, keys.known("expert_hidden"), shared, gated=False)
+    return expert_network(keys, keys.known("expert_hidden"), shared, gated=False)
 
 
 FAMILIES: Mapping[str, Callable[[Keys], list[Layer]]] = {

@@ -1,0 +1,119 @@
+"""What layers of many families share, in a model file's words: attention, networks, and which layer has which."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Collection, Sequence
+from typing import Any, TypeVar
+
+from sim.config.huggingface.keys import ALIASES, CannotImport, Keys
+
+Table = dict[str, Any]
+Value = TypeVar("Value")
+
+# --- attention ----------------------------------------------------------------------------------------
+
+
+def heads_of(keys: Keys, prefix: str = "") -> Table:
+    """Grouped-query attention; of layers with heads of their own, keys begin with a prefix."""
+    names = {"heads": ("num_attention_heads",), "kv_heads": ("num_key_value_heads",), "head_dim": ("head_dim",)}
+    if not prefix:
+        names = {what: ALIASES[what] for what in names}
+    heads = keys.count(*(prefix + name for name in names["heads"]))
+    head_dim = keys.whole(*(prefix + name for name in names["head_dim"])) or head_dim_of(keys, heads)
+    kv_heads = keys.count(*(prefix + name for name in names["kv_heads"]), default=heads)
+    value_dim = keys.whole(prefix + "v_head_dim", default=head_dim)
+    table: Table = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    return {**table, "value_dim": value_dim} if value_dim not in (0, head_dim) else table
+
+
+def head_dim_of(keys: Keys, heads: int) -> int:
+    """The width of a head where it is not stated: the heads share the hidden width."""
+    hidden = keys.need("hidden")
+    if hidden < heads:
+        raise CannotImport(f"{heads} attention heads share a hidden width of {hidden}: expected a head_dim")
+    return hidden // heads
+
+
+def latent_of(keys: Keys) -> Table:
+    """Attention over latents."""
+    return {
+        "heads": keys.need("heads"),
+        "head_dim": keys.count("qk_nope_head_dim"),
+        "latent_attention": {
+            "query_rank": keys.whole("q_lora_rank"),
+            "kv_rank": keys.count("kv_lora_rank"),
+            "rope_dim": keys.count("qk_rope_head_dim"),
+            "value_dim": keys.count("v_head_dim"),
+        },
+    }
+
+
+def windowed(keys: Keys, full: Table, key: str = "sliding_window") -> Table:
+    """The same attention within the window that a key says. Raises: CannotImport."""
+    window = keys.whole(key)
+    if not window:
+        raise CannotImport(f"layers with a window, and no {key}")
+    return {**full, "window": window}
+
+
+def kinds_of(keys: Keys, layers: int, default: Sequence[str], known: Collection[str], key: str) -> Sequence[str]:
+    """Of every layer one of the kinds that are known."""
+    kinds = per_layer(keys.texts(key) or default, layers, key)
+    if unknown := sorted(set(kinds) - set(known)):
+        raise CannotImport(f"{key} names {reprlib.repr(unknown[0])}, which this family is not known to have")
+    return kinds
+
+
+def per_layer(values: Sequence[Value], layers: int, key: str) -> Sequence[Value]:
+    """As many values of a list as there are layers. Raises: CannotImport."""
+    if len(values) < layers:
+        raise CannotImport(f"{key} has {len(values)} entries for {layers} layers")
+    return values[:layers]
+
+
+def grouped_by_kind(keys: Keys, layers: int) -> list[tuple[str, Table]]:
+    """Grouped-query attention of every layer, full or with a window, as `layer_types` says."""
+    full = heads_of(keys)
+    known = ("full_attention", "sliding_attention")
+    kinds = kinds_of(keys, layers, known[:1] * layers, known, "layer_types")
+    tables = {"full_attention": ("full", full)}
+    if "sliding_attention" in kinds:
+        tables["sliding_attention"] = ("window", windowed(keys, full))
+    return [tables[kind] for kind in kinds]
+
+
+# --- feed-forward networks ----------------------------------------------------------------------------
+
+
+def dense_network(width: int, *, gated: bool = True) -> tuple[str, Table]:
+    """One network for all tokens, and its label. Raises: CannotImport."""
+    if not width:
+        raise CannotImport("dense layers, and no intermediate_size")
+    return "dense", {"ffn_hidden": width, "experts": 1, "experts_per_token": 1, "gated": gated}
+
+
+def expert_network(keys: Keys, width: int, shared: int = 0, *, gated: bool = True) -> tuple[str, Table]:
+    """Experts of a width beside shared ones, and their label. Raises: CannotImport."""
+    if not width:
+        raise CannotImport("experts, and no moe_intermediate_size")
+    table: Table = {"ffn_hidden": width, "experts": keys.need("experts"), "gated": gated}
+    table["experts_per_token"] = keys.need("experts_per_token")
+    return "experts", {**table, "shared_ffn_hidden": shared} if shared else table
+
+
+def counted_shared(keys: Keys, width: int) -> int:
+    """Width of `n_shared_experts` together: each is as wide as a routed one."""
+    return keys.known("shared_experts") * width
+
+
+def dense_first(keys: Keys, layers: int) -> list[bool]:
+    """Whether each layer has experts: DeepSeek's keys, and lists of them."""
+    if keys.texts("mlp_layer_types"):
+        keys.seen("moe_layer_freq", "first_k_dense_replace")  # the same again
+        return [kind == "sparse" for kind in kinds_of(keys, layers, (), ("dense", "sparse"), "mlp_layer_types")]
+    if keys.holds(list, "moe_layer_freq"):
+        keys.seen("first_k_dense_replace")
+        return [bool(each) for each in per_layer(keys.wholes("moe_layer_freq"), layers, "moe_layer_freq")]
+    frequency, first = keys.count("moe_layer_freq", default=1), keys.whole("first_k_dense_replace")
+    return [layer >= first and layer % frequency == 0 for layer in range(layers)]
