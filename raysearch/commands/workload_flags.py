@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from envs.strategy_env import brief
 from raysearch.commands.options import AnyDegreesOption, GroupsOption, MarginOption, SpaceOption
 from raysearch.errors import InputError
 from sim.config.described import Description
@@ -257,7 +258,7 @@ def _tell_import(model: str) -> None:
     for note in imported.notes:
         print(f"  {note}", file=sys.stderr)
     if imported.unread:
-        print(f"  not understood: {', '.join(imported.unread)}", file=sys.stderr)
+        print(f"  not understood: {brief(', '.join(imported.unread))}", file=sys.stderr)
 
 
 _OF_ANY = {"engine": "engine", "tpot_ms": "tpot_slo_ms", "ttft_ms": "ttft_slo_ms", "max_gpus": "max_gpus"}
