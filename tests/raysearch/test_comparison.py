@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,10 @@ def test_the_table_shows_every_budget_with_its_interval(
     lines = capsys.readouterr().out.splitlines()
     assert "interquartile mean, 95 % interval (2 workloads x 2 seeds)" in lines[0]
     (scores, targets) = (line for line in lines if line.startswith(" slow"))
-    assert scores.split()[1::2] == ["0.200", "0.450", "0.925", "0.925"]
+    assert scores.split()[1:] == ["0.200", "0.450", "0.925", "0.925"]
+    intervals = lines[lines.index(scores) + 1].split()
+    assert len(intervals) == 4
+    assert all(re.fullmatch(r"(1|0?)\.\d{3}-(1|0?)\.\d{3}", interval) for interval in intervals)
     assert "250 (2/4)" in targets
     assert "never (1/4)" in targets
 
