@@ -20,6 +20,7 @@ from raysearch.commands.strategy import (
 )
 from raysearch.commands.workload_flags import model_import, takes_workload
 from raysearch.files import strategy_dict
+from sim.engines.registry import lacking_formats
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
 from sim.nearness import near_limits
@@ -57,21 +58,22 @@ def evaluate_strategy(
     evaluation = evaluate(workload, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))
     outside = space_of(workload).outside(evaluation.strategy)
     near = [asdict(limit) for limit in near_limits(workload, evaluation)]
-    warning = slow_precision(
+    slow = slow_precision(
         workload,
         evaluation.tokens_per_s_per_gpu,
         lambda other: evaluate(other, evaluation.strategy).tokens_per_s_per_gpu,
     )
+    warnings = [*lacking_formats(workload), *([slow] if slow else [])]
     if as_json:
         told = {**workload_dict(workload), "outside_space": outside, **evaluation_dict(workload, evaluation)}
-        print_json({**told, "near_limits": near, "warnings": [warning] if warning else []})
+        print_json({**told, "near_limits": near, "warnings": warnings})
         return
     from raysearch.tables import explanation, printer
 
     printer().print(*explanation(workload, evaluation), sep="\n")
     if outside:
         print(f"Not in the space {workload.space!r}: {'; '.join(outside)}")
-    if warning:
+    for warning in warnings:
         print(f"Warning: {warning}")
 
 

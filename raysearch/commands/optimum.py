@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from raysearch.commands.workload_flags import BatchGrid, takes_workload
 from raysearch.files import degrees_text, strategy_dict
 from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
+from sim.engines.registry import lacking_formats
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import MEGATRON_NOTE
 from sim.layouts import layout_of
@@ -83,16 +84,17 @@ def show_optimum(
     found["distinct_size"] = space_of(workload).distinct_size
     figure = evaluation.tokens_per_s_per_gpu if evaluation else 0.0
     with stepping(f"best of {workload.name} in another format") as progress:
-        warning = slow_precision(
+        slow = slow_precision(
             workload,
             figure,
             lambda other: find_best(space_of(other), progress).swept_tokens_per_s_per_gpu,
         )
+    warnings = [*lacking_formats(workload), *([slow] if slow else [])]
     if as_json:
-        print_json(_as_dict(workload, found, evaluation, warning))
+        print_json(_as_dict(workload, found, evaluation, warnings))
     else:
         _print(workload, found, evaluation)
-        if warning:
+        for warning in warnings:
             print(f"Warning: {warning}")
     if evaluation is None:
         raise typer.Exit(NOTHING_FEASIBLE)
@@ -165,7 +167,7 @@ def _space_rows(workload: Workload, bests: Mapping[str, SpaceBest]) -> list[tupl
 
 
 def _as_dict(
-    workload: Workload, found: dict[str, Any], evaluation: Evaluation | None, warning: str | None
+    workload: Workload, found: dict[str, Any], evaluation: Evaluation | None, warnings: Sequence[str]
 ) -> dict[str, Any]:
     """Everything in JSON; without a feasible strategy its figures are null."""
     told = {
@@ -175,7 +177,7 @@ def _as_dict(
         "tokens_per_s_per_gpu": None,
         "expected_error": None,
         "extrapolated": [],
-        "warnings": [warning] if warning else [],
+        "warnings": list(warnings),
     }
     if evaluation is not None:
         told |= evaluation_dict(workload, evaluation)

@@ -230,11 +230,19 @@ def load_workload(
         if hardware is None
         else config_path("hardware", hardware)
     )
-    return assembled(file, config_path("models", file.model, beside=path.parent), hardware_path)
+    model_path = config_path("models", file.model, beside=path.parent)
+    return assembled(file, model_path, hardware_path, engine_replaced="engine" in said)
 
 
-def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Workload:
+def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path, *, engine_replaced: bool = False) -> Workload:
     """A workload from its file's content and the files of its model and hardware.
+
+    Args:
+        file: Its content.
+        model_path: Of the model.
+        hardware_path: Of the machine.
+        engine_replaced: Whether the file was not written for its engine: then its formats stay, though the engine may
+            not have them (`lacking_formats` of `sim.engines.registry` says so).
 
     Raises:
         CatalogError: An unusable file.
@@ -249,7 +257,7 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path) -> Work
     stated = read_config(hardware_path, HardwareFile).model_copy(update=chosen)
     hardware_file, calibration = _with_calibration(stated, hardware_path)
     precisions, machine = Precisions(**file.precisions.model_dump()), hardware_file.to_si(calibration)
-    if rules and (lacks := rules.lacks(precisions, machine)):
+    if rules and (lacks := rules.not_on(machine) if engine_replaced else rules.lacks(precisions, machine)):
         raise CatalogError(f"{lacks[0]}; `--space {rules.name}` has its strategies on the bare machine")
     digest = hashlib.sha256()
     if calibration:

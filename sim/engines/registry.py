@@ -19,6 +19,7 @@ from sim.engines.rules import EngineRules
 from sim.engines.sglang import SGLANG
 from sim.engines.trtllm import TRTLLM
 from sim.engines.vllm import VLLM
+from sim.workload import Workload
 
 GROUP = "raysearch.engines"
 SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
@@ -72,6 +73,11 @@ def engine_rules(name: str) -> EngineRules:
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_ENGINES)}"
         raise UnknownEngine(f"unknown engine {name!r}: {hint}")
     return _ENGINES[wanted]
+
+
+def lacking_formats(workload: Workload) -> list[str]:
+    """Which of a workload's formats its engine has not: figures are of a machine that has them."""
+    return engine_rules(workload.engine.name).lacks_formats(workload.precisions) if workload.engine else []
 
 
 def _load_installed() -> None:

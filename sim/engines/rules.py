@@ -82,15 +82,22 @@ class EngineRules:
 
     def lacks(self, precisions: Precisions, hardware: Hardware) -> list[str]:
         """Why it runs nothing with such formats or on such a machine, each text naming its rule; none if it does."""
-        told = [
-            f"it keeps its {what} in {' or '.join(known)}, not in {asked}"
+        return [*self.lacks_formats(precisions), *self.not_on(hardware)]
+
+    def lacks_formats(self, precisions: Precisions) -> list[str]:
+        """Which formats it has not, each text naming its rule."""
+        return [
+            f"{self.title} {self.version}: it keeps its {what} in {' or '.join(known)}, not in {asked}"
             for what, asked, known in (
                 ("weights", precisions.weights, self.weights),
                 ("KV cache", precisions.kv_cache, self.kv_cache),
             )
             if asked not in known
         ]
-        return [f"{self.title} {self.version}: {text}" for text in (*told, *self.lacks_machine(hardware))]
+
+    def not_on(self, hardware: Hardware) -> list[str]:
+        """Why it does not run on a machine, each text naming its rule."""
+        return [f"{self.title} {self.version}: {text}" for text in self.lacks_machine(hardware)]
 
     def plans_of(self, workload: Workload) -> tuple[Plan, ...]:
         """Its plans, the choices of an op the same in all groups of layers."""

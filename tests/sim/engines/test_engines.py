@@ -10,7 +10,14 @@ import pytest
 from sim.config.catalog import load_model, load_workload, under_engine
 from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError
-from sim.engines.registry import UnknownEngine, engine_names, engine_rules, register_engine, withdraw_engine
+from sim.engines.registry import (
+    UnknownEngine,
+    engine_names,
+    engine_rules,
+    lacking_formats,
+    register_engine,
+    withdraw_engine,
+)
 from sim.engines.rules import EngineRules
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
@@ -268,6 +275,17 @@ def test_formats_and_machines_are_an_engine_s_own() -> None:
             served("qwen3_32b", "mine")  # its weights are int4 then
     finally:
         withdraw_engine("mine")
+
+
+def test_a_workload_keeps_its_formats_under_an_engine_that_it_was_not_written_for_and_says_so() -> None:
+    written = load_workload("gpt_moe_1_2t_16k")
+    under = load_workload("gpt_moe_1_2t_16k", engine="megatron_core")
+    assert under.precisions == written.precisions
+    assert [text.partition(": ")[2] for text in lacking_formats(under)] == [
+        "it keeps its weights in bf16, not in fp8",
+        "it keeps its KV cache in bf16, not in fp8",
+    ]
+    assert lacking_formats(written) == lacking_formats(load_workload("gpt_moe_1_2t_16k", engine="vllm")) == []
 
 
 def test_another_engine_has_its_own_kernels_memory_and_time() -> None:
