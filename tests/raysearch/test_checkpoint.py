@@ -127,18 +127,24 @@ def test_a_checkpoint_larger_than_any_is_not_read(tmp_path: Path, caplog: pytest
     assert "larger than 2 GiB" in caplog.text
 
 
+def saved_after_six(spec: RunSpec, folder: Path) -> dict[str, Any]:
+    """What a run has in its checkpoint after six calls."""
+    run = SearchRun(spec, folder)
+    run.advance(6)
+    run.save()
+    run.close()
+    state = read_checkpoint(folder)
+    assert state is not None
+    return state
+
+
 @pytest.mark.parametrize("searcher", [name for name in searcher_names() if name != "sb3_ppo"])
 def test_a_run_whose_checkpoint_makes_no_sense_starts_again(
     tiny_workload: Path, tmp_path: Path, searcher: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the right digest, and of the right run: only the searcher can tell."""
     spec = RunSpec(str(tiny_workload), searcher, seed=0, budget=12, options=small(searcher))
-    run = SearchRun(spec, tmp_path)
-    run.advance(6)
-    run.save()
-    run.close()
-    state = read_checkpoint(tmp_path)
-    assert state is not None
+    state = saved_after_six(spec, tmp_path)
     write_checkpoint(tmp_path, {**state, "searcher": {"rng": {"state": "none"}}})
     again = SearchRun(spec, tmp_path, resume=True)
     assert again.calls == 0
@@ -161,12 +167,7 @@ def test_what_a_run_itself_cannot_use_of_a_checkpoint_has_it_start_again(
     tiny_workload: Path, tmp_path: Path, forged: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     spec = RunSpec(str(tiny_workload), "random", seed=0, budget=12)
-    run = SearchRun(spec, tmp_path)
-    run.advance(6)
-    run.save()
-    run.close()
-    state = read_checkpoint(tmp_path)
-    assert state is not None
+    state = saved_after_six(spec, tmp_path)
     write_checkpoint(tmp_path, {**state, **forged(state)})
     again = SearchRun(spec, tmp_path, resume=True)
     assert again.calls == 0
