@@ -23,7 +23,7 @@ from raysearch.commands.workload_flags import imported_from, takes_workload
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment, Export
 from raysearch.export.registry import exporter, exporter_names
-from raysearch.files import strategy_dict, write_bytes
+from raysearch.files import strategy_dict
 from sim.workload import Workload
 
 _OUT = typer.Option("--out", "-o", help="Folder for the files.", show_default="printed")
@@ -93,7 +93,7 @@ def export_strategy(
         except ValueError as error:
             raise InputError(f"{to} cannot run it: {error}") from error
         if out is not None:
-            write_export(export, out / pool)
+            export.write(out / pool)
         told[pool] = {
             "to": to,
             "strategy": strategy_dict(deployment.strategy),
@@ -119,19 +119,6 @@ def _described(
     ep, pp, *others = rest
     strategy = strategy_of(workload, tp, ep, pp, batch, *others)
     return Deployment(workload, strategy, serve or repository(workload, imported_from()), replicas)
-
-
-COMMAND_FILE = "start.sh"
-
-
-def write_export(export: Export, folder: Path) -> None:
-    """Writes an export: its files, and its command as a script."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = dict(export.files)
-    if export.command:
-        files[COMMAND_FILE] = f"#!/bin/sh\n{export.command}\n"
-    for name, text in files.items():
-        write_bytes(folder / name, text.encode())
 
 
 def _print(export: Export, pool: str, *, shown: bool) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from raysearch.files import write_bytes
 from sim.serving.phases import batching
 from sim.step.pipeline import stage_layers
 from sim.strategy import Strategy
 from sim.workload import Workload
+
+COMMAND_FILE = "start.sh"
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,15 @@ class Export:
     files: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Writes its files, and its command as a script."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files = dict(self.files)
+        if self.command:
+            files[COMMAND_FILE] = f"#!/bin/sh\n{self.command}\n"
+        for name, text in files.items():
+            write_bytes(folder / name, text.encode())
 
 
 Flag = tuple[str, str | int | float | None]

@@ -175,7 +175,6 @@ _TARGETS = {"megatron_core": "megatron"}
 
 def _write_commands(answer: Answer, folder: Path) -> None:
     """How to start each option, where its engine has an exporter."""
-    from raysearch.commands.export import write_export
     from raysearch.export.deployment import Deployment
     from raysearch.export.models import repository
     from raysearch.export.registry import exporter, exporter_names
@@ -189,7 +188,7 @@ def _write_commands(answer: Answer, folder: Path) -> None:
         deployment = Deployment(workload, option.evaluation.strategy, weights, option.fleet.replicas)
         own = folder / ("best" if number == 0 else f"alternative{number}")
         try:
-            write_export(exporter(target)(deployment), own)
+            exporter(target)(deployment).write(own)
         except ValueError as error:
             own.mkdir(exist_ok=True)
             write_bytes(own / "not_exported.txt", f"{target} cannot run it: {error}\n".encode())
