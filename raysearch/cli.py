@@ -22,7 +22,8 @@ AGAIN_S = 0.01
 def main() -> None:
     """Runs the command line; what the caller can mend is one line on stderr, never a traceback.
 
-    Exit codes: 0 done, 1 something broke, 2 a mistake in what was given, 128 + n stopped by signal n.
+    Exit codes: 0 done, 1 something broke, 2 a mistake in what was given, 3 nothing is feasible, 128 + n stopped by
+    signal n.
     """
     watched = len(sys.argv) > 1 and sys.argv[1] in _WATCHED
     sys.exit(supervised(_run) if watched else _run())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import count
 from pathlib import Path
 
-from raysearch.files import Damaged, read_record
+from raysearch.files import Damaged, aside, read_record
 from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, StudyRecord
 from raysearch.results import FILES_OF_A_RUN, check_regular, checked_head, checked_summary, strangers
 from raysearch.study import run_dir
@@ -51,6 +50,5 @@ def set_aside_damaged_search(folder: Path) -> str:
 
 
 def _place(folder: Path, name: str) -> Path:
-    aside = folder / DAMAGED_FOLDER
-    aside.mkdir(exist_ok=True)
-    return next(place for number in count() if not (place := aside / f"{name}.{number}").exists())
+    (folder / DAMAGED_FOLDER).mkdir(exist_ok=True)
+    return aside(folder / DAMAGED_FOLDER / name)

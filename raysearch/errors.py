@@ -7,14 +7,12 @@ import signal
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask the command to stop: Ctrl-C, a scheduler or `kill`, a terminal or connection that went away."""
 
-FOREIGN = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
-"""What code of others may raise to end us as well as itself; a stop of ours, `Interrupted`, is none of it."""
-
-
-INPUT_ERROR = 2
-"""Exit code of a caller's mistake."""
 FAILURE = 1
 """Exit code of a run that broke down, or of a disk that is full."""
+INPUT_ERROR = 2
+"""Exit code of a caller's mistake."""
+NOTHING_FEASIBLE = 3
+"""Exit code where nothing keeps the limits."""
 
 
 class InputError(ValueError):

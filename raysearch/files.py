@@ -7,6 +7,7 @@ import json
 import stat
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Writes a JSON object; see `envs.files.write_atomically`."""
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def aside(path: Path) -> Path:
+    """Where something is put aside: the path with a number behind its name, the first that is free."""
+    return next(place for number in count() if not (place := path.with_name(f"{path.name}.{number}")).exists())
 
 
 SEAL = "sha256"

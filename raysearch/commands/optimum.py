@@ -11,6 +11,7 @@ import typer
 from raysearch.commands.evaluate import evaluation_dict, workload_dict
 from raysearch.commands.options import JsonOption, print_json
 from raysearch.commands.workload_flags import BatchGrid, takes_workload
+from raysearch.errors import NOTHING_FEASIBLE
 from raysearch.files import degrees_text, strategy_dict
 from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
@@ -103,10 +104,6 @@ def show_optimum(
 def _engine(workload: Workload) -> tuple[str, ...]:
     """The engine whose space is shown beside the others."""
     return (workload.engine.name.partition("<")[0],) if workload.engine else ()
-
-
-NOTHING_FEASIBLE = 3
-"""Exit code where no strategy is feasible."""
 
 
 def _landscape(found: Yardstick) -> dict[str, Any]:

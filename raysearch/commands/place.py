@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
-
-NOTHING_IN_TIME = 3
-"""Exit code where no placement answers any request in time."""
+from raysearch.errors import NOTHING_FEASIBLE
 
 
 def place(
@@ -63,4 +61,4 @@ def place(
         if out is not None:
             print(f"Written: {out}")
     if found.best.attained.value == 0:
-        raise typer.Exit(NOTHING_IN_TIME)
+        raise typer.Exit(NOTHING_FEASIBLE)

@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from raysearch.commands.optimum import NOTHING_FEASIBLE
 from raysearch.commands.options import JsonOption, MarginOption, print_json
 from raysearch.commands.workload_flags import workload_of_flags
-from raysearch.errors import InputError
+from raysearch.errors import NOTHING_FEASIBLE, InputError
 from sim.pools.traffic import Kind, Traffic
 
 _BATCHES = tuple(sorted({*(1 << power for power in range(13)), *(3 << power for power in range(11))}))

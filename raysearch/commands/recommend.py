@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from raysearch.commands.optimum import NOTHING_FEASIBLE
 from raysearch.commands.options import AnyDegreesOption, JsonOption, MarginOption, print_json
 from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, DraftTokensOption, workload_of_flags
-from raysearch.errors import InputError
+from raysearch.errors import NOTHING_FEASIBLE, InputError
 from raysearch.files import as_strategy, degrees_text, strategy_dict
 from raysearch.recommend.answer import answer
 from raysearch.recommend.question import Question

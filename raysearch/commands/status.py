@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysearch.commands.options import JsonOption, ResultsArgument, print_json
+from raysearch.errors import FAILURE
 
 if TYPE_CHECKING:
     from raysearch.status import StudyStatus
@@ -51,7 +52,7 @@ def show_status(
 
             printer().print(*status_text(directory, status, time.time()), sep="\n")
     if any(run.state == "damaged" for run in status.runs):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILURE)
 
 
 def _watch(directory: Path, as_json: bool) -> StudyStatus:

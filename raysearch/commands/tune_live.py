@@ -11,7 +11,7 @@ import typer
 from raysearch.claim import claimed
 from raysearch.commands.options import JsonOption, OutOption, RetriesOption, print_json
 from raysearch.commands.workload_flags import BatchGrid, takes_workload
-from raysearch.errors import InputError, Interrupted, RunFailed
+from raysearch.errors import NOTHING_FEASIBLE, InputError, Interrupted, RunFailed
 from raysearch.files import degrees_text, results_folder, strategy_dict
 from sim.workload import Workload
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from raysearch.live.candidates import Candidates
     from raysearch.live.decide import Decision, Observation
     from raysearch.live.session import Settings
-
-NOTHING_FEASIBLE = 3
-"""Exit code where no candidate can be run within the limits."""
 
 
 def _share(text: str) -> float:

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from envs.chain import Chain, DamagedRows, chained_line, follow
 from envs.files import write_atomically
 from raysearch.errors import InputError, RunFailed
-from raysearch.files import Damaged, as_strategy, read_record, strategy_dict, write_record
+from raysearch.files import Damaged, as_strategy, aside, read_record, strategy_dict, write_record
 from raysearch.live.belief import LIKENESS, Likeness
 from raysearch.live.benchmark import Benchmark, checked
 from raysearch.live.candidates import Candidates
@@ -140,10 +139,9 @@ class Folder:
                 seen.append(self._read(line))
                 self._chain = chain
         except (DamagedRows, ValueError, KeyError, TypeError, RecursionError, RunFailed) as error:
-            aside = next(place for n in count() if not (place := self.path / f"{ROWS_FILE}.{n}").exists())
-            self._rows.rename(aside)
+            kept = self._rows.rename(aside(self._rows))
             why = error if isinstance(error, DamagedRows) else f"line {len(seen) + 1} is no measurement of this tuning"
-            _log.warning("note: %s; put aside as %s, %d measurements before it are kept", why, aside, len(seen))
+            _log.warning("note: %s; put aside as %s, %d measurements before it are kept", why, kept, len(seen))
         write_atomically(self._rows, lambda temporary: temporary.write_bytes(text[: self._chain.size_bytes]))
         return seen
 

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from envs.strategy_env import SimulatorError, failure_text
-from raysearch.errors import FOREIGN, InputError
+from raysearch.errors import InputError
 from raysearch.simulators.plugin import load_simulator
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
@@ -59,7 +59,7 @@ class SimulatorWorker:
             return self._simulate(self._workload, strategy)
         except InputError as error:
             return _Failure(str(error), mistake=True)
-        except FOREIGN as error:
+        except BaseException as error:  # whatever code of others ends with
             return _Failure(failure_text(error))
 
     def pid(self) -> int:

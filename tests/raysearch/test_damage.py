@@ -20,7 +20,7 @@ from envs.rows import ROWS_FILE, RowWriter, read_rows
 from raysearch.commands.verify import verify_results
 from raysearch.damage import set_aside_damaged
 from raysearch.errors import InputError, RunFailed
-from raysearch.files import write_record
+from raysearch.files import aside, write_record
 from raysearch.records import RunSpec
 from raysearch.report import read_report
 from raysearch.results import read_runs, survey, verify
@@ -276,6 +276,13 @@ def test_an_edited_best_is_noticed_even_with_a_seal_of_its_own(
     with pytest.raises(RunFailed, match=rf"{FINISHED} is damaged: its rows say best "):
         verify_results(out)
     assert "2 runs with 105 calls are as they were written" in capsys.readouterr().out
+
+
+def test_what_is_put_aside_takes_the_first_free_name(tmp_path: Path) -> None:
+    (tmp_path / "run.1").mkdir()  # somebody has cleaned up
+    aside(tmp_path / "run").mkdir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.0", "run.1"]
+    assert aside(tmp_path / "run").name == "run.2"
 
 
 def test_a_run_of_another_study_is_put_aside(study: Study, out: Path, undisturbed: dict[str, str]) -> None:
