@@ -104,7 +104,7 @@ def _best_beside(question: Question, name: str, others: Sequence[Evaluation]) ->
     if name == "extended":
         powers = {1 << power for power in range(13)} & set(degrees.batch)
         degrees = replace(degrees, batch=tuple(sorted(powers | {other.strategy.batch for other in others})))
-    return next(iter(best_first(question.under(space=name, degrees=degrees), 1)), None)
+    return next(iter(best_first(question.under(space=name, degrees=degrees), 1, among=others)), None)
 
 
 def _reason(question: Question, each: Evaluation, best: Evaluation) -> str:

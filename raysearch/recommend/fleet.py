@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raysearch.recommend.question import Question
@@ -108,25 +109,39 @@ def worth(question: Question, tokens_per_s_per_gpu: float, gpus: int) -> float:
     tokens_per_s = _load_tokens_per_s(question)
     if tokens_per_s is None:
         return tokens_per_s_per_gpu * (question.gpus // gpus) * gpus / question.gpus
-    taken = gpus * math.ceil(tokens_per_s / (tokens_per_s_per_gpu * gpus) * (1 - 1e-12))
+    taken = gpus * max(1, math.ceil(tokens_per_s / (tokens_per_s_per_gpu * gpus) * (1 - 1e-12)))
     if taken > question.gpus:
         return 0.0
     return tokens_per_s / taken * (1 - _TIE) + _TIE * min(tokens_per_s_per_gpu, tokens_per_s)
 
 
-def best_first(question: Question, count: int, known: Known | None = None) -> tuple[Evaluation, ...]:
+def best_first(
+    question: Question, count: int, known: Known | None = None, among: Sequence[Evaluation] = ()
+) -> tuple[Evaluation, ...]:
     """The best strategies of different degrees, the best first; those that cannot carry the load are left out.
 
     The fewest GPUs for requests at once follow from the batch, not from throughput: all degrees are asked.
+
+    Args:
+        question: What was asked.
+        count: How many, at most.
+        known: As of `sim.optimum.best.find_best`.
+        among: Strategies under the question. Where one is asked for, what is worth less than the best of them that is
+            feasible and in the space is passed by.
     """
     if question.concurrency is None:
-        return _by_worth(question, count, known)
+        return _by_worth(question, count, known, among if count == 1 else ())
     enough = [each for each in _by_worth(question, 10**6, known) if needed_gpus(question, each) <= question.gpus]
     return tuple(sorted(enough, key=lambda each: needed_gpus(question, each))[:count])
 
 
-def _by_worth(question: Question, count: int, known: Known | None) -> tuple[Evaluation, ...]:
+def _by_worth(
+    question: Question, count: int, known: Known | None, among: Sequence[Evaluation] = ()
+) -> tuple[Evaluation, ...]:
     def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
         return worth(question, tokens_per_s_per_gpu, gpus)
 
-    return find_bests(space_of(question.workload), count, score, known=known)
+    space = space_of(question.workload)
+    inside = [each for each in among if each.feasible and not space.outside(each.strategy)]
+    reached = max((score(each.tokens_per_s_per_gpu, each.gpus) for each in inside), default=0.0)
+    return find_bests(space, count, score, known=known, reached=reached)

@@ -56,7 +56,8 @@ def variations(question: Question, best: Evaluation, known: Known) -> Iterator[V
         changes.append(("a TTFT 10 % longer", replace(workload, ttft_slo_s=MORE * workload.ttft_slo_s)))
     for change, changed in changes:
         same_costs = None if changed is faster else known
-        found = best_first(replace(question, workload=changed), 1, same_costs)
+        same = evaluate(changed, best.strategy)
+        found = best_first(replace(question, workload=changed), 1, same_costs, [same])
         yield _variation(question, change, found[0] if found else None, best)
     for share, name in ((0.5, "half the batch"), (2.0, "twice the batch")):
         batch = max(1, round(share * best.strategy.batch))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -25,13 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.canonical import canonical
-from sim.evaluation import Evaluation
+from sim.evaluation import Evaluation, Memory
 from sim.layers.dims import dims_of
 from sim.layers.ops import layer_of
 from sim.layers.sizes import Load
-from sim.optimum.fronts import Ranks, Side
+from sim.optimum.fronts import Floats, Ints, Ranks, Side
 from sim.optimum.spaces import Space
-from sim.optimum.sums import Layers, Stack, Unit, all_layers, fits, least_stage_s, slowest_stage_s
+from sim.optimum.sums import Layers, Stack, Unit, all_layers, fits, layers_apart, least_stage_s, slowest_stage_s
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.pipeline import meet
@@ -43,6 +44,8 @@ from sim.workload import Workload
 
 _SLACK = 1 - 1e-12
 """A bound that lies this little below the best is still looked into: sums round."""
+_SURELY = 1 - 1e-9
+"""A strategy whose score is known scores at least this share of it here: sums round otherwise."""
 _NARROW = 1.5
 """Largest over smallest batch of a range below which its smallest is added up for a bound that is tight."""
 
@@ -58,7 +61,7 @@ Known = dict[object, dict[tuple[object, ...], Any]]
 """Costs that searches have worked out, by the choices they had. Begins empty. Workloads that differ in SLOs or in the
 size of the memory alone share it, so that a front or a longer SLO takes a fraction of the first search's time."""
 Score = Callable[[float, int], float]
-"""What a strategy is worth, from its tokens/s/GPU and the GPUs of a replica."""
+"""What a strategy is worth, from its tokens/s/GPU, infinite too, and the GPUs of a replica."""
 
 
 def as_is(tokens_per_s_per_gpu: float, _gpus: int) -> float:
@@ -115,6 +118,7 @@ def find_bests(
     score: Score = as_is,
     progress: Callable[[int, int], None] | None = None,
     known: Known | None = None,
+    reached: float = 0.0,
 ) -> tuple[Evaluation, ...]:
     """The best strategies of different degrees, the best first: of each degrees tp, cp, dp, ep, pp one, exactly.
 
@@ -124,8 +128,9 @@ def find_bests(
         score: What to go by: of tokens/s/GPU and a replica's GPUs; it never falls with the former.
         progress: Called with (done, total) parts of the work.
         known: As of `find_best`.
+        reached: A score that so many strategies of the space are known to reach; what scores less is left out.
     """
-    found, _ = _search_parts(space, _Ranking(count, score), progress, known)
+    found, _ = _search_parts(space, _Ranking(count, score, reached * _SURELY), progress, known)
     return tuple(evaluate(space.workload, strategy) for _, strategy in found.ranked)
 
 
@@ -134,12 +139,11 @@ class _Ranking:
 
     Attributes:
         score: What it goes by.
-        least: What a further strategy must score more than.
     """
 
-    def __init__(self, count: int = 1, score: Score = as_is) -> None:
+    def __init__(self, count: int = 1, score: Score = as_is, least: float = 0.0) -> None:
         self.score = score
-        self.least = 0.0
+        self._least = least
         self._count = count
         self._of_degrees: dict[tuple[int, ...], tuple[float, Strategy]] = {}
 
@@ -151,9 +155,22 @@ class _Ranking:
     def offer(self, score: float, strategy: Strategy) -> None:
         """Takes a strategy in if it is among the best."""
         degrees = (strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep, strategy.pp)
-        if score > self._of_degrees.get(degrees, (0.0, None))[0]:
+        if score > self.least(degrees):
             self._of_degrees[degrees] = (score, strategy)
-            self.least = self.ranked[-1][0] if len(self._of_degrees) >= self._count else 0.0
+            if len(self._of_degrees) >= self._count:
+                self._least = max(self._least, self.ranked[-1][0])
+
+    def least(self, degrees: tuple[int, ...] = ()) -> float:
+        """What a further strategy must score more than; of certain degrees, if they are given."""
+        return max(self._least, self._of_degrees[degrees][0]) if degrees in self._of_degrees else self._least
+
+    def worth_a_look(self, score: float, degrees: tuple[int, ...], gpus: int) -> bool:
+        """Whether strategies of these degrees that score so much at most may be taken in.
+
+        Scores may have an upper end, such as that of a load which is carried. Nothing is better than one that is there.
+        """
+        least = self.least(degrees)
+        return score > least * _SLACK and self.score(math.inf, gpus) > least
 
 
 def _search_parts(
@@ -212,8 +229,9 @@ class _Range(NamedTuple):
     """Batches of one mesh and pipeline degree, the smallest's and the largest's index; best bound first in a heap.
 
     Attributes:
-        least_value: Minus the most tokens/s/GPU that any of them reaches.
-        steps_s: Lower bounds of the seconds of a layer, of which the bound was made.
+        least_value: Minus the most that any of them is worth.
+        layer_s: Lower bounds of the seconds of a layer, of which the bound was made.
+        step_s: Of the mean seconds of a step, made of them.
         tight: Whether they are those of the smallest batch with all moves, not the sum of each op's least.
     """
 
@@ -222,8 +240,21 @@ class _Range(NamedTuple):
     pp: int
     low: int
     high: int
-    steps_s: Seconds
+    layer_s: Seconds
+    step_s: float
     tight: bool
+
+
+class _Floor(NamedTuple):
+    """What a mesh, pipeline degree and batch take at least.
+
+    Attributes:
+        stages_s: Seconds of a microbatch through all stages, per kind of step.
+        memory: Of the fullest stage.
+    """
+
+    stages_s: tuple[float, ...]
+    memory: Memory
 
 
 class _Start(NamedTuple):
@@ -233,16 +264,18 @@ class _Start(NamedTuple):
         units: On the mesh, with what is in the steps of the batch.
         state: Of the batch.
         stacks: Both sides of a GPU per group, per kind of step.
-        steps_s: Least seconds of a layer, each op for itself and without moves.
+        layer_s: Least seconds of a layer, each op for itself and without moves.
         weights, kv: The same of its bytes.
+        possible: Whether every op has a choice that more tokens might allow.
     """
 
     units: tuple[Unit, ...]
     state: Batching
     stacks: list[Stack]
-    steps_s: Seconds
+    layer_s: Seconds
     weights: tuple[float, ...]
     kv: tuple[float, ...]
+    possible: bool
 
 
 class _Search:
@@ -265,12 +298,14 @@ class _Search:
         meshes = [mesh for mesh in self.space.layouts() if math.prod(mesh[:3]) <= self.workload.max_gpus]
         for done, mesh in enumerate(meshes):
             for pp in self.stages(mesh):
-                self._push(heap, mesh, pp, 0, len(self.space.batch) - 1)
+                self._bound(heap, mesh, pp, 0, len(self.space.batch) - 1)
             if progress and done % 16 == 0:
                 progress(done, 2 * len(meshes))
         looked_into = 0
-        while heap and -heap[0].least_value > self.ranking.least * _SLACK:
-            self._look_into(heap, heapq.heappop(heap))
+        while heap and -heap[0].least_value > self.ranking.least() * _SLACK:
+            first = heapq.heappop(heap)
+            if self.ranking.worth_a_look(-first.least_value, (*first.mesh, first.pp), self._gpus(first.mesh, first.pp)):
+                self._look_into(heap, first)
             looked_into += 1
             if progress and looked_into % 64 == 0:
                 done = len(meshes) * (1 + looked_into / (looked_into + len(heap)))
@@ -301,14 +336,14 @@ class _Search:
             self.add_up(each.mesh, each.pp, batches[low])
         elif not each.tight and batches[high] <= _NARROW * batches[low]:
             self.add_up(each.mesh, each.pp, batches[low])
-            steps_s = self._tight_steps_s(each.mesh, batches[low])
-            self._push(heap, each.mesh, each.pp, low + 1, high, steps_s, tight=True)
+            layer_s = self._tight_layer_s(each.mesh, batches[low])
+            self._bound(heap, each.mesh, each.pp, low + 1, high, layer_s, tight=True)
         else:
             middle = (low + high) // 2
-            self._push(heap, each.mesh, each.pp, low, middle, each.steps_s)
-            self._push(heap, each.mesh, each.pp, middle + 1, high, each.steps_s)
+            self._push(heap, each._replace(high=middle, tight=False))
+            self._bound(heap, each.mesh, each.pp, middle + 1, high, each.layer_s)
 
-    def _push(
+    def _bound(
         self,
         heap: list[_Range],
         mesh: Mesh,
@@ -320,29 +355,51 @@ class _Search:
         tight: bool = False,
     ) -> None:
         """Adds a range with its bound, unless nothing in it is feasible or better than the best."""
-        smallest, largest = self.space.batch[low], self.space.batch[high]
+        smallest = self.space.batch[low]
         if smallest > most_sequences(self.workload, mesh[2]):
             return
-        units, state, stacks, steps_s, weights, kv = self._start(mesh, smallest)
-        if not all(unit.possible for unit in units):
+        start = self._start(mesh, smallest)
+        if not start.possible:
             return
+        layer_s = start.layer_s
         if at_least_s:
-            steps_s = tuple(tuple(map(max, *rows)) for rows in zip(steps_s, at_least_s, strict=True))
-        times = [
-            pp * least_stage_s(stack, pp, layers_s, self._combines)
-            for stack, layers_s in zip(stacks, steps_s, strict=True)
-        ]
-        if not self._in_time(state, times[0], times[-1]):
+            layer_s = tuple(tuple(map(max, *rows)) for rows in zip(layer_s, at_least_s, strict=True))
+        floor = self._floor(mesh, pp, smallest, layer_s)
+        decode_s, mixed_s = floor.stages_s[0], floor.stages_s[-1]
+        if not self._in_time(start.state, decode_s, mixed_s):
             return
-        least = memory_bytes(stacks[-1], pp, layer_weight_bytes=weights, layer_kv_bytes=kv, peak_op_bytes=0.0)
-        needed, allowed = needed_and_allowed_bytes(self.workload, least)
-        if needed > allowed:
-            return
-        tokens = batching(self.workload, largest, mesh[2]).tokens
-        gpus = math.prod(mesh[:3]) * pp
-        value = self.ranking.score(tokens * pp / (state.step_s(times[0], times[-1]) * gpus), gpus)
-        if value > self.ranking.least * _SLACK:
-            heapq.heappush(heap, _Range(-value, mesh, pp, low, high, steps_s, tight))
+        needed, allowed = needed_and_allowed_bytes(self.workload, floor.memory)
+        if needed <= allowed:
+            step_s = float(start.state.step_s(decode_s, mixed_s))
+            self._push(heap, _Range(0.0, mesh, pp, low, high, layer_s, step_s, tight))
+
+    def _push(self, heap: list[_Range], each: _Range) -> None:
+        """Adds a range, of whose smallest batch all is known, unless nothing in it is better than the best."""
+        tokens = batching(self.workload, self.space.batch[each.high], each.mesh[2]).tokens
+        gpus = self._gpus(each.mesh, each.pp)
+        value = self.ranking.score(tokens * each.pp / (each.step_s * gpus), gpus)
+        if self.ranking.worth_a_look(value, (*each.mesh, each.pp), gpus):
+            heapq.heappush(heap, each._replace(least_value=-value))
+
+    @staticmethod
+    def _gpus(mesh: Mesh, pp: int) -> int:
+        return math.prod(mesh[:3]) * pp
+
+    def _floor(self, mesh: Mesh, pp: int, batch: int, layer_s: Seconds) -> _Floor:
+        """What a batch takes at least; searches that differ in limits alone ask for the same."""
+        key = ("floor", mesh, pp, batch, layer_s)
+        found = self._known.get(key)
+        if found is None:
+            start = self._start(mesh, batch)
+            stages_s = tuple(
+                pp * least_stage_s(stack, pp, each_s, self._combines)
+                for stack, each_s in zip(start.stacks, layer_s, strict=True)
+            )
+            memory = memory_bytes(
+                start.stacks[-1], pp, layer_weight_bytes=start.weights, layer_kv_bytes=start.kv, peak_op_bytes=0.0
+            )
+            found = self._known[key] = _Floor(stages_s, memory)
+        return found
 
     def _in_time(self, state: Batching, decode_s: float, mixed_s: float) -> bool:
         workload = self.workload
@@ -353,46 +410,82 @@ class _Search:
 
     # --- sums ------------------------------------------------------------------------------------
 
-    def _tight_steps_s(self, mesh: Mesh, batch: int) -> Seconds:
+    def _tight_layer_s(self, mesh: Mesh, batch: int) -> Seconds:
         """Least seconds of a layer, each for itself, with all moves; more tokens never take less.
 
         Where groups meet, the way to the next layer depends on its group, and is left out.
         """
-        units, alone = self._on(mesh, batch), not meet(self.workload)
-        found = [
-            unit.layers(unit.attention.free_front, unit.experts.free_front, handed_on=alone).times_s.min(-1)
-            for unit in units
-        ]
-        return tuple(tuple(row) for row in np.concatenate(found, axis=1).tolist())
+        key = ("tight", mesh, batch)
+        found = self._known.get(key)
+        if found is None:
+            alone = not meet(self.workload)
+            least_s = [unit.least_s(handed_on=alone) for unit in self._on(mesh, batch)]
+            found = self._known[key] = tuple(tuple(row) for row in np.concatenate(least_s, axis=1).tolist())
+        return found
 
     def add_up(self, mesh: Mesh, pp: int, batch: int) -> None:
         """Adds up all combinations of one batch that can be the best."""
         tp, cp, dp, ep = mesh
-        units = self._on(mesh, batch)
-        if not all(unit.allowed for unit in units):
+        start = self._start(mesh, batch)
+        if not all(unit.allowed for unit in start.units):
             return
         self.opened += 1
-        layers, stacks, state = self._layers(mesh, batch), _stacks(units), batching(self.workload, batch, dp)
-        stages_s = [pp * slowest_stage_s(stack, pp, layers, kind) for kind, stack in enumerate(stacks)]
-        decode_s, mixed_s = stages_s[0], stages_s[-1]
-        allowed = fits(self.workload, stacks[-1], pp, layers.figures)
-        if state.decode is not None:
-            allowed &= state.tpot_s(decode_s, mixed_s) <= self.workload.tpot_limit_s * (1 + ROUNDING)
-        if state.mixed is not None:
-            allowed &= state.ttft_s(decode_s, mixed_s) <= self.workload.ttft_limit_s * (1 + ROUNDING)
-        if not allowed.any():
+        gpus, degrees = self._gpus(mesh, pp), (*mesh, pp)
+
+        def worth(step_s: float) -> float:
+            return self.ranking.score(start.state.tokens * pp / (step_s * gpus), gpus)
+
+        layers = self._layers(mesh, batch)
+        if len(start.units) == 1:
+            steps_s = self._steps_s(start, pp, layers, apart=True)
+            layers = start.units[0].crossed(
+                layers.of(
+                    self._promising(steps_s, lambda step_s: self.ranking.worth_a_look(worth(step_s), degrees, gpus))
+                )
+            )
+        steps_s = self._steps_s(start, pp, layers)
+        if not np.isfinite(steps_s).any():
             return
-        step_s = np.where(allowed, state.step_s(decode_s, mixed_s), np.inf)
-        winner, gpus = int(step_s.argmin()), math.prod(mesh[:3]) * pp
-        value = self.ranking.score(state.tokens * pp / (float(step_s[winner]) * gpus), gpus)
-        if value > self.ranking.least:
+        winner = int(steps_s.argmin())
+        if (value := worth(float(steps_s[winner]))) > self.ranking.least(degrees):
             dims = layers.dims(winner)
             self.ranking.offer(value, Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp))
 
+    def _steps_s(self, start: _Start, pp: int, layers: Layers, *, apart: bool = False) -> Floats:
+        """[n] mean seconds of a step, infinite where a limit is broken.
+
+        Args:
+            start: Of the mesh and batch.
+            pp: Pipeline stages.
+            layers: Combinations of choices, n of them.
+            apart: Whether the ways of the residual stream are not in them; then seconds are at least those.
+        """
+        state, stacks, workload = start.state, start.stacks, self.workload
+        stages_s = [pp * slowest_stage_s(stack, pp, layers, kind, met=not apart) for kind, stack in enumerate(stacks)]
+        decode_s, mixed_s = stages_s[0], stages_s[-1]
+        allowed = fits(workload, stacks[-1], pp, layers.figures)
+        longest = (1 + ROUNDING) / (_SLACK if apart else 1.0)
+        if state.decode is not None:
+            allowed &= state.tpot_s(decode_s, mixed_s) <= workload.tpot_limit_s * longest
+        if state.mixed is not None:
+            allowed &= state.ttft_s(decode_s, mixed_s) <= workload.ttft_limit_s * longest
+        return np.where(allowed, state.step_s(decode_s, mixed_s), np.inf)
+
+    @staticmethod
+    def _promising(at_least_s: Floats, worth_a_look: Callable[[float], bool]) -> Ints:
+        """Combinations that may be better than the best so far, from what a step of each takes at least."""
+        order = np.argsort(at_least_s, kind="stable")[: np.isfinite(at_least_s).sum()]
+        count = bisect_left(order, True, key=lambda at: not worth_a_look(float(at_least_s[at])))
+        return np.sort(order[:count])
+
     def _layers(self, mesh: Mesh, batch: int) -> Layers:
-        """Combinations for a mesh and batch; pipelines of several depths that are looked into one by one share them."""
+        """Combinations for a mesh and batch; pipelines of several depths that are looked into one by one share them.
+
+        Of one unit the residual stream's way between the sides is not in them.
+        """
         if self._latest is None or self._latest[0] != (mesh, batch):
-            self._latest = (mesh, batch), all_layers(self._on(mesh, batch))
+            units = self._on(mesh, batch)
+            self._latest = (mesh, batch), layers_apart(units[0]) if len(units) == 1 else all_layers(units)
         return self._latest[1]
 
     # --- meshes ----------------------------------------------------------------------------------
@@ -403,8 +496,9 @@ class _Search:
         if found is None:
             state = batching(self.workload, batch, mesh[2])
             units = self._units_on(mesh, state.loads)
-            floors = _floors(units) if all(unit.possible for unit in units) else ((), (), ())
-            found = self._known[key] = _Start(units, state, _stacks(units), *floors)
+            possible = all(unit.possible for unit in units)
+            floors = _floors(units) if possible else ((), (), ())
+            found = self._known[key] = _Start(units, state, _stacks(units), *floors, possible)
         return found
 
     def _on(self, mesh: Mesh, batch: int) -> tuple[Unit, ...]:

@@ -7,14 +7,15 @@ of each of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.step.costs import op_cost
+from sim.layers.ops import Layer, Tensor
+from sim.step.costs import moves, op_cost
 from sim.step.rank import OpCost, Rank
 from sim.step.two_meshes import sides
 from sim.strategy import MOST_CHOICES
@@ -73,7 +74,9 @@ class Side:
             name: [choice for choice in table if all(_usable(costs, name, choice) for costs in first)]
             for name, table in choices.items()
         }
-        self.costs = tuple(tuple(self._costs(rank, usable) for rank in row) for row in ranks)
+        every = all(len(usable[name]) == len(table) for name, table in choices.items())
+        known = tuple(first) if every else tuple(self._costs(rank, usable) for rank in ranks[0])
+        self.costs = (known, *(tuple(self._costs(rank, usable) for rank in row) for row in ranks[1:]))
         self.allowed = {
             name: {choice for choice in table if all(_allowed(costs, name, choice) for costs in first)}
             for name, table in usable.items()
@@ -143,63 +146,107 @@ class Front:
 
 
 def _front(side: Side, allowed: Mapping[str, set[int]]) -> Front:
-    rows = list(itertools.product(*(sorted(allowed[name]) for name in side.ops)))
-    choices = np.array(rows, dtype=np.int64).reshape(len(rows), len(side.ops))
-    column = {name: choices[:, index] for index, name in enumerate(side.ops)}
-    nothing = np.zeros(len(rows))
-
-    def per_row(costs: Mapping[int, OpCost], name: str, figure: Callable[[OpCost], float]) -> Floats:
-        table = np.full(MOST_CHOICES, np.nan)
-        for choice, cost in costs.items():
-            table[choice] = figure(cost)
-        return table[column[name]]
-
-    def total(costs: Mapping[str, Mapping[int, OpCost]], figure: Callable[[OpCost], float]) -> Floats:
-        return np.sum([nothing, *(per_row(row, name, figure) for name, row in costs.items())], axis=0)
-
-    times_s = [
-        [
-            _and_inner_moves_s(total(costs, lambda cost: cost.time_s), rank, column, allowed)
-            for rank, costs in zip(ranks, row, strict=True)
-        ]
-        for ranks, row in zip(side.ranks, side.costs, strict=True)
-    ]
+    grid = _Grid({name: tuple(sorted(allowed[name])) for name in side.ops})
     held = side.costs[-1]
     figures = Figures(
-        np.array(times_s),
-        np.array([total(costs, lambda cost: cost.weight_bytes) for costs in held]),
-        np.array([total(costs, lambda cost: cost.kv_bytes) for costs in held]),
-        np.max(
+        np.array(
             [
-                nothing,
-                *(
-                    per_row(row, name, lambda cost: cost.activation_bytes)
-                    for costs in held
-                    for name, row in costs.items()
-                ),
-            ],
-            axis=0,
+                [
+                    grid.total(costs, lambda cost: cost.time_s, _inner_moves_s(rank, grid.choices))
+                    for rank, costs in zip(ranks, row, strict=True)
+                ]
+                for ranks, row in zip(side.ranks, side.costs, strict=True)
+            ]
         ),
+        np.array([grid.total(costs, lambda cost: cost.weight_bytes) for costs in held]),
+        np.array([grid.total(costs, lambda cost: cost.kv_bytes) for costs in held]),
+        grid.largest(held, lambda cost: cost.activation_bytes),
     )
+    rows = grid.rows()
     keys = np.zeros(len(rows), dtype=np.int64)
-    for end in Front(side.ops, choices, figures).ends.values():
+    for end in Front(side.ops, rows, figures).ends.values():
         keys = keys * MOST_CHOICES + end
     kept = unbeaten_within(keys, figures)
-    return Front(side.ops, choices[kept], figures.of(kept))
+    return Front(side.ops, rows[kept], figures.of(kept))
 
 
-def _and_inner_moves_s(
-    time_s: Floats, rank: Rank, column: Mapping[str, Ints], allowed: Mapping[str, set[int]]
-) -> Floats:
-    """[n] seconds with those of the tensors that stay on the side, but for the residual stream between layers."""
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Every combination of some ops' choices, an axis per op.
+
+    Attributes:
+        choices: Of each op, by its name, in the order of the axes.
+    """
+
+    choices: Mapping[str, tuple[int, ...]]
+
+    def rows(self) -> Ints:
+        """[n, ops] choices, those of the last op changing first."""
+        axes = np.meshgrid(*(np.array(table, dtype=np.int64) for table in self.choices.values()), indexing="ij")
+        return np.stack([axis.ravel() for axis in axes], axis=1) if axes else np.zeros((1, 0), dtype=np.int64)
+
+    def total(
+        self,
+        costs: Mapping[str, Mapping[int, OpCost]],
+        figure: Callable[[OpCost], float],
+        more: Iterable[tuple[tuple[str, ...], Floats]] = (),
+    ) -> Floats:
+        """[n] sums of a figure over the ops, and of tables over the choices of some of them."""
+        total = np.zeros(self._shape)
+        for name, row in costs.items():
+            total += self._along(name, row, figure)
+        for names, table in more:
+            order = sorted(range(len(names)), key=lambda at: self._axis(names[at]))
+            axes = {self._axis(name) for name in names}
+            shape = [size if axis in axes else 1 for axis, size in enumerate(self._shape)]
+            total += table.transpose(order).reshape(shape)
+        return total.ravel()
+
+    def largest(
+        self, groups: Sequence[Mapping[str, Mapping[int, OpCost]]], figure: Callable[[OpCost], float]
+    ) -> Floats:
+        """[n] largest of a figure of any op of any group."""
+        largest = np.zeros(self._shape)
+        for costs in groups:
+            for name, row in costs.items():
+                np.maximum(largest, self._along(name, row, figure), out=largest)
+        return largest.ravel()
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(map(len, self.choices.values()))
+
+    def _axis(self, name: str) -> int:
+        return list(self.choices).index(name)
+
+    def _along(self, name: str, row: Mapping[int, OpCost], figure: Callable[[OpCost], float]) -> Floats:
+        values = np.array([figure(row[choice]) for choice in self.choices[name]])
+        return values.reshape([-1] + [1] * (len(self.choices) - 1 - self._axis(name)))
+
+
+def _inner_moves_s(rank: Rank, choices: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[tuple[str, ...], Floats]]:
+    """Seconds of the tensors that stay on the side, by the choices at their ends, but for the stream between layers."""
     within = sides(rank, rank)
     for tensor in rank.layer.tensors:
-        if tensor is not rank.layer.stream and set(tensor.ends) <= set(column):
-            table = np.zeros((MOST_CHOICES,) * len(tensor.ends))
-            for ends in itertools.product(*(allowed[name] for name in tensor.ends)):
-                table[ends] = sum(within.moves_s(tensor, ends))
-            time_s = time_s + table[tuple(column[name] for name in tensor.ends)]
-    return time_s
+        if tensor is not rank.layer.stream and set(tensor.ends) <= set(choices):
+            tables = tuple(choices[name] for name in tensor.ends)
+            if within.within_a_group(tensor):
+                examples, which = _alike(rank.layer, tensor, tables)
+            else:
+                examples = tuple(itertools.product(*tables))
+                which = np.arange(len(examples))
+            seconds = np.array([sum(within.moves_s(tensor, ends)) for ends in examples])
+            yield tensor.ends, seconds[which].reshape([len(table) for table in tables])
+
+
+@lru_cache(maxsize=1024)
+def _alike(
+    layer: Layer, tensor: Tensor, tables: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[tuple[int, ...], ...], Ints]:
+    """Choices at a tensor's ends that move it in each possible way; and of all choices there, which way is theirs."""
+    ways: dict[object, tuple[int, tuple[int, ...]]] = {}
+    which = [ways.setdefault(moves(layer, tensor, ends), (len(ways), ends))[0] for ends in itertools.product(*tables)]
+    return tuple(ends for _, ends in ways.values()), np.array(which, dtype=np.int64)
 
 
 def unbeaten_within(keys: Ints, figures: Figures) -> Ints:

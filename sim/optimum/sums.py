@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,20 +60,14 @@ class Unit:
         """Whether every op has a choice that breaks no limit."""
         return all(self.attention.allowed.values()) and all(self.experts.allowed.values())
 
-    def layers(self, left: Front, right: Front, *, handed_on: bool = True) -> Figures:
-        """Figures of whole layers, [left * right] of them.
+    def apart(self, left: Front, right: Front) -> Figures:
+        """Figures of whole layers, [left * right] of them, but for the residual stream's way between the sides.
 
         Args:
             left: Combinations of attention's side.
             right: Of the experts'.
-            handed_on: Whether the residual stream's way to a next layer of the same group counts.
         """
         times_s = left.figures.times_s[..., :, None] + right.figures.times_s[..., None, :]
-        for kind, stack in enumerate(self.both):
-            for place, sides in enumerate(stack):
-                for tensor in sides.experts.layer.tensors:
-                    if tensor.name == "residual_mid" or (handed_on and tensor is sides.experts.layer.stream):
-                        times_s[kind, place] += self._moves_s(sides, tensor, left, right)
         size = times_s.shape[-1] * times_s.shape[-2]
         return Figures(
             times_s.reshape(*times_s.shape[:2], size),
@@ -83,14 +76,64 @@ class Unit:
             np.maximum.outer(left.figures.peak_bytes, right.figures.peak_bytes).reshape(size),
         )
 
-    @staticmethod
-    def _moves_s(sides: Sides, tensor: Tensor, left: Front, right: Front) -> Floats:
-        """Seconds of the moves of the residual stream, [left, right] or as many as differ."""
-        column = {name: each[:, None] for name, each in left.ends.items()} | right.ends
-        table = np.zeros((MOST_CHOICES,) * len(tensor.ends))
-        for ends in itertools.product(*(np.unique(column[op]).tolist() for op in tensor.ends)):
-            table[ends] = sum(sides.moves_s(tensor, ends))
-        return table[tuple(column[op] for op in tensor.ends)]
+    def crossed(self, layers: Layers) -> Layers:
+        """Some of them with that way."""
+        times_s = layers.figures.times_s.copy()
+        ends = {name: each[rows] for front, rows in layers.parts for name, each in front.ends.items()}
+        for kind, stack in enumerate(self.both):
+            for place, sides in enumerate(stack):
+                for tensor in _crossing(sides):
+                    columns = [ends[op] for op in tensor.ends]
+                    _, first, which = np.unique(_keys(columns), return_index=True, return_inverse=True)
+                    seconds = [sum(sides.moves_s(tensor, each)) for each in _rows(columns, first)]
+                    times_s[kind, place] += np.array(seconds)[which]
+        return replace(layers, figures=replace(layers.figures, times_s=times_s))
+
+    def least_s(self, *, handed_on: bool) -> Floats:
+        """[kinds of step, groups] least seconds of a layer, each for itself, of all that more tokens might allow.
+
+        Ways of the residual stream are priced only as far as they can matter.
+
+        Args:
+            handed_on: Whether its way to a next layer of the same group counts.
+        """
+        fronts = self.attention.free_front, self.experts.free_front
+        classes = [_alike_at_ends(front) for front in fronts]
+        least_s = np.full(fronts[0].figures.times_s.shape[:2], np.inf)
+        for kind, stack in enumerate(self.both):
+            for place, sides in enumerate(stack):
+                tensors = [each for each in _crossing(sides) if handed_on or each is not sides.experts.layer.stream]
+                apart = [
+                    [(float(times_s[alike].min()), ends) for ends, alike in of_side]
+                    for of_side, front in zip(classes, fronts, strict=True)
+                    for times_s in [front.figures.times_s[kind, place]]
+                ]
+                pairs = [(left_s + right_s, left | right) for left_s, left in apart[0] for right_s, right in apart[1]]
+                for time_s, ends in sorted(pairs, key=lambda pair: pair[0]):
+                    if time_s >= least_s[kind, place]:
+                        break
+                    for tensor in tensors:
+                        time_s += sum(sides.moves_s(tensor, tuple(ends[op] for op in tensor.ends)))
+                    least_s[kind, place] = min(least_s[kind, place], time_s)
+        return least_s
+
+
+def _alike_at_ends(front: Front) -> list[tuple[dict[str, int], Ints]]:
+    """Combinations that leave and take the residual stream alike: its choices there, and which ones they are."""
+    columns = list(front.ends.values())
+    if not columns:
+        return [({}, np.arange(len(front.choices)))]
+    _, first, which = np.unique(_keys(columns), return_index=True, return_inverse=True)
+    return [
+        (dict(zip(front.ends, choices, strict=True)), np.flatnonzero(which == index))
+        for index, choices in enumerate(_rows(columns, first))
+    ]
+
+
+def _crossing(sides: Sides) -> list[Tensor]:
+    """What moves between the sides of a layer, or from a layer to the next."""
+    layer = sides.experts.layer
+    return [tensor for tensor in layer.tensors if tensor.name == "residual_mid" or tensor is layer.stream]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,20 +165,22 @@ class Layers:
 
 
 def all_layers(units: Sequence[Unit]) -> Layers:
-    """Combinations of all units that break no limit; of several units, those that can be the best."""
-    found = _layers_of(units[0])
-    if len(units) > 1:
-        found = _fewer(found, units)
+    """Combinations of several units that break no limit and can be the best."""
+    found = _fewer(units[0].crossed(layers_apart(units[0])), units)
     for unit in units[1:]:
-        found = _fewer(_pairs(found, _fewer(_layers_of(unit), [unit])), units)
+        found = _fewer(_pairs(found, _fewer(unit.crossed(layers_apart(unit)), [unit])), units)
     return found
 
 
-def _layers_of(unit: Unit) -> Layers:
-    left, right = unit.attention.front, unit.experts.front
+def layers_apart(unit: Unit) -> Layers:
+    """Combinations of one unit that break no limit, but for the residual stream's way between the sides."""
+    return _layers_of(unit, unit.attention.front, unit.experts.front)
+
+
+def _layers_of(unit: Unit, left: Front, right: Front) -> Layers:
     row, column = np.arange(len(left.choices)), np.arange(len(right.choices))
     parts = (left, np.repeat(row, len(column))), (right, np.tile(column, len(row)))
-    return Layers(unit.layers(left, right), parts, (0,) * len(unit.groups))
+    return Layers(unit.apart(left, right), parts, (0,) * len(unit.groups))
 
 
 def _pairs(some: Layers, more: Layers) -> Layers:
@@ -166,11 +211,24 @@ def _keys(columns: Sequence[Ints]) -> Ints:
     return keys
 
 
+def _rows(columns: Sequence[Ints], index: Ints) -> Iterator[tuple[int, ...]]:
+    """Some rows of a table of choices."""
+    return zip(*(column[index].tolist() for column in columns), strict=True)
+
+
 # --- stages -------------------------------------------------------------------------------------------
 
 
-def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int) -> Floats:
-    """[n] seconds of the slowest stage of a pipeline, in a step of one kind."""
+def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bool = True) -> Floats:
+    """[n] seconds of the slowest stage of a pipeline, in a step of one kind.
+
+    Args:
+        stack: Both sides of a GPU, per group.
+        pp: Pipeline stages.
+        layers: What they are made of.
+        kind: Of step.
+        met: Whether meetings of groups count.
+    """
     end = end_of(stack)
     rank = end.experts
     last = layers.end(end_group(stack), rank.layer.stream.producer)
@@ -184,11 +242,12 @@ def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int) -> Floats:
     meetings_s = {
         (left, right): _meetings_s(stack, layers, left, right)
         for left, right in sorted({(left, right) for stage in stages for left, right, _ in stage.meetings})
+        if met
     }
     slowest: Floats | None = None
     for stage in stages:
         total_s = _weighted(stage.layers, layers.figures.times_s[kind])
-        for left, right, often in stage.meetings:
+        for left, right, often in stage.meetings if met else ():
             total_s = total_s + often * meetings_s[left, right]
         total_s = total_s + (stage_ends_s(stage, first_s, last_s) + send_s)[last]
         slowest = total_s if slowest is None else np.maximum(slowest, total_s)
@@ -208,7 +267,7 @@ def _meetings_s(stack: Stack, layers: Layers, left: int, right: int) -> Floats:
     columns = [*(layers.end(left, op) for op in mine), *(layers.end(right, op) for op in its)]
     _, rows, inverse = np.unique(_keys(columns), return_index=True, return_inverse=True)
     seconds: list[float] = []
-    for ends in zip(*(column[rows].tolist() for column in columns), strict=True):
+    for ends in _rows(columns, rows):
         choices, next_choices = ends[: len(mine)], ends[len(mine) :]
         named = dict(zip(mine, choices, strict=True)), dict(zip(its, next_choices, strict=True))
         seconds.append(meeting_s(stack[left], stack[right], *named))

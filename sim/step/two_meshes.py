@@ -59,7 +59,7 @@ class Sides:
             ends: Choices of the op that leaves it, then of `tensor.consumers`.
         """
         rank = self.rank_by_op[tensor.producer]
-        if self._within_a_group(tensor):
+        if self.within_a_group(tensor):
             return tuple([move_s(rank, move) for move in moves(rank.layer, tensor, ends)])
         other = self.rank_by_op[tensor.consumers[0]]
         key = (tensor.name, other.tp, other.sizes.tokens, ends)
@@ -70,12 +70,12 @@ class Sides:
 
     def moves(self, tensor: Tensor, ends: tuple[int, ...]) -> Moves:
         """The collectives of that, in order, per consumer."""
-        if not self._within_a_group(tensor):
+        if not self.within_a_group(tensor):
             return self._mesh_moves(tensor, ends)
         rank = self.rank_by_op[tensor.producer]
         return tuple(moved(rank, move) for move in moves(rank.layer, tensor, ends))
 
-    def _within_a_group(self, tensor: Tensor) -> bool:
+    def within_a_group(self, tensor: Tensor) -> bool:
         """Whether one axis says how the tensor lies, before and after."""
         rank = self.rank_by_op[tensor.producer]
         return rank is self.rank_by_op[tensor.consumers[0]] and (rank.cp == 1 or tensor.name != "qkv")

@@ -11,7 +11,7 @@ import pytest
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.layers.model import uniform_model
-from sim.optimum.best import Known, find_best
+from sim.optimum.best import Known, find_best, find_bests
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, joint_space, space_of
 from sim.simulate import evaluate
@@ -106,6 +106,33 @@ def test_what_a_search_worked_out_serves_those_with_other_limits(small: Space, e
         assert sharing.evaluation is not None
         assert sharing.evaluation.strategy == alone.evaluation.strategy
         assert (sharing.opened, sharing.space_size) == (alone.opened, small.size)
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_the_best_of_each_degrees_is_that_of_brute_force_even_where_many_are_as_good_as_can_be(
+    small: Space, evaluations: list[Evaluation], share: float
+) -> None:
+    enough = share * max(each.tokens_per_s_per_gpu for each in evaluations if each.feasible)
+
+    def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
+        return min(tokens_per_s_per_gpu, enough) / gpus
+
+    wanted: dict[tuple[int, ...], float] = {}
+    for each in evaluations:
+        if each.feasible:
+            chosen = each.strategy
+            degrees = chosen.tp, chosen.cp, chosen.attention_dp, chosen.ep, chosen.pp
+            wanted[degrees] = max(wanted.get(degrees, 0.0), score(each.tokens_per_s_per_gpu, each.gpus))
+    for count in (1, 3, 10**6):
+        found = [score(each.tokens_per_s_per_gpu, each.gpus) for each in find_bests(small, count, score)]
+        assert found == pytest.approx(sorted(wanted.values(), reverse=True)[:count], rel=1e-12)
+
+
+def test_what_is_known_to_be_reached_changes_no_answer(small: Space) -> None:
+    (best,) = find_bests(small, 1)
+    for reached in (0.5 * best.tokens_per_s_per_gpu, best.tokens_per_s_per_gpu):
+        assert find_bests(small, 1, reached=reached) == (best,)
+    assert find_bests(small, 1, reached=1.01 * best.tokens_per_s_per_gpu) == ()
 
 
 def test_some_limits_leave_nothing(small: Space) -> None:
