@@ -65,7 +65,8 @@ def rows(path: Path) -> Iterator[Row]:
                 entry["engine"],
                 entry["weights"],
             )
-            workload = described_workload(replace(said, max_gpus=gpus), drafting(layout.get("draft_tokens", 0)))
+            also = {"prompt_wait_steps": entry.get("prompt_wait_steps", 0), **drafting(layout.get("draft_tokens", 0))}
+            workload = described_workload(replace(said, max_gpus=gpus), also)
             if experts := entry.get("expert_weights"):
                 workload = replace(workload, model=replace(workload.model, expert_dtype=experts))
             theirs = best_of(workload, [(gpus // dp, dp, ep, 1)], concurrency)

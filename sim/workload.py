@@ -109,6 +109,8 @@ class Workload:
         margin: Share of the SLO and of the memory that is kept free, in [0, 1).
         engine: Whose own time and memory policy are charged; None for the bare machine.
         chunk_tokens: In phase serve, most prompt tokens of a step (chunked prefill); None computes prompts whole.
+        prompt_wait_steps: In phase serve, most steps that a prompt waits for those of other attention groups; 0: none
+            waits, and every group's prompts come when they come.
         routing: See `Routing`.
         expert_exchange: See `ExpertExchange`.
         redundant_experts: Copies of experts that each layer holds besides, for balance (EPLB).
@@ -135,6 +137,7 @@ class Workload:
     ttft_slo_s: float = float("inf")
     engine: Engine | None = None
     chunk_tokens: int | None = None
+    prompt_wait_steps: int = 0
     routing: Routing = "balanced"
     expert_exchange: ExpertExchange = "all_to_all"
     declarations: str | None = None

@@ -90,6 +90,7 @@ def workload_dict(workload: Workload) -> dict[str, Any]:
         "space": workload.space,
         "groups": workload.groups,
         "redundant_experts": workload.redundant_experts,
+        "prompt_wait_steps": workload.prompt_wait_steps,
         "speculation": _speculation_dict(workload),
         **({"model_import": imported} if imported else {}),
     }

@@ -117,6 +117,19 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "prompt_wait_steps": (
+        Annotated[
+            int | None,
+            _option(
+                "Most steps that a prompt waits for those of other attention groups, so that all groups have theirs in "
+                "one step (SGLang's prefill delayer, 30; TensorRT-LLM's enable_balance, 50).",
+                min=0,
+                max=100_000,
+                show_default="0",
+            ),
+        ],
+        None,
+    ),
     **{name: (option, None) for name, option in _SPECULATION.items()},
     "groups": (GroupsOption, None),
     "any_degrees": (AnyDegreesOption, None),
@@ -212,7 +225,7 @@ def workload_of_flags(flags: dict[str, Any], batch_grid: str | None = None) -> W
 
     said = {name: _plain(value) for name, value in flags.items() if value is not None}
     _IMPORTED.set(None)
-    shared = {name: said.pop(name) for name in ("space", "margin", "groups", "redundant_experts") if name in said}
+    shared = {name: said.pop(name) for name in _OF_FILES if name in said}
     instead = {**shared, **_speculation(said), **({"batch": batch_grid} if batch_grid else {})}
     instead |= degrees_of(said.pop("any_degrees", None))
     if "workload" in said:
@@ -261,8 +274,10 @@ def _tell_import(model: str) -> None:
         print(f"  not understood: {brief(', '.join(imported.unread))}", file=sys.stderr)
 
 
+_OF_FILES = ("space", "margin", "groups", "redundant_experts", "prompt_wait_steps")
+"""Options that a named workload takes too, named as the keys of its file are."""
 _OF_ANY = {"engine": "engine", "tpot_ms": "tpot_slo_ms", "ttft_ms": "ttft_slo_ms", "max_gpus": "max_gpus"}
-"""Options that a named workload takes too, by the key that they replace in its file."""
+"""The others, by the key that they replace in its file."""
 
 
 def _defaults() -> dict[str, Any]:

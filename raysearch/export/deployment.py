@@ -80,7 +80,7 @@ class Deployment:
         """Tokens of the prompts in a step of an attention rank, as they were charged."""
         workload, dp = self.workload, self.strategy.attention_dp
         mixed = batching(workload, self.strategy.batch, dp).mixed
-        prompts = math.ceil(mixed.prompts / dp) * workload.prompt_tokens if mixed else 0
+        prompts = math.ceil(mixed.of_group(dp).prompts) * workload.prompt_tokens if mixed else 0
         return workload.chunk_tokens or prompts if workload.phase == "serve" else prompts
 
 

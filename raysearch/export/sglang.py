@@ -72,6 +72,11 @@ def serving_flags(deployment: Deployment) -> list[Flag]:
         ("--context-length", deployment.longest),
         ("--mem-fraction-static", SGLANG.memory.share),
     ]
+    if workload.prompt_wait_steps and strategy.attention_dp > 1 and workload.phase == "serve":
+        flags += [
+            ("--enable-prefill-delayer", None),
+            ("--prefill-delayer-max-delay-passes", workload.prompt_wait_steps),
+        ]
     if workload.precisions.kv_cache == "fp8":
         flags.append(("--kv-cache-dtype", "fp8_e4m3"))
     if deployment.quantization:

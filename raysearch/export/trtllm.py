@@ -45,6 +45,9 @@ def config(deployment: Deployment) -> dict[str, Any]:
         "pipeline_parallel_size": strategy.pp,
         "enable_attention_dp": attention_dp,
     }
+    if workload.prompt_wait_steps and attention_dp and workload.phase == "serve":
+        waits = {"enable_balance": True, "timeout_iters": workload.prompt_wait_steps, "batching_wait_iters": 0}
+        content["attention_dp_config"] = waits
     if strategy.cp > 1:
         content["context_parallel_size"] = strategy.cp
         content["cp_config"] = {"cp_type": "HELIX", "tokens_per_block": _BLOCK_TOKENS}

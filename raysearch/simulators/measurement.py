@@ -125,7 +125,7 @@ def refuse_beyond_plain_decoding(workload: Workload, simulator: str) -> None:
     """Refuses what a simulator of one plain decode step would leave out without a word.
 
     Raises:
-        InputError: Tokens are drafted, or experts have copies.
+        InputError: Tokens are drafted, experts have copies, or prompts wait for each other.
     """
     if workload.speculation is not None:
         raise InputError(
@@ -133,3 +133,8 @@ def refuse_beyond_plain_decoding(workload: Workload, simulator: str) -> None:
         )
     if workload.redundant_experts:
         raise InputError(f"{simulator} knows no redundant experts: leave them out, or search our own simulator")
+    if workload.prompt_wait_steps:
+        raise InputError(
+            f"in {simulator} no prompt waits for those of other attention groups: leave out prompt_wait_steps, or "
+            "search our own simulator"
+        )

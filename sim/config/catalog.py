@@ -183,7 +183,9 @@ def under_engine(workload: Workload, name: str) -> Workload:
         calibration, beyond = curves.calibration, (curves.uncalibrated, curves.extrapolated, curves.carried_over)
         all_reduce = rules.kernels if curves.all_reduce == curves.engine else curves.all_reduce
         hardware = replace(hardware, curves=Curves(calibration, rules.kernels, all_reduce, *beyond))
-    return replace(workload, space=rules.name, hardware=hardware, engine=load_engine(name, calibration))
+    waits = workload.prompt_wait_steps if rules.prompts_wait else 0
+    engine = load_engine(name, calibration)
+    return replace(workload, space=rules.name, hardware=hardware, engine=engine, prompt_wait_steps=waits)
 
 
 def load_workload(
@@ -259,6 +261,11 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path, *, engi
     precisions, machine = Precisions(**file.precisions.model_dump()), hardware_file.to_si(calibration)
     if rules and (lacks := rules.not_on(machine) if engine_replaced else rules.lacks(precisions, machine)):
         raise CatalogError(f"{lacks[0]}; `--space {rules.name}` has its strategies on the bare machine")
+    if file.prompt_wait_steps and rules and not rules.prompts_wait:
+        raise CatalogError(
+            f"{rules.title} {rules.version}: no prompt waits for those of other attention groups: leave out "
+            f"prompt_wait_steps, got {file.prompt_wait_steps}"
+        )
     digest = hashlib.sha256()
     if calibration:
         digest.update(calibration.digest.encode())
@@ -297,6 +304,7 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path, *, engi
         output_tokens=file.output_tokens or 0,
         engine=engine,
         chunk_tokens=file.chunk_tokens,
+        prompt_wait_steps=file.prompt_wait_steps,
         routing=file.routing,
         expert_exchange=file.expert_exchange or (rules.expert_exchange if rules else "all_to_all"),
         declarations=file.declared_choices,

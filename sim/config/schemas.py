@@ -38,6 +38,10 @@ class _Indexer(FileSchema):
     topk: Count
 
 
+def _is_zero(value: object) -> bool:
+    return value == 0
+
+
 def _is_none(value: object) -> bool:
     return value is None
 
@@ -317,6 +321,8 @@ class WorkloadFile(FileSchema):
     )
     expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
     chunk_tokens: Count | None = None  # prompts are computed whole
+    # No prompt waits for those of other attention groups: left out of digests, so that those of older results hold.
+    prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=_is_zero)] = 0
     speculation: _SpeculationTable | None = None  # one token per step
     precisions: _PrecisionsTable
     groups: GroupChoices = "shared"  # whether kinds of layers share the choices of their ops

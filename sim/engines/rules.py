@@ -65,6 +65,7 @@ class EngineRules:
         weights: Formats of weights that it runs, the first its own where a model's published fp8 is none of them.
         kv_cache: The same of its KV cache, whose usual format is fp8.
         lacks_machine: Why it does not run on a machine; nothing if it does.
+        prompts_wait: Whether it can let a prompt wait for those of other attention groups; it does where it is told.
     """
 
     name: str
@@ -79,6 +80,7 @@ class EngineRules:
     weights: tuple[Dtype, ...] = tuple(FORMATS)
     kv_cache: tuple[Dtype, ...] = ("bf16", "fp8")
     lacks_machine: Callable[[Hardware], Iterable[str]] = any_machine
+    prompts_wait: bool = False
 
     def lacks(self, precisions: Precisions, hardware: Hardware) -> list[str]:
         """Why it runs nothing with such formats or on such a machine, each text naming its rule; none if it does."""

@@ -51,8 +51,8 @@ class Load(NamedTuple):
         cached_tokens: Tokens of KV cache that each of them holds at most.
         prompts: Prompts computed in the same step; a fraction where a prompt is cut into chunks.
         prompt_tokens: Tokens of one whole prompt.
-        prompt_groups: Attention groups that share the prompts out; a single prompt lies on one.
-        attention_groups: Attention groups in all.
+        busiest_prompts: Of these on the attention group that has most; None: shared out as evenly as whole ones can be.
+        attention_groups: Attention groups.
         queries: Tokens of each sequence: one, and those that are drafted and verified.
     """
 
@@ -61,25 +61,31 @@ class Load(NamedTuple):
     cached_tokens: float
     prompts: float = 0.0
     prompt_tokens: int = 1
-    prompt_groups: int = 1
+    busiest_prompts: float | None = None
     attention_groups: int = 1
     queries: int = 1
 
     def of_group(self, groups: int) -> GroupLoad:
         """What the busiest of `groups` equal groups of GPUs has."""
-        prompts = self.prompts
-        if prompts:
-            shared_by = min(groups, self.prompt_groups) * max(1.0, groups / self.attention_groups)
-            prompts = prompts / shared_by if self.prompt_groups == 1 else math.ceil(prompts / shared_by)
-        sequences = math.ceil(self.sequences / groups)
+        sequences, prompts = math.ceil(self.sequences / groups), self._prompts_of_group(groups) if self.prompts else 0.0
         return GroupLoad(sequences, self.context_tokens, prompts, self.prompt_tokens, self.queries)
+
+    def _prompts_of_group(self, groups: int) -> float:
+        """Prompts of one of them: a share of an attention group's, or those of several, of which one is the busiest."""
+        most, attention = self.busiest_prompts, self.attention_groups
+        if most is None:
+            return math.ceil(self.prompts / groups)
+        if groups >= attention:
+            return most / (groups / attention)
+        others = (self.prompts - most) / (attention - 1)
+        return most + (attention / groups - 1) * others
 
     def all_tokens(self, groups: int) -> float:
         """Tokens of all `groups`, each as many sequences as the busiest."""
         own = self.of_group(groups)
         if not self.prompts:
             return own.decoded_tokens * groups
-        prompts = self.prompts if self.prompt_groups == 1 else own.prompts * groups
+        prompts = own.prompts * groups if self.busiest_prompts is None else self.prompts
         return own.decoded_tokens * groups + prompts * self.prompt_tokens
 
 

@@ -366,7 +366,7 @@ class _Search:
             layer_s = tuple(tuple(map(max, *rows)) for rows in zip(layer_s, at_least_s, strict=True))
         floor = self._floor(mesh, pp, smallest, layer_s)
         decode_s, mixed_s = floor.stages_s[0], floor.stages_s[-1]
-        if not self._in_time(start.state, decode_s, mixed_s):
+        if not self._in_time(start.state.at_least, decode_s, mixed_s):
             return
         needed, allowed = needed_and_allowed_bytes(self.workload, floor.memory)
         if needed <= allowed:
@@ -588,4 +588,4 @@ def _floors(units: tuple[Unit, ...]) -> tuple[Seconds, tuple[float, ...], tuple[
 
 def _one_group(load: Load) -> Load:
     own = load.of_group(load.attention_groups)
-    return load._replace(sequences=own.sequences, prompts=own.prompts, prompt_groups=1, attention_groups=1)
+    return load._replace(sequences=own.sequences, prompts=own.prompts, busiest_prompts=own.prompts, attention_groups=1)

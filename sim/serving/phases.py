@@ -2,21 +2,23 @@
 
 decode: every step decodes all sequences once, by one token or, where tokens are drafted, by those that hold besides.
 serve: each of the running sequences is replaced once in the steps of its answer, so that some steps also carry prompts,
-and a request waits for those of the others. prefill: a step computes a batch of prompts. Requests of a workload are
-equal, and the number in flight is constant: queueing under random arrivals is not modelled. Formulas take floats or
-arrays: a search adds up one strategy, the exact optimum many.
+and a request waits for those of the others. Attention groups replace theirs independently, and all wait for whichever
+has a prompt; where prompts wait for each other, several groups have theirs in the same step. prefill: a step computes a
+batch of prompts. Requests of a workload are equal, and the number in flight is constant: queueing under random arrivals
+is not modelled. Formulas take floats or arrays: a search adds up one strategy, the exact optimum many.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from sim.layers.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
+from sim.serving.prompts import meeting, mixing
 from sim.workload import Workload
 
 
@@ -30,6 +32,7 @@ class Pace:
         prompt_steps: Steps that a prompt takes: one, or one per chunk.
         sequences: Sequences that run at once on an attention rank.
         gained: Tokens that each of them gains per step.
+        waits: Steps that a prompt waits for those of other attention groups, on average.
     """
 
     mixed_share: Any
@@ -37,6 +40,7 @@ class Pace:
     prompt_steps: Any
     sequences: Any
     gained: Any = 1.0
+    waits: Any = 0.0
 
     def tpot_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds per output token after the first.
@@ -54,9 +58,9 @@ class Pace:
         return (1 - self.mixed_share) * decode_s + self.mixed_share * mixed_s + self.engine_s(times)
 
     def ttft_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
-        """Mean seconds to the first token: half a step until the next begins, then the prompt's own steps."""
-        own_s = self.prompt_steps * (mixed_s + self.engine_s(times))
-        return self.step_s(times, decode_s, mixed_s) / 2 + own_s
+        """Mean seconds to the first token: half a step until the next begins, those it waits, the prompt's own."""
+        step_s, own_s = self.step_s(times, decode_s, mixed_s), self.prompt_steps * (mixed_s + self.engine_s(times))
+        return step_s / 2 + step_s * self.waits + own_s
 
     def prompt_share(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Share of the time per output token by which other requests' prompts lengthen it, in [0, 1)."""
@@ -78,7 +82,8 @@ class Batching:
         pace: How often which is run.
         times: The engine's own.
         in_flight: Sequences (prompts, in phase prefill) of one microbatch.
-        tokens: Tokens that a microbatch yields per step: those its sequences gain, or those of its prompts.
+        tokens: Tokens that a microbatch yields per step: those that sequences gain which do not wait for other groups'
+            prompts, or those of its prompts.
     """
 
     decode: Load | None
@@ -92,6 +97,14 @@ class Batching:
     def loads(self) -> tuple[Load, ...]:
         """What is in the one kind of step, or in both: decode first."""
         return tuple(load for load in (self.decode, self.mixed) if load is not None)
+
+    @property
+    def at_least(self) -> Batching:
+        """The same without what a larger batch may have less of: waiting for the prompts of others.
+
+        All else grows with the batch, latencies of the same steps too.
+        """
+        return replace(self, pace=replace(self.pace, waits=0.0))
 
     def tpot_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds per output token; 0 where none is made."""
@@ -126,18 +139,22 @@ def batching(workload: Workload, batch: int, dp: int) -> Batching:
         load = Load(batch, context, context + drafted, attention_groups=dp, queries=workload.queries)
         return Batching(load, None, Pace(0.0, 0.0, 0, per_rank, gained), times, batch, batch * gained)
     if workload.phase == "prefill":
-        load = Load(0, 1, isl, batch, isl, prompt_groups=dp, attention_groups=dp)
+        load = Load(0, 1, isl, batch, isl, attention_groups=dp)
         return Batching(None, load, Pace(1.0, 1.0, 1, per_rank), times, batch, batch * isl)
     context = isl + osl / 2
     reserved = engine is not None and engine.memory.reserves_output
     cached = (isl + osl if reserved else context) + drafted
     decode = Load(batch, context, cached, attention_groups=dp, queries=workload.queries)
     chunks = 1 if workload.chunk_tokens is None else math.ceil(isl / workload.chunk_tokens)
-    replaced = batch * gained / osl  # prompts per step
-    mixed_share = min(1.0, replaced * chunks)
-    mixed = decode._replace(prompts=replaced / mixed_share, prompt_tokens=isl)
-    pace = Pace(mixed_share, 1 - 1 / batch, chunks, per_rank, gained)
-    return Batching(decode, mixed, pace, times, batch, batch * gained)
+    groups, met = min(batch, dp), meeting(workload.prompt_wait_steps, batch, dp, osl / gained)
+    tokens = batch * gained * met.running_share
+    with_prompts = mixing(tokens / osl, chunks, groups, met.prompts)
+    mixed = decode._replace(
+        prompts=with_prompts.prompts, prompt_tokens=isl, busiest_prompts=with_prompts.busiest_prompts
+    )
+    beside = min(groups, tokens / osl * chunks / with_prompts.share)  # a prompt's steps are those of so many
+    pace = Pace(with_prompts.share, 1 - beside / batch, chunks, per_rank, gained, met.waits)
+    return Batching(decode, mixed, pace, times, batch, tokens)
 
 
 def most_sequences(workload: Workload, dp: int) -> float:

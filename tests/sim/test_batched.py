@@ -47,6 +47,15 @@ def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
     assert not all(one.feasible for one in each)
 
 
+@pytest.mark.parametrize("wait", [0, 25])
+def test_so_it_is_where_prompts_wait_for_each_other(wait):
+    said = replace(LATENT, isl=2048, osl=64)
+    known = replace(described_workload(said, {"prompt_wait_steps": wait}), space="extended")
+    rng = np.random.default_rng(3)
+    each = agree(known, [space_of(known).sample(rng) for _ in range(60)])
+    assert len({one.strategy.attention_dp for one in each}) > 3
+
+
 DENSE_FIRST = Description("deepseek_v3", phase="serve", isl=4096, osl=512)
 WINDOWS = Description("gpt_oss_120b", isl=4096, osl=512)
 

@@ -131,6 +131,20 @@ def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str
     assert f"without {said.drafter} drafts, without copies of experts" in " ".join(made["megatron"].dropped)
 
 
+def test_prompts_that_wait_for_each_other_are_told_to_engines_that_can() -> None:
+    workload = replace(served("deepseek_v3", max_gpus=32), prompt_wait_steps=40)
+    dims = megatron_dims(workload.model)
+    own, shared = (Deployment(workload, Strategy(8 // dp, 8, 1, 64, dims, 1, dp), "m") for dp in (8, 1))
+    flags = options_of(exporter("sglang")(own).command)
+    assert "--enable-prefill-delayer" in flags
+    assert flags["--prefill-delayer-max-delay-passes"] == "40"
+    assert not [each for each in options_of(exporter("sglang")(shared).command) if "delayer" in each]
+    config = yaml.safe_load(exporter("trtllm")(own).files["config.yaml"])
+    assert config["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 40, "batching_wait_iters": 0}
+    assert "attention_dp_config" not in yaml.safe_load(exporter("trtllm")(shared).files["config.yaml"])
+    assert "was charged as on the bare machine" in " ".join(exporter("vllm")(own).notes)
+
+
 @pytest.mark.parametrize("target", ["vllm", "sglang"])
 def test_stages_of_unequal_depth_have_the_layers_that_they_were_priced_with(target: str) -> None:
     workload = served("qwen3_235b_a22b")  # 94 layers

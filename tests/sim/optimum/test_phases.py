@@ -95,6 +95,33 @@ def test_the_best_of_every_phase_is_that_of_brute_force(phase: str, engine: str 
             assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(best, rel=1e-12)
 
 
+@pytest.mark.parametrize("wait", [0, 20, 400])
+def test_prompts_that_wait_for_each_other_leave_the_best_that_of_brute_force(wait: int) -> None:
+    """Up to 8 attention groups with fewer requests and with more; a larger batch may have the earlier first token."""
+    said = Description("mixtral_8x7b", phase="serve", isl=2000, osl=150, max_gpus=8)
+    workload = described_workload(said, {"space": "extended", "prompt_wait_steps": wait})
+    few = {name: found[:1] for name, found in CHOICES.items()} | {"attn_norm": (2,), "attn_residual": (2,)}
+    space = dataclasses.replace(
+        extended_space(workload, ["degrees"]),
+        tp=(1,),
+        ep=(1, 8),
+        dp=(4, 8),
+        pp=(1,),
+        batch=tuple(range(1, 34)),
+        choices=few,
+    )
+    meshes = itertools.product(space.ep, space.dp, space.batch, itertools.product(*space.choices.values()))
+    every = [evaluate(workload, Strategy(1, ep, 1, batch, dims, dp=dp)) for ep, dp, batch, dims in meshes]
+    feasible = [each for each in every if each.feasible]
+    for share in (0.02, 0.1, 0.4, 1.0):
+        at = int(share * len(feasible)) - 1
+        for name, slo in (("tpot_s", "tpot_slo_s"), ("ttft_s", "ttft_slo_s")):
+            limited = dataclasses.replace(workload, **{slo: sorted(getattr(each, name) for each in feasible)[at]})
+            best = max(e.tokens_per_s_per_gpu for e in feasible if within(limited, e))
+            found = find_best(dataclasses.replace(space, workload=limited))
+            assert found.swept_tokens_per_s_per_gpu == pytest.approx(best, rel=1e-12)
+
+
 def test_the_limits_of_these_cases_bind() -> None:
     kinds = {v.kind for phase in PHASES for e in evaluations(phase, "vllm") for v in e.violations}
     assert {"hbm", "sequences"} & kinds
