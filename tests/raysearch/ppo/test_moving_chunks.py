@@ -1,4 +1,4 @@
-"""The algorithm as Tune's own trainable, on hosts that die."""
+"""The algorithm as Tune's own trainable, on hosts that die, and what TensorBoard shows of it."""
 
 import logging
 import time
@@ -7,6 +7,8 @@ import gymnasium as gym
 import pytest
 import ray
 from ray import tune
+from ray.tune.logger import TBXLoggerCallback
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raysearch.ppo.algorithm import LearnToShard
 
@@ -74,7 +76,7 @@ def test_a_search_whose_host_dies_goes_on_elsewhere_from_the_end_of_a_chunk(toy,
     toy_env = toy.Env
     tune.register_env("bound", lambda context: Bound(toy_env({})))
     config = toy.config(budget=BUDGET, seed=1, chunks=CHUNKS).environment("bound")
-    config.lean, config.confidence_threshold = True, 1.1
+    config.confidence_threshold = 1.1
     killer = KillHost(cluster)
     tuner = tune.Tuner(
         LearnToShard,
@@ -82,7 +84,7 @@ def test_a_search_whose_host_dies_goes_on_elsewhere_from_the_end_of_a_chunk(toy,
         run_config=tune.RunConfig(
             storage_path=str(tmp_path / "tune"),
             verbose=0,
-            callbacks=[killer],
+            callbacks=[killer, TBXLoggerCallback()],
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
             failure_config=tune.FailureConfig(max_failures=1),
         ),
@@ -98,5 +100,15 @@ def test_a_search_whose_host_dies_goes_on_elsewhere_from_the_end_of_a_chunk(toy,
 
     assert told(killer.results) == told(undisturbed)
     assert [each["calls"] for each in killer.results] == [6, 12, 18, 24]
+    logged = EventAccumulator(result.path).Reload()
+
+    def curve(name):
+        return [event.value for event in logged.Scalars(f"ray/tune/{name}")]
+
+    assert curve("calls") == [6, 12, 18, 24]
+    assert curve("best") == pytest.approx([each["best"] for each in killer.results])
+    assert curve("env_runners/num_env_steps_sampled") == [6] * CHUNKS
+    assert len(curve("learners/default_policy/policy_loss")) == CHUNKS
+    assert len(curve("env_runners/episode_return_mean")) == 1  # an episode is all calls of an environment
     pids = [each["pid"] for each in killer.results]
     assert pids[0] == pids[1] != pids[2] == pids[3]
