@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,10 @@ class CopyActor(EliteActor):
         Returns:
             `[A]`, in coordinates.
         """
-        taken = [*self.claimed, *(self.coordinates.decode(proposal.action) for proposal in self._in_flight)]
+        taken = {self.memory.rank(action) for action in self.claimed}
+        if self._in_flight:
+            decided = self.coordinates.decode(np.stack([proposal.action for proposal in self._in_flight]))
+            taken |= {self.memory.rank(action) for action in decided}
         for _ in range(_ROUNDS):
             drawn = self.opinion.sample(_DRAWS, rng)
             inside = self.coordinates.decode(drawn[self.coordinates.inside(drawn)])
@@ -121,8 +124,8 @@ class CopyActor(EliteActor):
                 return self.coordinates.encode(self.critic.pick(np.stack(actions[: self.config.preset.candidates])))
         return self.coordinates.encode(self.memory.draw_new(rng))
 
-    def _is_new(self, action: np.ndarray, taken: Sequence[np.ndarray]) -> bool:
-        return self.memory.is_new(action) and not any(np.array_equal(action, other) for other in taken)
+    def _is_new(self, action: np.ndarray, taken: Set[int]) -> bool:
+        return self.memory.is_new(action) and self.memory.rank(action) not in taken
 
     def foresee(self, opinion: Any, numbers: range) -> list[np.ndarray]:
         """What others take in the calls of these numbers: their noise is known, so it can be worked out."""

@@ -83,7 +83,7 @@ class CallMemory:
             return
         self.calls += 1
         self._known[number], self._actions[number], self._merits[number] = True, action, merit
-        rank = self._rank(action)
+        rank = self.rank(action)
         before = self._first.get(rank)
         if before is not None and before < number:
             return
@@ -112,7 +112,7 @@ class CallMemory:
 
     def is_new(self, action: np.ndarray) -> bool:
         """Whether no call was made of `action` `[A]`."""
-        return self._rank(action) not in self._first
+        return self.rank(action) not in self._first
 
     def draw_new(self, rng: np.random.Generator) -> np.ndarray:
         """An action `[A]`, every one that was not called equally likely; any, once all were."""
@@ -125,7 +125,8 @@ class CallMemory:
         rank += int(np.searchsorted(unseen_before, rank, "right"))
         return np.array(np.unravel_index(rank, self._sizes), np.int64)
 
-    def _rank(self, action: np.ndarray) -> int:
+    def rank(self, action: np.ndarray) -> int:
+        """Place of `action` `[A]` among all."""
         return int(action @ self._radix)
 
     def get_state(self, since: int = 0) -> dict[str, Any]:
