@@ -2,7 +2,8 @@
 
     python benchmarks/rllib_paths.py                    # both paths on our simulator, both presets
     python benchmarks/rllib_paths.py --runners 1 4 8    # 50 ms a call, seconds per call and speed-up over the first
-    python benchmarks/rllib_paths.py --runners 8 --spread 1 --both    # calls of unequal length, waiting and not
+    python benchmarks/rllib_paths.py --runners 1 4 8 --ahead 1    # the algorithm decides, runners + 1 calls ahead
+    python benchmarks/rllib_paths.py --runners 8 --spread 1 --all     # calls of unequal length, waiting and not
     python benchmarks/rllib_paths.py --quality 1 2 4 8 --seeds 10     # best over f* against the runners that share it
 
 Both paths make the same calls bit by bit. Start-up is not counted. A slow call sleeps, so that it needs no core. With
@@ -73,18 +74,23 @@ def seconds_per_call(config: LearnToShardConfig) -> float:
     return seconds
 
 
-def show_runners(counts: list[int], budget: int, rollout: int, ways: list[bool], fragment: int | str) -> None:
+def show_runners(
+    counts: list[int], budget: int, rollout: int, ways: list[str], fragment: int | str, ahead: int
+) -> None:
     """Prints seconds per call on the slow black box."""
     alone = 0.0
     for runners in counts:
-        for asynchronous in ways:
+        for way in ways:
+            options = CopyOptions(rollout_calls=rollout)
             config = CopyConfig().search(
-                budget=budget, options=CopyOptions(rollout_calls=rollout), asynchronous=asynchronous
+                budget=budget,
+                options=options,
+                asynchronous=way == "not waiting",
+                ahead=runners + ahead if way == "decided ahead" else 0,
             )
             config.environment("slow").env_runners(num_env_runners=runners, rollout_fragment_length=fragment)
             spent = seconds_per_call(config)
             alone = alone or spent
-            way = "not waiting" if asynchronous else "waiting"
             times = alone / spent
             print(f"{runners} env runners, {way}: {1e3 * spent:.1f} ms a call, {times:.2f} times as fast", flush=True)
 
@@ -141,7 +147,8 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=0.0, help="how unequal slow calls are (default: 0)")
     parser.add_argument("--fragment", type=int, help="steps of a request (default: RLlib's auto)")
     parser.add_argument("--asynchronous", action="store_true", help="runners do not wait for each other")
-    parser.add_argument("--both", action="store_true", help="first waiting, then not")
+    parser.add_argument("--ahead", type=int, help="the algorithm decides, so many more calls ahead than runners")
+    parser.add_argument("--all", action="store_true", help="waiting, not waiting, decided ahead")
     parser.add_argument(
         "--quality", type=int, nargs="+", help="environments that share a search, to compare best finds"
     )
@@ -149,6 +156,7 @@ def main() -> None:
     arguments = parser.parse_args()
     fragment = arguments.fragment or "auto"
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else whatever else runs on the machine comes first
     os.environ[SPREAD] = str(arguments.spread)
     import ray
 
@@ -160,8 +168,9 @@ def main() -> None:
         show_quality(arguments.quality, arguments.seeds, fragment)
         return
     if arguments.runners:
-        ways = [False, True] if arguments.both else [arguments.asynchronous]
-        show_runners(arguments.runners, arguments.budget, arguments.rollout, ways, fragment)
+        way = "not waiting" if arguments.asynchronous else "decided ahead" if arguments.ahead else "waiting"
+        ways = ["waiting", "not waiting", "decided ahead"] if arguments.all else [way]
+        show_runners(arguments.runners, arguments.budget, arguments.rollout, ways, fragment, arguments.ahead or 1)
         return
     for name, preset in (("ppo_paper", LearnToShardConfig), ("ppo", CopyConfig)):
         taken = {}

@@ -153,6 +153,16 @@ class EliteActor:
         self._in_flight.append(proposal)
         return proposal
 
+    @property
+    def in_flight(self) -> tuple[Proposal, ...]:
+        """Calls that were decided and not told yet, in their order."""
+        return tuple(self._in_flight)
+
+    def adopt(self, proposal: Proposal) -> None:
+        """Makes a call that another actor has decided, who learns from it, too."""
+        self._recorded, self.next_call = [], proposal.number + self.stride
+        self._in_flight.append(proposal)
+
     def foresee(self, opinion: Any, numbers: range) -> list[np.ndarray]:
         """Actions `[A]` that others, who know the same, take in the calls of these numbers.
 

@@ -37,6 +37,7 @@ from ray.rllib.utils.metrics import (
 
 from raysearch.ppo import environment as environment  # registers it
 from raysearch.ppo.actor import EliteActor
+from raysearch.ppo.ahead import NOTHING_SEEN, CallsAhead, episode_of
 from raysearch.ppo.asynchronous import RETRY_S, Portions, answer, handle
 from raysearch.ppo.connectors import ChooseActions, ShowElites
 from raysearch.ppo.env_runner import EliteEnvRunner, Round
@@ -76,6 +77,8 @@ class LearnToShardConfig(PPOConfig):
             fraction of the time. Needs `num_env_runners`, `num_learners` 0 and one environment.
         asynchronous: Whether remote env runners go on without waiting for each other, their results being taken in as
             they come: faster where calls take unequally long, but no longer the same search each time.
+        ahead: Calls that the algorithm itself decides before it hears of the first of them, env runners only stepping;
+            0: env runners decide. What is found depends on this number, however many runners there are.
         runner_restart_timeout_s: Longest wait for a lost env runner to come back.
     """
 
@@ -90,6 +93,7 @@ class LearnToShardConfig(PPOConfig):
         self.calls_per_training_step = 100
         self.lean = False
         self.asynchronous = False
+        self.ahead = 0
         self.runner_restart_timeout_s = 120.0
         self.log_level = "ERROR"
         self.env_runners(
@@ -109,7 +113,15 @@ class LearnToShardConfig(PPOConfig):
         self._dont_auto_sync_env_runner_states = True
         self.search(budget=4000)
 
-    def search(self, *, budget: int, seed: int = 0, options: Options | None = None, asynchronous: bool = False) -> Self:
+    def search(
+        self,
+        *,
+        budget: int,
+        seed: int = 0,
+        options: Options | None = None,
+        asynchronous: bool = False,
+        ahead: int = 0,
+    ) -> Self:
         """Sets the budget in calls, the seed, and every hyper-parameter of `options` (default: the paper's).
 
         Args:
@@ -117,8 +129,9 @@ class LearnToShardConfig(PPOConfig):
             seed: Of weights and actions.
             options: Hyper-parameters.
             asynchronous: See the class.
+            ahead: See the class.
         """
-        options, self.asynchronous = options or Options(), asynchronous
+        options, self.asynchronous, self.ahead = options or Options(), asynchronous, ahead
         self.chunks = options.chunks
         self.confidence_threshold = options.confidence_threshold
         self.patience = math.inf
@@ -167,7 +180,9 @@ class LearnToShardConfig(PPOConfig):
 
     @property
     def round_calls(self) -> int:
-        """Calls between two updates: as configured, rounded up to as many for each environment."""
+        """Calls between two updates: as configured, rounded up to as many for each environment that decides."""
+        if self.ahead:
+            return self.train_batch_size_per_learner
         return -(-self.train_batch_size_per_learner // self.lanes) * self.lanes
 
     def validate(self) -> None:
@@ -183,10 +198,21 @@ class LearnToShardConfig(PPOConfig):
             self._value_error("asynchronous needs num_env_runners of at least 1: there is nobody else to wait for")
         if self.asynchronous and self.budget % self.stride:
             self._value_error(f"asynchronous needs a budget that {self.stride} environments share, got {self.budget}")
+        if self.ahead and not self.in_evaluation:
+            self._validate_ahead()
         if self.budget < self.lanes and not self.in_evaluation:
             self._value_error(
                 f"expected a budget of at least a call for each of {self.lanes} environments, got {self.budget}"
             )
+
+    def _validate_ahead(self) -> None:
+        runners = self.num_env_runners or 0
+        if not self.actor_class.listens:
+            self._value_error("ahead needs an actor that remembers all calls, such as that of CopyConfig")
+        if self.lean or self.asynchronous or (self.num_envs_per_env_runner or 1) > 1:
+            self._value_error("ahead needs lean=False, asynchronous=False and num_envs_per_env_runner=1")
+        if self.ahead < max(runners, 1):
+            self._value_error(f"expected ahead >= {max(runners, 1)}, a call for each env runner, got {self.ahead}")
 
     def build_env_to_module_connector(self, env: Any = None, spaces: Any = None, device: Any = None) -> Any:
         """RLlib's, after which the policy sees the elites."""
@@ -257,6 +283,7 @@ class LearnToShard(PPO):
         self._told = -1  # calls that the env runners know of; -1 before they were told anything
         self._told_learned = False  # whether they have the present weights
         self._portions: Portions | None = None
+        self._ahead: CallsAhead | None = None
         self._unlearned: list[tuple[int, SingleAgentEpisode]] = []  # of portions, until they make a round
         self.policy_loss: float | None = None
         self._env: Any = None
@@ -268,9 +295,18 @@ class LearnToShard(PPO):
             runner: Any = self.env_runner
             self.actor = self.config.actor_class(self.config, runner.env.single_action_space)
             self.actor.module = runner.module
+            remote: Any = dict(self.env_runner_group.foreach_env_runner(handle, local_env_runner=False))
+            if self.config.ahead:
+                self._ahead = CallsAhead(
+                    runner,
+                    [remote[worker] for worker in sorted(remote)],
+                    round_calls=self.config.round_calls,
+                    budget=self.config.budget,
+                    give_up_s=self.config.runner_restart_timeout_s,
+                )
             if self.config.asynchronous:
                 self._portions = Portions(
-                    dict(self.env_runner_group.foreach_env_runner(handle, local_env_runner=False)),
+                    remote,
                     size=self.config.round_calls // self.config.num_env_runners,
                     budget=self.config.budget,
                     give_up_s=self.config.runner_restart_timeout_s,
@@ -326,6 +362,8 @@ class LearnToShard(PPO):
                 self._call()
             elif self._portions:
                 self._portion(self._portions)
+            elif self._ahead is not None:
+                self._call_of(self._ahead)
             else:
                 self._round()
         progress = {"calls": self.calls, "best": self.best}
@@ -405,13 +443,36 @@ class LearnToShard(PPO):
             episodes, self._unlearned = self._unlearned, []
             self._learn(episodes)
 
+    def _call_of(self, ahead: CallsAhead) -> None:
+        """Decides calls until enough are under way, takes the oldest in, and learns where a round is full."""
+        actor: Any = self.actor
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            if not self._told_learned:
+                actor.module.set_state(self._weights())
+                actor.forget()
+                self._told_learned = True
+            while len(ahead) < self.config.ahead and actor.next_call < self.config.budget:
+                seen = actor.look(NOTHING_SEEN)
+                ahead.send(actor.propose(seen, actor.judge(seen)))
+            outcome, metrics = ahead.take()
+            if metrics is not None:
+                self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
+        actor.tell(outcome)
+        self._count(outcome)
+        if actor.recorded >= self.config.round_calls or not self.calls_left:
+            self._update([episode_of(actor.take())])
+
     def _learn(self, episodes: list[tuple[int, SingleAgentEpisode]]) -> None:
-        """Updates policy and critic, as RLlib's PPO does, and restarts where that is due."""
-        self._told_learned = False
+        """Updates policy and critic, and restarts where that is due."""
         self.actor.learn()
+        self._update([episode for _, episode in episodes])
+
+    def _update(self, episodes: list[SingleAgentEpisode]) -> None:
+        """Updates the policy, as RLlib's PPO does, and restarts where that is due."""
+        self._told_learned = False
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
             results = self.learner_group.update(
-                episodes=[episode for _, episode in episodes],
+                episodes=episodes,
                 timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.calls},
                 num_epochs=self.config.num_epochs,
                 minibatch_size=self.config.minibatch_size,
@@ -576,6 +637,8 @@ class LearnToShard(PPO):
             self._env.set_state(state["env"])
         if self._portions:
             self._portions.set_state(state["portions"])
+        if self._ahead is not None:
+            self._ahead.begin_with(self.actor.in_flight)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, or lean the learner's, and the search's; with it a search goes on bit-identically."""

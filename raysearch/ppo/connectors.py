@@ -73,6 +73,9 @@ class ChooseActions(ConnectorV2):
 
         All are arrays with a row for each environment, as RLlib's own connectors would leave them.
         """
+        if Columns.ACTIONS in batch:  # the algorithm has decided
+            taken = [actor.as_action(action) for actor, action in zip(self.actors, batch[Columns.ACTIONS], strict=True)]
+            return {**batch, Columns.ACTIONS_FOR_ENV: np.stack(taken)}
         inputs = batch[Columns.ACTION_DIST_INPUTS]
         chosen, actions, log_probs = [], [], []
         alike, self.alike = self.alike, False

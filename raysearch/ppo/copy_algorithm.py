@@ -24,10 +24,16 @@ class CopyConfig(LearnToShardConfig):
     module_class = CopyAttention
 
     def search(
-        self, *, budget: int, seed: int = 0, options: CopyOptions | None = None, asynchronous: bool = False
+        self,
+        *,
+        budget: int,
+        seed: int = 0,
+        options: CopyOptions | None = None,
+        asynchronous: bool = False,
+        ahead: int = 0,
     ) -> Self:
         """Sets the budget in calls, the seed, and every hyper-parameter of `options`; see `LearnToShardConfig`."""
-        self.preset, self.asynchronous = options or CopyOptions(), asynchronous
+        self.preset, self.asynchronous, self.ahead = options or CopyOptions(), asynchronous, ahead
         # One agent after another only where the search stands still: neither chunks nor early exits.
         self.chunks, self.confidence_threshold = 1, math.inf
         self.patience = self.preset.patience

@@ -7,17 +7,21 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.core.columns import Columns
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from envs.registration import ENV_ID, make_env, stepped_together
 from envs.vector_env import VectorStrategyEnv
+from raysearch.ppo.actor import Proposal
 from raysearch.ppo.connectors import ChooseActions, ShowElites
+from raysearch.searcher import Outcome
 
 _ASIDE = 2
 """Stream of the noise of calls that are not the search's, such as those of an evaluation."""
@@ -96,7 +100,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         self.actors: list[Any] = []
-        self._version = -1
+        self._version = self._due = -1
         self._metrics_aside: Any = None
         self._shared_data: dict[str, Any] = {}
         super().__init__(config=config, **kwargs)
@@ -176,6 +180,28 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         episodes = super().sample(num_timesteps=int(self.calls_of(round_.calls).sum()), explore=True)
         metrics = self.get_metrics() if round_.metrics else None
         return [(lanes[episode.id_], episode) for episode in episodes], metrics
+
+    def make_call(self, proposal: Proposal, *, metrics: bool) -> tuple[Outcome, Any]:
+        """Makes a call that the algorithm has decided. Its turns come `lanes` calls apart.
+
+        Returns:
+            What came of it, and RLlib's metrics if they are asked for.
+        """
+        (actor,) = self.actors
+        if proposal.number != self._due or not self._ongoing_episodes[0].is_reset:
+            self._reset_envs_and_episodes(explore=True)
+            self._show(proposal.number // self.config.lanes)
+        self._due = proposal.number + self.config.lanes
+        actor.adopt(proposal)
+        self._ongoing_episodes[0].set_observations(new_data=proposal.observation, at_indices=-1)
+        self._cached_to_module = {
+            Columns.OBS: torch.from_numpy(np.array(proposal.observation[None])),
+            Columns.ACTIONS: proposal.action[None],
+            Columns.ACTION_LOGP: np.array([proposal.log_prob], np.float32),
+        }
+        (episode,) = super().sample(num_timesteps=1, explore=True)
+        outcome = Outcome.of(episode.get_observations(-1), episode.get_rewards(-1), episode.get_infos(-1))
+        return outcome, self.get_metrics() if metrics else None
 
     def inform(self, news: dict[str, Any]) -> None:
         """Tells all actors what the search has found; for evaluations."""

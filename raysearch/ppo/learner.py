@@ -128,6 +128,8 @@ class EliteLearner(PPOTorchLearner):
         Source: Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 7 and 9.
         """
         if not config.lean:
+            # RLlib makes a distribution of them for the KL term, which has no weight.
+            batch.setdefault(Columns.ACTION_DIST_INPUTS, fwd_out[Columns.ACTION_DIST_INPUTS])
             stock: Any = super().compute_loss_for_module(
                 module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
             )

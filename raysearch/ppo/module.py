@@ -88,6 +88,8 @@ class EliteModule(TorchRLModule):
             return self.one_by_one(batch[Columns.OBS])
 
     def _forward_exploration(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
+        if Columns.ACTIONS in batch:  # decided elsewhere
+            return {name: column for name, column in batch.items() if name != Columns.OBS}
         observations = batch[Columns.OBS]
         keys = [row.tobytes() for row in observations.cpu().numpy()]
         for key, row in zip(keys, observations, strict=True):

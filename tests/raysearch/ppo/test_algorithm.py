@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import deque
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from ray.tune.registry import _global_registry
 from envs.registration import ENV_ID, make_env
 from raysearch.connection import connected
 from raysearch.ppo.algorithm import LearnToShard, LearnToShardConfig
+from raysearch.ppo.copy_algorithm import CopyConfig
 from raysearch.ppo.env_runner import Brief
 from raysearch.ppo.options import Options
+from raysearch.searcher import Outcome
 
 BUDGET = 45
 WORKLOAD = {"workload": "gpt_moe_1_2t_16k"}
@@ -175,6 +178,12 @@ def test_asynchronous_runners_make_each_call_once_though_one_is_killed_and_the_s
         config = toy.copy_config(**arguments)
         return config.search(**arguments, options=config.preset, asynchronous=True)
 
+    def check():
+        assert first.calls == BUDGET
+        assert first.search_state()["portions"] == {"issued": BUDGET, "due": []}
+        assert first.best == max(first._chunk_bests) > 0
+        assert first.actor.memory.get_state()["numbers"].tolist() == list(range(BUDGET))
+
     first = algorithm(asynchronous, num_env_runners=2)
     first.train()
     (pid,) = first.env_runner_group.foreach_env_runner(
@@ -184,15 +193,49 @@ def test_asynchronous_runners_make_each_call_once_though_one_is_killed_and_the_s
     first.train()
     first.save_to_path(tmp_path)
     finish(first)
-    assert first.calls == BUDGET
-    resumed = LearnToShard.from_checkpoint(tmp_path)
-    finish(resumed)
-    for each in (first, resumed):
-        assert each.calls == BUDGET
-        assert each.search_state()["portions"] == {"issued": BUDGET, "due": []}
-        assert each.best == max(each._chunk_bests) > 0
-        assert each.actor.memory.get_state()["numbers"].tolist() == list(range(BUDGET))
-    resumed.stop()
+    check()
+    first.restore_from_path(tmp_path)
+    assert first.calls < BUDGET
+    finish(first)
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_calls_decided_ahead_are_a_lean_agents_asked_ahead_though_resumed_or_made_by_runners_that_die(
+    toy, algorithm, tmp_path
+):
+    lean, asked = toy.copy_search(budget=BUDGET, seed=3), deque()
+    for number in range(BUDGET):
+        while len(asked) < 3 and number + len(asked) < BUDGET:
+            asked.append(lean.agent.ask(lean.observation))
+        observation, reward, _, _, info = lean.env.step(asked.popleft())
+        lean.agent.tell(Outcome.of(observation, reward, info))
+
+    def ahead(**arguments):
+        config = toy.copy_config(**arguments)
+        return config.search(**arguments, options=config.preset, ahead=3)
+
+    def check(found):
+        (*_, result) = finish(found)
+        assert [tuple(action) for action in found.actor.memory.actions] == lean.env.actions
+        assert same(weights(found), lean.weights)
+        assert (found.calls, found.best) == (BUDGET, lean.agent.best)
+        return result
+
+    here, there = algorithm(ahead), algorithm(ahead, num_env_runners=2)
+    here.train()
+    here.save_to_path(tmp_path)
+    assert check(here)["num_env_steps_sampled_lifetime"] == BUDGET
+    here.restore_from_path(tmp_path)
+    assert here.calls == 7
+    check(here)
+    there.train()
+    (pid,) = there.env_runner_group.foreach_env_runner(
+        lambda runner: os.getpid(), local_env_runner=False, remote_worker_ids=[2]
+    )
+    os.kill(pid, signal.SIGKILL)
+    check(there)
 
 
 def test_a_runners_environment_ends_with_its_share_and_leaves_evaluations_out_of_its_info():
@@ -228,6 +271,7 @@ def test_config_carries_the_papers_preset_in_rllibs_own_words():
             ),
             "a budget that 2 environments share, got 9",
         ),
+        (lambda config: config.search(budget=9, ahead=2), "ahead needs an actor that remembers all calls"),
         (lambda config: config.learners(num_learners=2), "expected num_learners 0 or 1, got 2"),
         (lambda config: setattr(config.env_runners(num_env_runners=1), "lean", True), "lean needs num_env_runners=0"),
         (
@@ -252,6 +296,19 @@ def test_environments_that_share_a_search_call_no_strategy_twice(toy, algorithm,
     assert len(actions) == BUDGET
     if fragment == "auto":  # with longer fragments, an environment does not know what the others did a step ago
         assert len(set(actions)) == BUDGET
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_env_runners": 3}, "expected ahead >= 3, a call for each env runner, got 2"),
+        ({"num_envs_per_env_runner": 2}, "ahead needs lean=False, asynchronous=False and num_envs_per_env_runner=1"),
+    ],
+)
+def test_calls_are_decided_ahead_for_all_runners_or_not_at_all(arguments, message):
+    config = CopyConfig().search(budget=20, ahead=2).env_runners(**arguments)
+    with pytest.raises(ValueError, match=message):
+        config.validate()
 
 
 def test_environments_hear_of_each_other_after_each_step_if_their_actors_listen(toy):

@@ -1,0 +1,138 @@
+"""A search whose calls the algorithm decides, a few ahead of what it knows, while env runners only step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from raysearch.ppo.actor import Proposal
+from raysearch.ppo.asynchronous import RETRY_S
+from raysearch.ppo.env_runner import EliteEnvRunner
+from raysearch.ppo.rollout import Rollout
+from raysearch.searcher import Outcome
+
+_log = logging.getLogger(__name__)
+
+
+def make_call(runner: EliteEnvRunner, *, proposal: Proposal, metrics: bool) -> tuple[Outcome, Any]:
+    """Runs on an env runner: see `EliteEnvRunner.make_call`."""
+    return runner.make_call(proposal, metrics=metrics)
+
+
+class Sent(NamedTuple):
+    """A call under way.
+
+    Attributes:
+        proposal: What was decided.
+        answer: Ray's promise of what comes of it; None where this process makes it.
+    """
+
+    proposal: Proposal
+    answer: Any
+
+
+@final
+class CallsAhead:
+    """Brings each decided call to the env runner whose turn it is, and what came of them back in their order.
+
+    Runner i of N makes the calls i, i + N, i + 2N, ... one after the other. What each needs travels with it, so that a
+    runner that was lost and restarted simply makes its calls again.
+
+    Args:
+        local: The env runner of this process, which makes the calls where there are no others.
+        remote: Handles of the others, in the order of their turns.
+        round_calls: Calls between two updates; with the last ones of each come RLlib's metrics.
+        budget: Calls of the search.
+        give_up_s: Longest wait for a lost runner.
+    """
+
+    def __init__(
+        self, local: EliteEnvRunner, remote: Sequence[Any], *, round_calls: int, budget: int, give_up_s: float
+    ) -> None:
+        self._local, self._remote, self._give_up_s = local, list(remote), give_up_s
+        self._round_calls, self._budget = round_calls, budget
+        self._sent: deque[Sent] = deque()
+        self._lost: set[int] = set()
+
+    def __len__(self) -> int:
+        """Calls under way."""
+        return len(self._sent)
+
+    def send(self, proposal: Proposal) -> None:
+        """Has a call made. They come in the order of their numbers."""
+        self._sent.append(Sent(proposal, self._start(proposal) if self._remote else None))
+
+    def take(self) -> tuple[Outcome, Any]:
+        """What came of the oldest call under way, and RLlib's metrics or None.
+
+        Raises:
+            RuntimeError: A lost runner did not come back.
+        """
+        proposal, answer = self._sent.popleft()
+        if answer is None:
+            return self._local.make_call(proposal, metrics=self._tells(proposal.number))
+        give_up_at = time.monotonic() + self._give_up_s
+        while True:
+            runner = self._turn(proposal.number) + 1
+            try:
+                made = ray.get(answer)
+                self._lost.discard(runner)
+                return made
+            except RayError as error:
+                if time.monotonic() > give_up_at:
+                    text = f"env runner {runner} did not come back within {self._give_up_s:g} s"
+                    raise RuntimeError(text) from error
+                if runner not in self._lost:
+                    _log.warning("note: env runner %s was lost; its calls are made again once it is back", runner)
+                self._lost.add(runner)
+            time.sleep(RETRY_S)
+            answer = self._start(proposal)
+
+    def begin_with(self, proposals: Iterable[Proposal]) -> None:
+        """Forgets what is under way, and has these calls made, such as those of a saved search."""
+        for sent in self._sent:
+            if sent.answer is not None:
+                ray.cancel(sent.answer, force=False)
+        self._sent.clear()
+        for proposal in proposals:
+            self.send(proposal)
+
+    def _start(self, proposal: Proposal) -> Any:
+        call = partial(make_call, proposal=proposal, metrics=self._tells(proposal.number))
+        return self._remote[self._turn(proposal.number)].apply.remote(call)
+
+    def _turn(self, number: int) -> int:
+        return number % len(self._remote)
+
+    def _tells(self, number: int) -> bool:
+        """Whether it is some runner's last call of a round, or of the search."""
+        runners, rounds = max(len(self._remote), 1), self._round_calls
+        return number % rounds >= rounds - runners or number >= self._budget - runners
+
+
+def episode_of(rollout: Rollout) -> SingleAgentEpisode:
+    """RLlib's episode of the calls of a rollout, as one environment would have made it."""
+    extra = {Columns.ACTION_LOGP: list(rollout.log_probs)}
+    calls = len(rollout.rewards)
+    return SingleAgentEpisode(
+        observations=list(rollout.observations),
+        actions=list(rollout.actions),
+        rewards=[float(reward) for reward in rollout.rewards],
+        infos=[{} for _ in range(calls + 1)],
+        extra_model_outputs=extra,
+        len_lookback_buffer=0,
+    ).to_numpy()
+
+
+NOTHING_SEEN = np.empty(0, np.float32)
+"""What environments show to actors that look at their own memory alone."""
