@@ -18,7 +18,8 @@ from raysearch.commands.strategy import (
     TpOption,
     strategy_of,
 )
-from raysearch.commands.workload_flags import model_import, takes_workload
+from raysearch.commands.workload_flags import takes_workload
+from raysearch.described import model_import
 from raysearch.files import strategy_dict
 from sim.engines.registry import lacking_formats
 from sim.evaluation import Evaluation

@@ -19,7 +19,8 @@ from raysearch.commands.strategy import (
     PpOption,
     strategy_of,
 )
-from raysearch.commands.workload_flags import imported_from, takes_workload
+from raysearch.commands.workload_flags import takes_workload
+from raysearch.described import imported_from
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment, Export
 from raysearch.export.registry import exporter, exporter_names

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from raysearch.commands.options import JsonOption, MarginOption, print_json
-from raysearch.commands.workload_flags import workload_of_flags
+from raysearch.described import workload_of_options
 from raysearch.errors import NOTHING_FEASIBLE, InputError
 from sim.pools.traffic import Kind, Traffic
 
@@ -108,7 +108,7 @@ def compare_pools(
         "margin": margin,
     }
     options = {name: value for name, value in said.items() if value is not None}
-    workload = workload_of_flags(dict(options))
+    workload = workload_of_options(dict(options))
     workload = replace(workload, degrees=replace(workload.degrees, batch=_BATCHES))
     tpot_s = math.inf if tpot_ms is None else tpot_ms / 1e3
     kept = 1 - workload.margin

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from raysearch.commands.options import AnyDegreesOption, JsonOption, MarginOption, print_json
-from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, DraftTokensOption, workload_of_flags
+from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, DraftTokensOption
+from raysearch.described import workload_of_options
 from raysearch.errors import NOTHING_FEASIBLE, InputError
 from raysearch.files import as_strategy, degrees_text, strategy_dict
 from raysearch.recommend.answer import answer
@@ -101,7 +102,7 @@ def recommend(
     }
     said = {name: value for name, value in options.items() if value is not None}
     question = Question(
-        workload_of_flags(dict(said), "any"),
+        workload_of_options(dict(said), "any"),
         {**said, "batch_grid": "any"},
         gpus,
         top,

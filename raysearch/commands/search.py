@@ -29,7 +29,7 @@ from raysearch.commands.options import (
     WorkloadOption,
     print_json,
 )
-from raysearch.commands.workload_flags import degrees_of
+from raysearch.described import degrees_of
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import anchored, as_strategy, read_record, results_folder
 from raysearch.records import HEAD_FILE, SAVE_EVERY_S, RunHead

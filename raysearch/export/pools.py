@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raysearch.commands.workload_flags import imported_from, workload_of_flags
+from raysearch.described import imported_from, workload_of_options
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import repository
@@ -42,7 +42,7 @@ def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model
     if point["winner"] not in _POOLS:
         raise InputError(f"point {number} of {path}: no engine re-shards between its phases, so nothing runs that")
     way, traffic = point["ways"][point["winner"]], Traffic.of(Kind(**kind) for kind in point["kinds"])
-    workload = workload_of_flags(dict(told["options"]))
+    workload = workload_of_options(dict(told["options"]))
     served_model = served_model or repository(workload, imported_from())
     longest = max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)
     found: dict[str, Deployment] = {}

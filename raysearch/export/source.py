@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from raysearch.commands.workload_flags import imported_from, workload_of_flags
+from raysearch.described import imported_from, workload_of_options
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import repository
@@ -48,7 +48,7 @@ def read_deployments(
         return pool_deployments(path, told, alternative, served_model)
     if "options" in told:
         options = dict(told["options"])
-        workload = workload or workload_of_flags(options, options.pop("batch_grid", None))
+        workload = workload or workload_of_options(options, options.pop("batch_grid", None))
         told = _alternative(path, told, alternative)
     if workload is None:
         raise InputError(f"{path} says no workload: name it with --workload, or describe it with --model")

@@ -17,7 +17,7 @@ class Question:
 
     Attributes:
         workload: What is served; its space is the engine's, its budget the GPUs.
-        options: The options that describe it, as `raysearch.commands.workload_flags` takes them.
+        options: The options that describe it, as `raysearch.described` takes them.
         gpus: GPUs at hand.
         top: How many strategies to tell.
         requests_per_s: Load to carry with the fewest GPUs, or None to fill all.

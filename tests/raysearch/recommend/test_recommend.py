@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raysearch.app import app
-from raysearch.commands.workload_flags import workload_of_flags
+from raysearch.described import workload_of_options
 from raysearch.errors import InputError
 from raysearch.files import as_strategy, unsealed
 from sim.config.catalog import load_hardware
@@ -45,7 +45,7 @@ def told(folder: Path) -> dict[str, Any]:
 
 
 def test_the_best_is_the_exact_best_of_the_engine(told: dict[str, Any]) -> None:
-    workload = workload_of_flags(dict(told["options"]) | {"batch_grid": None}, told["options"]["batch_grid"])
+    workload = workload_of_options(dict(told["options"]) | {"batch_grid": None}, told["options"]["batch_grid"])
     assert workload.config_hash == told["config_hash"]
     found = find_best(space_of(workload)).evaluation
     assert found is not None
