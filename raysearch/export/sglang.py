@@ -3,7 +3,8 @@
 Source: sglang/srt/arg_groups/fields of 0.5.23: `--tp-size` counts the GPUs of a stage, `--attn-dp-size` splits them
 into attention groups (in place of `--dp-size` with `--enable-dp-attention`, which ends with 2026),
 `--max-running-requests` counts requests of the replica, `--max-prefill-tokens` tokens of an attention group, and
-`--chunked-prefill-size` is divided by the attention groups.
+`--chunked-prefill-size` is divided by the attention groups. `--enable-mixed-chunk` puts chunks of prompts into steps
+that decode, which are apart without it; it takes chunks, and no speculative decoding (scheduler.py, server_args.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def export(deployment: Deployment) -> Export:
     runs = fitted(deployment, SGLANG)
     flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
     notes, nodes = [*runs.notes], _nodes(deployment)
+    if deployment.workload.phase == "serve" and not _mixes(deployment):
+        notes.append("SGLang computes these prompts in steps of their own; charged was one step with what decodes")
     if nodes > 1:
         address: Flag = ("--dist-init-addr", "$HEAD_ADDRESS:50000")
         flags += [("--nnodes", nodes), ("--node-rank", "$NODE_RANK"), address]
@@ -30,6 +33,12 @@ def export(deployment: Deployment) -> Export:
     start = f"SGLANG_PP_LAYER_PARTITION={split} " * bool(split)
     start += f"python -m sglang.launch_server --model-path {runs.deployment.served_model}"
     return Export(command_text(start, flags), {}, runs.dropped, tuple(notes))
+
+
+def _mixes(deployment: Deployment) -> bool:
+    """Whether its steps can carry chunks of prompts beside requests that decode, as phase serve charges them."""
+    workload = deployment.workload
+    return workload.phase == "serve" and workload.chunk_tokens is not None and workload.speculation is None
 
 
 def _nodes(deployment: Deployment) -> int:
@@ -68,6 +77,7 @@ def serving_flags(deployment: Deployment) -> list[Flag]:
     flags: list[Flag] = [
         ("--max-running-requests", deployment.rank_requests * strategy.attention_dp),
         ("--chunked-prefill-size", chunk),
+        *([("--enable-mixed-chunk", None)] if _mixes(deployment) else []),
         *([("--max-prefill-tokens", deployment.prompt_tokens)] if deployment.prompt_tokens else []),
         ("--context-length", deployment.longest),
         ("--mem-fraction-static", SGLANG.memory.share),

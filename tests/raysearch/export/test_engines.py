@@ -156,6 +156,18 @@ def test_stages_of_unequal_depth_have_the_layers_that_they_were_priced_with(targ
     assert f"{target.upper()}_PP_LAYER_PARTITION=23,24,24,23 " in uneven
 
 
+def test_sglang_mixes_chunks_of_prompts_with_what_decodes_where_they_were_charged_so() -> None:
+    whole = served("qwen3_32b")
+    chunked = replace(whole, chunk_tokens=2048)
+    drafted = replace(chunked, speculation=Speculation(3, (0.8, 0.6, 0.4), None))
+    for workload, mixes in ((whole, False), (chunked, True), (drafted, False)):
+        deployment = Deployment(workload, Strategy(4, 1, 1, 16, megatron_dims(workload.model)), "m")
+        made = exporter("sglang")(deployment)
+        assert ("--enable-mixed-chunk" in made.command) == mixes
+        assert ("steps of their own" in " ".join(made.notes)) != mixes
+    assert "--enable-mixed-chunk" in OPTIONS["sglang"]["options"]
+
+
 def test_deprecated_options_are_not_written() -> None:
     workload = served("deepseek_v3")
     strategy = Strategy(1, 16, 1, 64, megatron_dims(workload.model))
