@@ -23,7 +23,7 @@ from raysearch.commands.workload_flags import takes_workload
 from raysearch.described import imported_from
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment, Export
-from raysearch.export.registry import exporter, exporter_names
+from raysearch.export.registry import exporter, exporter_names, pools_exporter
 from raysearch.files import strategy_dict
 from sim.workload import Workload
 
@@ -82,32 +82,41 @@ def export_strategy(
     else:
         said = (ep, pp, dims, cp, dp, moe_tp, layout)
         deployments = {"": _described(workload, tp, batch, replicas, serve, said)}
-    told: dict[str, dict[str, Any]] = {}
     if ops is not None:
         from raysearch.export.cut import with_ops
 
         names = [name.strip() for name in ops.split(",")]
         deployments = {pool: with_ops(each, names) for pool, each in deployments.items()}
-    for pool, deployment in deployments.items():
-        try:
-            export = write(deployment)
-        except ValueError as error:
-            raise InputError(f"{to} cannot run it: {error}") from error
+    together = pools_exporter(to) if len(deployments) > 1 else None
+    exports: dict[str, Export] = {}
+    try:
+        exports = {"": together(deployments)} if together else {pool: write(each) for pool, each in deployments.items()}
+    except ValueError as error:
+        raise InputError(f"{to} cannot run it: {error}") from error
+    for pool, export in exports.items():
         if out is not None:
             export.write(out / pool)
-        told[pool] = {
-            "to": to,
-            "strategy": strategy_dict(deployment.strategy),
-            "replicas": deployment.replicas,
-            "command": export.command,
-            "files": dict(export.files),
-            "dropped": list(export.dropped),
-            "notes": list(export.notes),
-        }
         if not as_json:
             _print(export, pool, shown=out is None)
     if as_json:
-        print_json(told.get("", {"pools": told}))
+        print_json(_told(to, deployments, exports))
+
+
+def _told(to: str, deployments: dict[str, Deployment], exports: dict[str, Export]) -> dict[str, Any]:
+    """What was exported: of one pool all in one, of several by their names, what is written for all together beside."""
+    told: dict[str, dict[str, Any]] = {
+        pool: {"to": to, "strategy": strategy_dict(each.strategy), "replicas": each.replicas}
+        for pool, each in deployments.items()
+    }
+    for pool, export in exports.items():
+        told.setdefault(pool, {"to": to}).update(
+            command=export.command,
+            files=dict(export.files),
+            dropped=list(export.dropped),
+            notes=list(export.notes),
+        )
+    whole = told.pop("", {})
+    return {**whole, "pools": told} if told else whole
 
 
 def _described(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -26,24 +28,54 @@ _IMAGES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensor
 
 def export(deployment: Deployment) -> Export:
     """The resource, of the workload's engine (vLLM where it has none); `kubectl apply -f` takes it."""
-    engine = deployment.workload.engine.name.partition("<")[0] if deployment.workload.engine else "vllm"
+    made = export_pools({"": deployment})
+    phase = deployment.workload.phase
+    if phase == "serve":
+        return made
+    return replace(made, notes=(*made.notes, f"this is the {phase} pool alone: add the components of the other one"))
+
+
+def export_pools(pools: Mapping[str, Deployment]) -> Export:
+    """One resource for pools that serve together: a frontend, and the workers of each pool as a component.
+
+    Source: examples/backends/*/deploy/disagg.yaml of Dynamo.
+    """
+    engine = _engine_of(next(iter(pools.values())))
+    components, notes, dropped = [_frontend(engine)], list[str](), list[str]()
+    for name, deployment in pools.items():
+        runs = fitted(deployment, engine_rules(engine))
+        check_even(runs.deployment.strategy.gpus, "GPUs", deployment.nodes)
+        if engine == "vllm":
+            check_ranks(runs.deployment)
+        which = f"{name} pool: " if name else ""
+        notes += [which + text for text in (*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes))]
+        dropped += [which + text for text in runs.dropped]
+        components.append(_worker(runs.deployment, engine))
+    model = next(iter(pools.values())).workload.model.name
+    resource = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": resource_name(f"{model}-{engine}")},
+        "spec": {"components": components},
+    }
+    notes += [f"kubectl apply -f {FILE}, where Dynamo's operator of {VERSION} runs", "hf-token-secret holds HF_TOKEN"]
+    return Export("", {FILE: yaml.safe_dump(resource, sort_keys=False)}, tuple(dropped), tuple(notes))
+
+
+def _engine_of(deployment: Deployment) -> str:
+    workload = deployment.workload
+    engine = workload.engine.name.partition("<")[0] if workload.engine else "vllm"
     if engine not in _IMAGES:
         raise ValueError(f"Dynamo runs {', '.join(_IMAGES)}, not {engine}")
-    runs = fitted(deployment, engine_rules(engine))
-    phase = deployment.workload.phase
-    check_even(runs.deployment.strategy.gpus, "GPUs", deployment.nodes)
-    if engine == "vllm":
-        check_ranks(runs.deployment)
-    notes = [*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes)]
-    notes.append(f"kubectl apply -f {FILE}, where Dynamo's operator of {VERSION} runs")
-    notes.append("hf-token-secret holds HF_TOKEN")
-    if phase != "serve":
-        notes.append(f"this is the {phase} pool alone: add the components of the other one")
-    content = yaml.safe_dump(_resource(runs.deployment, engine), sort_keys=False)
-    return Export("", {FILE: content}, runs.dropped, tuple(notes))
+    return engine
 
 
-def _resource(deployment: Deployment, engine: str) -> dict[str, Any]:
+def _frontend(engine: str) -> dict[str, Any]:
+    pod = _pod(engine, ["python3"], ["-m", "dynamo.frontend"], None)
+    return {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": pod}
+
+
+def _worker(deployment: Deployment, engine: str) -> dict[str, Any]:
     phase = deployment.workload.phase
     worker: dict[str, Any] = {
         "name": "worker" if phase == "serve" else phase,
@@ -53,18 +85,7 @@ def _resource(deployment: Deployment, engine: str) -> dict[str, Any]:
     }
     if deployment.nodes > 1:
         worker["multinode"] = {"nodeCount": deployment.nodes}
-    frontend = {
-        "name": "Frontend",
-        "type": "frontend",
-        "replicas": 1,
-        "podTemplate": _pod(engine, ["python3"], ["-m", "dynamo.frontend"], None),
-    }
-    return {
-        "apiVersion": "nvidia.com/v1beta1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": resource_name(f"{deployment.workload.model.name}-{engine}")},
-        "spec": {"components": [frontend, worker]},
-    }
+    return worker
 
 
 def resource_name(text: str) -> str:

@@ -10,9 +10,9 @@ An exporter is a function from a `Deployment` to an `Export`. A package adds one
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment, Export
@@ -20,32 +20,37 @@ from sim.config.files import did_you_mean
 
 GROUP = "raysearch.exporters"
 Exporter = Callable[[Deployment], Export]
+PoolsExporter = Callable[[Mapping[str, Deployment]], Export]
 
 
 class _Entry(NamedTuple):
     summary: str
     load: str
+    pools: str
 
 
 _ENTRIES: dict[str, _Entry] = {}
 
 
-def register_exporter(name: str, summary: str, load: str) -> None:
+def register_exporter(name: str, summary: str, load: str, pools: str = "") -> None:
     """Adds an exporter.
 
     Args:
         name: As `--to` has it.
         summary: One line for lists.
         load: "package.module:function", imported when first needed.
+        pools: The same of a function that writes pools which serve together as one, by their names; "" has each
+            written by itself.
 
     Raises:
         ValueError: The name is taken, or `load` names no function.
     """
     if name in _ENTRIES:
         raise ValueError(f"exporter {name!r} is registered already, as {_ENTRIES[name].load}: choose another name")
-    if load.count(":") != 1:
-        raise ValueError(f"exporter {name!r}: expected 'package.module:function', got {load!r}")
-    _ENTRIES[name] = _Entry(summary, load)
+    for function in (load, *([pools] if pools else [])):
+        if function.count(":") != 1:
+            raise ValueError(f"exporter {name!r}: expected 'package.module:function', got {function!r}")
+    _ENTRIES[name] = _Entry(summary, load, pools)
 
 
 def exporter_names() -> tuple[str, ...]:
@@ -66,12 +71,21 @@ def exporter(name: str) -> Exporter:
         InputError: There is none of that name.
     """
     if name in _ENTRIES:
-        module, _, function = _ENTRIES[name].load.partition(":")
-        return getattr(importlib.import_module(module), function)
+        return _loaded(_ENTRIES[name].load)
     for entry in entry_points(group=GROUP):
         if entry.name == name:
             return entry.load()
     raise InputError(f"unknown export target {name!r}: {did_you_mean(name, exporter_names())}")
+
+
+def pools_exporter(name: str) -> PoolsExporter | None:
+    """The function that writes pools which serve together as one; None where each is written by itself."""
+    return _loaded(_ENTRIES[name].pools) if name in _ENTRIES and _ENTRIES[name].pools else None
+
+
+def _loaded(function: str) -> Any:
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 register_exporter("vllm", "`vllm serve` (0.33.0)", "raysearch.export.vllm:export")
@@ -83,7 +97,10 @@ register_exporter(
     "megatron", "Megatron-LM's inference server (Megatron-Core 0.16.1)", "raysearch.export.megatron:export"
 )
 register_exporter(
-    "dynamo", "a DynamoGraphDeployment, nvidia.com/v1beta1 (NVIDIA Dynamo 1.6.1)", "raysearch.export.dynamo:export"
+    "dynamo",
+    "a DynamoGraphDeployment, nvidia.com/v1beta1 (NVIDIA Dynamo 1.6.1)",
+    "raysearch.export.dynamo:export",
+    "raysearch.export.dynamo:export_pools",
 )
 register_exporter("llm-d", "Helm values of llm-d-modelservice", "raysearch.export.llm_d:export")
 register_exporter("jax", "a mesh and `PartitionSpec`s (jax 0.10)", "raysearch.export.jax:export")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from raysearch.export.deployment import Deployment
-from raysearch.export.registry import exporter
+from raysearch.export.registry import exporter, pools_exporter
 from sim.config.described import Description, described_workload
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
@@ -48,6 +48,25 @@ def test_dynamo_takes_the_resource(engine: str, strategy: dict[str, int], phase:
     assert worker["replicas"] == 2
     assert all(isinstance(word, str) for word in main["args"])
     assert main["command"] == ["python3", "-m", f"dynamo.{engine}"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_dynamo_takes_both_pools_as_one_resource_with_one_frontend(engine: str) -> None:
+    export_pools = pools_exporter("dynamo")
+    assert export_pools is not None
+    pools = {
+        "prefill": deployment(engine, ONE_NODE, replicas=3, phase="prefill"),
+        "decode": deployment(engine, TWO_NODES, phase="decode"),
+    }
+    made = export_pools(pools)
+    resource = yaml.safe_load(made.files["dynamo.yaml"])
+    jsonschema.validate(resource, SCHEMAS["dynamo"]["schema"])
+    told = [(each["type"], each["replicas"]) for each in resource["spec"]["components"]]
+    assert told == [("frontend", 1), ("prefill", 3), ("decode", 2)]
+    alone = [yaml.safe_load(exporter("dynamo")(each).files["dynamo.yaml"]) for each in pools.values()]
+    assert resource["spec"]["components"][1:] == [each["spec"]["components"][1] for each in alone]
+    assert not any("other one" in note for note in made.notes)
+    assert pools_exporter("vllm") is None
 
 
 @pytest.mark.parametrize("strategy", [ONE_NODE, TWO_NODES, {"tp": 16, "ep": 16, "dp": 1}])

@@ -108,4 +108,8 @@ def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
         assert pools[name]["replicas"] == way["replicas"]
         assert role in pools[name]["command"]
         assert "--max-model-len 9300" in pools[name]["command"]  # the longest, not the typical
-    assert "# The decode pool" in run(str(tmp_path), "--alternative", "1", "--to", "dynamo")
+    together = json.loads(run(str(tmp_path), "--alternative", "1", "--to", "dynamo", "--json"))
+    assert {name: each["replicas"] for name, each in together["pools"].items()} == {
+        name: answer["ways"]["apart"][name]["replicas"] for name in ("prefill", "decode")
+    }
+    assert together["files"]["dynamo.yaml"].count("type: frontend") == 1
