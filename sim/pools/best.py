@@ -98,8 +98,8 @@ def _one_pool(best: Evaluation, workload: Workload, traffic: Traffic, limits: Li
 
 
 def copies_for(load_per_s: float, rate_per_s: float) -> int:
-    """Fewest replicas that carry a load; rounding of rates costs none."""
-    return math.ceil(load_per_s / rate_per_s * (1 - 1e-12))
+    """Fewest replicas that carry a load, at least one; rounding of rates costs none."""
+    return max(1, math.ceil(load_per_s / rate_per_s * (1 - 1e-12)))
 
 
 def _worth(rate_per_s: float, gpus: int, limits: Limits) -> float:
