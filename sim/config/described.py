@@ -58,6 +58,8 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
     >>> described_workload(Description("mixtral_8x7b", isl=1024, osl=256, max_gpus=8)).degrees.ep
     (1, 2, 4, 8)
     """
+    if missing := [f"--{name}" for name in ("isl", "osl") if getattr(said, name) is None]:
+        raise CatalogError(f"{' and '.join(missing)} must be given with a model: tokens of a prompt and of an answer")
     hardware = said.hardware or default_hardware()
     model_path, hardware_path = config_path("models", said.model), config_path("hardware", hardware)
     file, imported = read_model(model_path), imported_model(model_path)

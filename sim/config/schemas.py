@@ -298,6 +298,15 @@ class _SpeculationTable(FileSchema):
         return self.accepted or (self.acceptance or 0.0,) * self.draft_tokens
 
 
+_OF_PHASES: tuple[tuple[str, tuple[Phase, ...], str], ...] = (
+    ("tpot_slo_ms", ("decode", "serve"), "makes no output token"),
+    ("ttft_slo_ms", ("serve", "prefill"), "computes no prompt"),
+    ("chunk_tokens", ("serve",), "computes no prompt beside others' tokens"),
+    ("prompt_wait_steps", ("serve",), "computes no prompt beside others' tokens"),
+)
+"""Keys of a workload, the phases in which they mean something, and why not in others."""
+
+
 class WorkloadFile(FileSchema):
     """configs/workloads/*.toml: a model on a hardware under an objective, and the degrees to search."""
 
@@ -337,8 +346,9 @@ class WorkloadFile(FileSchema):
         if not isinstance(content, dict):
             return content
         said = cast("dict[str, Any]", content)
-        if said.get("engine") and said.get("space") is None:
-            return {**said, "space": str(said["engine"]).partition("<")[0]}
+        engine = str(said.get("engine") or "").partition("<")[0]
+        if engine in engine_names() and said.get("space") is None:  # others are refused where they are looked up
+            return {**said, "space": engine}
         return said
 
     @field_validator("space")
@@ -357,6 +367,13 @@ class WorkloadFile(FileSchema):
                 raise ValueError(f"context_tokens is of phase 'decode'; phase {self.phase!r} takes it from the prompt")
         elif self.context_tokens is None and (self.prompt_tokens is None or self.output_tokens is None):
             raise ValueError("phase 'decode' needs context_tokens, or prompt_tokens and output_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _limits_what_its_phase_has(self) -> WorkloadFile:
+        for key, phases, why in _OF_PHASES:
+            if getattr(self, key) and self.phase not in phases:
+                raise ValueError(f"{key} has no meaning in phase {self.phase!r}, which {why}: leave it out")
         return self
 
     @property

@@ -170,6 +170,10 @@ def test_search_without_out_makes_a_folder_under_results(
 SEARCH = ("search", "-w", "gpt_moe_1_2t_16k", "-s", "random", "--out", "out")
 
 
+def described(*options: str) -> tuple[str, ...]:
+    return ("evaluate", "--model", "qwen3_32b", "--tp", "1", "--batch", "1", *options)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -184,6 +188,11 @@ SEARCH = ("search", "-w", "gpt_moe_1_2t_16k", "-s", "random", "--out", "out")
         (evaluate("--dims", "2,1,1"), "12"),
         (evaluate("--dims", DIMS.replace("0", "7")), "7"),
         (evaluate("--dims", "megatron-ps"), "megatron-sp"),
+        (described(), "--isl and --osl must be given"),
+        (described("--isl", "10", "--osl", "1", "--engine", "vlm"), "unknown engine 'vlm': did you mean 'vllm'?"),
+        (described("--isl", "10", "--osl", "1", "--ttft-ms", "9"), "ttft_slo_ms has no meaning in phase 'decode'"),
+        (described("--isl", "10", "--osl", "1", "--chunk-tokens", "9"), "chunk_tokens has no meaning"),
+        (described("--isl", "10", "--osl", "1", "--phase", "prefill", "--tpot-ms", "9"), "tpot_slo_ms has no meaning"),
         (("evaluate",), "--batch"),
         (("evaluate", "-w", "gpt_moe_1_2t_16k", "--batch", "512"), "--tp"),
         (("optimum", "-w", "nope"), "unknown workload"),
