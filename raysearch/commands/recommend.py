@@ -65,8 +65,8 @@ def recommend(
 ) -> None:
     """Say what to run: the best strategy that an engine can be told, what it gives, what else, and why not more.
 
-    Exact over every strategy of the engine and every batch. Exits with 3 where nothing is feasible, and says what comes
-    nearest and what would make it fit.
+    Exact over every strategy of the engine and every batch. What to run is printed as soon as it is known, what stands
+    beside it follows. Exits with 3 where nothing is feasible, and says what comes nearest and what would make it fit.
 
     \b
     Examples:
@@ -110,17 +110,17 @@ def recommend(
         concurrency,
         price,
     )
-    found = answer(question, _note if sys.stderr.isatty() else lambda _: None)
     from raysearch.recommend.record import answer_dict, write_answer
+    from raysearch.recommend.show import show_options, show_rest
 
+    told_of = _note if sys.stderr.isatty() else lambda _: None
+    found = answer(question, told_of) if as_json else answer(question, told_of, show_options)
     told = write_answer(found, out) if out is not None else answer_dict(found)
     other = _other_opinion(question) if against else None
     if as_json:
         print_json({**told, "against": other} if against else told)
     else:
-        from raysearch.recommend.show import show
-
-        show(found)
+        show_rest(found)
         if out is not None:
             print(f"Written: {out}")
         if against:

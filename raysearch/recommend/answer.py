@@ -67,19 +67,27 @@ class Answer:
     miss: NearestMiss | None
 
 
-def answer(question: Question, said: Said = lambda _: None) -> Answer:
-    """Answers a question exactly: every strategy of the engine's space and every batch are accounted for."""
+def answer(question: Question, said: Said = lambda _: None, found: Callable[[Answer], None] = lambda _: None) -> Answer:
+    """Answers a question exactly: every strategy of the engine's space and every batch are accounted for.
+
+    Args:
+        question: What is asked.
+        said: Told what is being worked out.
+        found: Given what to run as soon as it is known, before what stands beside it is worked out; not called where
+            nothing is feasible.
+    """
     said("the engine's best")
     known: Known = {}
-    found = best_first(question, question.top, known)
-    if not found:
+    bests = best_first(question, question.top, known)
+    if not bests:
         said("the nearest miss")
         return Answer(question, (), {}, (), (), nearest_miss(question, known))
-    best = found[0]
+    best = bests[0]
     options = tuple(
         Option(each, fleet_of(question, each), binding_limit(question, each), _reason(question, each, best))
-        for each in found
+        for each in bests
     )
+    found(Answer(question, options, {}, (), (), None))
     # Other spaces are compared where all GPUs are filled: under a load whole replicas would hide what limits cost.
     fill = question.unloaded
     fastest = best_first(fill, 1, known)[0] if question.loaded else best

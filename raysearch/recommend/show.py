@@ -13,13 +13,17 @@ from sim.precision import slow_precision
 from sim.simulate import evaluate
 
 
-def show(answer: Answer) -> None:
-    """Prints an answer."""
+def show_options(answer: Answer) -> None:
+    """Prints what to run, and what else."""
+    _show_best(answer, answer.options[0])
+    _show_options(answer)
+
+
+def show_rest(answer: Answer) -> None:
+    """Prints what stands beside that; where nothing is feasible, the nearest miss."""
     if not answer.options:
         _show_miss(answer)
         return
-    _show_best(answer, answer.options[0])
-    _show_options(answer)
     _show_beside(answer)
     _show_variations(answer)
     _show_front(answer)

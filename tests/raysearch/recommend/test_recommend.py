@@ -17,6 +17,8 @@ from raysearch.app import app
 from raysearch.described import workload_of_options
 from raysearch.errors import InputError
 from raysearch.files import as_strategy, unsealed
+from raysearch.recommend.answer import Answer, answer
+from raysearch.recommend.question import Question
 from sim.config.catalog import load_hardware
 from sim.config.described import Description, described_workload
 from sim.engines.registry import engine_rules
@@ -277,6 +279,24 @@ def test_a_pool_of_prompts_has_no_interval_and_says_so() -> None:
     shown = RUNNER.invoke(app, ["recommend", *words, "--ttft-ms", "100"], catch_exceptions=False)
     assert "In brackets" not in shown.stdout
     assert "No interval" in shown.stdout
+
+
+def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
+    options = {"model": "llama_3_1_8b", "isl": 1000, "osl": 100, "engine": "vllm", "phase": "serve", "tpot_ms": 20.0}
+    question = Question(workload_of_options({**options, "max_gpus": 2}, "any"), options, 2, 2)
+    order: list[str] = []
+    early: list[Answer] = []
+
+    def found(so_far: Answer) -> None:
+        order.append("found")
+        early.append(so_far)
+
+    whole = answer(question, order.append, found)
+    assert order[:2] == ["the engine's best", "found"]
+    assert len(order) > 3
+    assert early[0].options == whole.options
+    assert not early[0].beside
+    assert whole.beside
 
 
 def test_the_answer_stands_in_the_terminal() -> None:
