@@ -37,10 +37,7 @@ def _over_nodes(deployment: Deployment) -> tuple[list[Flag], int, str]:
     """Options of a replica that spans nodes, how many it takes, and what its environment must say.
 
     Source: create_dp_placement_groups of vllm/v1/engine/utils.py: every node takes `--data-parallel-size-local` ranks,
-    which is all of them unless told; a rank over several nodes fills them whole, and says so.
-
-    Raises:
-        ValueError: Data-parallel ranks that are neither within a node nor whole nodes.
+    which is all of them unless told; a rank over several nodes fills them whole (`sim.engines.vllm`), and says so.
     """
     flags: list[Flag] = [("--distributed-executor-backend", "ray")]
     ranks, node_gpus = deployment.strategy.attention_dp, deployment.workload.hardware.node_gpus
@@ -51,8 +48,6 @@ def _over_nodes(deployment: Deployment) -> tuple[list[Flag], int, str]:
     if gpus <= node_gpus:
         local = min(node_gpus // gpus, ranks)
         return [*flags, ("--data-parallel-size-local", local)], math.ceil(ranks / local), ""
-    if gpus % node_gpus:
-        raise ValueError(f"a data-parallel rank of {gpus} GPUs must fill its nodes of {node_gpus}")
     return flags, deployment.nodes, "VLLM_RAY_DP_PACK_STRATEGY=span "
 
 

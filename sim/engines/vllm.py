@@ -3,7 +3,8 @@
 Source: vllm/config/parallel.py, engine/arg_utils.py, config/model.py and model_executor/layers/fused_moe/config.py of
 0.33.0. A replica has tensor-parallel size tp * cp (of which cp share a KV cache: decode context parallelism), data-
 parallel size dp and pp stages. Experts: without expert parallelism moe_tp = tp * cp * dp, with it ep is all of that.
-Norms are never sharded: its sequence parallelism is gone (PassConfig). Stages need not have equally many layers.
+Norms are never sharded: its sequence parallelism is gone (PassConfig). Stages need not have equally many layers. Nodes
+matter to data-parallel ranks alone (create_dp_placement_groups of vllm/v1/engine/utils.py).
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
         )
     elif ep > 1 and workload.expert_exchange == "all_to_all" and strategy.attention_dp == 1:
         yield f"tokens travel to experts (--all2all-backend) between data-parallel ranks only, got dp=1 with ep={ep}"
+    rank, node = strategy.gpus // strategy.attention_dp, workload.hardware.node_gpus
+    if strategy.attention_dp > 1 and rank > node and rank % node:
+        yield (
+            f"a data-parallel rank lies within a node or fills whole ones, and tp*cp*pp = {rank} GPUs do neither on "
+            f"nodes of {node}"
+        )
 
 
 VLLM = EngineRules(

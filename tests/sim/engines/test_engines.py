@@ -53,6 +53,9 @@ def refused(workload: Workload, engine: str, **degrees: int) -> list[str]:
         ("vllm", {"tp": 8, "dp": 4, "ep": 32}, True),  # expert parallelism on
         ("vllm", {"tp": 8, "dp": 4, "ep": 1}, True),  # off: moe_tp 32
         ("vllm", {"tp": 4, "dp": 4, "ep": 4}, False),  # the paper's meshes with tp > 1
+        ("vllm", {"tp": 8, "dp": 2, "ep": 16, "pp": 2}, True),  # ranks of two whole nodes
+        ("vllm", {"tp": 4, "dp": 2, "ep": 8, "pp": 3}, False),  # ranks of a node and a half
+        ("vllm", {"tp": 4, "dp": 1, "ep": 4, "pp": 3}, True),  # a single rank lies anywhere
         ("sglang", {"tp": 4, "dp": 4, "ep": 4}, True),  # attn_dp 4 of tp-size 16, ep 4, moe_tp 4
         ("trtllm", {"tp": 16, "dp": 1, "ep": 4}, True),  # attention all-TP, any factors of the experts
         ("trtllm", {"tp": 1, "dp": 16, "ep": 4}, True),  # attention all-DP
