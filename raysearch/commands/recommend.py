@@ -35,7 +35,7 @@ def recommend(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.", show_default="its published fp8, if the engine has it"
+            help="bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.", show_default="as published, if the engine has it"
         ),
     ] = None,
     kv_cache: Annotated[str | None, typer.Option(help="bf16 or fp8.", show_default="fp8 if the engine has it")] = None,

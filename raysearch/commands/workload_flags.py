@@ -96,7 +96,7 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
             str | None,
             _option(
                 "bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.",
-                show_default="the checkpoint's, else its fp8",
+                show_default="as published: the checkpoint's, else its fp8, or bf16 beside 4-bit experts",
             ),
         ],
         None,

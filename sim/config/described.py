@@ -26,8 +26,8 @@ class Description:
         model, hardware: Names or paths; without hardware it is `sim.config.catalog.default_hardware`.
         isl, osl: Tokens of a prompt and of an answer.
         engine: Inference engine, or None for the bare machine.
-        weights, kv_cache: Formats; None for those of a Hugging Face checkpoint, else fp8 as the model is published, or
-            what the engine has.
+        weights, kv_cache: Formats; None for those of a Hugging Face checkpoint, else fp8 as the model is published
+            (weights bf16 beside experts in a format of their own), or what the engine has.
         tpot_ms, ttft_ms: SLOs, or None for none.
         max_gpus: Device budget.
         chunk_tokens: Most prompt tokens of a step; None computes prompts whole.
@@ -65,7 +65,7 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
     file, imported = read_model(model_path), imported_model(model_path)
     model = file.to_si()
     stored = imported.formats if imported else None
-    weights, kv_cache = _of_engine(said.engine, (stored and stored.weights) or file.fp8_weights, "fp8")
+    weights, kv_cache = _of_engine(said.engine, (stored and stored.weights) or file.usual_weights, "fp8")
     precisions = {
         "weights": said.weights or weights,
         "kv_cache": said.kv_cache or (stored and stored.kv_cache) or kv_cache,

@@ -167,6 +167,14 @@ class ModelFile(_LayerFile):
         self._order()
         return self
 
+    @property
+    def usual_weights(self) -> Dtype:
+        """Format of the weights unless another is asked for: fp8, or what is published beside experts of their own.
+
+        Source: the checkpoints of gpt-oss and Kimi K2, which keep all but their experts in bf16.
+        """
+        return "bf16" if self.expert_dtype else self.fp8_weights
+
     def _named(self, name: str) -> int:
         return sum(group.name == name for group in self.groups)
 

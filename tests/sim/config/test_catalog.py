@@ -13,6 +13,7 @@ import pydantic
 import pytest
 
 from sim.config.catalog import load_calibration, load_hardware, load_model, load_workload
+from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError, config_path, did_you_mean, list_names, read_config
 from sim.layers.mixers import GroupedAttention
 from sim.layers.model import FeedForward
@@ -430,3 +431,10 @@ def test_a_workload_chooses_engine_and_library_over_its_hardware(tmp_path: Path)
     assert chosen.hardware.curves is not None
     assert (plain.hardware.curves.engine, chosen.hardware.curves.engine) == ("trtllm", "vllm")
     assert plain.config_hash != chosen.config_hash
+
+
+@pytest.mark.parametrize("model", ["gpt_oss_120b", "kimi_k2_5"])
+def test_weights_beside_experts_of_their_own_format_are_as_published(model: str) -> None:
+    precisions = described_workload(Description(model, isl=1024, osl=256)).precisions
+    assert precisions.weights == "bf16"
+    assert described_workload(Description(model, isl=1024, osl=256, weights="fp8")).precisions.weights == "fp8"
