@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import Dtype, bytes_each
 from sim.prices.priced import Interval, Priced, mean_error, spread, together, wider
-from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, sources
+from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, leaning, sources
 
 
 class Gemm(NamedTuple):
@@ -397,7 +397,7 @@ class Curves:
                 break
         priced = Priced(time_us * 1e-6, error, interval)
         if unmeasured:
-            priced = self.beyond(priced, unmeasured)
+            priced = self.beyond(priced, unmeasured + leaning(dtype))
         if self.other_machine:
             what, (factors, bias) = f"efficiencies carried over from {self.other_machine}", self.carried_over
             carried = together(priced.interval, factors)

@@ -14,6 +14,7 @@ from sim.prices.curves import MEMOISED, Shape
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import Hardware, KernelFamily
 from sim.prices.priced import Interval
+from sim.prices.stand_ins import leaning
 
 _OVERHEAD_BOUND = 2.0
 """A fitted kernel waits for its launch when it takes this often the time of its arithmetic and its traffic."""
@@ -87,7 +88,7 @@ def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
         floor_s = 0.0 if fused else efficiency.floor_s
         bound = bound if busy_s >= floor_s else "launch"
         unsure = hardware.errors.by_medians(max(busy_s, floor_s))
-        unmeasured = named or unlike or (PRICED_BY_MEDIANS if curves and shape else "")
+        unmeasured = named or unlike or (PRICED_BY_MEDIANS + leaning(stream_dtype) if curves and shape else "")
         return KernelTime(compute_s, memory_s, unsure.time_s, bound, unsure.error, unsure.interval, unmeasured)
     if curves and unlike and not priced.extrapolated:
         priced = curves.beyond(priced, unlike)

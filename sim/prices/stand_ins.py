@@ -33,6 +33,21 @@ _ELSEWHERE: Mapping[tuple[str, str], Source] = {
 }
 """(family, engine or dtype) -> source of last resort; "" keeps the dtype asked for."""
 
+_NEVER_RUN = frozenset({"int4", "nvfp4"})
+"""Formats of 4 bits of which neither kernels nor serving runs were measured; of mxfp4, gpt-oss's runs were."""
+
+
+def leaning(dtype: str) -> str:
+    """To which side kernels of a format err that others stand in for, or "".
+
+    Unpacking costs time that fewer bytes do not show. [assumed]
+
+    >>> leaning("int4"), leaning("fp8")
+    (', at their fewer bytes: probably too fast', '')
+    """
+    return ", at their fewer bytes: probably too fast" if dtype in _NEVER_RUN else ""
+
+
 EXPERT_KERNELS: Mapping[Source, str] = {
     Source("trtllm", "bf16"): "moe_torch_flow_cutlass",
     Source("trtllm", "fp8"): "moe_torch_flow_cutlass",

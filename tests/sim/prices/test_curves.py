@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import load_calibration, load_hardware
+from sim.config.described import Description, described_workload
 from sim.config.files import config_path
+from sim.layers.heuristics import megatron_dims
 from sim.prices.calibration import Calibration
 from sim.prices.collectives import collective_price, expert_all_to_all, hand_on_s
 from sim.prices.curves import (
@@ -35,6 +37,8 @@ from sim.prices.hardware import EngineName
 from sim.prices.mesh import Group, tp_group
 from sim.prices.roofline import PRICED_BY_MEDIANS, Kernel, kernel_time
 from sim.prices.routing import drawn_experts
+from sim.simulate import evaluate
+from sim.strategy import Strategy
 
 H100, H200 = load_hardware("h100_sxm"), load_hardware("h200_sxm")
 FITTED = load_calibration("h100_sxm")
@@ -394,6 +398,24 @@ def test_what_stands_in_for_another_engines_kernel_says_so() -> None:
     assert vllm is not None
     assert sglang.time_s == vllm.time_s
     assert (sglang.extrapolated, vllm.extrapolated) == ("sglang fp8 priced as attention_prefill/vllm/bf16/fp8", "")
+
+
+def test_formats_of_four_bits_that_nothing_was_measured_in_say_to_which_side_they_err() -> None:
+    told = {
+        dtype: described_workload(Description("kimi_k2_5", isl=4096, osl=512, engine="vllm", max_gpus=8, weights=dtype))
+        for dtype in ("int4", "fp8", "bf16")
+    }
+    too_fast = "at their fewer bytes: probably too fast"
+    for dtype, workload in told.items():
+        dims = megatron_dims(workload.model)
+        named = evaluate(workload, Strategy(8, 1, 1, 64, dims)).extrapolated
+        experts = [each for each in named if each.startswith(("experts", "vllm int4 priced as moe/trtllm"))]
+        assert len(experts) == 2
+        assert all(too_fast in each for each in experts)
+        gemms = [each for each in named if each.startswith("kernels without a fitted curve")]
+        assert [too_fast in each for each in gemms] == ([True] if dtype == "int4" else [])
+    oss = described_workload(Description("gpt_oss_120b", isl=4096, osl=512, engine="vllm", max_gpus=8))
+    assert too_fast not in str(evaluate(oss, Strategy(4, 1, 1, 64, megatron_dims(oss.model))).extrapolated)
 
 
 def test_many_tokens_per_rank_take_the_normal_mode_of_the_expert_all_to_all() -> None:
