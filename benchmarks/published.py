@@ -67,6 +67,9 @@ def rows(path: Path) -> Iterator[Row]:
             )
             also = {"prompt_wait_steps": entry.get("prompt_wait_steps", 0), **drafting(layout.get("draft_tokens", 0))}
             workload = described_workload(replace(said, max_gpus=gpus), also)
+            if workload.engine and "memory_share" in layout:
+                memory = replace(workload.engine.memory, share=layout["memory_share"])
+                workload = replace(workload, engine=replace(workload.engine, memory=memory))
             if experts := entry.get("expert_weights"):
                 workload = replace(workload, model=replace(workload.model, expert_dtype=experts))
             theirs = best_of(workload, [(gpus // dp, dp, ep, 1)], concurrency)

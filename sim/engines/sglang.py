@@ -58,7 +58,10 @@ SGLANG = EngineRules(
     name="sglang",
     title="SGLang",
     version="0.5.23",
-    # [assumed] It chooses mem_fraction_static by GPU and parallelism, about 0.88 on an H100.
+    # [assumed] Between what its heuristics give for mem_fraction_static on 4 H100: 0.82 where room for a chunk's
+    # activations and CUDA graphs is set aside, 0.975 where the cache is sized after their capture; the share here holds
+    # activations, too. [published] handle_gpu_memory_settings of sglang/srt/arg_groups: 1.5 MB per token of a chunk
+    # (8,192 on an H100), 2 MB per captured request (512), 0.5 GB and a GB per 8 GPUs; or 1.5 GB and a GB per 8 GPUs.
     memory=MemoryPolicy(0.88, "total", 0.0, False, 2048),
     kernels="sglang",
     expert_exchange="all_gather",  # [published] --moe-a2a-backend none
