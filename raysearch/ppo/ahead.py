@@ -85,7 +85,7 @@ class CallsAhead:
         while True:
             runner = self._turn(proposal.number) + 1
             try:
-                made = ray.get(answer)
+                made: Any = ray.get(answer)
                 self._lost.discard(runner)
                 return made
             except RayError as error:
