@@ -136,9 +136,3 @@ def errors(predicted: Floats, measured: Floats) -> dict[str, Any]:
         "bias": float(relative.mean()),
         "interval": interval(predicted[known], measured[known]),
     }
-
-
-def family_errors(family: str, frame: pd.DataFrame) -> tuple[dict[str, Any], Floats]:
-    """Cross-validated errors of a family, and the predictions they rest on."""
-    predicted = cross_validated_predictions(family, frame)
-    return errors(predicted, measured_us(frame)), predicted

@@ -251,8 +251,5 @@ _ROOFLINE: dict[str, Callable[[Machine, Any], float]] = {
     "moe": _moe_light,
     "collectives": _collective_light,
     "moe_alltoall_deepep": _expert_light,
-    "send_recv": lambda machine, row: (
-        row.message_bytes
-        / (machine.nvlink_bytes_per_us if row.scope.startswith("intra") else machine.network_bytes_per_us)
-    ),
+    "send_recv": _send_recv_light,
 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def list_configurations(as_json: JsonOption = False) -> None:
-    """List workloads, studies, fleets, searchers, machines and models, and what of these was measured.
+    """List workloads, studies, fleets, searchers, exports, machines and models, and what of these was measured.
 
     \b
     Every machine and model can be evaluated, optimised and searched. Kernels were
@@ -28,9 +28,11 @@ def list_configurations(as_json: JsonOption = False) -> None:
       raysearch list --json
     """
     from raysearch.capabilities import machine_facts, model_facts
+    from raysearch.export.registry import exporter_names, exporter_summary
 
     names = {kind: list_names(kind) for kind in ("hardware", "models", "workloads", "studies", "fleets")}
     searchers = {name: searcher_summary(name) for name in searcher_names()}
+    exports = {name: exporter_summary(name) for name in exporter_names()}
     machines = {name: machine_facts(name) for name in names["hardware"]}
     models = {name: model_facts(name) for name in names["models"]}
     if as_json:
@@ -38,13 +40,14 @@ def list_configurations(as_json: JsonOption = False) -> None:
             kind: {name: asdict(each) for name, each in of_kind.items()}
             for kind, of_kind in (("hardware", machines), ("models", models))
         }
-        print_json({**names, "searchers": list(searchers), "facts": facts})
+        print_json({**names, "searchers": list(searchers), "exports": list(exports), "facts": facts})
         return
     from raysearch.tables import plain_table, printer
 
     rows = [(kind, ", ".join(names[kind])) for kind in ("workloads", "studies", "fleets")]
     printer().print(plain_table(None, ("kind", "names"), rows, left=2, wrap=("names",)))
     printer().print(plain_table(None, ("searcher", "what it does"), searchers.items(), left=2, wrap=("what it does",)))
+    printer().print(plain_table(None, ("export --to", "what it writes"), exports.items(), left=2, wrap=("what it writes",)))
     rows = [(name, _tiers(facts), _sure(facts)) for name, facts in machines.items()]
     columns = ("hardware", "node", "kernels' efficiencies")
     printer().print(plain_table(None, columns, rows, left=3, wrap=columns[2:]))

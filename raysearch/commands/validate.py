@@ -27,10 +27,6 @@ KERNEL_FAMILIES: Mapping[str, str] = {
     "p2p_send_recv_vidur": "send_recv",
 }
 """Key in the report -> key of the calibration's tables."""
-SERVING_FAMILIES: Mapping[str, str] = {
-    "endtoend_ttft_tpot": "endtoend_ttft_tpot.csv",
-    "endtoend": "endtoend.csv",
-}
 
 
 _SHOWN = 3

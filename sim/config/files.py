@@ -12,9 +12,12 @@ import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 Kind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration", "fleets"]
 _SINGULAR = {
@@ -114,8 +117,9 @@ _MOST_MISTAKES = 8
 def explain(error: ValidationError, schema: type[BaseModel]) -> str:
     """What is wrong with a file or options: key, expectation and value of the first mistakes, on one line."""
     lines: list[str] = []
-    for item in error.errors()[:_MOST_MISTAKES]:
-        location = item["loc"]
+    mistakes = [item for item in error.errors() if _is_of_its_kind(item)]
+    for item in mistakes[:_MOST_MISTAKES]:
+        location = tuple(part for part in item["loc"] if not _names_a_type(part))
         key = ".".join(str(part) for part in location) or "file"
         if item["type"] == "extra_forbidden":
             hint = did_you_mean(str(location[-1]), _known_keys(schema, location[:-1]))
@@ -126,8 +130,22 @@ def explain(error: ValidationError, schema: type[BaseModel]) -> str:
             message = item["msg"].removeprefix("Value error, ")
             told = "got" in message or isinstance(item["input"], dict | BaseModel)
             lines.append(f"{key}: {message}" + ("" if told else f", got {item['input']!r}"))
-    more = error.error_count() - len(lines)
+    more = len(mistakes) - len(lines)
     return "; ".join(lines) + (f"; and {more} more" if more else "")
+
+
+def _names_a_type(part: int | str) -> bool:
+    """Whether a part of a location is pydantic's name of one type that a key may have, and no key."""
+    return isinstance(part, str) and "[" in part
+
+
+def _is_of_its_kind(item: ErrorDetails) -> bool:
+    """Where a key takes numbers or a name: of a text only what is wrong with the name, of numbers what is with them."""
+    types = [part for part in item["loc"] if _names_a_type(part)]
+    if not types:
+        return True
+    text = isinstance(item["input"], str) and _names_a_type(item["loc"][-1])
+    return text == str(types[-1]).startswith("literal[")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -211,11 +211,6 @@ class LinearMixer:
         """Channels that the convolution sees of some heads: queries, keys and values."""
         return 2 * kv_heads * self.key_dim + heads * self.value_dim
 
-    @property
-    def state_elements(self) -> int:
-        """Elements of one sequence's state in one layer, without the convolution's."""
-        return self.heads * self.key_dim * self.value_dim
-
     def parameters(self, hidden: int) -> int:
         """Weights of one layer: projections, and the convolution's."""
         up = 2 * self.value_dim * self.output_width if self.kind == "kimi_delta" else 0

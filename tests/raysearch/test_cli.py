@@ -91,7 +91,10 @@ def test_list_names_everything(raysearch: Command) -> None:
     assert {"random", "random_walk", "annealing", "coordinate", "megatron", "megatron_sp", "ppo_paper"} <= set(
         names["searchers"]
     )
-    assert "ppo_paper" in raysearch("list").stdout
+    assert {"vllm", "sglang", "trtllm", "megatron", "dynamo", "llm-d", "dtensor", "jax"} <= set(names["exports"])
+    table = raysearch("list").stdout
+    assert "ppo_paper" in table
+    assert "`vllm serve`" in table
 
 
 def test_evaluate_tells_all_about_one_strategy(raysearch: Command) -> None:

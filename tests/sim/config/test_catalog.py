@@ -286,6 +286,9 @@ def test_a_mistake_in_a_model_file_names_file_and_key(tmp_path: Path, old: str, 
     assert str(path) in message
 
 
+EP = "ep = [1, 2, 4, 8]"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -302,6 +305,9 @@ def test_a_mistake_in_a_model_file_names_file_and_key(tmp_path: Path, old: str, 
         ("tp = [1, 2, 4, 8, 16]", "tp = [0, 1]", "degrees.tp.0: "),
         ("tp = [1, 2, 4, 8, 16]", "tp = []", "degrees.tp: "),
         ("tp = [1, 2, 4, 8, 16]", "dp = [1, 2, 4, 8, 16]", "degrees.dp: unknown key"),
+        (EP, "ep = 'all'", "mine.toml: degrees.ep: Input should be 'any', got 'all'"),
+        (EP, "ep = [4, 2]", "mine.toml: degrees.ep: expected ascending values without repeats, got [4, 2]"),
+        ('weights = "fp8"', 'weights = "fp8"\n[speculation]', "speculation.draft_tokens: missing"),
         ("[degrees]", "[degrees.tp]", "degrees.tp"),
     ],
 )
