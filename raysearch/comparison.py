@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from raysearch.curves import Curves
+from raysearch.curves import AnytimeCurves
 from raysearch.statistics import (
     CONFIDENCE,
     RESAMPLES,
@@ -36,7 +36,7 @@ _POINTS, _CURVE_RESAMPLES = 80, 500
 """[assumed] Of a curve: as fine as a picture shows, for curves take most of a report's time."""
 
 
-def compare(curves: Curves) -> dict[str, Any]:
+def compare(curves: AnytimeCurves) -> dict[str, Any]:
     """The statistics of a study; intervals are None with a single seed per workload.
 
     `searchers` come in the order of their interquartile mean at the budget, best first. `pairs` holds each two of
@@ -62,7 +62,7 @@ def compare(curves: Curves) -> dict[str, Any]:
     }
 
 
-def _searcher(curves: Curves, searcher: str, budget: int) -> dict[str, Any]:
+def _searcher(curves: AnytimeCurves, searcher: str, budget: int) -> dict[str, Any]:
     best, runs = curves.best[searcher], curves.runs[searcher]
     calls = np.array([*(calls for calls in CHECKPOINTS if calls < budget), budget])
     shares = {name: np.array([run[f"{name}_calls"] / max(run["calls"], 1) for run in runs]) for name in _SHARES}
@@ -85,7 +85,7 @@ def _searcher(curves: Curves, searcher: str, budget: int) -> dict[str, Any]:
 _SHARES = ("feasible", "unique")
 
 
-def _target(curves: Curves, searcher: str, target: float, budget: int) -> dict[str, Any]:
+def _target(curves: AnytimeCurves, searcher: str, target: float, budget: int) -> dict[str, Any]:
     """How many runs reached a score, and after how many calls and seconds the median run did; None is never."""
     calls = first_call(curves.best[searcher], target)
     half = {end: call if call and call <= budget else None for end, call in _figures(curves, calls, median).items()}
@@ -99,13 +99,13 @@ def _target(curves: Curves, searcher: str, target: float, budget: int) -> dict[s
     }
 
 
-def _curve(curves: Curves, best: Array, budget: int, workload: str | None = None) -> dict[str, Any]:
+def _curve(curves: AnytimeCurves, best: Array, budget: int, workload: str | None = None) -> dict[str, Any]:
     calls = np.unique(np.geomspace(1, budget, _POINTS).round().astype(int))
     figures = _figures(curves, best[:, calls - 1], interquartile_mean, workload, _CURVE_RESAMPLES)
     return {"calls": calls.tolist(), **figures}
 
 
-def _curve_by_time(curves: Curves, searcher: str) -> dict[str, Any] | None:
+def _curve_by_time(curves: AnytimeCurves, searcher: str) -> dict[str, Any] | None:
     """Score after so many seconds of a run; a run that has ended keeps its last score."""
     if not curves.timed(searcher):
         return None
@@ -115,7 +115,7 @@ def _curve_by_time(curves: Curves, searcher: str) -> dict[str, Any] | None:
     return {"wall_s": seconds.tolist(), **_figures(curves, best, interquartile_mean, resamples=_CURVE_RESAMPLES)}
 
 
-def _pair(curves: Curves, first: str, second: str, scores: dict[str, Array]) -> dict[str, Any]:
+def _pair(curves: AnytimeCurves, first: str, second: str, scores: dict[str, Array]) -> dict[str, Any]:
     x, y = curves.strata(scores[first]), curves.strata(scores[second])
     return {
         "first": first,
@@ -126,7 +126,7 @@ def _pair(curves: Curves, first: str, second: str, scores: dict[str, Array]) -> 
 
 
 def _figures(
-    curves: Curves, values: Array, statistic: Any, workload: str | None = None, resamples: int = RESAMPLES
+    curves: AnytimeCurves, values: Array, statistic: Any, workload: str | None = None, resamples: int = RESAMPLES
 ) -> dict[str, Any]:
     return _plain(estimate(curves.strata(values, workload), statistic, rng=_rng(), resamples=resamples))
 

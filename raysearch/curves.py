@@ -23,7 +23,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Curves:
+class AnytimeCurves:
     """The finished runs of a study, in blocks that every searcher has finished.
 
     Scores are best so far over the workload's exact optimum; where none is known, over the best that any run found.
@@ -78,7 +78,7 @@ def _after(seconds: Array, curve: Array, improvements: Sequence[tuple[int, float
     return np.concatenate(([0.0], curve))[np.minimum(made, len(curve))]
 
 
-def read_curves(directory: Path, runs: Sequence[Run]) -> Curves:
+def read_curves(directory: Path, runs: Sequence[Run]) -> AnytimeCurves:
     """The curves of a results folder's finished runs; while none is finished, as far as all of them have come.
 
     Args:
@@ -103,7 +103,7 @@ def read_curves(directory: Path, runs: Sequence[Run]) -> Curves:
         for searcher, of_searcher in kept.items()
     }
     exact = all(run["optimum"] for of_searcher in kept.values() for run in of_searcher)
-    return Curves(tuple(by_block), best, kept, exact, left_out=len(runs) - sum(map(len, kept.values())))
+    return AnytimeCurves(tuple(by_block), best, kept, exact, left_out=len(runs) - sum(map(len, kept.values())))
 
 
 def _reference(run: Run, runs: Sequence[Run]) -> float:

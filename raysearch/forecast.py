@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Work:
+class RunProgress:
     """A run, as far as a forecast needs to know it.
 
     Attributes:
@@ -24,36 +24,37 @@ class Work:
     seconds: float | None
 
 
-def remaining_s(works: Iterable[Work], parallel: int) -> float | None:
+def remaining_s(runs: Iterable[RunProgress], parallel: int) -> float | None:
     """Seconds until all runs have ended; None while nothing is known of how fast any of them is.
 
     The calls left, each at its searcher's pace so far, shared by the runs that go on side by side, but no less than
     the longest run alone takes. A searcher that was not seen yet gets the mean pace of the others.
 
-    >>> remaining_s([Work("a", 100, 0, 2.0), Work("a", 0, 100, None), Work("a", 0, 200, None)], parallel=2)
+    >>> to_come = [RunProgress("a", 0, 100, None), RunProgress("a", 0, 200, None)]
+    >>> remaining_s([RunProgress("a", 100, 0, 2.0), *to_come], parallel=2)
     4.0
 
     Args:
-        works: All runs of the study.
+        runs: All runs of the study.
         parallel: Runs that go on at the same time, at least 1.
     """
-    works = list(works)
-    known = [work for work in works if work.seconds is not None and work.calls]
+    runs = list(runs)
+    known = [run for run in runs if run.seconds is not None and run.calls]
     paces = _paces(known)
     if not paces:
-        return 0.0 if not any(work.left for work in works) else None
+        return 0.0 if not any(run.left for run in runs) else None
     usual = sum(paces.values()) / len(paces)
-    needed = [work.left * paces.get(work.searcher, usual) for work in works]
+    needed = [run.left * paces.get(run.searcher, usual) for run in runs]
     return max(sum(needed) / max(parallel, 1), *needed)
 
 
-def _paces(known: Iterable[Work]) -> dict[str, float]:
+def _paces(known: Iterable[RunProgress]) -> dict[str, float]:
     """Seconds per call of each searcher."""
     calls: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
-    for work in known:
-        calls[work.searcher] += work.calls
-        seconds[work.searcher] += work.seconds or 0.0
+    for run in known:
+        calls[run.searcher] += run.calls
+        seconds[run.searcher] += run.seconds or 0.0
     return {searcher: seconds[searcher] / made for searcher, made in calls.items()}
 
 

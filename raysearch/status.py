@@ -13,7 +13,7 @@ from envs.rows import ROWS_FILE, last_row
 from raysearch.claim import in_use
 from raysearch.errors import InputError
 from raysearch.files import Damaged, read_record
-from raysearch.forecast import Work, remaining_s
+from raysearch.forecast import RunProgress, remaining_s
 from raysearch.journal import JOURNAL_FILE, Event, last_events
 from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, StudyRecord
 from raysearch.results import check_run
@@ -186,6 +186,7 @@ def _overall(runs: Sequence[RunStatus], live: bool) -> State:
 
 def _forecast(runs: Sequence[RunStatus]) -> float | None:
     works = [
-        Work(run.searcher, run.calls, 0 if run.state in _ENDED else run.budget - run.calls, run.wall_s) for run in runs
+        RunProgress(run.searcher, run.calls, 0 if run.state in _ENDED else run.budget - run.calls, run.wall_s)
+        for run in runs
     ]
     return remaining_s(works, parallel=sum(run.state == "running" for run in runs))

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import TaskID
 from rich.text import Text
 
-from raysearch.forecast import Work, duration_text, remaining_s
+from raysearch.forecast import RunProgress, duration_text, remaining_s
 from raysearch.progress import bars, best_text, console, now_and_then, text_column
 from raysearch.records import RunSpec
 
@@ -146,10 +146,10 @@ class StudyBars(StudyDisplay):
         seconds = remaining_s(map(self._work, self._specs), parallel=len(self._tasks))
         return "" if seconds is None else f"about {duration_text(seconds)} left"
 
-    def _work(self, run_id: str) -> Work:
+    def _work(self, run_id: str) -> RunProgress:
         spec, metrics = self._specs[run_id], self._metrics.get(run_id)
         left = spec.budget - self._made(run_id)
-        return Work(spec.searcher, self._calls(run_id), left, metrics["wall_s"] if metrics else None)
+        return RunProgress(spec.searcher, self._calls(run_id), left, metrics["wall_s"] if metrics else None)
 
     def _render(self) -> Group:
         runs = f"{len(self._ended)}/{len(self._specs)} runs"

@@ -47,7 +47,9 @@ def list_configurations(as_json: JsonOption = False) -> None:
     rows = [(kind, ", ".join(names[kind])) for kind in ("workloads", "studies", "fleets")]
     printer().print(plain_table(None, ("kind", "names"), rows, left=2, wrap=("names",)))
     printer().print(plain_table(None, ("searcher", "what it does"), searchers.items(), left=2, wrap=("what it does",)))
-    printer().print(plain_table(None, ("export --to", "what it writes"), exports.items(), left=2, wrap=("what it writes",)))
+    printer().print(
+        plain_table(None, ("export --to", "what it writes"), exports.items(), left=2, wrap=("what it writes",))
+    )
     rows = [(name, _tiers(facts), _sure(facts)) for name, facts in machines.items()]
     columns = ("hardware", "node", "kernels' efficiencies")
     printer().print(plain_table(None, columns, rows, left=3, wrap=columns[2:]))

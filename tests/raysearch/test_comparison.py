@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raysearch.comparison import compare
-from raysearch.curves import Block, Curves, read_curves
+from raysearch.curves import AnytimeCurves, Block, read_curves
 from raysearch.figures import write_figures
 from raysearch.results import read_runs
 from raysearch.run import SearchRun
@@ -40,10 +40,10 @@ FAST = [((1, 0.5), (20, 0.96)), ((1, 0.4), (40, 0.98)), ((10, 0.95),), ((30, 0.9
 SLOW = [((1, 0.5), (200, 0.95)), ((1, 0.4), (280, 0.8)), ((100, 0.9),), ((250, 0.99),)]
 
 
-def made(**searchers: list[Any]) -> Curves:
+def made(**searchers: list[Any]) -> AnytimeCurves:
     rows = {name: np.array([curve(*rises) for rises in of_block]) for name, of_block in searchers.items()}
     runs = {name: tuple(run(*rises) for rises in of_block) for name, of_block in searchers.items()}
-    return Curves(BLOCKS[: len(next(iter(rows.values())))], rows, runs, exact=True, left_out=0)
+    return AnytimeCurves(BLOCKS[: len(next(iter(rows.values())))], rows, runs, exact=True, left_out=0)
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from raysearch.forecast import Work, duration_text, remaining_s
+from raysearch.forecast import RunProgress, duration_text, remaining_s
 
 
 def test_calls_left_go_at_their_searchers_pace_side_by_side() -> None:
     works = [
-        Work("fast", 100, 0, 1.0),
-        Work("slow", 50, 50, 50.0),
-        Work("fast", 0, 300, None),
-        Work("slow", 0, 100, None),
+        RunProgress("fast", 100, 0, 1.0),
+        RunProgress("slow", 50, 50, 50.0),
+        RunProgress("fast", 0, 300, None),
+        RunProgress("slow", 0, 100, None),
     ]
     # 300 x 0.01 s and 150 x 1 s.
     assert remaining_s(works, parallel=1) == pytest.approx(153.0)
@@ -22,14 +22,14 @@ def test_calls_left_go_at_their_searchers_pace_side_by_side() -> None:
 
 
 def test_a_searcher_not_seen_yet_is_taken_for_usual() -> None:
-    works = [Work("a", 10, 0, 1.0), Work("b", 10, 0, 3.0), Work("c", 0, 10, None)]
+    works = [RunProgress("a", 10, 0, 1.0), RunProgress("b", 10, 0, 3.0), RunProgress("c", 0, 10, None)]
     assert remaining_s(works, parallel=1) == pytest.approx(2.0)
 
 
 def test_nothing_is_foretold_without_a_pace() -> None:
-    assert remaining_s([Work("a", 0, 10, None), Work("a", 0, 10, 3.0)], parallel=2) is None
-    assert remaining_s([Work("a", 5, 0, None)], parallel=2) == 0.0
-    assert remaining_s([Work("a", 5, 0, 1.0)], parallel=2) == 0.0
+    assert remaining_s([RunProgress("a", 0, 10, None), RunProgress("a", 0, 10, 3.0)], parallel=2) is None
+    assert remaining_s([RunProgress("a", 5, 0, None)], parallel=2) == 0.0
+    assert remaining_s([RunProgress("a", 5, 0, 1.0)], parallel=2) == 0.0
 
 
 @pytest.mark.parametrize(
