@@ -449,7 +449,8 @@ class _Search:
         winner = int(steps_s.argmin())
         if (value := worth(float(steps_s[winner]))) > self.ranking.least(degrees):
             dims = layers.dims(winner)
-            self.ranking.offer(value, Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp))
+            best = Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp)
+            self.ranking.offer(value, self.space.plain(best))
 
     def _steps_s(self, start: _Start, pp: int, layers: Layers, *, apart: bool = False) -> Floats:
         """[n] mean seconds of a step, infinite where a limit is broken.

@@ -91,7 +91,7 @@ def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None
         _add_part(total, space, tp, ep, batch)
         if progress:
             progress(done, len(parts))
-    evaluation = evaluate(workload, total.best) if total.best else None
+    evaluation = evaluate(workload, space.plain(total.best)) if total.best else None
     return Optimum(
         evaluation=evaluation,
         swept_tokens_per_s_per_gpu=total.best_tokens_per_s_per_gpu,

@@ -40,7 +40,7 @@ from sim.layers.dims import Dim, dims_of
 from sim.layers.heuristics import megatron_choice
 from sim.layers.ops import FusedOp
 from sim.simulate import mesh_violations
-from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, TOKENS, Strategy
+from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, NONE, TOKENS, Strategy
 from sim.workload import Workload
 
 EXTENSIONS = ("context", "degrees", "tokens", "gathered")
@@ -170,6 +170,12 @@ class Space:
     def only_dims(self) -> tuple[int, ...]:
         """The dims of a part of an engine's space, which has one choice per op."""
         return tuple(table[0] for table in self.choices.values())
+
+    def plain(self, strategy: Strategy) -> Strategy:
+        """The strategy of the space that stands for all that do the same: see `sim.canonical`."""
+        if all(NONE in table for table in self.choices.values()):
+            return canonical(strategy)
+        return strategy
 
     def outside(self, strategy: Strategy) -> list[str]:
         """What keeps a strategy out of the space, one text per degree or op; none if it is inside."""

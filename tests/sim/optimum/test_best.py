@@ -15,7 +15,7 @@ from sim.optimum.best import Known, find_best, find_bests
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, joint_space, space_of
 from sim.simulate import evaluate
-from sim.strategy import GATHERED, GATHERED_TOKENS, TOKENS, Strategy
+from sim.strategy import GATHERED, GATHERED_TOKENS, NONE, TOKENS, Strategy
 from sim.workload import DegreeTables, SpaceName, Workload
 
 
@@ -215,3 +215,14 @@ def test_progress_reaches_its_end(toy_moe: Workload) -> None:
     assert told[-1][0] == told[-1][1]
     shares = [done / total for done, total in told]
     assert shares == sorted(shares)
+
+
+@pytest.mark.parametrize("name", ["paper", "joint"])
+def test_where_choices_do_nothing_the_best_has_none(name: SpaceName) -> None:
+    """With one GPU per group all dims are one strategy, and it is shown as the one that shards nothing."""
+    workload = load_workload("qwen3_235b_a22b_16k")
+    degrees = dataclasses.replace(workload.degrees, tp=(1,))
+    workload = dataclasses.replace(workload, space=name, degrees=degrees)
+    for best in (find_best(space_of(workload)).evaluation, find_optimum(workload).evaluation):
+        assert best is not None
+        assert set(best.strategy.dims) == {NONE}
