@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sim.evaluation import Evaluation
@@ -26,6 +27,22 @@ class NearLimit:
     slack: float
     error: float
     message: str
+
+
+def idle_slos(workload: Workload) -> list[str]:
+    """SLOs that a phase cannot break, in words: a pool that only decodes computes no prompt.
+
+    >>> from dataclasses import replace
+    >>> from sim.config.catalog import load_workload
+    >>> idle_slos(replace(load_workload("gpt_moe_1_2t_16k"), ttft_slo_s=1.0))
+    ['the SLO of the time to the first token limits nothing: phase decode computes no prompt']
+    """
+    told: list[str] = []
+    if workload.phase == "decode" and math.isfinite(workload.ttft_slo_s):
+        told.append("the SLO of the time to the first token limits nothing: phase decode computes no prompt")
+    if workload.phase == "prefill" and math.isfinite(workload.tpot_slo_s):
+        told.append("the SLO of the time per output token limits nothing: phase prefill makes no such token")
+    return told
 
 
 def near_limits(workload: Workload, evaluation: Evaluation) -> tuple[NearLimit, ...]:

@@ -24,7 +24,7 @@ from raysearch.files import strategy_dict
 from sim.engines.registry import lacking_formats
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
-from sim.nearness import near_limits
+from sim.nearness import idle_slos, near_limits
 from sim.optimum.spaces import space_of
 from sim.precision import slow_precision
 from sim.simulate import evaluate
@@ -64,7 +64,7 @@ def evaluate_strategy(
         evaluation.tokens_per_s_per_gpu,
         lambda other: evaluate(other, evaluation.strategy).tokens_per_s_per_gpu,
     )
-    warnings = [*lacking_formats(workload), *([slow] if slow else [])]
+    warnings = [*lacking_formats(workload), *idle_slos(workload), *([slow] if slow else [])]
     if as_json:
         told = {**workload_dict(workload), "outside_space": outside, **evaluation_dict(workload, evaluation)}
         print_json({**told, "near_limits": near, "warnings": warnings})

@@ -19,7 +19,7 @@ from sim.engines.registry import lacking_formats
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import MEGATRON_NOTE
 from sim.layouts import layout_of
-from sim.nearness import near_limits
+from sim.nearness import idle_slos, near_limits
 from sim.optimum.best import find_best
 from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import space_of
@@ -90,7 +90,7 @@ def show_optimum(
             figure,
             lambda other: find_best(space_of(other), progress).swept_tokens_per_s_per_gpu,
         )
-    warnings = [*lacking_formats(workload), *([slow] if slow else [])]
+    warnings = [*lacking_formats(workload), *idle_slos(workload), *([slow] if slow else [])]
     if as_json:
         print_json(_as_dict(workload, found, evaluation, warnings))
     else:

@@ -306,15 +306,6 @@ class _SpeculationTable(FileSchema):
         return self.accepted or (self.acceptance or 0.0,) * self.draft_tokens
 
 
-_OF_PHASES: tuple[tuple[str, tuple[Phase, ...], str], ...] = (
-    ("tpot_slo_ms", ("decode", "serve"), "makes no output token"),
-    ("ttft_slo_ms", ("serve", "prefill"), "computes no prompt"),
-    ("chunk_tokens", ("serve",), "computes no prompt beside others' tokens"),
-    ("prompt_wait_steps", ("serve",), "computes no prompt beside others' tokens"),
-)
-"""Keys of a workload, the phases in which they mean something, and why not in others."""
-
-
 class WorkloadFile(FileSchema):
     """configs/workloads/*.toml: a model on a hardware under an objective, and the degrees to search."""
 
@@ -378,10 +369,10 @@ class WorkloadFile(FileSchema):
         return self
 
     @model_validator(mode="after")
-    def _limits_what_its_phase_has(self) -> WorkloadFile:
-        for key, phases, why in _OF_PHASES:
-            if getattr(self, key) and self.phase not in phases:
-                raise ValueError(f"{key} has no meaning in phase {self.phase!r}, which {why}: leave it out")
+    def _says_how_prompts_meet_in_serve_alone(self) -> WorkloadFile:
+        for key in ("chunk_tokens", "prompt_wait_steps"):
+            if getattr(self, key) and self.phase != "serve":
+                raise ValueError(f"{key} is of phase 'serve', where prompts meet others' tokens: leave it out")
         return self
 
     @property
