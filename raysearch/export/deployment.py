@@ -38,13 +38,24 @@ class Deployment:
 
     @property
     def nodes(self) -> int:
-        """Nodes of one replica."""
-        return math.ceil(self.strategy.gpus / self.workload.hardware.node_gpus)
+        """Nodes of one replica, as engines count them: hosts."""
+        return math.ceil(self.strategy.gpus / self.workload.hardware.host_gpus)
 
     @property
     def gpus_per_node(self) -> int:
         """GPUs of one replica on each of its nodes, which are filled alike."""
         return math.ceil(self.strategy.gpus / self.nodes)
+
+    @property
+    def domain_notes(self) -> list[str]:
+        """Where its nodes must lie, if fast links join several hosts."""
+        hardware = self.workload.hardware
+        if self.nodes == 1 or hardware.host_gpus == hardware.node_gpus:
+            return []
+        domain = f"of the {hardware.node_gpus} GPUs that NVLink joins, nodes of {hardware.host_gpus}"
+        if self.strategy.gpus <= hardware.node_gpus:
+            return [f"its {self.nodes} nodes must be {domain}, as was charged"]
+        return [f"charged was one domain {domain}, filled after another: place its {self.nodes} nodes so"]
 
     @property
     def router_notes(self) -> list[str]:
@@ -86,10 +97,12 @@ class Deployment:
 
 def spread_notes(deployment: Deployment, nodes: int) -> list[str]:
     """What differs from what was charged where a replica's GPUs lie evenly on nodes that they do not fill."""
-    node_gpus, gpus = deployment.workload.hardware.node_gpus, math.ceil(deployment.strategy.gpus / nodes)
-    if nodes == 1 or gpus == node_gpus:
-        return []
-    return [f"it takes {gpus} of the {node_gpus} GPUs of each node; charged was one node filled after another"]
+    hardware, all_gpus = deployment.workload.hardware, deployment.strategy.gpus
+    gpus, domain = math.ceil(all_gpus / nodes), deployment.domain_notes
+    if nodes == 1 or gpus == hardware.host_gpus or (domain and all_gpus <= hardware.node_gpus):
+        return domain
+    spread = f"it takes {gpus} of the {hardware.host_gpus} GPUs of each node; charged was one node filled after another"
+    return [*domain, spread]
 
 
 def check_even(count: int, of: str, nodes: int) -> None:

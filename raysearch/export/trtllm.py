@@ -30,7 +30,7 @@ def export(deployment: Deployment) -> Export:
     if deployment.nodes > 1:
         start = f"mpirun -n {deployment.strategy.gpus} trtllm-llmapi-launch {start}"
         notes.append(f"start it over {deployment.nodes} nodes with their host file, or by `srun` in place of mpirun")
-    notes += deployment.router_notes
+    notes += [*deployment.domain_notes, *deployment.router_notes]
     content = yaml.safe_dump(config(runs.deployment), sort_keys=False)
     return Export(command_text(start, flags), {CONFIG_FILE: content}, runs.dropped, tuple(notes))
 

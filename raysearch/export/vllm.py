@@ -24,7 +24,8 @@ def export(deployment: Deployment) -> Export:
     """The command that starts one replica, on the head node of a Ray cluster where it spans several nodes."""
     runs = fitted(deployment, VLLM)
     flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
-    notes, split = [*runs.notes, *runs.deployment.router_notes], runs.deployment.layer_partition
+    notes = [*runs.notes, *runs.deployment.domain_notes, *runs.deployment.router_notes]
+    split = runs.deployment.layer_partition
     start = f"VLLM_PP_LAYER_PARTITION={split} " * bool(split) + f"vllm serve {runs.deployment.served_model}"
     if deployment.nodes > 1:
         more, nodes, start_more = _over_nodes(runs.deployment)
@@ -40,7 +41,7 @@ def _over_nodes(deployment: Deployment) -> tuple[list[Flag], int, str]:
     which is all of them unless told; a rank over several nodes fills them whole (`sim.engines.vllm`), and says so.
     """
     flags: list[Flag] = [("--distributed-executor-backend", "ray")]
-    ranks, node_gpus = deployment.strategy.attention_dp, deployment.workload.hardware.node_gpus
+    ranks, node_gpus = deployment.strategy.attention_dp, deployment.workload.hardware.host_gpus
     if ranks == 1:
         return flags, deployment.nodes, ""
     flags.append(("--data-parallel-backend", "ray"))

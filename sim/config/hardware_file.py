@@ -257,6 +257,7 @@ class HardwareFile(FileSchema):
     name: Name
     vendor: str | None = Field(None, exclude=True)  # for engines that run on some alone; no figure depends on it
     node_gpus: Count
+    host_gpus: Count | None = Field(None, exclude=True)  # of a host, for exports and engines; node_gpus where not said
     kernels: hardware.EngineName = "trtllm"  # whose kernels run
     all_reduce: hardware.AllReduce | None = None  # the engine's own
     calibration: str | None = None  # medians alone
@@ -288,6 +289,8 @@ class HardwareFile(FileSchema):
             raise ValueError(
                 f"links.rack.gpus ({rack.gpus}) must be several nodes of {self.node_gpus} GPUs, as node_gpus says"
             )
+        if self.node_gpus % (self.host_gpus or self.node_gpus):
+            raise ValueError(f"node_gpus ({self.node_gpus}) must be several hosts of host_gpus = {self.host_gpus}")
         if self.links.topology == "mesh" and self.node_gpus < 3:
             raise ValueError(f"a mesh has at least 3 GPUs, got node_gpus = {self.node_gpus}")
         return self
@@ -363,6 +366,7 @@ class HardwareFile(FileSchema):
             hbm_bandwidth_bytes_per_s=self.hbm.bandwidth_gb_per_s * 1e9,
             overhead_bytes=self.hbm.overhead_gb * 1e9,
             node_gpus=self.node_gpus,
+            host_gpus=self.host_gpus or self.node_gpus,
             efficiency={
                 "gemm": self.efficiency.gemm.to_si(),
                 "attention": self.efficiency.attention.to_si(),

@@ -41,7 +41,7 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
         )
     elif ep > 1 and workload.expert_exchange == "all_to_all" and strategy.attention_dp == 1:
         yield f"tokens travel to experts (--all2all-backend) between data-parallel ranks only, got dp=1 with ep={ep}"
-    rank, node = strategy.gpus // strategy.attention_dp, workload.hardware.node_gpus
+    rank, node = strategy.gpus // strategy.attention_dp, workload.hardware.host_gpus
     if strategy.attention_dp > 1 and rank > node and rank % node:
         yield (
             f"a data-parallel rank lies within a node or fills whole ones, and tp*cp*pp = {rank} GPUs do neither on "

@@ -208,6 +208,8 @@ class Hardware:
     """One accelerator, its node and its network, and the software that runs on it.
 
     Attributes:
+        node_gpus: GPUs behind the same fast links, which may be several hosts.
+        host_gpus: GPUs of a host, what engines call a node; node_gpus unless fast links join several hosts.
         efficiency: Medians that price a kernel without a fitted curve.
         curves: Fitted curves of the engine, or None to price everything by medians.
         communication_overlap: Share of every collective that hides behind other work.
@@ -221,6 +223,7 @@ class Hardware:
     hbm_bandwidth_bytes_per_s: float
     overhead_bytes: float
     node_gpus: int
+    host_gpus: int
     efficiency: Mapping[KernelFamily, Efficiency]
     collectives: CollectiveModel
     curves: Curves | None = None

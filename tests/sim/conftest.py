@@ -27,6 +27,7 @@ def toy_hardware() -> Hardware:
         hbm_bandwidth_bytes_per_s=1e12,
         overhead_bytes=1e6,
         node_gpus=8,
+        host_gpus=8,
         efficiency={
             "gemm": Efficiency({"bf16": 0.8, "fp8": 0.6}, {"bf16": 0.8, "fp8": 0.5}, 1e-13),
             "attention": Efficiency({"bf16": 0.5, "fp8": 0.5}, {"bf16": 0.8, "fp8": 0.4}, 1e-13),

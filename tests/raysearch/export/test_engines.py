@@ -297,6 +297,22 @@ def test_a_replica_over_several_nodes_says_what_lies_on_each(tp: int, dp: int, p
     assert ("span" in made.command) == (ranks > 1 and gpus > 8)
 
 
+def test_a_node_is_a_host_where_fast_links_join_several() -> None:
+    rack = served("qwen3_235b_a22b", "vllm", hardware="gb200_nvl72", max_gpus=72)  # trays of 4 in one NVLink domain
+    dims = megatron_dims(rack.model)
+    one, two = (Deployment(rack, Strategy(4, 4, pp, 64, dims, dp=1), "m") for pp in (1, 2))
+    assert "ray" not in exporter("vllm")(one).command
+    assert options_of(exporter("vllm")(two).command)["--distributed-executor-backend"] == "ray"
+    assert options_of(exporter("sglang")(two).command)["--nnodes"] == "2"
+    megatron = options_of(exporter("megatron")(two).command)
+    assert (megatron["--nnodes"], megatron["--nproc-per-node"]) == ("2", "4")
+    for target in ENGINES:
+        assert "2 nodes must be of the 72 GPUs that NVLink joins" in " ".join(exporter(target)(two).notes)
+        assert "NVLink" not in " ".join(exporter(target)(one).notes)
+    ranks = exporter("vllm")(Deployment(rack, Strategy(1, 16, 1, 512, dims), "m"))
+    assert options_of(ranks.command)["--data-parallel-size-local"] == "4"
+
+
 def test_nodes_that_are_not_filled_are_all_alike() -> None:
     workload = served("llama_3_1_70b", "sglang", max_gpus=64, weights="bf16")
     deployment = Deployment(workload, Strategy(4, 1, 5, 64, megatron_dims(workload.model)), "m")  # 20 GPUs

@@ -69,6 +69,18 @@ def test_dynamo_takes_both_pools_as_one_resource_with_one_frontend(engine: str) 
     assert pools_exporter("vllm") is None
 
 
+def test_a_pod_takes_a_host_of_a_rack() -> None:
+    asked = Description("deepseek_v3", "gb200_nvl72", "serve", isl=4000, osl=500, engine="vllm", max_gpus=72)
+    workload = described_workload(asked)
+    rack = Deployment(workload, Strategy(1, 8, 1, 64, megatron_dims(workload.model)), "m")
+    worker = yaml.safe_load(exporter("dynamo")(rack).files["dynamo.yaml"])["spec"]["components"][1]
+    assert worker["multinode"]["nodeCount"] == 2
+    assert worker["podTemplate"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+    values = yaml.safe_load(exporter("llm-d")(rack).files["llm-d-values.yaml"])
+    assert values["multinode"]
+    assert values["decode"]["parallelism"] == {"tensor": 1, "data": 8, "dataLocal": 4, "workers": 2}
+
+
 @pytest.mark.parametrize("strategy", [ONE_NODE, TWO_NODES, {"tp": 16, "ep": 16, "dp": 1}])
 def test_llm_d_takes_the_values(strategy: dict[str, int]) -> None:
     asked = deployment("vllm", strategy)

@@ -29,6 +29,8 @@ from sim.strategy import Strategy
 from sim.workload import DegreeTables, Workload
 
 SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
+H100 = load_workload("gpt_moe_1_2t_16k").hardware
+ODD = {"tp": 4, "dp": 2, "ep": 8, "pp": 3}
 FLAGSHIP = dataclasses.replace(load_workload("gpt_moe_1_2t_16k"), expert_exchange="all_gather")
 
 
@@ -93,6 +95,13 @@ def test_blocks_of_fp8_weights_are_not_cut() -> None:
     assert not refused(qwen, "vllm", tp=4, dp=1)  # 3 blocks each
     assert "inside blocks" in refused(qwen, "vllm", tp=8, dp=1)[0]
     assert not refused(qwen, "vllm", tp=8, dp=1, ep=8)  # whole experts
+
+
+def test_a_rank_lies_within_a_host_of_several_that_fast_links_join() -> None:
+    rack = served("qwen3_235b_a22b", "vllm", hardware="gb200_nvl72", max_gpus=72)
+    assert "12 GPUs do neither on nodes of 8" in refused(dataclasses.replace(rack, hardware=H100), "vllm", **ODD)[0]
+    assert not refused(rack, "vllm", **ODD)  # three trays of 4
+    assert "6 GPUs do neither on nodes of 4" in refused(rack, "vllm", **{**ODD, "tp": 2, "ep": 4})[0]
 
 
 def test_ranks_of_a_dense_model_are_replicas() -> None:
