@@ -20,6 +20,7 @@ from raysearch.export.deployment import Deployment, Export, check_even, spread_n
 from raysearch.export.fitting import fitted
 from raysearch.export.vllm import check_ranks
 from sim.engines.registry import engine_rules
+from sim.engines.rules import nvidia_alone
 
 VERSION = "1.6.1"
 FILE = "dynamo.yaml"
@@ -64,6 +65,8 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
 
 def _engine_of(deployment: Deployment) -> str:
     workload = deployment.workload
+    for text in nvidia_alone(workload.hardware):
+        raise ValueError(f"Dynamo's images: {text}; export to the engine or to llm-d")
     engine = workload.engine.name.partition("<")[0] if workload.engine else "vllm"
     if engine not in _IMAGES:
         raise ValueError(f"Dynamo runs {', '.join(_IMAGES)}, not {engine}")

@@ -2,7 +2,8 @@
 
 Source: charts/llm-d-modelservice/{values.yaml, values.schema.json, templates/_helpers.tpl} and its LeaderWorkerSet
 example. The command is given whole (`modelCommand: custom`), so that the chart adds no option of its own; GPUs are
-those of a worker, which is a node of a LeaderWorkerSet where a replica spans several.
+those of a worker, which is a node of a LeaderWorkerSet where a replica spans several. The chart adds GPUs of the kind
+that `accelerator.type` says to whatever a container asks for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from raysearch.export.vllm import check_ranks, parallel_flags, serving_flags
 from sim.engines.vllm import VLLM
 
 FILE = "llm-d-values.yaml"
-IMAGE = "vllm/vllm-openai:v0.33.0"
+_IMAGES = {"nvidia": "vllm/vllm-openai:v0.33.0", "amd": "vllm/vllm-openai-rocm:v0.33.0"}
+"""By the vendor of the GPUs. [published] Docker Hub; ROCm's since 0.14, that it has this version is [assumed]."""
 _PORT = 8000
 
 
@@ -49,6 +51,7 @@ def values(deployment: Deployment, pool: str) -> dict[str, Any]:
     other = "prefill" if pool == "decode" else "decode"
     name = resource_name(deployment.workload.model.name)
     return {
+        "accelerator": {"type": _vendor(deployment)},
         "multinode": nodes > 1,
         "modelArtifacts": {
             "name": deployment.served_model,
@@ -68,6 +71,14 @@ def values(deployment: Deployment, pool: str) -> dict[str, Any]:
     }
 
 
+def _vendor(deployment: Deployment) -> str:
+    hardware = deployment.workload.hardware
+    vendor = hardware.vendor or "nvidia"
+    if vendor not in _IMAGES:
+        raise ValueError(f"images are known for GPUs of {' and '.join(_IMAGES)}, not of {vendor} ({hardware.name})")
+    return vendor
+
+
 def _parallelism(deployment: Deployment) -> dict[str, int]:
     """What the chart counts GPUs of a worker by: tensor * dataLocal."""
     strategy, nodes = deployment.strategy, deployment.nodes
@@ -85,12 +96,12 @@ def _parallelism(deployment: Deployment) -> dict[str, int]:
 def _container(deployment: Deployment) -> dict[str, Any]:
     flags = words(parallel_flags(deployment) + serving_flags(deployment))
     serve = ["vllm", "serve", deployment.served_model, "--port", str(_PORT), *flags]
-    container: dict[str, Any] = {"name": "vllm", "image": IMAGE, "modelCommand": "custom"}
+    container: dict[str, Any] = {"name": "vllm", "image": _IMAGES[_vendor(deployment)], "modelCommand": "custom"}
     if deployment.nodes == 1:
         container |= {"command": serve[:2], "args": serve[2:]}
     else:
         container |= {"command": ["/bin/sh", "-c"], "args": [_of_node(deployment, serve)]}
-    gpus = {"nvidia.com/gpu": str(deployment.gpus_per_node)}
+    gpus = {f"{_vendor(deployment)}.com/gpu": str(deployment.gpus_per_node)}
     return {**container, "resources": {"limits": gpus, "requests": dict(gpus)}, "mountModelVolume": True}
 
 

@@ -14,7 +14,7 @@ from raysearch.export.deployment import Deployment, Export, Flag, check_even, co
 from raysearch.export.fitting import fitted
 from raysearch.export.models import Told
 from sim.engines.megatron_core import MEGATRON_CORE
-from sim.engines.rules import EngineRules
+from sim.engines.rules import EngineRules, nvidia_alone
 from sim.layers.dims import spread
 from sim.layers.heuristics import megatron_dims
 from sim.simulate import evaluate
@@ -26,6 +26,8 @@ def export(deployment: Deployment) -> Export:
     check_even(deployment.strategy.gpus, "GPUs", deployment.nodes)
     launch: list[Flag] = [("--nproc-per-node", deployment.gpus_per_node)]
     notes = [*runs.notes, "convert the weights to a Megatron checkpoint first, and put its folder in CHECKPOINT"]
+    if list(nvidia_alone(deployment.workload.hardware)):
+        notes.append("Megatron-LM is NVIDIA's: elsewhere their maker's fork runs, whose options were not read")
     if deployment.nodes > 1:
         head: Flag = ("--master-addr", "$HEAD_ADDRESS")
         launch += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), head]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -79,6 +80,23 @@ def test_a_pod_takes_a_host_of_a_rack() -> None:
     values = yaml.safe_load(exporter("llm-d")(rack).files["llm-d-values.yaml"])
     assert values["multinode"]
     assert values["decode"]["parallelism"] == {"tensor": 1, "data": 8, "dataLocal": 4, "workers": 2}
+
+
+def test_pods_of_amd_s_gpus_ask_for_these_with_an_image_that_runs_there() -> None:
+    workload = described_workload(Description("qwen3_32b", "mi300x", "serve", isl=4000, osl=500, engine="vllm"))
+    amd = Deployment(workload, Strategy(8, 1, 1, 64, megatron_dims(workload.model)), "m")
+    values = yaml.safe_load(exporter("llm-d")(amd).files["llm-d-values.yaml"])
+    jsonschema.validate(values, SCHEMAS["llm_d"]["schema"])
+    container = values["decode"]["containers"][0]
+    assert values["accelerator"] == {"type": "amd"}
+    assert container["resources"]["limits"] == {"amd.com/gpu": "8"}
+    assert container["image"].startswith("vllm/vllm-openai-rocm:")
+    with pytest.raises(ValueError, match="it runs on NVIDIA GPUs alone, not on mi300x; export to the engine"):
+        exporter("dynamo")(amd)
+    assert "their maker's fork runs" in " ".join(exporter("megatron")(amd).notes)
+    other = replace(amd, workload=replace(workload, hardware=replace(workload.hardware, vendor="mine")))
+    with pytest.raises(ValueError, match="images are known for GPUs of nvidia and amd, not of mine"):
+        exporter("llm-d")(other)
 
 
 @pytest.mark.parametrize("strategy", [ONE_NODE, TWO_NODES, {"tp": 16, "ep": 16, "dp": 1}])
