@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -16,9 +16,10 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from raysearch.ppo.actor import Proposal
-from raysearch.ppo.asynchronous import RETRY_S
 from raysearch.ppo.env_runner import EliteEnvRunner
+from raysearch.ppo.remote import RETRY_S
 from raysearch.ppo.rollout import Rollout
+from raysearch.ppo.search import Report, Search, Weights
 from raysearch.searcher import Outcome
 
 _log = logging.getLogger(__name__)
@@ -136,3 +137,60 @@ def episode_of(rollout: Rollout) -> SingleAgentEpisode:
 
 NOTHING_SEEN = np.empty(0, np.float32)
 """What environments show to actors that look at their own memory alone."""
+
+
+@final
+class Ahead:
+    """Decides calls until enough are under way, takes the oldest in, and has the policy learn where a round is full.
+
+    Args:
+        search: Whose calls they are; its actor decides them.
+        local: The env runner of this process.
+        remote: The others by their number.
+        weights: Of the policy.
+        report: Takes RLlib's metrics.
+    """
+
+    def __init__(
+        self, search: Search, local: EliteEnvRunner, remote: Mapping[int, Any], weights: Weights, report: Report
+    ) -> None:
+        self._search, self._weights, self._report = search, weights, report
+        self._has_weights = False
+        self._calls = CallsAhead(
+            local,
+            [remote[worker] for worker in sorted(remote)],
+            round_calls=search.config.round_calls,
+            budget=search.config.budget,
+            give_up_s=search.config.runner_restart_timeout_s,
+        )
+
+    def sample(self) -> list[SingleAgentEpisode]:
+        """Takes in the oldest call under way; the round's episode where it is the last, or nothing as yet."""
+        search, actor = self._search, self._search.actor
+        if not self._has_weights:
+            actor.module.set_state(self._weights())
+            actor.forget()
+            self._has_weights = True
+        while len(self._calls) < search.config.ahead and actor.next_call < search.config.budget:
+            seen = actor.look(NOTHING_SEEN)
+            self._calls.send(actor.propose(seen, actor.judge(seen)))
+        outcome, metrics = self._calls.take()
+        if metrics is not None:
+            self._report([metrics])
+        actor.tell(outcome)
+        search.count(outcome)
+        is_full = actor.recorded >= search.config.round_calls or not search.calls_left
+        return [episode_of(actor.take())] if is_full else []
+
+    def policy_changed(self) -> None:
+        """The next call is decided by the new weights."""
+        self._has_weights = False
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing: the search's actor knows what is under way."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """What was under way is made again."""
+        self._has_weights = False
+        self._calls.begin_with(self._search.actor.in_flight)

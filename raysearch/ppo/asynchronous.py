@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, final
 
 import ray
 from ray.exceptions import RayError
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from raysearch.ppo.env_runner import EliteEnvRunner, OutOfDate, Round
+from raysearch.ppo.env_runner import Round
+from raysearch.ppo.remote import RETRY_S, answer
+from raysearch.ppo.search import Report, Search, Weights
 
 _log = logging.getLogger(__name__)
-RETRY_S = 0.5
-"""[assumed] Between two attempts to reach a lost env runner; a process takes seconds to start."""
 
 
 class Portion(NamedTuple):
@@ -30,20 +31,6 @@ class Portion(NamedTuple):
     first_call: int
     calls: int
     chunk: int
-
-
-def answer(runner: EliteEnvRunner, request: Round | ray.ObjectRef) -> tuple[int, Any]:
-    """Runs on an env runner: what it sampled, or None if it has to be told more."""
-    try:
-        round_: Any = request if isinstance(request, Round) else ray.get(request)
-        return runner.worker_index, runner.sample_round(round_)
-    except OutOfDate:
-        return runner.worker_index, None
-
-
-def handle(runner: EliteEnvRunner) -> tuple[int, Any]:
-    """Runs on an env runner: its number, and what to call it by, which outlives its restarts."""
-    return runner.worker_index, ray.get_runtime_context().current_actor
 
 
 @final
@@ -143,3 +130,60 @@ class Portions:
 
 def _portions(due: Sequence[Any]) -> list[tuple[int, int, int]]:
     return sorted((int(first), int(calls), int(chunk)) for first, calls, chunk in due)
+
+
+@final
+class Unwaiting:
+    """Takes portions in as they come, and has the policy learn once they make a round.
+
+    An agent learns from its own calls; those of one that has ended are known and counted when they come.
+
+    Args:
+        search: Whose calls they are.
+        runners: The remote env runners by their number.
+        weights: Of the policy.
+        report: Takes RLlib's metrics.
+    """
+
+    def __init__(self, search: Search, runners: Mapping[int, Any], weights: Weights, report: Report) -> None:
+        self._search, self._weights, self._report = search, weights, report
+        config = search.config
+        self._portions = Portions(
+            runners,
+            size=config.round_calls // config.num_env_runners,
+            budget=config.budget,
+            give_up_s=config.runner_restart_timeout_s,
+        )
+        self._unlearned: list[SingleAgentEpisode] = []
+
+    def sample(self) -> list[SingleAgentEpisode]:
+        """Takes in the next portion; a round's worth of them, or nothing as yet."""
+        search, portions = self._search, self._portions
+        portions.hand_out(search.chunk, search.actor.settled, search.actor.news, self._weights)
+        search.actor.next_call = portions.issued
+        taken = portions.take()
+        if taken is None:
+            return []
+        _, portion, (episodes, metrics) = taken
+        self._report([metrics])
+        search.note(episodes, portion.first_call)
+        if portion.chunk == search.chunk:
+            self._unlearned += [episode for _, episode in episodes]
+        calls = sum(len(episode) for episode in self._unlearned)
+        if not calls or (calls < search.config.round_calls and search.calls_left):
+            return []
+        search.actor.learn()
+        return self._unlearned
+
+    def policy_changed(self) -> None:
+        """The runners are told with their next portions; what came is learned, or was an earlier agent's."""
+        self._unlearned = []
+
+    def get_state(self) -> dict[str, Any]:
+        """Calls that have a number and are not back."""
+        return {"portions": self._portions.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Those are made again."""
+        self._unlearned = []
+        self._portions.set_state(state["portions"])

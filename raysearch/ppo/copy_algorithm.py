@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Self
 
-from raysearch.ppo.algorithm import LearnToShardConfig
+from raysearch.ppo.config import LearnToShardConfig
 from raysearch.ppo.copy_actor import CopyActor
 from raysearch.ppo.copy_attention import CopyAttention
 from raysearch.ppo.copy_learner import CopyLearner

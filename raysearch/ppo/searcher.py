@@ -20,7 +20,7 @@ from raysearch.ppo.options import Options
 from raysearch.searcher import Outcome, Searcher
 
 if TYPE_CHECKING:
-    from raysearch.ppo.algorithm import LearnToShardConfig
+    from raysearch.ppo.config import LearnToShardConfig
 
 
 class AgentSearcher(Searcher):
@@ -83,7 +83,7 @@ class PPOSearcher(AgentSearcher):
 
     def new_config(self) -> LearnToShardConfig:
         """The paper's."""
-        from raysearch.ppo.algorithm import LearnToShardConfig
+        from raysearch.ppo.config import LearnToShardConfig
 
         return LearnToShardConfig()
 

@@ -79,7 +79,7 @@ def test_a_lean_algorithm_trains_in_its_own_environment(toy, local_ray):
     config.lean = True
     lean = config.build_algo()
     results = finish(lean)
-    assert lean._env.actions == toy.search(budget=BUDGET, seed=3).advance(BUDGET).env.actions
+    assert lean._lean.env.actions == toy.search(budget=BUDGET, seed=3).advance(BUDGET).env.actions
     assert results[-1]["num_env_steps_sampled_lifetime"] == BUDGET
     assert not os.listdir(ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH) or lean.logdir is None
     lean.stop()
@@ -181,7 +181,7 @@ def test_asynchronous_runners_make_each_call_once_though_one_is_killed_and_the_s
     def check():
         assert first.calls == BUDGET
         assert first.search_state()["portions"] == {"issued": BUDGET, "due": []}
-        assert first.best == max(first._chunk_bests) > 0
+        assert first.best == max(first._search.chunk_bests) > 0
         assert first.actor.memory.get_state()["numbers"].tolist() == list(range(BUDGET))
 
     first = algorithm(asynchronous, num_env_runners=2)
