@@ -105,6 +105,14 @@ PUBLISHED: list[tuple[str, Config, float | None, float | None, bool]] = [
     ("llama_3_1_8b", config("llama", 32, 4096, 14336, 32, 128256, num_key_value_heads=8), 8.03, None, False),
     ("llama_3_1_70b", config("llama", 80, 8192, 28672, 64, 128256, num_key_value_heads=8), 70.6, None, False),
     ("llama_3_1_405b", config("llama", 126, 16384, 53248, 128, 128256, num_key_value_heads=8), 405, None, False),
+    # Mistral 7B v0.3: safetensors total on its model card.
+    (
+        "mistral_7b",
+        config("mistral", 32, 4096, 14336, 32, 32768, num_key_value_heads=8, sliding_window=None),
+        7.248,
+        None,
+        False,
+    ),
     # Mixtral: Mistral AI's announcements, December 2023 and April 2024.
     (
         "mixtral_8x7b",
@@ -380,6 +388,8 @@ def test_the_shipped_models_are_what_their_configurations_say() -> None:
             shipped, imported = load_model(path), modelled(content, name)
             assert imported.parameters == shipped.parameters, name
             assert imported.layers == shipped.layers, name
+            mixers = ([model.groups[index].attention for index in model.order] for model in (imported, shipped))
+            assert next(mixers) == next(mixers), name  # windows, chunks and sinks too
 
 
 # --- what cannot be said --------------------------------------------------------------------------------
