@@ -196,7 +196,12 @@ def _prefill_kernel(rank: Rank, shape: PrefillAttention, kv_dtype: Dtype) -> Ker
 
 
 def _latent(rank: Rank, latent: LatentAttention, sequences: int, prompts: float, heads: int, kv_heads: int) -> Kernels:
-    """One latent per token for all heads: absorbed where it decodes, expanded over prompts."""
+    """One latent per token for all heads: absorbed where it decodes, expanded over prompts.
+
+    A prompt longer than an indexer picks reads its latents token by token, as decoding does: absorbed products have
+    more FLOP per pair of tokens, so that its time steps up there. Source: SGLang's
+    `SGLANG_NSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD`, by default what the indexer picks.
+    """
     workload, load, indexer = rank.workload, rank.sizes.load, latent.indexer
     kv_dtype = workload.precisions.kv_cache
     row_bytes = latent.cached_width * DTYPE_BYTES[kv_dtype]
@@ -213,9 +218,10 @@ def _latent(rank: Rank, latent: LatentAttention, sequences: int, prompts: float,
         readers, rows = (decoded, heads) if indexer else (sequences, heads * load.queries)
         absorbed = _absorbed(rank, latent, readers, context, rows, LatentDecode(readers, context, rows))
         kernels.append(absorbed._replace(unlike=_several(load)))
-    if prompts and indexer and load.prompt_tokens > indexer.topk:  # reads latents token by token, as decoding does
+    if prompts and indexer and load.prompt_tokens > indexer.topk:
+        chosen = indexer.topk - indexer.topk**2 / (2 * load.prompt_tokens)  # on average: the first see fewer
         kernels.append(_index_prompts(rank, indexer, prompts))
-        kernels.append(_absorbed(rank, latent, tokens - decoded, indexer.topk, heads, _UNMEASURED_INDEXER))
+        kernels.append(_absorbed(rank, latent, tokens - decoded, chosen, heads, _UNMEASURED_INDEXER))
     elif prompts:
         mean_dim = (latent.query_width + latent.value_dim) // 2  # of scores and of values
         kernels.append(
@@ -226,7 +232,7 @@ def _latent(rank: Rank, latent: LatentAttention, sequences: int, prompts: float,
 
 
 def _absorbed(
-    rank: Rank, latent: LatentAttention, queries: float, context: int, heads: int, shape: LatentDecode | str
+    rank: Rank, latent: LatentAttention, queries: float, context: float, heads: int, shape: LatentDecode | str
 ) -> Kernel:
     """Queries in the latent's width, over `context` latents each."""
     kv_dtype, dtype = rank.workload.precisions.kv_cache, rank.workload.precisions.activations

@@ -202,6 +202,19 @@ def test_sparse_attention_reads_its_choice_and_the_index_of_all(toy_moe: Workloa
     assert any("sparse attention" in what for what in attention(SPARSE, 1000)[1])
 
 
+def test_a_prompt_longer_than_what_an_indexer_picks_has_the_pairs_that_its_tokens_see(toy_moe: Workload) -> None:
+    def flops(mixer: Attention, tokens: int) -> float:
+        model = layers(mixer, count=1)
+        workload = served(toy_moe, model, phase="prefill", prompt_tokens=tokens, output_tokens=1, context_tokens=tokens)
+        return evaluate(workload, Strategy(1, 1, 1, 4, (NONE,) * 12)).ops[2].work_flops
+
+    topk, pair = 64, 2 * 8 * (32 + 8 + 32)  # of 8 heads, in the latent's width: scores with the rotary key, and values
+    for tokens in (65, 100, 1000):
+        index = 4 * tokens**2 / 2 * 2 * 4 * 8
+        seen = sum(min(token, topk) for token in range(tokens)) + tokens / 2  # itself by half, as without an indexer
+        assert flops(SPARSE, tokens) - index == pytest.approx(4 * seen * pair, rel=0.01)
+
+
 @pytest.mark.parametrize("attention", [FULL, WINDOW, LATENT, SPARSE, DELTA])
 def test_more_tokens_never_take_less(toy_moe: Workload, attention: Attention) -> None:
     for phase in ("decode", "serve", "prefill"):
