@@ -97,8 +97,8 @@ def stage_time(
             slowest = (total_s, inside_s, stage)
     assert slowest is not None
     total_s, inside_s, stage = slowest
-    layers = sum(stage.layers)
-    mean_s = layers_s[0] if len(layers_s) == 1 else inside_s / layers
+    layers = sum(stage.layers)  # none, where there are more stages than layers
+    mean_s = layers_s[0] if len(layers_s) == 1 else inside_s / max(layers, 1)
     ends = (first_s, last_s - draft_s if draft_s else last_s)
     return StageBreakdown(layers, mean_s, *ends, send_recv_s, total_s, stage.layers, tuple(layers_s), draft_s)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.batched import evaluate_many
 from sim.config.catalog import load_model
 from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError
@@ -286,6 +287,20 @@ def test_the_fullest_rank_holds_the_experts_that_do_not_divide(toy_moe: Workload
 
 def test_more_stages_than_layers_are_not_counted_one_by_one(toy_dense: Workload) -> None:
     assert pipeline(toy_dense, 10**15) == pipeline(toy_dense, 10) == pipeline(toy_dense, 6)
+
+
+def test_a_stage_of_the_head_alone_may_be_the_slowest_of_a_model_of_several_groups(toy_moe: Workload) -> None:
+    groups = (layers(FULL, count=2), layers(WINDOW, DENSE, 2, "b"))
+    workload = dataclasses.replace(toy_moe, model=Model("wide", 64, 10**7, groups))
+    strategies = [Strategy(1, 1, pp, 4, (NONE,) * 12) for pp in (4, 5, 6, 9)]
+    many = evaluate_many(workload, strategies)
+    for index, strategy in enumerate(strategies):
+        evaluation = evaluate(workload, strategy)
+        assert many[index] == evaluation
+        assert evaluation.stage.total_s == pytest.approx(
+            evaluation.stage.head_s + evaluation.stage.send_recv_s + evaluation.stage.layers * evaluation.stage.layer_s
+        )
+        assert [each.kind for each in evaluation.violations if each.kind == "layers"] == ["layers"] * (strategy.pp > 4)
 
 
 def test_redundant_experts_are_held_and_even_out_the_ranks() -> None:
