@@ -148,6 +148,7 @@ class Explanation(NamedTuple):
     extrapolated: tuple[str, ...]
     kernel_interval: Interval = EXACT
     tpot_interval_s: tuple[float, float] = (0.0, 0.0)
+    ttft_interval_s: tuple[float, float] = (0.0, 0.0)
     interval_because: str = ""
 
 
@@ -176,6 +177,8 @@ class Evaluation:
         extrapolated: What the figure rests on that no measurement covers, largest share of the time first.
         kernel_interval: Factors between which kernels and collectives put their own time in 90 % of cases.
         tpot_interval_s: Seconds (low, high) between which a measured run's time per token lies in 90 % of cases.
+        ttft_interval_s: The same of the time to the first token, [assumed] as wide as of steps that are all prompts; what
+            requests wait in a queue is in neither.
         interval_because: What makes that wider than for a measured model under its engine; "" for nothing.
     """
 
@@ -196,6 +199,7 @@ class Evaluation:
     extrapolated: tuple[str, ...] = field(default_factory=tuple[str, ...])
     kernel_interval: Interval = field(default_factory=lambda: EXACT)
     tpot_interval_s: tuple[float, float] = field(default_factory=lambda: (0.0, 0.0))
+    ttft_interval_s: tuple[float, float] = field(default_factory=lambda: (0.0, 0.0))
     interval_because: str = field(default_factory=str)
 
     @property

@@ -62,7 +62,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         running=state.batching.in_flight,
         prompt_stage=last.stage if state.batching.mixed else None,
         engine_s=state.batching.pace.engine_s(state.batching.times),
-    ).explained_by(partial(explain, workload, strategy, state.batching.loads, tpot_s, prompt_share))
+    ).explained_by(partial(explain, workload, strategy, state.batching.loads, tpot_s, ttft_s, prompt_share))
 
 
 class SteadyState(NamedTuple):

@@ -117,6 +117,7 @@ def evaluation_dict(workload: Workload, evaluation: Evaluation) -> dict[str, Any
         "tpot_interval_s": list(evaluation.tpot_interval_s) if decodes else None,
         "interval_because": evaluation.interval_because,
         "ttft_s": evaluation.ttft_s if prompts else None,
+        "ttft_interval_s": list(evaluation.ttft_interval_s) if prompts else None,
         "expected_error": evaluation.expected_error,
         "extrapolated": list(evaluation.extrapolated),
         "gpus": evaluation.gpus,

@@ -55,16 +55,16 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
 
 
 def figures(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
-    """Figures of a strategy with their 90 % intervals; those of TTFT are [assumed] as wide as TPOT's."""
-    tpot_s, (low_s, high_s) = evaluation.tpot_s, evaluation.tpot_interval_s
+    """Figures of a strategy with their 90 % intervals."""
+    tpot_s, ttft_s = evaluation.tpot_s, evaluation.ttft_s
     told: dict[str, Any] = {
         "strategy": strategy_dict(evaluation.strategy),
         "layout": layout_of(evaluation.strategy),
         "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
         "tpot_s": tpot_s if tpot_s else None,
         "tokens_per_s_per_user": 1 / tpot_s if tpot_s else None,
-        "ttft_s": evaluation.ttft_s if workload.phase != "decode" else None,
-        "intervals": {},
+        "ttft_s": ttft_s if workload.phase != "decode" else None,
+        "intervals": _intervals(evaluation),
         "interval_because": evaluation.interval_because,
         "expected_error": evaluation.expected_error,
         "extrapolated": list(evaluation.extrapolated),
@@ -72,15 +72,21 @@ def figures(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
         "gpus_per_replica": evaluation.gpus,
         "near_limits": [asdict(limit) for limit in near_limits(workload, evaluation)],
     }
+    return told
+
+
+def _intervals(evaluation: Evaluation) -> dict[str, list[float]]:
+    """Low and high of each figure that a phase has: rates err as the time does that they are made of."""
+    tpot_s, ttft_s, per_gpu = evaluation.tpot_s, evaluation.ttft_s, evaluation.tokens_per_s_per_gpu
+    told: dict[str, list[float]] = {}
     if tpot_s:
-        down, up = low_s / tpot_s, high_s / tpot_s
-        told["intervals"] = {
-            "tpot_s": [low_s, high_s],
-            "tokens_per_s_per_user": [1 / high_s, 1 / low_s],
-            "tokens_per_s_per_gpu": [evaluation.tokens_per_s_per_gpu / up, evaluation.tokens_per_s_per_gpu / down],
-        }
-        if told["ttft_s"]:
-            told["intervals"]["ttft_s"] = [told["ttft_s"] * down, told["ttft_s"] * up]
+        low_s, high_s = evaluation.tpot_interval_s
+        told |= {"tpot_s": [low_s, high_s], "tokens_per_s_per_user": [1 / high_s, 1 / low_s]}
+        told["tokens_per_s_per_gpu"] = [per_gpu * tpot_s / high_s, per_gpu * tpot_s / low_s]
+    if ttft_s:
+        low_s, high_s = evaluation.ttft_interval_s
+        told["ttft_s"] = [low_s, high_s]
+        told.setdefault("tokens_per_s_per_gpu", [per_gpu * ttft_s / high_s, per_gpu * ttft_s / low_s])
     return told
 
 

@@ -48,17 +48,14 @@ def _show_best(answer: Answer, best: Option) -> None:
     if paid := cost(question, fleet):
         console.print(f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens")
     console.print(f"  Limit: {best.limit}")
-    if told["intervals"]:
-        console.print(f"  In brackets 90 % intervals{_because(best.evaluation)}")
-    else:
-        console.print("  No interval: times of steps that only compute prompts were not measured")
+    console.print(f"  In brackets 90 % intervals{_because(best.evaluation)}")
     for what in best.evaluation.extrapolated:
         console.print(f"  Extrapolated: {what}")
     for near in near_limits(question.workload, best.evaluation):
         console.print(f"  Near its limit: {near.message}")
     if "ttft_s" in told["intervals"]:
         console.print(
-            "  That of the first token is [assumed] as wide as that of the others; waiting in a queue is not in it"
+            "  That of the first token is [assumed] as wide as of steps that are all prompts; no queue is in it"
         )
     if warning := slow_precision(
         question.workload,

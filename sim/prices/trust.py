@@ -61,10 +61,10 @@ class Stated(NamedTuple):
     because: str
 
 
-def tpot_interval(
+def step_interval(
     hardware: Hardware, engine: str | None, model: str, *, moe: bool, prompt_share: float, kernels: Interval
 ) -> Stated:
-    """The interval of measured over predicted time per output token.
+    """The interval of measured over predicted time of steps, and so of the time per output token.
 
     Residuals of serving runs hold the errors of their kernels. What a strategy's own err beyond those comes on top, and
     so does the whole of what efficiencies of another machine may be off, as if independent. [assumed]
@@ -74,7 +74,7 @@ def tpot_interval(
         engine: Whose own time is charged; None for the bare machine.
         model: Its name.
         moe: Whether it has experts.
-        prompt_share: Share of the time that other requests' prompts take.
+        prompt_share: Share of the time that prompts take: of a token's time other requests', of a first token's 1.
         kernels: Of `Trust`.
     """
     errors, curves = hardware.errors, hardware.curves

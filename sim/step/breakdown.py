@@ -17,7 +17,7 @@ from sim.layers.sizes import Load
 from sim.prices.collectives import Collective
 from sim.prices.priced import Priced
 from sim.prices.roofline import KernelTime
-from sim.prices.trust import tpot_interval, trust_of
+from sim.prices.trust import step_interval, trust_of
 from sim.sharding.placement import PARTIAL
 from sim.step.costs import price, seconds
 from sim.step.drafting import passes_of
@@ -40,10 +40,11 @@ CHOICE_LABELS = {
     "f": "ffn hidden",
 }
 """What an einsum letter stands for when it is sharded."""
+_PROMPTS_ALONE = "of steps, those that also decode were measured"
 
 
 def explain(
-    workload: Workload, strategy: Strategy, loads: Sequence[Load], tpot_s: float, prompt_share: float
+    workload: Workload, strategy: Strategy, loads: Sequence[Load], tpot_s: float, ttft_s: float, prompt_share: float
 ) -> Explanation:
     """What stands behind the figures of `sim.simulate.evaluate`: the ops of the first step, and the trust in all.
 
@@ -52,6 +53,7 @@ def explain(
         strategy: As evaluated.
         loads: What is in each kind of step.
         tpot_s: The time per output token.
+        ttft_s: The time to the first one.
         prompt_share: Share of it that other requests' prompts take.
     """
     choices = choices_of(workload, strategy.dims)
@@ -77,16 +79,15 @@ def explain(
         parts += _draft_parts(end_of(stack), workload.model.layers)
         explained.append(tuple(ops))
     trust = trust_of(workload.hardware, parts)
-    stated = tpot_interval(
-        workload.hardware,
-        workload.engine.name if workload.engine else None,
-        workload.model.name,
-        moe=workload.model.is_moe,
-        prompt_share=prompt_share,
-        kernels=trust.kernels,
+    engine = workload.engine.name if workload.engine else None
+    moe, name = workload.model.is_moe, workload.model.name
+    stated, first = (
+        step_interval(workload.hardware, engine, name, moe=moe, prompt_share=share, kernels=trust.kernels)
+        for share in (prompt_share, 1.0)
     )
-    low, high = stated.factors
-    return Explanation(explained[0], *trust, (low * tpot_s, high * tpot_s), stated.because)
+    because = "; ".join(filter(None, (stated.because, _PROMPTS_ALONE if workload.phase == "prefill" else "")))
+    (low, high), (least, most) = stated.factors, first.factors
+    return Explanation(explained[0], *trust, (low * tpot_s, high * tpot_s), (least * ttft_s, most * ttft_s), because)
 
 
 def _draft_parts(end: Sides, layers: int) -> list[Priced]:

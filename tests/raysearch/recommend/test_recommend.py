@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -274,11 +275,11 @@ def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:
     assert "Near its limit: TPOT leaves" in shown.stdout
 
 
-def test_a_pool_of_prompts_has_no_interval_and_says_so() -> None:
+def test_a_pool_of_prompts_has_an_interval_and_says_what_it_rests_on() -> None:
     words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--phase", "prefill")
     shown = RUNNER.invoke(app, ["recommend", *words, "--ttft-ms", "100"], catch_exceptions=False)
-    assert "In brackets" not in shown.stdout
-    assert "No interval" in shown.stdout
+    assert re.search(r"tokens/s/GPU \[[\d,.]+, [\d,.]+\]", shown.stdout)
+    assert "[assumed] as wide as of steps that are all prompts" in shown.stdout
 
 
 def test_what_to_run_is_told_before_what_stands_beside_it() -> None:

@@ -13,7 +13,7 @@ from sim.layers.heuristics import megatron_dims
 from sim.prices.engine import Engine, EngineTimes
 from sim.prices.hardware import ErrorModel, Hardware, ServingIntervals, Widths
 from sim.prices.priced import EXACT, Priced, spread, together
-from sim.prices.trust import tpot_interval, trust_of
+from sim.prices.trust import step_interval, trust_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -24,7 +24,7 @@ ERRORS = ErrorModel(0.1, 0.35, 0.3, RUNS)
 
 
 def stated(engine: str | None = "vllm", model: str = "known", kernels: tuple[float, float] = EXACT, share: float = 0.2):
-    return tpot_interval(machine(ERRORS), engine, model, moe=False, prompt_share=share, kernels=kernels)
+    return step_interval(machine(ERRORS), engine, model, moe=False, prompt_share=share, kernels=kernels)
 
 
 def machine(errors: ErrorModel) -> Hardware:
@@ -39,7 +39,7 @@ def test_what_efficiencies_of_another_machine_may_be_off_comes_on_top_whole() ->
     usual = together(
         RUNS.kernels, carried
     )  # kernels as sure as those of the runs, on the machine that they were measured on
-    found = tpot_interval(other, "vllm", "known", moe=False, prompt_share=0.2, kernels=usual)
+    found = step_interval(other, "vllm", "known", moe=False, prompt_share=0.2, kernels=usual)
     assert found.factors == pytest.approx(together(NARROW.at(0.2, moe=False), carried))
     assert found.because == "efficiencies and serving runs are those of h100_sxm, not of mi300x"
 
@@ -58,7 +58,7 @@ def test_a_measured_model_has_the_narrow_interval_and_others_a_wider_one_with_th
 
 def test_without_serving_runs_the_interval_is_wide_and_says_why() -> None:
     errors = replace(ERRORS, serving=0.35, runs=None)
-    found = tpot_interval(machine(errors), "vllm", "known", moe=False, prompt_share=0.2, kernels=EXACT)
+    found = step_interval(machine(errors), "vllm", "known", moe=False, prompt_share=0.2, kernels=EXACT)
     assert found.factors == pytest.approx(spread(0.35))
     assert "no serving run of this machine" in found.because
 
@@ -96,3 +96,7 @@ def test_an_evaluation_states_seconds_around_its_own() -> None:
     assert known.tpot_interval_s[1] / known.tpot_s < bare.tpot_interval_s[1] / bare.tpot_s
     _, prefill = served(None, "prefill")
     assert prefill.tpot_interval_s == (0.0, 0.0)
+    for evaluation in (known, bare, prefill):  # steps that are all prompts err more than those that decode too
+        low, high = (bound / evaluation.ttft_s for bound in evaluation.ttft_interval_s)
+        assert 0 < low < 1 < high
+        assert not evaluation.tpot_s or high >= evaluation.tpot_interval_s[1] / evaluation.tpot_s

@@ -41,7 +41,7 @@ def test_the_ops_add_up_to_the_layer_that_a_search_is_told_of(name: str) -> None
         assert sum(op.time_s for op in evaluation.ops) == evaluation.stage.layer_s
         explanation = Explanation(*(getattr(evaluation, name) for name in Explanation._fields))
         loads = batching(workload, strategy.batch, strategy.attention_dp).loads
-        assert explanation == explain(workload, strategy, loads, evaluation.tpot_s, 0.0)
+        assert explanation == explain(workload, strategy, loads, evaluation.tpot_s, evaluation.ttft_s, 0.0)
 
 
 @pytest.mark.parametrize("name", [MOE, DENSE])
