@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from raysearch.recommend.question import Question
 from sim.evaluation import Evaluation
 from sim.optimum.best import Known, find_bests
 from sim.optimum.spaces import space_of
+from sim.simulate import evaluate
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ def best_first(
 ) -> tuple[Evaluation, ...]:
     """The best strategies of different degrees, the best first; those that cannot carry the load are left out.
 
-    The fewest GPUs for requests at once follow from the batch, not from throughput: all degrees are asked.
+    The fewest GPUs for requests at once follow from the batch, not from throughput: all degrees are asked for the
+    fastest batch, or a larger one that takes fewer replicas.
 
     Args:
         question: What was asked.
@@ -131,8 +135,29 @@ def best_first(
     """
     if question.concurrency is None:
         return _by_worth(question, count, known, among if count == 1 else ())
-    enough = [each for each in _by_worth(question, 10**6, known) if needed_gpus(question, each) <= question.gpus]
-    return tuple(sorted(enough, key=lambda each: needed_gpus(question, each))[:count])
+    fewest = [_of_fewest_replicas(question, each) for each in _by_worth(question, 10**6, known)]
+    enough = [each for each in fewest if needed_gpus(question, each) <= question.gpus]
+    return tuple(sorted(enough, key=lambda each: (needed_gpus(question, each), -each.tokens_per_s_per_gpu))[:count])
+
+
+def _of_fewest_replicas(question: Question, fastest: Evaluation) -> Evaluation:
+    """The same degrees and choices with the smallest batch that has the requests at once on fewer replicas, if any has.
+
+    Limits that a batch breaks, larger ones break too.
+    """
+    batches, strategy = space_of(question.workload).batch, fastest.strategy
+
+    @cache
+    def of(replicas: int) -> Evaluation | None:
+        each = math.ceil((question.concurrency or 0) / (replicas * strategy.pp))
+        if each > batches[-1]:
+            return None
+        found = evaluate(question.workload, replace(strategy, batch=batches[bisect_left(batches, each)]))
+        return found if found.feasible and needed_replicas(question, found) <= replicas else None
+
+    fewer = range(1, needed_replicas(question, fastest))
+    at = bisect_left(fewer, True, key=lambda replicas: of(replicas) is not None)
+    return (of(fewer[at]) if at < len(fewer) else None) or fastest
 
 
 def _by_worth(

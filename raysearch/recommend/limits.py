@@ -19,15 +19,21 @@ from sim.workload import Workload
 
 
 def binding_limit(question: Question, evaluation: Evaluation) -> str:
-    """What keeps a strategy from a larger batch: the first limit that one more request on each rank breaks."""
+    """What keeps a strategy from a larger batch: the limit that one more request on each rank breaks.
+
+    Where that breaks none, the limit of the first batch that is faster, of some up to twice the batch.
+    """
     strategy = evaluation.strategy
-    batch = strategy.batch + strategy.attention_dp
-    larger = evaluate(question.workload, replace(strategy, batch=batch))
-    if larger.violations:
-        return f"{_NAMES.get(larger.violations[0].kind, 'limit')}: {_lacking(batch, larger.violations[0])}"
-    if question.loaded and larger.tokens_per_s_per_gpu > evaluation.tokens_per_s_per_gpu:
-        return f"none: batch {batch} breaks none, but the load takes as many GPUs with it"
-    return f"none: batch {batch} breaks none, but no larger one is faster per GPU"
+    more = [strategy.attention_dp << power for power in range((strategy.batch // strategy.attention_dp).bit_length())]
+    for added in more or [strategy.attention_dp]:
+        batch = strategy.batch + added
+        larger = evaluate(question.workload, replace(strategy, batch=batch))
+        faster = larger.tokens_per_s_per_gpu > evaluation.tokens_per_s_per_gpu
+        if larger.violations and (added == strategy.attention_dp or faster):
+            return f"{_NAMES.get(larger.violations[0].kind, 'limit')}: {_lacking(batch, larger.violations[0])}"
+        if question.loaded and faster:
+            return f"none: batch {batch} breaks none, but the load takes as many GPUs with it"
+    return f"none: batch {strategy.batch + strategy.attention_dp} breaks none, but no larger one is faster per GPU"
 
 
 _NAMES = {"hbm": "HBM", "tpot": "TPOT", "ttft": "TTFT", "sequences": "requests at once"}
@@ -35,7 +41,8 @@ _NAMES = {"hbm": "HBM", "tpot": "TPOT", "ttft": "TTFT", "sequences": "requests a
 
 def _lacking(batch: int, violation: Violation) -> str:
     if violation.kind == "hbm":
-        return f"batch {batch} lacks {(violation.needed - violation.allowed) / 1e9:.1f} GB"
+        lacks = violation.needed - violation.allowed
+        return f"batch {batch} lacks " + (f"{lacks / 1e9:.1f} GB" if lacks >= 1e8 else f"{math.ceil(lacks / 1e6)} MB")
     if violation.kind in ("tpot", "ttft"):
         needed, allowed = told_apart(violation.needed * 1e3, violation.allowed * 1e3)
         return f"batch {batch} takes {needed} ms, {allowed} ms are allowed"

@@ -19,6 +19,8 @@ from raysearch.described import workload_of_options
 from raysearch.errors import InputError
 from raysearch.files import as_strategy, unsealed
 from raysearch.recommend.answer import Answer, answer
+from raysearch.recommend.fleet import best_first, needed_gpus
+from raysearch.recommend.limits import binding_limit
 from raysearch.recommend.question import Question
 from sim.config.catalog import load_hardware
 from sim.config.described import Description, described_workload
@@ -145,6 +147,20 @@ def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str
     if load[0] == "--requests-per-s":  # no strategy does more per GPU than the exact best
         each = told["best"]["tokens_per_s_per_gpu"] / 200
         assert sized["best"]["gpus"] >= math.ceil(6 / each)
+
+
+def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
+    said = {"isl": 1, "osl": 1, "tpot_ms": 10.0, "phase": "serve", "engine": "vllm", "weights": "fp8"}
+    workload = described_workload(Description("llama_3_1_8b", max_gpus=4, **said), {"batch": "any"})
+    question = Question(workload, {}, 4, concurrency=130)
+    fastest = best_first(question.unloaded, 1)[0]
+    assert fastest.strategy.batch < 130  # of one GPU, whose larger batches are slower for some way
+    fewest = best_first(question, 3)
+    assert needed_gpus(question, fewest[0]) == fewest[0].gpus == 1
+    assert [needed_gpus(question, each) for each in fewest] == sorted(needed_gpus(question, each) for each in fewest)
+    brute = [evaluate(workload, replace(fewest[0].strategy, batch=batch)) for batch in range(100, 200)]
+    assert any(each.feasible and each.running >= 130 for each in brute)
+    assert binding_limit(question.unloaded, fastest).startswith("TPOT: batch ")  # that of a faster one further on
 
 
 def llama(gpus: int, *words: str, model: str = "llama_3_1_8b", code: int = 0) -> dict[str, Any]:
