@@ -57,11 +57,15 @@ class Deployment:
             return [f"its {self.nodes} nodes must be {domain}, as was charged"]
         return [f"charged was one domain {domain}, filled after another: place its {self.nodes} nodes so"]
 
-    @property
-    def router_notes(self) -> list[str]:
-        """What to do with several replicas."""
-        copies = f"start {self.replicas} of these behind a router, each on {self.strategy.gpus} GPUs"
-        return [copies] if self.replicas > 1 else []
+    def router_notes(self, joined: str = "") -> list[str]:
+        """What to do with several replicas, and what joins a pool with the other one, if anything does."""
+        apart = joined and self.workload.phase != "serve"
+        where = f"in the {self.workload.phase} pool" if apart else "behind a router"
+        copies = [f"start {self.replicas} of these {where}, each on {self.strategy.gpus} GPUs"]
+        return [
+            *(copies if self.replicas > 1 else []),
+            *([f"prefill and decode pools meet by {joined}"] if apart else []),
+        ]
 
     @property
     def layer_partition(self) -> str:

@@ -32,7 +32,7 @@ def export(deployment: Deployment) -> Export:
         head: Flag = ("--master-addr", "$HEAD_ADDRESS")
         launch += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), head]
         notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
-    notes += [*spread_notes(deployment, deployment.nodes), *deployment.router_notes]
+    notes += [*spread_notes(deployment, deployment.nodes), *deployment.router_notes()]
     start = "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun"
     module: Flag = ("-m", "examples.inference.launch_inference_server")
     command = command_text(start, [*launch, module, *flags(runs.deployment)])

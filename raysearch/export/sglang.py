@@ -16,6 +16,8 @@ from sim.engines.sglang import SGLANG
 from sim.layers.heuristics import megatron_dims
 from sim.workload import Speculation
 
+_JOINED = "`python -m sglang_router.launch_router --pd-disaggregation --prefill URL ... --decode URL ...`"
+
 
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica; over several nodes, the same on each."""
@@ -28,7 +30,7 @@ def export(deployment: Deployment) -> Export:
         address: Flag = ("--dist-init-addr", "$HEAD_ADDRESS:50000")
         flags += [("--nnodes", nodes), ("--node-rank", "$NODE_RANK"), address]
         notes.append(f"run it on each of {nodes} nodes, with NODE_RANK 0 to {nodes - 1}")
-    notes += [*spread_notes(deployment, nodes), *deployment.router_notes]
+    notes += [*spread_notes(deployment, nodes), *deployment.router_notes(_JOINED)]
     split = runs.deployment.layer_partition
     start = f"SGLANG_PP_LAYER_PARTITION={split} " * bool(split)
     start += f"python -m sglang.launch_server --model-path {runs.deployment.served_model}"

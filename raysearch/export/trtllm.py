@@ -18,6 +18,7 @@ from sim.engines.trtllm import TRTLLM
 from sim.workload import Speculation
 
 CONFIG_FILE = "config.yaml"
+_JOINED = "`trtllm-serve disaggregated -c FILE` with the pools' addresses as context_servers and generation_servers"
 _BLOCK_TOKENS = 32
 """Tokens of a KV block. [published] default of kv_cache_config.tokens_per_block."""
 
@@ -30,7 +31,7 @@ def export(deployment: Deployment) -> Export:
     if deployment.nodes > 1:
         start = f"mpirun -n {deployment.strategy.gpus} trtllm-llmapi-launch {start}"
         notes.append(f"start it over {deployment.nodes} nodes with their host file, or by `srun` in place of mpirun")
-    notes += [*deployment.domain_notes, *deployment.router_notes]
+    notes += [*deployment.domain_notes, *deployment.router_notes(_JOINED)]
     content = yaml.safe_dump(config(runs.deployment), sort_keys=False)
     return Export(command_text(start, flags), {CONFIG_FILE: content}, runs.dropped, tuple(notes))
 
@@ -72,7 +73,10 @@ def config(deployment: Deployment) -> dict[str, Any]:
     if workload.speculation is not None:
         content["speculative_config"] = _speculation(workload.speculation)
     if workload.phase != "serve":
-        content["cache_transceiver_config"] = {"backend": "DEFAULT"}
+        buffer = _BLOCK_TOKENS * math.ceil(deployment.longest / _BLOCK_TOKENS)
+        content["cache_transceiver_config"] = {"backend": "DEFAULT", "max_tokens_in_buffer": buffer}
+    if workload.phase == "prefill":  # examples/disaggregated: not supported in context servers
+        content["disable_overlap_scheduler"] = True
     return content
 
 

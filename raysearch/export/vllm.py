@@ -17,6 +17,10 @@ from sim.workload import Speculation
 
 _NGRAM = 4
 """[assumed] Longest n-gram that is looked up, as in the documentation's example."""
+_JOINED = (
+    "a proxy that has each prompt computed in the prefill pool first (llm-d's or Dynamo's, or vLLM's example "
+    "toy_proxy_server.py), and VLLM_NIXL_SIDE_CHANNEL_HOST set to each host's address"
+)
 _POOL_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -24,7 +28,7 @@ def export(deployment: Deployment) -> Export:
     """The command that starts one replica, on the head node of a Ray cluster where it spans several nodes."""
     runs = fitted(deployment, VLLM)
     flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
-    notes = [*runs.notes, *runs.deployment.domain_notes, *runs.deployment.router_notes]
+    notes = [*runs.notes, *runs.deployment.domain_notes, *runs.deployment.router_notes(_JOINED)]
     split = runs.deployment.layer_partition
     start = f"VLLM_PP_LAYER_PARTITION={split} " * bool(split) + f"vllm serve {runs.deployment.served_model}"
     if deployment.nodes > 1:

@@ -313,6 +313,21 @@ def test_a_node_is_a_host_where_fast_links_join_several() -> None:
     assert options_of(ranks.command)["--data-parallel-size-local"] == "4"
 
 
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_pool_says_what_joins_it_with_the_other(phase: str) -> None:
+    workload = served("qwen3_32b", phase=phase, isl=4000, osl=500)
+    pool = Deployment(workload, Strategy(4, 1, 1, 16, megatron_dims(workload.model)), "m", replicas=5)
+    joined = {"vllm": "VLLM_NIXL_SIDE_CHANNEL_HOST", "sglang": "--pd-disaggregation", "trtllm": "generation_servers"}
+    for target, how in joined.items():
+        notes = " ".join(exporter(target)(pool).notes)
+        assert how in notes
+        assert f"start 5 of these in the {phase} pool" in notes
+        assert how not in " ".join(exporter(target)(replace(pool, workload=served("qwen3_32b"))).notes)
+    config = yaml.safe_load(exporter("trtllm")(pool).files["config.yaml"])
+    assert config.get("disable_overlap_scheduler", False) == (phase == "prefill")  # as its context servers need it
+    assert config["cache_transceiver_config"]["max_tokens_in_buffer"] >= 4500
+
+
 def test_nodes_that_are_not_filled_are_all_alike() -> None:
     workload = served("llama_3_1_70b", "sglang", max_gpus=64, weights="bf16")
     deployment = Deployment(workload, Strategy(4, 1, 5, 64, megatron_dims(workload.model)), "m")  # 20 GPUs
