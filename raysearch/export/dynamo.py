@@ -26,6 +26,9 @@ VERSION = "1.6.1"
 FILE = "dynamo.yaml"
 _IMAGES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
 
+_LAYERS_OF_STAGES = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
+"""What tells an engine the layers of each pipeline stage."""
+
 
 def export(deployment: Deployment) -> Export:
     """The resource, of the workload's engine (vLLM where it has none); `kubectl apply -f` takes it."""
@@ -109,6 +112,8 @@ def _pod(engine: str, command: list[str], args: list[str], worker: Deployment | 
         "envFrom": [{"secretRef": {"name": "hf-token-secret"}}],
     }
     if worker is not None:
+        if worker.layer_partition and engine in _LAYERS_OF_STAGES:
+            main["env"] = [{"name": _LAYERS_OF_STAGES[engine], "value": worker.layer_partition}]
         main["resources"] = {"limits": {"nvidia.com/gpu": str(worker.gpus_per_node)}}
     return {"spec": {"containers": [main]}}
 

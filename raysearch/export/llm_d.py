@@ -8,6 +8,8 @@ that `accelerator.type` says to whatever a container asks for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -21,53 +23,68 @@ from sim.engines.vllm import VLLM
 FILE = "llm-d-values.yaml"
 _IMAGES = {"nvidia": "vllm/vllm-openai:v0.33.0", "amd": "vllm/vllm-openai-rocm:v0.33.0"}
 """By the vendor of the GPUs. [published] Docker Hub; ROCm's since 0.14, that it has this version is [assumed]."""
-_PORT = 8000
+_PORT, _BEHIND_PROXY = 8000, 8200
 
 
 def export(deployment: Deployment) -> Export:
     """The values; `helm install` takes them."""
-    runs = fitted(deployment, VLLM)
-    pool = "prefill" if deployment.workload.phase == "prefill" else "decode"
-    notes = [
-        *runs.notes,
-        *spread_notes(runs.deployment, runs.deployment.nodes),
-        f"helm install {resource_name(deployment.workload.model.name)} llm-d-modelservice/llm-d-modelservice -f {FILE}",
-    ]
-    if deployment.workload.phase != "serve":
-        notes.append(f"this is the {pool} pool alone: add the other one's values")
-    content = yaml.safe_dump(values(runs.deployment, pool), sort_keys=False)
-    return Export("", {FILE: content}, runs.dropped, tuple(notes))
+    made = export_pools({"": deployment})
+    phase = deployment.workload.phase
+    if phase == "serve":
+        return made
+    return replace(made, notes=(*made.notes, f"this is the {phase} pool alone: add the other one's values"))
 
 
-def values(deployment: Deployment, pool: str) -> dict[str, Any]:
-    """The content of the values file.
+def export_pools(pools: Mapping[str, Deployment]) -> Export:
+    """Values of pools that serve together, as one release.
+
+    Decode pods then have the chart's routing proxy before them, which has each prompt computed in the prefill pool.
+    """
+    told, notes, dropped = dict[str, Deployment](), list[str](), list[str]()
+    for name, deployment in pools.items():
+        runs = fitted(deployment, VLLM)
+        which = f"{name} pool: " if name else ""
+        notes += [which + text for text in (*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes))]
+        dropped += [which + text for text in runs.dropped]
+        told["prefill" if deployment.workload.phase == "prefill" else "decode"] = runs.deployment
+    release = resource_name(next(iter(told.values())).workload.model.name)
+    notes.append(f"helm install {release} llm-d-modelservice/llm-d-modelservice -f {FILE}")
+    return Export("", {FILE: yaml.safe_dump(values(told), sort_keys=False)}, tuple(dropped), tuple(notes))
+
+
+def values(pools: Mapping[str, Deployment]) -> dict[str, Any]:
+    """The content of the values file of pools by role, "prefill" or "decode".
 
     Raises:
         ValueError: GPUs or data-parallel ranks that do not lie evenly on nodes, which are all alike in a worker set.
     """
-    nodes = deployment.nodes
-    check_even(deployment.strategy.gpus, "GPUs", nodes)
-    check_ranks(deployment)
-    other = "prefill" if pool == "decode" else "decode"
-    name = resource_name(deployment.workload.model.name)
+    for deployment in pools.values():
+        check_even(deployment.strategy.gpus, "GPUs", deployment.nodes)
+        check_ranks(deployment)
+    first, both = next(iter(pools.values())), len(pools) == 2
+    proxy = {"enabled": True, "targetPort": _BEHIND_PROXY} if both else {"enabled": False}
     return {
-        "accelerator": {"type": _vendor(deployment)},
-        "multinode": nodes > 1,
+        "accelerator": {"type": _vendor(first)},
+        "multinode": any(deployment.nodes > 1 for deployment in pools.values()),
         "modelArtifacts": {
-            "name": deployment.served_model,
-            "uri": f"hf://{deployment.served_model}",
+            "name": first.served_model,
+            "uri": f"hf://{first.served_model}",
             "size": "0",
             "authSecretName": "hf-token-secret",
-            "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": name},
+            "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": resource_name(first.workload.model.name)},
         },
-        "routing": {"servicePort": _PORT, "proxy": {"enabled": False}},
-        pool: {
-            "create": True,
-            "replicas": deployment.replicas,
-            "parallelism": _parallelism(deployment),
-            "containers": [_container(deployment)],
-        },
-        other: {"create": False, "replicas": 0},
+        "routing": {"servicePort": _PORT, "proxy": proxy},
+        **{role: _pool(deployment, role, proxied=both) for role, deployment in pools.items()},
+        **{role: {"create": False, "replicas": 0} for role in ("prefill", "decode") if role not in pools},
+    }
+
+
+def _pool(deployment: Deployment, role: str, *, proxied: bool) -> dict[str, Any]:
+    return {
+        "create": True,
+        "replicas": deployment.replicas,
+        "parallelism": _parallelism(deployment),
+        "containers": [_container(deployment, _BEHIND_PROXY if proxied and role == "decode" else _PORT)],
     }
 
 
@@ -93,16 +110,29 @@ def _parallelism(deployment: Deployment) -> dict[str, int]:
     }
 
 
-def _container(deployment: Deployment) -> dict[str, Any]:
+def _container(deployment: Deployment, port: int) -> dict[str, Any]:
     flags = words(parallel_flags(deployment) + serving_flags(deployment))
-    serve = ["vllm", "serve", deployment.served_model, "--port", str(_PORT), *flags]
+    serve = ["vllm", "serve", deployment.served_model, "--port", str(port), *flags]
     container: dict[str, Any] = {"name": "vllm", "image": _IMAGES[_vendor(deployment)], "modelCommand": "custom"}
     if deployment.nodes == 1:
         container |= {"command": serve[:2], "args": serve[2:]}
     else:
         container |= {"command": ["/bin/sh", "-c"], "args": [_of_node(deployment, serve)]}
+    if variables := _environment(deployment):
+        container["env"] = variables
     gpus = {f"{_vendor(deployment)}.com/gpu": str(deployment.gpus_per_node)}
     return {**container, "resources": {"limits": gpus, "requests": dict(gpus)}, "mountModelVolume": True}
+
+
+def _environment(deployment: Deployment) -> list[dict[str, Any]]:
+    """What vLLM reads besides its options: layers of stages that are not alike, where a pool's KV caches are had."""
+    split, variables = deployment.layer_partition, list[dict[str, Any]]()
+    if split:
+        variables.append({"name": "VLLM_PP_LAYER_PARTITION", "value": split})
+    if deployment.workload.phase != "serve":
+        own_address = {"fieldRef": {"fieldPath": "status.podIP"}}
+        variables.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": own_address})
+    return variables
 
 
 def _of_node(deployment: Deployment, serve: list[str]) -> str:

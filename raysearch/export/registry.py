@@ -102,6 +102,11 @@ register_exporter(
     "raysearch.export.dynamo:export",
     "raysearch.export.dynamo:export_pools",
 )
-register_exporter("llm-d", "Helm values of llm-d-modelservice", "raysearch.export.llm_d:export")
+register_exporter(
+    "llm-d",
+    "Helm values of llm-d-modelservice",
+    "raysearch.export.llm_d:export",
+    "raysearch.export.llm_d:export_pools",
+)
 register_exporter("jax", "a mesh and `PartitionSpec`s (jax 0.10)", "raysearch.export.jax:export")
 register_exporter("dtensor", "a mesh and a `parallelize_module` plan (PyTorch 2.13)", "raysearch.export.dtensor:export")

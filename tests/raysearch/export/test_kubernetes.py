@@ -70,6 +70,39 @@ def test_dynamo_takes_both_pools_as_one_resource_with_one_frontend(engine: str) 
     assert pools_exporter("vllm") is None
 
 
+def test_llm_d_takes_both_pools_as_one_release_with_a_proxy_before_decode() -> None:
+    export_pools = pools_exporter("llm-d")
+    assert export_pools is not None
+    pools = {
+        "prefill": deployment("vllm", ONE_NODE, replicas=3, phase="prefill"),
+        "decode": deployment("vllm", TWO_NODES, phase="decode"),
+    }
+    made = export_pools(pools)
+    values = yaml.safe_load(made.files["llm-d-values.yaml"])
+    jsonschema.validate(values, SCHEMAS["llm_d"]["schema"])
+    assert [(values[role]["create"], values[role]["replicas"]) for role in pools] == [(True, 3), (True, 2)]
+    assert len([note for note in made.notes if note.startswith("helm install")]) == 1
+    assert values["routing"]["proxy"] == {"enabled": True, "targetPort": 8200}
+    prefill, decode = (values[role]["containers"][0] for role in pools)
+    assert "--port 8000" in " ".join(prefill["args"])
+    assert "--port 8200" in " ".join(decode["args"])
+    for container in (prefill, decode):
+        assert [each["name"] for each in container["env"]] == ["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+
+
+@pytest.mark.parametrize("target", ["dynamo", "llm-d"])
+def test_pods_know_the_layers_of_stages_that_are_not_alike(target: str) -> None:
+    pipeline = deployment("vllm", {"tp": 8, "ep": 8, "dp": 1})
+    two = replace(pipeline, strategy=replace(pipeline.strategy, pp=2))  # 61 layers
+    assert "VLLM_PP_LAYER_PARTITION" not in next(iter(exporter(target)(pipeline).files.values()))
+    (text,) = exporter(target)(two).files.values()
+    assert two.layer_partition in ("31,30", "30,31")
+    assert "name: VLLM_PP_LAYER_PARTITION\n" in text
+    assert f"value: {two.layer_partition}\n" in text
+    told = yaml.safe_load(text)
+    jsonschema.validate(told, SCHEMAS[target.replace("-", "_")]["schema"])
+
+
 def test_a_pod_takes_a_host_of_a_rack() -> None:
     asked = Description("deepseek_v3", "gb200_nvl72", "serve", isl=4000, osl=500, engine="vllm", max_gpus=72)
     workload = described_workload(asked)
