@@ -27,7 +27,7 @@ from sim.simulate import OWN_SPACES, ROUNDING, degree_limits, evaluate
 from sim.step.costs import head_activation_bytes, vocabulary_bytes
 from sim.step.drafting import draft_of
 from sim.step.pipeline import meet, pipeline
-from sim.step.stage import hand_on_all_s, model_ends_s, room, vocabularies
+from sim.step.stage import model_ends_s, room, stream_send_s, vocabularies
 from sim.step.two_meshes import sides_of
 from sim.strategy import MOST_CHOICES, Strategy
 from sim.validate import check_strategy
@@ -365,7 +365,7 @@ class _Terms:
     def _model_end(self, stage: int, entry: int) -> list[Sequence[float]]:
         row, pp = self._row_and_pp[stage]
         choice, ends = self._choices[self._last_dim][entry], [stack[self._end] for stack in self._stacks[row]]
-        return [(*model_ends_s(each, choice), hand_on_all_s(each.experts, pp, choice)) for each in ends]
+        return [(*model_ends_s(each, choice), stream_send_s(each.experts, pp, choice)) for each in ends]
 
     def _kinds_of_stages(self, pp: Ints) -> list[_Stages]:
         """The kinds of stages of pipelines of so many `[n]`; the first stands in where one has fewer than another."""

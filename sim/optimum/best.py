@@ -21,7 +21,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,9 +57,6 @@ Dims = Mapping[str, tuple[int, ...]]
 """Choices per op, by its name."""
 
 
-Known = dict[object, dict[tuple[object, ...], Any]]
-"""Costs that searches have worked out, by the choices they had. Begins empty. Workloads that differ in SLOs or in the
-size of the memory alone share it, so that a front or a longer SLO takes a fraction of the first search's time."""
 Score = Callable[[float, int], float]
 """What a strategy is worth, from its tokens/s/GPU, infinite too, and the GPUs of a replica."""
 
@@ -178,8 +175,8 @@ def _search_parts(
 ) -> tuple[_Ranking, int]:
     opened, parts = 0, space.parts()
     for at, part in enumerate(parts):
-        sides = None if known is None else known.setdefault(tuple(part.choices.items()), {})
-        search = _Search(part, ranking, sides)
+        worked = None if known is None else known.setdefault(tuple(part.choices.items()), Worked())
+        search = _Search(part, ranking, worked)
         search.run(_share(progress, at, len(parts)))
         opened += search.opened
     return ranking, opened
@@ -278,15 +275,39 @@ class _Start(NamedTuple):
     possible: bool
 
 
+class Worked:
+    """What searches over the same choices have worked out, of workloads that differ in SLOs or memory alone.
+
+    Attributes:
+        stages: Pipeline degrees that are allowed, of those asked for.
+        floors: By mesh, pipeline degree, batch and least seconds of a layer.
+        tight_s: Least seconds of a layer with all moves.
+        starts: By mesh and batch.
+        sides: By what tells one side of a layer from another.
+    """
+
+    def __init__(self) -> None:
+        self.stages: dict[tuple[Mesh, tuple[int, ...]], tuple[int, ...]] = {}
+        self.floors: dict[tuple[Mesh, int, int, Seconds], _Floor] = {}
+        self.tight_s: dict[tuple[Mesh, int], Seconds] = {}
+        self.starts: dict[tuple[Mesh, int], _Start] = {}
+        self.sides: dict[tuple[object, ...], Side] = {}
+
+
+Known = dict[tuple[tuple[str, tuple[int, ...]], ...], Worked]
+"""What searches have worked out, by the choices they had. Begins empty; a front or a longer SLO then takes a fraction
+of the first search's time."""
+
+
 class _Search:
     """Best-first over degrees and ranges of the batch."""
 
-    def __init__(self, space: Space, ranking: _Ranking, known: dict[tuple[object, ...], Any] | None = None) -> None:
+    def __init__(self, space: Space, ranking: _Ranking, worked: Worked | None = None) -> None:
         self.space = space
         self.workload: Workload = space.workload
         self._units = units_of(space)
         self._combines = space.choices[self._end_dim()]
-        self._known: dict[tuple[object, ...], Any] = {} if known is None else known
+        self._worked = Worked() if worked is None else worked
         self.ranking = ranking
         self.opened = 0
         self._latest: tuple[tuple[Mesh, int], Layers] | None = None
@@ -321,11 +342,11 @@ class _Search:
 
     def stages(self, mesh: Mesh) -> Iterator[int]:
         tp, cp, dp, ep = mesh
-        key = ("stages", mesh, self.space.pp)
-        if key not in self._known:
+        key, known = (mesh, self.space.pp), self._worked.stages
+        if key not in known:
             runs, moe_tp = self.space.stages(mesh), tp * cp * dp // ep
-            self._known[key] = tuple(pp for pp in runs if not degree_violations(self.workload, moe_tp, ep, pp))
-        return iter(self._known[key])
+            known[key] = tuple(pp for pp in runs if not degree_violations(self.workload, moe_tp, ep, pp))
+        return iter(known[key])
 
     # --- ranges ----------------------------------------------------------------------------------
 
@@ -387,8 +408,8 @@ class _Search:
 
     def _floor(self, mesh: Mesh, pp: int, batch: int, layer_s: Seconds) -> _Floor:
         """What a batch takes at least; searches that differ in limits alone ask for the same."""
-        key = ("floor", mesh, pp, batch, layer_s)
-        found = self._known.get(key)
+        key, known = (mesh, pp, batch, layer_s), self._worked.floors
+        found = known.get(key)
         if found is None:
             start = self._start(mesh, batch)
             stages_s = tuple(
@@ -398,7 +419,7 @@ class _Search:
             memory = memory_bytes(
                 start.stacks[-1], pp, layer_weight_bytes=start.weights, layer_kv_bytes=start.kv, peak_op_bytes=0.0
             )
-            found = self._known[key] = _Floor(stages_s, memory)
+            found = known[key] = _Floor(stages_s, memory)
         return found
 
     def _in_time(self, state: Batching, decode_s: float, mixed_s: float) -> bool:
@@ -415,12 +436,12 @@ class _Search:
 
         Where groups meet, the way to the next layer depends on its group, and is left out.
         """
-        key = ("tight", mesh, batch)
-        found = self._known.get(key)
+        key, known = (mesh, batch), self._worked.tight_s
+        found = known.get(key)
         if found is None:
             alone = not meet(self.workload)
-            least_s = [unit.least_s(handed_on=alone) for unit in self._on(mesh, batch)]
-            found = self._known[key] = tuple(tuple(row) for row in np.concatenate(least_s, axis=1).tolist())
+            least_s = [unit.least_s(with_next=alone) for unit in self._on(mesh, batch)]
+            found = known[key] = tuple(tuple(row) for row in np.concatenate(least_s, axis=1).tolist())
         return found
 
     def add_up(self, mesh: Mesh, pp: int, batch: int) -> None:
@@ -492,14 +513,14 @@ class _Search:
     # --- meshes ----------------------------------------------------------------------------------
 
     def _start(self, mesh: Mesh, batch: int) -> _Start:
-        key = ("start", mesh, batch)
-        found = self._known.get(key)
+        key, known = (mesh, batch), self._worked.starts
+        found = known.get(key)
         if found is None:
             state = batching(self.workload, batch, mesh[2])
             units = self._units_on(mesh, state.loads)
             possible = all(unit.possible for unit in units)
             floors = _floors(units) if possible else ((), (), ())
-            found = self._known[key] = _Start(units, state, _stacks(units), *floors, possible)
+            found = known[key] = _Start(units, state, _stacks(units), *floors, possible)
         return found
 
     def _on(self, mesh: Mesh, batch: int) -> tuple[Unit, ...]:
@@ -553,9 +574,10 @@ class _Search:
         return attention_rank(self.workload, load, tp, cp, dp, group)
 
     def _side(self, key: tuple[object, ...], ranks: Callable[[], Ranks], dims: Dims) -> Side:
-        if key not in self._known:
-            self._known[key] = Side(ranks(), dims)
-        return self._known[key]
+        known = self._worked.sides
+        if key not in known:
+            known[key] = Side(ranks(), dims)
+        return known[key]
 
 
 def units_of(space: Space) -> tuple[tuple[tuple[int, ...], Dims, Dims], ...]:

@@ -28,7 +28,7 @@ from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.costs import head_activation_bytes, move_s, moves, op_cost
 from sim.step.pipeline import Stage, pipeline
 from sim.step.rank import Rank
-from sim.step.stage import end_kv_bytes, end_weight_bytes, hand_on_all_s, model_ends_s, room, stage_ends_s
+from sim.step.stage import end_kv_bytes, end_weight_bytes, model_ends_s, room, stage_ends_s, stream_send_s
 from sim.step.two_meshes import sides
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
@@ -257,7 +257,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
 def _stages_of(rank: Rank, pp: int, combine_choice: int) -> list[tuple[int, float]]:
     """(layers, most seconds of everything else) of the stages with so many layers."""
     first_s, last_s = model_ends_s(sides(rank, rank), combine_choice)
-    send_s = hand_on_all_s(rank, pp, combine_choice)
+    send_s = stream_send_s(rank, pp, combine_choice)
     most_s: dict[int, float] = {}
     for stage in pipeline(rank.workload, pp):
         layers = stage.layers[0]

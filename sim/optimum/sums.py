@@ -21,11 +21,11 @@ from sim.step.stage import (
     end_kv_bytes,
     end_of,
     end_weight_bytes,
-    hand_on_all_s,
     meeting_s,
     model_ends_s,
     room,
     stage_ends_s,
+    stream_send_s,
 )
 from sim.step.two_meshes import Sides
 from sim.strategy import MOST_CHOICES
@@ -89,20 +89,20 @@ class Unit:
                     times_s[kind, place] += np.array(seconds)[which]
         return replace(layers, figures=replace(layers.figures, times_s=times_s))
 
-    def least_s(self, *, handed_on: bool) -> Floats:
+    def least_s(self, *, with_next: bool) -> Floats:
         """[kinds of step, groups] least seconds of a layer, each for itself, of all that more tokens might allow.
 
         Ways of the residual stream are priced only as far as they can matter.
 
         Args:
-            handed_on: Whether its way to a next layer of the same group counts.
+            with_next: Whether its way to a next layer of the same group counts.
         """
         fronts = self.attention.free_front, self.experts.free_front
         classes = [_alike_at_ends(front) for front in fronts]
         least_s = np.full(fronts[0].figures.times_s.shape[:2], np.inf)
         for kind, stack in enumerate(self.both):
             for place, sides in enumerate(stack):
-                tensors = [each for each in _crossing(sides) if handed_on or each is not sides.experts.layer.stream]
+                tensors = [each for each in _crossing(sides) if with_next or each is not sides.experts.layer.stream]
                 apart = [
                     [(float(times_s[alike].min()), ends) for ends, alike in of_side]
                     for of_side, front in zip(classes, fronts, strict=True)
@@ -233,7 +233,7 @@ def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bo
     rank = end.experts
     last = layers.end(end_group(stack), rank.layer.stream.producer)
     known = np.unique(last).tolist()
-    ends = {choice: (*model_ends_s(end, choice), hand_on_all_s(rank, pp, choice)) for choice in known}
+    ends = {choice: (*model_ends_s(end, choice), stream_send_s(rank, pp, choice)) for choice in known}
     table = np.zeros((MOST_CHOICES, 3))
     for choice, seconds in ends.items():
         table[choice] = seconds
@@ -296,7 +296,7 @@ def least_stage_s(stack: Stack, pp: int, layers_s: Sequence[float], combines: Se
     """Seconds that the slowest stage takes at least, whatever leaves the residual stream, without meetings."""
     end = end_of(stack)
     rank = end.experts
-    extra_s = {choice: (*model_ends_s(end, choice), hand_on_all_s(rank, pp, choice)) for choice in combines}
+    extra_s = {choice: (*model_ends_s(end, choice), stream_send_s(rank, pp, choice)) for choice in combines}
     return max(
         _weighted(stage.layers, layers_s)
         + min(stage_ends_s(stage, first_s, last_s) + send_s for first_s, last_s, send_s in extra_s.values())

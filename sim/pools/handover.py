@@ -2,8 +2,8 @@
 
 The GPUs that share a request send their parts at once, each over its own port, to as many as share it on the other
 side; where one side is fewer, its ports are the bottleneck. Between pools of one node the way is the node's links,
-else the network, as between pipeline stages (`sim.prices.collectives.hand_on_s`, fitted where measured). The cache is
-sent once the prompt is done: nothing is hidden behind computing unless `hidden` says so.
+else the network, as between pipeline stages (`sim.prices.collectives.stage_send_s`, fitted where measured). The cache
+is sent once the prompt is done: nothing is hidden behind computing unless `hidden` says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from sim.layers.dims import choices_of, dims_of
 from sim.layers.ops import layer_ops
-from sim.prices.collectives import hand_on_s
+from sim.prices.collectives import stage_send_s
 from sim.prices.mesh import Group
 from sim.simulate import evaluate
 from sim.strategy import NONE, Strategy
@@ -70,4 +70,4 @@ class Link:
         if self.free:
             return 0.0
         pair = Group(2, 2 if self.same_node else 1)
-        return hand_on_s(self.workload.hardware, pair, self.cache_bytes / gpus)
+        return stage_send_s(self.workload.hardware, pair, self.cache_bytes / gpus)

@@ -129,7 +129,7 @@ def expert_all_to_all(
 
 
 @lru_cache(maxsize=MEMOISED)
-def hand_on_s(hardware: Hardware, pair: Group, sent_bytes: float) -> float:
+def stage_send_s(hardware: Hardware, pair: Group, sent_bytes: float) -> float:
     """Seconds to hand `sent_bytes` from a GPU of one pipeline stage to one of the next; see `mesh.stage_pair`."""
     model, same_node = hardware.collectives, pair.nodes == 1
     if pair.racked and model.rack:

@@ -250,7 +250,7 @@ def stream_bytes(rank: Rank) -> float:
     return rank.tensor_bytes(rank.layer.stream)
 
 
-def handed_on_bytes(rank: Rank, last_choice: int) -> float:
+def sent_on_bytes(rank: Rank, last_choice: int) -> float:
     """Bytes of the residual stream that one GPU hands to the next stage."""
     stream = rank.layer.stream
     return rank.local_bytes(stream, side(stream, stream_placement(rank, last_choice)))

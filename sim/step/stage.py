@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sim.evaluation import Memory, StageBreakdown
-from sim.prices.collectives import hand_on_s
+from sim.prices.collectives import stage_send_s
 from sim.prices.mesh import stage_pair
 from sim.step.costs import (
     ends_s,
-    handed_on_bytes,
     head_activation_bytes,
+    sent_on_bytes,
     vocabulary_bytes,
 )
 from sim.step.drafting import draft_of
@@ -86,7 +86,7 @@ def stage_time(
     last = choices[end_group(stack)][end.experts.layer.stream.producer]
     rank, draft_s = end.experts, draft_of(end).time_s
     first_s, last_s = model_ends_s(end, last)
-    send_recv_s = hand_on_all_s(rank, pp, last)
+    send_recv_s = stream_send_s(rank, pp, last)
     slowest: tuple[float, float, Stage] | None = None
     for stage in pipeline(rank.workload, pp):
         inside_s = sum([count * each_s for count, each_s in zip(stage.layers, layers_s, strict=True)])
@@ -126,15 +126,15 @@ def stage_ends_s(stage: Stage, first_s: Any, last_s: Any) -> Any:
     return (first_s if stage.first else 0.0) + (last_s if stage.last else 0.0)
 
 
-def hand_on_all_s(rank: Rank, pp: int, last_choice: int) -> float:
+def stream_send_s(rank: Rank, pp: int, last_choice: int) -> float:
     """Seconds in which a stage sends its residual stream on; 0 without a pipeline."""
     if pp == 1:
         return 0.0
     hardware = rank.workload.hardware
-    return hand_on_s(
+    return stage_send_s(
         hardware,
         stage_pair(rank.tp, rank.ep, pp, *hardware.tiers),
-        handed_on_bytes(rank, last_choice),
+        sent_on_bytes(rank, last_choice),
     )
 
 

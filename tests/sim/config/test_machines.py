@@ -19,7 +19,7 @@ from sim.prices.collectives import (
     collective_time_s,
     expert_all_to_all,
     expert_all_to_all_time_s,
-    hand_on_s,
+    stage_send_s,
 )
 from sim.prices.mesh import Group, group, stage_pair
 from sim.prices.priced import mean_error
@@ -85,7 +85,7 @@ def test_a_group_in_a_mesh_uses_the_links_between_its_members_alone(kind: str) -
 
 def test_two_gpus_of_a_mesh_exchange_over_one_link() -> None:
     mesh = load_hardware("mi300x")
-    assert hand_on_s(mesh, Group(2, 2), LARGE) >= LARGE / 64e9
+    assert stage_send_s(mesh, Group(2, 2), LARGE) >= LARGE / 64e9
     model = mesh.collectives
     times = [expert_all_to_all_time_s(model, "dispatch", Group(n, n), LARGE * (n - 1)) for n in (2, 4, 8)]
     assert times == pytest.approx([times[0]] * 3, rel=1e-3)  # as many bytes over each link
@@ -115,7 +115,7 @@ def test_a_racks_links_lie_between_the_nodes_and_the_networks(kind: str) -> None
     assert inside[0] < racked[0] < across[0]
     assert inside[1] < racked[1] < across[1]
     pairs = Group(2, 2), Group(2, 1, racked=True), Group(2, 1)
-    assert sorted(times := [hand_on_s(bridged, pair, LARGE) for pair in pairs]) == times
+    assert sorted(times := [stage_send_s(bridged, pair, LARGE) for pair in pairs]) == times
     experts = [expert_all_to_all_time_s(bridged.collectives, "combine", pair, LARGE) for pair in pairs]
     assert sorted(experts) == experts
 
@@ -180,7 +180,7 @@ def test_messages_of_experts_and_stages_take_as_much_less_as_links_are_faster() 
     fast, slow = load_hardware("gb200_nvl72"), load_hardware(MEASURED)
     size = 1e9
     for pair, times in ((Group(2, 2), 900 / 450), (Group(2, 1), 100 / 50)):
-        assert hand_on_s(slow, pair, size) / hand_on_s(fast, pair, size) == pytest.approx(times, rel=0.05)
+        assert stage_send_s(slow, pair, size) / stage_send_s(fast, pair, size) == pytest.approx(times, rel=0.05)
     shape = (1024, 7168 * 64, 2.0, 256, 8)
     found = [expert_all_to_all(machine, "combine", Group(8, 8), *shape).time_s for machine in (slow, fast)]
     assert 1.5 < found[0] / found[1] < 2.6

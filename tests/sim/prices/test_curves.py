@@ -18,7 +18,7 @@ from sim.config.described import Description, described_workload
 from sim.config.files import config_path
 from sim.layers.heuristics import megatron_dims
 from sim.prices.calibration import Calibration
-from sim.prices.collectives import collective_price, expert_all_to_all, hand_on_s
+from sim.prices.collectives import collective_price, expert_all_to_all, stage_send_s
 from sim.prices.curves import (
     LOW_LATENCY_TOKENS,
     Curves,
@@ -244,11 +244,11 @@ def test_expert_all_to_all(
 @given(MESSAGES, FACTORS)
 def test_send_and_receive(message: float, factor: float) -> None:
     pairs = Group(2, 2), Group(2, 1)
-    inside, across = (hand_on_s(H100, pair, message) for pair in pairs)
+    inside, across = (stage_send_s(H100, pair, message) for pair in pairs)
     assert 1e-6 < inside <= across < math.inf
     assert across * (1 + 1e-12) >= message / 50e9
     for pair, found in zip(pairs, (inside, across), strict=True):
-        assert hand_on_s(H100, pair, message * factor) >= found
+        assert stage_send_s(H100, pair, message * factor) >= found
 
 
 TERMS: list[tuple[Callable[..., float], dict[str, float]]] = [
