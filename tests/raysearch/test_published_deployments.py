@@ -34,7 +34,7 @@ def test_an_entry_names_its_source_and_what_ships(path: Path) -> None:
     assert config_path("models", entry["model"]).is_file()
     assert config_path("hardware", entry["hardware"]).is_file()
     for layout in entry["layouts"]:
-        assert layout["ep"] in (1, layout["gpus"])
+        assert layout["gpus"] % layout["ep"] == 0
         assert layout["concurrency"] == sorted(set(layout["concurrency"]))
 
 
