@@ -71,18 +71,20 @@ def load_hardware(name_or_path: str | Path, *, beside: Path | None = None) -> Ha
 
 def _with_calibration(file: HardwareFile, path: Path) -> tuple[HardwareFile, Calibration | None]:
     """A hardware file with what it leaves to the machine that it names, and its curves."""
-    if file.scaled_from is not None:
-        measured = read_config(config_path("hardware", file.scaled_from, beside=path.parent), HardwareFile)
-        if measured.calibration is None:
-            raise CatalogError(f"{path}: scaled_from names hardware {measured.name!r}, which has no calibration")
-        loaded = load_calibration(measured.calibration, beside=path.parent)
-        measured.check_same_machine(loaded)
-        return file.completed_by(measured), loaded.scaled_to(file.machine_header())
-    if file.calibration is None:
-        return file, None
-    calibration = load_calibration(file.calibration, beside=path.parent)
-    file.check_same_machine(calibration)
-    return file, calibration
+    calibration = None
+    if file.calibration is not None:
+        calibration = load_calibration(file.calibration, beside=path.parent)
+        file.check_same_machine(calibration)
+    if file.scaled_from is None:
+        return file, calibration
+    measured = read_config(config_path("hardware", file.scaled_from, beside=path.parent), HardwareFile)
+    if measured.calibration is None or measured.scaled_from is not None:
+        lacks = "no calibration" if measured.calibration is None else "its own efficiencies from another (scaled_from)"
+        raise CatalogError(f"{path}: scaled_from names hardware {measured.name!r}, which has {lacks}")
+    loaded = load_calibration(measured.calibration, beside=path.parent)
+    measured.check_same_machine(loaded)
+    carried = loaded.scaled_to(file.machine_header())
+    return file.completed_by(measured), calibration.completed_by(carried) if calibration else carried
 
 
 def default_hardware() -> str:

@@ -261,7 +261,7 @@ class HardwareFile(FileSchema):
     kernels: hardware.EngineName = "trtllm"  # whose kernels run
     all_reduce: hardware.AllReduce | None = None  # the engine's own
     calibration: str | None = None  # medians alone
-    scaled_from: str | None = None  # hardware whose calibration's efficiencies are carried over to this machine
+    scaled_from: str | None = None  # hardware whose efficiencies are carried over where calibration has none
     communication_overlap: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     expected_error: _ExpectedError = _ExpectedError()
     compute: _Compute
@@ -271,9 +271,7 @@ class HardwareFile(FileSchema):
     collectives: _Collectives | None = None  # the same, at this machine's rates
 
     @model_validator(mode="after")
-    def _has_one_calibration(self) -> HardwareFile:
-        if self.calibration and self.scaled_from:
-            raise ValueError("give calibration (fitted on this machine) or scaled_from (on another), not both")
+    def _is_complete(self) -> HardwareFile:
         if self.scaled_from is None:
             for table in ("efficiency", "collectives"):
                 if getattr(self, table) is None:

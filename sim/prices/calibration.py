@@ -53,12 +53,14 @@ class Calibration:
         digest: Of that content.
         machine: The machine that is priced.
         measured: The machine whose rows were fitted, which is another after `scaled_to`.
+        rest: Another for what this one lacks, or None; see `completed_by`.
     """
 
-    def __init__(self, name: str, data: Mapping[str, Any], digest: str = "") -> None:
+    def __init__(self, name: str, data: Mapping[str, Any], digest: str = "", rest: Calibration | None = None) -> None:
         self.name = name
         self.data = data
         self.digest = digest
+        self.rest = rest
         self.series: Mapping[str, Mapping[str, Any]] = _Series(data["series"])
         self.machine = machine_of(data)
         self.measured = machine_of(data.get("measured", data))
@@ -77,10 +79,22 @@ class Calibration:
         measured = {part: self.data[part] for part in header}
         data = {**self.data, **header, "scaled_from": self.name, "measured": measured}
         digest = hashlib.sha256(f"{self.digest} {json.dumps(header, sort_keys=True)}".encode()).hexdigest()[:16]
-        return Calibration(self.name, data, digest)
+        return Calibration(self.name, data, digest, self.rest and self.rest.scaled_to(header))
+
+    def completed_by(self, rest: Calibration) -> Calibration:
+        """The same with another calibration of the machine for what it lacks: kernels, messages, serving runs.
+
+        Args:
+            rest: Efficiencies carried over to this machine, as `scaled_to` makes them.
+        """
+        data = self.data
+        if not data.get("serving", {}).get("engines"):
+            data = {**data, "serving": rest.data.get("serving", {})}
+        digest = hashlib.sha256(f"{self.digest} {rest.digest}".encode()).hexdigest()[:16]
+        return Calibration(self.name, data, digest, rest)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Calibration, (self.name, self.data, self.digest)
+        return Calibration, (self.name, self.data, self.digest, self.rest)
 
     # --- kernels ---------------------------------------------------------------------------------
 

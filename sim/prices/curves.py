@@ -1,6 +1,7 @@
 """A calibration as one inference engine uses it: which series prices a kernel or a collective, and how sure it is.
 
-Whatever the calibration lacks is None here, and the hardware file's medians stand in.
+Whatever the calibration lacks is priced by what completes it, such as efficiencies carried over from another machine;
+what that lacks too is None here, and the hardware file's medians stand in.
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ class Curves:
         uncalibrated: Relative error of a series that was never cross-validated.
         extrapolated: Least relative error beyond what was measured.
         carried_over: How sure they are on a machine that they were not measured on.
+        rest: Curves of what completes the calibration, for what it lacks; or None.
     """
 
     def __init__(
@@ -183,6 +185,8 @@ class Curves:
         self.uncalibrated = uncalibrated
         self.extrapolated = extrapolated
         self.carried_over = carried_over
+        beside, errors = calibration.rest, (uncalibrated, extrapolated, carried_over)
+        self.rest = None if beside is None else Curves(beside, engine, all_reduce, *errors)
         self._series_of = lru_cache(maxsize=None)(self._find)
         self._trusted = lru_cache(maxsize=None)(self._find_trusted)
 
@@ -194,6 +198,10 @@ class Curves:
 
     def kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
         """Seconds of a kernel, or None if the calibration knows nothing like it."""
+        priced = self._own_kernel(shape, math_dtype, stream_dtype)
+        return self.rest.kernel(shape, math_dtype, stream_dtype) if priced is None and self.rest else priced
+
+    def _own_kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
         if isinstance(shape, Gemm):
             return self._gemm(shape, math_dtype)
         if isinstance(shape, DecodeAttention):
@@ -283,7 +291,7 @@ class Curves:
         if kind == "all_reduce" and self.all_reduce != "nccl":
             series = f"collectives/{name}/{CUSTOM_ALL_REDUCE[self.all_reduce]}"
         if series not in self.calibration.series:
-            return None
+            return self.rest.collective(kind, degree, tensor_bytes) if self.rest else None
         time_us = self.calibration.collective_us(series, name, degree, message_bytes)
         return self._priced(series, time_us, (message_bytes, degree), "")
 
@@ -317,7 +325,8 @@ class Curves:
             if not normal:
                 return self._priced(few, time_us, sizes, "")
         if many not in self.calibration.series:
-            return None
+            beside = self.rest
+            return beside and beside.expert_all_to_all(side, tokens, columns, each, experts, topk, per_node, nodes)
         # More tokens never take less: at the switch the normal kernels may, by the curves.
         time_us = max(time_us, price(side, tokens * sent_share, *shape, mode="normal", sms=_NORMAL_SMS))
         return self._priced(many, time_us, sizes, "")
@@ -326,7 +335,7 @@ class Curves:
         """Point to point between stages, or None."""
         tier = "intra" if same_node else "inter"
         if f"send_recv/{tier}" not in self.calibration.series:
-            return None
+            return self.rest.send_recv(same_node=same_node, sent_bytes=sent_bytes) if self.rest else None
         time_us = self.calibration.send_recv_us(tier, sent_bytes)
         return self._priced(f"send_recv/{tier}", time_us, (sent_bytes,), "")
 
@@ -398,8 +407,8 @@ class Curves:
         priced = Priced(time_us * 1e-6, error, interval)
         if unmeasured:
             priced = self.beyond(priced, unmeasured + leaning(dtype))
-        if self.other_machine:
-            what, (factors, bias) = f"efficiencies carried over from {self.other_machine}", self.carried_over
+        if origin := self.calibration.data.get("scaled_from"):
+            what, (factors, bias) = f"efficiencies carried over from {origin}", self.carried_over
             carried = together(priced.interval, factors)
             priced = self.beyond(priced, f"{what}, {bias}" if bias else what)
             priced = priced._replace(interval=carried, error=max(priced.error, mean_error(factors)))
@@ -407,8 +416,8 @@ class Curves:
 
     @property
     def other_machine(self) -> str:
-        """The machine that these efficiencies were measured on, if it is another one; else ""."""
-        return self.calibration.data.get("scaled_from") or ""
+        """The machine that these efficiencies, or what completes them, were measured on, if it is another; else ""."""
+        return self.calibration.data.get("scaled_from") or (self.rest.other_machine if self.rest else "")
 
     def beyond(self, priced: Priced, what: str) -> Priced:
         """The same as something that no measurement covers: less sure."""

@@ -91,7 +91,8 @@ def step_interval(
     if curves is None or not curves.other_machine:
         return Stated(on_top(serving, kernels, runs.kernels), because)
     carried = curves.carried_over.interval
-    unknown = f"efficiencies and serving runs are those of {curves.other_machine}, not of {hardware.name}"
+    what = "what was not measured here is" if curves.rest else "efficiencies and serving runs are those"
+    unknown = f"{what} of {curves.other_machine}, not of {hardware.name}"
     factors = together(on_top(serving, apart(kernels, carried), runs.kernels), carried)
     return Stated(factors, "; ".join(filter(None, (unknown, because))))
 

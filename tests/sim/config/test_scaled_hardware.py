@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from pathlib import Path
 
 import pytest
 
-from sim.config.catalog import load_hardware, load_workload
+from sim.config.catalog import load_calibration, load_hardware, load_machine_header, load_workload
 from sim.config.files import CatalogError, config_path
 from sim.layers.heuristics import megatron_dims
+from sim.prices.curves import Curves, DecodeAttention, Gemm
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 
@@ -34,14 +37,58 @@ def test_scaling_to_the_measured_machine_itself_changes_no_time(tmp_path: Path) 
     assert evaluate(old, strategy).tpot_s == evaluate(new, strategy).tpot_s
 
 
-def test_one_cannot_have_a_calibration_and_borrow_another(tmp_path: Path) -> None:
+@pytest.fixture
+def half_measured(tmp_path: Path) -> Path:
+    """An H200 of which GEMMs alone were measured."""
+    measured = json.loads(config_path("calibration", "h100_sxm").read_text(encoding="utf-8"))
+    gemms = {name: record for name, record in measured["series"].items() if name.startswith("gemm/")}
+    own = {**measured, **load_machine_header("h200_sxm"), "series": gemms, "serving": {}}
+    (tmp_path / "gemms.json").write_text(json.dumps(own), encoding="utf-8")
+    text = config_path("hardware", "h200_sxm").read_text(encoding="utf-8")
+    path = tmp_path / "half.toml"
+    path.write_text(text.replace("scaled_from", 'calibration = "gemms.json"\nscaled_from'), encoding="utf-8")
+    return path
+
+
+def test_what_a_calibration_lacks_is_carried_over_from_the_machine_that_is_named(half_measured: Path) -> None:
+    half, carried = load_hardware(half_measured).curves, load_hardware("h200_sxm").curves
+    assert half is not None
+    assert carried is not None
+    own = Curves(load_calibration(half_measured.with_name("gemms.json")), "trtllm", "trtllm")
+    gemm, attention = Gemm(64, 4096, 4096), DecodeAttention(32, 4000, 8, 1, 128, multi_head=False)
+    assert half.kernel(gemm, "fp8", "fp8") == own.kernel(gemm, "fp8", "fp8")
+    assert half.kernel(gemm, "fp8", "fp8") != carried.kernel(gemm, "fp8", "fp8")
+    assert half.kernel(attention, "bf16", "fp8") == carried.kernel(attention, "bf16", "fp8") is not None
+    assert half.collective("all_reduce", 8, 1e6) == carried.collective("all_reduce", 8, 1e6) is not None
+    assert half.send_recv(same_node=True, sent_bytes=1e6) == carried.send_recv(same_node=True, sent_bytes=1e6)
+    sent = ("dispatch", 64, 7168, 1.0, 256, 8, 8, 1)
+    assert half.expert_all_to_all(*sent) == carried.expert_all_to_all(*sent) is not None
+    again = pickle.loads(pickle.dumps(half))
+    assert again.kernel(attention, "bf16", "fp8") == half.kernel(attention, "bf16", "fp8")
+
+
+def test_a_machine_measured_in_part_says_so_and_keeps_its_bar(half_measured: Path) -> None:
+    half, carried, whole = (
+        load_workload("llama_3_1_405b_8k", hardware=name) for name in (half_measured, "h200_sxm", "h100_sxm")
+    )
+    strategy = Strategy(8, 1, 2, 64, megatron_dims(half.model))
+    mine, its, measured = (evaluate(workload, strategy) for workload in (half, carried, whole))
+    assert any("efficiencies carried over from h100_sxm" in what for what in mine.extrapolated)
+    assert "what was not measured here is of h100_sxm" in mine.interval_because
+    bar, known = (each.tpot_interval_s[1] / each.tpot_interval_s[0] for each in (mine, measured))
+    assert bar > known * 1.3
+    assert mine.expected_error < its.expected_error
+    assert len({half.config_hash, carried.config_hash, whole.config_hash}) == 3
+
+
+def test_a_machine_measured_by_nobody_lends_nothing(tmp_path: Path, half_measured: Path) -> None:
     text = config_path("hardware", "h200_sxm").read_text(encoding="utf-8")
     path = tmp_path / "both.toml"
-    path.write_text(text.replace("scaled_from", 'calibration = "h100_sxm"\nscaled_from'), encoding="utf-8")
-    with pytest.raises(CatalogError, match=r"give calibration .* or scaled_from .*, not both"):
-        load_hardware(path)
     path.write_text(text.replace('scaled_from = "h100_sxm"', 'scaled_from = "h200_sxm"'), encoding="utf-8")
     with pytest.raises(CatalogError, match="'h200_sxm', which has no calibration"):
+        load_hardware(path)
+    path.write_text(text.replace('scaled_from = "h100_sxm"', f'scaled_from = "{half_measured}"'), encoding="utf-8")
+    with pytest.raises(CatalogError, match="its own efficiencies from another"):
         load_hardware(path)
     measured = config_path("hardware", "h100_sxm").read_text(encoding="utf-8")
     path.write_text(measured.replace("bandwidth_gb_per_s = 3350.0", "bandwidth_gb_per_s = 4800.0"), encoding="utf-8")
