@@ -262,6 +262,12 @@ class LearnToShard(PPO):
         """Of the agent that made the last call: its number, its best, and whether it has ended."""
         return self._search.chunk_figures()
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's: plays on from where the search is, in environments apart. Raises: ValueError: on the lean path."""
+        if self._lean:
+            raise ValueError("expected env runners to play on, got lean=True: evaluate() needs lean=False")
+        return super().evaluate(*args, **kwargs)
+
     def _before_evaluate(self) -> None:
         """Tells the runners that play on what the search has found."""
         news = self.actor.news(0)

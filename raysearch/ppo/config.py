@@ -8,13 +8,16 @@ from typing import Any, ClassVar, Self
 
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
+from ray.rllib.utils.from_config import NotProvided
 
+from envs.registration import ENV_ID
 from raysearch.ppo.actor import EliteActor
 from raysearch.ppo.connectors import ChooseActions, ShowElites
 from raysearch.ppo.env_runner import EliteEnvRunner
 from raysearch.ppo.learner import EliteLearner
 from raysearch.ppo.module import EliteAttention
 from raysearch.ppo.options import Options, SharedOptions
+from raysearch.ppo.refused import objections
 
 
 class LearnToShardConfig(PPOConfig):
@@ -121,6 +124,18 @@ class LearnToShardConfig(PPOConfig):
         sizes = options.model_dump(include={"embedding", "hidden", "feed_forward", "attention_heads"})
         return self.rl_module(model_config={**sizes, **(network or {})})
 
+    def rl_module(self, *, model_config: Any = NotProvided, **kwargs: Any) -> Self:
+        """RLlib's, but what `model_config` leaves out of the network's sizes stays as it was."""
+        if isinstance(model_config, Mapping):
+            model_config = {**self.model_config, **model_config}
+        return super().rl_module(model_config=model_config, **kwargs)
+
+    @property
+    def env_arguments(self) -> dict[str, Any]:
+        """What environments are made with: ours show as many elites as the search shares."""
+        rows = {"elites": self.elites} if self.env == ENV_ID else {}
+        return {**rows, **self.env_config}
+
     @property
     def lanes(self) -> int:
         """Environments that share the search, K."""
@@ -151,6 +166,8 @@ class LearnToShardConfig(PPOConfig):
 
     def validate(self) -> None:
         """Refuses what a search cannot do. Raises: ValueError."""
+        if not self.in_evaluation and (refused := list(objections(self))):
+            self._value_error("\n".join(refused))
         super().validate()
         if (self.num_learners or 0) > 1:
             self._value_error(

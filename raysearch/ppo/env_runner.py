@@ -136,7 +136,9 @@ class EliteEnvRunner(SingleAgentEnvRunner):
             return
         if self.env is not None:
             self.env.close()
-        context: Any = EnvContext(self.config.env_config, worker_index=self.worker_index, num_workers=self.num_workers)
+        context: Any = EnvContext(
+            self.config.env_arguments, worker_index=self.worker_index, num_workers=self.num_workers
+        )
         shares = [max(int(share), 1) for share in self.calls_of(self.config.budget)]
         envs: Any
         if self.config.env == ENV_ID:  # not by RLlib's registry, which a second `ray.init` of this process empties

@@ -29,7 +29,7 @@ class LeanPath:
     """
 
     def __init__(self, config: Any, create_env: Callable[[EnvContext], Any]) -> None:
-        self.env = create_env(EnvContext(config.env_config, worker_index=0)) if config.env is not None else None
+        self.env = create_env(EnvContext(config.env_arguments, worker_index=0)) if config.env is not None else None
         spaces_of = self.env or config
         self.action_space = spaces_of.action_space
         self.learner: Any = config.build_learner(

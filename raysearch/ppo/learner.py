@@ -13,6 +13,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
 from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
+from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor
 
 from raysearch.ppo.connectors import AddAdvantages
@@ -167,7 +168,7 @@ class EliteLearner(PPOTorchLearner):
         return {reference: gradient for reference, gradient in gradients.items() if gradient is not None}
 
     def postprocess_gradients(self, gradients_dict: Any) -> Any:
-        """Clips the global norm in place; `torch.nn.utils.clip_grad_norm_` does the same at 3 % more per call.
+        """Clips in place, the global norm without RLlib: `torch.nn.utils.clip_grad_norm_` costs 3 % more per call.
 
         Raises:
             RuntimeError: A gradient is NaN or infinite: a reward was, or the learning rate is far too high.
@@ -176,9 +177,16 @@ class EliteLearner(PPOTorchLearner):
         norm = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]).norm()
         if not norm.isfinite():
             raise RuntimeError(f"expected finite gradients, got a norm of {norm}; a lower learning rate may help")
-        shrink = (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(shrink)
+        limit, by = self.config.grad_clip, self.config.grad_clip_by
+        if limit is not None and by == "global_norm":
+            shrink = (limit / (norm + 1e-6)).clamp(max=1.0)
+            for gradient in gradients:
+                gradient.mul_(shrink)
+        elif limit is not None:
+            clipped = dict(gradients_dict)
+            clip_gradients(clipped, grad_clip=limit, grad_clip_by=by)
+            for reference, gradient in gradients_dict.items():
+                gradient.copy_(clipped[reference])
         return gradients_dict
 
     def apply_gradients(self, gradients_dict: Any) -> None:

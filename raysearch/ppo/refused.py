@@ -1,0 +1,88 @@
+"""What a search's configuration may not say, because nothing would come of it, or because it would break it later."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any
+
+from ray.rllib.algorithms.ppo import PPOConfig
+
+from envs.registration import ENV_ID, make_env
+
+_SEED = "search_seed, or search(seed=), seeds a search"
+_RATE = "train_batch_size_per_learner, or rollout_calls of the options, is the calls of a round"
+_CALLS = "calls_per_training_step is the calls of one train(), and with the budget's end there are no more"
+_NOISE = "a search draws its actions, and its environments and policy take them as they are"
+_WHOLE = "rounds are parts of one episode per environment, which their elites are to be seen in as they are"
+
+_WITHOUT_EFFECT = {
+    "seed": (None, _SEED),
+    "train_batch_size": (4000, _RATE),
+    "min_time_s_per_iteration": (None, _CALLS),
+    "min_sample_timesteps_per_iteration": (0, _CALLS),
+    "min_train_timesteps_per_iteration": (0, _CALLS),
+    "explore": (True, _NOISE),
+    "normalize_actions": (False, _NOISE),
+    "clip_actions": (False, _NOISE),
+    "clip_rewards": (None, "the environment's alpha, beta and penalty shape its rewards"),
+    "batch_mode": ("truncate_episodes", _WHOLE),
+    "observation_filter": ("NoFilter", _WHOLE),
+    "sample_timeout_s": (60.0, "calls may take long; runner_restart_timeout_s is the wait for lost runners"),
+    "torch_compile_learner": (False, "compiling did not pay for networks as small"),
+}
+"""Fields of RLlib's that a search takes no notice of: the value that says nothing, and what to do instead."""
+
+
+def objections(config: Any) -> Iterator[str]:
+    """What a `LearnToShardConfig` says that no search can do, one sentence each."""
+    yield from _of_the_stack(config)
+    for name, (silent, instead) in _WITHOUT_EFFECT.items():
+        if (value := getattr(config, name)) != silent and (value or silent):
+            yield f"expected {name}={silent!r}, got {value!r}: {instead}"
+    for name in ("budget", "chunks", "elites", "calls_per_training_step"):
+        value = getattr(config, name)
+        if not isinstance(value, Integral) or value < 1:
+            yield f"expected {name} to be a whole number of at least 1, got {value!r}"
+    for name in ("patience", "confidence_threshold"):
+        if not isinstance(value := getattr(config, name), Real) or math.isnan(value) or value <= 0:
+            yield f"expected {name} to be a number above 0, got {value!r}"
+    if not isinstance(config.lr, Real):
+        yield f"expected lr to be one number, got {config.lr!r}: the rate of the first call; it falls on a cosine"
+    if config.lean and config.evaluation_interval:
+        yield "expected evaluation_interval=None where lean=True: there are no env runners that could play on"
+    yield from _of_the_environment(config)
+    yield from _of_typing(config)
+
+
+def _of_the_stack(config: Any) -> Iterator[str]:
+    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
+        yield "expected RLlib's new API stack, got api_stack(...=False)"
+    if config.is_multi_agent:
+        yield "expected one policy, got multi_agent(...): all environments share the policy of one search"
+
+
+def _of_the_environment(config: Any) -> Iterator[str]:
+    if config.env != ENV_ID:
+        return
+    known = list(inspect.signature(make_env).parameters)
+    for name in config.env_config:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            yield f"unknown key {name!r} in env_config of {ENV_ID}: {hint}"
+    rows = config.env_config.get("elites", config.elites)
+    if rows != config.elites:
+        yield f"expected as many elites in env_config as in the config, got {rows} and {config.elites}"
+
+
+def _of_typing(config: Any) -> Iterator[str]:
+    """Names that nobody reads and that look like one of ours; RLlib lets any attribute be set."""
+    fields = vars(type(config)()).keys()
+    ours = sorted(fields - vars(PPOConfig()).keys())
+    for name in vars(config):
+        if not name.startswith("_") and name not in fields and (near := get_close_matches(name, ours, n=1, cutoff=0.8)):
+            yield f"unknown field {name!r}: did you mean {near[0]!r}?"

@@ -1,0 +1,89 @@
+"""What a configuration is refused for, and fields that once did nothing."""
+
+import numpy as np
+import pytest
+import torch
+
+from envs.registration import ENV_ID
+from raysearch.ppo.algorithm import LearnToShardConfig
+from raysearch.ppo.copy_algorithm import CopyConfig
+
+WORKLOAD = {"workload": "gpt_moe_1_2t_16k"}
+
+
+def test_an_untouched_configuration_is_not_refused():
+    for preset in (LearnToShardConfig, CopyConfig):
+        preset().search(budget=20).environment(ENV_ID, env_config=WORKLOAD).validate()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda config: config.reporting(min_train_timesteps_per_iteration=40), "min_train_timesteps_per_iteration=0"),
+        (lambda config: config.reporting(min_sample_timesteps_per_iteration=40), "calls_per_training_step"),
+        (lambda config: config.training(lr=[[0, 1e-3], [10, 0.0]]), "expected lr to be one number"),
+        (lambda config: config.training(train_batch_size=2), "train_batch_size_per_learner"),
+        (lambda config: config.debugging(seed=5), "search_seed"),
+        (lambda config: config.env_runners(explore=False), "expected explore=True, got False"),
+        (lambda config: config.env_runners(observation_filter="MeanStdFilter"), "expected observation_filter="),
+        (lambda config: config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda *_: "a"), "one policy"),
+        (
+            lambda config: config.api_stack(
+                enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
+            ),
+            "new API stack",
+        ),
+        (lambda config: setattr(config, "chunks", 0), "chunks to be a whole number of at least 1, got 0"),
+        (lambda config: config.search(budget=10.5), "budget to be a whole number"),
+        (lambda config: setattr(config, "patience", 0), "patience to be a number above 0"),
+        (lambda config: setattr(config, "patiance", 3), "unknown field 'patiance': did you mean 'patience'?"),
+        (
+            lambda config: config.environment(ENV_ID, env_config={**WORKLOAD, "elite": 5}),
+            "unknown key 'elite' in env_config of raysearch/Strategy-v0: did you mean 'elites'?",
+        ),
+        (lambda config: config.environment(ENV_ID, env_config={**WORKLOAD, "elites": 5}), "got 5 and 3"),
+        (lambda config: setattr(config.evaluation(evaluation_interval=1), "lean", True), "evaluation_interval=None"),
+    ],
+)
+def test_what_would_do_nothing_or_break_later_is_refused_with_what_to_do(change, message):
+    config = LearnToShardConfig().search(budget=20)
+    change(config)
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        config.validate()
+
+
+def test_an_environment_shows_as_many_elites_as_the_search_shares():
+    config = LearnToShardConfig().search(budget=2).environment(ENV_ID, env_config=WORKLOAD)
+    config.elites, config.lean = 5, True
+    lean = config.build_algo()
+    assert lean._lean.look().shape[0] == 5
+    lean.stop()
+
+
+def test_a_lean_search_says_that_it_cannot_evaluate(toy):
+    with pytest.raises(ValueError, match=r"evaluate\(\) needs lean=False"):
+        toy.search(budget=10).agent.evaluate()
+
+
+def test_what_a_model_config_leaves_out_stays_as_it_was():
+    config = CopyConfig().search(budget=20).rl_module(model_config={"embedding": 32})
+    assert config.model_config["embedding"] == 32
+    assert config.model_config.keys() >= {"copy_choice", "hidden", "attention_heads"}
+
+
+@pytest.mark.parametrize(
+    ("by", "limit", "expected"),
+    [
+        ("global_norm", 2.5, [[1.5, 0.0], [2.0]]),
+        ("norm", 2.0, [[2.0, 0.0], [2.0]]),
+        ("value", 3.5, [[3.0, 0.0], [3.5]]),
+        ("global_norm", None, [[3.0, 0.0], [4.0]]),
+    ],
+)
+def test_gradients_are_clipped_in_place_as_the_configuration_says(toy, by, limit, expected):
+    learner = toy.search(budget=10).agent.learner
+    learner.config = learner.config.copy(copy_frozen=False).training(grad_clip=limit, grad_clip_by=by)
+    gradients = {"one": torch.tensor([3.0, 0.0]), "other": torch.tensor([4.0])}
+    learner.postprocess_gradients(gradients)
+    for gradient, values in zip(gradients.values(), expected, strict=True):
+        np.testing.assert_allclose(gradient, values, rtol=1e-5)
