@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from envs.strategy_env import brief
+from raysearch.contexts import too_long
 from raysearch.errors import InputError
 from sim.config.described import Description
 from sim.workload import Workload
@@ -26,6 +27,7 @@ def workload_of_options(flags: dict[str, Any], batch_grid: str | None = None) ->
     """
     from sim.config.catalog import load_workload
     from sim.config.described import described_workload
+    from sim.config.files import config_path
 
     said = {name: _plain(value) for name, value in flags.items() if value is not None}
     _IMPORTED.set(None)
@@ -42,7 +44,11 @@ def workload_of_options(flags: dict[str, Any], batch_grid: str | None = None) ->
     if "model" not in said:
         raise InputError("expected --workload NAME, or --model NAME with --isl and --osl; `raysearch list` has names")
     _tell_import(said["model"])
-    return described_workload(Description(**{**_defaults(), **said}), instead)
+    described = described_workload(Description(**{**_defaults(), **said}), instead)
+    longest = described.prompt_tokens + described.output_tokens
+    for text in too_long(longest, described.model.name, config_path("models", said["model"])):
+        print(f"warning: {text}", file=sys.stderr)
+    return described
 
 
 _IMPORTED: ContextVar[dict[str, Any] | None] = ContextVar("model_import", default=None)

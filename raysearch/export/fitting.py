@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from raysearch.contexts import too_long
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import Told, with_weights
 from raysearch.files import degrees_text
@@ -53,6 +55,7 @@ def fitted(
     there = replace(deployment, workload=on_engine(deployment.workload, engine))
     told = tell(there, engine)
     dropped, notes = list(told.dropped), [*_moved(deployment, there, engine), *told.notes]
+    notes += too_long(deployment.longest, deployment.workload.model.name, Path(told.deployment.served_model))
     if dropped:
         before, after = _wished(there), _wished(told.deployment)
         dropped[-1] = f"{dropped[-1]}: {_cost(before, after)}"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
+from raysearch.described import workload_of_options
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment, Export
 from raysearch.export.fitting import on_engine
@@ -326,6 +327,21 @@ def test_a_pool_says_what_joins_it_with_the_other(phase: str) -> None:
     config = yaml.safe_load(exporter("trtllm")(pool).files["config.yaml"])
     assert config.get("disable_overlap_scheduler", False) == (phase == "prefill")  # as its context servers need it
     assert config["cache_transceiver_config"]["max_tokens_in_buffer"] >= 4500
+
+
+def test_requests_longer_than_a_model_takes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"model": "llama_2_70b", "engine": "vllm", "phase": "serve", "isl": 4000}
+    fits, long = (workload_of_options({**said, "osl": osl}) for osl in (96, 97))
+    warned = capsys.readouterr().err
+    assert warned.count("warning: ") == 1
+    assert "requests of 4,097 tokens: llama_2_70b takes 4,096" in warned
+    short, over = (Deployment(each, Strategy(8, 1, 1, 8, megatron_dims(each.model)), "m") for each in (fits, long))
+    assert not [note for note in exporter("vllm")(short).notes if "requests of" in note]
+    assert [note for note in exporter("vllm")(over).notes if "requests of 4,097 tokens" in note]
+    stretched = {**QWEN_CONFIG, "max_position_embeddings": 8192}  # of the weights that are served
+    (tmp_path / "config.json").write_text(json.dumps(stretched))
+    stretched_there = exporter("vllm")(replace(over, served_model=str(tmp_path))).notes
+    assert not [note for note in stretched_there if "requests of" in note]
 
 
 def test_nodes_that_are_not_filled_are_all_alike() -> None:
