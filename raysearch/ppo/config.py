@@ -113,6 +113,9 @@ class LearnToShardConfig(PPOConfig):
 
     def share(self, budget: int, seed: int, options: SharedOptions, network: Mapping[str, Any] | None = None) -> Self:
         """Sets what every preset has; `network` is what its module is told besides the sizes of the layers."""
+        # RLlib takes -1 for "as by default" when it copies a configuration, so that `validate` would not see it.
+        if budget < 1 or seed < 0:
+            raise ValueError(f"expected a budget of at least 1 and a seed of at least 0, got {budget} and {seed}")
         self.budget, self.search_seed = budget, seed
         self.training(
             lr=options.learning_rate,

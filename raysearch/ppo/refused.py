@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from envs.registration import ENV_ID, make_env
 
@@ -52,8 +53,14 @@ def objections(config: Any) -> Iterator[str]:
             yield f"expected {name} to be a number above 0, got {value!r}"
     if not isinstance(config.lr, Real):
         yield f"expected lr to be one number, got {config.lr!r}: the rate of the first call; it falls on a cosine"
-    if config.lean and config.evaluation_interval:
-        yield "expected evaluation_interval=None where lean=True: there are no env runners that could play on"
+    if not isinstance(config.ahead, Integral) or config.ahead < 0:
+        yield f"expected ahead to be a whole number of at least 0, got {config.ahead!r}"
+    if not isinstance(config.num_env_runners or 0, Integral) or (config.num_env_runners or 0) < 0:
+        yield f"expected num_env_runners to be a whole number of at least 0, got {config.num_env_runners!r}"
+    if config.use_kl_loss and config.actor_class.listens:
+        yield "expected use_kl_loss=False, got True: a mixture's divergence has no closed form"
+    if config.lean:
+        yield from _of_the_lean_path(config)
     yield from _of_the_environment(config)
     yield from _of_typing(config)
 
@@ -63,6 +70,25 @@ def _of_the_stack(config: Any) -> Iterator[str]:
         yield "expected RLlib's new API stack, got api_stack(...=False)"
     if config.is_multi_agent:
         yield "expected one policy, got multi_agent(...): all environments share the policy of one search"
+
+
+_STANDARD = {
+    "minibatch_size": None,
+    "shuffle_batch_per_epoch": False,
+    "use_kl_loss": False,
+    "vf_clip_param": math.inf,
+    "evaluation_interval": None,
+    "callbacks_class": RLlibCallback,
+}
+"""What the lean path leaves out, and the value that asks for none of it."""
+
+
+def _of_the_lean_path(config: Any) -> Iterator[str]:
+    for name, none in _STANDARD.items():
+        if (value := getattr(config, name)) != none:
+            yield f"expected {name}={none!r} where lean=True, which leaves it out, got {value!r}: set lean=False"
+    if not isinstance(config.entropy_coeff, Real):
+        yield f"expected entropy_coeff to be one number where lean=True, got {config.entropy_coeff!r}: set lean=False"
 
 
 def _of_the_environment(config: Any) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from envs.registration import ENV_ID
 from raysearch.ppo.algorithm import LearnToShardConfig
@@ -50,6 +51,31 @@ def test_what_would_do_nothing_or_break_later_is_refused_with_what_to_do(change,
     change(config)
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         config.validate()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: config.training(minibatch_size=1),
+        lambda config: config.training(use_kl_loss=True),
+        lambda config: config.training(vf_clip_param=1e-4),
+        lambda config: config.training(entropy_coeff=[[0, 0.3], [40, 0.0]]),
+        lambda config: config.callbacks(type("Heard", (RLlibCallback,), {})),
+    ],
+)
+def test_what_the_lean_path_leaves_out_is_refused_there_alone(change):
+    config = LearnToShardConfig().search(budget=20).environment(ENV_ID, env_config=WORKLOAD)
+    change(config)
+    config.copy(copy_frozen=False).validate()
+    config.lean = True
+    with pytest.raises(ValueError, match="where lean=True"):
+        config.validate()
+
+
+@pytest.mark.parametrize("arguments", [{"budget": -1}, {"budget": 0}, {"budget": 9, "seed": -1}])
+def test_negative_budgets_and_seeds_are_refused_before_rllib_takes_them_for_defaults(arguments):
+    with pytest.raises(ValueError, match="expected a budget of at least 1 and a seed of at least 0"):
+        CopyConfig().search(**arguments)
 
 
 def test_an_environment_shows_as_many_elites_as_the_search_shares():
