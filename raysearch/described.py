@@ -31,6 +31,7 @@ def workload_of_options(flags: dict[str, Any], batch_grid: str | None = None) ->
 
     said = {name: _plain(value) for name, value in flags.items() if value is not None}
     _IMPORTED.set(None)
+    _ASKED.set({**said, **({"batch_grid": _plain(batch_grid)} if batch_grid else {})})
     shared = {name: said.pop(name) for name in _OF_FILES if name in said}
     instead = {**shared, **_speculation(said), **({"batch": batch_grid} if batch_grid else {})}
     instead |= degrees_of(said.pop("any_degrees", None))
@@ -49,6 +50,14 @@ def workload_of_options(flags: dict[str, Any], batch_grid: str | None = None) ->
     for text in too_long(longest, described.model.name, config_path("models", said["model"])):
         print(f"warning: {text}", file=sys.stderr)
     return described
+
+
+_ASKED: ContextVar[dict[str, Any] | None] = ContextVar("asked_options", default=None)
+
+
+def asked_options() -> dict[str, Any]:
+    """The options that the running command's workload is of, for a record that `export` reads; with its batch grid."""
+    return _ASKED.get() or {}
 
 
 _IMPORTED: ContextVar[dict[str, Any] | None] = ContextVar("model_import", default=None)

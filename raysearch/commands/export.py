@@ -35,7 +35,9 @@ def export_strategy(
     workload: Workload | None = None,
     source: Annotated[
         Path | None,
-        typer.Argument(help="Folder of `recommend`, `pools`, `search` or `study`, or a JSON file with a strategy."),
+        typer.Argument(
+            help="Folder of `recommend`, `pools`, `tune-live`, `search` or `study`, or a JSON file with a strategy."
+        ),
     ] = None,
     to: Annotated[str, typer.Option("--to", help="; ".join(exporter_names()), show_default=True)] = "vllm",
     alternative: Annotated[

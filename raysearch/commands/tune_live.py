@@ -12,7 +12,7 @@ from raysearch.claim import claimed
 from raysearch.commands.options import JsonOption, OutOption, RetriesOption, print_json
 from raysearch.commands.workload_flags import BatchGrid, takes_workload
 from raysearch.errors import NOTHING_FEASIBLE, InputError, Interrupted, RunFailed
-from raysearch.files import degrees_text, results_folder, strategy_dict
+from raysearch.files import degrees_text, results_folder, strategy_dict, write_record
 from sim.workload import Workload
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def tune_live(
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --within 1% --confidence 0.95 --json
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --out tuning --resume
     """
+    from raysearch.described import asked_options
+    from raysearch.export.source import TUNED_FILE
     from raysearch.live.benchmark import chosen_benchmark
     from raysearch.live.candidates import candidates_of
     from raysearch.live.session import Folder, Settings, patient, tune
@@ -108,7 +110,8 @@ def tune_live(
             raise Interrupted(stop.signum, f"{stop}; {_kept(len(seen), path)}") from None
         except RunFailed as failure:
             raise RunFailed(f"{failure}; {_kept(len(seen), path)}") from failure
-    told = _as_dict(candidates, settings, seen, decisions[-1]) | {"folder": str(path)}
+        told = _as_dict(candidates, settings, seen, decisions[-1]) | {"folder": str(path)}
+        write_record(path / TUNED_FILE, {"options": asked_options(), "best": told["best"]})
     if as_json:
         print_json(told)
     else:

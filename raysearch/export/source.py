@@ -17,6 +17,8 @@ from sim.validate import check_strategy
 from sim.workload import Workload
 
 RECOMMENDATION_FILE = "recommendation.json"
+TUNED_FILE = "tuned.json"
+"""What `tune-live` found: the options of its workload, and the best."""
 
 
 def read_deployments(
@@ -25,7 +27,8 @@ def read_deployments(
     """What a folder or a file holds, by the name of its pool; "" of a single one.
 
     Args:
-        source: A folder of `recommend`, `pools`, `search` or `study`, or a file with a "strategy" of `--json`.
+        source: A folder of `recommend`, `pools`, `tune-live`, `search` or `study`,
+            or a file with a "strategy" of `--json`.
         workload: What is served, where the source does not say; a printed strategy does not.
         alternative: 0 for the best of a recommendation, then its alternatives in order; of `pools` a point.
         served_model: In place of the model's own repository.
@@ -33,7 +36,7 @@ def read_deployments(
     Raises:
         InputError: There is no such strategy.
     """
-    files = [source / name for name in (RECOMMENDATION_FILE, POOLS_FILE) if (source / name).is_file()]
+    files = [source / name for name in (RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE) if (source / name).is_file()]
     if source.is_dir() and not files:
         return {"": _of_results(source, served_model)}
     path = files[0] if files else source

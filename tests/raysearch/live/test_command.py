@@ -61,6 +61,9 @@ def test_it_finds_the_best_and_keeps_every_measurement(benchmark: str, tmp_path:
     assert found["best"]["interval"][0] <= found["best"]["tokens_per_s_per_gpu"] <= found["best"]["interval"][1]
     lines = (tmp_path / "out" / ROWS_FILE).read_text().splitlines()
     assert len(lines) == len(found["measurements"]) == len((tmp_path / "calls").read_text())
+    words = ["export", str(tmp_path / "out"), "--to", "megatron", "--json"]
+    exported = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert json.loads(exported.stdout)["strategy"] == found["best"]["strategy"]
 
 
 def test_an_interrupted_tuning_goes_on_as_if_nothing_had_been(benchmark: str, tmp_path: Path) -> None:
