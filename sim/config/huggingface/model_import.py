@@ -72,7 +72,8 @@ def import_model(content: Mapping[str, Any], name: str, quantisation: Mapping[st
     keys = Keys({**unsaid, **text.stated()}) if unsaid else text
     keys.seen("model_type")
     layers = FAMILIES[family](keys)
-    formats = formats_of({**content, **keys.stated()}, quantisation)
+    moe = any(layer.feed_forward.get("experts", 1) > 1 for layer in layers)
+    formats = formats_of({**content, **keys.stated()}, quantisation, layers=len(layers), moe=moe)
     tied = keys.flag("tie_word_embeddings", default=whole.flag("tie_word_embeddings", default=family in _TIED))
     model: dict[str, Any] = {
         "name": re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.-")[:100] or family,
@@ -83,7 +84,7 @@ def import_model(content: Mapping[str, Any], name: str, quantisation: Mapping[st
         "mtp_layers": keys.known("mtp_layers"),
         **_grouped(layers),
     }
-    if formats.experts and any(layer.feed_forward.get("experts", 1) > 1 for layer in layers):
+    if formats.experts and moe:
         model["expert_dtype"] = formats.experts
     notes = tuple(_notes(layers, formats, unsaid, is_text=text is whole))
     return ModelImport(family, model, formats, keys.read(), keys.unread(), notes)
@@ -139,8 +140,11 @@ def _notes(layers: list[Layer], formats: Formats, unsaid: Mapping[str, int], *, 
         notes.append("sparse attention by blocks is priced as if it chose tokens")
     if any("shared" in layer.label for layer in layers):
         notes.append("layers that reuse another layer's chosen tokens have an indexer of width 1")
-    if formats.unknown:
+    if formats.unknown and formats.weights is None:
+        usual = "bf16" if formats.experts else "fp8"
+        notes.append(f"{formats.unknown}: charged as {usual}, or the first format of the engine; --weights says which")
+    elif formats.unknown:
         notes.append(formats.unknown)
     if formats.kv_cache is None:
-        notes.append("format of the KV cache not stated: as --kv-cache says")
+        notes.append("format of the KV cache not stated: fp8, or the first of the engine; --kv-cache says which")
     return notes

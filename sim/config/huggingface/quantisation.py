@@ -39,8 +39,16 @@ _MODELOPT: Mapping[str, Dtype] = {
 }
 
 
-def formats_of(content: Mapping[str, Any], beside: Mapping[str, Any] | None) -> Formats:
+def formats_of(
+    content: Mapping[str, Any], beside: Mapping[str, Any] | None, *, layers: int = 1, moe: bool = True
+) -> Formats:
     """The formats of a configuration, and of the quantisation file beside it if there is one.
+
+    Args:
+        content: Of config.json.
+        beside: Of hf_quant_config.json.
+        layers: Of the model.
+        moe: Whether it has experts, which alone can have a format of their own.
 
     >>> formats_of({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, None).weights
     'fp8_block'
@@ -54,18 +62,24 @@ def formats_of(content: Mapping[str, Any], beside: Mapping[str, Any] | None) -> 
     kv_cache: Dtype | None = "fp8" if "8" in _cache(said) else None
     if found is None:
         return Formats(None, expert_dtype, kv_cache, unknown)
-    if expert_dtype is None and _spares_attention(said):
+    spared = 0 if expert_dtype else _layers_that_spare_attention(said, layers)
+    if moe and 2 * spared > layers:
         return Formats("bf16", found, kv_cache, unknown)
+    if spared:
+        left = f"attention of {spared} of {layers} layers is not quantised, and charged as {found} like the rest"
+        unknown = "; ".join(filter(None, (unknown, left)))
     return Formats(found, expert_dtype, kv_cache, unknown)
 
 
 def _format(said: Keys, method: str) -> tuple[Dtype | None, str]:
     algorithm = said.text("quant_algo").upper()
+    if method == "fbgemm_fp8":
+        return "fp8", ""
     if method == "fp8":
         return ("fp8_block" if said.wholes("weight_block_size") else "fp8"), ""
     if method == "mxfp4":
         return "mxfp4", ""
-    if method in ("awq", "gptq") and said.whole("bits", "w_bit") == 4:
+    if method in ("awq", "gptq", "auto-round") and said.whole("bits", "w_bit") == 4:
         return "int4", ""
     if algorithm in _MODELOPT:
         return _MODELOPT[algorithm], ""
@@ -74,8 +88,14 @@ def _format(said: Keys, method: str) -> tuple[Dtype | None, str]:
         usual = next((name for name, _ in counts.most_common() if name in _MODELOPT), None)
         if usual:
             return _MODELOPT[usual], f"of mixed precisions the most frequent, {usual}, for all"
-    for group in said.inside("config_groups").tables():
-        return _compressed(group.inside("weights"), group.text("format") or said.text("format"))
+    groups = [
+        _compressed(group.inside("weights"), group.text("format") or said.text("format"))
+        for group in said.inside("config_groups").tables()
+    ]
+    if groups:
+        first, unknown = groups[0]
+        others = [each for each, _ in groups if each != first]
+        return (first, f"of several formats the first, {first}, for all") if first and others else (first, unknown)
     return None, f"quantisation {algorithm or method or 'without a method'}"
 
 
@@ -100,11 +120,15 @@ def _cache(said: Keys) -> str:
     return str(said.inside("kv_cache_scheme").whole("num_bits"))
 
 
-def _spares_attention(said: Keys) -> bool:
-    """Whether attention is left as it is, so that only experts (and dense layers) are quantised."""
+def _layers_that_spare_attention(said: Keys, layers: int) -> int:
+    """In how many layers attention is left as it is, so that only experts (and dense layers) are quantised."""
     left = (said.texts(name) for name in ("modules_to_not_convert", "ignore", "exclude_modules"))
-    return any(_ATTENTION.search(module) for modules in left for module in modules)
+    spared = [_LAYER.search(module) for modules in left for module in modules if _ATTENTION.search(module)]
+    named = {each.group(1) for each in spared if each}
+    return layers if None in spared else min(len(named), layers)
 
 
+_LAYER = re.compile(r"layers\.(\d+)\.")
+"""A layer by its number; a pattern of many has none."""
 _ATTENTION = re.compile(r"self_attn\W*$|attn\.(q|k|v|o|qkv|kv)(_a|_b)?_proj")
 """What names the whole of attention, or its large projections, rather than an indexer's."""

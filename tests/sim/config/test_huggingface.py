@@ -13,7 +13,7 @@ from sim.config.catalog import load_model, load_workload
 from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError, config_path
 from sim.config.huggingface.keys import CannotImport
-from sim.config.huggingface.model_import import import_model
+from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.huggingface.quantisation import Formats, formats_of
 from sim.config.schemas import ModelFile
 from sim.layers.heuristics import megatron_dims
@@ -483,12 +483,48 @@ def test_keys_that_may_matter_and_were_not_understood_are_named() -> None:
         ),
         ({"quant_method": "fp8", "kv_cache_scheme": "FP8"}, None, Formats("fp8", None, "fp8")),
         ({"quant_method": "bitnet"}, None, Formats(None, None, None, "quantisation bitnet")),
+        ({"quant_method": "fbgemm_fp8"}, None, Formats("fp8")),  # Llama 3.1 405B's own
+        ({"quant_method": "auto-round", "bits": 4}, None, Formats("int4")),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {"weights": {"num_bits": 8, "type": "float"}},
+                    "group_1": {"weights": {"num_bits": 4, "type": "int"}},
+                },
+            },
+            None,
+            Formats("fp8", unknown="of several formats the first, fp8, for all"),
+        ),
     ],
 )
 def test_the_format_of_weights_is_read_where_checkpoints_say_it(
     said: Config, beside: Config | None, formats: Formats
 ) -> None:
     assert formats_of({"quantization_config": said} if said else {}, beside) == formats
+
+
+def test_attention_is_spared_where_most_layers_spare_it_and_something_else_has_a_format_of_its_own() -> None:
+    def imported(spared: list[str], model: Config) -> ModelImport:
+        said = {"quant_method": "fp8", "modules_to_not_convert": [*spared, "lm_head"]}
+        return import_model(model | {"quantization_config": said}, "x")
+
+    dense = config("llama", 4, 64, 128, 4, 100)
+    one, every = ["model.layers.0.self_attn.q_proj"], [f"model.layers.{layer}.self_attn" for layer in range(4)]
+    for spared, layers in ((one, 1), (every, 4), (["re:.*self_attn.*"], 4)):
+        found = imported(spared, dense)
+        assert found.formats[:2] == ("fp8", None)
+        assert f"attention of {layers} of 4 layers is not quantised, and charged as fp8 like the rest" in found.notes
+    experts = config("mixtral", 4, 64, 128, 4, 100, **local(8, 2))
+    assert imported(one, experts).formats[:2] == ("fp8", None)
+    assert imported(every, experts).formats[:2] == ("bf16", "fp8")
+
+
+def test_what_is_charged_in_the_place_of_an_unknown_format_is_said() -> None:
+    found = import_model(TINY | {"quantization_config": {"quant_method": "bitsandbytes"}}, "odd")
+    assert found.formats.weights is None
+    assert any("quantisation bitsandbytes: charged as fp8" in note for note in found.notes)
+    assert any("KV cache not stated: fp8" in note for note in found.notes)
 
 
 # --- from a file ----------------------------------------------------------------------------------------
