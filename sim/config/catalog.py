@@ -336,4 +336,15 @@ def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation 
         raise CatalogError(f"speculation: {model.name} has no layers of multi-token prediction (mtp_layers)")
     if draft in (MTP, NGRAM):
         return Speculation(said.draft_tokens, said.shares, "mtp" if draft == MTP else None)
-    return Speculation(said.draft_tokens, said.shares, load_model(draft, beside=beside))
+    drafting = load_model(draft, beside=beside)
+    if abs(drafting.vocab - model.vocab) > _PADDING:
+        raise CatalogError(
+            f"speculation: {drafting.name} has a vocabulary of {drafting.vocab:,} tokens, {model.name} one of "
+            f"{model.vocab:,}: a draft must share its model's"
+        )
+    return Speculation(said.draft_tokens, said.shares, drafting)
+
+
+_PADDING = 512
+"""By how much vocabularies that are one may differ: rows that fill them up to a multiple. [published] Qwen2's 151,936
+of small models and 152,064 of large ones; engines refuse drafts of another vocabulary."""

@@ -152,7 +152,8 @@ def test_a_file_says_what_is_drafted() -> None:
     by_place = described(draft_tokens=2, accepted=(0.9, 0.7)).speculation
     assert by_place == Speculation(2, (0.9, 0.7), "mtp")
     assert described(draft_tokens=3, acceptance=0.5, draft="ngram").speculation == Speculation(3, (0.5,) * 3, None)
-    small = described(draft_tokens=3, acceptance=0.5, draft="llama_3_1_8b").speculation
+    table = {"draft_tokens": 3, "acceptance": 0.5, "draft": "llama_3_1_8b"}
+    small = described_workload(Description("llama_3_1_70b", isl=1024, osl=256), {"speculation": table}).speculation
     assert small is not None
     assert getattr(small.draft, "name", None) == "llama_3_1_8b"
     assert described(draft_tokens=0).speculation is None
@@ -166,6 +167,10 @@ def test_a_file_says_what_is_drafted() -> None:
         ({"draft_tokens": 2, "accepted": (0.5,)}, "accepted has 1 places, draft_tokens is 2"),
         ({"draft_tokens": 1, "acceptance": 1.5}, "less than or equal to 1"),
         ({"draft_tokens": 1, "acceptance": 0.5, "draft": "lama_3_1_8b"}, "did you mean 'llama_3_1_8b'"),
+        (
+            {"draft_tokens": 1, "acceptance": 0.5, "draft": "llama_3_1_8b"},
+            "llama_3_1_8b has a vocabulary of 128,256 tokens, deepseek_v3 one of 129,280",
+        ),
     ],
 )
 def test_what_says_nothing_of_a_draft_is_refused(said: dict[str, object], message: str) -> None:
