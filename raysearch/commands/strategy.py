@@ -67,7 +67,7 @@ def strategy_of(
         StrategyError: See `sim.validate.check_strategy`.
     """
     if layout is not None:
-        tp, ep, dp = _degrees_of(layout, tp=tp, ep=ep, dp=dp)
+        tp, ep, dp = _degrees_of(layout, tp=tp, ep=ep, dp=dp, cp=None if cp == 1 else cp)
     if tp is None:
         raise InputError("expected --tp N, or --layout with a name and the GPUs of a stage, such as --layout tep8")
     ep = 1 if ep is None else ep
@@ -127,5 +127,5 @@ def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int 
         changed[known] = int(value)
     if len(dims) != 1:
         raise InputError(f"--against takes dims, and degrees if they differ, such as 'megatron tp=8'; got {text!r}")
-    kept = {**dict.fromkeys(("tp", "ep", "dp", "moe_tp")), "layout": named[-1]} if named else {}
+    kept = {**dict.fromkeys(("tp", "ep", "dp", "moe_tp")), "cp": 1, "layout": named[-1]} if named else {}
     return dims[0], strategy_of(workload, dims=dims[0], **{**degrees, **kept, **changed})  # type: ignore[arg-type]

@@ -81,6 +81,8 @@ def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = N
         for folder in (beside / text if beside else None, Path(text)):
             if folder is not None and (folder / _CONFIG_JSON).is_file():
                 return folder / _CONFIG_JSON
+        if "/" in text and Path(text).is_dir():
+            raise CatalogError(f"no {_CONFIG_JSON} in the folder {text}")
     if not text.endswith((suffix, ".json") if kind == "models" else suffix):
         shipped = configs_root() / kind / f"{text}{suffix}"
         if "/" not in text and shipped.is_file():

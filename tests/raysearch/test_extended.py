@@ -191,6 +191,9 @@ def test_a_layout_stands_for_its_degrees() -> None:
     assert "--layout tep16 says what --tp would say" in str(
         CliRunner().invoke(app, [*options, "--layout", "tep16", "--tp", "8"]).exception
     )
+    assert "--layout dep8 says what --cp would say" in str(
+        CliRunner().invoke(app, [*options, "--layout", "dep8", "--cp", "2"]).exception
+    )
     assert "such as --layout tep8" in str(CliRunner().invoke(app, options).exception)
 
 

@@ -544,6 +544,11 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
     assert evaluate(workload, Strategy(2, 1, 2, 8, megatron_dims(workload.model))).feasible
 
 
+def test_a_folder_without_a_configuration_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"no config\.json in the folder"):
+        load_model(tmp_path)
+
+
 def test_a_workload_file_may_name_a_configuration_beside_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config("llama", 4, 512, 1024, 8, 1000)), encoding="utf-8")
     text = config_path("workloads", "llama_3_1_405b_8k").read_text(encoding="utf-8")
