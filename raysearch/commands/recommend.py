@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from raysearch.commands.options import AnyDegreesOption, JsonOption, MarginOption, print_json
-from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, DraftTokensOption
+from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, DraftTokensOption, PromptWaitOption
 from raysearch.described import workload_of_options
 from raysearch.errors import NOTHING_FEASIBLE, InputError
 from raysearch.files import as_strategy, degrees_text, strategy_dict
@@ -42,6 +42,7 @@ def recommend(
     chunk_tokens: Annotated[
         int | None, typer.Option(help="Most prompt tokens of a step.", min=1, show_default="prompts whole")
     ] = None,
+    prompt_wait_steps: PromptWaitOption = None,
     draft_tokens: DraftTokensOption = None,
     acceptance: AcceptanceOption = None,
     draft: DraftOption = None,
@@ -94,6 +95,7 @@ def recommend(
         "ttft_ms": ttft_ms,
         "max_gpus": gpus,
         "chunk_tokens": chunk_tokens,
+        "prompt_wait_steps": prompt_wait_steps,
         "draft_tokens": draft_tokens,
         "acceptance": acceptance,
         "draft": draft,

@@ -36,6 +36,16 @@ DraftOption = Annotated[
     str | None,
     _option("'mtp', 'ngram' (costs nothing), or a model as --model.", show_default="mtp if the model has it"),
 ]
+PromptWaitOption = Annotated[
+    int | None,
+    _option(
+        "Most steps that a prompt waits for those of other attention groups, so that all groups have theirs in "
+        "one step (SGLang's prefill delayer, 30; TensorRT-LLM's enable_balance, 50).",
+        min=0,
+        max=100_000,
+        show_default="0",
+    ),
+]
 _SPECULATION = dict(zip(SPECULATION, (DraftTokensOption, AcceptanceOption, DraftOption), strict=True))
 _FLAGS: dict[str, tuple[Any, Any]] = {
     "workload": (
@@ -112,19 +122,7 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "prompt_wait_steps": (
-        Annotated[
-            int | None,
-            _option(
-                "Most steps that a prompt waits for those of other attention groups, so that all groups have theirs in "
-                "one step (SGLang's prefill delayer, 30; TensorRT-LLM's enable_balance, 50).",
-                min=0,
-                max=100_000,
-                show_default="0",
-            ),
-        ],
-        None,
-    ),
+    "prompt_wait_steps": (PromptWaitOption, None),
     **{name: (option, None) for name, option in _SPECULATION.items()},
     "groups": (GroupsOption, None),
     "any_degrees": (AnyDegreesOption, None),

@@ -163,6 +163,17 @@ def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
     assert binding_limit(question.unloaded, fastest).startswith("TPOT: batch ")  # that of a faster one further on
 
 
+def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
+    said = ("--prompt-wait-steps", "30", "--top", "1")
+    told = ask("--engine", "sglang", "--out", str(tmp_path), *said)
+    assert told["options"]["prompt_wait_steps"] == 30
+    kept = dict(json.loads((tmp_path / "recommendation.json").read_text())["options"])
+    assert workload_of_options(kept, kept.pop("batch_grid")).prompt_wait_steps == 30  # as its export reads it
+    refused = raysearch("recommend", *ASKED, *said)
+    assert refused.returncode == 2
+    assert "vLLM 0.33.0: no prompt waits for those of other attention groups" in refused.stderr
+
+
 def llama(gpus: int, *words: str, model: str = "llama_3_1_8b", code: int = 0) -> dict[str, Any]:
     """An answer of another question than `ASKED`."""
     said = ("--model", model, "--gpus", str(gpus), "--isl", "1000", "--osl", "100")
