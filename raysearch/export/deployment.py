@@ -61,7 +61,9 @@ class Deployment:
         """What to do with several replicas, and what joins a pool with the other one, if anything does."""
         apart = joined and self.workload.phase != "serve"
         where = f"in the {self.workload.phase} pool" if apart else "behind a router"
-        copies = [f"start {self.replicas} of these {where}, each on {self.strategy.gpus} GPUs"]
+        copies = [
+            f"start {self.replicas} of these {where}, each on {self.strategy.gpus} GPU{'s' * (self.strategy.gpus > 1)}"
+        ]
         return [
             *(copies if self.replicas > 1 else []),
             *([f"prefill and decode pools meet by {joined}"] if apart else []),

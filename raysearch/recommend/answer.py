@@ -121,7 +121,7 @@ def _reason(question: Question, each: Evaluation, best: Evaluation) -> str:
         return "fewest GPUs" if question.loaded else "most tokens/s"
     gains: list[str] = []
     if each.gpus < best.gpus:
-        gains.append(f"replicas of {_gpus(each.gpus)}, not {best.gpus}")
+        gains.append(f"replicas of {gpus_text(each.gpus)}, not {best.gpus}")
     for name, own, other in (("each token", each.tpot_s, best.tpot_s), ("first token", each.ttft_s, best.ttft_s)):
         if own < 0.97 * other:
             gains.append(f"{name} {1 - own / other:.0%} sooner")
@@ -137,7 +137,8 @@ def _lacks(question: Question, each: Evaluation, best: Evaluation) -> Iterator[s
         if question.loaded:
             yield f"takes {own} GPUs, not {other}"
         else:
-            yield f"{_compared(gain(question, each, best), 'tokens/s in all')}, {_gpus(question.gpus - own)} left over"
+            in_all = _compared(gain(question, each, best), "tokens/s in all")
+            yield f"{in_all}, {gpus_text(question.gpus - own)} left over"
     yield _compared(each.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu - 1, "tokens/s/GPU")
 
 
@@ -145,5 +146,6 @@ def _compared(more: float, what: str) -> str:
     return f"{more:.1%} more {what}" if more > 0 else f"{-more:.1%} fewer {what}"
 
 
-def _gpus(count: int) -> str:
+def gpus_text(count: int) -> str:
+    """A number of GPUs in words."""
     return "1 GPU" if count == 1 else f"{count} GPUs"

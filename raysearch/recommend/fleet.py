@@ -65,6 +65,14 @@ def _load_tokens_per_s(question: Question) -> float | None:
     return question.requests_per_s * max(1, _request_tokens(question))
 
 
+def gpus_at_low_end(question: Question, evaluation: Evaluation, tokens_per_s_per_gpu: float) -> int | None:
+    """GPUs that carry the load where a GPU does only so much, as the low end of an interval; None without a rate."""
+    load = _load_tokens_per_s(question)
+    if load is None:
+        return None
+    return math.ceil(load / (tokens_per_s_per_gpu * evaluation.gpus) * (1 - 1e-12)) * evaluation.gpus
+
+
 def needed_replicas(question: Question, evaluation: Evaluation) -> int:
     """Replicas of a strategy: the fewest for the load, or as many as the GPUs hold."""
     if (tokens_per_s := _load_tokens_per_s(question)) is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from raysearch.export.source import RECOMMENDATION_FILE
 from raysearch.files import strategy_dict, write_bytes, write_record
 from raysearch.recommend.answer import Answer, Beside, Option
-from raysearch.recommend.fleet import cost
+from raysearch.recommend.fleet import cost, gpus_at_low_end
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
 from sim.nearness import near_limits
@@ -92,9 +92,15 @@ def _intervals(evaluation: Evaluation) -> dict[str, list[float]]:
 
 def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
     paid = cost(answer.question, option.fleet)
-    told = dict(zip(("price_per_hour", "price_per_million_tokens"), paid, strict=True)) if paid else {}
+    told: dict[str, Any] = {}
+    if paid:
+        told |= {"price_per_hour": paid[0], "price_per_million_tokens": paid[1]}
+    own = figures(answer.question.workload, option.evaluation)
+    low = own["intervals"].get("tokens_per_s_per_gpu")
+    if low and (gpus := gpus_at_low_end(answer.question, option.evaluation, low[0])):
+        told["gpus_at_low_end"] = gpus
     return {
-        **figures(answer.question.workload, option.evaluation),
+        **own,
         **asdict(option.fleet),
         **told,
         "binding_limit": option.limit,

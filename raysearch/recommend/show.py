@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raysearch.files import degrees_text
-from raysearch.recommend.answer import Answer, Option
-from raysearch.recommend.fleet import cost
+from raysearch.recommend.answer import Answer, Option, gpus_text
+from raysearch.recommend.fleet import cost, gpus_at_low_end
 from raysearch.recommend.record import figures
 from raysearch.tables import plain_table, printer
 from sim.evaluation import Evaluation
@@ -32,7 +32,7 @@ def show_rest(answer: Answer) -> None:
 def _show_best(answer: Answer, best: Option) -> None:
     console, question, fleet = printer(), answer.question, best.fleet
     told = figures(question.workload, best.evaluation)
-    gpus = f"{fleet.replicas} x {best.evaluation.gpus} GPUs"
+    gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
     left = f", {fleet.left_over} of {question.gpus} left over" if fleet.left_over else f", all of {question.gpus}"
     console.print(f"{question.workload.space}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}")
     console.print(
@@ -45,6 +45,9 @@ def _show_best(answer: Answer, best: Option) -> None:
         console.print(f"  {_ranged(told, 'ttft_s', 'ms to the first token', 1e3)}")
     if fleet.requests_per_s is not None:
         console.print(f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once")
+    low = told["intervals"].get("tokens_per_s_per_gpu")
+    if low and (sure := gpus_at_low_end(question, best.evaluation, low[0])):
+        console.print(f"  At the low end of the interval {gpus_text(sure)} carry that load")
     if paid := cost(question, fleet):
         console.print(f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens")
     console.print(f"  Limit: {best.limit}")
@@ -136,7 +139,8 @@ def _show_front(answer: Answer) -> None:
 def _show_miss(answer: Answer) -> None:
     console, question = printer(), answer.question
     console.print(
-        f"Nothing is feasible: {question.workload.model.name} on {question.gpus} GPUs with {question.workload.space}."
+        f"Nothing is feasible: {question.workload.model.name} on {gpus_text(question.gpus)} with "
+        f"{question.workload.space}."
     )
     if answer.miss is None:
         console.print("The engine runs nothing on so many GPUs.")

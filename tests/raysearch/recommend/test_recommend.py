@@ -163,6 +163,14 @@ def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
     assert binding_limit(question.unloaded, fastest).startswith("TPOT: batch ")  # that of a faster one further on
 
 
+def test_a_rate_says_how_many_gpus_carry_it_at_the_low_end_of_the_interval() -> None:
+    best = ask("--requests-per-s", "6", "--top", "1")["best"]
+    low, high = best["intervals"]["tokens_per_s_per_gpu"]
+    assert low < best["tokens_per_s_per_gpu"] < high
+    assert best["gpus_at_low_end"] * low >= 6 * 200 > (best["gpus_at_low_end"] - best["gpus_per_replica"]) * low
+    assert "gpus_at_low_end" not in ask("--top", "1")["best"]
+
+
 def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
     said = ("--prompt-wait-steps", "30", "--top", "1")
     told = ask("--engine", "sglang", "--out", str(tmp_path), *said)
