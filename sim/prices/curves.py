@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import Dtype, bytes_each
 from sim.prices.priced import Interval, Priced, mean_error, spread, together, wider
-from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, leaning, sources
+from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, leaning, slower_by, sources
 
 
 class Gemm(NamedTuple):
@@ -407,6 +407,7 @@ class Curves:
         priced = Priced(time_us * 1e-6, error, interval)
         if unmeasured:
             priced = self.beyond(priced, unmeasured + leaning(dtype))
+            priced = priced._replace(interval=(priced.interval[0], priced.interval[1] * slower_by(dtype)))
         if origin := self.calibration.data.get("scaled_from"):
             what, (factors, bias) = f"efficiencies carried over from {origin}", self.carried_over
             carried = together(priced.interval, factors)

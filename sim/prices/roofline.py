@@ -14,7 +14,7 @@ from sim.prices.curves import MEMOISED, Shape
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import Hardware, KernelFamily
 from sim.prices.priced import Interval
-from sim.prices.stand_ins import leaning
+from sim.prices.stand_ins import leaning, slower_by
 
 _OVERHEAD_BOUND = 2.0
 """A fitted kernel waits for its launch when it takes this often the time of its arithmetic and its traffic."""
@@ -89,7 +89,8 @@ def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
         bound = bound if busy_s >= floor_s else "launch"
         unsure = hardware.errors.by_medians(max(busy_s, floor_s))
         unmeasured = named or unlike or (PRICED_BY_MEDIANS + leaning(stream_dtype) if curves and shape else "")
-        return KernelTime(compute_s, memory_s, unsure.time_s, bound, unsure.error, unsure.interval, unmeasured)
+        interval = (unsure.interval[0], unsure.interval[1] * slower_by(stream_dtype))
+        return KernelTime(compute_s, memory_s, unsure.time_s, bound, unsure.error, interval, unmeasured)
     if curves and unlike and not priced.extrapolated:
         priced = curves.beyond(priced, unlike)
     total_s = max(priced.time_s, light_compute_s, light_memory_s)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from sim.prices.dtypes import bytes_each
+
 
 class Source(NamedTuple):
     """Whose measured kernel prices something, and the number format it was measured in."""
@@ -46,6 +48,17 @@ def leaning(dtype: str) -> str:
     (', at their fewer bytes: probably too fast', '')
     """
     return ", at their fewer bytes: probably too fast" if dtype in _NEVER_RUN else ""
+
+
+def slower_by(dtype: str) -> float:
+    """By what factor kernels of a format may take longer, besides.
+
+    [assumed] one that nobody ran may gain nothing over fp8, of one byte.
+
+    >>> slower_by("nvfp4"), slower_by("fp8")
+    (1.7777777777777777, 1.0)
+    """
+    return 1 / bytes_each(dtype) if dtype in _NEVER_RUN else 1.0
 
 
 EXPERT_KERNELS: Mapping[Source, str] = {

@@ -418,6 +418,19 @@ def test_formats_of_four_bits_that_nothing_was_measured_in_say_to_which_side_the
     assert too_fast not in str(evaluate(oss, Strategy(4, 1, 1, 64, megatron_dims(oss.model))).extrapolated)
 
 
+def test_the_bar_of_formats_that_were_never_run_reaches_to_kernels_that_gain_nothing_over_fp8() -> None:
+    dense = {
+        dtype: described_workload(Description("llama_3_1_8b", isl=4000, osl=500, max_gpus=8, weights=dtype))
+        for dtype in ("fp8", "int4", "nvfp4")
+    }
+    found = {name: evaluate(each, Strategy(1, 1, 1, 4, megatron_dims(each.model))) for name, each in dense.items()}
+    low_s, high_s = found["int4"].tpot_interval_s
+    assert low_s < found["int4"].tpot_s < high_s
+    asymmetry = {name: each.kernel_interval[0] * each.kernel_interval[1] for name, each in found.items()}
+    assert min(asymmetry["int4"], asymmetry["nvfp4"]) > 1.2 > asymmetry["fp8"]
+    assert found["fp8"].tpot_interval_s[0] < high_s  # four bits may be as slow as eight
+
+
 def test_many_tokens_per_rank_take_the_normal_mode_of_the_expert_all_to_all() -> None:
     curves = Curves(FITTED, "vllm", "vllm")
     few, many = (curves.expert_all_to_all("dispatch", n, 7168, 1, 256, 8, 8, 2) for n in (1024.0, 8192.0))
