@@ -98,6 +98,18 @@ def gain(question: Question, evaluation: Evaluation, over: Evaluation) -> float:
     return evaluation.tokens_per_s_per_gpu * own / (over.tokens_per_s_per_gpu * other) - 1
 
 
+def whole_token_s(question: Question, evaluation: Evaluation, fleet: Fleet) -> float | None:
+    """Mean seconds of a token after the first if all steps count that a request is there for; None outside phase serve.
+
+    TPOT counts of others' prompts what runs of the engine were measured to count (`prefill_share`), throughput all. By
+    Little's law a request is there for the requests at once over those that end each second.
+    """
+    tokens = question.workload.output_tokens - 1
+    if question.workload.phase != "serve" or tokens < 1 or not fleet.requests_per_s:
+        return None
+    return (fleet.requests_at_once / fleet.requests_per_s - evaluation.ttft_s) / tokens
+
+
 def cost(question: Question, fleet: Fleet) -> tuple[float, float] | None:
     """The price an hour, and per million tokens of the load or else of all that they can do; None without a price."""
     if question.price_per_gpu_hour is None:

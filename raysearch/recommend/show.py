@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from raysearch.files import degrees_text
 from raysearch.recommend.answer import Answer, Option, gpus_text
-from raysearch.recommend.fleet import cost, gpus_at_low_end
+from raysearch.recommend.fleet import cost, gpus_at_low_end, whole_token_s
 from raysearch.recommend.record import figures
 from raysearch.tables import plain_table, printer
 from sim.evaluation import Evaluation
 from sim.nearness import near_limits
 from sim.precision import slow_precision
 from sim.simulate import evaluate
+
+_NOTABLE = 1.03
+"""Ratio of two times per token above which both are told. [assumed]"""
 
 
 def show_options(answer: Answer) -> None:
@@ -45,6 +48,12 @@ def _show_best(answer: Answer, best: Option) -> None:
         console.print(f"  {_ranged(told, 'ttft_s', 'ms to the first token', 1e3)}")
     if fleet.requests_per_s is not None:
         console.print(f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once")
+    whole_s = whole_token_s(question, best.evaluation, fleet)
+    if whole_s and whole_s > _NOTABLE * best.evaluation.tpot_s:
+        console.print(
+            f"  A token takes {whole_s * 1e3:,.1f} ms if all steps with prompts count: the time per token counts of "
+            "them what measured runs of this engine do"
+        )
     low = told["intervals"].get("tokens_per_s_per_gpu")
     if low and (sure := gpus_at_low_end(question, best.evaluation, low[0])):
         console.print(f"  At the low end of the interval {gpus_text(sure)} carry that load")

@@ -171,6 +171,17 @@ def test_a_rate_says_how_many_gpus_carry_it_at_the_low_end_of_the_interval() -> 
     assert "gpus_at_low_end" not in ask("--top", "1")["best"]
 
 
+def test_a_token_that_takes_longer_by_little_s_law_is_told() -> None:
+    words = ("--hardware", "h100_sxm", "--top", "1")
+    told = {}
+    for engine in ("vllm", "sglang"):
+        shown = RUNNER.invoke(app, ["recommend", *ASKED, *words, "--engine", engine], catch_exceptions=False)
+        told[engine] = re.search(r"A token takes ([\d.]+) ms if all steps with prompts count", shown.stdout)
+    assert told["vllm"] is None  # its measured runs count them all
+    assert told["sglang"] is not None
+    assert float(told["sglang"][1]) > 12
+
+
 def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
     said = ("--prompt-wait-steps", "30", "--top", "1")
     told = ask("--engine", "sglang", "--out", str(tmp_path), *said)
