@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -17,17 +15,15 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from raysearch.ppo.actor import Proposal
 from raysearch.ppo.env_runner import EliteEnvRunner
-from raysearch.ppo.remote import RETRY_S
+from raysearch.ppo.remote import Losses, attempt
 from raysearch.ppo.rollout import Rollout
 from raysearch.ppo.search import Report, Search, Weights
 from raysearch.searcher import Outcome
 
-_log = logging.getLogger(__name__)
 
-
-def make_call(runner: EliteEnvRunner, *, proposal: Proposal, metrics: bool) -> tuple[Outcome, Any]:
-    """Runs on an env runner: see `EliteEnvRunner.make_call`."""
-    return runner.make_call(proposal, metrics=metrics)
+def make_call(runner: EliteEnvRunner, *, proposal: Proposal, metrics: bool) -> Any:
+    """Runs on an env runner: see `EliteEnvRunner.make_call`, and `attempt`."""
+    return attempt(lambda: runner.make_call(proposal, metrics=metrics))
 
 
 class Sent(NamedTuple):
@@ -60,10 +56,10 @@ class CallsAhead:
     def __init__(
         self, local: EliteEnvRunner, remote: Sequence[Any], *, round_calls: int, budget: int, give_up_s: float
     ) -> None:
-        self._local, self._remote, self._give_up_s = local, list(remote), give_up_s
+        self._local, self._remote = local, list(remote)
         self._round_calls, self._budget = round_calls, budget
         self._sent: deque[Sent] = deque()
-        self._lost: set[int] = set()
+        self._losses = Losses(dict(enumerate(self._remote, 1)), give_up_s)
 
     def __len__(self) -> int:
         """Calls under way."""
@@ -77,26 +73,21 @@ class CallsAhead:
         """What came of the oldest call under way, and RLlib's metrics or None.
 
         Raises:
-            RuntimeError: A lost runner did not come back.
+            RuntimeError: A lost runner did not come back, or a call raises each time.
         """
         proposal, answer = self._sent.popleft()
         if answer is None:
             return self._local.make_call(proposal, metrics=self._tells(proposal.number))
-        give_up_at = time.monotonic() + self._give_up_s
+        runner = self._turn(proposal.number) + 1
         while True:
-            runner = self._turn(proposal.number) + 1
             try:
                 made: Any = ray.get(answer)
-                self._lost.discard(runner)
-                return made
             except RayError as error:
-                if time.monotonic() > give_up_at:
-                    text = f"env runner {runner} did not come back within {self._give_up_s:g} s"
-                    raise RuntimeError(text) from error
-                if runner not in self._lost:
-                    _log.warning("note: env runner %s was lost; its calls are made again once it is back", runner)
-                self._lost.add(runner)
-            time.sleep(RETRY_S)
+                made = error
+            if not isinstance(made, Exception):
+                self._losses.is_back(runner)
+                return made
+            self._losses.bear(runner, proposal.number, made)
             answer = self._start(proposal)
 
     def begin_with(self, proposals: Iterable[Proposal]) -> None:
@@ -161,7 +152,7 @@ class Ahead:
             [remote[worker] for worker in sorted(remote)],
             round_calls=search.config.round_calls,
             budget=search.config.budget,
-            give_up_s=search.config.runner_restart_timeout_s,
+            give_up_s=search.config.runner_wait_s,
         )
 
     def sample(self) -> list[SingleAgentEpisode]:

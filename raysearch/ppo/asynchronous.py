@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, final
@@ -13,10 +11,8 @@ from ray.exceptions import RayError
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from raysearch.ppo.env_runner import Round
-from raysearch.ppo.remote import RETRY_S, answer
+from raysearch.ppo.remote import Losses, answer
 from raysearch.ppo.search import Report, Search, Weights
-
-_log = logging.getLogger(__name__)
 
 
 class Portion(NamedTuple):
@@ -51,10 +47,10 @@ class Portions:
     """
 
     def __init__(self, runners: Mapping[int, Any], *, size: int, budget: int, give_up_s: float) -> None:
-        self._runners, self._size, self._budget, self._give_up_s = runners, size, budget, give_up_s
+        self._runners, self._size, self._budget = runners, size, budget
         self._idle = sorted(runners)
         self._told: dict[int, tuple[int, int]] = {}  # per runner: its last portion, and the calls it knew all of
-        self._lost_since: dict[int, float] = {}
+        self._losses = Losses(dict(runners), give_up_s)
         self._out: dict[Any, tuple[int, Portion]] = {}
         self._again: list[Portion] = []
         self.issued = 0
@@ -89,29 +85,24 @@ class Portions:
         """The next portion that is done, who made it and what was sampled; None if one was lost on the way.
 
         Raises:
-            RuntimeError: A lost runner did not come back.
+            RuntimeError: A lost runner did not come back, or a portion raises whoever makes it.
         """
         (done, *_), _ = ray.wait(list(self._out), num_returns=1)
         worker, portion = self._out.pop(done)
         self._idle.append(worker)
         try:
             _, sampled = ray.get(done)
-        except RayError:
+        except RayError as error:
+            sampled = error
+        if isinstance(sampled, Exception):
+            self._losses.bear(worker, portion.first_call, sampled)
             sampled = None
-            self._wait_for(worker)
         if sampled is None:
             self._told.pop(worker, None)
             self._again.append(portion)
             return None
-        self._lost_since.pop(worker, None)
+        self._losses.is_back(worker)
         return worker, portion, sampled
-
-    def _wait_for(self, worker: int) -> None:
-        lost_since = self._lost_since.setdefault(worker, time.monotonic())
-        if time.monotonic() - lost_since > self._give_up_s:
-            raise RuntimeError(f"env runner {worker} did not come back within {self._give_up_s:g} s")
-        _log.warning("note: env runner %s was lost; its calls are made again", worker)
-        time.sleep(RETRY_S)
 
     def get_state(self) -> dict[str, Any]:
         """What was handed out and is not back counts as to be made."""
@@ -152,7 +143,7 @@ class Unwaiting:
             runners,
             size=config.round_calls // config.num_env_runners,
             budget=config.budget,
-            give_up_s=config.runner_restart_timeout_s,
+            give_up_s=config.runner_wait_s,
         )
         self._unlearned: list[SingleAgentEpisode] = []
 

@@ -140,6 +140,11 @@ class LearnToShardConfig(PPOConfig):
         return {**rows, **self.env_config}
 
     @property
+    def runner_wait_s(self) -> float:
+        """Longest wait for a lost env runner: none where RLlib is not to restart it."""
+        return self.runner_restart_timeout_s if self.restart_failed_env_runners else 0.0
+
+    @property
     def lanes(self) -> int:
         """Environments that share the search, K."""
         return max(self.num_env_runners or 0, 1) * (self.num_envs_per_env_runner or 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from functools import partial
 from typing import Any, final
 
@@ -11,10 +9,8 @@ import ray
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from raysearch.ppo.env_runner import Round
-from raysearch.ppo.remote import RETRY_S, answer
+from raysearch.ppo.remote import Losses, answer, handles, losses_told_once
 from raysearch.ppo.search import Report, Search, Weights
-
-_log = logging.getLogger(__name__)
 
 
 @final
@@ -30,6 +26,8 @@ class Rounds:
 
     def __init__(self, search: Search, group: Any, weights: Weights, report: Report) -> None:
         self._search, self._group, self._weights, self._report = search, group, weights, report
+        runners = handles(group) if search.config.num_env_runners else {}
+        self._losses = Losses(runners, search.config.runner_wait_s)
         self._told = -1  # calls that the env runners know of; -1 before they were told anything
         self._told_weights = False  # whether they have the present ones
 
@@ -83,29 +81,29 @@ class Rounds:
 
     def _ask_remotely(self, round_: Round) -> dict[int, Any]:
         """Asks the runners until each has answered; lost ones are told all and asked anew, once they are back."""
-        config = self._search.config
-        give_up_at = time.monotonic() + config.runner_restart_timeout_s
         # Weights are put where all find them; the few calls of a fragment travel with each request sooner.
         asked: Any = round_ if round_.weights is None else ray.put(round_)
-        requests: dict[int, Any] = dict.fromkeys(range(1, config.num_env_runners + 1), asked)
+        requests: dict[int, Any] = dict.fromkeys(range(1, self._search.config.num_env_runners + 1), asked)
         answers: dict[int, Any] = {}
         while requests:
-            results = self._group.foreach_env_runner(
-                [partial(answer, request=request) for request in requests.values()],
-                kwargs=[{}] * len(requests),
-                remote_worker_ids=list(requests),
-                local_env_runner=False,
-                healthy_only=False,
-                mark_healthy=True,
-            )
-            answers |= {worker: answer for worker, answer in results if answer is not None}
-            anew = [worker for worker in requests if worker not in answers]
+            with losses_told_once():
+                results = self._group.foreach_env_runner(
+                    [partial(answer, request=request) for request in requests.values()],
+                    kwargs=[{}] * len(requests),
+                    remote_worker_ids=list(requests),
+                    local_env_runner=False,
+                    healthy_only=False,
+                    mark_healthy=True,
+                )
+            came = dict(results)
+            anew = [worker for worker in requests if not isinstance(came.get(worker), tuple)]
+            for worker in anew:
+                self._losses.bear(worker, round_.first_call, came.get(worker))
+            for worker in requests.keys() - anew:
+                answers[worker] = came[worker]
+                self._losses.is_back(worker)
             if not anew:
                 break
-            if time.monotonic() > give_up_at:
-                raise RuntimeError(f"env runners {anew} did not come back within {config.runner_restart_timeout_s:g} s")
-            _log.warning("note: env runners %s were lost; their calls are made again once they are back", anew)
-            time.sleep(RETRY_S)
             news = self._search.actor.news(0)
             all_told = ray.put(round_._replace(version=-1, news=news, weights=self._weights()))
             requests = dict.fromkeys(anew, all_told)
