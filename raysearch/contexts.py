@@ -13,6 +13,7 @@ from sim.config.files import CatalogError, read_json
 
 _LONGEST: Mapping[str, int] = {
     "deepseek_v3": 163_840,
+    "glm_5": 202_752,
     "gpt_oss_120b": 131_072,
     "kimi_k2_5": 262_144,
     "llama_2_70b": 4_096,
@@ -29,7 +30,8 @@ _LONGEST: Mapping[str, int] = {
     "qwen3_32b": 40_960,
     "qwen3_5_397b_a17b": 262_144,
 }
-"""max_position_embeddings of the config.json in the models' repositories. [published]"""
+"""max_position_embeddings of the config.json in the models' repositories. [published] checked against AIConfigurator's
+copies (0.12.0, 2026-11-22); of Llama 2 arXiv 2307.09288, section 2.2; [assumed] of Mistral 7B v0.3, as v0.2's."""
 _KEY = "max_position_embeddings"
 
 
