@@ -98,16 +98,33 @@ def gain(question: Question, evaluation: Evaluation, over: Evaluation) -> float:
     return evaluation.tokens_per_s_per_gpu * own / (over.tokens_per_s_per_gpu * other) - 1
 
 
-def whole_token_s(question: Question, evaluation: Evaluation, fleet: Fleet) -> float | None:
-    """Mean seconds of a token after the first if all steps count that a request is there for; None outside phase serve.
+@dataclass(frozen=True)
+class Stay:
+    """How long a request is there, and where that time shows.
 
-    TPOT counts of others' prompts what runs of the engine were measured to count (`prefill_share`), throughput all. By
-    Little's law a request is there for the requests at once over those that end each second.
+    Of others' prompts TPOT counts what measured runs of the engine do (`prefill_share`), throughput all. The rest lies
+    before the first token where requests start at once, as in those runs, and between tokens where they do not.
+
+    Attributes:
+        request_s: Mean seconds from a request's start to its end: by Little's law those at once over those that end
+            each second.
+        ttft_at_once_s: Mean seconds to the first token where requests start at once.
+        tpot_one_by_one_s: Mean seconds per token after the first where they come one by one.
     """
+
+    request_s: float
+    ttft_at_once_s: float
+    tpot_one_by_one_s: float
+
+
+def stay_of(question: Question, evaluation: Evaluation, fleet: Fleet) -> Stay | None:
+    """How long requests stay; None outside phase serve, and where answers are one token."""
     tokens = question.workload.output_tokens - 1
     if question.workload.phase != "serve" or tokens < 1 or not fleet.requests_per_s:
         return None
-    return (fleet.requests_at_once / fleet.requests_per_s - evaluation.ttft_s) / tokens
+    request_s = fleet.requests_at_once / fleet.requests_per_s
+    first_s, each_s = evaluation.ttft_s, evaluation.tpot_s
+    return Stay(request_s, max(first_s, request_s - tokens * each_s), max(each_s, (request_s - first_s) / tokens))
 
 
 def cost(question: Question, fleet: Fleet) -> tuple[float, float] | None:

@@ -13,7 +13,7 @@ from typing import Any
 from raysearch.export.source import RECOMMENDATION_FILE
 from raysearch.files import strategy_dict, write_bytes, write_record
 from raysearch.recommend.answer import Answer, Beside, Option
-from raysearch.recommend.fleet import cost, gpus_at_low_end
+from raysearch.recommend.fleet import cost, gpus_at_low_end, stay_of
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
 from sim.nearness import near_limits
@@ -99,6 +99,8 @@ def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
     low = own["intervals"].get("tokens_per_s_per_gpu")
     if low and (gpus := gpus_at_low_end(answer.question, option.evaluation, low[0])):
         told["gpus_at_low_end"] = gpus
+    if stay := stay_of(answer.question, option.evaluation, option.fleet):
+        told |= asdict(stay)
     return {
         **own,
         **asdict(option.fleet),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from raysearch.files import degrees_text
 from raysearch.recommend.answer import Answer, Option, gpus_text
-from raysearch.recommend.fleet import cost, gpus_at_low_end, whole_token_s
+from raysearch.recommend.fleet import cost, gpus_at_low_end, stay_of
+from raysearch.recommend.question import Question
 from raysearch.recommend.record import figures
 from raysearch.tables import plain_table, printer
 from sim.evaluation import Evaluation
@@ -48,12 +49,8 @@ def _show_best(answer: Answer, best: Option) -> None:
         console.print(f"  {_ranged(told, 'ttft_s', 'ms to the first token', 1e3)}")
     if fleet.requests_per_s is not None:
         console.print(f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once")
-    whole_s = whole_token_s(question, best.evaluation, fleet)
-    if whole_s and whole_s > _NOTABLE * best.evaluation.tpot_s:
-        console.print(
-            f"  A token takes {whole_s * 1e3:,.1f} ms if all steps with prompts count: the time per token counts of "
-            "them what measured runs of this engine do"
-        )
+    if text := _prompts_elsewhere(question, best):
+        console.print(f"  {text}")
     low = told["intervals"].get("tokens_per_s_per_gpu")
     if low and (sure := gpus_at_low_end(question, best.evaluation, low[0])):
         console.print(f"  At the low end of the interval {gpus_text(sure)} carry that load")
@@ -75,6 +72,20 @@ def _show_best(answer: Answer, best: Option) -> None:
         lambda other: evaluate(other, best.evaluation.strategy).tokens_per_s_per_gpu,
     ):
         console.print(f"  Warning: {warning}")
+
+
+def _prompts_elsewhere(question: Question, best: Option) -> str:
+    """Where the time of other requests' prompts shows that the time per token does not count."""
+    stay, engine, evaluation = stay_of(question, best.evaluation, best.fleet), question.workload.engine, best.evaluation
+    if stay is None or engine is None or stay.tpot_one_by_one_s < _NOTABLE * evaluation.tpot_s:
+        return ""
+    above = ", above the SLO" if stay.tpot_one_by_one_s > question.workload.tpot_limit_s else ""
+    return (
+        f"The time per token counts {engine.times.prefill_share:.0%} of other requests' prompts, as measured, "
+        f"throughput all. The rest lies before the first token where requests start at once "
+        f"({stay.ttft_at_once_s * 1e3:,.0f} ms), or between tokens where they come one by one "
+        f"({stay.tpot_one_by_one_s * 1e3:,.1f} ms per token{above})"
+    )
 
 
 def _because(evaluation: Evaluation) -> str:
