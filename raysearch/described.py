@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import asdict
 from enum import StrEnum
@@ -11,7 +12,10 @@ from typing import Any
 from envs.strategy_env import brief
 from raysearch.contexts import too_long
 from raysearch.errors import InputError
+from raysearch.files import anchored
 from sim.config.described import Description
+from sim.config.files import Kind
+from sim.config.schemas import MTP, NGRAM
 from sim.workload import Workload
 
 SPECULATION = ("draft_tokens", "acceptance", "draft")
@@ -19,21 +23,47 @@ SPECULATION = ("draft_tokens", "acceptance", "draft")
 
 
 def workload_of_options(flags: dict[str, Any], batch_grid: str | None = None) -> Workload:
-    """The workload that options name (--workload) or describe (--model ...).
+    """The workload that a command line names (--workload) or describes (--model ...).
+
+    Says on stderr what was read of a Hugging Face configuration, and keeps it and the options for the command's record.
+
+    Raises:
+        InputError, CatalogError: See `workload_of`.
+    """
+    from sim.config.files import config_path
+
+    said = {name: _plain(value) for name, value in flags.items() if value is not None}
+    said |= {"batch_grid": _plain(batch_grid)} if batch_grid else {}
+    _IMPORTED.set(None)
+    _ASKED.set(said)
+    described = "model" in said and "workload" not in said
+    if described:
+        _tell_import(said["model"])
+    workload = workload_of(said)
+    if described:
+        longest = workload.prompt_tokens + workload.output_tokens
+        for text in too_long(longest, workload.model.name, config_path("models", said["model"])):
+            print(f"warning: {text}", file=sys.stderr)
+    return workload
+
+
+def workload_of(options: Mapping[str, Any]) -> Workload:
+    """The workload that options name (workload) or describe (model ...), as a command line or a record of one has them.
 
     Raises:
         InputError: Both or neither, or options that say nothing beside a file.
         CatalogError: An unknown name or an unusable file.
+
+    >>> workload_of({"model": "qwen3_32b", "isl": 4000, "osl": 500, "tpot_ms": 30}).name
+    'qwen3_32b_decode'
     """
     from sim.config.catalog import load_workload
     from sim.config.described import described_workload
-    from sim.config.files import config_path
 
-    said = {name: _plain(value) for name, value in flags.items() if value is not None}
-    _IMPORTED.set(None)
-    _ASKED.set({**said, **({"batch_grid": _plain(batch_grid)} if batch_grid else {})})
+    said = {name: value for name, value in options.items() if value is not None}
     shared = {name: said.pop(name) for name in _OF_FILES if name in said}
-    instead = {**shared, **_speculation(said), **({"batch": batch_grid} if batch_grid else {})}
+    instead = {**shared, **_speculation(said)}
+    instead |= {"batch": said.pop("batch_grid")} if "batch_grid" in said else {}
     instead |= degrees_of(said.pop("any_degrees", None))
     if "workload" in said:
         named, hardware = said.pop("workload"), said.pop("hardware", None)
@@ -44,22 +74,26 @@ def workload_of_options(flags: dict[str, Any], batch_grid: str | None = None) ->
         return load_workload(named, hardware, **instead)
     if "model" not in said:
         raise InputError("expected --workload NAME, or --model NAME with --isl and --osl; `raysearch list` has names")
-    _tell_import(said["model"])
-    described = described_workload(Description(**{**_defaults(), **said}), instead)
-    longest = described.prompt_tokens + described.output_tokens
-    for text in too_long(longest, described.model.name, config_path("models", said["model"])):
-        print(f"warning: {text}", file=sys.stderr)
-    return described
+    return described_workload(Description(**{**_defaults(), **said}), instead)
 
 
 _ASKED: ContextVar[dict[str, Any] | None] = ContextVar("asked_options", default=None)
 
 
 def asked_options() -> dict[str, Any]:
-    """The options that the running command's workload is of, for a record that `export` reads; with its batch grid."""
-    return _ASKED.get() or {}
+    """The options that the running command's workload is of, for a record: `workload_of` makes the same of them.
+
+    Paths are absolute, so that records are read from any working directory.
+    """
+    asked = _ASKED.get() or {}
+    files: dict[str, Kind] = {
+        name: _KINDS[name] for name in _KINDS if name in asked and asked[name] not in (MTP, NGRAM)
+    }
+    return asked | {name: anchored(kind, asked[name]) for name, kind in files.items()}
 
 
+_KINDS: Mapping[str, Kind] = {"workload": "workloads", "model": "models", "hardware": "hardware", "draft": "models"}
+"""Options that name files, and of which kind."""
 _IMPORTED: ContextVar[dict[str, Any] | None] = ContextVar("model_import", default=None)
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from envs.files import write_atomically
 from raysearch.errors import InputError
-from sim.config.files import Kind, config_path, explain
+from sim.config.files import Kind, config_path, configs_root, explain
 from sim.layouts import layout_of
 from sim.strategy import Strategy
 
@@ -112,7 +112,9 @@ def anchored(kind: Kind, name_or_path: str, *, beside: Path | None = None) -> st
         CatalogError: No such name or file.
     """
     path = config_path(kind, name_or_path, beside=beside)
-    return str(path.resolve()) if name_or_path.endswith(".toml") else name_or_path
+    if path == configs_root() / kind / f"{name_or_path}{path.suffix}":
+        return name_or_path
+    return str(path.resolve() if path.suffix == ".toml" else path.absolute())  # downloaded ones are links to blobs
 
 
 def strategy_dict(strategy: Strategy) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, field_validator
 
 from envs.strategy_env import brief
+from raysearch.described import workload_of
 from raysearch.errors import InputError
 from raysearch.limits import LARGEST_BUDGET, LARGEST_SEED, MOST_WORKERS
-from sim.config.catalog import load_workload
-from sim.config.schemas import any_degrees
 from sim.strategy import Strategy
 from sim.workload import GroupChoices, SpaceName, Workload
 
@@ -25,13 +24,16 @@ SAVE_EVERY_S = 2.0
 """[assumed] Work that a run may lose with its process; so often, PPO's 6.6 MB take 1 % of its time."""
 OnFailure = Literal["stop", "infeasible"]
 
+WORKLOAD_OPTIONS = ("hardware", "space", "margin", "engine", "groups", "any_degrees")
+"""Options of a workload for which a spec has fields, since studies have them too; the others are in `described`."""
+
 
 @dataclass(frozen=True)
 class RunSpec:
     """What makes a run: equal specs give equal calls.
 
     Attributes:
-        workload: Name in configs/workloads or the path of a TOML file.
+        workload: Name in configs/workloads or the path of a TOML file; a mere name where `described` has a model.
         searcher: Registered name.
         seed: From 0 to `LARGEST_SEED`.
         budget: Calls, at least 1.
@@ -46,6 +48,8 @@ class RunSpec:
         engine: Replaces the workload's inference engine, and its space unless one is given.
         groups: Replaces whether kinds of layers share the choices of their ops.
         any_degrees: Degrees of which every number is searched: "pp", "ep" or "ep,pp".
+        described: What other options of the command line say of the workload, see `raysearch.described.workload_of`:
+            with a model among them all that a file would say, else they replace keys of the file.
     """
 
     workload: str
@@ -62,6 +66,7 @@ class RunSpec:
     engine: str | None = None
     groups: GroupChoices | None = None
     any_degrees: str | None = None
+    described: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> Workload:
         """The workload, with what the spec replaces.
@@ -69,9 +74,9 @@ class RunSpec:
         Raises:
             CatalogError: An unknown name or an unusable file.
         """
-        wider = any_degrees(self.any_degrees) if self.any_degrees else {}
-        given: dict[str, Any] = {"engine": self.engine, "groups": self.groups, **wider}
-        return load_workload(self.workload, self.hardware, self.space, self.margin, **given)
+        options = {name: getattr(self, name) for name in WORKLOAD_OPTIONS}
+        named = {} if "model" in self.described else {"workload": self.workload}
+        return workload_of({**named, **options, **self.described})
 
     @property
     def in_flight(self) -> int:
@@ -82,8 +87,9 @@ class RunSpec:
     def digest(self) -> str:
         """Tells specs apart; those that choose nothing new as they were before it could be chosen."""
         fields = asdict(self)
-        for name, usual in (("on_failure", "stop"), ("engine", None), ("groups", None), ("any_degrees", None)):
-            if fields[name] == usual:
+        usual = {"on_failure": "stop", "engine": None, "groups": None, "any_degrees": None, "described": {}}
+        for name, value in usual.items():
+            if fields[name] == value:
                 del fields[name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -10,7 +10,7 @@ import typer
 
 from raysearch.commands.evaluate import evaluation_dict, workload_dict
 from raysearch.commands.options import JsonOption, print_json
-from raysearch.commands.workload_flags import BatchGrid, takes_workload
+from raysearch.commands.workload_flags import BatchGridOption, takes_workload
 from raysearch.errors import NOTHING_FEASIBLE
 from raysearch.files import degrees_text, strategy_dict
 from raysearch.spaces import SPACES, SpaceBest, best_of_space
@@ -28,14 +28,6 @@ from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-BatchGridOption = Annotated[
-    BatchGrid | None,
-    typer.Option(
-        "--batch",
-        help="'any': every batch; 'powers_of_two': the paper's list.",
-        show_default="the workload's list, else powers_of_two",
-    ),
-]
 _BASES = ("megatron", "megatron-sp", "joint")
 """Spaces over whose bests the others' are shown."""
 

@@ -12,28 +12,12 @@ import typer
 
 from raysearch.limits import MOST_RETRIES, MOST_WORKERS
 
-WorkloadOption = Annotated[
-    str, typer.Option("--workload", "-w", help="Name in configs/workloads, or the path of a TOML file.")
-]
-HardwareOption = Annotated[
-    str | None,
-    typer.Option(help="Replaces the workload's hardware: name in configs/hardware, or the path of a TOML file."),
-]
-
-
 SpaceOption = Annotated[
     str | None,
     typer.Option(
         help="'paper': no op sharded over tokens; 'joint': with them; 'extended': also meshes of their own for "
         "attention and experts, and more choices; 'vllm', 'sglang', 'trtllm', 'megatron_core': what that engine runs.",
         show_default="as the workload says, else its engine's, else 'joint'",
-    ),
-]
-EngineOption = Annotated[
-    str | None,
-    typer.Option(
-        help="vllm, sglang, trtllm or megatron_core: what it can run (see --space), its own time and memory policy.",
-        show_default="the workload's, else the bare machine",
     ),
 ]
 

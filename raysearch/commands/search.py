@@ -13,32 +13,25 @@ import typer
 
 from raysearch.claim import claimed
 from raysearch.commands.options import (
-    AnyDegreesOption,
-    EngineOption,
-    GroupsOption,
-    HardwareOption,
     JsonOption,
-    MarginOption,
     OnFailureOption,
     OutOption,
     RetriesOption,
     SimulatorOption,
-    SpaceOption,
     TimeoutOption,
     WorkersOption,
-    WorkloadOption,
     print_json,
 )
-from raysearch.described import degrees_of
+from raysearch.commands.workload_flags import BatchGridOption, takes_workload
+from raysearch.described import asked_options, degrees_of
 from raysearch.errors import InputError, Interrupted, RunFailed
-from raysearch.files import anchored, as_strategy, read_record, results_folder
-from raysearch.records import HEAD_FILE, SAVE_EVERY_S, RunHead
+from raysearch.files import as_strategy, read_record, results_folder
+from raysearch.records import HEAD_FILE, SAVE_EVERY_S, WORKLOAD_OPTIONS, RunHead
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
 from raysearch.spaces import optimum_value
 from raysearch.supervision import can_go_on_with
-from sim.config.catalog import load_workload
 from sim.nearness import near_limits
 from sim.simulate import evaluate
 from sim.workload import Workload
@@ -51,8 +44,9 @@ _DEFAULT_BUDGET = 4000
 """[published] "Learning to Shard", section 4."""
 
 
+@takes_workload
 def search_workload(
-    workload: WorkloadOption,
+    workload: Workload,
     searcher: Annotated[str, typer.Option("--searcher", "-s", help="Name; see `raysearch list`.")],
     seed: Annotated[int, typer.Option(help="Equal seeds give equal calls, bit for bit.")] = 0,
     budget: Annotated[
@@ -61,12 +55,7 @@ def search_workload(
             "--budget", "-b", help="Strategies to evaluate.", show_default="4000, or a heuristic's whole sweep"
         ),
     ] = None,
-    hardware: HardwareOption = None,
-    space: SpaceOption = None,
-    engine: EngineOption = None,
-    groups: GroupsOption = None,
-    any_degrees: AnyDegreesOption = None,
-    margin: MarginOption = None,
+    batch_grid: BatchGridOption = None,
     simulator: SimulatorOption = None,
     workers: WorkersOption = None,
     timeout_s: TimeoutOption = Patience.timeout_s,
@@ -87,6 +76,7 @@ def search_workload(
       raysearch search -w gpt_moe_1_2t_1m -s annealing --space extended
       raysearch search -w gpt_moe_1_2t_16k -s annealing --engine vllm
       raysearch search -w mine.toml -s annealing --groups own --any-degrees pp,ep
+      raysearch search --model qwen3_32b --phase serve --isl 4000 --osl 500 --engine vllm --tpot-ms 30 -s annealing
       raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --workers 8
     """
     from raysearch.records import RunSpec
@@ -94,54 +84,51 @@ def search_workload(
 
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the search to go on with")
-    anchored_hardware = anchored("hardware", hardware) if hardware else None
-    anchored_workload = anchored("workloads", workload)
-    chosen_groups = groups.value if groups else None
-    wider: dict[str, Any] = degrees_of(any_degrees)
-    loaded = load_workload(
-        anchored_workload, anchored_hardware, space, margin, engine=engine, groups=chosen_groups, **wider
-    )
     check_options(searcher, {})
     patience = Patience(timeout_s, retries)
     failures = on_failure.value if on_failure else "stop"
     if budget is None:
-        budget = run_budget(searcher, searched_space(loaded, simulator, searcher), _DEFAULT_BUDGET)
-    folder = results_folder(out, f"{loaded.name}-{searcher}-s{seed}")
+        budget = run_budget(searcher, searched_space(workload, simulator, searcher), _DEFAULT_BUDGET)
+    folder = results_folder(out, f"{workload.name}-{searcher}-s{seed}")
     with claimed(folder, resume=resume):
         begun = _begun(folder) if resume else None
         finished = finished_summary(folder) if begun else None
         if begun and workers is None:  # it was measured, and decides what is called
             workers = begun["workers"]
-        with evaluating(simulator, loaded, patience, workers, forgiving=failures == "infeasible") as chosen:
+        with evaluating(simulator, workload, patience, workers, forgiving=failures == "infeasible") as chosen:
             spec = RunSpec(
-                anchored_workload,
-                searcher,
-                seed,
-                budget,
-                anchored_hardware,
+                searcher=searcher,
+                seed=seed,
+                budget=budget,
                 simulator=simulator,
                 workers=chosen,
-                space=space,
-                margin=margin,
                 on_failure=failures,
-                engine=engine,
-                groups=chosen_groups,
-                any_degrees=",".join(sorted(wider)) or None,
+                **_of_workload(workload),
             )
             if begun and RunSpec(**begun) != spec:
                 raise InputError(f"{folder} holds another search: {begun}; resume with the same options")
             if finished is None:
-                optimum = _optimum(loaded, simulator)
+                optimum = _optimum(workload, simulator)
                 run = SearchRun(spec, folder, optimum=optimum, resume=resume, patience=patience)
                 can_go_on_with([*sys.argv[1:], *_going_on(folder, out, resume)])
                 finished = _drive(run)
     summary = finished
     if as_json:
-        print_json({**summary, **_trust(loaded, summary["strategy"], simulator), "folder": str(folder)})
+        print_json({**summary, **_trust(workload, summary["strategy"], simulator), "folder": str(folder)})
     else:
         from raysearch.commands.report import print_report
 
         print_report(folder)
+
+
+def _of_workload(workload: Workload) -> dict[str, Any]:
+    """The fields of the spec that say which workload it is."""
+    asked = asked_options()
+    named = asked.pop("workload", workload.name)
+    fields = {name: asked.pop(name) for name in WORKLOAD_OPTIONS if name in asked}
+    if "any_degrees" in fields:
+        fields["any_degrees"] = ",".join(sorted(degrees_of(fields["any_degrees"])))
+    return {"workload": named, **fields, "described": asked}
 
 
 def _going_on(folder: Path, out: Path | None, resume: bool) -> list[str]:

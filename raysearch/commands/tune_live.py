@@ -10,7 +10,7 @@ import typer
 
 from raysearch.claim import claimed
 from raysearch.commands.options import JsonOption, OutOption, RetriesOption, print_json
-from raysearch.commands.workload_flags import BatchGrid, takes_workload
+from raysearch.commands.workload_flags import BatchGridOption, takes_workload
 from raysearch.errors import NOTHING_FEASIBLE, InputError, Interrupted, RunFailed
 from raysearch.files import degrees_text, results_folder, strategy_dict, write_record
 from sim.workload import Workload
@@ -48,9 +48,7 @@ def tune_live(
     ] = 0.9,
     noise: Annotated[str, typer.Option(help="How far equal measurements lie apart (standard deviation).")] = "1%",
     most: Annotated[int, typer.Option("--max-measurements", min=1, help="Stop after so many in all.")] = 50,
-    batch_grid: Annotated[
-        BatchGrid | None, typer.Option("--batch", help="'any': every batch; 'powers_of_two'.")
-    ] = None,
+    batch_grid: BatchGridOption = None,
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Longest --command.")] = 3600.0,
     retries: RetriesOption = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws behind the decisions.")] = 0,

@@ -17,6 +17,15 @@ from sim.workload import Phase
 PhaseName = StrEnum("PhaseName", {name: name for name in get_args(Phase)})
 BatchGrid = StrEnum("BatchGrid", {"powers_of_two": "powers_of_two", "any": "any"})
 
+BatchGridOption = Annotated[
+    BatchGrid | None,
+    typer.Option(
+        "--batch",
+        help="'any': every batch; 'powers_of_two': the paper's list.",
+        show_default="the workload's list, else powers_of_two",
+    ),
+]
+
 _FROM_FILE = "Workload by name or file"
 _BY_OPTIONS = "Workload by options"
 
@@ -148,7 +157,7 @@ def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_options(**options: Any) -> None:
-        flags = {name: options.pop(name) for name in _FLAGS}
+        flags = {name: options.pop(name, None) for name in _FLAGS}
         if needed.default is not needed.empty and all(value is None for value in flags.values()):
             command(workload=needed.default, **options)
             return

@@ -12,7 +12,8 @@ from raysearch.export.deployment import Deployment
 from raysearch.export.models import repository
 from raysearch.export.pools import POOLS_FILE, pool_deployments
 from raysearch.files import as_strategy, unsealed
-from raysearch.results import read_runs
+from raysearch.records import RunSpec
+from raysearch.results import read_runs, read_spec
 from sim.validate import check_strategy
 from sim.workload import Workload
 
@@ -87,4 +88,5 @@ def _of_results(folder: Path, served_model: str | None) -> Deployment:
     if explained is None:
         raise InputError(f"the best strategy of {folder} cannot be explained: its workload has changed or is not ours")
     workload, evaluation = explained
-    return Deployment(workload, evaluation.strategy, served_model or repository(workload))
+    model = RunSpec(**read_spec(folder, runs[0]["run_id"])).described.get("model")
+    return Deployment(workload, evaluation.strategy, served_model or repository(workload, model))

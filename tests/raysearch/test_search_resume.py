@@ -21,7 +21,8 @@ BUDGET = 120
 
 
 def searched(workload: Path, out: Path, *, resume: bool = False, seed: int = 0) -> None:
-    search_workload(str(workload), "annealing", seed=seed, budget=BUDGET, out=out, resume=resume, as_json=True)
+    said = {"workload": str(workload), "searcher": "annealing", "seed": seed, "budget": BUDGET}
+    search_workload(**said, out=out, resume=resume, as_json=True)
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_another_search_is_not_gone_on_with(tiny_workload: Path, tmp_path: Path,
     with pytest.raises(InputError, match="nothing to resume in"):
         searched(tiny_workload, tmp_path / "empty", resume=True)
     with pytest.raises(InputError, match="--resume needs --out"):
-        search_workload(str(tiny_workload), "annealing", resume=True)
+        search_workload(workload=str(tiny_workload), searcher="annealing", resume=True)
 
 
 def spoil(path: Path) -> None:
