@@ -10,7 +10,6 @@ from raysearch.recommend.question import Question
 from sim.evaluation import Evaluation
 from sim.optimum.best import Known, find_best
 from sim.optimum.spaces import space_of
-from sim.prices.curves import Curves
 from sim.prices.hardware import Hardware
 from sim.simulate import evaluate
 from sim.workload import Workload
@@ -82,8 +81,7 @@ def _with_bandwidth(hardware: Hardware) -> Hardware:
         return faster
     header = {part: dict(curves.calibration.data[part]) for part in ("speed_of_light", "machine")}
     header["speed_of_light"]["hbm_gb_per_s"] *= MORE
-    scaled = Curves(curves.calibration.scaled_to(header), curves.engine, curves.all_reduce)
-    return replace(faster, curves=scaled)
+    return replace(faster, curves=curves.under(curves.calibration.scaled_to(header)))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from sim.config.schemas import ANY_DEGREES, MTP, NGRAM, ModelFile, WorkloadFile
 from sim.engines.registry import UnknownEngine, engine_names, engine_rules
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
-from sim.prices.curves import Curves
 from sim.prices.engine import BARE, Engine, EngineTimes
 from sim.prices.hardware import EngineName, Hardware
 from sim.workload import BatchGrid, Precisions, SpaceName, Speculation, Workload
@@ -182,9 +181,9 @@ def under_engine(workload: Workload, name: str) -> Workload:
     rules, curves = engine_rules(name), workload.hardware.curves
     hardware, calibration = workload.hardware, None
     if curves is not None:
-        calibration, beyond = curves.calibration, (curves.uncalibrated, curves.extrapolated, curves.carried_over)
+        calibration = curves.calibration
         all_reduce = rules.kernels if curves.all_reduce == curves.engine else curves.all_reduce
-        hardware = replace(hardware, curves=Curves(calibration, rules.kernels, all_reduce, *beyond))
+        hardware = replace(hardware, curves=curves.under(engine=rules.kernels, all_reduce=all_reduce))
     waits = workload.prompt_wait_steps if rules.prompts_wait else 0
     engine = load_engine(name, calibration)
     return replace(workload, space=rules.name, hardware=hardware, engine=engine, prompt_wait_steps=waits)

@@ -72,11 +72,12 @@ class Calibration:
 
         So what streams takes as much less as the memory is faster, what multiplies as the tensor cores are, and a
         launch stays a launch. [assumed] kernels as well tuned for the other machine as for the measured one.
+        Scaling what was scaled is scaling what was measured: by way of a third machine nothing else comes out.
 
         Args:
             header: That machine: `speed_of_light` and `machine` of a calibration file.
         """
-        measured = {part: self.data[part] for part in header}
+        measured = self.data.get("measured", {part: self.data[part] for part in header})
         data = {**self.data, **header, "scaled_from": self.name, "measured": measured}
         digest = hashlib.sha256(f"{self.digest} {json.dumps(header, sort_keys=True)}".encode()).hexdigest()[:16]
         return Calibration(self.name, data, digest, self.rest and self.rest.scaled_to(header))

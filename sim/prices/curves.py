@@ -194,6 +194,11 @@ class Curves:
         errors = (self.uncalibrated, self.extrapolated, self.carried_over)
         return Curves, (self.calibration, self.engine, self.all_reduce, *errors)
 
+    def under(self, calibration: Calibration | None = None, engine: str = "", all_reduce: str = "") -> Curves:
+        """The same errors with another calibration, or another engine's kernels."""
+        chosen = (calibration or self.calibration, engine or self.engine, all_reduce or self.all_reduce)
+        return Curves(*chosen, self.uncalibrated, self.extrapolated, self.carried_over)
+
     # --- kernels ---------------------------------------------------------------------------------
 
     def kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:

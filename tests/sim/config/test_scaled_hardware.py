@@ -37,6 +37,23 @@ def test_scaling_to_the_measured_machine_itself_changes_no_time(tmp_path: Path) 
     assert evaluate(old, strategy).tpot_s == evaluate(new, strategy).tpot_s
 
 
+def test_scaling_twice_is_scaling_once_to_the_last_machine() -> None:
+    measured, headers = load_calibration("h100_sxm"), [load_machine_header(name) for name in ("b200_sxm", "h200_sxm")]
+    once, twice = measured.scaled_to(headers[1]), measured.scaled_to(headers[0]).scaled_to(headers[1])
+    assert twice.data == once.data
+    back = measured.scaled_to(headers[0]).scaled_to({part: measured.data[part] for part in headers[0]})
+    # Links are as fast as where messages were measured, and a message takes what was measured, to the bit.
+    assert back.send_recv_us("intra", 1e6) == measured.send_recv_us("intra", 1e6)
+    # Over links half as fast, twice over, 1 MB takes what 4 MB took: launch, 4 MB, their root, what sets in up to 1 MB.
+    terms = zip(measured.series["send_recv/intra"]["terms"], (1, 4, 2, 1, 0.1), strict=True)
+    header = {part: dict(measured.data[part]) for part in headers[0]}
+    scaled = measured
+    for _ in range(2):
+        header["speed_of_light"]["nvlink_gb_per_s"] /= 2
+        scaled = scaled.scaled_to(header)
+    assert scaled.send_recv_us("intra", 1e6) == pytest.approx(sum(each * size for each, size in terms))
+
+
 @pytest.fixture
 def half_measured(tmp_path: Path) -> Path:
     """An H200 of which GEMMs alone were measured."""
