@@ -23,6 +23,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from raysearch.ppo import environment as environment  # registers it
+from envs.registration import ENV_ID
 from raysearch.ppo.actor import EliteActor
 from raysearch.ppo.ahead import Ahead
 from raysearch.ppo.asynchronous import Unwaiting
@@ -78,7 +79,9 @@ class LearnToShard(PPO):
         return LearnToShardConfig()
 
     def setup(self, config: Any) -> None:
-        """Builds RLlib's parts, or on the lean path a learner alone, and the first agent."""
+        """Builds RLlib's parts, or on the lean path a learner alone, and the first agent. Raises: ValueError."""
+        if self.config.env is None and self.config.observation_space is None:
+            raise ValueError(f"expected .environment({ENV_ID!r}, env_config={{'workload': NAME or PATH}}), got none")
         torch.set_num_threads(1)
         self.policy_loss: float | None = None
         self._lean: LeanPath | None = None

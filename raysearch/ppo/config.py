@@ -32,6 +32,7 @@ class LearnToShardConfig(PPOConfig):
 
     Attributes:
         actor_class, learner_class, module_class: What the algorithm is made of.
+        has_critic: Whether the module's values are learned and used.
         budget: Calls of the whole search.
         search_seed: Seeds weights and actions. RLlib's own `seed` stays None: it would seed numpy and torch globally.
         chunks, confidence_threshold, normalize_advantages: See `Options`.
@@ -50,6 +51,7 @@ class LearnToShardConfig(PPOConfig):
     actor_class: ClassVar[type[EliteActor]] = EliteActor
     learner_class: ClassVar[type[EliteLearner]] = EliteLearner
     module_class: ClassVar[type[RLModule]] = EliteAttention
+    has_critic: ClassVar[bool] = True
 
     def __init__(self, algo_class: type | None = None) -> None:
         from raysearch.ppo.algorithm import LearnToShard  # which is configured by this class

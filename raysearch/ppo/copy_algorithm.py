@@ -22,6 +22,7 @@ class CopyConfig(LearnToShardConfig):
     actor_class = CopyActor
     learner_class = CopyLearner
     module_class = CopyAttention
+    has_critic = False
 
     def search(
         self,

@@ -34,14 +34,26 @@ _WITHOUT_EFFECT = {
     "observation_filter": ("NoFilter", _WHOLE),
     "sample_timeout_s": (60.0, "calls may take long; runner_restart_timeout_s is the wait for lost runners"),
     "torch_compile_learner": (False, "compiling did not pay for networks as small"),
+    "gym_env_vectorize_mode": ("sync", "a runner steps its environments together; more runners are more processes"),
 }
 """Fields of RLlib's that a search takes no notice of: the value that says nothing, and what to do instead."""
+
+_CRITIC = "this preset has no critic and takes no value from later calls; LearnToShardConfig does"
+_WITHOUT_CRITIC = {
+    "gamma": (PPOConfig().gamma, _CRITIC),
+    "lambda_": (PPOConfig().lambda_, _CRITIC),
+    "vf_loss_coeff": (0.0, _CRITIC),
+    "vf_clip_param": (math.inf, _CRITIC),
+    "use_critic": (False, _CRITIC),
+}
+"""Those of which a preset without critic takes no notice."""
 
 
 def objections(config: Any) -> Iterator[str]:
     """What a `LearnToShardConfig` says that no search can do, one sentence each."""
     yield from _of_the_stack(config)
-    for name, (silent, instead) in _WITHOUT_EFFECT.items():
+    unheard = _WITHOUT_EFFECT if config.has_critic else _WITHOUT_EFFECT | _WITHOUT_CRITIC
+    for name, (silent, instead) in unheard.items():
         if (value := getattr(config, name)) != silent and (value or silent):
             yield f"expected {name}={silent!r}, got {value!r}: {instead}"
     for name in ("budget", "chunks", "elites", "calls_per_training_step"):
@@ -100,6 +112,8 @@ def _of_the_environment(config: Any) -> Iterator[str]:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             yield f"unknown key {name!r} in env_config of {ENV_ID}: {hint}"
+    if config.env_config.get("budget") is not None:
+        yield "expected no budget in env_config: an episode is an environment's share of search(budget=)"
     rows = config.env_config.get("elites", config.elites)
     if rows != config.elites:
         yield f"expected as many elites in env_config as in the config, got {rows} and {config.elites}"

@@ -43,6 +43,8 @@ def test_an_untouched_configuration_is_not_refused():
             "unknown key 'elite' in env_config of raysearch/Strategy-v0: did you mean 'elites'?",
         ),
         (lambda config: config.environment(ENV_ID, env_config={**WORKLOAD, "elites": 5}), "got 5 and 3"),
+        (lambda config: config.environment(ENV_ID, env_config={**WORKLOAD, "budget": 5}), "share of search"),
+        (lambda config: config.env_runners(gym_env_vectorize_mode="async"), "more runners are more processes"),
         (lambda config: setattr(config.evaluation(evaluation_interval=1), "lean", True), "evaluation_interval=None"),
     ],
 )
@@ -51,6 +53,16 @@ def test_what_would_do_nothing_or_break_later_is_refused_with_what_to_do(change,
     change(config)
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         config.validate()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"gamma": 0.5}, {"lambda_": 0.9}, {"vf_loss_coeff": 0.5}, {"vf_clip_param": 10.0}, {"use_critic": True}],
+)
+def test_what_a_critic_needs_is_refused_by_the_preset_without_one(field):
+    LearnToShardConfig().search(budget=20).environment(ENV_ID, env_config=WORKLOAD).training(**field).validate()
+    with pytest.raises(ValueError, match=f"expected {next(iter(field))}=.*: this preset has no critic"):
+        CopyConfig().search(budget=20).environment(ENV_ID, env_config=WORKLOAD).training(**field).validate()
 
 
 @pytest.mark.parametrize(
@@ -84,6 +96,14 @@ def test_an_environment_shows_as_many_elites_as_the_search_shares():
     lean = config.build_algo()
     assert lean._lean.look().shape[0] == 5
     lean.stop()
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_search_of_no_environment_says_how_one_is_named(lean):
+    config = LearnToShardConfig().search(budget=20)
+    config.lean = lean
+    with pytest.raises(ValueError, match=r"expected \.environment\('raysearch/Strategy-v0'"):
+        config.build_algo()
 
 
 def test_a_lean_search_says_that_it_cannot_evaluate(toy):
