@@ -111,7 +111,12 @@ def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
 
 
 def _running(workload: Workload, strategy: Strategy, needed: float, allowed: float, kv_bytes: float) -> int:
-    """Requests that run at once where not all fit: those whose cache does, and that the scheduler lets run."""
+    """Requests that run at once where not all fit: those whose cache does, and that the scheduler lets run.
+
+    The cache has what weights and the activations of all requests asked for leave, since an engine sets aside at its
+    start what its largest batch needs (vLLM 0.11, `determine_available_memory`: it runs one); so a batch asked too
+    large runs a little fewer.
+    """
     fit = strategy.batch
     if needed > allowed:
         share = workload.engine.memory.share if workload.engine and workload.engine.memory.of == "free" else 1.0

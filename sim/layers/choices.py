@@ -25,7 +25,7 @@ from sim.sharding.rule_check import prove
 from sim.sharding.rules import Operation, Rule, Run, einsum_operation, label_rule, parse_rule, rules_of
 from sim.strategy import FIRST_DECLARED, NONE
 
-Side = Literal["rows", "columns", "neither"]
+MatrixDim = Literal["rows", "columns", "neither"]
 LOOK_UP, LM_HEAD, GREEDY = (label_rule(OPERATIONS[name], "v") for name in ("embedding", "lm_head", "greedy"))
 """Rules of the model's ends, the vocabulary sharded: they leave a sum's parts, columns of logits, one token for all."""
 
@@ -86,16 +86,16 @@ def _gathering(operation: Operation, picked: Rule) -> Rule:
 
 
 @lru_cache(maxsize=1024)
-def held(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, Side], ...]:
-    """The tensors that an op leaves and reads under a choice, its output first, and the side that tp shards of each."""
+def held(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, MatrixDim], ...]:
+    """The tensors that an op leaves and reads under a choice, its output first, and the dim that tp shards of each."""
     op_rule = rule(op, layer, choice)
     tensors = [layer.tensor(name) for name in (op.output, *op.inputs)]
     placements = (op_rule.output, *op_rule.inputs)
-    return tuple((tensor, side(tensor, shard)) for tensor, shard in zip(tensors, placements, strict=True))
+    return tuple((tensor, sharded_dim(tensor, shard)) for tensor, shard in zip(tensors, placements, strict=True))
 
 
-def side(tensor: Tensor, placement: Placement) -> Side:
-    """Which side of [rows, columns] a placement shards; the last dim is the columns, any other a part of the rows."""
+def sharded_dim(tensor: Tensor, placement: Placement) -> MatrixDim:
+    """Which dim of [rows, columns] a placement shards; the last dim is the columns, any other a part of the rows."""
     if placement.holds != "shard":
         return "neither"
     return "columns" if placement.dims == (len(tensor.letters) - 1,) else "rows"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.layers.choices import LOOK_UP, held, rule, side
+from sim.layers.choices import LOOK_UP, held, rule, sharded_dim
 from sim.layers.mixers import Attention, LatentAttention, LinearMixer
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.layers.sizes import Load
@@ -253,7 +253,7 @@ def stream_bytes(rank: Rank) -> float:
 def sent_on_bytes(rank: Rank, last_choice: int) -> float:
     """Bytes of the residual stream that one GPU hands to the next stage."""
     stream = rank.layer.stream
-    return rank.local_bytes(stream, side(stream, stream_placement(rank, last_choice)))
+    return rank.local_bytes(stream, sharded_dim(stream, stream_placement(rank, last_choice)))
 
 
 def head_activation_bytes(rank: Rank) -> float:

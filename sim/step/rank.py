@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.layers.choices import Side
+from sim.layers.choices import MatrixDim
 from sim.layers.mixers import Attention
 from sim.layers.model import FeedForward
 from sim.layers.ops import Tensor, layer_of
@@ -190,14 +190,14 @@ class Rank:
         columns, each = self._widths[tensor.name]
         return self._rows(tensor) * columns * each
 
-    def local_bytes(self, tensor: Tensor, side: Side) -> float:
-        """Bytes of a tensor on this GPU when tp shards that side of it."""
+    def local_bytes(self, tensor: Tensor, sharded: MatrixDim) -> float:
+        """Bytes of a tensor on this GPU when tp shards that dim of it."""
         columns, each = self._widths[tensor.name]
-        if side == "columns":
+        if sharded == "columns":
             columns = self.local_qkv_columns() if tensor.name == "qkv" else self.shard(columns, when=True)
-        if side == "rows" and tensor.name == "qkv":  # attention shards requests as it shards heads, over tp alone
+        if sharded == "rows" and tensor.name == "qkv":  # attention shards requests as it shards heads, over tp alone
             return math.ceil(self.sizes.tokens / self.head_tp) * columns * each
-        return self.shard(self._rows(tensor), when=side == "rows") * columns * each
+        return self.shard(self._rows(tensor), when=sharded == "rows") * columns * each
 
     def _rows(self, tensor: Tensor) -> float:
         return self.sizes.expert_tokens if tensor.by_expert else self.sizes.tokens
