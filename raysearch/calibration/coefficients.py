@@ -16,7 +16,7 @@ from raysearch.calibration.families import FITS, ranges
 from raysearch.calibration.fit import (
     Header,
     as_data,
-    cross_validated_predictions,
+    cross_validated,
     errors,
     inside_interval,
     interval,
@@ -103,7 +103,7 @@ def _fit(family: str, frame: pd.DataFrame, header: Header) -> tuple[dict[str, di
 
     A series that cannot be judged is left out, and so are the family's rows behind it.
     """
-    predicted, measured = cross_validated_predictions(family, frame, header), measured_us(frame)
+    predicted, measured = cross_validated(family, frame, header), measured_us(frame)
     names, groups = np.array(series_of(family, frame)), interval_groups(family, frame)
     spans, series = ranges(family, frame), FITS[family](frame, machine_of(header))
     left_out: dict[str, str] = {}

@@ -51,7 +51,7 @@ def fold_numbers(family: str, frame: pd.DataFrame, folds: int = 5, seed: int = 0
     return (np.random.default_rng(seed).permutation(group.max() + 1) % folds)[group]
 
 
-def cross_validated_predictions(
+def cross_validated(
     family: str, frame: pd.DataFrame, header: Header = H100_SXM, *, folds: int = 5, seed: int = 0
 ) -> Floats:
     """[rows] microseconds, each from a fit that saw no row of its group; NaN for a series found in one fold only."""

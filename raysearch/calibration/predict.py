@@ -1,4 +1,4 @@
-"""Predicted microseconds of measured rows: by fitted coefficients, by the bare roofline, and cross-validated.
+"""Predicted microseconds of measured rows: by fitted coefficients, and by the bare roofline.
 
 A frame is what `raysearch.calibration.tables.read_table` returns:
 the CSV's own columns, validated. `moe_alltoall_deepep` has two sides per row: its frame is long, one row per side
@@ -41,13 +41,6 @@ def bare_roofline(family: str, frame: pd.DataFrame, header: Mapping[str, Mapping
     """[rows] microseconds at a machine's peak rates (as `Calibration.data` has them): FLOP, HBM or link."""
     price, machine = _ROOFLINE[family], machine_of(header)
     return np.array([price(machine, row) for row in frame.itertuples(index=False)], dtype=float)
-
-
-def cross_validated(family: str, frame: pd.DataFrame, header: Mapping[str, Mapping[str, float]]) -> Microseconds:
-    """[rows] microseconds, each predicted by a fit that saw no row of its group (5 folds over the family's keys)."""
-    from raysearch.calibration.fit import cross_validated_predictions
-
-    return cross_validated_predictions(family, frame, header)
 
 
 def series_of(family: str, frame: pd.DataFrame) -> list[str]:

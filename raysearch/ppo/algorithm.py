@@ -22,8 +22,8 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 
-from raysearch.ppo import environment as environment  # registers it
 from envs.registration import ENV_ID
+from raysearch.ppo import environment as environment  # registers it
 from raysearch.ppo.actor import EliteActor
 from raysearch.ppo.ahead import Ahead
 from raysearch.ppo.asynchronous import Unwaiting

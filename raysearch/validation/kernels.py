@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raysearch.calibration.fit import inside_interval
-from raysearch.calibration.predict import SHORT_DTYPE, bare_roofline, cross_validated, predict, series_of
+from raysearch.calibration.fit import cross_validated, inside_interval
+from raysearch.calibration.predict import SHORT_DTYPE, bare_roofline, predict, series_of
 from raysearch.calibration.tables import FAMILIES, check_rows, long_form, measured_us, read_text
 from raysearch.validation.figures import Comparison
 from sim.prices.calibration import Calibration

@@ -8,6 +8,7 @@ import pytest
 
 from raysearch.calibration.fit import (
     H100_SXM,
+    cross_validated,
     errors,
     fit_family,
     fold_numbers,
@@ -16,7 +17,7 @@ from raysearch.calibration.fit import (
     interval_groups,
 )
 from raysearch.calibration.lattice import Lattice, Part, fit_terms
-from raysearch.calibration.predict import bare_roofline, cross_validated, predict, series_of
+from raysearch.calibration.predict import bare_roofline, predict, series_of
 from sim.prices.tables import made_monotone
 
 
