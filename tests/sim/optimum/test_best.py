@@ -8,8 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
+from sim.batched import Evaluations, evaluate_many
 from sim.config.catalog import load_workload
-from sim.evaluation import Evaluation
 from sim.layers.model import uniform_model
 from sim.optimum.best import Known, find_best, find_bests
 from sim.optimum.landscape import find_optimum
@@ -19,14 +19,17 @@ from sim.strategy import GATHERED, GATHERED_TOKENS, NONE, TOKENS, Strategy
 from sim.workload import DegreeTables, SpaceName, Workload
 
 
-def everything(space: Space) -> list[Evaluation]:
-    """Every strategy of a small space, evaluated one by one with loops of its own."""
-    return [
-        evaluate(space.workload, Strategy(tp, ep, pp, batch, dims, cp, dp))
-        for tp, ep, pp, batch, cp in itertools.product(space.tp, space.ep, space.pp, space.batch, space.cp)
-        for dp in space.dp or (ep,)
-        for dims in itertools.product(*space.choices.values())
-    ]
+def everything(space: Space) -> Evaluations:
+    """Every strategy of a small space, by loops of its own."""
+    return evaluate_many(
+        space.workload,
+        [
+            Strategy(tp, ep, pp, batch, dims, cp, dp)
+            for tp, ep, pp, batch, cp in itertools.product(space.tp, space.ep, space.pp, space.batch, space.cp)
+            for dp in space.dp or (ep,)
+            for dims in itertools.product(*space.choices.values())
+        ],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +57,13 @@ def small(toy_moe: Workload) -> Space:
 
 
 @pytest.fixture(scope="module")
-def evaluations(small: Space) -> list[Evaluation]:
+def evaluations(small: Space) -> Evaluations:
     return everything(small)
 
 
-def best_of(evaluations: list[Evaluation], slo_s: float, hbm_bytes: float) -> float:
-    return max(
-        (
-            e.tokens_per_s_per_gpu
-            for e in evaluations
-            if e.feasible and e.tpot_s <= slo_s and e.memory_bytes.total <= hbm_bytes
-        ),
-        default=0.0,
-    )
+def best_of(evaluations: Evaluations, slo_s: float, hbm_bytes: float) -> float:
+    within = evaluations.feasible & (evaluations.tpot_s <= slo_s) & (evaluations.memory_bytes <= hbm_bytes)
+    return float(evaluations.tokens_per_s_per_gpu[within].max(initial=0.0))
 
 
 def limited(space: Space, slo_s: float, hbm_bytes: float) -> Space:
@@ -78,14 +75,14 @@ def limited(space: Space, slo_s: float, hbm_bytes: float) -> Space:
 @pytest.mark.parametrize("memory_share", [0.005, 0.05, 0.3, 1.0])
 @pytest.mark.parametrize("time_share", [0.0005, 0.02, 1.0])
 def test_the_best_is_that_of_brute_force_under_any_limits(
-    small: Space, evaluations: list[Evaluation], time_share: float, memory_share: float
+    small: Space, evaluations: Evaluations, time_share: float, memory_share: float
 ) -> None:
     assert len(evaluations) == small.size
-    feasible = [e for e in evaluations if e.feasible]
-    assert len({(e.strategy.cp, e.strategy.dp, e.strategy.ep) for e in feasible}) == 8
-    slo_s = float(np.quantile([e.tpot_s for e in feasible], time_share, method="inverted_cdf")) * (1 + 1e-9)
-    totals = [e.memory_bytes.total for e in feasible]
-    hbm_bytes = float(np.quantile(totals, memory_share, method="inverted_cdf"))
+    feasible = evaluations.feasible
+    chosen = itertools.compress(evaluations.strategies, feasible)
+    assert len({(strategy.cp, strategy.dp, strategy.ep) for strategy in chosen}) == 8
+    slo_s = float(np.quantile(evaluations.tpot_s[feasible], time_share, method="inverted_cdf")) * (1 + 1e-9)
+    hbm_bytes = float(np.quantile(evaluations.memory_bytes[feasible], memory_share, method="inverted_cdf"))
     found = find_best(limited(small, slo_s, hbm_bytes))
     wanted = best_of(evaluations, slo_s, hbm_bytes)
     assert (found.evaluation is None) == (wanted == 0.0)
@@ -95,10 +92,10 @@ def test_the_best_is_that_of_brute_force_under_any_limits(
         assert found.swept_tokens_per_s_per_gpu == pytest.approx(wanted, rel=1e-12)
 
 
-def test_what_a_search_worked_out_serves_those_with_other_limits(small: Space, evaluations: list[Evaluation]) -> None:
+def test_what_a_search_worked_out_serves_those_with_other_limits(small: Space, evaluations: Evaluations) -> None:
     known: Known = {}
-    tpot_s = sorted(each.tpot_s for each in evaluations if each.feasible)
-    held = sorted(each.memory_bytes.total for each in evaluations if each.feasible)
+    tpot_s = sorted(evaluations.tpot_s[evaluations.feasible].tolist())
+    held = sorted(evaluations.memory_bytes[evaluations.feasible].tolist())
     limits = [(tpot_s[-1], 1e12), (tpot_s[len(tpot_s) // 50], 1e12), (tpot_s[len(tpot_s) // 2], 1e12)]
     for slo_s, hbm_bytes in (*limits, (tpot_s[-1], held[len(held) // 4]), (tpot_s[-1], held[len(held) // 2])):
         alone, sharing = (find_best(limited(small, slo_s, hbm_bytes), known=each) for each in (None, known))
@@ -110,19 +107,18 @@ def test_what_a_search_worked_out_serves_those_with_other_limits(small: Space, e
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_the_best_of_each_degrees_is_that_of_brute_force_even_where_many_are_as_good_as_can_be(
-    small: Space, evaluations: list[Evaluation], share: float
+    small: Space, evaluations: Evaluations, share: float
 ) -> None:
-    enough = share * max(each.tokens_per_s_per_gpu for each in evaluations if each.feasible)
+    values = evaluations.tokens_per_s_per_gpu.tolist()
+    enough = share * max(itertools.compress(values, evaluations.feasible))
 
     def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
         return min(tokens_per_s_per_gpu, enough) / gpus
 
     wanted: dict[tuple[int, ...], float] = {}
-    for each in evaluations:
-        if each.feasible:
-            chosen = each.strategy
-            degrees = chosen.tp, chosen.cp, chosen.attention_dp, chosen.ep, chosen.pp
-            wanted[degrees] = max(wanted.get(degrees, 0.0), score(each.tokens_per_s_per_gpu, each.gpus))
+    for chosen, value in itertools.compress(zip(evaluations.strategies, values, strict=True), evaluations.feasible):
+        degrees = chosen.tp, chosen.cp, chosen.attention_dp, chosen.ep, chosen.pp
+        wanted[degrees] = max(wanted.get(degrees, 0.0), score(value, chosen.gpus))
     for count in (1, 3, 10**6):
         found = [score(each.tokens_per_s_per_gpu, each.gpus) for each in find_bests(small, count, score)]
         assert found == pytest.approx(sorted(wanted.values(), reverse=True)[:count], rel=1e-12)
@@ -199,9 +195,9 @@ def test_sampled_strategies_of_the_extended_space_never_beat_its_best() -> None:
     few = DegreeTables((1, 2, 4, 8), (4, 16), (1, 2), (256, 1024))
     space = extended_space(dataclasses.replace(workload, degrees=few), EXTENSIONS)
     found, rng = find_best(space), np.random.default_rng(0)
-    values = [e.tokens_per_s_per_gpu for _ in range(300) if (e := evaluate(space.workload, space.sample(rng))).feasible]
-    assert values
-    assert max(values) <= found.swept_tokens_per_s_per_gpu
+    drawn = evaluate_many(space.workload, [space.sample(rng) for _ in range(300)])
+    assert drawn.feasible.any()
+    assert drawn.tokens_per_s_per_gpu[drawn.feasible].max() <= found.swept_tokens_per_s_per_gpu
 
 
 def test_an_unknown_extension_is_refused(toy_moe: Workload) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import uniform_model
@@ -26,13 +27,12 @@ ALONG_TOKENS = {"attn_norm", "attention", "attn_residual", "ffn_norm", "router",
 
 @dataclasses.dataclass(frozen=True)
 class Landscape:
-    """Every strategy of a small space, evaluated one by one.
+    """Every strategy of a small space.
 
     Figures do not depend on the SLO and the memory, so one sweep serves any such limits.
     """
 
     workload: Workload
-    strategies: list[Strategy]
     tokens_per_s_per_gpu: np.ndarray
     tpot_s: np.ndarray
     memory_bytes: np.ndarray
@@ -45,7 +45,7 @@ class Landscape:
 
 
 def sweep(workload: Workload, *, tokens_suffice: bool) -> Landscape:
-    """Evaluates a whole space with loops of its own.
+    """Evaluates a whole space with loops of its own, many strategies at once, some of them one by one as well.
 
     Args:
         workload: With small degree tables and no limit on time and memory.
@@ -54,20 +54,19 @@ def sweep(workload: Workload, *, tokens_suffice: bool) -> Landscape:
     """
     names, tables = op_names(workload.model), workload.degrees
     choices = [(0, 1, 2) if tokens_suffice or name not in ALONG_TOKENS else (1, 2) for name in names]
-    evaluations = [
-        evaluate(workload, Strategy(*degrees, dims))
+    strategies = [
+        Strategy(*degrees, dims)
         for degrees in itertools.product(tables.tp, tables.ep, tables.pp, tables.batch)
         if evaluate(workload, Strategy(*degrees, (2,) * len(names))).feasible  # what no choice mends
         for dims in itertools.product(*choices)
     ]
-    feasible = [evaluation for evaluation in evaluations if evaluation.feasible]
-    return Landscape(
-        workload,
-        [evaluation.strategy for evaluation in feasible],
-        np.array([evaluation.tokens_per_s_per_gpu for evaluation in feasible]),
-        np.array([evaluation.tpot_s for evaluation in feasible]),
-        np.array([evaluation.memory_bytes.total for evaluation in feasible]),
-    )
+    found = evaluate_many(workload, strategies)
+    for at in range(0, len(strategies), 499):
+        one = evaluate(workload, strategies[at])
+        assert (one.feasible, one.tokens_per_s_per_gpu) == (found.feasible[at], found.tokens_per_s_per_gpu[at])
+        assert (one.tpot_s, one.memory_bytes.total) == (found.tpot_s[at], found.memory_bytes[at])
+    kept = found.feasible
+    return Landscape(workload, found.tokens_per_s_per_gpu[kept], found.tpot_s[kept], found.memory_bytes[kept])
 
 
 def unlimited(workload: Workload, degrees: DegreeTables) -> Workload:
@@ -256,9 +255,18 @@ def test_the_space_has_every_combination_of_degrees_and_choices(name: str, size:
 REAL = ["mixtral_8x22b_8k", "llama_3_1_405b_8k"]
 
 
+def real(name: str) -> Workload:
+    """With every other pipeline degree and batch."""
+    workload = load_workload(name)
+    tables = workload.degrees
+    return dataclasses.replace(
+        workload, degrees=dataclasses.replace(tables, pp=tables.pp[::2], batch=tables.batch[::2])
+    )
+
+
 @pytest.fixture(scope="module")
 def real_optima() -> dict[str, Optimum]:
-    return {name: find_optimum(load_workload(name)) for name in REAL}
+    return {name: find_optimum(real(name)) for name in REAL}
 
 
 def sample(workload: Workload, rng: np.random.Generator) -> Strategy:
@@ -271,7 +279,7 @@ def sample(workload: Workload, rng: np.random.Generator) -> Strategy:
 def test_the_optimum_is_a_strategy_of_the_space_and_equals_its_evaluation(
     name: str, real_optima: dict[str, Optimum]
 ) -> None:
-    workload, found = load_workload(name), real_optima[name].evaluation
+    workload, found = real(name), real_optima[name].evaluation
     assert found is not None
     assert found.feasible
     strategy = found.strategy
@@ -284,7 +292,7 @@ def test_the_optimum_is_a_strategy_of_the_space_and_equals_its_evaluation(
 
 @pytest.mark.parametrize("name", REAL)
 def test_the_sweep_adds_up_what_evaluate_adds_up(name: str, real_optima: dict[str, Optimum]) -> None:
-    workload, rng = load_workload(name), np.random.default_rng(5)
+    workload, rng = real(name), np.random.default_rng(5)
     relaxed = dataclasses.replace(workload, tpot_slo_s=1e6)
     found = [real_optima[name]]
     for _ in range(40):  # the best of one combination of degrees at a time: other degrees, other dims
@@ -304,24 +312,22 @@ def test_the_sweep_adds_up_what_evaluate_adds_up(name: str, real_optima: dict[st
 def test_no_random_strategy_beats_the_optimum_and_the_feasible_share_is_that_of_a_sample(
     name: str, real_optima: dict[str, Optimum]
 ) -> None:
-    workload, found = load_workload(name), real_optima[name]
+    workload, found = real(name), real_optima[name]
     assert found.evaluation is not None
     rng = np.random.default_rng(11)
     trials = 3000
-    evaluations = [evaluate(workload, sample(workload, rng)) for _ in range(trials)]
-    feasible = [evaluation for evaluation in evaluations if evaluation.feasible]
-    best = found.evaluation.tokens_per_s_per_gpu
-    assert all(evaluation.tokens_per_s_per_gpu <= best * (1 + 1e-12) for evaluation in feasible)
+    drawn = evaluate_many(workload, [sample(workload, rng) for _ in range(trials)])
+    feasible = drawn.tokens_per_s_per_gpu[drawn.feasible]
+    assert feasible.max() <= found.evaluation.tokens_per_s_per_gpu * (1 + 1e-12)
     share = found.feasible_share
     assert abs(len(feasible) / trials - share) < 5 * math.sqrt(share * (1 - share) / trials)
-    median = sorted(evaluation.tokens_per_s_per_gpu for evaluation in feasible)
-    below = sum(value <= found.quantiles[0.5] for value in median)
-    assert abs(below - len(median) / 2) < 5 * math.sqrt(len(median)) / 2
+    below = (feasible <= found.quantiles[0.5]).sum()
+    assert abs(below - len(feasible) / 2) < 5 * math.sqrt(len(feasible)) / 2
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_no_neighbour_of_the_optimum_is_better(name: str, real_optima: dict[str, Optimum]) -> None:
-    workload, found = load_workload(name), real_optima[name].evaluation
+    workload, found = real(name), real_optima[name].evaluation
     assert found is not None
     best, tables = found.strategy, workload.degrees
     moved = [
@@ -342,7 +348,7 @@ def test_no_neighbour_of_the_optimum_is_better(name: str, real_optima: dict[str,
 
 @pytest.mark.parametrize("name", REAL)
 def test_no_megatron_strategy_beats_the_optimum(name: str, real_optima: dict[str, Optimum]) -> None:
-    workload, found = load_workload(name), real_optima[name].evaluation
+    workload, found = real(name), real_optima[name].evaluation
     assert found is not None
     tables = workload.degrees
     ratios = {}

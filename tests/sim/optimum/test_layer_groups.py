@@ -53,13 +53,13 @@ def some(workload: Workload, *, few: tuple[str, ...], extended: bool = False) ->
 
 
 def brute_force(space: Space) -> float:
-    best = 0.0
-    for (tp, cp, dp, ep), pp, batch in itertools.product(space.meshes(), space.pp, space.batch):
-        for dims in itertools.product(*space.choices.values()):
-            evaluation = evaluate(space.workload, Strategy(tp, ep, pp, batch, dims, cp, dp))
-            if evaluation.feasible:
-                best = max(best, evaluation.tokens_per_s_per_gpu)
-    return best
+    strategies = [
+        Strategy(tp, ep, pp, batch, dims, cp, dp)
+        for (tp, cp, dp, ep), pp, batch in itertools.product(space.meshes(), space.pp, space.batch)
+        for dims in itertools.product(*space.choices.values())
+    ]
+    every = evaluate_many(space.workload, strategies)
+    return float(every.tokens_per_s_per_gpu[every.feasible].max(initial=0.0))
 
 
 @pytest.mark.parametrize("hbm_bytes", [1e9, 2.5e6])

@@ -6,10 +6,11 @@ import dataclasses
 import itertools
 from functools import cache
 
+import numpy as np
 import pytest
 
+from sim.batched import Evaluations, evaluate_many
 from sim.config.described import Description, described_workload
-from sim.evaluation import Evaluation
 from sim.optimum.best import find_best
 from sim.optimum.spaces import Space, extended_space
 from sim.simulate import evaluate
@@ -63,20 +64,21 @@ def small(phase: str, engine: str | None, limits: str) -> Space:
 
 
 @cache
-def evaluations(phase: str, engine: str | None) -> list[Evaluation]:
-    """Every strategy of the space without SLOs, evaluated one by one."""
+def evaluations(phase: str, engine: str | None) -> Evaluations:
+    """Every strategy of the space without SLOs."""
     space = small(phase, engine, "none")
-    return [
-        evaluate(space.workload, Strategy(tp, ep, pp, batch, dims, dp=dp))
+    strategies = [
+        Strategy(tp, ep, pp, batch, dims, dp=dp)
         for tp, ep, pp, batch in itertools.product(space.tp, space.ep, space.pp, space.batch)
         for dp in space.dp or (ep,)
         for dims in itertools.product(*space.choices.values())
     ]
+    return evaluate_many(space.workload, strategies)
 
 
-def within(workload: Workload, evaluation: Evaluation) -> bool:
-    in_time = evaluation.tpot_s <= workload.tpot_slo_s and evaluation.ttft_s <= workload.ttft_slo_s
-    return evaluation.feasible and in_time
+def within(workload: Workload, every: Evaluations) -> np.ndarray:
+    """Whether each is feasible under the SLOs of the workload, bool `[n]`."""
+    return every.feasible & (every.tpot_s <= workload.tpot_slo_s) & (every.ttft_s <= workload.ttft_slo_s)
 
 
 @pytest.mark.slow
@@ -85,11 +87,12 @@ def within(workload: Workload, evaluation: Evaluation) -> bool:
 def test_the_best_of_every_phase_is_that_of_brute_force(phase: str, engine: str | None) -> None:
     for limits in LIMITS:
         space = small(phase, engine, limits)
-        inside = [e for e in evaluations(phase, engine) if within(space.workload, e)]
-        best = max((e.tokens_per_s_per_gpu for e in inside), default=0.0)
+        every = evaluations(phase, engine)
+        inside = within(space.workload, every)
+        best = every.tokens_per_s_per_gpu[inside].max(initial=0.0)
         found = find_best(space)
         assert found.swept_tokens_per_s_per_gpu == pytest.approx(best, rel=1e-12), limits
-        assert (found.evaluation is None) == (not inside)
+        assert (found.evaluation is None) == (not inside.any())
         if found.evaluation is not None:
             assert found.evaluation.feasible
             assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(best, rel=1e-12)
@@ -111,23 +114,23 @@ def test_prompts_that_wait_for_each_other_leave_the_best_that_of_brute_force(wai
         choices=few,
     )
     meshes = itertools.product(space.ep, space.dp, space.batch, itertools.product(*space.choices.values()))
-    every = [evaluate(workload, Strategy(1, ep, 1, batch, dims, dp=dp)) for ep, dp, batch, dims in meshes]
-    feasible = [each for each in every if each.feasible]
+    every = evaluate_many(workload, [Strategy(1, ep, 1, batch, dims, dp=dp) for ep, dp, batch, dims in meshes])
+    feasible = every.feasible.sum()
     for share in (0.02, 0.1, 0.4, 1.0):
-        at = int(share * len(feasible)) - 1
+        at = int(share * feasible) - 1
         for name, slo in (("tpot_s", "tpot_slo_s"), ("ttft_s", "ttft_slo_s")):
-            limited = dataclasses.replace(workload, **{slo: sorted(getattr(each, name) for each in feasible)[at]})
-            best = max(e.tokens_per_s_per_gpu for e in feasible if within(limited, e))
+            limited = dataclasses.replace(workload, **{slo: float(np.sort(getattr(every, name)[every.feasible])[at])})
+            best = every.tokens_per_s_per_gpu[within(limited, every)].max()
             found = find_best(dataclasses.replace(space, workload=limited))
             assert found.swept_tokens_per_s_per_gpu == pytest.approx(best, rel=1e-12)
 
 
 def test_the_limits_of_these_cases_bind() -> None:
-    kinds = {v.kind for phase in PHASES for e in evaluations(phase, "vllm") for v in e.violations}
+    kinds = {v.kind for phase in PHASES for e in evaluations(phase, "vllm")[::50] for v in e.violations}
     assert {"hbm", "sequences"} & kinds
     for phase in ("serve", "prefill"):
-        late = [e for e in evaluations(phase, "vllm") if e.ttft_s > 0.13]
-        assert 0 < len(late) < len(evaluations(phase, "vllm"))
+        late = evaluations(phase, "vllm").ttft_s > 0.13
+        assert 0 < late.sum() < len(late)
 
 
 @pytest.mark.parametrize("phase", ["decode", "serve"])
