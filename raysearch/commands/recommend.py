@@ -113,10 +113,10 @@ def recommend(
         price,
     )
     from raysearch.recommend.record import answer_dict, write_answer
-    from raysearch.recommend.show import show_options, show_rest
+    from raysearch.recommend.show import show_best, show_rest
 
     told_of = _note if sys.stderr.isatty() else lambda _: None
-    found = answer(question, told_of) if as_json else answer(question, told_of, show_options)
+    found = answer(question, told_of) if as_json else answer(question, told_of, show_best)
     told = write_answer(found, out) if out is not None else answer_dict(found)
     other = _other_opinion(question) if against else None
     if as_json:

@@ -144,7 +144,7 @@ def worth(question: Question, tokens_per_s_per_gpu: float, gpus: int) -> float:
 
     It never falls with the throughput, so that the exact search can go by it.
     """
-    if tokens_per_s_per_gpu <= 0 or gpus > question.gpus:
+    if tokens_per_s_per_gpu <= 0 or gpus > min(question.gpus, question.largest_replica):
         return 0.0
     tokens_per_s = _load_tokens_per_s(question)
     if tokens_per_s is None:
@@ -153,6 +153,10 @@ def worth(question: Question, tokens_per_s_per_gpu: float, gpus: int) -> float:
     if taken > question.gpus:
         return 0.0
     return tokens_per_s / taken * (1 - _TIE) + _TIE * min(tokens_per_s_per_gpu, tokens_per_s)
+
+
+EVERY = 10**6
+"""More than there are degrees."""
 
 
 def best_first(
@@ -172,7 +176,7 @@ def best_first(
     """
     if question.concurrency is None:
         return _by_worth(question, count, known, among if count == 1 else ())
-    fewest = [_of_fewest_replicas(question, each) for each in _by_worth(question, 10**6, known)]
+    fewest = [_of_fewest_replicas(question, each) for each in _by_worth(question, EVERY, known)]
     enough = [each for each in fewest if needed_gpus(question, each) <= question.gpus]
     return tuple(sorted(enough, key=lambda each: (needed_gpus(question, each), -each.tokens_per_s_per_gpu))[:count])
 

@@ -25,6 +25,7 @@ def binding_limit(question: Question, evaluation: Evaluation) -> str:
     """
     strategy = evaluation.strategy
     more = [strategy.attention_dp << power for power in range((strategy.batch // strategy.attention_dp).bit_length())]
+    free = 0
     for added in more or [strategy.attention_dp]:
         batch = strategy.batch + added
         larger = evaluate(question.workload, replace(strategy, batch=batch))
@@ -33,6 +34,9 @@ def binding_limit(question: Question, evaluation: Evaluation) -> str:
             return f"{_NAMES.get(larger.violations[0].kind, 'limit')}: {_lacking(batch, larger.violations[0])}"
         if question.loaded and faster:
             return f"none: batch {batch} breaks none, but the load takes as many GPUs with it"
+        free = batch if faster and not larger.violations else free
+    if free:
+        return f"none: batch {free} breaks none and is faster, but not what this is told for"
     return f"none: batch {strategy.batch + strategy.attention_dp} breaks none, but no larger one is faster per GPU"
 
 

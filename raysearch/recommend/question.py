@@ -23,6 +23,7 @@ class Question:
         requests_per_s: Load to carry with the fewest GPUs, or None to fill all.
         concurrency: Requests at once to carry with the fewest GPUs, or None.
         price_per_gpu_hour: What a GPU costs, or None.
+        largest_replica: Most GPUs of a replica.
     """
 
     workload: Workload
@@ -32,6 +33,7 @@ class Question:
     requests_per_s: float | None = None
     concurrency: int | None = None
     price_per_gpu_hour: float | None = None
+    largest_replica: float = math.inf
 
     def __post_init__(self) -> None:
         if self.requests_per_s is not None and self.concurrency is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from raysearch.files import degrees_text
-from raysearch.recommend.answer import Answer, Option, gpus_text
+from raysearch.recommend.alternatives import gpus_text
+from raysearch.recommend.answer import Answer, Option
 from raysearch.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.recommend.question import Question
 from raysearch.recommend.record import figures
@@ -17,23 +18,9 @@ _NOTABLE = 1.03
 """Ratio of two times per token above which both are told. [assumed]"""
 
 
-def show_options(answer: Answer) -> None:
-    """Prints what to run, and what else."""
-    _show_best(answer, answer.options[0])
-    _show_options(answer)
-
-
-def show_rest(answer: Answer) -> None:
-    """Prints what stands beside that; where nothing is feasible, the nearest miss."""
-    if not answer.options:
-        _show_miss(answer)
-        return
-    _show_beside(answer)
-    _show_variations(answer)
-    _show_front(answer)
-
-
-def _show_best(answer: Answer, best: Option) -> None:
+def show_best(answer: Answer) -> None:
+    """Prints what to run."""
+    best = answer.options[0]
     console, question, fleet = printer(), answer.question, best.fleet
     told = figures(question.workload, best.evaluation)
     gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
@@ -72,6 +59,17 @@ def _show_best(answer: Answer, best: Option) -> None:
         lambda other: evaluate(other, best.evaluation.strategy).tokens_per_s_per_gpu,
     ):
         console.print(f"  Warning: {warning}")
+
+
+def show_rest(answer: Answer) -> None:
+    """Prints what else there is; where nothing is feasible, the nearest miss."""
+    if not answer.options:
+        _show_miss(answer)
+        return
+    _show_options(answer)
+    _show_beside(answer)
+    _show_variations(answer)
+    _show_front(answer)
 
 
 def _prompts_elsewhere(question: Question, best: Option) -> str:

@@ -18,8 +18,9 @@ from raysearch.app import app
 from raysearch.described import workload_of_options
 from raysearch.errors import InputError
 from raysearch.files import as_strategy, unsealed
+from raysearch.recommend.alternatives import alternatives, reason
 from raysearch.recommend.answer import Answer, answer
-from raysearch.recommend.fleet import best_first, needed_gpus
+from raysearch.recommend.fleet import best_first, fleet_of, needed_gpus, stay_of
 from raysearch.recommend.limits import binding_limit
 from raysearch.recommend.question import Question
 from sim.config.catalog import load_hardware
@@ -85,8 +86,48 @@ def test_replicas_fill_the_gpus_and_alternatives_differ_and_follow_in_worth(told
         assert option["reason"]
     rates = [option["tokens_per_s"] for option in options]
     assert rates == sorted(rates, reverse=True)
-    degrees = [json.dumps({k: v for k, v in o["strategy"].items() if k not in ("batch", "dims")}) for o in options]
-    assert len(set(degrees)) == len(degrees)
+    assert len({json.dumps(option["strategy"]) for option in options}) == len(options)
+
+
+def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it() -> None:
+    said = {"isl": 8000, "osl": 1000, "tpot_ms": 50.0, "phase": "serve", "engine": "vllm"}
+    workload = described_workload(Description("qwen3_235b_a22b", max_gpus=16, **said), {"batch": "any"})
+    question, known = Question(workload, {}, 16, top=9), {}
+    bests = best_first(question, 1, known)
+    options = [*bests, *alternatives(question, bests, known)]
+    best = options[0]
+    for at, each in enumerate(options[1:], 1):
+        assert each.feasible
+        assert best.tokens_per_s_per_gpu >= each.tokens_per_s_per_gpu >= 0.5 * best.tokens_per_s_per_gpu
+        for before in options[:at]:
+            assert (
+                each.gpus < before.gpus
+                or each.strategy.ep == 1 < before.strategy.ep
+                or each.strategy.pp == 1 < before.strategy.pp
+                or each.tpot_interval_s[1] <= 0.05 < before.tpot_interval_s[1]
+                or each.tpot_s < 0.97 * before.tpot_s
+                or each.ttft_s < 0.97 * before.ttft_s
+                or each.memory_bytes.total < 0.9 * before.memory_bytes.total
+            )
+    alone = [each for each in options if reason(question, each, best).startswith("no expert parallelism")]
+    without = replace(workload, degrees=replace(workload.degrees, ep=(1,)))
+    assert best.strategy.ep > 1
+    assert alone[0] == find_best(space_of(without)).evaluation
+    assert any("at the high end of its interval" in reason(question, each, best) for each in options)
+
+
+def test_an_alternative_of_smaller_replicas_is_the_exact_best_of_so_many_gpus() -> None:
+    said = {"isl": 4000, "osl": 500, "tpot_ms": 20.0, "phase": "serve", "engine": "sglang"}
+    workload = described_workload(Description("qwen3_32b", max_gpus=7, **said), {"batch": "any"})
+    question, known = Question(workload, {}, 7), {}
+    bests = best_first(question, 1, known)
+    assert bests[0].gpus == 2
+    told = [each for each in alternatives(question, bests, known) if each.gpus == 1]
+    single = described_workload(Description("qwen3_32b", max_gpus=1, **said), {"batch": "any"})
+    found = find_best(space_of(single)).evaluation
+    assert found is not None
+    assert told[0].strategy == found.strategy
+    assert reason(question, told[0], bests[0]).startswith("replicas of 1 GPU, not 2; ")
 
 
 def test_the_binding_limit_is_what_one_more_request_breaks(told: dict[str, Any]) -> None:
@@ -173,21 +214,18 @@ def test_a_rate_says_how_many_gpus_carry_it_at_the_low_end_of_the_interval() -> 
 
 @pytest.mark.parametrize(("engine", "counts_all"), [("vllm", True), ("sglang", False)])
 def test_every_second_of_a_request_shows_in_one_figure_by_little_s_law(engine: str, counts_all: bool) -> None:
-    words = ("--hardware", "h100_sxm", "--top", "1", "--engine", engine)
-    best = ask(*words)["best"]
-    stays_s = best["requests_at_once"] / best["requests_per_s"]
-    assert best["request_s"] == pytest.approx(stays_s)
+    said = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "phase": "serve", "engine": engine, "max_gpus": 4}
+    question = Question(described_workload(Description("llama_3_1_8b", **said), {"batch": "any"}), {}, 4)
+    best = best_first(question, 1)[0]
+    fleet = fleet_of(question, best)
+    stay = stay_of(question, best, fleet)
+    assert stay is not None
+    assert stay.request_s * (fleet.requests_per_s or 0) == pytest.approx(fleet.requests_at_once)
     # Half a step is in the time to the first token that no request waits for which comes as another ends.
-    half_step = pytest.approx(stays_s, abs=best["tpot_s"])
-    assert best["ttft_at_once_s"] + 199 * best["tpot_s"] == half_step
-    assert best["ttft_s"] + 199 * best["tpot_one_by_one_s"] == half_step
-    assert (best["ttft_s"] + 199 * best["tpot_s"] == half_step) == counts_all
-    shown = RUNNER.invoke(app, ["recommend", *ASKED, *words], catch_exceptions=False).stdout
-    said = re.search(r"counts (\d+)% of other requests' prompts", shown)
-    assert (said is None) == counts_all
-    if said:  # it lies just within the SLO with some of the prompts, and beyond it with all
-        assert int(said[1]) < 90
-        assert "ms per token, above the SLO" in " ".join(shown.split())
+    whole = pytest.approx(stay.request_s, abs=best.tpot_s)
+    assert stay.ttft_at_once_s + 199 * best.tpot_s == whole
+    assert best.ttft_s + 199 * stay.tpot_one_by_one_s == whole
+    assert (best.ttft_s + 199 * best.tpot_s == whole) == counts_all
 
 
 def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
@@ -349,7 +387,8 @@ def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
     whole = answer(question, order.append, found)
     assert order[:2] == ["the engine's best", "found"]
     assert len(order) > 3
-    assert early[0].options == whole.options
+    assert early[0].options == whole.options[:1]
+    assert len(whole.options) == 2
     assert not early[0].beside
     assert whole.beside
 
@@ -358,3 +397,6 @@ def test_the_answer_stands_in_the_terminal() -> None:
     shown = RUNNER.invoke(app, ["recommend", *ASKED, "--engine", "sglang"], catch_exceptions=False)
     for text in ("sglang: ", "tokens/s/GPU [", "What to run, and what else", "Best of the extended space", "What if"):
         assert text in shown.stdout
+    # The best lies just within the SLO with some of the others' prompts, and beyond it with all.
+    said = " ".join(shown.stdout.split())
+    assert re.search(r"counts 52% of other requests' prompts.*ms per token, above the SLO\)", said)
