@@ -14,7 +14,7 @@ from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, Dra
 from raysearch.described import workload_of_options
 from raysearch.errors import NOTHING_FEASIBLE, InputError
 from raysearch.files import as_strategy, degrees_text, strategy_dict
-from raysearch.recommend.answer import answer
+from raysearch.recommend.answer import Answer, answer
 from raysearch.recommend.question import Question
 from raysearch.recommend.record import figures
 from sim.simulate import evaluate
@@ -115,8 +115,15 @@ def recommend(
     from raysearch.recommend.record import answer_dict, write_answer
     from raysearch.recommend.show import show_best, show_rest
 
+    def shown(so_far: Answer) -> None:
+        try:
+            show_best(so_far)
+        except SystemExit as end:  # Rich's own, where the reader of a pipe has gone; the folder is asked for still
+            if out is None or not isinstance(end.__context__, BrokenPipeError):
+                raise
+
     told_of = _note if sys.stderr.isatty() else lambda _: None
-    found = answer(question, told_of) if as_json else answer(question, told_of, show_best)
+    found = answer(question, told_of) if as_json else answer(question, told_of, shown)
     told = write_answer(found, out) if out is not None else answer_dict(found)
     other = _other_opinion(question) if against else None
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,31 @@ def described_workload(said: Description, instead: dict[str, Any] | None = None)
     try:
         workload = WorkloadFile.model_validate(content)
     except ValidationError as error:
-        raise CatalogError(f"the workload of the options: {explain(error, WorkloadFile)}") from error
+        raise CatalogError(f"the workload of the options: {_in_options(explain(error, WorkloadFile))}") from error
     return assembled(workload, model_path, Path(hardware_path))
+
+
+_OPTIONS = {
+    "precisions.weights": "--weights",
+    "precisions.kv_cache": "--kv-cache",
+    "speculation.acceptance": "--acceptance",
+    "speculation.draft_tokens": "--draft-tokens",
+    "tpot_slo_ms": "--tpot-ms",
+    "ttft_slo_ms": "--ttft-ms",
+    "prompt_tokens": "--isl",
+    "output_tokens": "--osl",
+    "chunk_tokens": "--chunk-tokens",
+    "prompt_wait_steps": "--prompt-wait-steps",
+    "redundant_experts": "--redundant-experts",
+    "max_gpus": "--max-gpus",
+}
+"""What a command line calls the keys of a workload file."""
+_KEYS = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, _OPTIONS))})(?![\w.])")
+
+
+def _in_options(text: str) -> str:
+    """What is wrong with the keys that options stand for, in the options' names."""
+    return _KEYS.sub(lambda found: _OPTIONS[found[0]], text.removeprefix("file: "))
 
 
 def _of_engine(engine: str | None, weights: str, kv_cache: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -358,6 +359,34 @@ def test_a_folder_holds_what_starts_the_last_answer_and_nothing_of_those_before(
     assert not (tmp_path / "alternative9").exists()
     llama(1, "--tpot-ms", "0.01", "--out", str(tmp_path), code=3)
     assert {each.name for each in tmp_path.iterdir()} == {"mine.txt", "recommendation.json", "pareto.csv"}
+
+
+def test_a_folder_is_written_though_nobody_reads_what_is_printed(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--tpot-ms", "8")
+    process = start("recommend", *words, "--phase", "decode", "--out", tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=200) == 0
+    assert json.loads((tmp_path / "recommendation.json").read_text())["sensitivity"]
+    assert (tmp_path / "best" / "start.sh").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--tpot-ms", "nan"), "--tpot-ms: Input should be greater"),
+        (("--weights", "fp9"), "--weights: Input should be 'bf16'"),
+        (("--phase", "decode", "--chunk-tokens", "512"), "--chunk-tokens is of phase 'serve'"),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_words_that_were_typed(
+    raysearch: Callable[..., Any], words: tuple[str, ...], told: str
+) -> None:
+    refused = raysearch("recommend", *ASKED, *words)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"error: the workload of the options: {told}")
 
 
 def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:
