@@ -3,6 +3,7 @@
     python benchmarks/rllib_paths.py                    # both paths on our simulator, both presets
     python benchmarks/rllib_paths.py --runners 1 4 8    # 50 ms a call, seconds per call and speed-up over the first
     python benchmarks/rllib_paths.py --runners 1 4 8 --ahead 1    # the algorithm decides, runners + 1 calls ahead
+    python benchmarks/rllib_paths.py --runners 1 4 8 --paper      # the same with the paper's preset
     python benchmarks/rllib_paths.py --runners 8 --spread 1 --all     # calls of unequal length, waiting and not
     python benchmarks/rllib_paths.py --quality 1 2 4 8 --seeds 10     # best over f* against the runners that share it
 
@@ -31,6 +32,7 @@ from envs.strategy_env import StrategyEnv
 from raysearch.ppo.algorithm import LearnToShardConfig
 from raysearch.ppo.copy_algorithm import CopyConfig
 from raysearch.ppo.copy_options import CopyOptions
+from raysearch.ppo.options import Options
 from raysearch.yardstick import find_yardstick
 from sim import simulate
 from sim.config.catalog import load_workload
@@ -75,19 +77,21 @@ def seconds_per_call(config: LearnToShardConfig) -> float:
 
 
 def show_runners(
-    counts: list[int], budget: int, rollout: int, ways: list[str], fragment: int | str, ahead: int
+    counts: list[int], budget: int, rollout: int, ways: list[str], fragment: int | str, ahead: int, paper: bool
 ) -> None:
     """Prints seconds per call on the slow black box."""
     alone = 0.0
     for runners in counts:
         for way in ways:
-            options = CopyOptions(rollout_calls=rollout)
-            config = CopyConfig().search(
-                budget=budget,
-                options=options,
-                asynchronous=way == "not waiting",
-                ahead=runners + ahead if way == "decided ahead" else 0,
-            )
+            asked: Any = {
+                "budget": budget,
+                "asynchronous": way == "not waiting",
+                "ahead": runners + ahead if way == "decided ahead" else 0,
+            }
+            if paper:
+                config = LearnToShardConfig().search(options=Options(rollout_calls=rollout), **asked)
+            else:
+                config = CopyConfig().search(options=CopyOptions(rollout_calls=rollout), **asked)
             config.environment("slow").env_runners(num_env_runners=runners, rollout_fragment_length=fragment)
             spent = seconds_per_call(config)
             alone = alone or spent
@@ -148,6 +152,7 @@ def main() -> None:
     parser.add_argument("--fragment", type=int, help="steps of a request (default: RLlib's auto)")
     parser.add_argument("--asynchronous", action="store_true", help="runners do not wait for each other")
     parser.add_argument("--ahead", type=int, help="the algorithm decides, so many more calls ahead than runners")
+    parser.add_argument("--paper", action="store_true", help="the paper's preset, ppo_paper, in place of ppo")
     parser.add_argument("--all", action="store_true", help="waiting, not waiting, decided ahead")
     parser.add_argument(
         "--quality", type=int, nargs="+", help="environments that share a search, to compare best finds"
@@ -170,7 +175,8 @@ def main() -> None:
     if arguments.runners:
         way = "not waiting" if arguments.asynchronous else "decided ahead" if arguments.ahead else "waiting"
         ways = ["waiting", "not waiting", "decided ahead"] if arguments.all else [way]
-        show_runners(arguments.runners, arguments.budget, arguments.rollout, ways, fragment, arguments.ahead or 1)
+        ahead, paper = arguments.ahead or 1, arguments.paper
+        show_runners(arguments.runners, arguments.budget, arguments.rollout, ways, fragment, ahead, paper)
         return
     for name, preset in (("ppo_paper", LearnToShardConfig), ("ppo", CopyConfig)):
         taken = {}
