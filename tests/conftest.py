@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from raysearch import app, cli
+from raysearch import app
 from raysearch.errors import STOPS
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -54,9 +54,9 @@ def tiny_workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def elsewhere() -> Iterator[Executor]:
-    """A fresh process for what the tests of a module do in another one."""
+    """A fresh process for what tests do in another one, all of them in the same."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as process:
         yield process
@@ -66,12 +66,12 @@ def elsewhere() -> Iterator[Executor]:
 def raysearch() -> Command:
     """Runs a command to its end: `raysearch("list", "--json")`.
 
-    Those that may start Ray, and those in another folder, where they may find modules, are processes of their own; the
-    others run in this one, whose imports they share.
+    Those that start Ray, and those in another folder, where they may find modules, are processes of their own; the
+    others run in this one, whose imports they share. A search starts Ray for workers alone.
     """
 
     def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        if cwd is None and arguments[0] not in cli._WATCHED:
+        if cwd is None and (arguments[0] not in ("study", "tune-live") or "--help" in arguments):
             return run_here(*arguments)
         return subprocess.run(
             raysearch_command(*arguments),

@@ -342,6 +342,7 @@ _ROWS = st.lists(
 )
 
 
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(_ROWS)
 def test_rows_of_a_frame_are_hashed_as_they_were_when_they_were_written(rows: list[CallRow]) -> None:
     one_by_one = [row.to_json(NO_ROWS_DIGEST) for row in rows]

@@ -120,7 +120,7 @@ class SearcherSuite:
     @pytest.fixture
     def budget(self) -> int:
         """Calls of each run; enough for the searcher to show all it does."""
-        return 150
+        return 80
 
     @pytest.fixture
     def options(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
     known = described_workload(workload) if isinstance(workload, Description) else load_workload(workload)
     known = replace(known, space=space)
     rng = np.random.default_rng(0)
-    each = agree(known, [space_of(known).sample(rng) for _ in range(60)])
+    each = agree(known, [space_of(known).sample(rng) for _ in range(25)])
     assert not all(one.feasible for one in each)
 
 
@@ -52,7 +52,7 @@ def test_so_it_is_where_prompts_wait_for_each_other(wait):
     said = replace(LATENT, isl=2048, osl=64)
     known = replace(described_workload(said, {"prompt_wait_steps": wait}), space="extended")
     rng = np.random.default_rng(3)
-    each = agree(known, [space_of(known).sample(rng) for _ in range(60)])
+    each = agree(known, [space_of(known).sample(rng) for _ in range(25)])
     assert len({one.strategy.attention_dp for one in each}) > 3
 
 
@@ -66,7 +66,7 @@ WINDOWS = Description("gpt_oss_120b", isl=4096, osl=512)
 def test_so_it_is_of_layers_that_differ(workload, groups, space):
     known = replace(described_workload(workload), space=space, groups=groups)
     rng = np.random.default_rng(2)
-    agree(known, [space_of(known).sample(rng) for _ in range(40)])
+    agree(known, [space_of(known).sample(rng) for _ in range(16)])
 
 
 @pytest.mark.parametrize("groups", ["shared", "own"])

@@ -36,7 +36,7 @@ def random_strategies(workload: Workload, count: int, seed: int = 0) -> list[Str
 @pytest.mark.parametrize("name", [MOE, DENSE])
 def test_the_ops_add_up_to_the_layer_that_a_search_is_told_of(name: str) -> None:
     workload = load_workload(name)
-    for strategy in random_strategies(workload, 50):
+    for strategy in random_strategies(workload, 20):
         evaluation = evaluate(workload, strategy)
         assert sum(op.time_s for op in evaluation.ops) == evaluation.stage.layer_s
         explanation = Explanation(*(getattr(evaluation, name) for name in Explanation._fields))
@@ -47,7 +47,7 @@ def test_the_ops_add_up_to_the_layer_that_a_search_is_told_of(name: str) -> None
 @pytest.mark.parametrize("name", [MOE, DENSE])
 def test_what_was_evaluated_before_changes_nothing(name: str) -> None:
     """Strategies share costs; a fresh process that meets them in the opposite order finds the same."""
-    strategies = random_strategies(load_workload(name), 150)
+    strategies = random_strategies(load_workload(name), 50)
     told = [repr(evaluate(load_workload(name), strategy)) for strategy in strategies]
     lines = [
         "from sim.config.catalog import load_workload",
