@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
-from raysearch.frameworks.layer import Sharded, shown_group
+from raysearch.frameworks.layer import Sharded, shown_group, unshown
 from sim.config.files import did_you_mean
-from sim.layers.mixers import GroupedAttention
 from sim.layers.ops import op_names
 from sim.strategy import CHOICES, NONE
 
@@ -53,9 +52,12 @@ def left_out(deployment: Deployment) -> tuple[str, ...]:
     dropped = [f"pp {strategy.pp}: give each stage a mesh and its layers"] if strategy.pp > 1 else []
     if len(model.groups) > 1:
         dropped.append(f"of {len(model.groups)} groups of layers the specs are those of {group.name} alone")
-    if not isinstance(group.attention, GroupedAttention) or group.feed_forward.shared_ffn_hidden:
-        dropped.append("latent attention, linear mixers and shared experts have no spec")
-    return tuple(dropped)
+    return (*dropped, *(f"no spec and no layer that runs: {part}" for part in unshown(model)))
+
+
+def told_in_file(deployment: Deployment) -> str:
+    """The same as the end of a file's docstring, so that the file does not pass for all of the model."""
+    return "".join(f"\n\nLeft out: {text}." for text in left_out(deployment))
 
 
 ORDER_NOTE = (

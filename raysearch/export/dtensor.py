@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from raysearch.export.cut import ORDER_NOTE, cut_of, left_out
+from raysearch.export.cut import ORDER_NOTE, cut_of, left_out, told_in_file
 from raysearch.export.deployment import Deployment, Export
+from raysearch.frameworks.layer import Sharded
 from raysearch.frameworks.plan import Lay, OpPlan, cache_lay, layer_plan, stream_lay
+from sim.layers.mixers import GroupedAttention
 from sim.sharding.placement import PARTIAL, REPLICATE
 from sim.simulate import evaluate
 
@@ -19,7 +21,7 @@ _TEXT = '''"""Shardings of {name}, tp {tp} x ep {ep}, for PyTorch: one layer's, 
 
     parallelize_module(model, mesh(), plan())
 
-A module that is not in PLAN stays as it is. Rename those that your model calls otherwise.
+A module that is not in PLAN stays as it is. Rename those that your model calls otherwise.{left}
 """
 
 from styles import OpParallel
@@ -32,7 +34,7 @@ PLAN = {{  # placements over ep and tp
 {plan}
 }}
 STREAM = {stream}  # [tokens, hidden], between layers
-CACHE = {cache}  # keys and values: [sequences, context, kv heads, head dim]
+CACHE = {cache}
 {charged}
 
 
@@ -56,15 +58,22 @@ def export(deployment: Deployment) -> Export:
         name=cut.model.name,
         tp=cut.tp,
         ep=cut.ep,
+        left=told_in_file(deployment),
         plan="\n".join(f'    "{path}": {style_text(plan)},' for path, plan in layer_plan(cut).items()),
         stream=lay_text(stream_lay(cut)),
-        cache=lay_text(cache_lay(cut)),
+        cache=_cache_text(cut),
         charged="\n".join(_charged(deployment)),
     )
     styles = Path(__file__).parents[1] / "frameworks" / "styles.py"
     notes = (ORDER_NOTE, "tokens are each ep rank's own; raysearch.frameworks.torch_layer has the modules of the plan")
     files = {"sharding.py": text, "styles.py": styles.read_text(encoding="utf-8")}
     return Export("", files, left_out(deployment), notes)
+
+
+def _cache_text(cut: Sharded) -> str:
+    if not isinstance(cut.group.attention, GroupedAttention):
+        return "None  # it has no heads: left out"
+    return f"{lay_text(cache_lay(cut))}  # keys and values: [sequences, context, kv heads, head dim]"
 
 
 def style_text(plan: OpPlan) -> str:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raysearch.export.cut import ORDER_NOTE, cut_of, left_out
+from raysearch.export.cut import ORDER_NOTE, cut_of, left_out, told_in_file
 from raysearch.export.deployment import Deployment, Export
-from raysearch.frameworks.layer import weight_shapes
+from raysearch.frameworks.layer import Sharded, weight_shapes
+from sim.layers.mixers import GroupedAttention
 from sim.sharding.placement import Placement, Shard
 
-_TEXT = '''"""Shardings of {name}, tp {tp} x ep {ep}: one layer's, alike in all."""
+_TEXT = '''"""Shardings of {name}, tp {tp} x ep {ep}: one layer's, alike in all.{left}"""
 
 import jax
 import numpy as np
@@ -23,7 +24,7 @@ WEIGHTS = {{
 {weights}
 }}
 STREAM = {stream}  # [tokens, hidden], between layers
-CACHE = {cache}  # keys and values: [sequences, context, kv heads, head dim]
+CACHE = {cache}
 
 
 def mesh(devices=None):
@@ -42,20 +43,28 @@ def export(deployment: Deployment) -> Export:
     for name, shape in weight_shapes(cut.model).items():
         over_ep = {"ep": Shard(0)} if cut.model.is_moe and name in ("ffn1", "ffn2") else {}
         weights.append(f'    "{name}": {spec_text({**over_ep, "tp": cut.weight_placement(name)}, len(shape))},')
-    cache = {"t": Shard(0), "h": Shard(2)}.get(cut.label("attention"))
     text = _TEXT.format(
         name=cut.model.name,
         tp=cut.tp,
         ep=cut.ep,
+        left=told_in_file(deployment),
         weights="\n".join(weights),
         stream=spec_text({"ep": Shard(0), "tp": cut.stream}, 2),
-        cache=spec_text({"ep": Shard(0), **({"tp": cache} if cache else {})}, 4),
+        cache=_cache_text(cut),
     )
     notes = (
         ORDER_NOTE,
         "raysearch.frameworks.jax_layer runs the layer with the collectives that the simulator charges",
     )
     return Export("", {"sharding.py": text}, left_out(deployment), notes)
+
+
+def _cache_text(cut: Sharded) -> str:
+    if not isinstance(cut.group.attention, GroupedAttention):
+        return "None  # it has no heads: left out"
+    over_tp = {"t": Shard(0), "h": Shard(2)}.get(cut.label("attention"))
+    spec = spec_text({"ep": Shard(0), **({"tp": over_tp} if over_tp else {})}, 4)
+    return f"{spec}  # keys and values: [sequences, context, kv heads, head dim]"
 
 
 def spec_text(placements: Mapping[str, Placement], rank: int) -> str:

@@ -40,7 +40,11 @@ def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model
     if point["winner"] is None:
         raise InputError(f"point {number} of {path} has no strategy: nothing was feasible")
     if point["winner"] not in _POOLS:
-        raise InputError(f"point {number} of {path}: no engine re-shards between its phases, so nothing runs that")
+        raise InputError(
+            f"point {number} of {path}: a pool that re-shards between prompts and answers wins, and no engine can move "
+            "weights and caches to another layout while it runs: take a point that another way wins (--alternative N), "
+            "or ask `recommend` for one pool"
+        )
     way, traffic = point["ways"][point["winner"]], Traffic.of(Kind(**kind) for kind in point["kinds"])
     workload = workload_of_options(dict(told["options"]))
     served_model = served_model or repository(workload, imported_from())

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from raysearch.errors import InputError
 from raysearch.frameworks.jax_ops import Array, run_layer
-from raysearch.frameworks.layer import Sharded, weight_shapes
+from raysearch.frameworks.layer import Sharded, check_runs, weight_shapes
 from sim.sharding.placement import REPLICATE, Placement, Shard
 
 
@@ -97,8 +97,9 @@ def sharded_layer(sharded: Sharded, mesh: Mesh) -> Callable[[Mapping[str, Array]
         mesh: With axes "ep" and "tp" of the degrees.
 
     Raises:
-        InputError: The mesh is another.
+        InputError: The mesh is another, or the model's layer has a part that cannot be run.
     """
+    check_runs(sharded.model)
     if dict(mesh.shape) != {"ep": sharded.ep, "tp": sharded.tp}:
         raise InputError(f"expected a mesh (ep {sharded.ep}, tp {sharded.tp}), got {dict(mesh.shape)}")
     stream = stream_spec(sharded)

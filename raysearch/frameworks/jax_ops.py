@@ -129,8 +129,7 @@ def _einsum(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Arra
 
 def _attention(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Array:
     kind, (keys, values) = run.sharded.group.attention, run.cache
-    if not isinstance(kind, GroupedAttention):
-        raise TypeError(f"expected grouped attention, got {type(kind).__name__}; no other kind can be run yet")
+    assert isinstance(kind, GroupedAttention)
     shared = kind.heads // kind.kv_heads
     groups = arrays[0].reshape(arrays[0].shape[0], -1, shared + 2, kind.head_dim)
     queries, key, value = groups[:, :, :shared], groups[:, :, shared], groups[:, :, shared + 1]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from raysearch.errors import InputError
 from sim.config.files import did_you_mean
 from sim.layers.choices import OpRule, rule
-from sim.layers.mixers import Attention
+from sim.layers.mixers import Attention, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, Model
 from sim.layers.ops import Layer, Tensor, layer_ops, op_names
 from sim.sharding.placement import REPLICATE, Placement, Shard
@@ -93,6 +93,36 @@ def shown_group(model: Model) -> ShownLayer:
     mixing = next((group.name, group.attention) for group in model.groups if group.attention)
     network = next((group.name, group.feed_forward) for group in by_experts if group.feed_forward)
     return ShownLayer(f"{mixing[0]} and {network[0]}", mixing[1], network[1])
+
+
+def unshown(model: Model) -> tuple[str, ...]:
+    """What the layer that stands for a model has and the layers that run have not, in words.
+
+    >>> from sim.config.catalog import load_model
+    >>> unshown(load_model("qwen3_235b_a22b"))
+    ()
+    """
+    group, told = shown_group(model), list[str]()
+    if isinstance(group.attention, LatentAttention):
+        told.append("latent attention (qkv_proj stands for all its projections of queries and latents)")
+    if isinstance(group.attention, LinearMixer):
+        told.append("a mixer that is linear in the context (its state is no cache)")
+    if group.feed_forward.shared_ffn_hidden:
+        told.append("shared experts (as a dense feed-forward beside)")
+    return tuple(told)
+
+
+def check_runs(model: Model) -> None:
+    """Refuses a model whose layer the layers that run would compute without a part.
+
+    Raises:
+        InputError: Its layer has such a part.
+    """
+    if lacking := unshown(model):
+        raise InputError(
+            f"the layer that runs has no {' and no '.join(lacking)}, and one of {model.name} has: take a model with "
+            "grouped attention and routed experts alone, or run these parts yourself"
+        )
 
 
 def weight_shapes(model: Model) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from raysearch.frameworks.layer import EPSILON, ShownLayer, shown_group, weight_shapes
+from raysearch.frameworks.layer import EPSILON, ShownLayer, check_runs, shown_group, weight_shapes
 from sim.layers.mixers import GroupedAttention
 from sim.layers.model import Model
 
@@ -21,6 +21,7 @@ class Layer(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
+        check_runs(model)
         group = shown_group(model)
         shapes = weight_shapes(model)
         self.attn_norm = Norm(model.hidden)
@@ -101,10 +102,7 @@ class Attention(nn.Module):
 
     def __init__(self, group: ShownLayer) -> None:
         super().__init__()
-        if not isinstance(group.attention, GroupedAttention):
-            raise TypeError(
-                f"expected grouped attention, got {type(group.attention).__name__}; no other can be run yet"
-            )
+        assert isinstance(group.attention, GroupedAttention)
         self.head_dim = group.attention.head_dim
         self.shared = group.attention.heads // group.attention.kv_heads
 
