@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raysearch.app import app
+from raysearch.calibration import coefficients
 from raysearch.calibration.coefficients import fit_directory
 from raysearch.calibration.fit import H100_SXM
 from raysearch.calibration.tables import read_table
@@ -69,7 +70,11 @@ def test_the_same_rows_give_the_same_bytes(measured: Path) -> None:
     assert first == second
 
 
-def test_only_with_force_is_other_content_replaced(measured: Path, tmp_path: Path) -> None:
+def test_only_with_force_is_other_content_replaced(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = fit_directory(measured, {}, H100_SXM, H100)
+    monkeypatch.setattr(coefficients, "fit_directory", lambda *_: content)
     out = tmp_path / "mine.json"
     calibrate("--data", measured, "--out", out)
     assert calibrate("--data", measured, "--out", out)["written"] is False
