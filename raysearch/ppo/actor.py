@@ -12,7 +12,7 @@ from gymnasium.spaces import MultiDiscrete
 from ray.rllib.core.columns import Columns
 
 from envs.actions import Actions
-from envs.archive import EliteArchive
+from envs.archive import AddStatus, EliteArchive
 from raysearch.ppo.noise import call_rng, gumbel_noise
 from raysearch.ppo.rollout import Rollout
 from raysearch.searcher import Outcome
@@ -102,6 +102,7 @@ class EliteActor:
         self.opinion: Any = None
         self.claimed: list[np.ndarray] = []
         self._archive = EliteArchive(config.elites)
+        self._stagnant_calls = 0
         self._in_flight: deque[Proposal] = deque()
         self._recorded: list[tuple[Proposal, float]] = []
         self._observation: np.ndarray | None = None
@@ -129,11 +130,12 @@ class EliteActor:
 
     @property
     def stagnant_calls(self) -> int:
-        """Calls since the search last found anything better to learn from; 0 where nobody counts them."""
-        return 0
+        """Calls since there was a new elite, or since the agent began; 0 while there is none."""
+        return self._stagnant_calls if self._archive.best else 0
 
     def start_over(self) -> None:
-        """Lets go of what only the agent that has ended was to learn from; nothing here."""
+        """Another agent begins, which inherits the elites."""
+        self._stagnant_calls = 0
 
     def forget(self) -> None:
         """Drops all opinions: the weights have changed."""
@@ -207,8 +209,10 @@ class EliteActor:
         Returns:
             What the policy is rewarded with.
         """
+        self._stagnant_calls += 1
         if outcome.feasible:
-            self._archive.add(outcome.raw, tuple(self._folded(action).tolist()))
+            added = self._archive.add(outcome.raw, tuple(self._folded(action).tolist()))
+            self._stagnant_calls *= added != AddStatus.ADDED
         return outcome.reward
 
     @property
@@ -217,8 +221,8 @@ class EliteActor:
         return len(self.sizes)
 
     @property
-    def env_state(self) -> dict[str, Any] | None:
-        """What environments must know of the search: their elites; None where they need not."""
+    def env_state(self) -> dict[str, Any]:
+        """What environments must know of the search: their elites."""
         return {"elites": self._archive.get_state()}
 
     @property
@@ -272,6 +276,7 @@ class EliteActor:
             "recorded": [{**asdict(proposal), "reward": reward} for proposal, reward in self._recorded],
             "observation": self._observation,
             "elites": self._archive.get_state(),
+            "stagnant_calls": self._stagnant_calls,
         }
 
     def set_memory(self, memory: dict[str, Any]) -> None:
@@ -285,6 +290,7 @@ class EliteActor:
         ]
         self._observation = memory["observation"]
         self._archive.set_state(memory["elites"])
+        self._stagnant_calls = memory.get("stagnant_calls", 0)  # earlier ones did not count
         self.forget()
 
     opinion_class: type = Opinion

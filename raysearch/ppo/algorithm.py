@@ -21,6 +21,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     TIMERS,
 )
+from ray.tune.result import SHOULD_CHECKPOINT
 
 from envs.registration import ENV_ID
 from raysearch.ppo import environment as environment  # registers it
@@ -163,13 +164,13 @@ class LearnToShard(PPO):
         return self.config.lr * cosine(self.calls / self.config.budget)
 
     def step(self) -> dict[str, Any]:
-        """One `train()`: RLlib's, which is done where the budget is spent."""
+        """One `train()`: RLlib's, which is done where the budget is spent. Tune saves it where a chunk has ended."""
         if self._lean:
             self.training_step()
             result: Any = {**self.metrics.compile(), NUM_ENV_STEPS_SAMPLED_LIFETIME: self.calls}
         else:
             result = super().step()
-        return {**result, "done": self.calls_left == 0}
+        return {**result, "done": self.calls_left == 0, SHOULD_CHECKPOINT: bool(self.chunk_figures()["chunk_done"])}
 
     def training_step(self) -> None:
         """Makes the next `calls_per_training_step` calls, or fewer: the end of a chunk or of the budget comes first."""
@@ -265,6 +266,14 @@ class LearnToShard(PPO):
         """Of the agent that made the last call: its number, its best, and whether it has ended."""
         return self._search.chunk_figures()
 
+    def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Any:
+        """The policy as it is now: env runners hear of an update with their next round only."""
+        if self._lean:
+            return self._lean.module
+        runner: Any = self.env_runner
+        runner.module.set_state(self._weights())
+        return super().get_module(module_id)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """RLlib's: plays on from where the search is, in environments apart. Raises: ValueError: on the lean path."""
         if self._lean:
@@ -298,13 +307,17 @@ class LearnToShard(PPO):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, or lean the learner's, and the search's; with it a search goes on bit-identically."""
         if self._lean:
-            return {"learner": self._lean.get_learner_state(), "search": self.search_state()}
+            counted = {"metrics": self.metrics.get_state(), "iteration": self.iteration} if self._lean.env else {}
+            return {"learner": self._lean.get_learner_state(), "search": self.search_state(), **counted}
         return {**super().get_state(*args, **kwargs), "search": self.search_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from `get_state`, whatever happened since."""
         if self._lean:
             self._lean.set_learner_state(state["learner"])
+            if "metrics" in state:
+                self.metrics.set_state(state["metrics"])
+                self._iteration = state["iteration"]
         else:
             super().set_state(state)
         if "search" in state:

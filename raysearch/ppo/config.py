@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, ClassVar, Self
 
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -116,7 +117,8 @@ class LearnToShardConfig(PPOConfig):
     def share(self, budget: int, seed: int, options: SharedOptions, network: Mapping[str, Any] | None = None) -> Self:
         """Sets what every preset has; `network` is what its module is told besides the sizes of the layers."""
         # RLlib takes -1 for "as by default" when it copies a configuration, so that `validate` would not see it.
-        if budget < 1 or seed < 0:
+        # What Tune is to choose is looked at once it has.
+        if any(isinstance(given, Real) and given < least for given, least in ((budget, 1), (seed, 0))):
             raise ValueError(f"expected a budget of at least 1 and a seed of at least 0, got {budget} and {seed}")
         self.budget, self.search_seed = budget, seed
         self.training(

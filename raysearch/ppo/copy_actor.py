@@ -137,6 +137,7 @@ class CopyActor(EliteActor):
 
     def note(self, number: int, action: np.ndarray, outcome: Outcome) -> float:
         """Takes in a call; the policy is rewarded with its merit."""
+        super().note(number, action, outcome)
         value = merit(outcome, self.config.preset.excess_penalty)
         self.memory.add(number, action, value)
         return value
@@ -147,26 +148,21 @@ class CopyActor(EliteActor):
             self.critic.learn(self.memory)
 
     @property
-    def env_state(self) -> None:
-        """Nothing: the environment's elites are not looked at."""
-        return None
-
-    @property
     def settled(self) -> int:
         """The first call that is not known."""
         return self.memory.settled
 
     def news(self, since: int, *, learned: bool = True) -> dict[str, Any]:
-        """The calls from number `since` on, and what the critic has learned."""
+        """The calls from number `since` on, the environment's elites, and what the critic has learned."""
         opinion = {"critic": self.critic.get_opinion()} if learned else {}
-        return {"calls": self.memory.get_state(since), **opinion}
+        return {**super().news(since), "calls": self.memory.get_state(since), **opinion}
 
     def hear(self, news: dict[str, Any]) -> None:
         """Takes in the calls of all actors, its own among them."""
         self.memory.hear(news["calls"])
         if "critic" in news:
             self.critic.set_opinion(news["critic"])
-        self._recorded, self._observation = [], None
+        super().hear(news)
 
     def get_memory(self) -> dict[str, Any]:
         """Everything but the policy's weights that `set_memory` needs to go on as if nothing had happened."""

@@ -1,10 +1,11 @@
-"""Our preset of PPO as an RLlib configuration; `raysearch.ppo.algorithm` has the algorithm."""
+"""Our preset of PPO as an RLlib configuration and, for Tune, as an algorithm of its own."""
 
 from __future__ import annotations
 
 import math
 from typing import Self
 
+from raysearch.ppo.algorithm import LearnToShard
 from raysearch.ppo.config import LearnToShardConfig
 from raysearch.ppo.copy_actor import CopyActor
 from raysearch.ppo.copy_attention import CopyAttention
@@ -24,6 +25,9 @@ class CopyConfig(LearnToShardConfig):
     module_class = CopyAttention
     has_critic = False
 
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or CopyLearnToShard)
+
     def search(
         self,
         *,
@@ -41,3 +45,15 @@ class CopyConfig(LearnToShardConfig):
         self.training(vf_loss_coeff=0.0, use_critic=False)
         starts = self.preset.model_dump(include={"copy_choice", "copy_degree", "degree_step"})
         return self.share(budget, seed, self.preset, starts)
+
+
+class CopyLearnToShard(LearnToShard):
+    """`LearnToShard` with this preset: `Tuner(CopyLearnToShard, param_space=CopyConfig()...)`.
+
+    Tune hands a configuration on as a dictionary, which says nothing of its class; the algorithm does.
+    """
+
+    @classmethod
+    def get_default_config(cls) -> CopyConfig:
+        """A config with our preset."""
+        return CopyConfig()

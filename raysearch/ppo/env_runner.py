@@ -249,7 +249,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
 
     def _show(self, calls: int) -> None:
         """Gives the environments the search's elites and each its calls so far, and the policy what they show."""
-        state = {"elites": [], **(self.actors[0].env_state or {}), "calls": calls}
+        state = {**self.actors[0].env_state, "calls": calls}
         inner = self.env.unwrapped
         observations: Any = [None] * self.num_envs
         if isinstance(inner, VectorStrategyEnv):

@@ -33,6 +33,8 @@ _WITHOUT_EFFECT = {
     "batch_mode": ("truncate_episodes", _WHOLE),
     "observation_filter": ("NoFilter", _WHOLE),
     "sample_timeout_s": (60.0, "calls may take long; runner_restart_timeout_s is the wait for lost runners"),
+    "torch_skip_nan_gradients": (False, "a gradient that is no number ends the search, which could not go on"),
+    "add_default_connectors_to_learner_pipeline": (True, "the learner's advantages and loss are made of them"),
     "torch_compile_learner": (False, "compiling did not pay for networks as small"),
     "gym_env_vectorize_mode": ("sync", "a runner steps its environments together; more runners are more processes"),
 }
@@ -48,6 +50,12 @@ _WITHOUT_CRITIC = {
 }
 """Those of which a preset without critic takes no notice."""
 
+_OF_ONE_PRESET = {
+    "preset": "it is CopyConfig's, which Tuner(CopyLearnToShard, ...) takes",
+    "normalize_advantages": "it is of the paper's preset, LearnToShardConfig",
+}
+"""Fields that only one preset has, and which."""
+
 
 def objections(config: Any) -> Iterator[str]:
     """What a `LearnToShardConfig` says that no search can do, one sentence each."""
@@ -56,10 +64,10 @@ def objections(config: Any) -> Iterator[str]:
     for name, (silent, instead) in unheard.items():
         if (value := getattr(config, name)) != silent and (value or silent):
             yield f"expected {name}={silent!r}, got {value!r}: {instead}"
-    for name in ("budget", "chunks", "elites", "calls_per_training_step"):
+    for name, least in {"budget": 1, "chunks": 1, "elites": 1, "calls_per_training_step": 1, "search_seed": 0}.items():
         value = getattr(config, name)
-        if not isinstance(value, Integral) or value < 1:
-            yield f"expected {name} to be a whole number of at least 1, got {value!r}"
+        if not isinstance(value, Integral) or value < least:
+            yield f"expected {name} to be a whole number of at least {least}, got {value!r}"
     for name in ("patience", "confidence_threshold"):
         if not isinstance(value := getattr(config, name), Real) or math.isnan(value) or value <= 0:
             yield f"expected {name} to be a number above 0, got {value!r}"
@@ -71,6 +79,11 @@ def objections(config: Any) -> Iterator[str]:
         yield f"expected num_env_runners to be a whole number of at least 0, got {config.num_env_runners!r}"
     if config.use_kl_loss and config.actor_class.listens:
         yield "expected use_kl_loss=False, got True: a mixture's divergence has no closed form"
+    if not config.has_critic and config.elites != type(config)().elites:
+        yield f"expected elites of the options, CopyOptions(elites={config.elites}), got elites={config.elites}"
+    elsewhere = config.evaluation_config or {}
+    if elsewhere.get("explore", True) is not True:
+        yield f"expected explore=True in evaluation_config, got {elsewhere['explore']!r}: {_NOISE}"
     if config.lean:
         yield from _of_the_lean_path(config)
     yield from _of_the_environment(config)
@@ -102,6 +115,10 @@ def _of_the_lean_path(config: Any) -> Iterator[str]:
     if not isinstance(config.entropy_coeff, Real):
         yield f"expected entropy_coeff to be one number where lean=True, got {config.entropy_coeff!r}: set lean=False"
 
+    for name, value in vars(config).items():
+        if name.startswith("callbacks_on_") and value and name != "callbacks_on_train_result":
+            yield f"expected no {name.removeprefix('callbacks_')} where lean=True, which calls on_train_result alone"
+
 
 def _of_the_environment(config: Any) -> Iterator[str]:
     if config.env != ENV_ID:
@@ -123,6 +140,8 @@ def _of_typing(config: Any) -> Iterator[str]:
     """Names that nobody reads and that look like one of ours; RLlib lets any attribute be set."""
     fields = vars(type(config)()).keys()
     ours = sorted(fields - vars(PPOConfig()).keys())
-    for name in vars(config):
-        if not name.startswith("_") and name not in fields and (near := get_close_matches(name, ours, n=1, cutoff=0.8)):
+    for name in vars(config).keys() - fields:
+        if name in _OF_ONE_PRESET:
+            yield f"expected no {name} in a {type(config).__name__}: {_OF_ONE_PRESET[name]}"
+        elif not name.startswith("_") and (near := get_close_matches(name, ours, n=1, cutoff=0.8)):
             yield f"unknown field {name!r}: did you mean {near[0]!r}?"

@@ -128,7 +128,7 @@ def make_copy_search(*, budget: int, seed: int = 0, sizes: tuple[int, ...] = SIZ
     return start(make_copy_config(budget=budget, seed=seed, **options), sizes)
 
 
-def start(config: LearnToShardConfig, sizes: tuple[int, ...]) -> Search:
+def start(config: LearnToShardConfig, sizes: tuple[int, ...] = SIZES) -> Search:
     env = ToyEnv({"sizes": sizes})
     config.environment(observation_space=env.observation_space, action_space=env.action_space)
     config.lean = True
@@ -137,9 +137,10 @@ def start(config: LearnToShardConfig, sizes: tuple[int, ...]) -> Search:
 
 @pytest.fixture
 def toy() -> SimpleNamespace:
-    """The toy environment, the sizes of its heads, and builders of the paper's preset and of ours (`copy_...`)."""
+    """The toy environment, the sizes of its heads, and what starts the paper's preset and ours (`copy_...`)."""
     return SimpleNamespace(
         Env=ToyEnv,
+        start=start,
         sizes=SIZES,
         search=make_search,
         config=make_config,

@@ -45,6 +45,20 @@ def test_actions_lie_in_the_space(toy, actor):
         assert ((action >= 0) & (action < toy.sizes)).all()
 
 
+def test_the_papers_policy_restarts_after_as_many_calls_without_a_new_elite_as_it_has_patience(toy):
+    config = toy.config(budget=200, seed=2, chunks=1)
+    config.patience, config.confidence_threshold = 10, 1.1
+    search, since, restarts = toy.start(config), 0, 0
+    for call in range(1, 201):
+        elites = search.env.elites
+        search.advance(1)
+        since = 0 if search.env.elites != elites else since + 1
+        if call % config.round_calls == 0 and since >= 10 and call < 200:
+            restarts, since = restarts + 1, 0
+        assert search.agent.restarts == restarts, call
+    assert restarts >= 3
+
+
 def test_opinions_follow_the_weights_once_forgotten(toy, actor):
     seen = observation(toy)
     before = actor.judge(seen)

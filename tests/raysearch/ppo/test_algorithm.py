@@ -48,6 +48,10 @@ def weights(algorithm) -> list[np.ndarray]:
     return list(algorithm.learner_group.get_state()["learner"]["rl_module"]["default_policy"].values())
 
 
+def lifetime(result) -> int:
+    return result["env_runners"]["num_env_steps_sampled_lifetime"]
+
+
 def same(some, others) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
 
@@ -69,20 +73,43 @@ def test_rllibs_way_and_the_lean_one_make_the_same_calls_bit_by_bit(toy, algorit
     env = standard.env_runner.env.unwrapped.envs[0].unwrapped
     assert env.actions == lean.env.actions
     assert same(weights(standard), lean.weights)
+    assert same(standard.get_module().get_state().values(), weights(standard))
     assert (standard.calls, standard.best) == (BUDGET, lean.agent.best)
     assert results[-1]["num_env_steps_sampled_lifetime"] == BUDGET
 
 
 @pytest.mark.slow
-def test_a_lean_algorithm_trains_in_its_own_environment(toy, local_ray):
+def test_a_lean_algorithm_trains_in_its_own_environment_and_is_restored(toy, local_ray, tmp_path):
     config = toy.config(budget=BUDGET, seed=3).environment(env=toy.Env)
     config.lean = True
     lean = config.build_algo()
-    results = finish(lean)
+    results = [lean.train(), lean.train()]
+    lean.save_to_path(tmp_path)
+    results += finish(lean)
+    restored = LearnToShard.from_checkpoint(tmp_path)
+    again = [(each["training_iteration"], lifetime(each), each["best"]) for each in finish(restored)]
+    assert again == [(each["training_iteration"], lifetime(each), each["best"]) for each in results[2:]]
+    assert lean.get_module() is lean.actor.module
     assert lean._lean.env.actions == toy.search(budget=BUDGET, seed=3).advance(BUDGET).env.actions
     assert results[-1]["num_env_steps_sampled_lifetime"] == BUDGET
     assert not os.listdir(ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH) or lean.logdir is None
     lean.stop()
+    restored.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["paper", "ours"])
+def test_callbacks_see_the_best_so_far_of_the_search(toy, algorithm, preset):
+    make, bests = {"paper": toy.config, "ours": toy.copy_config}[preset], []
+
+    def heard(*, episode, **_):
+        bests.append(episode.get_infos(-1)["best"])
+
+    standard = algorithm(lambda **asked: make(**asked).callbacks(on_episode_step=heard))
+    finish(standard)
+    assert len(bests) == BUDGET
+    assert bests == sorted(bests)
+    assert bests[-1] == standard.best
 
 
 @pytest.mark.slow

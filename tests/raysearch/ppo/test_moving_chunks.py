@@ -88,7 +88,6 @@ def test_a_search_whose_host_dies_goes_on_elsewhere_from_the_end_of_a_chunk(toy,
             storage_path=str(tmp_path / "tune"),
             verbose=0,
             callbacks=[killer, TBXLoggerCallback()],
-            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
             failure_config=tune.FailureConfig(max_failures=1),
         ),
     )

@@ -1,13 +1,18 @@
 """What a configuration is refused for, and fields that once did nothing."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
+from ray import tune
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from envs.registration import ENV_ID
-from raysearch.ppo.algorithm import LearnToShardConfig
-from raysearch.ppo.copy_algorithm import CopyConfig
+from raysearch.ppo.algorithm import LearnToShard, LearnToShardConfig
+from raysearch.ppo.copy_actor import CopyActor
+from raysearch.ppo.copy_algorithm import CopyConfig, CopyLearnToShard
+from raysearch.ppo.copy_options import CopyOptions
 
 WORKLOAD = {"workload": "gpt_moe_1_2t_16k"}
 
@@ -37,6 +42,9 @@ def test_an_untouched_configuration_is_not_refused():
         (lambda config: setattr(config, "chunks", 0), "chunks to be a whole number of at least 1, got 0"),
         (lambda config: config.search(budget=10.5), "budget to be a whole number"),
         (lambda config: setattr(config, "patience", 0), "patience to be a number above 0"),
+        (lambda config: config.search(budget=20, seed=1.5), "search_seed to be a whole number of at least 0"),
+        (lambda config: config.evaluation(evaluation_config={"explore": False}), "explore=True in evaluation_config"),
+        (lambda config: config.learners(add_default_connectors_to_learner_pipeline=False), "advantages and loss"),
         (lambda config: setattr(config, "patiance", 3), "unknown field 'patiance': did you mean 'patience'?"),
         (
             lambda config: config.environment(ENV_ID, env_config={**WORKLOAD, "elite": 5}),
@@ -73,6 +81,7 @@ def test_what_a_critic_needs_is_refused_by_the_preset_without_one(field):
         lambda config: config.training(vf_clip_param=1e-4),
         lambda config: config.training(entropy_coeff=[[0, 0.3], [40, 0.0]]),
         lambda config: config.callbacks(type("Heard", (RLlibCallback,), {})),
+        lambda config: config.callbacks(on_episode_step=print),
     ],
 )
 def test_what_the_lean_path_leaves_out_is_refused_there_alone(change):
@@ -96,6 +105,30 @@ def test_an_environment_shows_as_many_elites_as_the_search_shares():
     lean = config.build_algo()
     assert lean._lean.look().shape[0] == 5
     lean.stop()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("elites", 5, "CopyOptions(elites=5)"), ("normalize_advantages", False, "LearnToShardConfig")],
+)
+def test_what_only_the_papers_preset_takes_is_refused_by_ours(field, value, message):
+    config = CopyConfig().search(budget=20).environment(ENV_ID, env_config=WORKLOAD)
+    setattr(config, field, value)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config.validate()
+
+
+def test_a_preset_stays_itself_as_the_dictionary_that_tune_hands_on():
+    asked = CopyConfig().search(budget=20, options=CopyOptions(patience=7)).to_dict()
+    told = CopyLearnToShard.get_default_config().update_from_dict(asked)
+    assert (told.actor_class, told.preset, told.patience) == (CopyActor, CopyOptions(patience=7), 7)
+    with pytest.raises(ValueError, match=r"expected no preset in a LearnToShardConfig: .*CopyLearnToShard"):
+        LearnToShard.get_default_config().update_from_dict(asked).validate()
+
+
+def test_tune_may_choose_seed_and_budget():
+    config = LearnToShardConfig().search(budget=tune.choice([20, 40]), seed=tune.grid_search([0, 1]))
+    assert config.search_seed == {"grid_search": [0, 1]}
 
 
 @pytest.mark.parametrize("lean", [False, True])
