@@ -24,8 +24,8 @@ from sim.evaluation import Evaluation
 from sim.layers.dims import dims_of
 from sim.serving.phases import Pace, batching, most_sequences
 from sim.simulate import OWN_SPACES, ROUNDING, degree_limits, evaluate
-from sim.step.costs import head_activation_bytes, vocabulary_bytes
 from sim.step.drafting import draft_of
+from sim.step.ends import head_activation_bytes, vocabulary_bytes
 from sim.step.pipeline import meet, pipeline
 from sim.step.stage import model_ends_s, room, stream_send_s, vocabularies
 from sim.step.two_meshes import sides_of
@@ -437,7 +437,7 @@ class _Terms:
         last = self._stacks[row][-1]
         end, stream_bytes = last[self._end], max(sides.stream_bytes() for sides in last)
         pace, draft = tuple(getattr(state.pace, name) for name in _PACE), draft_of(end)
-        held = stream_bytes, head_activation_bytes(end.experts), vocabulary_bytes(end.experts)
+        held = stream_bytes, head_activation_bytes(end.attention), vocabulary_bytes(end.attention)
         drafted = draft.weight_bytes, draft.kv_bytes
         self._about.array[row] = (*pace, state.tokens, most_sequences(workload, dp), *held, *drafted)
         return row

@@ -1,7 +1,8 @@
 """A strategy as an SGLang server's command.
 
 Source: sglang/srt/arg_groups/fields of 0.5.23: `--tp-size` counts the GPUs of a stage, `--attn-dp-size` splits them
-into attention groups (in place of `--dp-size` with `--enable-dp-attention`, which ends with 2026),
+into attention groups (in place of `--dp-size` with `--enable-dp-attention`, which ends with 2026), over which
+`--enable-dp-lm-head` has each cut a vocabulary of its own, as `sim.step.ends` charges it,
 `--max-running-requests` counts requests of the replica, `--max-prefill-tokens` tokens of an attention group, and
 `--chunked-prefill-size` is divided by the attention groups. `--enable-mixed-chunk` puts chunks of prompts into steps
 that decode, which are apart without it; it takes chunks, and no speculative decoding (scheduler.py, server_args.py).
@@ -60,7 +61,7 @@ def parallel_flags(deployment: Deployment) -> list[Flag]:
     if strategy.pp > 1:
         flags.append(("--pp-size", strategy.pp))
     if strategy.attention_dp > 1:
-        flags.append(("--attn-dp-size", strategy.attention_dp))
+        flags += [("--attn-dp-size", strategy.attention_dp), ("--enable-dp-lm-head", None)]
     if strategy.cp > 1:
         flags.append(("--dcp-size", strategy.cp))
     if workload.model.is_moe and strategy.ep > 1:

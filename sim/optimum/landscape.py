@@ -25,7 +25,8 @@ from sim.layers.ops import Tensor
 from sim.optimum.spaces import Space, space_of
 from sim.serving.phases import batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
-from sim.step.costs import head_activation_bytes, move_s, moves, op_cost
+from sim.step.costs import move_s, moves, op_cost
+from sim.step.ends import head_activation_bytes
 from sim.step.pipeline import Stage, pipeline
 from sim.step.rank import Rank
 from sim.step.stage import end_kv_bytes, end_weight_bytes, model_ends_s, room, stage_ends_s, stream_send_s

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sim.layers.ops import Tensor
 from sim.optimum.fronts import Figures, Floats, Front, Ints, Side, unbeaten_within
-from sim.step.costs import head_activation_bytes
+from sim.step.ends import head_activation_bytes
 from sim.step.pipeline import pipeline
 from sim.step.stage import (
     end_group,
@@ -277,9 +277,8 @@ def _meetings_s(stack: Stack, layers: Layers, left: int, right: int) -> Floats:
 def fits(workload: Workload, stack: Stack, pp: int, figures: Figures) -> NDArray[np.bool_]:
     """[n] whether weights, cache and activations of every stage have room: as `memory_bytes`, for arrays."""
     end = end_of(stack)
-    rank = end.experts
     stream_bytes = max(sides.stream_bytes() for sides in stack)
-    activations = stream_bytes + np.maximum(figures.peak_bytes, head_activation_bytes(rank))
+    activations = stream_bytes + np.maximum(figures.peak_bytes, head_activation_bytes(end.attention))
     overhead: Any = workload.hardware.overhead_bytes
     if workload.engine is not None:
         overhead = np.maximum(0.0, workload.engine.memory.runtime_bytes - activations)

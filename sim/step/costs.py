@@ -1,4 +1,4 @@
-"""Prices of one layer and of both ends of the model: seconds and bytes, per op and choice.
+"""Prices of one layer: seconds and bytes, per op and choice.
 
 `sim.simulate` asks for the choices of one strategy, `sim.optimum.landscape` for all of them, so both see
 the same numbers.
@@ -11,17 +11,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.layers.choices import LOOK_UP, held, rule, sharded_dim
+from sim.layers.choices import held, rule, sharded_dim
 from sim.layers.mixers import Attention, LatentAttention, LinearMixer
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.layers.sizes import Load
 from sim.prices.collectives import Collective
-from sim.prices.curves import Gemm
 from sim.prices.mesh import group
 from sim.prices.roofline import Kernel, KernelTime, kernel_time
-from sim.sharding.placement import PARTIAL, REPLICATE, Placement
+from sim.sharding.placement import PARTIAL, Placement
 from sim.sharding.redistribute import collective_between, collectives_for
-from sim.step.kernels import elementwise, gemm
 from sim.step.rank import OpCost, Rank
 from sim.step.work import op_work
 from sim.workload import Workload
@@ -193,56 +191,9 @@ def _widened(rank: Rank, move: Move, tensor_bytes: float) -> tuple[Collective, .
     return (replace(both, time_s=max(0.0, both.time_s - alone.time_s), bytes_per_device=more_bytes),)
 
 
-# --- both ends of the model ---------------------------------------------------------------------------
-
-
 def stream_placement(rank: Rank, last_choice: int) -> Placement:
     """Placement of the residual stream between layers, as the last op of a layer leaves it."""
     return rule(rank.layer.op(rank.layer.stream.producer), rank.layer, last_choice).output
-
-
-def ends_s(rank: Rank, last_choice: int) -> tuple[float, float]:
-    """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
-    known = rank.memo_of_tokens.ends
-    found = known.get(last_choice)
-    if found is None:
-        found = known[last_choice] = (embedding_s(rank, last_choice), head_s(rank, last_choice))
-    return found
-
-
-def embedding_s(rank: Rank, last_choice: int) -> float:
-    """Seconds of the vocabulary-parallel look-up, whose parts are reduced to the layers' placement."""
-    stream = rank.layer.stream
-    whole_bytes = rank.tensor_bytes(stream)
-    kind = collective_between(LOOK_UP.output, stream_placement(rank, last_choice))
-    reduce_s = rank.tp_s(kind, whole_bytes) if kind else 0.0
-    return price(rank, elementwise(rank, 0.0, 2 * whole_bytes)).total_s + reduce_s
-
-
-def head_s(rank: Rank, last_choice: int) -> float:
-    """Seconds of the final norm, the LM head with its columns over tp, and greedy sampling, for tokens due next."""
-    tokens = rank.sizes.output_tokens
-    replicated = stream_placement(rank, last_choice) == REPLICATE
-    stream_bytes = tokens * rank.workload.model.hidden * rank.activation_each
-    gather_s = 0.0 if replicated else rank.tp_s("all_gather", stream_bytes)
-    # Each rank offers its best token and score: 8 bytes per sequence and rank.
-    sample_s = rank.tp_s("all_gather", 8.0 * tokens * rank.tp)
-    norm, head = [price(rank, kernel).total_s for kernel in head_kernels(rank)]
-    return norm + head + (gather_s + sample_s)
-
-
-def head_kernels(rank: Rank) -> tuple[Kernel, Kernel]:
-    """The final norm and the LM head."""
-    model, tokens = rank.workload.model, rank.sizes.output_tokens
-    norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * tokens * model.hidden * rank.activation_each)
-    shape = Gemm(max(tokens, 1.0), model.hidden, rank.shard(model.vocab, when=True))
-    return norm, gemm(rank, rank.workload.precisions.activations, shape, rank.activation_each)
-
-
-def vocabulary_bytes(rank: Rank) -> float:
-    """Bytes of the embedding, or of the LM head, on one GPU; both are sharded over tp."""
-    model = rank.workload.model
-    return rank.shard(model.vocab, when=True) * model.hidden * rank.activation_each
 
 
 def stream_bytes(rank: Rank) -> float:
@@ -254,8 +205,3 @@ def sent_on_bytes(rank: Rank, last_choice: int) -> float:
     """Bytes of the residual stream that one GPU hands to the next stage."""
     stream = rank.layer.stream
     return rank.local_bytes(stream, sharded_dim(stream, stream_placement(rank, last_choice)))
-
-
-def head_activation_bytes(rank: Rank) -> float:
-    """The hidden state and the fp32 logits at the LM head."""
-    return stream_bytes(rank) + rank.sizes.output_tokens * rank.shard(rank.workload.model.vocab, when=True) * 4.0

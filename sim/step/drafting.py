@@ -21,7 +21,8 @@ from sim.layers.model import Model
 from sim.layers.sizes import Load
 from sim.prices.curves import Gemm
 from sim.prices.dtypes import DTYPE_BYTES
-from sim.step.costs import embedding_s, head_s, price, vocabulary_bytes
+from sim.step.costs import price
+from sim.step.ends import embedding_s, head_s, vocabulary_bytes
 from sim.step.kernels import gemm
 from sim.step.layer import layer_costs, layer_s
 from sim.step.two_meshes import Sides, sides_of
@@ -91,14 +92,14 @@ def _draft(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -
         costs = [layer_costs(*each) for each in zip(stack, choices, strict=True)]
         parts = list(zip(model.groups, stack, choices, costs, strict=True))
         time_s += sum([group.count * layer_s(sides, chosen, each) for group, sides, chosen, each in parts])
-        time_s += embedding_s(stack[-1].experts, NONE) + head_s(ahead.experts, NONE)
+        time_s += embedding_s(stack[-1], NONE) + head_s(ahead, NONE)
         if not index:
             held = [(group.count * copies, each.values()) for group, _, _, each in parts]
             weight_bytes = sum([count * sum([cost.weight_bytes for cost in each]) for count, each in held])
             kv_bytes = sum([count * sum([cost.kv_bytes for cost in each]) for count, each in held])
-            weight_bytes += 0.0 if _is_mtp(workload) else _vocabularies(model) * vocabulary_bytes(stack[-1].experts)
+            weight_bytes += 0.0 if _is_mtp(workload) else _vocabularies(model) * vocabulary_bytes(stack[-1].attention)
         if _is_mtp(workload):
-            rank, hidden = stack[-1].experts, model.hidden
+            rank, hidden = stack[-1].attention, model.hidden
             joined = gemm(rank, workload.precisions.weights, Gemm(rank.sizes.tokens, 2 * hidden, hidden), 2.0)
             time_s += price(rank, joined).total_s
     if _is_mtp(workload):  # the projection that joins a hidden state and a token, whole on every GPU

@@ -8,13 +8,9 @@ from typing import Any, NamedTuple
 from sim.evaluation import Memory, StageBreakdown
 from sim.prices.collectives import stage_send_s
 from sim.prices.mesh import stage_pair
-from sim.step.costs import (
-    ends_s,
-    head_activation_bytes,
-    sent_on_bytes,
-    vocabulary_bytes,
-)
+from sim.step.costs import sent_on_bytes
 from sim.step.drafting import draft_of
+from sim.step.ends import ends_s, head_activation_bytes, vocabulary_bytes
 from sim.step.layer import layer_costs, layer_s
 from sim.step.pipeline import Stage, pipeline
 from sim.step.rank import OpCost, Rank
@@ -109,13 +105,13 @@ def end_group(stack: Sequence[Sides]) -> int:
 
 
 def end_of(stack: Sequence[Sides]) -> Sides:
-    """The GPU on whose experts' mesh both ends of the model lie."""
+    """The GPU on whose attention's mesh both ends of the model lie."""
     return stack[end_group(stack)]
 
 
 def model_ends_s(end: Sides, last_choice: int) -> tuple[float, float]:
     """Seconds of the embedding, and of the LM head and the draft, which the last stage has."""
-    first_s, last_s = ends_s(end.experts, last_choice)
+    first_s, last_s = ends_s(end, last_choice)
     return first_s, last_s + draft_of(end).time_s
 
 
@@ -159,10 +155,9 @@ def memory_bytes(
         peak_op_bytes: Largest inputs plus output of any op of any layer.
     """
     end = end_of(stack)
-    rank = end.experts
-    workload = rank.workload
+    workload = end.attention.workload
     stream = max([sides.stream_bytes() for sides in stack])
-    activations = stream + max(peak_op_bytes, head_activation_bytes(rank))
+    activations = stream + max(peak_op_bytes, head_activation_bytes(end.attention))
     overhead = workload.hardware.overhead_bytes
     if workload.engine is not None:  # what an engine sets aside holds its activations too
         overhead = max(0.0, workload.engine.memory.runtime_bytes - activations)
@@ -190,7 +185,7 @@ def vocabularies(workload: Workload, stage: Stage) -> int:
 
 def end_weight_bytes(end: Sides, stage: Stage) -> float:
     """Weights of the ends of the model that a stage has, and of the draft."""
-    held = vocabularies(end.experts.workload, stage) * vocabulary_bytes(end.experts)
+    held = vocabularies(end.attention.workload, stage) * vocabulary_bytes(end.attention)
     return held + draft_of(end).weight_bytes if stage.last else held
 
 

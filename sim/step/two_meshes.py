@@ -36,16 +36,28 @@ class Sides:
 
     Attributes:
         rank_by_op: The side on which an op runs, by its name.
+        ends: Seconds of the embedding and of the LM head that are known, by the choice of the layer's last op.
     """
 
     attention: Rank
     experts: Rank
     rank_by_op: Mapping[str, Rank]
+    ends: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
 
     @property
     def ranks(self) -> tuple[Rank, ...]:
         """Both sides, or the one that they are."""
         return (self.attention,) if self.attention is self.experts else (self.attention, self.experts)
+
+    @property
+    def leaves(self) -> Rank:
+        """The side whose last op leaves the residual stream."""
+        return self.rank_by_op[self.experts.layer.stream.producer]
+
+    @property
+    def leaves_elsewhere(self) -> bool:
+        """Whether that is not attention's side, on which both ends of the model lie."""
+        return self.leaves is not self.attention
 
     def stream_bytes(self) -> float:
         """Bytes of the residual stream, held whole through every op of whichever side has more of it."""
@@ -84,7 +96,7 @@ class Sides:
         """Every consumer is on one side. What is moved for one is not moved again, nor is a piece of it."""
         layer = self.experts.layer
         leaves, takes = self.rank_by_op[tensor.producer], self.rank_by_op[tensor.consumers[0]]
-        route = self._queries if tensor.name == "qkv" else partial(_crossing, leaves, takes)
+        route = self._queries if tensor.name == "qkv" else partial(crossing, leaves, takes)
         return _each_once(tensor, ends, layer, layer, route)
 
     def _queries(self, tensor: Tensor, source: Placement, target: Placement) -> tuple[Collective, ...]:
@@ -128,10 +140,10 @@ def _each_once(
     )
 
 
-def _crossing(
-    leaves: Rank, takes: Rank, tensor: Tensor, source: Placement, target: Placement
+def crossing(
+    leaves: Rank, takes: Rank, tensor: Tensor, source: Placement, target: Placement, *, due: bool = False
 ) -> tuple[Collective, ...]:
-    """The residual stream from one side to the other.
+    """The residual stream from one side to the other; with `due` only of tokens that get a next one.
 
     Its mesh is the larger group as one of groups of the smaller; where they do not fit, a violation, nearly that.
     """
@@ -143,7 +155,7 @@ def _crossing(
         (Axis(outer, larger.tp // inner, inner), Axis(smaller.axis, inner, 1)),
         _layout(leaves, larger, source),
         _layout(takes, larger, target),
-        (math.ceil(larger.sizes.tokens), larger.sizes.columns["d"]),
+        (math.ceil(larger.sizes.output_tokens if due else larger.sizes.tokens), larger.sizes.columns["d"]),
         larger.activation_each,
         tensor.name,
     )
@@ -187,7 +199,7 @@ class Meeting:
         layer = self.leaves.layer
         if self.leaves is self.takes:
             return sum([move_s(self.leaves, move) for move in moves(layer, self.stream, ends, self.into)])
-        route = partial(_crossing, self.leaves, self.takes)
+        route = partial(crossing, self.leaves, self.takes)
         return sum([seconds(each) for each in _each_once(self.stream, ends, layer, self.into, route)])
 
 

@@ -174,6 +174,7 @@ def test_deprecated_options_are_not_written() -> None:
     strategy = Strategy(1, 16, 1, 64, megatron_dims(workload.model))
     told = exporter("sglang")(Deployment(workload, strategy, "m")).command
     assert "--attn-dp-size 16" in told
+    assert "--enable-dp-lm-head" in told  # each group has a vocabulary of its own, as was charged
     assert "--enable-dp-attention" not in told
     assert "--enable-dp-attention" not in OPTIONS["sglang"]["options"]
 

@@ -295,3 +295,50 @@ def test_a_strategy_that_cannot_be_laid_out_says_why(toy_moe: Workload, strategy
     evaluation = evaluate(toy_moe, strategy)
     assert any(message in violation.message for violation in evaluation.violations), evaluation.violations
     assert evaluation.tpot_s > 0
+
+
+# --- both ends of the model -----------------------------------------------------------------------------
+
+
+def held_per_vocabulary_row(workload: Workload, strategy: Strategy) -> float:
+    """Bytes of weights on a GPU that one more row of the vocabulary adds."""
+    model = workload.model
+    larger = dataclasses.replace(workload, model=dataclasses.replace(model, vocab=9 * model.vocab))
+    more_bytes = evaluate(larger, strategy).memory_bytes.weights - evaluate(workload, strategy).memory_bytes.weights
+    return more_bytes / (8 * model.vocab)
+
+
+def test_the_vocabulary_is_cut_over_attentions_gpus_wherever_the_experts_lie(toy_moe: Workload) -> None:
+    whole = 2 * 64 * 2  # embedding and LM head, 64 wide, in bf16
+    for tp, cp, dp, ep in ((4, 1, 1, 4), (4, 1, 1, 2), (2, 1, 4, 8), (2, 2, 2, 8), (4, 1, 2, 1), (1, 1, 4, 1)):
+        strategy = Strategy(tp, ep, 1, 16, (NONE,) * 12, cp, dp)
+        assert held_per_vocabulary_row(toy_moe, strategy) == pytest.approx(whole / (tp * cp))
+
+
+def test_both_ends_before_and_behind_expert_parallel_experts_by_hand(toy_moe: Workload) -> None:
+    # Four GPUs attend to all 16 sequences and have experts of their own, whose ranks leave a quarter of the tokens
+    # each: parts of the look-up are reduced to those, and the head gathers them. V = 16 * 64 * 2 B.
+    tensor, expert = (evaluate(toy_moe, Strategy(4, ep, 1, 16, (NONE,) * 12, dp=1)).stage for ep in (1, 4))
+    stream_bytes = 16 * 64 * 2
+    moved_s = 1e-6 + 3 * 0.1e-6 + 0.75 * stream_bytes / 50e9
+    assert expert.embedding_s == pytest.approx(2 * stream_bytes / 0.8e12 + moved_s, rel=1e-12)
+    assert expert.head_s == pytest.approx(tensor.head_s + moved_s, rel=1e-12)
+    # Where tokens do not travel to their experts, every rank has all of them: both ends are those of plain tensor
+    # parallelism.
+    copies = dataclasses.replace(toy_moe, expert_exchange="all_gather")
+    assert ends_of(copies, Strategy(4, 4, 1, 16, (NONE,) * 12, dp=1)) == pytest.approx(
+        (tensor.embedding_s, tensor.head_s), rel=1e-12
+    )
+
+
+def ends_of(workload: Workload, strategy: Strategy) -> tuple[float, float]:
+    stage = evaluate(workload, strategy).stage
+    return stage.embedding_s, stage.head_s
+
+
+@pytest.mark.parametrize("choice", [NONE, 0])
+def test_data_parallel_attention_looks_up_and_chooses_for_itself(toy_moe: Workload, choice: int) -> None:
+    # Whatever the tensor parallel experts leave, whole or cut by tokens: each GPU's own 4 of 16 tokens are there.
+    dims = (NONE,) * 11 + (choice,)
+    alone = ends_of(toy_moe, Strategy(1, 1, 1, 4, (NONE,) * 12))
+    assert ends_of(toy_moe, Strategy(1, 1, 1, 16, dims, dp=4)) == alone
