@@ -594,7 +594,8 @@ def test_every_configuration_of_a_public_collection_is_imported_or_refused_with_
         try:
             model = load_model(path)
         except CatalogError as error:
-            refused += "which no model file can say" in str(error)
+            # Its successor's newer releases have architectures that nobody here has read.
+            refused += any(why in str(error) for why in ("which no model file can say", "unknown model_type"))
         else:
             assert 0.5e9 < model.active_parameters <= model.parameters < 3e12, path
             imported += 1
