@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
@@ -154,12 +155,21 @@ def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON object. Raises: CatalogError."""
     text = _read_text(path, _LARGEST_JSON)
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise CatalogError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise CatalogError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return cast("dict[str, Any]", content)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys stand once; Python takes the last of equal ones without a word. Raises: ValueError."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        (repeated, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{repeated!r} stands more than once in one object")
+    return content
 
 
 def _read_text(path: Path, longest: int) -> str:

@@ -562,6 +562,7 @@ def test_a_workload_file_may_name_a_configuration_beside_it(tmp_path: Path) -> N
     [
         ("[]", "expected a JSON object, got list"),
         ("{", "is not valid JSON"),
+        ('{"hidden_size": 4, "vocab_size": 8, "hidden_size": 2}', "'hidden_size' stands more than once"),
         ('{"model_type": "gpt3"}', "unknown model_type"),
     ],
 )
