@@ -36,7 +36,7 @@ def binding_limit(question: Question, evaluation: Evaluation) -> str:
             return f"none: batch {batch} breaks none, but the load takes as many GPUs with it"
         free = batch if faster and not larger.violations else free
     if free:
-        return f"none: batch {free} breaks none and is faster, but not what this is told for"
+        return f"what it is listed for: batch {free} is faster within every limit"
     return f"none: batch {strategy.batch + strategy.attention_dp} breaks none, but no larger one is faster per GPU"
 
 
