@@ -48,10 +48,14 @@ def test_the_extended_space_holds_every_layout(model: str) -> None:
 
 
 def test_layouts_differ_in_what_a_gpu_holds() -> None:
-    """KV heads over the group or requests of its own: an eighth of the cache. DEP has attention whole, TP an eighth."""
+    """KV heads over the group or requests of its own: an eighth of the cache.
+
+    DEP has attention and the vocabulary whole, as each of its GPUs serves requests of its own; TP has an eighth.
+    """
     workload = described_workload(Description("gpt_oss_120b", isl=4096, osl=512, max_gpus=8))
     model = workload.model
     tp, tep, dep = (evaluate(workload, named(f"{layout}8", megatron_dims(model))).memory_bytes for layout in LAYOUTS)
     assert tp.kv_cache == tep.kv_cache == pytest.approx(dep.kv_cache)
     attention = sum(group.count * group.attention.parameters(model.hidden) for group in model.groups)
-    assert dep.weights - tep.weights == pytest.approx(attention * 7 / 8 * 2, rel=0.01)  # bf16, as published
+    ends = 2 * model.vocab * model.hidden
+    assert dep.weights - tep.weights == pytest.approx((attention + ends) * 7 / 8 * 2, rel=0.01)  # bf16, as published
