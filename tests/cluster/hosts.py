@@ -116,7 +116,7 @@ def start_host(root: Path, address: str, key: Path, *, hidden: Path | None = Non
     return Host(address, home, key, process)
 
 
-def wait_until(true: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
+def wait_until(true: Callable[[], bool], what: str, timeout_s: float = 300) -> None:
     """Returns as soon as something holds."""
     deadline = time.monotonic() + timeout_s
     while not true():
@@ -158,7 +158,7 @@ class Cluster:
             config[name][-1] += f" --num-cpus={cpus} --object-store-memory={OBJECT_STORE_BYTES}"
         return config
 
-    def ray(self, verb: str, *arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def ray(self, verb: str, *arguments: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """`ray VERB CLUSTER.YAML ARGUMENTS`, from the checkout's root."""
         return self.command("ray", verb, self.file, *arguments, timeout=timeout)
 
@@ -167,13 +167,13 @@ class Cluster:
         where = ("--address=http://127.0.0.1:8265", "--working-dir=.")
         return self.command("ray", "job", "submit", *where, "--", *command)
 
-    def command(self, name: str, *arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def command(self, name: str, *arguments: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """A command of this environment, in the head's network but with the caller's files and processes."""
-        process = self.start(name, *arguments)
-        try:
-            printed, said = process.communicate(timeout=timeout)
-        finally:
-            process.kill()
+        with self.start(name, *arguments) as process:
+            try:
+                printed, said = process.communicate(timeout=timeout)
+            finally:
+                process.kill()
         return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
 
     def start(self, name: str, *arguments: str | Path) -> subprocess.Popen[str]:

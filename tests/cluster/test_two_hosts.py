@@ -102,7 +102,7 @@ def test_a_study_survives_the_loss_of_a_host(pair: Pair, study: Path, expected: 
     try:
         wait_until(lambda: calls_on(pair.cluster.workers[0], out) > 2000, "a run has reported from the worker")
         pair.cluster.workers[0].kill()
-        printed, _ = submitted.communicate(timeout=180)
+        printed, _ = submitted.communicate(timeout=600)
     finally:
         submitted.kill()
     assert submitted.returncode == 0, printed
