@@ -10,10 +10,10 @@ from typing import NamedTuple
 from sim.engines.registry import engine_rules
 from sim.evaluation import Evaluation, Memory, Violation, told_apart
 from sim.layers.dims import choices_of
+from sim.ops.rank import OpCost, Rank
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.step.breakdown import explain
 from sim.step.costs import token_rows
-from sim.step.rank import OpCost, Rank
 from sim.step.stage import Step, needed_and_allowed_bytes, price_step
 from sim.step.two_meshes import Sides, sides_of_strategy
 from sim.strategy import Strategy

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sim.layers.dims import choices_of
 from sim.layers.sizes import Load
+from sim.ops.work import op_work
 from sim.prices.engine import BARE
 from sim.serving.phases import Batching
 from sim.step.ends import head_kernels
 from sim.step.stage import end_of
 from sim.step.two_meshes import sides_of_strategy
-from sim.step.work import op_work
 from sim.strategy import Strategy
 from sim.workload import Workload
 

@@ -122,7 +122,7 @@ def declare_choice(
         rule: Placements of the op's inputs, its weight or cache and its output; a text if nothing communicates inside.
         sums_late: Where the first input may arrive as the parts of a sum: what all ranks do with them instead. It is
             charged with the collective that turns parts into the rule's output, on the op's result.
-        work: Kernels, collectives inside and bytes, from a `sim.step.rank.Rank` and the op. Without it, the op costs
+        work: Kernels, collectives inside and bytes, from a `sim.ops.rank.Rank` and the op. Without it, the op costs
             what it does when the rule's letter is sharded in plain chunks.
 
     Returns:

@@ -17,7 +17,7 @@ from sim.sharding.rules import Rule
 from sim.strategy import FIRST_DECLARED, MOST_CHOICES
 
 Work = Callable[[Any, Any], Any]
-"""From a `sim.step.rank.Rank` and the fused op to its `sim.step.work.Work`."""
+"""From a `sim.ops.rank.Rank` and the fused op to its `sim.ops.work.Work`."""
 OpKey = tuple[str, str, str | None]
 """Name, kind and equation of a fused op: the same op of all layers that have it."""
 

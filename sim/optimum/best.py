@@ -30,13 +30,13 @@ from sim.evaluation import Evaluation, Memory
 from sim.layers.dims import dims_of
 from sim.layers.ops import layer_of
 from sim.layers.sizes import Load
+from sim.ops.rank import Rank
 from sim.optimum.fronts import Floats, Ints, Ranks, Side
 from sim.optimum.spaces import Space
 from sim.optimum.sums import Layers, Stack, Unit, all_layers, fits, layers_apart, least_stage_s, slowest_stage_s
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.pipeline import meet
-from sim.step.rank import Rank
 from sim.step.stage import memory_bytes, needed_and_allowed_bytes
 from sim.step.two_meshes import ATTENTION_SIDE, attention_rank, experts_rank, sides
 from sim.strategy import Strategy

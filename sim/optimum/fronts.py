@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.layers.ops import Layer, Tensor
+from sim.ops.rank import OpCost, Rank
 from sim.step.costs import moves, op_cost
-from sim.step.rank import OpCost, Rank
 from sim.step.two_meshes import sides
 from sim.strategy import MOST_CHOICES
 

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from sim.evaluation import Evaluation
 from sim.layers.ops import Tensor
+from sim.ops.rank import Rank
 from sim.optimum.spaces import Space, space_of
 from sim.serving.phases import batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
-from sim.step.costs import move_s, moves, op_cost
+from sim.step.costs import move_s, moves, op_cost, rank_of
 from sim.step.ends import head_activation_bytes
 from sim.step.pipeline import Stage, pipeline
-from sim.step.rank import Rank
 from sim.step.stage import end_kv_bytes, end_weight_bytes, model_ends_s, room, stage_ends_s, stream_send_s
 from sim.step.two_meshes import sides
 from sim.strategy import CHOICES, Strategy
@@ -216,7 +216,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         return
     state = batching(workload, batch, ep)
     assert state.decode is not None
-    rank, engine_s = Rank(workload, state.decode, tp, ep), state.pace.engine_s(state.times)
+    rank, engine_s = rank_of(workload, state.decode, tp, ep), state.pace.engine_s(state.times)
     if batch > most_sequences(workload, ep):
         return
     tables = _Tables(rank, space)

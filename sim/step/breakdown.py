@@ -14,6 +14,8 @@ from sim.layers.choices import rule
 from sim.layers.dims import choices_of
 from sim.layers.ops import FusedOp, Layer
 from sim.layers.sizes import Load
+from sim.ops.rank import Rank
+from sim.ops.work import Work, op_work
 from sim.prices.collectives import Collective
 from sim.prices.priced import Priced
 from sim.prices.roofline import KernelTime
@@ -21,10 +23,8 @@ from sim.prices.trust import step_interval, trust_of
 from sim.sharding.placement import PARTIAL
 from sim.step.costs import price, seconds
 from sim.step.drafting import passes_of
-from sim.step.rank import Rank
 from sim.step.stage import end_of
 from sim.step.two_meshes import Sides, sides_of_strategy
-from sim.step.work import Work, op_work
 from sim.strategy import Strategy
 from sim.workload import Workload
 

@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 from sim.layers.choices import held, rule, sharded_dim
 from sim.layers.mixers import Attention, LatentAttention, LinearMixer
-from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
+from sim.layers.ops import FusedOp, Layer, Tensor, by_expert, layer_of
 from sim.layers.sizes import Load
+from sim.ops.rank import OpCost, Rank
+from sim.ops.work import op_work
 from sim.prices.collectives import Collective
 from sim.prices.mesh import group
 from sim.prices.roofline import Kernel, KernelTime, kernel_time
 from sim.sharding.placement import PARTIAL, Placement
 from sim.sharding.redistribute import collective_between, collectives_for
-from sim.step.rank import OpCost, Rank
-from sim.step.work import op_work
 from sim.workload import Workload
 
 
@@ -39,9 +39,9 @@ def rank_of(
     layer_group: int = 0,
 ) -> Rank:
     """The busiest GPU under these degrees, with what is known of its costs."""
-    return Rank(
-        workload, load, tp, ep, cp=cp, copies=copies, axis=axis, experts_axis=experts_axis, layer_group=layer_group
-    )
+    names = {"axis": axis, "experts_axis": experts_axis}
+    layer = layer_of(workload.model.groups[layer_group])
+    return Rank(workload, load, tp, ep, layer, cp=cp, copies=copies, **names, layer_group=layer_group)
 
 
 def price(rank: Rank, kernel: Kernel) -> KernelTime:
@@ -179,7 +179,7 @@ def moved(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
 def _widened(rank: Rank, move: Move, tensor_bytes: float) -> tuple[Collective, ...]:
     """What it costs more to sum over tp as well, in the one all-reduce over the groups that have the same tokens.
 
-    That one stands with the op (`sim.step.work`); it is paid for in any case.
+    That one stands with the op (`sim.ops.work`); it is paid for in any case.
     """
     if rank.tp == 1:
         return ()

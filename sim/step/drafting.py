@@ -19,11 +19,11 @@ from sim.layers.dims import choices_of
 from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
 from sim.layers.sizes import Load
+from sim.ops.kernels import gemm
 from sim.prices.curves import Gemm
 from sim.prices.dtypes import DTYPE_BYTES
 from sim.step.costs import price
 from sim.step.ends import embedding_s, head_s, vocabulary_bytes
-from sim.step.kernels import gemm
 from sim.step.layer import layer_costs, layer_s
 from sim.step.two_meshes import Sides, sides_of
 from sim.strategy import NONE

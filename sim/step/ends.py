@@ -9,13 +9,13 @@ residual stream lies as the layers hand it on: as a layer's last op leaves it.
 from __future__ import annotations
 
 from sim.layers.choices import LOOK_UP
+from sim.ops.kernels import elementwise, gemm
+from sim.ops.rank import Rank
 from sim.prices.curves import Gemm
 from sim.prices.roofline import Kernel
 from sim.sharding.placement import REPLICATE
 from sim.sharding.redistribute import collective_between
 from sim.step.costs import price, seconds, stream_bytes, stream_placement
-from sim.step.kernels import elementwise, gemm
-from sim.step.rank import Rank
 from sim.step.two_meshes import Sides, crossing
 
 

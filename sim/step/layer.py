@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sim.ops.rank import OpCost
 from sim.step.costs import move_s, moves, op_cost
-from sim.step.rank import OpCost
 from sim.step.two_meshes import Sides
 
 

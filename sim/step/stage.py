@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sim.evaluation import Memory, StageBreakdown
+from sim.ops.rank import OpCost, Rank
 from sim.prices.collectives import stage_send_s
 from sim.prices.mesh import stage_pair
 from sim.step.costs import sent_on_bytes
@@ -13,7 +14,6 @@ from sim.step.drafting import draft_of
 from sim.step.ends import ends_s, head_activation_bytes, vocabulary_bytes
 from sim.step.layer import layer_costs, layer_s
 from sim.step.pipeline import Stage, pipeline
-from sim.step.rank import OpCost, Rank
 from sim.step.two_meshes import Sides, meeting
 from sim.workload import Workload
 

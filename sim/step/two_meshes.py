@@ -17,11 +17,11 @@ from functools import lru_cache, partial
 from sim.layers.choices import rule
 from sim.layers.ops import Layer, Tensor
 from sim.layers.sizes import Load
+from sim.ops.rank import Rank
 from sim.prices.collectives import Collective
 from sim.sharding.placement import REPLICATE, Placement, Shard
 from sim.step.costs import move_s, moved, moves, rank_of, seconds, stream_bytes
 from sim.step.mesh_moves import Axis, axes_of, mesh_collectives
-from sim.step.rank import Rank
 from sim.strategy import Strategy
 from sim.workload import Workload
 

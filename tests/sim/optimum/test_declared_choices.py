@@ -11,13 +11,13 @@ import pytest
 
 from sim.layers.choices import declare_choice, withdraw_choice
 from sim.layers.ops import MOE_LAYER, FusedOp
+from sim.ops.rank import Rank
+from sim.ops.work import Work, op_work
 from sim.optimum.best import find_best
 from sim.optimum.spaces import DECLARED, Space, extended_space, joint_space
 from sim.sharding.placement import REPLICATE, Array, Shard, chunk
 from sim.sharding.rules import Rule
 from sim.simulate import evaluate
-from sim.step.rank import Rank
-from sim.step.work import Work, op_work
 from sim.strategy import Strategy
 from sim.workload import Workload
 

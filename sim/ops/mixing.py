@@ -14,13 +14,13 @@ from typing import Any
 from sim.layers.mixers import GroupedAttention, Indexer, LatentAttention, LinearMixer
 from sim.layers.ops import FusedOp
 from sim.layers.sizes import GroupLoad
+from sim.ops.context import merge_partials
+from sim.ops.kernels import Work, elementwise, gemm
+from sim.ops.rank import Rank
 from sim.prices.calibration import WIDEST_GROUP
 from sim.prices.curves import DecodeAttention, Gemm, LatentDecode, PrefillAttention
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.roofline import Kernel
-from sim.step.context import merge_partials
-from sim.step.kernels import Work, elementwise, gemm
-from sim.step.rank import Rank
 
 _SCALE_BYTES = 4
 """The indexer caches its fp8 key with one fp32 scale. [published] DeepSeek-V3.2-Exp, inference/model.py."""

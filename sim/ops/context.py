@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from sim.ops.rank import Rank
 from sim.prices.collectives import Collective
 from sim.prices.mesh import group
 from sim.prices.roofline import Kernel
-from sim.step.rank import Rank
 
 LOG_SUM_BYTES = 4
 """The logarithm of a sum of exponentials is kept in fp32."""

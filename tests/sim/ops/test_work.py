@@ -15,11 +15,11 @@ import pytest
 from sim.evaluation import OpBreakdown
 from sim.layers.model import uniform_model
 from sim.layers.ops import layer_ops
+from sim.ops.work import op_work
 from sim.prices.collectives import Collective
 from sim.serving.phases import batching
 from sim.simulate import evaluate
-from sim.step.rank import Rank
-from sim.step.work import op_work
+from sim.step.costs import rank_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -168,14 +168,14 @@ def test_flops_bytes_and_seconds_match_the_hand_computation(toy_moe: Workload, e
 
 @pytest.mark.parametrize("expected", EXPECTED, ids=ids)
 def test_weights_and_kv_cache_match_the_hand_computation(toy_moe: Workload, expected: Expected) -> None:
-    rank = Rank(toy_moe, batching(toy_moe, 16, 2).loads[0], tp=4, ep=2)
+    rank = rank_of(toy_moe, batching(toy_moe, 16, 2).loads[0], tp=4, ep=2)
     work = op_work(rank, rank.layer.op(expected.op), expected.choice)
     assert work.weight_bytes == expected.weight
     assert work.kv_bytes == expected.kv
 
 
 def own_collectives(workload: Workload, op: str, choice: int, tp: int = 4, ep: int = 2) -> list[Collective]:
-    rank = Rank(workload, batching(workload, 8 * ep, ep).loads[0], tp=tp, ep=ep)
+    rank = rank_of(workload, batching(workload, 8 * ep, ep).loads[0], tp=tp, ep=ep)
     return list(op_work(rank, rank.layer.op(op), choice).collectives)
 
 
@@ -254,13 +254,13 @@ def heads_on_one_gpu(heads: int, kv_heads: int, tp: int) -> int:
 def test_every_gpu_holds_the_kv_heads_that_its_query_heads_read(moe: Workload, tp: int) -> None:
     model = uniform_model("grouped", 48, 16384, 30720, 48, 8, 128, 51200, 16, 2)  # six query heads share a KV head
     workload = dataclasses.replace(moe, model=model)
-    rank = Rank(workload, batching(workload, 1, 1).loads[0], tp=tp, ep=1)
+    rank = rank_of(workload, batching(workload, 1, 1).loads[0], tp=tp, ep=1)
     held = op_work(rank, rank.layer.op("attention"), 1).kv_bytes
     assert held == heads_on_one_gpu(48, 8, tp) * 16384 * 2 * 128
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32, 64, 128])
 def test_kv_heads_are_replicated_once_tp_exceeds_them(moe: Workload, tp: int) -> None:
-    rank = Rank(moe, batching(moe, 1, 1).loads[0], tp=tp, ep=1)
+    rank = rank_of(moe, batching(moe, 1, 1).loads[0], tp=tp, ep=1)
     held = op_work(rank, rank.layer.op("attention"), 1).kv_bytes
     assert held == max(8 // tp, 1) * 16384 * 2 * 128  # K and V of 16384 tokens, heads of 128, one byte each

@@ -10,14 +10,14 @@ from sim.layers.declared import declared_choices
 from sim.layers.mixers import LatentAttention
 from sim.layers.ops import FusedOp, gathers_weight
 from sim.layers.sizes import ROUTING_ENTRY_BYTES, tensor_dtype
+from sim.ops.kernels import Work, elementwise, gemm
+from sim.ops.mixing import beside_projection, latent_projections, mix
+from sim.ops.rank import Rank
 from sim.prices.collectives import Collective, expert_all_to_all
 from sim.prices.curves import ExpertActivation, Gemm, GroupedGemm, Permute, Routing
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import Group, group
 from sim.prices.roofline import Kernel
-from sim.step.kernels import Work, elementwise, gemm
-from sim.step.mixing import beside_projection, latent_projections, mix
-from sim.step.rank import Rank
 from sim.strategy import NONE
 
 _STATISTIC_BYTES = 4

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sim.layers.choices import MatrixDim
 from sim.layers.mixers import Attention
 from sim.layers.model import FeedForward
-from sim.layers.ops import Tensor, layer_of
+from sim.layers.ops import Layer, Tensor
 from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
 from sim.prices.collectives import Collective, collective_price
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
@@ -67,12 +67,12 @@ class Memo:
 
 
 @lru_cache(maxsize=64)
-def _widths(workload: Workload, layer_group: int) -> Mapping[str, tuple[int, float]]:
+def _widths(workload: Workload, layer_group: int, layer: Layer) -> Mapping[str, tuple[int, float]]:
     """(columns, bytes per element) of every tensor: what no degree changes."""
     layers = workload.model.groups[layer_group]
     return {
         tensor.name: (tensor_columns(workload.model, layers, tensor), element_bytes(workload, tensor))
-        for tensor in layer_of(layers).tensors
+        for tensor in layer.tensors
     }
 
 
@@ -112,6 +112,7 @@ class Rank:
         load: Load,
         tp: int,
         ep: int,
+        layer: Layer,
         *,
         cp: int = 1,
         copies: int = 1,
@@ -130,12 +131,12 @@ class Rank:
         self.copies = copies
         self.axis = axis
         self.experts_axis = experts_axis
-        self.layer = layer_of(self.layers)
+        self.layer = layer
         self.sizes = layer_sizes(workload, load, ep, copies, layer_group)
         self.tp_group = tp_group(tp, *workload.hardware.tiers)
         self.activation_each = DTYPE_BYTES[workload.precisions.activations]
         self.expert_dtype: Dtype = workload.model.expert_dtype or workload.precisions.weights
-        self._widths = _widths(workload, layer_group)
+        self._widths = _widths(workload, layer_group, layer)
         self.memo = Memo()
         self.memo_of_tokens = _memo_of_tokens(workload, layer_group, tp, cp, self.sizes.load, load.cached_tokens)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sim.ops.rank import Rank
 from sim.prices.collectives import Collective
 from sim.prices.curves import Gemm, GroupedGemm, Shape
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.roofline import Kernel
-from sim.step.rank import Rank
 
 
 class Work(NamedTuple):

@@ -1,0 +1,1 @@
+"""Fused ops on one GPU: what each computes, holds and exchanges under its choice."""
