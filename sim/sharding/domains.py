@@ -35,7 +35,7 @@ class Domain:
 
 REALS = Domain(lambda rng, shape, sign: sign * rng.standard_normal(shape), signed=True)
 NON_NEGATIVE = Domain(lambda rng, shape, sign: np.abs(rng.standard_normal(shape)))
-TIED = Domain(lambda rng, shape, sign: sign * np.round(rng.standard_normal(shape)), signed=True)
+TIED = Domain(lambda rng, shape, sign: sign * np.round(4 * rng.standard_normal(shape)), signed=True)
 """Numbers of which many are equal, as those are between which an argmax must choose alike on every rank."""
 
 

@@ -30,7 +30,7 @@ from sim.sharding.rules import (
 )
 
 TOP_K = 2
-VOCABULARY = 21
+VOCABULARY = 63
 QUERIES = 2
 HEAD = 3
 EPSILON = 1e-6
