@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sim.config.catalog import load_workload
-from sim.layers.ops import op_names
+from sim.ops.layers import op_names
 from sim.simulate import evaluate
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload

@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from sim.config.catalog import load_workload
-from sim.layers.ops import op_names
+from sim.ops.layers import op_names
 from sim.optimum.landscape import find_optimum
 from sim.simulate import evaluate
 from sim.strategy import CHOICES, Strategy

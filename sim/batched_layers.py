@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from sim.evaluation import Violation
 from sim.layers.dims import Dim
 from sim.layers.model import LayerGroup
-from sim.layers.ops import layer_of
+from sim.ops.layers import layer_of
 from sim.step.costs import op_cost, token_rows
 from sim.step.stage import meeting_s
-from sim.step.two_meshes import ATTENTION_SIDE, Sides
+from sim.step.two_meshes import Sides
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -134,7 +134,7 @@ class GroupTerms:
         self._tensor_start = np.cumsum([0, *map(math.prod, sizes)])
         self._most_consumers = max(map(len, self._ends)) - 1
         self._incoming = self._incoming_moves()
-        self._of_attention = np.array([name in ATTENTION_SIDE for name in names])
+        self._of_attention = np.array([op.side == "attention" for op in self._layer.ops])
         self.forget()
 
     def forget(self) -> None:

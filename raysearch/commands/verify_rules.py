@@ -13,7 +13,7 @@ import typer
 from raysearch.commands.options import JsonOption, print_json
 from raysearch.errors import InputError, RunFailed
 from raysearch.foreign import foreign
-from sim.layers.choices import all_operations
+from sim.ops.layers import all_operations
 from sim.sharding.rule_check import Verdict, check_operation
 from sim.sharding.rules import Operation
 

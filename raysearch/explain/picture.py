@@ -7,11 +7,11 @@ from typing import Any
 
 from sim.evaluation import Evaluation, OpBreakdown, Violation
 from sim.layers.choices import rule
-from sim.layers.ops import FusedOp, Layer, gathers_weight, layer_of
+from sim.layers.ops import FusedOp, Layer, gathers_weight
+from sim.ops.layers import layer_of
 from sim.prices.collectives import Collective
 from sim.sharding.layout import format_named
 from sim.sharding.placement import parse_placement
-from sim.step.two_meshes import ATTENTION_SIDE
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -158,7 +158,7 @@ class _Axes:
         """Those of the group that shares an op."""
         if not self.strategy.extended:
             return ("tp",)
-        if op.name not in ATTENTION_SIDE and not self.one_mesh:
+        if op.side == "experts" and not self.one_mesh:
             return ("moe_tp",)
         return ("tp", "cp") if self.strategy.cp > 1 else ("tp",)
 
@@ -176,9 +176,7 @@ def _node(layer: Layer, op: FusedOp, told: OpBreakdown, left: dict[str, Held], a
         choice=told.choice,
         label=told.label,
         edges=tuple(sorted(edges, key=lambda edge: not edge.main)),
-        weight=held("W", op.equation.split("->")[0].split(",")[1], str(weight), at_rest)
-        if weight and op.equation
-        else None,
+        weight=held("W", op.operation.operands[-1], str(weight), at_rest) if weight else None,
         inside=tuple(c for c in told.collectives if not _moves_an_input(c, op)),
         output=left[op.output],
         bound=told.bound,

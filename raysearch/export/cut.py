@@ -9,7 +9,7 @@ from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.frameworks.layer import Sharded, shown_group, unshown
 from sim.config.files import did_you_mean
-from sim.layers.ops import op_names
+from sim.ops.layers import op_names
 from sim.strategy import CHOICES, NONE
 
 

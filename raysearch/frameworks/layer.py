@@ -11,7 +11,8 @@ from sim.config.files import did_you_mean
 from sim.layers.choices import OpRule, rule
 from sim.layers.mixers import Attention, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, Model
-from sim.layers.ops import Layer, Tensor, layer_ops, op_names
+from sim.layers.ops import Layer, Tensor
+from sim.ops.layers import layer_ops, op_names
 from sim.sharding.placement import REPLICATE, Placement, Shard
 from sim.strategy import CHOICES
 

@@ -2,7 +2,7 @@
 
 >>> from sim.config.catalog import load_model
 >>> from sim.layers.heuristics import megatron_dims
->>> from sim.layers.ops import op_names
+>>> from sim.ops.layers import op_names
 >>> model = load_model("llama_3_1_70b")
 >>> cut = Sharded(model, dict(zip(op_names(model), megatron_dims(model), strict=True)), tp=8)
 >>> for path, op in layer_plan(cut).items():

@@ -3,6 +3,7 @@
 The rules are those of the open registry in `sim.sharding.rules`; here one of them is picked per choice. Whoever has
 another proved way to run an op declares it, and it becomes a choice that is priced, searched and solved like any other.
 
+>>> from sim.ops.layers import MOE_LAYER
 >>> op = MOE_LAYER.op("ffn_norm")
 >>> choice = declare_choice(op, MOE_LAYER, "striped tokens", "SS(0,2) -> SS(0,2)")
 >>> choice in op.choices, rule(op, MOE_LAYER, choice).output
@@ -18,11 +19,11 @@ from functools import lru_cache
 from typing import Literal
 
 from sim.layers.declared import DeclaredChoice, Work, declared_choices, keep, next_number, withdraw
-from sim.layers.ops import DENSE_LAYER, MOE_LAYER, FusedOp, Layer, Tensor, gathers_weight
-from sim.sharding.operations import OPERATIONS, activation_operation
+from sim.layers.ops import FusedOp, Layer, Tensor, gathers_weight
+from sim.sharding.operations import OPERATIONS
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement, Shard
 from sim.sharding.rule_check import prove
-from sim.sharding.rules import Operation, Rule, Run, einsum_operation, label_rule, parse_rule, rules_of
+from sim.sharding.rules import Operation, Rule, Run, label_rule, parse_rule, rules_of
 from sim.strategy import FIRST_DECLARED, NONE
 
 MatrixDim = Literal["rows", "columns", "neither"]
@@ -48,23 +49,13 @@ class OpRule:
     passes_partial: bool = False
 
 
-def operation_of(op: FusedOp, layer: Layer) -> Operation:
-    """The operation that a fused op is, with its numbers and its rules."""
-    if op.kind == "einsum":
-        assert op.equation is not None
-        return einsum_operation(op.equation)
-    if op.kind == "activation":
-        return activation_operation(layer.tensor(op.output).letters)
-    return OPERATIONS["add" if op.kind == "residual_add" else op.kind]
-
-
 @lru_cache(maxsize=1024)
 def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
     """The rule behind a strategy's choice for an op: it shards a label, or replicates."""
     if choice >= FIRST_DECLARED:
         declared = declared_choices(op.key)[choice]
         return _op_rule(op, declared.rule, passes_partial=declared.sums_late)
-    operation = operation_of(op, layer)
+    operation = op.operation
     whole = (REPLICATE,) * len(operation.operands)
     label = op.label(choice)
     picked = label_rule(operation, label) if label else Rule(whole, REPLICATE)
@@ -75,7 +66,7 @@ def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
 
 
 def _op_rule(op: FusedOp, picked: Rule, *, passes_partial: bool) -> OpRule:
-    weight = picked.inputs[len(op.inputs)] if op.equation else None
+    weight = picked.inputs[-1] if op.weighted else None
     return OpRule(picked.inputs[: len(op.inputs)], weight, picked.output, passes_partial)
 
 
@@ -132,7 +123,7 @@ def declare_choice(
         WrongRule: Numbers refute the rule; the message has them.
         ValueError: The name is taken, or strategies cannot price such a rule; `PlacementError` is one.
     """
-    operation, number = operation_of(op, layer), next_number(op.key, name)
+    operation, number = op.operation, next_number(op.key, name)
     proposed = parse_rule(rule) if isinstance(rule, str) else rule
     prove(operation, proposed)
     for placement in (*proposed.inputs, proposed.output):
@@ -181,14 +172,3 @@ def _labels(operation: Operation, rule: Rule) -> set[str]:
     letters = (*operation.operands, operation.result)
     placements = (*rule.inputs, rule.output)
     return {text[dim] for text, placement in zip(letters, placements, strict=True) for dim in placement.dims}
-
-
-def all_operations() -> dict[str, Operation]:
-    """Every registered operation and every einsum of the two layers, by name."""
-    einsums = {
-        f"{name}_{op.name}" if "ffn" in op.name else op.name: operation_of(op, layer)
-        for name, layer in (("dense", DENSE_LAYER), ("moe", MOE_LAYER))
-        for op in layer.ops
-        if op.kind == "einsum"
-    }
-    return OPERATIONS | {"moe_activation": activation_operation("ecf")} | einsums

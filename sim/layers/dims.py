@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.layers.ops import FusedOp, layer_of, layer_ops, op_names
+from sim.layers.ops import FusedOp
+from sim.ops.layers import layer_of, layer_ops, op_names
 from sim.strategy import FIRST_DECLARED
 from sim.workload import Workload
 

@@ -1,23 +1,37 @@
-"""The decode layer as data: its fused ops, the tensors between them, and their sizes.
+"""What a layer is made of: fused ops, and the tensors between them. `sim.ops.layers` has those of transformers.
 
 Every tensor is seen on one ep rank as [rows, columns]: rows are tokens (`t`, or `c` once each
 token has been copied to its experts), columns are the feature label. The layer repeats, so the
-first op reads what the last one left. A layer that is attention alone, or a feed-forward network
-alone, has the ops of that part, and leaves the residual stream behind its one residual add.
+first op reads what the last one left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from sim.layers.declared import OpKey, declared_choices
-from sim.layers.model import LayerGroup, Model
+from sim.sharding.rules import Operation
 from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, GEMM_CHOICES, NONE, TOKENS
 
-OpKind = Literal["norm", "einsum", "attention", "residual_add", "router", "dispatch", "activation", "combine"]
+Side = Literal["attention", "experts"]
+"""The mesh whose group shares an op: attention's, or that of the experts or of the one feed-forward network."""
+OpWork = Callable[[Any, Any, str], Any]
+"""From a `sim.ops.rank.Rank`, the op and the letter that it shards to its `sim.ops.kernels.Work`."""
+
+
+class Megatron(NamedTuple):
+    """Megatron-LM's choice for an op.
+
+    Attributes:
+        plain: Without sequence parallelism.
+        sequence_parallel: With it.
+    """
+
+    plain: int
+    sequence_parallel: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,22 +69,39 @@ def _read_by(tensor: Tensor, consumers: tuple[str, ...]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedOp:
-    """One fused op of the layer.
+    """One fused op of a layer, with all that is known of it: whoever works on ops asks here and names none.
 
     Attributes:
-        kind: Which rule of `sim.layers.choices` and which cost of `sim.step.costs` apply.
-        labels: The einsum letter that choice 0 and choice 1 shard over the tp axis.
+        kind: Ops that compute the same are of one kind.
+        side: On whose mesh it lies.
+        labels: The einsum letter that choice 0 and choice 1 shard over the side's group.
         inputs: Tensors it reads.
         output: Tensor it leaves.
-        equation: Einsum over its first input and its weight, if it has one.
+        letters: One einsum letter per dim of that tensor, the last one's width that of a feature.
+        operation: Its numbers, from the inputs and then the weight; the rules of the operation's kind are the op's.
+        work: What it costs on one GPU: kernels, collectives of its own and bytes.
+        megatron: Heuristic choices.
+        weighted: Whether the operation's last operand is a weight of the op's own.
+        unsupported: Whether a GPU cannot run it sharded over a letter, though the operation could.
     """
 
     name: str
-    kind: OpKind
+    kind: str
+    side: Side
     labels: tuple[str, str]
     inputs: tuple[str, ...]
     output: str
-    equation: str | None = None
+    letters: str
+    operation: Operation
+    work: OpWork
+    megatron: Megatron
+    weighted: bool = False
+    unsupported: Callable[[Any, str], bool] | None = None
+
+    @property
+    def equation(self) -> str | None:
+        """Its einsum over inputs and weight, if it has a weight."""
+        return self.operation.equation if self.weighted else None
 
     @property
     def key(self) -> OpKey:
@@ -85,6 +116,7 @@ class FusedOp:
     def label(self, choice: int) -> str:
         """The einsum letter that a choice shards, "" for none.
 
+        >>> from sim.ops.layers import MOE_LAYER
         >>> [MOE_LAYER.op("ffn1").label(choice) for choice in GEMM_CHOICES]
         ['d', 'f', '', 'c', 'c', '']
         """
@@ -94,8 +126,7 @@ class FusedOp:
             return declared_choices(self.key)[choice].label
         if choice in (TOKENS, GATHERED_TOKENS):
             assert self.kind == "einsum"
-            assert self.equation is not None
-            return self.equation[-2]
+            return self.letters[-2]
         return self.labels[choice]
 
 
@@ -135,90 +166,21 @@ class Layer:
         return self.tensor_by_name[name]
 
 
-_ATTENTION = (
-    FusedOp("attn_norm", "norm", ("t", "d"), ("residual_in",), "attn_in"),
-    FusedOp("qkv_proj", "einsum", ("d", "q"), ("attn_in",), "qkv", "td,dq->tq"),
-    FusedOp("attention", "attention", ("t", "h"), ("qkv",), "attn_out"),
-    FusedOp("o_proj", "einsum", ("a", "d"), ("attn_out",), "attn_projected", "ta,ad->td"),
-    FusedOp("attn_residual", "residual_add", ("t", "d"), ("attn_projected", "residual_in"), "residual_mid"),
-)
-_FFN_NORM = (FusedOp("ffn_norm", "norm", ("t", "d"), ("residual_mid",), "ffn_in"),)
-_EXPERTS = (
-    FusedOp("router", "router", ("t", "e"), ("ffn_in",), "routing", "td,de->te"),
-    FusedOp("dispatch", "dispatch", ("t", "d"), ("ffn_in", "routing"), "expert_in"),
-    FusedOp("ffn1", "einsum", ("d", "f"), ("expert_in",), "ffn_mid", "ecd,edf->ecf"),
-    FusedOp("activation", "activation", ("c", "f"), ("ffn_mid",), "ffn_act"),
-    FusedOp("ffn2", "einsum", ("f", "d"), ("ffn_act",), "expert_out", "ecf,efd->ecd"),
-    FusedOp("combine", "combine", ("t", "d"), ("expert_out", "residual_mid", "routing"), "residual_in"),
-)
-_DENSE_FFN = (
-    FusedOp("ffn1", "einsum", ("d", "f"), ("ffn_in",), "ffn_mid", "td,df->tf"),
-    FusedOp("activation", "activation", ("t", "f"), ("ffn_mid",), "ffn_act"),
-    FusedOp("ffn2", "einsum", ("f", "d"), ("ffn_act",), "ffn_out", "tf,fd->td"),
-    FusedOp("combine", "residual_add", ("t", "d"), ("ffn_out", "residual_mid"), "residual_in"),
-)
-_LETTERS = {
-    "residual_in": "td",
-    "attn_in": "td",
-    "qkv": "tq",
-    "attn_out": "ta",
-    "attn_projected": "td",
-    "residual_mid": "td",
-    "ffn_in": "td",
-    "routing": "tk",
-    "expert_in": "ecd",
-    "ffn_mid": "ecf",
-    "ffn_act": "ecf",
-    "expert_out": "ecd",
-    "ffn_out": "td",
-}
+def layer_from(ops: Sequence[FusedOp]) -> Layer:
+    """The layer of some ops in order, the same one for the same ops: what is known of a layer is kept by it."""
+    return _layer(tuple(ops))
 
 
-def _layer(ops: tuple[FusedOp, ...], letters: Mapping[str, str]) -> Layer:
+@lru_cache(maxsize=256)
+def _layer(ops: tuple[FusedOp, ...]) -> Layer:
     tensors = {
-        op.output: Tensor(op.output, letters[op.output], op.name, tuple(o.name for o in ops if op.output in o.inputs))
+        op.output: Tensor(op.output, op.letters, op.name, tuple(o.name for o in ops if op.output in o.inputs))
         for op in ops
     }
     return Layer({op.name: op for op in ops}, tensors)
-
-
-def _alone(ops: tuple[FusedOp, ...]) -> tuple[FusedOp, ...]:
-    """The ops of one part of a layer where nothing stands beside it: it reads and leaves the residual stream."""
-
-    def renamed(tensor: str) -> str:
-        return "residual_in" if tensor == "residual_mid" else tensor
-
-    return tuple(replace(op, inputs=tuple(map(renamed, op.inputs)), output=renamed(op.output)) for op in ops)
-
-
-_DENSE_LETTERS = _LETTERS | {"ffn_mid": "tf", "ffn_act": "tf"}
-MOE_LAYER = _layer(_ATTENTION + _FFN_NORM + _EXPERTS, _LETTERS)
-DENSE_LAYER = _layer(_ATTENTION + _FFN_NORM + _DENSE_FFN, _DENSE_LETTERS)
-ATTENTION_ALONE = _layer(_alone(_ATTENTION), _LETTERS)
-EXPERTS_ALONE = _layer(_alone(_FFN_NORM + _EXPERTS), _LETTERS)
-DENSE_ALONE = _layer(_alone(_FFN_NORM + _DENSE_FFN), _DENSE_LETTERS)
-
-
-def layer_of(group: LayerGroup) -> Layer:
-    """The layer of a group: 12 fused ops for mixture-of-experts, 10 for dense; 5, 7 and 5 of a part alone."""
-    if group.feed_forward is None:
-        return ATTENTION_ALONE
-    if group.attention is None:
-        return EXPERTS_ALONE if group.is_moe else DENSE_ALONE
-    return MOE_LAYER if group.is_moe else DENSE_LAYER
-
-
-def layer_ops(model: Model) -> Layer:
-    """The layer whose ops a strategy has choices for where groups share them: with experts if any group has them."""
-    return MOE_LAYER if model.is_moe else DENSE_LAYER
 
 
 @lru_cache(maxsize=1024)
 def by_expert(op: FusedOp, layer: Layer) -> bool:
     """Whether an op works on the tokens' copies for experts; to the others the ep axis only says how many tokens."""
     return any(layer.tensor(name).by_expert for name in (op.output, *op.inputs))
-
-
-def op_names(model: Model) -> tuple[str, ...]:
-    """Names of the fused ops, in the order of `Strategy.dims` where groups share their choices."""
-    return tuple(op.name for op in layer_ops(model).ops)

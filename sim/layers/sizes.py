@@ -156,8 +156,12 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_
     )
 
 
+FEATURES = ("d", "q", "a", "e", "k", "f")
+"""Letters of columns: hidden, queries with keys and values, heads' results, experts, a token's experts, ffn hidden."""
+
+
 def feature_widths(model: Model, layers: LayerGroup) -> dict[str, int]:
-    """Width of every feature label that the layers have."""
+    """Width of each of `FEATURES` that the layers have."""
     widths = {"d": model.hidden}
     if attention := layers.attention:
         widths |= {"q": attention.qkv_width, "a": attention.output_width}

@@ -94,7 +94,7 @@ def beside_projection(rank: Rank) -> Work:
 # --- attention ----------------------------------------------------------------------------------------
 
 
-def mix(rank: Rank, op: FusedOp, label: str) -> Work:
+def attention_work(rank: Rank, op: FusedOp, label: str) -> Work:
     """Rotary embedding and cache write, decoding sequences, prompts; then the merge where the context is sharded."""
     attention, load = rank.attention, rank.sizes.load
     sequences, prompts = load.sequences, load.prompts

@@ -1,23 +1,21 @@
-"""What each kind of fused op does on one GPU: kernels, collectives of its own, weights, KV cache."""
+"""What fused ops do on one GPU: kernels, collectives of their own, weights. `sim.ops.layers` says which is whose."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from sim.layers.choices import held
 from sim.layers.declared import declared_choices
-from sim.layers.mixers import LatentAttention
+from sim.layers.mixers import LatentAttention, LinearMixer
 from sim.layers.ops import FusedOp, gathers_weight
 from sim.layers.sizes import ROUTING_ENTRY_BYTES, tensor_dtype
 from sim.ops.kernels import Work, elementwise, gemm
-from sim.ops.mixing import beside_projection, latent_projections, mix
+from sim.ops.mixing import beside_projection, latent_projections
 from sim.ops.rank import Rank
 from sim.prices.collectives import Collective, expert_all_to_all
 from sim.prices.curves import ExpertActivation, Gemm, GroupedGemm, Permute, Routing
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import Group, group
-from sim.prices.roofline import Kernel
 from sim.strategy import NONE
 
 _STATISTIC_BYTES = 4
@@ -29,7 +27,7 @@ def op_work(rank: Rank, op: FusedOp, choice: int) -> Work:
     declared = declared_choices(op.key).get(choice)
     if declared and declared.work:
         return declared.work(rank, op)
-    work = _WORK[op.kind](rank, op, op.label(choice))
+    work: Work = op.work(rank, op, op.label(choice))
     return _gathering(rank, work) if gathers_weight(choice) else work
 
 
@@ -42,7 +40,7 @@ def _gathering(rank: Rank, work: Work) -> Work:
     return work._replace(collectives=gather, weight_bytes=at_rest, buffer_bytes=work.weight_bytes)
 
 
-def _norm(rank: Rank, op: FusedOp, label: str) -> Work:
+def norm_work(rank: Rank, op: FusedOp, label: str) -> Work:
     """Fused with the residual add before it, whose sum it still has in registers: it writes, and reads its weight.
 
     [assumed] as every engine's fused add-and-norm kernel does; the add has its own traffic and no launch.
@@ -55,31 +53,53 @@ def _norm(rank: Rank, op: FusedOp, label: str) -> Work:
     return Work((kernel,), statistic, weight_bytes)
 
 
-def _einsum(rank: Rank, op: FusedOp, label: str) -> Work:
-    """Dense `td,dq->tq` or, over the local experts, grouped `ecd,edf->ecf`."""
-    if op.name == "qkv_proj":
-        return _into_attention(rank, op, label)
-    return _plain_einsum(rank, op, label)
-
-
-def _into_attention(rank: Rank, op: FusedOp, label: str) -> Work:
+def into_attention_work(rank: Rank, op: FusedOp, label: str) -> Work:
+    """The fused projection, or those of latents, and what stands beside it."""
     latent, beside = rank.attention, beside_projection(rank)
     if isinstance(latent, LatentAttention):
         own = latent_projections(rank, latent, label)
     else:
-        own = _plain_einsum(rank, op, label)
+        own = _product(rank, op, label, rank.local_qkv_columns() if label == "q" else rank.sizes.columns["q"])
     if not beside.kernels:
         return own
     return own._replace(kernels=(*own.kernels, *beside.kernels), weight_bytes=own.weight_bytes + beside.weight_bytes)
 
 
-def _plain_einsum(rank: Rank, op: FusedOp, label: str) -> Work:
-    assert op.equation is not None
-    sizes = rank.sizes
-    activation, weight = op.equation.split("->")[0].split(",")
-    inner_label, column_label = weight[-2:]
-    inner = rank.shard(sizes.columns[inner_label], when=label == inner_label)
-    columns = _columns(rank, op, sharded=label == column_label)
+def contracts_in_two(rank: Rank, label: str) -> bool:
+    """Whether hidden is to be contracted in parts where the way into attention is more than one product.
+
+    A norm stands between the projections of latents, and an indexer's queries or a decay's second half come out of one.
+    """
+    if label != "d" or rank.tp == 1:
+        return False
+    attention = rank.attention
+    if isinstance(attention, LinearMixer):
+        return attention.kind == "kimi_delta"
+    return isinstance(attention, LatentAttention) or attention.indexer is not None
+
+
+def to_hidden_work(rank: Rank, op: FusedOp, label: str) -> Work:
+    """A product whose columns are those of the hidden state."""
+    return _product(rank, op, label, rank.shard(rank.sizes.columns["d"], when=label == "d"))
+
+
+def ffn1_work(rank: Rank, op: FusedOp, label: str) -> Work:
+    """Gate and up side by side, sharded alike; of experts also what all tokens visit."""
+    feed_forward = rank.feed_forward
+    columns = rank.shard(feed_forward.ffn_hidden, when=label == "f") * feed_forward.projections
+    own = _product(rank, op, label, columns)
+    return _beside(rank, own, rank.workload.model.hidden, feed_forward.projections * _shared_columns(rank))
+
+
+def ffn2_work(rank: Rank, op: FusedOp, label: str) -> Work:
+    """Back to the hidden state; of experts also what all tokens visit."""
+    return _beside(rank, to_hidden_work(rank, op, label), _shared_columns(rank), rank.workload.model.hidden)
+
+
+def _product(rank: Rank, op: FusedOp, label: str, columns: int) -> Work:
+    """Dense `td,dq->tq` or, over the local experts, grouped `ecd,edf->ecf`, with so many columns of the weight here."""
+    sizes, (activation, weight) = rank.sizes, op.operation.operands
+    inner = rank.shard(sizes.columns[weight[-2]], when=label == weight[-2])
     grouped = "e" in activation
     rows = sizes.expert_tokens if grouped else sizes.tokens
     by_rows = label == activation[-2]
@@ -95,55 +115,62 @@ def _plain_einsum(rank: Rank, op: FusedOp, label: str) -> Work:
     active = rank.active_experts_of_a_share() if by_rows else sizes.active_experts
     skewed = rank.workload.routing == "skewed"
     shape = GroupedGemm(rows, inner, columns, active, sizes.local_experts, rank.feed_forward.gated, skewed)
-    shared, shared_bytes = _shared_experts(rank, op.name)
-    experts_bytes = sizes.local_experts * inner * columns * DTYPE_BYTES[dtype]
-    return Work((gemm(rank, dtype, shape, input_each), *shared), weight_bytes=experts_bytes + shared_bytes)
+    weight_bytes = sizes.local_experts * inner * columns * DTYPE_BYTES[dtype]
+    return Work((gemm(rank, dtype, shape, input_each),), weight_bytes=weight_bytes)
 
 
-def _shared_experts(rank: Rank, op: str) -> tuple[tuple[Kernel, ...], float]:
-    """Kernels and bytes of the shared experts' part of an op.
+def _beside(rank: Rank, own: Work, inner: int, columns: int) -> Work:
+    """A product, of experts with that of the shared ones, whose widths on this GPU are given."""
+    if not rank.layers.is_moe:
+        return own
+    shared, shared_bytes = (), 0.0
+    if rank.feed_forward.shared_ffn_hidden:
+        dtype = rank.workload.precisions.weights
+        shared = (gemm(rank, dtype, Gemm(rank.sizes.tokens, inner, columns), rank.activation_each),)
+        shared_bytes = inner * columns * DTYPE_BYTES[dtype]
+    return own._replace(kernels=(*own.kernels, *shared), weight_bytes=own.weight_bytes + shared_bytes)
+
+
+def _shared_columns(rank: Rank) -> int:
+    """Columns of the shared experts on this GPU.
 
     They are computed by the group that shares the tokens, columns of ffn1 and rows of ffn2 sharded over it whatever
     the choice, as every engine does. [assumed]
     """
-    feed_forward, dtype = rank.feed_forward, rank.workload.precisions.weights
-    if not feed_forward.shared_ffn_hidden:
-        return (), 0.0
-    tokens, hidden = rank.sizes.tokens, rank.workload.model.hidden
-    mine, matrices = math.ceil(feed_forward.shared_ffn_hidden / (rank.tp * rank.copies)), feed_forward.projections
-    if op == "activation":
-        return (elementwise(rank, 5.0 * tokens * mine, tokens * mine * (matrices + 1) * rank.activation_each),), 0.0
-    inner, columns = (hidden, matrices * mine) if op == "ffn1" else (mine, hidden)
-    kernel = gemm(rank, dtype, Gemm(tokens, inner, columns), rank.activation_each)
-    return (kernel,), inner * columns * DTYPE_BYTES[dtype]
+    return math.ceil(rank.feed_forward.shared_ffn_hidden / (rank.tp * rank.copies))
 
 
-def _columns(rank: Rank, op: FusedOp, *, sharded: bool) -> int:
-    if op.name == "qkv_proj" and sharded:
-        return rank.local_qkv_columns()
-    if op.name == "ffn1":  # gate and up are sharded alike
-        return rank.shard(rank.feed_forward.ffn_hidden, when=sharded) * rank.feed_forward.projections
-    assert op.equation is not None
-    return rank.shard(rank.sizes.columns[op.equation[-1]], when=sharded)
+def residual_add_work(rank: Rank, op: FusedOp, label: str) -> Work:
+    """Fused into the norm that follows."""
+    output_bytes, traffic = _streamed(rank, op, label)
+    return Work((elementwise(rank, output_bytes / rank.activation_each, traffic)._replace(fused=True),))
 
 
-def _pointwise(rank: Rank, op: FusedOp, label: str) -> Work:
-    """Reads every input once, writes the output once. A residual add is fused into the norm that follows."""
-    output, *inputs = held(op, rank.layer, op.labels.index(label) if label in op.labels else NONE)
-    output_bytes = rank.local_bytes(*output)
-    traffic = output_bytes + sum([rank.local_bytes(*each) for each in inputs])
-    if op.kind == "residual_add":
-        return Work((elementwise(rank, output_bytes / rank.activation_each, traffic)._replace(fused=True),))
+def activation_work(rank: Rank, op: FusedOp, label: str) -> Work:
+    """SwiGLU or the like; of experts also what all tokens visit."""
+    output_bytes, traffic = _streamed(rank, op, label)
     flops = 5.0 * output_bytes / rank.activation_each  # SwiGLU: exp, add, divide and two products
     if not rank.layers.is_moe:
         return Work((elementwise(rank, flops, traffic),))
     rows = rank.shard(rank.sizes.expert_tokens, when=label == "c")
     width = rank.shard(rank.feed_forward.ffn_hidden, when=label == "f")
     kernel = elementwise(rank, flops, traffic, ExpertActivation(rows, width, *_experts(rank)))
-    return Work((kernel, *_shared_experts(rank, op.name)[0]))
+    if not rank.feed_forward.shared_ffn_hidden:
+        return Work((kernel,))
+    tokens, mine, matrices = rank.sizes.tokens, _shared_columns(rank), rank.feed_forward.projections
+    shared = elementwise(rank, 5.0 * tokens * mine, tokens * mine * (matrices + 1) * rank.activation_each)
+    return Work((kernel, shared))
 
 
-def _router(rank: Rank, op: FusedOp, label: str) -> Work:
+def _streamed(rank: Rank, op: FusedOp, label: str) -> tuple[float, float]:
+    """Bytes of the output, and of it and every input, each written or read once."""
+    output, *inputs = held(op, rank.layer, op.labels.index(label) if label in op.labels else NONE)
+    output_bytes = rank.local_bytes(*output)
+    return output_bytes, output_bytes + sum([rank.local_bytes(*each) for each in inputs])
+
+
+def router_work(rank: Rank, op: FusedOp, label: str) -> Work:
+    """Logits of all experts, and the choice of the best."""
     sizes, hidden, feed_forward = rank.sizes, rank.workload.model.hidden, rank.feed_forward
     experts, topk = feed_forward.experts, feed_forward.experts_per_token
     rows = rank.shard(sizes.tokens, when=label == "t")
@@ -160,7 +187,7 @@ def _router(rank: Rank, op: FusedOp, label: str) -> Work:
     return Work(kernels, gather, 1.0 * hidden * columns * DTYPE_BYTES[dtype])
 
 
-def _dispatch(rank: Rank, op: FusedOp, label: str) -> Work:
+def dispatch_work(rank: Rank, op: FusedOp, label: str) -> Work:
     """Copies every token for each of its experts, and sends the copies to their ranks, or every token to all."""
     rows, copies, columns = _routed(rank, label)
     each = DTYPE_BYTES[rank.workload.precisions.dispatch]
@@ -175,7 +202,7 @@ def _dispatch(rank: Rank, op: FusedOp, label: str) -> Work:
     return Work((permute,), _expert_all_to_all(rank, op, copies, columns, each))
 
 
-def _combine(rank: Rank, op: FusedOp, label: str) -> Work:
+def combine_work(rank: Rank, op: FusedOp, label: str) -> Work:
     """Sends expert results back, sums each token's by weight, adds the residual stream."""
     rows, copies, columns = _routed(rank, label)
     each = rank.activation_each
@@ -228,15 +255,3 @@ def _expert_all_to_all(rank: Rank, op: FusedOp, copies: float, columns: int, eac
     priced = expert_all_to_all(hardware, op.kind, rank.ep_group, *shape)
     sent_bytes = most * columns * each * (rank.ep - 1) / rank.ep
     return (Collective("all_to_all", rank.experts_axis, rank.ep, "routed tokens", sent_bytes, *priced),)
-
-
-_WORK: dict[str, Callable[[Rank, FusedOp, str], Work]] = {
-    "norm": _norm,
-    "einsum": _einsum,
-    "attention": mix,
-    "residual_add": _pointwise,
-    "activation": _pointwise,
-    "router": _router,
-    "dispatch": _dispatch,
-    "combine": _combine,
-}

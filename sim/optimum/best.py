@@ -28,8 +28,8 @@ import numpy as np
 from sim.canonical import canonical
 from sim.evaluation import Evaluation, Memory
 from sim.layers.dims import dims_of
-from sim.layers.ops import layer_of
 from sim.layers.sizes import Load
+from sim.ops.layers import layer_of
 from sim.ops.rank import Rank
 from sim.optimum.fronts import Floats, Ints, Ranks, Side
 from sim.optimum.spaces import Space
@@ -38,7 +38,7 @@ from sim.serving.phases import Batching, batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.pipeline import meet
 from sim.step.stage import memory_bytes, needed_and_allowed_bytes
-from sim.step.two_meshes import ATTENTION_SIDE, attention_rank, experts_rank, sides
+from sim.step.two_meshes import attention_rank, experts_rank, sides
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -586,7 +586,7 @@ def units_of(space: Space) -> tuple[tuple[tuple[int, ...], Dims, Dims], ...]:
     for dim in dims_of(space.workload):
         groups = dim.groups if space.workload.groups == "own" else tuple(range(len(space.workload.model.groups)))
         attention, experts = found.setdefault(groups, ({}, {}))
-        (attention if dim.op.name in ATTENTION_SIDE else experts)[dim.op.name] = space.choices[dim.name]
+        (attention if dim.op.side == "attention" else experts)[dim.op.name] = space.choices[dim.name]
     return tuple((groups, *tables) for groups, tables in found.items())
 
 

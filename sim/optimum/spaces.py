@@ -37,7 +37,6 @@ from sim.engines.registry import engine_rules
 from sim.engines.rules import EngineRules
 from sim.layers.declared import declared_choices
 from sim.layers.dims import Dim, dims_of
-from sim.layers.heuristics import megatron_choice
 from sim.layers.ops import FusedOp
 from sim.simulate import mesh_violations
 from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, NONE, TOKENS, Strategy
@@ -300,9 +299,7 @@ def engine_space(workload: Workload, engine: EngineRules) -> Space:
 
 def heuristic_space(workload: Workload, *, sequence_parallel: bool) -> Space:
     """Megatron-LM, with or without sequence parallelism, at all degrees of the joint space."""
-    choices = {
-        dim.name: (megatron_choice(dim.op.name, sequence_parallel=sequence_parallel),) for dim in dims_of(workload)
-    }
+    choices = {dim.name: (dim.op.megatron[sequence_parallel],) for dim in dims_of(workload)}
     return replace(joint_space(workload), choices=choices)
 
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sim.layers.ops import layer_ops
+from sim.ops.layers import layer_ops
 from sim.pools.candidates import Replica
 from sim.pools.matching import ROUNDING, Limits
 from sim.prices.collectives import collective_price

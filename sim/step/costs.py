@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.layers.choices import held, rule, sharded_dim
-from sim.layers.mixers import Attention, LatentAttention, LinearMixer
-from sim.layers.ops import FusedOp, Layer, Tensor, by_expert, layer_of
+from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.layers.sizes import Load
+from sim.ops.layers import layer_of
 from sim.ops.rank import OpCost, Rank
 from sim.ops.work import op_work
 from sim.prices.collectives import Collective
@@ -79,7 +79,7 @@ def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
 def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
     """The kind of limit that a choice breaks at this tp degree: "heads", "tokens", "unsupported" or None."""
     label = op.label(choice)
-    if label == "d" and op.name == "qkv_proj" and rank.tp > 1 and two_projections(rank.attention):
+    if op.unsupported and op.unsupported(rank, label):
         return "unsupported"
     if label == "h" and rank.attention.heads % rank.tp:
         return "heads"
@@ -88,16 +88,6 @@ def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
     if label in ("t", "c") and token_rows(rank, op, choice) < rank.tp:
         return "tokens"
     return None
-
-
-def two_projections(attention: Attention) -> bool:
-    """Whether the way into attention is more than one product, so that hidden cannot be contracted in parts.
-
-    A norm stands between the projections of latents, and an indexer's queries or a decay's second half come out of one.
-    """
-    if isinstance(attention, LinearMixer):
-        return attention.kind == "kimi_delta"
-    return isinstance(attention, LatentAttention) or attention.indexer is not None
 
 
 def token_rows(rank: Rank, op: FusedOp, choice: int) -> float:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from sim.layers.ops import layer_of
+from sim.ops.layers import layer_of
 from sim.workload import Workload
 
 

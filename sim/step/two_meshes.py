@@ -25,8 +25,6 @@ from sim.step.mesh_moves import Axis, axes_of, mesh_collectives
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-ATTENTION_SIDE = ("attn_norm", "qkv_proj", "attention", "o_proj", "attn_residual")
-"""The ops on attention's mesh; the others are on the experts'."""
 Moves = tuple[tuple[Collective, ...], ...]
 
 
@@ -205,7 +203,7 @@ class Meeting:
 
 def sides(attention: Rank, experts: Rank) -> Sides:
     """Both sides of a GPU; pass one `Rank` twice for the paper's single mesh."""
-    by_op = {name: attention if name in ATTENTION_SIDE else experts for name in experts.layer.op_by_name}
+    by_op = {op.name: attention if op.side == "attention" else experts for op in experts.layer.ops}
     return Sides(attention, experts, by_op)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from envs import StrategySpace
 from sim.config.catalog import load_workload
 from sim.layers.choices import declare_choice, withdraw_choice
-from sim.layers.ops import MOE_LAYER, op_names
+from sim.ops.layers import MOE_LAYER, op_names
 from sim.strategy import Strategy
 from tests.envs.fakes import DENSE, MOE, tiny_workload
 

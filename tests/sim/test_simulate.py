@@ -14,7 +14,7 @@ from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation, Violation
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.mixers import GroupedAttention
-from sim.layers.ops import op_names
+from sim.ops.layers import op_names
 from sim.prices.hardware import CollectiveModel, ExpertAllToAll, Hardware, PointToPoint
 from sim.simulate import evaluate
 from sim.strategy import Strategy

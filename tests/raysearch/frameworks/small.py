@@ -11,7 +11,7 @@ from raysearch.frameworks.layer import Sharded, weight_shapes
 from sim.config.catalog import load_hardware
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import Model, uniform_model
-from sim.layers.ops import op_names
+from sim.ops.layers import op_names
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables, Precisions, Workload

@@ -22,7 +22,7 @@ from raysearch.frameworks import styles
 from raysearch.frameworks.dtensor import from_torch_placements, torch_placement
 from raysearch.frameworks.layer import choices_of_weights, weight_shapes
 from sim.layers.model import Model
-from sim.layers.ops import op_names
+from sim.ops.layers import op_names
 from sim.sharding.placement import PARTIAL, REPLICATE, Shard
 from sim.strategy import Strategy
 from tests.raysearch.frameworks.small import DENSE, KNOWN, MOE, SEQUENCES, charged, workload_of

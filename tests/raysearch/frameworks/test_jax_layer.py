@@ -15,7 +15,7 @@ import pytest
 
 from raysearch.errors import InputError
 from sim.layers.model import Model, uniform_model
-from sim.layers.ops import op_names
+from sim.ops.layers import op_names
 from sim.sharding.placement import PARTIAL, REPLICATE, Shard
 from tests.raysearch.frameworks.small import (
     DENSE,

@@ -12,7 +12,7 @@ from sim.config.catalog import load_workload
 from sim.config.files import CatalogError, configs_root
 from sim.layers.choices import withdraw_choice
 from sim.layers.declared import declared_choices
-from sim.layers.ops import MOE_LAYER
+from sim.ops.layers import MOE_LAYER
 from sim.optimum.spaces import extended_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -20,7 +20,7 @@ from sim.strategy import Strategy
 NORM = MOE_LAYER.op("ffn_norm")
 MODULE = """
 from sim.layers.choices import declare_choice
-from sim.layers.ops import MOE_LAYER
+from sim.ops.layers import MOE_LAYER
 
 def stripes():
     declare_choice(MOE_LAYER.op("ffn_norm"), MOE_LAYER, "striped tokens", "SS(0,2) -> SS(0,2)")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from sim.layers.choices import GREEDY, LM_HEAD, LOOK_UP, rule
-from sim.layers.ops import DENSE_LAYER, MOE_LAYER, FusedOp, Layer
+from sim.layers.ops import FusedOp, Layer
+from sim.ops.layers import DENSE_LAYER, MOE_LAYER
 from sim.sharding.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from sim.sharding.rules import einsum_rule
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from sim.layers.choices import declare_choice, operation_of, rule, withdraw_choice
+from sim.layers.choices import declare_choice, rule, withdraw_choice
 from sim.layers.declared import declared_choices
-from sim.layers.ops import DENSE_LAYER, MOE_LAYER
 from sim.layers.sizes import Load
+from sim.ops.layers import DENSE_LAYER, MOE_LAYER
 from sim.sharding.placement import Array, parse_placement
 from sim.sharding.rule_check import WrongRule
 from sim.sharding.rules import Rule
@@ -88,7 +88,7 @@ def test_what_a_strategy_cannot_have_is_refused(op: str, text: str, message: str
 def test_communication_inside_needs_a_price() -> None:
     def gathered(ranks: Sequence[Sequence[Array]]) -> list[Array]:
         whole = np.concatenate([x for (x,) in ranks])
-        return [operation_of(NORM, MOE_LAYER).compute(whole)] * len(ranks)
+        return [NORM.operation.compute(whole)] * len(ranks)
 
     inside = Rule((parse_placement("S(0)"),), parse_placement("R"), run=gathered)
     with pytest.raises(ValueError, match=r"has communication inside, which has no price of its own here; give work="):

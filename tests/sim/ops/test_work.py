@@ -14,7 +14,7 @@ import pytest
 
 from sim.evaluation import OpBreakdown
 from sim.layers.model import uniform_model
-from sim.layers.ops import layer_ops
+from sim.ops.layers import layer_ops
 from sim.ops.work import op_work
 from sim.prices.collectives import Collective
 from sim.serving.phases import batching

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from sim.layers.choices import declare_choice, withdraw_choice
-from sim.layers.ops import MOE_LAYER, FusedOp
+from sim.layers.ops import FusedOp
+from sim.ops.layers import MOE_LAYER
 from sim.ops.rank import Rank
 from sim.ops.work import Work, op_work
 from sim.optimum.best import find_best

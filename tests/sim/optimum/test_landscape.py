@@ -15,7 +15,7 @@ from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import uniform_model
-from sim.layers.ops import op_names
+from sim.ops.layers import op_names
 from sim.optimum.landscape import Optimum, find_optimum
 from sim.optimum.spaces import space_of
 from sim.simulate import evaluate

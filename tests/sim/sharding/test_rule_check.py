@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.layers.choices import all_operations
+from sim.ops.layers import all_operations
 from sim.sharding.domains import NON_NEGATIVE
 from sim.sharding.operations import OPERATIONS
 from sim.sharding.placement import PARTIAL, REPLICATE, Array, Partial, Shard, parse_placement

@@ -13,7 +13,7 @@ import pytest
 
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation, Explanation
-from sim.layers.ops import op_names
+from sim.ops.layers import op_names
 from sim.serving.phases import batching
 from sim.simulate import evaluate
 from sim.step.breakdown import explain

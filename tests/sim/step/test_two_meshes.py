@@ -18,7 +18,7 @@ from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation, OpBreakdown
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.mixers import GroupedAttention
-from sim.layers.ops import op_names
+from sim.ops.layers import op_names
 from sim.optimum.spaces import extended_space
 from sim.prices.collectives import Collective
 from sim.serving.phases import batching
