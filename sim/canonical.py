@@ -1,5 +1,9 @@
 """The one strategy that stands for all that do the same: where every group has one GPU, each choice is none.
 
+Strategies with the same canonical form have the same figures, to the bit: on a group of one GPU no tensor is cut, so an
+op costs what it does whole whatever its choice, and nothing moves. The reverse is not claimed: strategies of different
+forms may have equal figures (a degree spelled out as dp = ep, choices that a side of one GPU makes alike).
+
 With tp = 1 all 3^12 dims of the joint space are one strategy. Counting them as many inflates a space, the share of
 strategies that a search calls for the first time, and the search itself. Where attention's side or the experts' alone
 has groups of one GPU, its choices still decide how the residual stream crosses between the two.

@@ -27,7 +27,8 @@ def op_work(rank: Rank, op: FusedOp, choice: int) -> Work:
     declared = declared_choices(op.key).get(choice)
     if declared and declared.work:
         return declared.work(rank, op)
-    work: Work = op.work(rank, op, op.label(choice))
+    label = op.label(choice) if rank.tp > 1 else ""  # nothing is cut, not even to whole rows: see sim.canonical
+    work: Work = op.work(rank, op, label)
     return _gathering(rank, work) if gathers_weight(choice) else work
 
 

@@ -85,7 +85,7 @@ def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
         return "heads"
     if label == "q" and rank.attention.heads % rank.head_tp:
         return "heads"
-    if label in ("t", "c") and token_rows(rank, op, choice) < rank.tp:
+    if label in ("t", "c") and rank.tp > 1 and token_rows(rank, op, choice) < rank.tp:
         return "tokens"
     return None
 
