@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import stat
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -31,6 +33,35 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Writes a JSON object; see `envs.files.write_atomically`."""
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_together(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Makes or replaces files of a folder, which is made if need be: all of them or, where one cannot be written, none.
+
+    Args:
+        folder: Where they are to lie; what else lies there stays.
+        files: By path within it.
+
+    Raises:
+        OSError: One cannot be written; nothing has changed.
+    """
+    top = folder.absolute()
+    inside = Path()
+    while not top.exists() and not top.parent.exists():
+        top, inside = top.parent, top.name / inside
+    made = not top.exists()
+    staged = (top.parent if made else top) / f".{top.name}.{os.urandom(4).hex()}"
+    try:
+        for name, content in files.items():
+            write_bytes(staged / inside / name, content)
+        if made:
+            staged.rename(top)
+        else:
+            for name in files:
+                (top / name).parent.mkdir(parents=True, exist_ok=True)
+                (staged / name).replace(top / name)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def aside(path: Path) -> Path:

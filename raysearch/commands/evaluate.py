@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import typer
+
 from raysearch.commands.options import JsonOption, print_json
 from raysearch.commands.strategy import (
     BatchOption,
@@ -20,6 +22,7 @@ from raysearch.commands.strategy import (
 )
 from raysearch.commands.workload_flags import takes_workload
 from raysearch.described import model_import
+from raysearch.errors import NOTHING_FEASIBLE
 from raysearch.files import strategy_dict
 from sim.engines.registry import lacking_formats
 from sim.evaluation import Evaluation
@@ -47,6 +50,8 @@ def evaluate_strategy(
 ) -> None:
     """Evaluate one strategy: speed, memory, violations and a breakdown per op.
 
+    One that breaks a limit, or that the engine cannot be told, says so first; the exit code is then 3.
+
     \b
     Examples:
       raysearch evaluate -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron
@@ -57,7 +62,10 @@ def evaluate_strategy(
       raysearch evaluate --model deepseek_v3 --isl 8000 --osl 1000 --layout tep16 --batch 64 --draft-tokens 1 --acceptance 0.85
     """  # noqa: E501
     evaluation = evaluate(workload, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))
-    outside = space_of(workload).outside(evaluation.strategy)
+    space = space_of(workload)
+    outside = space.outside(evaluation.strategy)
+    broken = [violation.message for violation in evaluation.violations]
+    broken += space.engine.refusals(workload, evaluation.strategy) if space.engine else []
     near = [asdict(limit) for limit in near_limits(workload, evaluation)]
     slow = slow_precision(
         workload,
@@ -68,14 +76,18 @@ def evaluate_strategy(
     if as_json:
         told = {**workload_dict(workload), "outside_space": outside, **evaluation_dict(workload, evaluation)}
         print_json({**told, "near_limits": near, "warnings": warnings})
-        return
-    from raysearch.tables import explanation, printer
+    else:
+        from raysearch.tables import explanation, printer
 
-    printer().print(*explanation(workload, evaluation), sep="\n")
-    if outside:
-        print(f"Not in the space {workload.space!r}: {'; '.join(outside)}")
-    for warning in warnings:
-        print(f"Warning: {warning}")
+        for text in broken:
+            print(f"Infeasible: {text}")
+        printer().print(*explanation(workload, evaluation), sep="\n")
+        if outside:
+            print(f"Not in the space {workload.space!r}: {'; '.join(outside)}")
+        for warning in warnings:
+            print(f"Warning: {warning}")
+    if broken:
+        raise typer.Exit(NOTHING_FEASIBLE)
 
 
 def workload_dict(workload: Workload) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from raysearch.commands.strategy import (
 )
 from raysearch.commands.workload_flags import takes_workload
 from raysearch.described import imported_from
-from raysearch.errors import InputError
+from raysearch.errors import NOTHING_FEASIBLE, InputError
 from raysearch.export.deployment import Deployment, Export
 from raysearch.export.registry import exporter, exporter_names, pools_exporter
-from raysearch.files import strategy_dict
+from raysearch.files import strategy_dict, write_together
 from sim.workload import Workload
 
 _OUT = typer.Option("--out", "-o", help="Folder for the files.", show_default="printed")
@@ -65,7 +65,8 @@ def export_strategy(
 ) -> None:
     """Write a strategy as the command, configuration or code that runs it, and say what that leaves out.
 
-    The command stands on stdout, what was left out and what to know on stderr.
+    The command stands on stdout, what was left out and what to know on stderr. Where it breaks a limit, memory perhaps,
+    stderr says so first, and the exit code is 3.
 
     \b
     Examples:
@@ -95,13 +96,16 @@ def export_strategy(
         exports = {"": together(deployments)} if together else {pool: write(each) for pool, each in deployments.items()}
     except ValueError as error:
         raise InputError(f"{to} cannot run it: {error}") from error
-    for pool, export in exports.items():
-        if out is not None:
-            export.write(out / pool)
-        if not as_json:
-            _print(export, pool, shown=out is None)
+    if out is not None:
+        files = {Path(pool) / name: text for pool, each in exports.items() for name, text in each.all_files.items()}
+        write_together(out, {str(path): text.encode() for path, text in files.items()})
     if as_json:
         print_json(_told(to, deployments, exports))
+    else:
+        for pool, export in exports.items():
+            _print(export, pool, shown=out is None)
+    if any(export.violations for export in exports.values()):
+        raise typer.Exit(NOTHING_FEASIBLE)
 
 
 def _told(to: str, deployments: dict[str, Deployment], exports: dict[str, Export]) -> dict[str, Any]:
@@ -112,8 +116,9 @@ def _told(to: str, deployments: dict[str, Deployment], exports: dict[str, Export
     }
     for pool, export in exports.items():
         told.setdefault(pool, {"to": to}).update(
-            command=export.command,
+            command=export.command_text,
             files=dict(export.files),
+            violations=list(export.violations),
             dropped=list(export.dropped),
             notes=list(export.notes),
         )
@@ -137,7 +142,9 @@ def _print(export: Export, pool: str, *, shown: bool) -> None:
     if pool:
         print(f"# The {pool} pool")
         print(f"the {pool} pool:", file=sys.stderr)
-    texts = [export.command] if export.command else []
+    for text in export.violations:
+        print(f"infeasible: {text}", file=sys.stderr)
+    texts = [export.command_text] if export.command else []
     if shown:
         texts += [
             f"# {name}\n{text.rstrip()}" if export.command else text.rstrip() for name, text in export.files.items()

@@ -55,11 +55,6 @@ def left_out(deployment: Deployment) -> tuple[str, ...]:
     return (*dropped, *(f"no spec and no layer that runs: {part}" for part in unshown(model)))
 
 
-def told_in_file(deployment: Deployment) -> str:
-    """The same as the end of a file's docstring, so that the file does not pass for all of the model."""
-    return "".join(f"\n\nLeft out: {text}." for text in left_out(deployment))
-
-
 ORDER_NOTE = (
     "queries, keys and values lie side by side for each group of heads, gate and up projections column by column"
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from raysearch.files import write_bytes
+from raysearch.errors import InputError
+from raysearch.export.render import Command, Variable, shell_text
 from sim.serving.phases import batching
 from sim.step.pipeline import stage_layers
 from sim.strategy import Strategy
@@ -23,18 +23,26 @@ class Deployment:
     Attributes:
         workload: What it serves, on what.
         strategy: Of one replica.
-        served_model: Hugging Face repository or path of the weights.
+        served_model: Hugging Face repository or path of the weights; a variable where somebody must make them first.
         replicas: Copies that share nothing.
         quantization: How the engine quantises these weights when it starts, in its own word; None leaves them.
         longest_request: Tokens of the longest request where they differ; 0 where all are the workload's.
+
+    Raises:
+        InputError: Weights that no command line can name, or no copies.
     """
 
     workload: Workload
     strategy: Strategy
-    served_model: str
+    served_model: str | Variable
     replicas: int = 1
     quantization: str | None = None
     longest_request: int = 0
+
+    def __post_init__(self) -> None:
+        check_weights(str(self.served_model))
+        if isinstance(self.replicas, bool) or not isinstance(self.replicas, int) or self.replicas < 1:
+            raise InputError(f"expected replicas to be a whole number of at least 1, got {self.replicas!r}")
 
     @property
     def nodes(self) -> int:
@@ -121,49 +129,45 @@ def check_even(count: int, of: str, nodes: int) -> None:
         raise ValueError(f"{count} {of} do not lie evenly on {nodes} nodes")
 
 
+def check_weights(path: str) -> str:
+    """The same repository or path of weights, if it can be an argument of a command.
+
+    Raises:
+        InputError: It cannot, or an engine would take it for an option.
+    """
+    if path.startswith("-"):
+        raise InputError(
+            f"weights {path!r} look like an option to engines: write ./{path}, or the whole path (--serve)"
+        )
+    if "\0" in path or path.encode(errors="ignore").decode() != path:
+        raise InputError(f"the name of weights {path!r} is no text: rename them, or give another path (--serve)")
+    return path
+
+
 @dataclass(frozen=True)
 class Export:
     """A deployment in a target's words.
 
     Attributes:
-        command: What starts it, as one would type it; "" where files are applied by something else.
+        command: What starts it; None where files are applied by something else.
         files: By name, text each.
         dropped: What the target cannot be told, and what the simulator says that costs.
         notes: What its user must know.
+        violations: Limits that it breaks where it runs, by the simulator.
     """
 
-    command: str
+    command: Command | None
     files: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()
 
-    def write(self, folder: Path) -> None:
-        """Writes its files, and its command as a script."""
-        folder.mkdir(parents=True, exist_ok=True)
-        files = dict(self.files)
-        if self.command:
-            files[COMMAND_FILE] = f"#!/bin/sh\n{self.command}\n"
-        for name, text in files.items():
-            write_bytes(folder / name, text.encode())
+    @property
+    def command_text(self) -> str:
+        """The command as one would type it; "" without one."""
+        return shell_text(self.command) if self.command else ""
 
-
-Flag = tuple[str, str | int | float | None]
-"""An option and its value; None for a switch."""
-
-
-def words(flags: list[Flag]) -> list[str]:
-    """Options and values, one word each."""
-    return [str(word) for flag in flags for word in flag if word is not None]
-
-
-def command_text(start: str, flags: list[Flag]) -> str:
-    """A command with an option per line."""
-    lines = [start, *(" ".join(_quoted(word) for word in flag if word is not None) for flag in flags)]
-    return " \\\n  ".join(lines)
-
-
-def _quoted(word: str | float) -> str:
-    import shlex
-
-    text = str(word)
-    return text if text.startswith("$") else shlex.quote(text)
+    @property
+    def all_files(self) -> dict[str, str]:
+        """Its files, and its command as a script."""
+        return {**self.files, **({COMMAND_FILE: f"#!/bin/sh\n{self.command_text}\n"} if self.command else {})}

@@ -6,45 +6,41 @@ simulator charges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from raysearch.export.cut import ORDER_NOTE, cut_of, left_out, told_in_file
+from raysearch.export.cut import ORDER_NOTE, cut_of, left_out
 from raysearch.export.deployment import Deployment, Export
-from raysearch.frameworks.layer import Sharded
+from raysearch.export.render import Call, Name, python_text
 from raysearch.frameworks.plan import Lay, OpPlan, cache_lay, layer_plan, stream_lay
 from sim.layers.mixers import GroupedAttention
 from sim.sharding.placement import PARTIAL, REPLICATE
 from sim.simulate import evaluate
 
-_TEXT = '''"""Shardings of {name}, tp {tp} x ep {ep}, for PyTorch: one layer's, alike in all.
+_HEAD = '''
+"""Shardings over EP x TP GPUs of one layer of MODEL, for PyTorch; all layers are alike.
 
     parallelize_module(model, mesh(), plan())
 
-A module that is not in PLAN stays as it is. Rename those that your model calls otherwise.{left}
+A module that is not in PLAN stays as it is. Rename those that your model calls otherwise. Placements are over ep and
+tp: STREAM those of [tokens, hidden] between layers, CACHE those of keys and values, [sequences, context, kv heads, head
+dim], or None where there are no heads. LEFT_OUT is what they do not say of the model, CHARGED what each GPU sends in a
+layer, as the simulator charges it.
 """
 
 from styles import OpParallel
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-EP, TP = {ep}, {tp}
 P, R, S = Partial(), Replicate(), Shard
-PLAN = {{  # placements over ep and tp
-{plan}
-}}
-STREAM = {stream}  # [tokens, hidden], between layers
-CACHE = {cache}
-{charged}
-
-
+'''
+_TAIL = """
 def mesh(device: str = "cuda") -> DeviceMesh:
     return init_device_mesh(device, (EP, TP), mesh_dim_names=("ep", "tp"))
 
 
 def plan(layers: str = "layers.*.") -> dict[str, OpParallel]:
-    return {{layers + path: style for path, style in PLAN.items()}}
-'''
+    return {layers + path: style for path, style in PLAN.items()}
+"""
 
 
 def export(deployment: Deployment) -> Export:
@@ -53,53 +49,46 @@ def export(deployment: Deployment) -> Export:
     Raises:
         InputError: A strategy beyond the joint space.
     """
-    cut = cut_of(deployment, "dtensor")
-    text = _TEXT.format(
-        name=cut.model.name,
-        tp=cut.tp,
-        ep=cut.ep,
-        left=told_in_file(deployment),
-        plan="\n".join(f'    "{path}": {style_text(plan)},' for path, plan in layer_plan(cut).items()),
-        stream=lay_text(stream_lay(cut)),
-        cache=_cache_text(cut),
-        charged="\n".join(_charged(deployment)),
-    )
+    cut, missing = cut_of(deployment, "dtensor"), left_out(deployment)
+    constants = {
+        "MODEL": cut.model.name,
+        "EP": cut.ep,
+        "TP": cut.tp,
+        "PLAN": {path: style(plan) for path, plan in layer_plan(cut).items()},
+        "STREAM": placements(stream_lay(cut)),
+        "CACHE": placements(cache_lay(cut)) if isinstance(cut.group.attention, GroupedAttention) else None,
+        "LEFT_OUT": missing,
+        "CHARGED": _charged(deployment),
+    }
     styles = Path(__file__).parents[1] / "frameworks" / "styles.py"
+    files = {"sharding.py": python_text(_HEAD, constants, _TAIL), "styles.py": styles.read_text(encoding="utf-8")}
     notes = (ORDER_NOTE, "tokens are each ep rank's own; raysearch.frameworks.torch_layer has the modules of the plan")
-    files = {"sharding.py": text, "styles.py": styles.read_text(encoding="utf-8")}
-    return Export("", files, left_out(deployment), notes)
+    return Export(None, files, missing, notes)
 
 
-def _cache_text(cut: Sharded) -> str:
-    if not isinstance(cut.group.attention, GroupedAttention):
-        return "None  # it has no heads: left out"
-    return f"{lay_text(cache_lay(cut))}  # keys and values: [sequences, context, kv heads, head dim]"
-
-
-def style_text(plan: OpPlan) -> str:
+def style(plan: OpPlan) -> Call:
     """The `OpParallel` of a module as Python reads it.
 
     >>> from sim.sharding.placement import Shard
-    >>> style_text(OpPlan(((Shard(0), REPLICATE),), (Shard(0), Shard(1)), (Shard(0), Shard(1)), (REPLICATE, Shard(0))))
-    'OpParallel(reads=[(S(0), R)], weight=(R, S(0)), gives=(S(0), S(1)))'
+    >>> style(OpPlan(((Shard(0), REPLICATE),), (Shard(0), Shard(1)), (Shard(0), Shard(1)), (REPLICATE, Shard(0))))
+    OpParallel(reads=[(S(0), R)], weight=(R, S(0)), gives=(S(0), S(1)))
     """
-    said = [f"reads=[{', '.join(map(lay_text, plan.reads))}]"]
-    said += [f"weight={lay_text(plan.weight)}"] if plan.weight else []
-    said += [f"gives={lay_text(plan.gives)}"]
-    said += [f"leaves={lay_text(plan.leaves)}"] if plan.leaves != plan.gives else []
-    return f"OpParallel({', '.join(said + ['local=True'] * plan.local)})"
+    named: dict[str, object] = {"reads": [placements(lay) for lay in plan.reads]}
+    named |= {"weight": placements(plan.weight)} if plan.weight else {}
+    named |= {"gives": placements(plan.gives)}
+    named |= {"leaves": placements(plan.leaves)} if plan.leaves != plan.gives else {}
+    return Call("OpParallel", (), named | ({"local": True} if plan.local else {}))
 
 
-def lay_text(lay: Lay) -> str:
+def placements(lay: Lay) -> tuple[object, ...]:
     """Placements over ep and tp as the exported file writes them."""
-    return f"({', '.join({REPLICATE: 'R', PARTIAL: 'P'}.get(each, str(each)) for each in lay)})"
+    return tuple({REPLICATE: Name("R"), PARTIAL: Name("P")}.get(each) or Call(each.code, each.dims) for each in lay)
 
 
-def _charged(deployment: Deployment) -> Sequence[str]:
-    """Comments that say which collectives to expect."""
-    found = [
-        f"#   {c.kind} of {c.tensor}, {c.degree} GPUs: {c.bytes_per_device:,.0f} bytes"
+def _charged(deployment: Deployment) -> tuple[str, ...]:
+    """Which collectives to expect."""
+    return tuple(
+        f"{c.kind} of {c.tensor}, {c.degree} GPUs: {c.bytes_per_device:,.0f} bytes"
         for op in evaluate(deployment.workload, deployment.strategy).ops
         for c in op.collectives
-    ]
-    return ["# Sent by each GPU in a layer, as the simulator charges it:", *found] if found else []
+    )

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from raysearch.export import sglang, trtllm, vllm
-from raysearch.export.deployment import Deployment, Export, check_even, spread_notes, words
+from raysearch.export.deployment import Deployment, Export, check_even, spread_notes
 from raysearch.export.fitting import fitted
+from raysearch.export.render import Word, container_environment, container_words, words, yaml_text
 from raysearch.export.vllm import check_ranks
 from sim.engines.registry import engine_rules
 from sim.engines.rules import nvidia_alone
@@ -25,9 +24,6 @@ from sim.engines.rules import nvidia_alone
 VERSION = "1.6.1"
 FILE = "dynamo.yaml"
 _IMAGES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
-
-_LAYERS_OF_STAGES = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
-"""What tells an engine the layers of each pipeline stage."""
 
 
 def export(deployment: Deployment) -> Export:
@@ -45,7 +41,7 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
     Source: examples/backends/*/deploy/disagg.yaml of Dynamo.
     """
     engine = _engine_of(next(iter(pools.values())))
-    components, notes, dropped = [_frontend(engine)], list[str](), list[str]()
+    components, notes, dropped, violations = [_frontend(engine)], list[str](), list[str](), list[str]()
     for name, deployment in pools.items():
         runs = fitted(deployment, engine_rules(engine))
         check_even(runs.deployment.strategy.gpus, "GPUs", deployment.nodes)
@@ -54,6 +50,7 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
         which = f"{name} pool: " if name else ""
         notes += [which + text for text in (*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes))]
         dropped += [which + text for text in runs.dropped]
+        violations += [which + text for text in runs.violations]
         components.append(_worker(runs.deployment, engine))
     model = next(iter(pools.values())).workload.model.name
     resource = {
@@ -63,7 +60,7 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
         "spec": {"components": components},
     }
     notes += [f"kubectl apply -f {FILE}, where Dynamo's operator of {VERSION} runs", "hf-token-secret holds HF_TOKEN"]
-    return Export("", {FILE: yaml.safe_dump(resource, sort_keys=False)}, tuple(dropped), tuple(notes))
+    return Export(None, {FILE: yaml_text(resource)}, tuple(dropped), tuple(notes), tuple(violations))
 
 
 def _engine_of(deployment: Deployment) -> str:
@@ -95,37 +92,41 @@ def _worker(deployment: Deployment, engine: str) -> dict[str, Any]:
 
 
 def resource_name(text: str) -> str:
-    """A text as the name of a Kubernetes resource: lower case, letters, digits and hyphens, at most 63.
+    """A text as the name of a Kubernetes resource: lower case, letters, digits and hyphens, a letter first, at most 63.
 
-    >>> resource_name("Qwen3_235B-A22B")
-    'qwen3-235b-a22b'
+    >>> resource_name("Qwen3_235B-A22B"), resource_name("7b"), resource_name("模型")
+    ('qwen3-235b-a22b', 'model-7b', 'model')
     """
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63]
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return (name if name[:1].isalpha() else f"model-{name}")[:63].strip("-")
 
 
-def _pod(engine: str, command: list[str], args: list[str], worker: Deployment | None) -> dict[str, Any]:
+def _pod(engine: str, command: list[str], args: list[Word], worker: Deployment | None) -> dict[str, Any]:
     main: dict[str, Any] = {
         "name": "main",
         "image": f"nvcr.io/nvidia/ai-dynamo/{_IMAGES[engine]}:{VERSION}",
         "command": command,
-        "args": args,
+        "args": container_words(args),
         "envFrom": [{"secretRef": {"name": "hf-token-secret"}}],
     }
     if worker is not None:
-        if worker.layer_partition and engine in _LAYERS_OF_STAGES:
-            main["env"] = [{"name": _LAYERS_OF_STAGES[engine], "value": worker.layer_partition}]
+        if environment := _environment(worker, engine):
+            main["env"] = container_environment(environment)
         main["resources"] = {"limits": {"nvidia.com/gpu": str(worker.gpus_per_node)}}
     return {"spec": {"containers": [main]}}
 
 
-def _args(deployment: Deployment, engine: str) -> list[str]:
+def _environment(deployment: Deployment, engine: str) -> dict[str, str]:
+    of_engine = {"vllm": vllm.layers_of_stages, "sglang": sglang.layers_of_stages}
+    return of_engine[engine](deployment) if engine in of_engine else {}
+
+
+def _args(deployment: Deployment, engine: str) -> list[Word]:
     pool = [] if deployment.workload.phase == "serve" else ["--disaggregation-mode", deployment.workload.phase]
-    if engine == "vllm":
-        flags = vllm.parallel_flags(deployment) + vllm.serving_flags(deployment)
-        kept = [flag for flag in flags if flag[0] != "--kv-transfer-config"]  # Dynamo's mode sets it
+    if engine == "vllm":  # Dynamo's mode sets how caches are sent
+        kept = [flag for flag in vllm.engine_flags(deployment) if flag[0] != "--kv-transfer-config"]
         return ["--model", deployment.served_model, *words(kept), *pool]
     if engine == "sglang":
-        flags = sglang.parallel_flags(deployment) + sglang.serving_flags(deployment)
-        return ["--model-path", deployment.served_model, *words(flags)]
+        return ["--model-path", deployment.served_model, *words(sglang.engine_flags(deployment))]
     overridden = json.dumps(trtllm.config(deployment))
     return ["--model-path", deployment.served_model, "--override-engine-args", overridden, *pool]

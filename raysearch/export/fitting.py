@@ -27,11 +27,13 @@ class Fitted:
         deployment: The same on the engine, with what it runs in place of what it cannot be told.
         dropped: What it could not be told, each with the cost; empty if it runs everything as it is.
         notes: What its user must know.
+        violations: Limits that it breaks there.
     """
 
     deployment: Deployment
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()
 
 
 def fitted(
@@ -55,20 +57,25 @@ def fitted(
     there = replace(deployment, workload=on_engine(deployment.workload, engine))
     told = tell(there, engine)
     dropped, notes = list(told.dropped), [*_moved(deployment, there, engine), *told.notes]
-    notes += too_long(deployment.longest, deployment.workload.model.name, Path(told.deployment.served_model))
+    notes += too_long(deployment.longest, deployment.workload.model.name, Path(str(told.deployment.served_model)))
     if dropped:
         before, after = _wished(there), _wished(told.deployment)
         dropped[-1] = f"{dropped[-1]}: {_cost(before, after)}"
     workload, strategy = told.deployment.workload, deployment.strategy
     refused = engine.refusals(workload, strategy)
     if not refused:
-        return Fitted(told.deployment, tuple(dropped), tuple(notes))
+        return Fitted(told.deployment, tuple(dropped), tuple(notes), _broken(evaluate(workload, strategy)))
     runs = [evaluate(workload, each) for each in _alike(told.deployment, engine)]
     if not runs:
         raise ValueError(f"{refused[0]}; and it runs nothing else on {strategy.gpus} GPUs")
     best = min(runs, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu))
     cost = f"in its place: {degrees_text(best.strategy)}; {_cost(_wished(told.deployment), best)}"
-    return Fitted(replace(told.deployment, strategy=best.strategy), (*dropped, *refused, cost), tuple(notes))
+    there = replace(told.deployment, strategy=best.strategy)
+    return Fitted(there, (*dropped, *refused, cost), tuple(notes), _broken(best))
+
+
+def _broken(evaluation: Evaluation) -> tuple[str, ...]:
+    return tuple(violation.message for violation in evaluation.violations)
 
 
 def on_engine(workload: Workload, engine: EngineRules) -> Workload:

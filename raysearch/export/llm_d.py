@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
-import yaml
-
-from raysearch.export.deployment import Deployment, Export, check_even, spread_notes, words
+from raysearch.export.deployment import Deployment, Export, check_even, spread_notes
 from raysearch.export.dynamo import resource_name
 from raysearch.export.fitting import fitted
-from raysearch.export.vllm import check_ranks, parallel_flags, serving_flags
+from raysearch.export.render import Command, Flag, container_environment, container_words, yaml_text
+from raysearch.export.vllm import check_ranks, engine_flags, layers_of_stages
 from sim.engines.vllm import VLLM
 
 FILE = "llm-d-values.yaml"
@@ -40,16 +40,17 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
 
     Decode pods then have the chart's routing proxy before them, which has each prompt computed in the prefill pool.
     """
-    told, notes, dropped = dict[str, Deployment](), list[str](), list[str]()
+    told, notes, dropped, violations = dict[str, Deployment](), list[str](), list[str](), list[str]()
     for name, deployment in pools.items():
         runs = fitted(deployment, VLLM)
         which = f"{name} pool: " if name else ""
         notes += [which + text for text in (*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes))]
         dropped += [which + text for text in runs.dropped]
+        violations += [which + text for text in runs.violations]
         told["prefill" if deployment.workload.phase == "prefill" else "decode"] = runs.deployment
     release = resource_name(next(iter(told.values())).workload.model.name)
     notes.append(f"helm install {release} llm-d-modelservice/llm-d-modelservice -f {FILE}")
-    return Export("", {FILE: yaml.safe_dump(values(told), sort_keys=False)}, tuple(dropped), tuple(notes))
+    return Export(None, {FILE: yaml_text(values(told))}, tuple(dropped), tuple(notes), tuple(violations))
 
 
 def values(pools: Mapping[str, Deployment]) -> dict[str, Any]:
@@ -67,8 +68,8 @@ def values(pools: Mapping[str, Deployment]) -> dict[str, Any]:
         "accelerator": {"type": _vendor(first)},
         "multinode": any(deployment.nodes > 1 for deployment in pools.values()),
         "modelArtifacts": {
-            "name": first.served_model,
-            "uri": f"hf://{first.served_model}",
+            "name": str(first.served_model),
+            "uri": f"hf://{quote(str(first.served_model))}",
             "size": "0",
             "authSecretName": "hf-token-secret",
             "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": resource_name(first.workload.model.name)},
@@ -111,41 +112,45 @@ def _parallelism(deployment: Deployment) -> dict[str, int]:
 
 
 def _container(deployment: Deployment, port: int) -> dict[str, Any]:
-    flags = words(parallel_flags(deployment) + serving_flags(deployment))
-    serve = ["vllm", "serve", deployment.served_model, "--port", str(port), *flags]
+    """Its command is `vllm serve`; where a replica spans nodes, by way of a script that adds what differs on each."""
+    flags: list[Flag] = [("--port", port), *engine_flags(deployment)]
+    environment, script = layers_of_stages(deployment), list[str]()
+    if deployment.nodes > 1:
+        more, variables, of_node = _over_nodes(deployment)
+        flags, environment, script = flags + more, environment | variables, ["/bin/sh", "-c", of_node, "sh"]
+    told = container_words([*script, *Command(("vllm", "serve", deployment.served_model), tuple(flags)).words])
     container: dict[str, Any] = {"name": "vllm", "image": _IMAGES[_vendor(deployment)], "modelCommand": "custom"}
-    if deployment.nodes == 1:
-        container |= {"command": serve[:2], "args": serve[2:]}
-    else:
-        container |= {"command": ["/bin/sh", "-c"], "args": [_of_node(deployment, serve)]}
-    if variables := _environment(deployment):
+    container |= {"command": told[:2], "args": told[2:]}
+    variables = [*container_environment(environment), *_own_address(deployment)]
+    if variables:
         container["env"] = variables
     gpus = {f"{_vendor(deployment)}.com/gpu": str(deployment.gpus_per_node)}
     return {**container, "resources": {"limits": gpus, "requests": dict(gpus)}, "mountModelVolume": True}
 
 
-def _environment(deployment: Deployment) -> list[dict[str, Any]]:
-    """What vLLM reads besides its options: layers of stages that are not alike, where a pool's KV caches are had."""
-    split, variables = deployment.layer_partition, list[dict[str, Any]]()
-    if split:
-        variables.append({"name": "VLLM_PP_LAYER_PARTITION", "value": split})
-    if deployment.workload.phase != "serve":
-        own_address = {"fieldRef": {"fieldPath": "status.podIP"}}
-        variables.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": own_address})
-    return variables
+def _own_address(deployment: Deployment) -> list[dict[str, Any]]:
+    """Where a pool's KV caches are had."""
+    if deployment.workload.phase == "serve":
+        return []
+    return [{"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 
 
-def _of_node(deployment: Deployment, serve: list[str]) -> str:
-    """The script of each node of a worker set, which knows its own index and its leader's address."""
-    import shlex
+_OF_RANK = """
+[ "$LWS_WORKER_INDEX" -eq 0 ] || set -- "$@" --headless
+exec "$@" --node-rank "$LWS_WORKER_INDEX" --master-addr "$LWS_LEADER_ADDRESS"
+""".lstrip()
+_OF_RANKS = """
+[ "$LWS_WORKER_INDEX" -eq 0 ] || set -- "$@" --headless
+set -- "$@" --data-parallel-start-rank "$((LWS_WORKER_INDEX * RANKS_PER_NODE))"
+exec "$@" --data-parallel-address "$LWS_LEADER_ADDRESS"
+""".lstrip()
+"""Scripts of each node of a worker set, which knows its own index and its leader's address."""
 
-    strategy, text = deployment.strategy, shlex.join(serve)
-    if strategy.attention_dp == 1:
-        share = f'--nnodes {deployment.nodes} --node-rank "$LWS_WORKER_INDEX" --master-addr "$LWS_LEADER_ADDRESS"'
-    else:
-        local = strategy.attention_dp // deployment.nodes
-        share = (
-            f'--data-parallel-size-local {local} --data-parallel-address "$LWS_LEADER_ADDRESS" '
-            f"--data-parallel-rpc-port 5555 --data-parallel-start-rank $((LWS_WORKER_INDEX * {local}))"
-        )
-    return f'exec {text} {share} $([ "$LWS_WORKER_INDEX" -eq 0 ] || echo --headless)'
+
+def _over_nodes(deployment: Deployment) -> tuple[list[Flag], dict[str, str], str]:
+    """Options and variables that all nodes of a replica have, and the script that adds what differs."""
+    if deployment.strategy.attention_dp == 1:
+        return [("--nnodes", deployment.nodes)], {}, _OF_RANK
+    local = deployment.strategy.attention_dp // deployment.nodes
+    flags: list[Flag] = [("--data-parallel-size-local", local), ("--data-parallel-rpc-port", 5555)]
+    return flags, {"RANKS_PER_NODE": str(local)}, _OF_RANKS

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from raysearch.export.deployment import Deployment, Export, Flag, check_even, command_text, spread_notes
+from raysearch.export.deployment import Deployment, Export, check_even, spread_notes
 from raysearch.export.fitting import fitted
-from raysearch.export.models import Told
+from raysearch.export.models import CHECKPOINT, Told
+from raysearch.export.render import Command, Flag, Variable
 from sim.engines.megatron_core import MEGATRON_CORE
 from sim.engines.rules import EngineRules, nvidia_alone
 from sim.layers.dims import spread
@@ -29,21 +30,21 @@ def export(deployment: Deployment) -> Export:
     if list(nvidia_alone(deployment.workload.hardware)):
         notes.append("Megatron-LM is NVIDIA's: elsewhere their maker's fork runs, whose options were not read")
     if deployment.nodes > 1:
-        head: Flag = ("--master-addr", "$HEAD_ADDRESS")
-        launch += [("--nnodes", deployment.nodes), ("--node-rank", "$NODE_RANK"), head]
+        head: Flag = ("--master-addr", Variable("HEAD_ADDRESS"))
+        launch += [("--nnodes", deployment.nodes), ("--node-rank", Variable("NODE_RANK")), head]
         notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
     notes += [*spread_notes(deployment, deployment.nodes), *deployment.router_notes()]
-    start = "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun"
     module: Flag = ("-m", "examples.inference.launch_inference_server")
-    command = command_text(start, [*launch, module, *flags(runs.deployment)])
-    return Export(command, {}, runs.dropped, tuple(notes))
+    told = (*launch, module, *flags(runs.deployment))
+    command = Command(("torchrun",), told, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
 
 
 def flags(deployment: Deployment) -> list[Flag]:
     """Options of the degrees, the batch and the memory."""
     strategy, workload = deployment.strategy, deployment.workload
     told: list[Flag] = [
-        ("--load", "$CHECKPOINT"),
+        ("--load", CHECKPOINT),
         ("--use-checkpoint-args", None),
         ("--bf16", None),
         ("--tensor-model-parallel-size", strategy.tp),

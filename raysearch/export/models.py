@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raysearch.export.deployment import Deployment
+from raysearch.export.deployment import Deployment, check_weights
+from raysearch.export.render import Variable
 from sim.config.catalog import imported_model
 from sim.config.files import CatalogError, config_path
 from sim.engines.rules import EngineRules
@@ -56,7 +57,7 @@ Source: vllm/config/quantization.py of 0.33.0, where "fp8" is deprecated for thi
 of 0.5.23, whose blocks must be stored. TensorRT-LLM's PyTorch backend takes quantised checkpoints alone (its page on
 quantization). Weights that are stored quantised are refused by both (`_verify_quantization`).
 """
-CHECKPOINT = "$CHECKPOINT"
+CHECKPOINT = Variable("CHECKPOINT")
 """In the place of weights that somebody must quantise first."""
 
 
@@ -76,8 +77,12 @@ class Told:
 
 
 def draft_repository(model: Model) -> str:
-    """The repository of a draft model's weights, as published."""
-    return next(iter(_PUBLISHED.get(model.name, {}).values()), model.name)
+    """The repository of a draft model's weights, as published, or else its name.
+
+    Raises:
+        InputError: No command line can have that name.
+    """
+    return check_weights(next(iter(_PUBLISHED.get(model.name, {}).values()), model.name))
 
 
 def repository(workload: Workload, model: str | Path | None = None) -> str:
@@ -121,7 +126,7 @@ def stored_format(model: Model, path: str) -> Dtype | None:
 
 def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
     """The deployment with weights in the format that was charged, or else in that which their repository has."""
-    workload, path = deployment.workload, deployment.served_model
+    workload, path = deployment.workload, str(deployment.served_model)
     model, wanted = workload.model, workload.precisions.weights
     stored = stored_format(model, path)
     if stored is None:
@@ -140,7 +145,7 @@ def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
         return Told(replace(deployment, served_model=_MODEL_OPTIMIZER[model.name]))
     note = (
         f"{engine.title} does not quantise {path} to {wanted} when it starts: do it before, with NVIDIA's Model "
-        f"Optimizer (examples/llm_ptq), and put the checkpoint's path in the place of {CHECKPOINT}"
+        f"Optimizer (examples/llm_ptq), and set CHECKPOINT to the checkpoint's path"
     )
     return Told(replace(deployment, served_model=CHECKPOINT), notes=(note,))
 

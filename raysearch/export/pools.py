@@ -6,17 +6,55 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, PositiveInt, ValidationError
+
 from raysearch.described import imported_from, workload_of_options
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import repository
-from raysearch.files import as_strategy
+from sim.config.files import explain
 from sim.pools.traffic import Kind, Traffic, workload_of
+from sim.strategy import Strategy
+from sim.validate import check_strategy
 from sim.workload import Phase
 
 POOLS_FILE = "pools.json"
 _POOLS: dict[str, dict[str, Phase]] = {"one": {"pool": "serve"}, "apart": {"prefill": "prefill", "decode": "decode"}}
 """Way -> its pools, by their key in the file, and what each does."""
+
+
+class _Pool(BaseModel):
+    strategy: Strategy
+    replicas: PositiveInt = 1
+
+
+class _OnePool(BaseModel):
+    pool: _Pool
+    replicas: PositiveInt
+    chunk_tokens: PositiveInt | None
+
+
+class _Apart(BaseModel):
+    prefill: _Pool
+    decode: _Pool
+
+
+class _Ways(BaseModel):
+    one: _OnePool | None = None
+    apart: _Apart | None = None
+
+
+class _Point(BaseModel):
+    kinds: list[Kind]
+    ways: _Ways
+    winner: str | None
+
+
+class _Answers(BaseModel):
+    """What is read again of pools.json."""
+
+    points: list[_Point]
+    options: dict[str, Any] | None = None
 
 
 def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model: str | None) -> dict[str, Deployment]:
@@ -29,32 +67,43 @@ def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model
         served_model: In place of the model's own repository.
 
     Raises:
-        InputError: There is no such point, nothing is feasible in it, or no engine can be told what wins.
+        InputError: It is no pools.json, there is no such point, nothing is feasible in it, or no engine can be told
+            what wins.
     """
-    points = told["points"]
-    if number >= len(points):
-        raise InputError(f"{path} has no point {number}: it has {len(points)}, from 0")
-    if "options" not in told:
+    try:
+        answers = _Answers.model_validate(told)
+    except ValidationError as error:
+        raise InputError(f"{path} is not as `pools` writes it: {explain(error, _Answers)}") from error
+    if number >= len(answers.points):
+        raise InputError(f"{path} has no point {number}: it has {len(answers.points)}, from 0")
+    if answers.options is None:
         raise InputError(f"{path} does not say of which workload it is: make it anew with this version of `pools`")
-    point = points[number]
-    if point["winner"] is None:
+    point = answers.points[number]
+    if point.winner is None:
         raise InputError(f"point {number} of {path} has no strategy: nothing was feasible")
-    if point["winner"] not in _POOLS:
+    if point.winner not in _POOLS:
         raise InputError(
             f"point {number} of {path}: a pool that re-shards between prompts and answers wins, and no engine can move "
             "weights and caches to another layout while it runs: take a point that another way wins (--alternative N), "
             "or ask `recommend` for one pool"
         )
-    way, traffic = point["ways"][point["winner"]], Traffic.of(Kind(**kind) for kind in point["kinds"])
-    workload = workload_of_options(dict(told["options"]))
+    way = getattr(point.ways, point.winner)
+    if way is None:
+        raise InputError(f"point {number} of {path} says that {point.winner!r} wins, and nothing of how")
+    try:
+        traffic = Traffic.of(point.kinds)
+    except ValueError as error:
+        raise InputError(f"point {number} of {path}: {error}") from error
+    workload = workload_of_options(answers.options)
     served_model = served_model or repository(workload, imported_from())
     longest = max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)
     found: dict[str, Deployment] = {}
-    for name, phase in _POOLS[point["winner"]].items():
-        served = workload_of(traffic, workload, phase)
+    for name, phase in _POOLS[point.winner].items():
+        served, pool = workload_of(traffic, workload, phase), getattr(way, name)
         if phase == "serve":
-            served = replace(served, chunk_tokens=way["chunk_tokens"])
-        replicas = (way if phase == "serve" else way[name])["replicas"]
-        deployment = Deployment(served, as_strategy(way[name]["strategy"]), served_model, replicas)
-        found["" if phase == "serve" else name] = replace(deployment, longest_request=longest)
+            served = replace(served, chunk_tokens=way.chunk_tokens)
+        check_strategy(served, pool.strategy)
+        replicas = way.replicas if phase == "serve" else pool.replicas
+        deployment = Deployment(served, pool.strategy, served_model, replicas, longest_request=longest)
+        found["" if phase == "serve" else name] = deployment
     return found

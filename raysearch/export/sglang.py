@@ -10,9 +10,10 @@ that decode, which are apart without it; it takes chunks, and no speculative dec
 
 from __future__ import annotations
 
-from raysearch.export.deployment import Deployment, Export, Flag, command_text, spread_notes
+from raysearch.export.deployment import Deployment, Export, spread_notes
 from raysearch.export.fitting import fitted
 from raysearch.export.models import draft_repository
+from raysearch.export.render import Command, Flag, Variable
 from sim.engines.sglang import SGLANG
 from sim.layers.heuristics import megatron_dims
 from sim.workload import Speculation
@@ -23,19 +24,24 @@ _JOINED = "`python -m sglang_router.launch_router --pd-disaggregation --prefill 
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica; over several nodes, the same on each."""
     runs = fitted(deployment, SGLANG)
-    flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
+    flags = engine_flags(runs.deployment)
     notes, nodes = [*runs.notes], _nodes(deployment)
     if deployment.workload.phase == "serve" and not _mixes(deployment):
         notes.append("SGLang computes these prompts in steps of their own; charged was one step with what decodes")
     if nodes > 1:
-        address: Flag = ("--dist-init-addr", "$HEAD_ADDRESS:50000")
-        flags += [("--nnodes", nodes), ("--node-rank", "$NODE_RANK"), address]
+        address: Flag = ("--dist-init-addr", Variable("HEAD_ADDRESS", ":50000"))
+        flags += [("--nnodes", nodes), ("--node-rank", Variable("NODE_RANK")), address]
         notes.append(f"run it on each of {nodes} nodes, with NODE_RANK 0 to {nodes - 1}")
     notes += [*spread_notes(deployment, nodes), *deployment.router_notes(_JOINED)]
-    split = runs.deployment.layer_partition
-    start = f"SGLANG_PP_LAYER_PARTITION={split} " * bool(split)
-    start += f"python -m sglang.launch_server --model-path {runs.deployment.served_model}"
-    return Export(command_text(start, flags), {}, runs.dropped, tuple(notes))
+    program = ("python", "-m", "sglang.launch_server", "--model-path", runs.deployment.served_model)
+    command = Command(program, tuple(flags), layers_of_stages(runs.deployment))
+    return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
+
+
+def layers_of_stages(deployment: Deployment) -> dict[str, str]:
+    """What its environment must say where stages are not alike."""
+    split = deployment.layer_partition
+    return {"SGLANG_PP_LAYER_PARTITION": split} if split else {}
 
 
 def _mixes(deployment: Deployment) -> bool:
@@ -54,7 +60,12 @@ def _nodes(deployment: Deployment) -> int:
     return next(n for n in counts if pp % n == 0 or (n % pp == 0 and stage % (n // pp) == 0))
 
 
-def parallel_flags(deployment: Deployment) -> list[Flag]:
+def engine_flags(deployment: Deployment) -> list[Flag]:
+    """All options but those of several nodes."""
+    return _parallel_flags(deployment) + _serving_flags(deployment)
+
+
+def _parallel_flags(deployment: Deployment) -> list[Flag]:
     """Options of the degrees."""
     strategy, workload = deployment.strategy, deployment.workload
     flags: list[Flag] = [("--tp-size", strategy.stage_gpus)]
@@ -73,7 +84,7 @@ def parallel_flags(deployment: Deployment) -> list[Flag]:
     return flags
 
 
-def serving_flags(deployment: Deployment) -> list[Flag]:
+def _serving_flags(deployment: Deployment) -> list[Flag]:
     """Options of the batch, the memory and the formats."""
     workload, strategy = deployment.workload, deployment.strategy
     chunk = -1 if workload.chunk_tokens is None else workload.chunk_tokens * strategy.attention_dp

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import yaml
-
-from raysearch.export.deployment import Deployment, Export, Flag, command_text
+from raysearch.export.deployment import Deployment, Export
 from raysearch.export.fitting import fitted
 from raysearch.export.models import draft_repository
+from raysearch.export.render import Command, Word, yaml_text
 from sim.engines.trtllm import TRTLLM
 from sim.workload import Speculation
 
@@ -26,14 +25,15 @@ _BLOCK_TOKENS = 32
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica, and the file that it reads."""
     runs = fitted(deployment, TRTLLM)
-    flags: list[Flag] = [("--config", CONFIG_FILE)]
-    start, notes = f"trtllm-serve {runs.deployment.served_model}", [*runs.notes]
+    program: tuple[Word, ...] = ("trtllm-serve", runs.deployment.served_model)
+    notes = [*runs.notes]
     if deployment.nodes > 1:
-        start = f"mpirun -n {deployment.strategy.gpus} trtllm-llmapi-launch {start}"
+        program = ("mpirun", "-n", str(deployment.strategy.gpus), "trtllm-llmapi-launch", *program)
         notes.append(f"start it over {deployment.nodes} nodes with their host file, or by `srun` in place of mpirun")
     notes += [*deployment.domain_notes, *deployment.router_notes(_JOINED)]
-    content = yaml.safe_dump(config(runs.deployment), sort_keys=False)
-    return Export(command_text(start, flags), {CONFIG_FILE: content}, runs.dropped, tuple(notes))
+    command = Command(program, (("--config", CONFIG_FILE),))
+    files = {CONFIG_FILE: yaml_text(config(runs.deployment))}
+    return Export(command, files, runs.dropped, tuple(notes), runs.violations)
 
 
 def config(deployment: Deployment) -> dict[str, Any]:

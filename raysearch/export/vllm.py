@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 
-from raysearch.export.deployment import Deployment, Export, Flag, check_even, command_text
+from raysearch.export.deployment import Deployment, Export, check_even
 from raysearch.export.fitting import fitted
 from raysearch.export.models import draft_repository
+from raysearch.export.render import Command, Flag
 from sim.engines.vllm import VLLM
 from sim.workload import Speculation
 
@@ -27,18 +28,23 @@ _POOL_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica, on the head node of a Ray cluster where it spans several nodes."""
     runs = fitted(deployment, VLLM)
-    flags = parallel_flags(runs.deployment) + serving_flags(runs.deployment)
+    flags, environment = engine_flags(runs.deployment), layers_of_stages(runs.deployment)
     notes = [*runs.notes, *runs.deployment.domain_notes, *runs.deployment.router_notes(_JOINED)]
-    split = runs.deployment.layer_partition
-    start = f"VLLM_PP_LAYER_PARTITION={split} " * bool(split) + f"vllm serve {runs.deployment.served_model}"
     if deployment.nodes > 1:
-        more, nodes, start_more = _over_nodes(runs.deployment)
-        flags, start = flags + more, f"{start_more}{start}"
+        more, nodes, spans = _over_nodes(runs.deployment)
+        flags, environment = flags + more, spans | environment
         notes.append(f"run it on the head of a Ray cluster of {nodes} nodes (`ray start` on each)")
-    return Export(command_text(start, flags), {}, runs.dropped, tuple(notes))
+    command = Command(("vllm", "serve", runs.deployment.served_model), tuple(flags), environment)
+    return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
 
 
-def _over_nodes(deployment: Deployment) -> tuple[list[Flag], int, str]:
+def layers_of_stages(deployment: Deployment) -> dict[str, str]:
+    """What its environment must say where stages are not alike."""
+    split = deployment.layer_partition
+    return {"VLLM_PP_LAYER_PARTITION": split} if split else {}
+
+
+def _over_nodes(deployment: Deployment) -> tuple[list[Flag], int, dict[str, str]]:
     """Options of a replica that spans nodes, how many it takes, and what its environment must say.
 
     Source: create_dp_placement_groups of vllm/v1/engine/utils.py: every node takes `--data-parallel-size-local` ranks,
@@ -47,13 +53,13 @@ def _over_nodes(deployment: Deployment) -> tuple[list[Flag], int, str]:
     flags: list[Flag] = [("--distributed-executor-backend", "ray")]
     ranks, node_gpus = deployment.strategy.attention_dp, deployment.workload.hardware.host_gpus
     if ranks == 1:
-        return flags, deployment.nodes, ""
+        return flags, deployment.nodes, {}
     flags.append(("--data-parallel-backend", "ray"))
     gpus = deployment.strategy.gpus // ranks
     if gpus <= node_gpus:
         local = min(node_gpus // gpus, ranks)
-        return [*flags, ("--data-parallel-size-local", local)], math.ceil(ranks / local), ""
-    return flags, deployment.nodes, "VLLM_RAY_DP_PACK_STRATEGY=span "
+        return [*flags, ("--data-parallel-size-local", local)], math.ceil(ranks / local), {}
+    return flags, deployment.nodes, {"VLLM_RAY_DP_PACK_STRATEGY": "span"}
 
 
 def check_ranks(deployment: Deployment) -> None:
@@ -66,7 +72,12 @@ def check_ranks(deployment: Deployment) -> None:
         check_even(deployment.strategy.attention_dp, "data-parallel ranks", deployment.nodes)
 
 
-def parallel_flags(deployment: Deployment) -> list[Flag]:
+def engine_flags(deployment: Deployment) -> list[Flag]:
+    """All options but those of several nodes."""
+    return _parallel_flags(deployment) + _serving_flags(deployment)
+
+
+def _parallel_flags(deployment: Deployment) -> list[Flag]:
     """Options of the degrees."""
     strategy, moe = deployment.strategy, deployment.workload.model.is_moe
     flags: list[Flag] = [("--tensor-parallel-size", strategy.tp * strategy.cp)]
@@ -84,7 +95,7 @@ def parallel_flags(deployment: Deployment) -> list[Flag]:
     return flags
 
 
-def serving_flags(deployment: Deployment) -> list[Flag]:
+def _serving_flags(deployment: Deployment) -> list[Flag]:
     """Options of the batch, the memory and the formats."""
     workload = deployment.workload
     flags: list[Flag] = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raysearch.export.source import RECOMMENDATION_FILE
-from raysearch.files import strategy_dict, write_bytes, write_record
+from raysearch.files import strategy_dict, write_bytes, write_record, write_together
 from raysearch.recommend.answer import Answer, Beside, Option
 from raysearch.recommend.fleet import cost, gpus_at_low_end, stay_of
 from sim.evaluation import Evaluation
@@ -199,10 +199,10 @@ def _write_commands(answer: Answer, folder: Path) -> None:
     if target not in exporter_names():
         return
     for number, option in enumerate(answer.options):
-        deployment = Deployment(workload, option.evaluation.strategy, weights, option.fleet.replicas)
         own = folder / ("best" if number == 0 else f"alternative{number}")
         try:
-            exporter(target)(deployment).write(own)
+            deployment = Deployment(workload, option.evaluation.strategy, weights, option.fleet.replicas)
+            files = exporter(target)(deployment).all_files
         except ValueError as error:
-            own.mkdir(exist_ok=True)
-            write_bytes(own / "not_exported.txt", f"{target} cannot run it: {error}\n".encode())
+            files = {"not_exported.txt": f"{target} cannot run it: {error}\n"}
+        write_together(own, {name: text.encode() for name, text in files.items()})

@@ -65,6 +65,8 @@ def engine_rules(name: str) -> EngineRules:
     Raises:
         UnknownEngine: There is none of that name.
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # it may stand in a file
+        raise UnknownEngine(f"expected the name of an engine, got {name!r}")
     wanted = name.partition("<")[0]
     if wanted not in _ENGINES:
         _load_installed()

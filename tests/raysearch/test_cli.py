@@ -117,7 +117,8 @@ def test_evaluate_prints_every_op_and_why_a_strategy_is_not_allowed(raysearch: C
     good, bad = raysearch(*evaluate()), raysearch(*evaluate("--batch", "1000000"))
     for op in ("qkv_proj", "dispatch", "combine", "kv cache", "Violations: none"):
         assert op in good.stdout
-    assert bad.returncode == 0
+    assert bad.returncode == 3
+    assert bad.stdout.startswith("Infeasible: ")
     assert "hbm" in bad.stdout.split("Violations:")[1]
 
 

@@ -71,7 +71,7 @@ def some_strategies(target: str, workload: Workload, count: int) -> list[Strateg
 def test_every_option_exists_and_degrees_multiply_to_the_gpus(target: str, workload: Workload) -> None:
     for strategy in some_strategies(target, workload, 8):
         made = exporter(target)(Deployment(workload, strategy, "org/model"))
-        told = options_of(made.command)
+        told = options_of(made.command_text)
         assert not [text for text in made.dropped if "cannot" in text or "in its place" in text]
         if target == "trtllm":
             config = yaml.safe_load(made.files["config.yaml"])
@@ -114,9 +114,9 @@ def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str
     deployment = Deployment(workload, Strategy(1, 32, 1, 64, megatron_dims(workload.model)), "m")
     made = {target: exporter(target)(deployment) for target in ENGINES}
     for target in ("vllm", "sglang"):
-        assert set(options_of(made[target].command)) <= set(OPTIONS[target]["options"])
+        assert set(options_of(made[target].command_text)) <= set(OPTIONS[target]["options"])
 
-    vllm, sglang = (options_of(made[target].command) for target in ("vllm", "sglang"))
+    vllm, sglang = (options_of(made[target].command_text) for target in ("vllm", "sglang"))
     config = json.loads(vllm["--speculative-config"])
     assert config["num_speculative_tokens"] == 3
     assert config["method"] == {"mtp": "mtp", "qwen3_32b": "draft_model", None: "ngram"}[draft]
@@ -136,10 +136,10 @@ def test_prompts_that_wait_for_each_other_are_told_to_engines_that_can() -> None
     workload = replace(served("deepseek_v3", max_gpus=32), prompt_wait_steps=40)
     dims = megatron_dims(workload.model)
     own, shared = (Deployment(workload, Strategy(8 // dp, 8, 1, 64, dims, 1, dp), "m") for dp in (8, 1))
-    flags = options_of(exporter("sglang")(own).command)
+    flags = options_of(exporter("sglang")(own).command_text)
     assert "--enable-prefill-delayer" in flags
     assert flags["--prefill-delayer-max-delay-passes"] == "40"
-    assert not [each for each in options_of(exporter("sglang")(shared).command) if "delayer" in each]
+    assert not [each for each in options_of(exporter("sglang")(shared).command_text) if "delayer" in each]
     config = yaml.safe_load(exporter("trtllm")(own).files["config.yaml"])
     assert config["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 40, "batching_wait_iters": 0}
     assert "attention_dp_config" not in yaml.safe_load(exporter("trtllm")(shared).files["config.yaml"])
@@ -151,7 +151,7 @@ def test_stages_of_unequal_depth_have_the_layers_that_they_were_priced_with(targ
     workload = served("qwen3_235b_a22b")  # 94 layers
     dims = megatron_dims(workload.model)
     even, uneven = (
-        exporter(target)(Deployment(workload, Strategy(8, 1, pp, 64, dims), "org/model")).command for pp in (2, 4)
+        exporter(target)(Deployment(workload, Strategy(8, 1, pp, 64, dims), "org/model")).command_text for pp in (2, 4)
     )
     assert "PARTITION" not in even
     assert f"{target.upper()}_PP_LAYER_PARTITION=23,24,24,23 " in uneven
@@ -164,7 +164,7 @@ def test_sglang_mixes_chunks_of_prompts_with_what_decodes_where_they_were_charge
     for workload, mixes in ((whole, False), (chunked, True), (drafted, False)):
         deployment = Deployment(workload, Strategy(4, 1, 1, 16, megatron_dims(workload.model)), "m")
         made = exporter("sglang")(deployment)
-        assert ("--enable-mixed-chunk" in made.command) == mixes
+        assert ("--enable-mixed-chunk" in made.command_text) == mixes
         assert ("steps of their own" in " ".join(made.notes)) != mixes
     assert "--enable-mixed-chunk" in OPTIONS["sglang"]["options"]
 
@@ -172,7 +172,7 @@ def test_sglang_mixes_chunks_of_prompts_with_what_decodes_where_they_were_charge
 def test_deprecated_options_are_not_written() -> None:
     workload = served("deepseek_v3")
     strategy = Strategy(1, 16, 1, 64, megatron_dims(workload.model))
-    told = exporter("sglang")(Deployment(workload, strategy, "m")).command
+    told = exporter("sglang")(Deployment(workload, strategy, "m")).command_text
     assert "--attn-dp-size 16" in told
     assert "--enable-dp-lm-head" in told  # each group has a vocabulary of its own, as was charged
     assert "--enable-dp-attention" not in told
@@ -190,7 +190,7 @@ def test_what_an_engine_cannot_be_told_is_named_with_its_cost() -> None:
     there = replace(served("qwen3_235b_a22b", "vllm", max_gpus=32), expert_exchange="all_to_all", space="extended")
     assert float(after[2]) == pytest.approx(evaluate(there, wished).tokens_per_s_per_gpu, abs=0.06)
     assert float(after[3]) == pytest.approx(100 * (float(after[1]) / float(after[2]) - 1), abs=0.2)
-    told = options_of(made.command)
+    told = options_of(made.command_text)
     sizes = [int(told.get(size, 1)) for size in ("--tensor-parallel-size", "--data-parallel-size")]
     assert np.prod(sizes) == 16  # as many GPUs as wished
 
@@ -219,8 +219,8 @@ def test_weights_come_in_the_format_that_was_charged(target: str, weights: str) 
         workload = served(model, target, weights=weights, kv_cache=kv_cache, max_gpus=16)
         strategy = Strategy(4, 1, 1, 16, megatron_dims(workload.model))
         made = exporter(target)(Deployment(workload, strategy, repository(workload)))
-        at_start = re.search(r"--quantization (\S+)", made.command)
-        path = re.search(r"(?:serve|--model-path) (\S+)", made.command)
+        at_start = re.search(r"--quantization (\S+)", made.command_text)
+        path = re.search(r"(?:serve|--model-path) (\S+)", made.command_text)
         assert path is not None
         return f"{path[1]} {at_start[1] if at_start else ''}".strip(), made
 
@@ -230,15 +230,16 @@ def test_weights_come_in_the_format_that_was_charged(target: str, weights: str) 
         "sglang": {"fp8": "fp8"},
         "trtllm": dict[str, str](),
     }[target]
+    shown = f'"${{{CHECKPOINT.name}:?}}"'
     told, made = start("llama_4_scout")
     assert not made.dropped
     if weights == "bf16" or weights in words:
         assert told == f"{scout} {words.get(weights, '')}".strip()
     elif weights == "fp8":
         assert told == quantised
-        assert start("llama_4_scout", kv_cache="bf16")[0] == CHECKPOINT  # NVIDIA's has its cache in fp8, too
+        assert start("llama_4_scout", kv_cache="bf16")[0] == shown  # NVIDIA's has its cache in fp8, too
     else:
-        assert told == CHECKPOINT
+        assert told == shown
         assert f"does not quantise {scout} to {weights}" in made.notes[0]
 
     told, made = start("gpt_oss_120b")  # stored quantised: no engine takes it for anything else
@@ -257,14 +258,14 @@ def test_weights_that_lie_in_a_folder_are_of_the_format_that_it_says(tmp_path: P
     workload = served("qwen3_32b", "vllm", weights="fp8")
     deployment = Deployment(workload, Strategy(4, 1, 1, 16, megatron_dims(workload.model)), str(tmp_path))
     made = exporter("vllm")(deployment)
-    assert "--quantization" not in made.command
+    assert "--quantization" not in made.command_text
     assert made.notes == (f"weights must be in fp8, as was charged: {tmp_path}",)
     (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG))
-    assert "--quantization fp8_per_tensor" in exporter("vllm")(deployment).command
+    assert "--quantization fp8_per_tensor" in exporter("vllm")(deployment).command_text
     blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (tmp_path / "config.json").write_text(json.dumps({**QWEN_CONFIG, "quantization_config": blocks}))
     made = exporter("vllm")(deployment)
-    assert "--quantization" not in made.command
+    assert "--quantization" not in made.command_text
     assert "weights in fp8_block, which stay so: not in fp8" in made.dropped[0]
 
 
@@ -287,7 +288,7 @@ def test_a_replica_over_several_nodes_says_what_lies_on_each(tp: int, dp: int, p
     workload = served("qwen3_235b_a22b", "vllm", max_gpus=64)
     strategy = Strategy(tp, tp * dp, pp, 64, megatron_dims(workload.model), dp=dp)
     made = exporter("vllm")(Deployment(workload, strategy, repository(workload)))
-    told = options_of(made.command)
+    told = options_of(made.command_text)
     assert told["--distributed-executor-backend"] == "ray"
     ranks, gpus = dp, tp * pp
     nodes = re.search(r"cluster of (\d+) nodes", " ".join(made.notes))
@@ -296,23 +297,23 @@ def test_a_replica_over_several_nodes_says_what_lies_on_each(tp: int, dp: int, p
         local = int(told["--data-parallel-size-local"])
         assert local * gpus <= 8
         assert (int(nodes[1]) - 1) * local < ranks <= int(nodes[1]) * local
-    assert ("span" in made.command) == (ranks > 1 and gpus > 8)
+    assert ("span" in made.command_text) == (ranks > 1 and gpus > 8)
 
 
 def test_a_node_is_a_host_where_fast_links_join_several() -> None:
     rack = served("qwen3_235b_a22b", "vllm", hardware="gb200_nvl72", max_gpus=72)  # trays of 4 in one NVLink domain
     dims = megatron_dims(rack.model)
     one, two = (Deployment(rack, Strategy(4, 4, pp, 64, dims, dp=1), "m") for pp in (1, 2))
-    assert "ray" not in exporter("vllm")(one).command
-    assert options_of(exporter("vllm")(two).command)["--distributed-executor-backend"] == "ray"
-    assert options_of(exporter("sglang")(two).command)["--nnodes"] == "2"
-    megatron = options_of(exporter("megatron")(two).command)
+    assert "ray" not in exporter("vllm")(one).command_text
+    assert options_of(exporter("vllm")(two).command_text)["--distributed-executor-backend"] == "ray"
+    assert options_of(exporter("sglang")(two).command_text)["--nnodes"] == "2"
+    megatron = options_of(exporter("megatron")(two).command_text)
     assert (megatron["--nnodes"], megatron["--nproc-per-node"]) == ("2", "4")
     for target in ENGINES:
         assert "2 nodes must be of the 72 GPUs that NVLink joins" in " ".join(exporter(target)(two).notes)
         assert "NVLink" not in " ".join(exporter(target)(one).notes)
     ranks = exporter("vllm")(Deployment(rack, Strategy(1, 16, 1, 512, dims), "m"))
-    assert options_of(ranks.command)["--data-parallel-size-local"] == "4"
+    assert options_of(ranks.command_text)["--data-parallel-size-local"] == "4"
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -349,7 +350,7 @@ def test_nodes_that_are_not_filled_are_all_alike() -> None:
     workload = served("llama_3_1_70b", "sglang", max_gpus=64, weights="bf16")
     deployment = Deployment(workload, Strategy(4, 1, 5, 64, megatron_dims(workload.model)), "m")  # 20 GPUs
     made = exporter("sglang")(deployment)
-    assert options_of(made.command)["--nnodes"] == "5"  # 3 nodes have no whole stages
+    assert options_of(made.command_text)["--nnodes"] == "5"  # 3 nodes have no whole stages
     assert "4 of the 8 GPUs of each node" in " ".join(made.notes)
     with pytest.raises(ValueError, match="20 GPUs do not lie evenly on 3 nodes"):
         exporter("megatron")(deployment)
@@ -376,14 +377,14 @@ def test_a_step_has_room_for_the_prompts_that_were_charged(
     workload = served("llama_3_1_8b", phase=phase, isl=1000, osl=100, weights="bf16", kv_cache="bf16", **said)
     deployment = Deployment(workload, Strategy(1, 1, 1, batch, megatron_dims(workload.model)), "m")
     made = {target: exporter(target)(deployment) for target in ENGINES}
-    vllm, sglang, megatron = (options_of(made[target].command) for target in ("vllm", "sglang", "megatron"))
+    vllm, sglang, megatron = (options_of(made[target].command_text) for target in ("vllm", "sglang", "megatron"))
     assert vllm["--max-num-batched-tokens"] == megatron["--inference-dynamic-batching-max-tokens"] == str(tokens)
     config = yaml.safe_load(made["trtllm"].files["config.yaml"])
     assert 0 <= config["max_num_tokens"] - tokens < config["kv_cache_config"]["tokens_per_block"]
     prompts = tokens if phase == "prefill" else tokens - batch
     assert int(sglang.get("--max-prefill-tokens", 0)) == prompts
     drafting = replace(workload, speculation=Speculation(3, (0.8, 0.6, 0.4), None))
-    drafted = options_of(exporter("vllm")(replace(deployment, workload=drafting)).command)
+    drafted = options_of(exporter("vllm")(replace(deployment, workload=drafting)).command_text)
     assert phase != "decode" or drafted["--max-num-batched-tokens"] == str(4 * batch)
 
 
@@ -391,10 +392,10 @@ def test_megatron_runs_sequence_parallelism_and_keeps_bf16() -> None:
     workload = served("mixtral_8x7b", max_gpus=8)
     strategy = Strategy(2, 4, 1, 16, megatron_sp_dims(workload.model))
     made = exporter("megatron")(Deployment(workload, strategy, "m"))
-    assert "--sequence-parallel" in made.command
+    assert "--sequence-parallel" in made.command_text
     assert "bf16" in made.dropped[0]
     plain = replace(strategy, dims=megatron_dims(workload.model))
-    assert "--sequence-parallel" not in exporter("megatron")(Deployment(workload, plain, "m")).command
+    assert "--sequence-parallel" not in exporter("megatron")(Deployment(workload, plain, "m")).command_text
 
 
 def test_an_unknown_target_is_told_with_a_suggestion() -> None:

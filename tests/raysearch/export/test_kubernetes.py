@@ -87,7 +87,7 @@ def test_llm_d_takes_both_pools_as_one_release_with_a_proxy_before_decode() -> N
     assert "--port 8000" in " ".join(prefill["args"])
     assert "--port 8200" in " ".join(decode["args"])
     for container in (prefill, decode):
-        assert [each["name"] for each in container["env"]] == ["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+        assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in [each["name"] for each in container["env"]]
 
 
 @pytest.mark.parametrize("target", ["dynamo", "llm-d"])
@@ -142,10 +142,9 @@ def test_llm_d_takes_the_values(strategy: dict[str, int]) -> None:
     assert gpus == parallelism["tensor"] * parallelism["dataLocal"]  # as the chart counts a worker's
     assert gpus * parallelism["workers"] == asked.strategy.gpus
     assert values["multinode"] == (asked.strategy.gpus > 8)
-    told = " ".join(container["args"]).split()
-    options = {word for word in told if word.startswith("--")}
-    assert {option.rstrip(")") for option in options} <= VLLM_OPTIONS | {"--port", "--headless"}
-    assert ("--headless)" in options) == values["multinode"]
+    options = {word for word in " ".join(container["args"]).split() if word.startswith("--")} - {"--"}
+    assert options <= VLLM_OPTIONS | {"--port", "--headless"}
+    assert ("--headless" in options) == values["multinode"]
 
 
 def test_dynamo_says_which_engines_it_runs() -> None:

@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from raysearch.app import app
-from raysearch.errors import InputError
+from raysearch.errors import NOTHING_FEASIBLE, InputError
+from sim.config.files import CatalogError
+from sim.validate import StrategyError
 from tests.raysearch.export.test_engines import QWEN_CONFIG
 
 RUNNER = CliRunner()
@@ -44,7 +46,7 @@ def test_some_ops_alone_are_exported_to_pytorch(tmp_path: Path) -> None:
     said = (*QWEN, "--tp", "4", "--batch", "32", "--to", "dtensor", "--ops", "qkv_proj, attention,o_proj")
     run(*said, "--out", str(tmp_path))
     written = (tmp_path / "sharding.py").read_text()
-    assert '"o_proj": OpParallel(reads=[(S(0), S(1))]' in written
+    assert "'o_proj': OpParallel(reads=[(S(0), S(1))]" in written
     assert "ffn1" not in written
     assert "all_reduce of attn_projected, 4 GPUs" in written
     assert "class OpParallel" in (tmp_path / "styles.py").read_text()
@@ -54,7 +56,10 @@ def test_the_best_of_a_search_is_exported(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     words = ("search", "-w", "llama_3_1_405b_8k", "-s", "megatron", "--out", folder)
     assert RUNNER.invoke(app, [*words], catch_exceptions=False).exit_code == 0
-    assert run(folder, "--to", "megatron").startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun")
+    shown = RUNNER.invoke(app, ["export", folder, "--to", "megatron"], catch_exceptions=False)
+    assert shown.stdout.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun")
+    assert "infeasible: needs 1" in shown.stderr  # it runs bf16 alone, the strategy is one of fp8
+    assert shown.exit_code == NOTHING_FEASIBLE
 
 
 def test_without_anything_to_export_it_says_what_it_needs(tmp_path: Path) -> None:
@@ -113,3 +118,57 @@ def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
         name: answer["ways"]["apart"][name]["replicas"] for name in ("prefill", "decode")
     }
     assert together["files"]["dynamo.yaml"].count("type: frontend") == 1
+
+
+STRATEGY = {"tp": 1, "ep": 1, "pp": 1, "batch": 8, "dims": [2, 1, 1, 0, 2, 2, 1, 1, 0, 2]}
+APART = {
+    "winner": "apart",
+    "kinds": [{"prompt_tokens": 4000, "output_tokens": 500, "share": 1.0}],
+    "ways": {"apart": {pool: {"replicas": 2, "strategy": STRATEGY} for pool in ("prefill", "decode")}},
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        ("ways.apart.decode.replicas", -3, "replicas: .* greater than 0, got -3"),
+        ("ways.apart.decode.replicas", "many", "replicas: .*valid integer.*'many'"),
+        ("ways.apart.decode.strategy.tp", [], "tp: .*valid integer"),
+        ("ways.apart.decode.strategy.dims", [2, 1], "expected 10 choices|dims"),
+        ("ways.apart.decode.strategy", None, "strategy"),
+        ("ways.apart", None, "says that 'apart' wins, and nothing of how"),
+        ("ways", 5, "ways"),
+        ("winner", 5, "winner"),
+        ("kinds", [], "at least one kind"),
+        ("kinds", [{"prompt_tokens": -1, "output_tokens": 5}], "at least 1 token"),
+        ("kinds", "x", "kinds"),
+    ],
+)
+def test_an_answer_of_pools_that_is_none_is_one_message(tmp_path: Path, place: str, value: object, says: str) -> None:
+    point = json.loads(json.dumps(APART))
+    *way, last = place.split(".")
+    inner = point
+    for key in way:
+        inner = inner[key]
+    options = {"model": "llama_3_1_8b", "isl": 4000, "osl": 500}
+    (tmp_path / "pools.json").write_text(json.dumps({"options": options, "points": [point]}))
+    assert "kv_consumer" in run(str(tmp_path))
+    inner[last] = value
+    (tmp_path / "pools.json").write_text(json.dumps({"options": options, "points": [point]}))
+    with pytest.raises((InputError, StrategyError), match=says):
+        run(str(tmp_path))
+    (tmp_path / "pools.json").write_text(json.dumps({"points": value}))
+    with pytest.raises(InputError):
+        run(str(tmp_path))
+
+
+def test_no_copies_and_no_engine_are_one_message(tmp_path: Path) -> None:
+    options = {"model": "llama_3_1_8b", "isl": 4000, "osl": 500, "phase": "serve"}
+    answer = {"options": options, "best": {"strategy": STRATEGY, "replicas": -3}}
+    (tmp_path / "recommendation.json").write_text(json.dumps(answer))
+    with pytest.raises(InputError, match="replicas"):
+        run(str(tmp_path), "--to", "dynamo")
+    answer = {"options": {**options, "engine": 5}, "best": {"strategy": STRATEGY}}
+    (tmp_path / "recommendation.json").write_text(json.dumps(answer))
+    with pytest.raises((InputError, CatalogError), match="engine"):
+        run(str(tmp_path))

@@ -28,6 +28,6 @@ def test_the_file_says_what_it_leaves_out(target: str) -> None:
         strategy = Strategy(4, 4, 1, 8, megatron_dims(workload.model))
         export = exporter(target)(Deployment(workload, strategy, name))
         compile(export.files["sharding.py"], "sharding.py", "exec")
-        assert ("Left out: no spec and no layer that runs: latent attention" in export.files["sharding.py"]) == lacks
+        assert ("'no spec and no layer that runs: latent attention" in export.files["sharding.py"]) == lacks
         assert ("CACHE = None" in export.files["sharding.py"]) == lacks
         assert any("shared experts" in text for text in export.dropped) == lacks

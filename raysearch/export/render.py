@@ -1,0 +1,159 @@
+"""What exporters build, as text: a command for a shell, words and variables of a container, YAML, a Python file.
+
+Nowhere else does a value enter a text that something reads again: each form has one function, and a library's quoting.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A word that is known where a command runs: the value of an environment variable, and what follows it."""
+
+    name: str
+    suffix: str = ""
+
+    def __str__(self) -> str:
+        return f"${self.name}{self.suffix}"
+
+
+Word = str | Variable
+Flag = tuple[str, Word | int | float | None]
+"""An option and its value; None for a switch."""
+
+
+def words(flags: Iterable[Flag]) -> list[Word]:
+    """Options and values, one word each."""
+    found = (word for flag in flags for word in flag if word is not None)
+    return [word if isinstance(word, Variable) else str(word) for word in found]
+
+
+@dataclass(frozen=True)
+class Command:
+    """What starts something.
+
+    Attributes:
+        program: The program, and what stands before the options.
+        flags: The options.
+        environment: Variables that it finds set beside those of whoever starts it.
+    """
+
+    program: tuple[Word, ...]
+    flags: tuple[Flag, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> list[Word]:
+        """All arguments, the program first."""
+        return [*self.program, *words(self.flags)]
+
+
+def shell_text(command: Command) -> str:
+    r"""A command as one would type it, an option per line; it ends where a variable that it takes is not set.
+
+    >>> print(shell_text(Command(("vllm", "serve", "a b"), (("--host", Variable("HOST")),), {"A": "1 2"})))
+    A='1 2' vllm serve 'a b' \
+      --host "${HOST:?}"
+    """
+    set_before = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
+    lines = [[*set_before, *map(_quoted, command.program)], *([*map(_quoted, words([flag]))] for flag in command.flags)]
+    return " \\\n  ".join(map(" ".join, lines))
+
+
+def _quoted(word: Word) -> str:
+    if isinstance(word, Variable):
+        return f'"${{{word.name}:?}}"{shlex.quote(word.suffix) if word.suffix else ""}'
+    return shlex.quote(word)
+
+
+def container_words(found: Iterable[Word]) -> list[str]:
+    """Words of a container's command: Kubernetes puts variables in the place of $(NAME), and takes $$ for $.
+
+    >>> container_words(["--host", Variable("HOST"), "$(HOST)"])
+    ['--host', '$(HOST)', '$$(HOST)']
+    """
+    return [f"$({word.name}){word.suffix}" if isinstance(word, Variable) else word.replace("$", "$$") for word in found]
+
+
+def container_environment(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """Variables of a container, whose values Kubernetes reads as it does words."""
+    return [{"name": name, "value": container_words([value])[0]} for name, value in environment.items()]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either version of YAML would take for a number: of 1e3 and 0o17 PyYAML knows 1.1's reading alone."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(0o[0-7]+|0x[0-9a-fA-F]+|(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?)$"),
+    [*"-+.0123456789"],
+)
+_Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, "|" if "\n" in text else None)
+)
+
+
+def yaml_text(value: Mapping[str, Any]) -> str:
+    """A value as YAML, in its own order.
+
+    >>> print(yaml_text({"name": "1e3", "on": "yes"}), end="")
+    name: '1e3'
+    'on': 'yes'
+    """
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
+
+
+@dataclass(frozen=True, repr=False)
+class Name:
+    """A name of an exported Python file; its `repr` is the code."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, repr=False)
+class Call:
+    """A call in an exported Python file; its `repr` is the code.
+
+    >>> Call("P", (("ep", "tp"), None), {"local": Name("YES")})
+    P(('ep', 'tp'), None, local=YES)
+    """
+
+    function: str
+    arguments: tuple[object, ...] = ()
+    named: Mapping[str, object] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        told = [*map(repr, self.arguments), *(f"{name}={value!r}" for name, value in self.named.items())]
+        return f"{self.function}({', '.join(told)})"
+
+
+def python_text(head: str, constants: Mapping[str, object], tail: str) -> str:
+    """A Python file: a docstring and imports, constants, functions.
+
+    Args:
+        head: Code before the constants, the same in every file.
+        constants: By name; what a dictionary or a tuple holds stands on a line each.
+        tail: Code behind them, the same in every file.
+    """
+    lines = "\n".join(f"{name} = {_literal(value)}" for name, value in constants.items())
+    return f"{head.strip()}\n\n{lines}\n\n\n{tail.strip()}\n"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, Mapping) and value:
+        return "\n".join(["{", *(f"    {key!r}: {each!r}," for key, each in value.items()), "}"])
+    if isinstance(value, tuple) and value and all(isinstance(each, str) for each in value):
+        return "\n".join(["(", *(f"    {each!r}," for each in value), ")"])
+    return repr(value)
