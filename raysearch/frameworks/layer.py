@@ -12,7 +12,7 @@ from sim.layers.choices import OpRule, rule
 from sim.layers.mixers import Attention, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, Model
 from sim.layers.ops import Layer, Tensor
-from sim.ops.layers import layer_ops, op_names
+from sim.ops.layers import layer_ops, op_names, registered_ops
 from sim.sharding.placement import REPLICATE, Placement, Shard
 from sim.strategy import CHOICES
 
@@ -110,6 +110,7 @@ def unshown(model: Model) -> tuple[str, ...]:
         told.append("a mixer that is linear in the context (its state is no cache)")
     if group.feed_forward.shared_ffn_hidden:
         told.append("shared experts (as a dense feed-forward beside)")
+    told += [f"{name} (an op that somebody registered)" for name in registered_ops(model)]
     return tuple(told)
 
 

@@ -178,6 +178,11 @@ def op_names(model: Model) -> tuple[str, ...]:
     return tuple(layer_ops(model).op_by_name)
 
 
+def registered_ops(model: Model) -> tuple[str, ...]:
+    """Those of them that somebody registered."""
+    return tuple(name for name in op_names(model) if name in _REGISTERED)
+
+
 def all_operations() -> dict[str, Operation]:
     """Every operation by name: those of `sim.sharding.operations`, every einsum of the two layers, registered ops'."""
     einsums = {
@@ -239,17 +244,16 @@ def register_op(
         raise ValueError(f"{op.name} leaves {op.letters!r}, whose columns must be one of {', '.join(FEATURES)}")
     if rules and op.operation.kind in SOURCES:
         raise ValueError(f"operations of kind {op.operation.kind!r} have rules already: leave yours out, or rename it")
-    priced = [
-        group.name for group, layer in _IN_USE.items() if where(group) and set(op.inputs) <= {*layer.tensor_by_name}
-    ]
-    if priced:
-        raise ValueError(f"layers {priced[0]!r} are in use without {op.name!r}: register it before they are")
-    add_rules(op.operation.kind, *rules)
+    if rules:
+        add_rules(op.operation.kind, *rules)
     try:
         for found in rules_of(op.operation, (Shard(0),)):
             prove(op.operation, found)
         for label in op.labels:
             label_rule(op.operation, label)
+        for group, layer in _IN_USE.items():
+            if set(op.inputs) <= layer.tensor_by_name.keys() and where(group):
+                raise ValueError(f"layers {group.name!r} are in use without {op.name!r}: register it before they are")
     except ValueError:
         if rules:
             del SOURCES[op.operation.kind]
