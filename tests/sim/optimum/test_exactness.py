@@ -1,0 +1,152 @@
+"""The exact optimum where it is hardest: contiguous batches, and SLOs that let a batch in and keep a smaller one out.
+
+Time does not always grow with the batch: tokens that divide evenly take other routes, all-to-all rounds up, copies of
+experts change hands. Each case draws a small space, adds every strategy of it up, and sets the SLO to the latency of one
+of its batches, of those that are faster than a smaller one as far as there are any. `RAYSEARCH_FUZZ` draws as many cases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.batched import Evaluations, evaluate_many
+from sim.config.described import Description, described_workload
+from sim.config.files import CatalogError
+from sim.optimum.best import Known, find_best
+from sim.optimum.spaces import Space, extended_space
+from sim.simulate import ROUNDING
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+CASES = int(os.environ.get("RAYSEARCH_FUZZ", "60"))
+MODELS = (
+    "mixtral_8x7b",
+    "minimax_m2_5",
+    "qwen3_235b_a22b",
+    "deepseek_v3",
+    "llama_4_scout",
+    "gpt_oss_120b",
+    "qwen3_5_397b_a17b",
+    "llama_3_1_70b",
+)
+ENGINES = (None, None, "vllm", "sglang", "trtllm", "megatron")
+PHASES = ("decode", "serve", "chunked", "prefill")
+MOST_CHOICES = 8
+"""Combinations of choices of a space."""
+
+
+def drawn_workload(rng: random.Random) -> Workload:
+    """A model, phase and engine, without SLOs; half of the time with more memory than anything needs."""
+    phase = rng.choice(PHASES)
+    said = Description(
+        rng.choice(MODELS),
+        phase="serve" if phase == "chunked" else phase,
+        isl=rng.choice([100, 1000, 4000]),
+        osl=rng.choice([50, 1000]),
+        engine=rng.choice(ENGINES),
+        max_gpus=256,
+        chunk_tokens=rng.choice([512, 2048]) if phase == "chunked" else None,
+    )
+    instead: dict[str, Any] = {"space": "extended"}
+    if rng.random() < 0.4:
+        instead["redundant_experts"] = rng.choice([1, 8, 16, 32])
+    if rng.random() < 0.3:
+        instead["expert_exchange"] = rng.choice(["all_to_all", "all_gather"])
+    if rng.random() < 0.3:
+        instead["groups"] = "own"
+    if rng.random() < 0.3 and phase in ("serve", "chunked"):
+        instead["prompt_wait_steps"] = rng.choice([5, 60])
+    if rng.random() < 0.2 and phase != "prefill":
+        instead["speculation"] = {"draft_tokens": 2, "acceptance": 0.7}
+    workload = described_workload(said, instead)
+    if rng.random() < 0.5:
+        workload = dataclasses.replace(workload, hardware=dataclasses.replace(workload.hardware, hbm_bytes=1e15))
+    return workload
+
+
+def drawn_space(rng: random.Random, workload: Workload) -> Space:
+    """One or two degrees of each kind, one or two choices of some ops, and batches that follow each other."""
+    extensions = [each for each in ("context", "degrees", "tokens", "gathered") if rng.random() < 0.6]
+    space = extended_space(workload, extensions)
+    tp, cp, dp, ep = rng.choice([each for each in space.layouts() if math.prod(each[:3]) <= 256])
+    combinations, choices = 1, dict[str, tuple[int, ...]]()
+    for name in rng.sample(list(space.choices), len(space.choices)):
+        many = min(rng.choice([1, 2, 3]), MOST_CHOICES // combinations, len(space.choices[name]))
+        choices[name] = tuple(sorted(rng.sample(space.choices[name], many)))
+        combinations *= many
+    lowest = rng.choice([1, rng.randrange(1, 64), rng.randrange(1, 1200)])
+    return dataclasses.replace(
+        space,
+        tp=(tp,),
+        cp=(cp,),
+        dp=(dp,) if space.dp else (),
+        ep=tuple(sorted({ep, rng.choice(space.ep)})),
+        pp=tuple(sorted({1, rng.choice(space.pp)})),
+        batch=tuple(range(lowest, lowest + rng.choice([20, 40]))),
+        choices={name: choices[name] for name in space.choices},
+    )
+
+
+def everything(space: Space) -> Evaluations:
+    return evaluate_many(
+        space.workload,
+        [
+            Strategy(tp, ep, pp, batch, dims, cp, dp)
+            for (tp, cp, dp, ep), pp, batch in itertools.product(space.meshes(), space.pp, space.batch)
+            for dims in itertools.product(*space.choices.values())
+        ],
+    )
+
+
+def slower_than_larger(batches: np.ndarray, latency_s: np.ndarray, rng: random.Random, most: int) -> Iterator[float]:
+    """Latencies of batches that are faster than a smaller one, then of any."""
+    table = sorted(set(batches.tolist()))
+    least_s = [float(latency_s[batches == batch].min()) for batch in table]
+    faster = [time_s for at, time_s in enumerate(least_s) if at and time_s < max(least_s[:at])]
+    yield from rng.sample(faster, min(len(faster), most - 1))
+    yield rng.choice(least_s)
+
+
+def cases(seed: int) -> Iterator[tuple[Space, float]]:
+    """Spaces under an SLO, and what the best of each reaches; 0.0 where nothing is feasible."""
+    for draw in itertools.count():
+        rng = random.Random(f"{seed}/{draw}")
+        try:
+            workload = drawn_workload(rng)
+        except CatalogError:
+            continue
+        space = drawn_space(rng, workload)
+        every = everything(space) if any(True for _ in space.meshes()) else None
+        if every is None or not every.feasible.any():
+            continue
+        kept = every.feasible
+        batches = np.array([each.batch for each in every.strategies])[kept]
+        named = "tpot_slo_s" if workload.phase != "prefill" and rng.random() < 0.8 else "ttft_slo_s"
+        latency_s = (every.tpot_s if named == "tpot_slo_s" else every.ttft_s)[kept]
+        if not latency_s.max() > 0:
+            continue
+        for slo_s in slower_than_larger(batches, latency_s, rng, 6):
+            within = latency_s <= slo_s * (1 + ROUNDING)
+            wanted = float(every.tokens_per_s_per_gpu[kept][within].max(initial=0.0))
+            yield dataclasses.replace(space, workload=dataclasses.replace(workload, **{named: slo_s})), wanted
+
+
+def test_no_batch_is_missed_where_a_larger_one_is_faster() -> None:
+    known: dict[int, Known] = {}
+    wrong: list[str] = []
+    for space, wanted in itertools.islice(cases(seed=0), CASES):
+        key = id(space.choices)
+        known = {key: known.get(key, {})}
+        found = find_best(space, known=known[key])
+        if found.swept_tokens_per_s_per_gpu != pytest.approx(wanted, rel=1e-12):
+            wrong.append(f"{space}: {found.swept_tokens_per_s_per_gpu} instead of {wanted}")
+    assert not wrong, "\n".join(wrong)
