@@ -54,6 +54,7 @@ class Load(NamedTuple):
         busiest_prompts: Of these on the attention group that has most; None: shared out as evenly as whole ones can be.
         attention_groups: Attention groups.
         queries: Tokens of each sequence: one, and those that are drafted and verified.
+        or_more: Whether it stands for itself and every larger load: what a step costs is then a bound from below.
     """
 
     sequences: int
@@ -64,6 +65,7 @@ class Load(NamedTuple):
     busiest_prompts: float | None = None
     attention_groups: int = 1
     queries: int = 1
+    or_more: bool = False
 
     def of_group(self, groups: int) -> GroupLoad:
         """What the busiest of `groups` equal groups of GPUs has."""

@@ -56,13 +56,13 @@ class Memo:
     Attributes:
         ops: By name and choice of the op.
         ends: Seconds of the embedding and of the LM head, by the choice of the layer's last op.
-        moves: Seconds of a tensor's redistributions, by name, the other side's degree and tokens, and the choices.
+        moves: Seconds of a tensor's redistributions, by name, the other side's degree and load, and the choices.
     """
 
     ops: dict[tuple[str, int], OpCost] = field(default_factory=dict[tuple[str, int], OpCost])
     ends: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
-    moves: dict[tuple[str, int, float, tuple[int, ...]], tuple[float, ...]] = field(
-        default_factory=dict[tuple[str, int, float, tuple[int, ...]], tuple[float, ...]]
+    moves: dict[tuple[str, int, float, bool, tuple[int, ...]], tuple[float, ...]] = field(
+        default_factory=dict[tuple[str, int, float, bool, tuple[int, ...]], tuple[float, ...]]
     )
 
 

@@ -200,7 +200,7 @@ def dispatch_work(rank: Rank, op: FusedOp, label: str) -> Work:
     if gathered:
         gather = rank.collective("all_gather", *_other_tokens(rank), "tokens", rows * columns * each)
         return Work((permute,), gather)
-    return Work((permute,), _expert_all_to_all(rank, op, copies, columns, each))
+    return Work((permute,), _expert_all_to_all(rank, op, label, copies, columns, each))
 
 
 def combine_work(rank: Rank, op: FusedOp, label: str) -> Work:
@@ -211,7 +211,7 @@ def combine_work(rank: Rank, op: FusedOp, label: str) -> Work:
     shape = Permute(rows, copies, columns, *_experts(rank))
     weighted_sum = elementwise(rank, flops, traffic, shape)
     if rank.workload.expert_exchange == "all_to_all":
-        return Work((weighted_sum,), _expert_all_to_all(rank, op, copies, columns, each))
+        return Work((weighted_sum,), _expert_all_to_all(rank, op, label, copies, columns, each))
     scatter = rank.collective("reduce_scatter", *_other_tokens(rank), "tokens", rows * columns * each)
     own_bytes = rows / rank.token_groups * columns * each
     total = rank.collective("all_reduce", *_same_tokens(rank), "tokens", own_bytes)
@@ -245,13 +245,18 @@ def _routed(rank: Rank, label: str) -> tuple[float, int, int]:
     return rows, copies, rank.shard(sizes.columns["d"], when=label == "d")
 
 
-def _expert_all_to_all(rank: Rank, op: FusedOp, copies: float, columns: int, each: float) -> tuple[Collective, ...]:
+def _expert_all_to_all(
+    rank: Rank, op: FusedOp, label: str, copies: float, columns: int, each: float
+) -> tuple[Collective, ...]:
     if rank.ep == 1:
         return ()
     hardware, feed_forward = rank.workload.hardware, rank.feed_forward
     topk = feed_forward.experts_per_token
     # With prompts on one group alone, what it sends is more than what it gets.
-    most = max(copies, rank.sizes.tokens * topk * copies / max(rank.sizes.expert_tokens, 1.0))
+    share = copies / max(rank.sizes.expert_tokens, 1.0)
+    if rank.load.or_more:  # as the tokens grow, their copies on a GPU, rounded up, are now more and now less over them
+        share = 1 / rank.tp if label == "t" else 1.0
+    most = max(copies, rank.sizes.tokens * topk * share)
     shape = (most / topk, columns, each, feed_forward.experts, topk)
     priced = expert_all_to_all(hardware, op.kind, rank.ep_group, *shape)
     sent_bytes = most * columns * each * (rank.ep - 1) / rank.ep

@@ -7,10 +7,11 @@ can win that no other beats in all of them (a Pareto front), and all pairs of th
 layers that share their choices have one front, with sums per group; where each has its own, their layers meet in the
 residual stream alone, and are paired in the same way.
 
-Time and memory grow with the batch. So a range of batches is bounded by the costs of its smallest and the tokens of its
-largest: ranges come best bound first and are halved, until the best bound left is a single batch that is no better than
-the best strategy found. Lists of powers of two and lists of every batch are solved alike. Source: design in this
-repository; it agrees with `sim.simulate.evaluate` to rounding, and with brute force on small spaces.
+A range of batches is bounded by the tokens of its largest and by what its smallest or any larger one takes at least.
+Memory grows with the batch; so does time, but for what `Load.or_more` leaves out, such as what a route gains where
+tokens divide evenly. Ranges come best bound first and are halved, until the best bound left is a single batch that is
+no better than the best strategy found. Lists of powers of two and of every batch are solved alike. Source: design in
+this repository; it agrees with `sim.simulate.evaluate` to rounding, and with brute force on small spaces.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from sim.step.two_meshes import attention_rank, experts_rank, sides
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-_SLACK = 1 - 1e-12
-"""A bound that lies this little below the best is still looked into: sums round."""
+_SLACK = 1 - 1e-9
+"""By so much are bounds wider than they come out: sums round, and so do costs by which routes are compared."""
 _SURELY = 1 - 1e-9
 """A strategy whose score is known scores at least this share of it here: sums round otherwise."""
 _NARROW = 1.5
@@ -282,7 +283,7 @@ class Worked:
         stages: Pipeline degrees that are allowed, of those asked for.
         floors: By mesh, pipeline degree, batch and least seconds of a layer.
         tight_s: Least seconds of a layer with all moves.
-        starts: By mesh and batch.
+        starts: By mesh, batch and whether larger ones are meant too.
         sides: By what tells one side of a layer from another.
     """
 
@@ -290,7 +291,7 @@ class Worked:
         self.stages: dict[tuple[Mesh, tuple[int, ...]], tuple[int, ...]] = {}
         self.floors: dict[tuple[Mesh, int, int, Seconds], _Floor] = {}
         self.tight_s: dict[tuple[Mesh, int], Seconds] = {}
-        self.starts: dict[tuple[Mesh, int], _Start] = {}
+        self.starts: dict[tuple[Mesh, int, bool], _Start] = {}
         self.sides: dict[tuple[object, ...], Side] = {}
 
 
@@ -379,7 +380,7 @@ class _Search:
         smallest = self.space.batch[low]
         if smallest > most_sequences(self.workload, mesh[2]):
             return
-        start = self._start(mesh, smallest)
+        start = self._start(mesh, smallest, or_more=True)
         if not start.possible:
             return
         layer_s = start.layer_s
@@ -390,7 +391,7 @@ class _Search:
         if not self._in_time(start.state.at_least, decode_s, mixed_s):
             return
         needed, allowed = needed_and_allowed_bytes(self.workload, floor.memory)
-        if needed <= allowed:
+        if _SLACK * needed <= allowed:
             step_s = float(start.state.step_s(decode_s, mixed_s))
             self._push(heap, _Range(0.0, mesh, pp, low, high, layer_s, step_s, tight))
 
@@ -411,11 +412,12 @@ class _Search:
         key, known = (mesh, pp, batch, layer_s), self._worked.floors
         found = known.get(key)
         if found is None:
-            start = self._start(mesh, batch)
-            stages_s = tuple(
-                pp * least_stage_s(stack, pp, each_s, self._combines)
+            start = self._start(mesh, batch, or_more=True)
+            least_s = [
+                _SLACK * pp * least_stage_s(stack, pp, each_s, self._combines)
                 for stack, each_s in zip(start.stacks, layer_s, strict=True)
-            )
+            ]
+            stages_s = tuple(itertools.accumulate(least_s, max))  # with prompts a step takes no less
             memory = memory_bytes(
                 start.stacks[-1], pp, layer_weight_bytes=start.weights, layer_kv_bytes=start.kv, peak_op_bytes=0.0
             )
@@ -440,7 +442,7 @@ class _Search:
         found = known.get(key)
         if found is None:
             alone = not meet(self.workload)
-            least_s = [unit.least_s(with_next=alone) for unit in self._on(mesh, batch)]
+            least_s = [unit.least_s(with_next=alone) for unit in self._start(mesh, batch, or_more=True).units]
             found = known[key] = tuple(tuple(row) for row in np.concatenate(least_s, axis=1).tolist())
         return found
 
@@ -506,26 +508,22 @@ class _Search:
         Of one unit the residual stream's way between the sides is not in them.
         """
         if self._latest is None or self._latest[0] != (mesh, batch):
-            units = self._on(mesh, batch)
+            units = self._start(mesh, batch).units
             self._latest = (mesh, batch), layers_apart(units[0]) if len(units) == 1 else all_layers(units)
         return self._latest[1]
 
     # --- meshes ----------------------------------------------------------------------------------
 
-    def _start(self, mesh: Mesh, batch: int) -> _Start:
-        key, known = (mesh, batch), self._worked.starts
+    def _start(self, mesh: Mesh, batch: int, *, or_more: bool = False) -> _Start:
+        key, known = (mesh, batch, or_more), self._worked.starts
         found = known.get(key)
         if found is None:
             state = batching(self.workload, batch, mesh[2])
-            units = self._units_on(mesh, state.loads)
+            units = self._units_on(mesh, tuple(load._replace(or_more=or_more) for load in state.loads))
             possible = all(unit.possible for unit in units)
             floors = _floors(units) if possible else ((), (), ())
             found = known[key] = _Start(units, state, _stacks(units), *floors, possible)
         return found
-
-    def _on(self, mesh: Mesh, batch: int) -> tuple[Unit, ...]:
-        """The units on a mesh, with what is in the steps of a batch."""
-        return self._start(mesh, batch).units
 
     def _units_on(self, mesh: Mesh, loads: tuple[Load, ...]) -> tuple[Unit, ...]:
         _, cp, dp, ep = mesh
@@ -553,6 +551,8 @@ class _Search:
     ) -> tuple[Side, Side]:
         tp, cp, dp, ep = mesh
         alone = tuple(_one_group(load) for load in loads)  # attention's side knows nothing of other groups
+        if cp == 1:  # and moves nothing over a mesh of its own
+            alone = tuple(load._replace(or_more=False) for load in alone)
         one_mesh, moe_tp = (cp, dp) == (1, ep), tp * cp * dp // ep
         beside = () if one_mesh or all(map(self._on_experts_mesh, groups)) else (tp, cp)
 

@@ -173,6 +173,8 @@ def _widened(rank: Rank, move: Move, tensor_bytes: float) -> tuple[Collective, .
     """
     if rank.tp == 1:
         return ()
+    if rank.load.or_more and rank.load.busiest_prompts is not None:
+        return ()  # the op sums the mean of the groups, this is of the busiest: no bound of the difference is known
     tiers = rank.workload.hardware.tiers
     axis = f"{rank.axis} x {rank.experts_axis}"
     (both,) = rank.collective(move.kind, axis, group(1, rank.tp * rank.copies, *tiers), "tokens", tensor_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from sim.prices.collectives import Collective, collective_price
 from sim.prices.hardware import Hardware
 from sim.prices.mesh import group
 from sim.sharding.layout import Layout
-from sim.sharding.placement import Placement
+from sim.sharding.placement import Placement, Shard
 from sim.sharding.redistribute import collective_between, sent_share
 from sim.sharding.routes import Step, cheapest_route
 
@@ -49,6 +50,8 @@ def mesh_collectives(
     shape: tuple[int, ...],
     element_bytes: float,
     tensor: str,
+    *,
+    or_more: bool = False,
 ) -> tuple[Collective, ...]:
     """The collectives of the fastest route between two layouts, in order; none where each GPU has its piece.
 
@@ -63,9 +66,13 @@ def mesh_collectives(
         shape: Of the whole tensor on the mesh.
         element_bytes: Bytes per element.
         tensor: What is moved, by name.
+        or_more: Whether it has so many rows or more: a route is then no slower than that of any of these tensors. Rows
+            that divide evenly have every step that others have, and their largest piece is no larger.
     """
 
     def priced(step: Step) -> Collective | None:
+        if or_more and not _least_of_all_rows(step, shape[1] % ranks == 0):
+            step = replace(step, bytes_per_device=0.0)
         return _collective(hardware, axes[step.axis : step.axis + step.span], step, tensor)
 
     def microseconds(step: Step) -> float:  # not seconds: a route's costs are compared to 9 decimals
@@ -78,20 +85,34 @@ def mesh_collectives(
     if len(axes) == 1:
         return _on_one_axis(hardware, axes[0], source[0], target[0], math.prod(shape) * element_bytes, tensor)
     degrees = [axis.degree for axis in axes]
-    smaller, factor = _smaller_alike(shape, math.prod(degrees))
+    ranks = math.prod(degrees)
+    smaller, factor = _smaller_alike(shape, ranks, even_rows=or_more)
     route = cheapest_route(
         source, target, degrees, smaller, element_bytes * factor, microseconds, fused=True, stripes=False
     )
     return tuple(collective for step in route.steps if (collective := priced(step)))
 
 
-def _smaller_alike(shape: tuple[int, ...], ranks: int) -> tuple[tuple[int, ...], float]:
+def _smaller_alike(shape: tuple[int, ...], ranks: int, *, even_rows: bool) -> tuple[tuple[int, ...], float]:
     """A smaller shape whose pieces are the same shares of it, and how many elements stand for one of its own.
 
-    Dims that divide evenly need but one element per rank; what is known of a route then serves all of them.
+    Dims that divide evenly, and rows that are taken to, need but one element per rank; what is known of a route then
+    serves all of them.
     """
-    smaller = tuple(ranks if size % ranks == 0 else size for size in shape)
+    smaller = tuple(ranks if size % ranks == 0 or (even_rows and not dim) else size for dim, size in enumerate(shape))
     return smaller, math.prod(shape) / math.prod(smaller)
+
+
+def _least_of_all_rows(step: Step, even_columns: bool) -> bool:
+    """Whether a step between even rows sends no more than between as many that do not divide evenly.
+
+    An all-to-all sends what changes hands. From rows to even columns or back the busiest rank keeps 1/n at most of a
+    share of 1/n at least. Between uneven columns or stripes it may be that nothing moves.
+    """
+    if step.collective != "all_to_all":
+        return True
+    plain = isinstance(step.source, Shard) and isinstance(step.target, Shard) and step.source.dim != step.target.dim
+    return plain and even_columns
 
 
 def _on_one_axis(

@@ -72,7 +72,7 @@ class Sides:
         if self.within_a_group(tensor):
             return tuple([move_s(rank, move) for move in moves(rank.layer, tensor, ends)])
         other = self.rank_by_op[tensor.consumers[0]]
-        key = (tensor.name, other.tp, other.sizes.tokens, ends)
+        key = (tensor.name, other.tp, other.sizes.tokens, other.load.or_more, ends)
         found = rank.memo.moves.get(key)
         if found is None:
             found = rank.memo.moves[key] = tuple([seconds(each) for each in self._mesh_moves(tensor, ends)])
@@ -113,6 +113,7 @@ class Sides:
             (math.ceil(rank.sizes.tokens), columns),
             rank.activation_each,
             tensor.name,
+            or_more=rank.load.or_more,
         )
 
 
@@ -156,6 +157,7 @@ def crossing(
         (math.ceil(larger.sizes.output_tokens if due else larger.sizes.tokens), larger.sizes.columns["d"]),
         larger.activation_each,
         tensor.name,
+        or_more=leaves.load.or_more or takes.load.or_more,
     )
 
 

@@ -1,8 +1,8 @@
 """The exact optimum where it is hardest: contiguous batches, and SLOs that let a batch in and keep a smaller one out.
 
-Time does not always grow with the batch: tokens that divide evenly take other routes, all-to-all rounds up, copies of
-experts change hands. Each case draws a small space, adds every strategy of it up, and sets the SLO to the latency of one
-of its batches, of those that are faster than a smaller one as far as there are any. `RAYSEARCH_FUZZ` draws as many cases.
+Time does not always grow with the batch: tokens that divide evenly take other routes, and all-to-all rounds up. Each
+case draws a small space, adds every strategy of it up, and sets the SLO to the latency of one of its batches, of
+those that are faster than a smaller one as far as there are any. `RAYSEARCH_FUZZ` says how many cases are drawn.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ import pytest
 from sim.batched import Evaluations, evaluate_many
 from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError
+from sim.layers.dims import choices_of
 from sim.optimum.best import Known, find_best
 from sim.optimum.spaces import Space, extended_space
+from sim.serving.phases import batching
 from sim.simulate import ROUNDING
+from sim.step.stage import price_step
+from sim.step.two_meshes import sides_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-CASES = int(os.environ.get("RAYSEARCH_FUZZ", "60"))
+CASES = int(os.environ.get("RAYSEARCH_FUZZ", "24"))
 MODELS = (
     "mixtral_8x7b",
     "minimax_m2_5",
@@ -120,15 +124,13 @@ def cases(seed: int) -> Iterator[tuple[Space, float]]:
     """Spaces under an SLO, and what the best of each reaches; 0.0 where nothing is feasible."""
     for draw in itertools.count():
         rng = random.Random(f"{seed}/{draw}")
-        try:
-            workload = drawn_workload(rng)
-        except CatalogError:
+        space = drawn(rng)
+        if space is None:
             continue
-        space = drawn_space(rng, workload)
-        every = everything(space) if any(True for _ in space.meshes()) else None
-        if every is None or not every.feasible.any():
-            continue
+        workload, every = space.workload, everything(space)
         kept = every.feasible
+        if not kept.any():
+            continue
         batches = np.array([each.batch for each in every.strategies])[kept]
         named = "tpot_slo_s" if workload.phase != "prefill" and rng.random() < 0.8 else "ttft_slo_s"
         latency_s = (every.tpot_s if named == "tpot_slo_s" else every.ttft_s)[kept]
@@ -140,6 +142,42 @@ def cases(seed: int) -> Iterator[tuple[Space, float]]:
             yield dataclasses.replace(space, workload=dataclasses.replace(workload, **{named: slo_s})), wanted
 
 
+def drawn(rng: random.Random) -> Space | None:
+    """A small space with meshes; None where the draw is refused."""
+    try:
+        space = drawn_space(rng, drawn_workload(rng))
+    except CatalogError:
+        return None
+    return space if next(space.meshes(), None) else None
+
+
+def steps_s(
+    space: Space, mesh: tuple[int, int, int, int], pp: int, dims: tuple[int, ...], *, or_more: bool
+) -> list[list[float]]:
+    """Seconds of the slowest stage, per batch and kind of step; with `or_more`, of this batch and every larger one."""
+    workload, choices = space.workload, choices_of(space.workload, dims)
+    loads = [batching(workload, batch, mesh[2]).loads for batch in space.batch]
+    stacks = [[sides_of(workload, load._replace(or_more=or_more), *mesh) for load in each] for each in loads]
+    return [[price_step(stack, pp, choices).stage.total_s for stack in each] for each in stacks]
+
+
+def test_no_larger_step_takes_less_than_one_of_so_many_sequences_or_more() -> None:
+    wrong: list[str] = []
+    for seed in range(CASES):
+        rng = random.Random(f"steps/{seed}")
+        space = drawn(rng)
+        if space is None:
+            continue
+        mesh, pp = rng.choice(list(space.meshes())), rng.choice(space.pp)
+        dims = tuple(rng.choice(table) for table in space.choices.values())
+        bounds, steps = (steps_s(space, mesh, pp, dims, or_more=or_more) for or_more in (True, False))
+        for at, bound in enumerate(bounds):
+            for later, step in enumerate(steps[at:], at):
+                if any(low > high * (1 + 1e-10) for low, high in zip(bound, step, strict=True)):
+                    wrong.append(f"seed {seed}: batch {space.batch[at]} at least {bound}, {space.batch[later]} {step}")
+    assert not wrong, "\n".join(wrong[:5])
+
+
 def test_no_batch_is_missed_where_a_larger_one_is_faster() -> None:
     known: dict[int, Known] = {}
     wrong: list[str] = []
@@ -148,5 +186,22 @@ def test_no_batch_is_missed_where_a_larger_one_is_faster() -> None:
         known = {key: known.get(key, {})}
         found = find_best(space, known=known[key])
         if found.swept_tokens_per_s_per_gpu != pytest.approx(wanted, rel=1e-12):
-            wrong.append(f"{space}: {found.swept_tokens_per_s_per_gpu} instead of {wanted}")
+            workload = space.workload
+            limits = f"{workload.name}, {workload.tpot_slo_s} s, {workload.ttft_slo_s} s"
+            wrong.append(f"{limits}, {space.batch[0]}...: {found.swept_tokens_per_s_per_gpu} instead of {wanted}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_batch_whose_tokens_divide_evenly_is_found_beyond_slower_ones() -> None:
+    """Mixtral 8x7B on two meshes: 29.84 ms let some batches in and keep smaller ones out."""
+    said = Description("mixtral_8x7b", phase="serve", isl=1000, osl=1000, max_gpus=256, tpot_ms=29.84)
+    space = extended_space(described_workload(said, {"space": "extended"}))
+    dims = dict(zip(space.choices, ((choice,) for choice in (0, 5, 2, 2, 1, 1, 0, 0, 2, 2, 3, 1)), strict=True))
+    mesh = {"tp": (2,), "cp": (1,), "dp": (16,), "ep": (8,), "pp": (1,)}
+    space = dataclasses.replace(space, **mesh, batch=tuple(range(799, 839)), choices=dims)
+    every = everything(space)
+    feasible = [each.batch for each, allowed in zip(every.strategies, every.feasible, strict=True) if allowed]
+    assert feasible != list(range(799, 799 + len(feasible)))
+    best = find_best(space).evaluation
+    assert best is not None
+    assert best.strategy.batch == max(feasible)
