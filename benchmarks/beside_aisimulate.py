@@ -1,6 +1,6 @@
 """The best degrees by AISimulate's figures, by ours, and by AISimulate's own search, each priced by both.
 
-    pip install 'raysearch[aisimulate]'
+    pip install -e '.[aisimulate]'
     python benchmarks/beside_aisimulate.py                      # Qwen3-235B-A22B at 16k context
 
 Every combination of degrees is evaluated through the plug-in, so its best is the best. Its own search picks a decode

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from envs.space import StrategySpace
 from raysearch.errors import InputError
+from raysearch.extras import check_installed
 from raysearch.searcher import Searcher
 from sim.config.files import config_path, did_you_mean, explain, list_names, read_config
 
@@ -25,18 +26,20 @@ class OptionsError(InputError):
 class _Entry(NamedTuple):
     summary: str
     load: str
+    extra: str
 
 
 _ENTRIES: dict[str, _Entry] = {}
 
 
-def register(name: str, summary: str, load: str) -> None:
+def register(name: str, summary: str, load: str, extra: str = "") -> None:
     """Adds a searcher.
 
     Args:
         name: What users call it.
         summary: One line for lists.
         load: "package.module:Class", a `Searcher`; imported when first needed.
+        extra: What it needs of `raysearch.extras`, if anything.
 
     Raises:
         ValueError: The name is taken, or `load` names no class.
@@ -45,7 +48,7 @@ def register(name: str, summary: str, load: str) -> None:
         raise ValueError(f"searcher {name!r} is registered already, as {_ENTRIES[name].load}: choose another name")
     if load.count(":") != 1:
         raise ValueError(f"searcher {name!r}: expected 'package.module:Class', got {load!r}")
-    _ENTRIES[name] = _Entry(summary, load)
+    _ENTRIES[name] = _Entry(summary, load, extra)
 
 
 def searcher_names() -> tuple[str, ...]:
@@ -54,12 +57,13 @@ def searcher_names() -> tuple[str, ...]:
 
 
 def searcher_summary(name: str) -> str:
-    """What the searcher does, in one line.
+    """What the searcher does and which extra it needs, in one line.
 
     Raises:
         UnknownName: There is none of that name.
     """
-    return _entry(name).summary
+    entry = _entry(name)
+    return f"{entry.summary}; needs the extra {entry.extra}" if entry.extra else entry.summary
 
 
 def searcher_class(name: str) -> type[Searcher]:
@@ -67,8 +71,12 @@ def searcher_class(name: str) -> type[Searcher]:
 
     Raises:
         UnknownName: There is none of that name.
+        InputError: The extra that it needs is not installed.
     """
-    module, _, attribute = _entry(name).load.partition(":")
+    entry = _entry(name)
+    if entry.extra:  # here, so that a study that names it is refused before its first run
+        check_installed(entry.extra, f"searcher {name!r}")
+    module, _, attribute = entry.load.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
@@ -100,7 +108,7 @@ def make_searcher(name: str, space: StrategySpace, *, seed: int, budget: int, **
 
     Raises:
         UnknownName, OptionsError, CatalogError: See `check_options`.
-        InputError: The seed or the budget is out of range.
+        InputError: The seed or the budget is out of range, or an extra is not installed.
 
     >>> from sim.config.catalog import load_workload
     >>> space = StrategySpace(load_workload("gpt_moe_1_2t_16k"))
@@ -175,6 +183,7 @@ register(
     "genetic",
     "genetic algorithm of pymoo: tournament, uniform crossover, mutation",
     "raysearch.searchers.genetic:GeneticSearcher",
+    extra="pymoo",
 )
 register(
     "ant_colony",
@@ -195,6 +204,7 @@ register(
     "nevergrad",
     "one of Nevergrad's optimisers for discrete spaces",
     "raysearch.searchers.nevergrad_portfolio:NevergradSearcher",
+    extra="nevergrad",
 )
 register(
     "ppo_paper",
@@ -208,6 +218,7 @@ register(
 )
 register(
     "sb3_ppo",
-    "Learning to Shard's agent on Stable-Baselines3; needs raysearch[sb3]",
+    "Learning to Shard's agent on Stable-Baselines3",
     "raysearch.searchers.sb3_ppo:SB3PPOSearcher",
+    extra="sb3",
 )

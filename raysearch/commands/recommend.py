@@ -79,9 +79,9 @@ def recommend(
     if against not in (None, "aisimulate"):
         raise InputError(f"--against knows 'aisimulate', got {against!r}")
     if against:
-        from raysearch.simulators.aisimulate import check_installed
+        from raysearch.simulators.aisimulate import check_here
 
-        check_installed()
+        check_here()
     options = {
         "model": model,
         "hardware": hardware,

@@ -1,6 +1,6 @@
 """A strategy's layer in JAX: `jax.jit` of `jax.shard_map`, weights placed by `NamedSharding`, and what XLA made of it.
 
-An optional extra: `pip install 'raysearch[jax]'`.
+An optional extra: `pip install -e '.[jax]'` in the checkout.
 """
 # pyright: reportMissingImports=false
 # (an optional extra)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -10,12 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from envs.space import Action, StrategySpace
-from raysearch.errors import InputError
 from raysearch.searcher import Outcome, RewardOptions, Searcher
-
-# Here, so that a study that names this searcher is refused before its first run, and without seconds of importing.
-if importlib.util.find_spec("stable_baselines3") is None:
-    raise InputError("searcher 'sb3_ppo' needs Stable-Baselines3: pip install 'raysearch[sb3]'")
 
 
 class SB3Options(RewardOptions):

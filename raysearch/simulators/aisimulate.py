@@ -1,6 +1,6 @@
 """AISimulate's performance database as a black box: degrees only, one decode step per call.
 
-Install it with `pip install 'raysearch[aisimulate]'` and search it with `--simulator aisimulate`. It reads
+Install it with `pip install -e '.[aisimulate]'` in the checkout and search it with `--simulator aisimulate`. It reads
 kernels measured on the accelerator (H100 SXM unless the hardware is another of its systems) under TensorRT-LLM.
 
 A strategy's mesh in its words: attention has tensor size tp and data size ep, experts have tensor size tp and expert
@@ -17,10 +17,10 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 from raysearch.errors import InputError
+from raysearch.extras import check_installed
 from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
 from sim.layers.dims import spread
 from sim.layers.heuristics import megatron_dims
@@ -34,7 +34,6 @@ HUGGING_FACE = {
     "llama_3_1_405b": "meta-llama/Meta-Llama-3.1-405B",
 }
 """Its names of the shipped models."""
-_MISSING = "AISimulate is not installed: pip install 'raysearch[aisimulate]'"
 _PRECISION = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
 
 
@@ -106,11 +105,10 @@ def _decode_step(workload: Workload, strategy: Strategy) -> Any:
 @cache
 def _session(system: str) -> tuple[Any, Any]:
     """The database and the backend, loaded once per process: seconds against a fraction of a millisecond per call."""
-    try:
-        from aisimulate.sdk import perf_database
-        from aisimulate.sdk.backends.factory import get_backend
-    except ImportError as error:
-        raise InputError(_MISSING) from error
+    check_here()
+    from aisimulate.sdk import perf_database
+    from aisimulate.sdk.backends.factory import get_backend
+
     version = perf_database.get_latest_database_version(system, BACKEND)
     if version is None:
         raise InputError(f"AISimulate has no {BACKEND} data of hardware {system!r}")
@@ -140,14 +138,13 @@ class Recommended:
     version: str
 
 
-def check_installed() -> None:
+def check_here() -> None:
     """Looks for the package before anything else takes its time.
 
     Raises:
         InputError: It is missing.
     """
-    if find_spec("aisimulate") is None:
-        raise InputError(_MISSING)
+    check_installed("aisimulate", "the black box 'aisimulate'")
 
 
 def recommendation(workload: Workload, gpus: int) -> Recommended | None:
@@ -159,10 +156,9 @@ def recommendation(workload: Workload, gpus: int) -> Recommended | None:
         InputError: The package is missing, or it does not know the model, the engine or the hardware.
     """
     refuse_beyond_plain_decoding(workload, "AISimulate")
-    try:
-        from aisimulate.legacy_cli.api import cli_default
-    except ImportError as error:
-        raise InputError(_MISSING) from error
+    check_here()
+    from aisimulate.legacy_cli.api import cli_default
+
     engine = workload.engine.name.partition("<")[0] if workload.engine else BACKEND
     slos_ms = [min(slo_s, _NO_LIMIT_S) * 1e3 for slo_s in (workload.ttft_slo_s, workload.tpot_slo_s)]
     try:

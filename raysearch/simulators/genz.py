@@ -1,8 +1,9 @@
 """GenZ's analytical roofline as a black box: degrees only, some 50 to 80 ms per call.
 
-Install it with `pip install 'raysearch[genz]'` and search it with `--simulator genz`. It has no measured efficiencies,
-so it is an upper bound on speed rather than a forecast; one precision holds for weights, cache and arithmetic. Its
-expert ranks share the requests of one replica and all of them run the attention, where ours split the requests.
+Install it with `pip install -e '.[genz]'` in the checkout and search it with `--simulator genz`. It has no measured
+efficiencies, so it is an upper bound on speed rather than a forecast; one precision holds for weights, cache and
+arithmetic. Its expert ranks share the requests of one replica and all of them run the attention, where ours split the
+requests.
 
 Source: Bambhaniya et al., "Demystifying Platform Requirements for Diverse LLM Inference Use Cases", 2024;
 github.com/abhibambhaniya/GenZ-LLM-Analyzer (MIT), version 0.0.16.
@@ -18,6 +19,7 @@ import warnings
 from typing import Any
 
 from raysearch.errors import InputError
+from raysearch.extras import check_installed
 from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -57,10 +59,9 @@ def _modelled(workload: Workload, strategy: Strategy) -> Any:
     name = workload.model.name
     if name not in MODELS:
         raise InputError(f"GenZ stands for the models {', '.join(MODELS)} here, got {name!r}")
-    try:
-        from GenZ import decode_moddeling
-    except ImportError as error:
-        raise InputError("GenZ is not installed: pip install 'raysearch[genz]'") from error
+    check_installed("genz", "the black box 'genz'")
+    from GenZ import decode_moddeling
+
     hardware = workload.hardware
     system = {
         "Flops": hardware.peak_flop_per_s["bf16"] / 1e12,  # it doubles them for one byte per weight

@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from raysearch import __version__
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -46,6 +48,43 @@ def test_what_is_installed_is_what_is_pinned() -> None:
         except PackageNotFoundError:
             continue  # needed only to build, or on another Python
         assert installed.split("+")[0] == exact, name
+
+
+def test_the_version_is_that_of_the_distribution_and_needs_no_installation() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == "raysearch/__init__.py"
+    command = [sys.executable, "-S", "-c", "import raysearch; print(raysearch.__version__)"]
+    told = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
+    assert told.strip() == __version__
+
+
+def asked_of_the_index(line: str) -> list[str]:
+    """What a line installs by a name that is not ours there: raysearch is a stranger's, raysearch-llm nobody's yet."""
+    _, *commands = re.split(r"\b(?:pip3?|pipx|uv)\b[^`]*?\b(?:install|download|add)\b", line)
+    words = [word for text in commands for word in re.split(r"[\s'\",;()]+", re.split(r"\s#|`", text)[0])]
+    return [word for word in words if re.fullmatch(r"raysearch([-_]llm)?([\[=<>~!@].*)?", word)]
+
+
+def test_nobody_is_told_to_install_the_package_of_a_stranger() -> None:
+    assert asked_of_the_index("run `pip install 'raysearch[jax]'`") == ["raysearch[jax]"]
+    assert asked_of_the_index("Needs pip install --quiet raysearch==0.1.0") == ["raysearch==0.1.0"]
+    assert asked_of_the_index("uv add raysearch-llm, then") == ["raysearch-llm"]
+    assert not asked_of_the_index("`pip install --editable ~/raysearch` for raysearch")
+    assert not asked_of_the_index("pip install -r requirements-aws.txt    # beside raysearch; credentials as for aws")
+    kinds = {".py", ".md", ".toml", ".yaml", ".txt", ".cfg", ""}
+    own = ("sim", "envs", "raysearch", "configs", "docs", "tests", "benchmarks", "examples")
+    files = [path for folder in own for path in (CHECKOUT / folder).rglob("*") if path.suffix in kinds]
+    files += [path for path in CHECKOUT.iterdir() if path.suffix in kinds]
+    told = {
+        f"{path.relative_to(CHECKOUT)}: {line.strip()}"
+        for path in files
+        if path.is_file() and path != Path(__file__).resolve()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if asked_of_the_index(line)
+    }
+    assert len(files) > 300
+    assert told == set()
 
 
 def with_digests(*kinds: str) -> dict[str, str]:
@@ -87,7 +126,7 @@ def test_no_package_index_is_named_anywhere() -> None:
 def test_an_installed_wheel_works_as_the_checkout_does(tmp_path: Path, tiny_workload: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "--wheel-dir", tmp_path, CHECKOUT], check=True, timeout=200)
-    (wheel,) = tmp_path.glob("raysearch-*.whl")
+    (wheel,) = tmp_path.glob("raysearch_llm-*.whl")
     home = tmp_path / "venv"
     venv.create(home, with_pip=False, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))

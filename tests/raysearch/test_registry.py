@@ -3,9 +3,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from envs import StrategySpace
 from raysearch import registry
+from raysearch.app import app
 from raysearch.errors import InputError
 from raysearch.registry import (
     OptionsError,
@@ -45,11 +47,35 @@ def test_the_class_behind_a_name_bears_it(name: str) -> None:
     assert isinstance(make_searcher(name, space, seed=0, budget=1), searcher_class(name))
 
 
-def test_a_missing_extra_is_one_message_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "raysearch.searchers.sb3_ppo", raising=False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"sb3_ppo.* needs Stable-Baselines3: pip install 'raysearch\[sb3\]'"):
-        check_options("sb3_ppo", {})
+@pytest.mark.parametrize(
+    ("name", "extra", "module", "title"),
+    [
+        ("sb3_ppo", "sb3", "stable_baselines3", "Stable-Baselines3"),
+        ("nevergrad", "nevergrad", "nevergrad", "Nevergrad"),
+        ("genetic", "pymoo", "pymoo", "pymoo"),
+    ],
+)
+def test_a_missing_extra_is_one_message_that_says_what_to_install(
+    name: str, extra: str, module: str, title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert searcher_summary(name).endswith(f"needs the extra {extra}")
+    check_options(name, {})
+    monkeypatch.setitem(sys.modules, module, None)  # as where it is not installed
+    with pytest.raises(InputError, match=rf"'{name}' needs {title}: pip install -e '\.\[{extra}\]' in the checkout"):
+        check_options(name, {})
+
+
+def test_a_study_of_a_searcher_whose_extra_is_missing_ends_before_its_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pymoo", None)
+    text = 'name = "a"\nworkloads = ["gpt_moe_1_2t_16k"]\nsearchers = ["random", "genetic"]\nseeds = [0]\nbudget = 5\n'
+    (tmp_path / "study.toml").write_text(text)
+    with pytest.raises(InputError, match="'genetic' needs pymoo"):
+        CliRunner().invoke(
+            app, ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")], catch_exceptions=False
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_preset_holds_unless_an_option_is_given() -> None:

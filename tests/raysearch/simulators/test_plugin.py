@@ -101,12 +101,12 @@ def test_the_shipped_black_boxes_are_found_by_name_and_say_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)  # as where it is not installed
     box = load_plugin(name)
     assert box.degrees_only
-    with pytest.raises(InputError, match=re.escape(f"pip install 'raysearch[{name}]'")):
+    with pytest.raises(InputError, match=re.escape(f"pip install -e '.[{name}]'")):
         box(load_workload(workload), Strategy(2, 2, 1, 64, ()))
 
 
 def test_aisimulate_measures_a_decode_step() -> None:
-    pytest.importorskip("aisimulate", reason="needs raysearch[aisimulate]")
+    pytest.importorskip("aisimulate", reason="needs the extra aisimulate")
     from raysearch.simulators.aisimulate import measure
 
     workload = load_workload("qwen3_235b_a22b_16k")
