@@ -12,7 +12,7 @@ from sim.prices.collectives import Collective, collective_price
 from sim.prices.hardware import Hardware
 from sim.prices.mesh import group
 from sim.sharding.layout import Layout
-from sim.sharding.placement import Placement, Shard
+from sim.sharding.placement import Shard
 from sim.sharding.redistribute import collective_between, sent_share
 from sim.sharding.routes import Step, cheapest_route
 
@@ -69,28 +69,45 @@ def mesh_collectives(
         or_more: Whether it has so many rows or more: a route is then no slower than that of any of these tensors. Rows
             that divide evenly have every step that others have, and their largest piece is no larger.
     """
+    wide, steps = fastest_route(hardware, axes, source, target, shape, element_bytes, or_more=or_more)
+    if len(wide) == 1:
+        return _on_one_axis(hardware, wide[0], steps[0].collective, math.prod(shape) * element_bytes, tensor)
+    return tuple(priced for step in steps if (priced := _collective(hardware, wide, step, tensor)))
 
-    def priced(step: Step) -> Collective | None:
+
+def fastest_route(
+    hardware: Hardware,
+    axes: tuple[Axis, ...],
+    source: Layout,
+    target: Layout,
+    shape: tuple[int, ...],
+    element_bytes: float,
+    *,
+    or_more: bool = False,
+) -> tuple[tuple[Axis, ...], tuple[Step, ...]]:
+    """The axes of more than one GPU, and the steps over them; arguments as of `mesh_collectives`."""
+
+    def counted(step: Step) -> Step:
         if or_more and not _least_of_all_rows(step, shape[1] % ranks == 0):
-            step = replace(step, bytes_per_device=0.0)
-        return _collective(hardware, axes[step.axis : step.axis + step.span], step, tensor)
+            return replace(step, bytes_per_device=0.0)
+        return step
 
     def microseconds(step: Step) -> float:  # not seconds: a route's costs are compared to 9 decimals
-        collective = priced(step)
-        return collective.time_s * 1e6 if collective else 0.0
+        priced = _collective(hardware, axes, counted(step), "")
+        return priced.time_s * 1e6 if priced else 0.0
 
     wide = [index for index, axis in enumerate(axes) if axis.degree > 1]
     axes = tuple(axes[index] for index in wide)
     source, target = (tuple(layout[index] for index in wide) for layout in (source, target))
     if len(axes) == 1:
-        return _on_one_axis(hardware, axes[0], source[0], target[0], math.prod(shape) * element_bytes, tensor)
+        return axes, (Step(0, collective_between(source[0], target[0]), source[0], target[0], target, 0.0),)
     degrees = [axis.degree for axis in axes]
     ranks = math.prod(degrees)
     smaller, factor = _smaller_alike(shape, ranks, even_rows=or_more)
     route = cheapest_route(
         source, target, degrees, smaller, element_bytes * factor, microseconds, fused=True, stripes=False
     )
-    return tuple(collective for step in route.steps if (collective := priced(step)))
+    return axes, tuple(map(counted, route.steps))
 
 
 def _smaller_alike(shape: tuple[int, ...], ranks: int, *, even_rows: bool) -> tuple[tuple[int, ...], float]:
@@ -116,9 +133,8 @@ def _least_of_all_rows(step: Step, even_columns: bool) -> bool:
 
 
 def _on_one_axis(
-    hardware: Hardware, axis: Axis, source: Placement, target: Placement, tensor_bytes: float, tensor: str
+    hardware: Hardware, axis: Axis, kind: str | None, tensor_bytes: float, tensor: str
 ) -> tuple[Collective, ...]:
-    kind = collective_between(source, target)
     if kind is None:
         return ()
     neighbours = group(axis.stride, axis.degree, *hardware.tiers)
@@ -126,7 +142,8 @@ def _on_one_axis(
     return (Collective(kind, axis.name, axis.degree, tensor, tensor_bytes * sent_share(kind, axis.degree), *priced),)
 
 
-def _collective(hardware: Hardware, axes: Sequence[Axis], step: Step, tensor: str) -> Collective | None:
+def _collective(hardware: Hardware, mesh: Sequence[Axis], step: Step, tensor: str) -> Collective | None:
+    axes = mesh[step.axis : step.axis + step.span]
     degree = math.prod(axis.degree for axis in axes)
     if step.collective is None:
         return None
