@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envs.chain import chained_line
@@ -10,6 +11,9 @@ from envs.chain import chained_line
 if TYPE_CHECKING:
     from sim.evaluation import Evaluation
     from sim.strategy import Strategy
+
+
+_DIMS = re.compile(r"[0-9]{1,2}(?:,[0-9]{1,2})*(?:;cp=[1-9][0-9]{0,9};dp=[1-9][0-9]{0,9})?")
 
 
 class CallRow(NamedTuple):
@@ -84,11 +88,13 @@ def dims_text(strategy: Strategy) -> str:
 
 
 def parse_dims_text(text: str) -> dict[str, Any]:
-    """The fields of a strategy that `dims_text` wrote.
+    """The fields of a strategy that `dims_text` wrote. Raises: ValueError, if it did not.
 
     >>> parse_dims_text("2,1,0;cp=4;dp=2")
     {'dims': [2, 1, 0], 'cp': 4, 'dp': 2}
     """
+    if not _DIMS.fullmatch(text):
+        raise ValueError(f"expected choices as 2,1,0 or 2,1,0;cp=4;dp=2, got {text[:40]!r}")
     dims, *own = text.split(";")
     fields = (part.split("=") for part in own)
     return {"dims": [int(choice) for choice in dims.split(",")], **{name: int(value) for name, value in fields}}

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, BinaryIO, get_type_hints
 
 import numpy as np
 
 from envs.calls import CallRow
-from envs.chain import DamagedRows
+from envs.chain import Chain, DamagedRows
+from sim.config.reading import Unreadable, opened
+from sim.validate import LARGEST
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,36 +27,86 @@ _BLOCK_ROWS = 100_000
 """[assumed] Turned back into text at a time: some 50 MB."""
 
 
-def parsed(path: Path, lines: bytes, made: int) -> pd.DataFrame:
-    """The rows in JSON Lines.
+def parsed(path: Path, chain: Chain) -> pd.DataFrame:
+    """The rows in a file of JSON Lines.
 
     Args:
-        path: For the message.
-        lines: Whole ones.
-        made: How many there are.
+        path: The file.
+        chain: How far it is read.
 
     Raises:
-        DamagedRows: They are not the calls from 1 to `made`.
+        FileNotFoundError: There is no such file any more.
+        DamagedRows: They are not the calls from 1 on.
     """
     import pyarrow as pa
     from pyarrow import json as arrow_json
 
-    types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-    schema = pa.schema([(name, types[kind]) for name, kind in get_type_hints(CallRow).items()])
-    if not made:
+    schema = _schema()
+    if not chain.lines:
         return schema.empty_table().to_pandas()
     parsing = arrow_json.ParseOptions(schema.append(pa.field("digest", pa.string())), unexpected_field_behavior="error")
     blocks = arrow_json.ReadOptions(block_size=_BLOCK_BYTES)
     try:
-        table: Any = arrow_json.read_json(pa.BufferReader(lines), read_options=blocks, parse_options=parsing)
-    except pa.ArrowInvalid as error:
-        raise DamagedRows(f"{path} is damaged: {error}") from error
-    if table.num_rows != made or any(column.null_count for column in table.columns):
-        raise DamagedRows(f"{path} is damaged: expected {made} calls with the fields {', '.join(CallRow._fields)}")
-    calls = table["call"].to_numpy()
-    if len(wrong := np.flatnonzero(calls != np.arange(1, made + 1))):
-        raise DamagedRows(f"{path}, line {wrong[0] + 1} is damaged: it is of call {calls[wrong[0]]}")
-    return table.select(schema.names).to_pandas()
+        with opened(path) as file:
+            lines = pa.PythonFile(_First(file, chain.size_bytes), mode="r")
+            table: Any = arrow_json.read_json(lines, read_options=blocks, parse_options=parsing)
+    except (pa.ArrowException, Unreadable) as error:
+        raise DamagedRows(f"{path} is damaged: {_line(error)}") from error
+    if table.num_rows != chain.lines:
+        raise DamagedRows(f"{path} is damaged: expected {chain.lines} calls, it holds {table.num_rows}")
+    return _checked(path, table.select(schema.names))
+
+
+class _First(io.RawIOBase):
+    """The first bytes of a file, as a file of its own."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int) -> None:
+        self._file, self._left = file, size_bytes
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """At most so many further bytes; -1 for all."""
+        block = self._file.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(block)
+        return block
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    return pa.schema([(name, types[kind]) for name, kind in get_type_hints(CallRow).items()])
+
+
+def _checked(path: Path, table: Any) -> pd.DataFrame:
+    """The rows of a table if each is a call that can have been made, in order."""
+    if any(column.null_count for column in table.columns):
+        raise DamagedRows(f"{path} is damaged: expected calls with the fields {', '.join(CallRow._fields)}")
+    rows = table.to_pandas(ignore_metadata=True)
+    for name in rows.columns:
+        values = rows[name].to_numpy()
+        if name == "call":
+            wrong = values != np.arange(1, len(values) + 1)
+        elif name in _DEGREES:
+            wrong = (values < 1) | (values > LARGEST)
+        elif name in _FIGURES:
+            wrong = ~((values >= 0) & (values <= _LARGEST_FIGURE))
+        else:
+            continue
+        if wrong.any():
+            line = int(wrong.argmax())
+            what = f"of call {values[line]}" if name == "call" else f"of {name} {values[line]}"
+            raise DamagedRows(f"{path}, line {line + 1} is damaged: it is {what}")
+    return rows
+
+
+_DEGREES = ("tp", "ep", "pp", "batch")
+_FIGURES = ("tokens_per_s_per_gpu", "best_so_far")
+_LARGEST_FIGURE = 1e15
+"""[assumed] Of any strategy; beyond it, sums might not be numbers any more."""
 
 
 def read_parquet(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.DataFrame:
@@ -63,17 +116,27 @@ def read_parquet(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.Dat
         FileNotFoundError: There is no such file.
         DamagedRows: It is not one of ours.
     """
-    import pandas as pd
+    import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        if tuple(parquet.read_schema(path).names) != CallRow._fields:
-            raise DamagedRows(f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}")
-        return pd.read_parquet(path, columns=list(columns))
+        with opened(path) as file, parquet.ParquetFile(file) as stored:
+            held = stored.schema_arrow
+            kinds = [pa.string() if pa.types.is_large_string(kind) else kind for kind in held.types]
+            if held.names != _schema().names or kinds != _schema().types:
+                raise DamagedRows(f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}")
+            if stored.metadata.num_rows > path.stat().st_size:
+                raise DamagedRows(f"{path} is damaged: it says that it holds more calls than bytes")
+            return _checked(path, stored.read(columns=list(columns))).reindex(columns=list(columns))
     except (FileNotFoundError, DamagedRows):
         raise
-    except (OSError, ValueError) as error:  # which of the two depends on where pyarrow stumbles
-        raise DamagedRows(f"{path} is damaged: {error}") from error
+    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:  # depends on where pyarrow stumbles
+        raise DamagedRows(f"{path} is damaged: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    """An error of pyarrow's, of several lines at times, on one."""
+    return " ".join(str(error).split())
 
 
 def write_parquet(rows: pd.DataFrame, path: Path) -> None:

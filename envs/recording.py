@@ -167,5 +167,14 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
 
 
 def saved_rows(state: dict[str, Any]) -> Seal | None:
-    """The seal of the rows that belong to a gate's state; None of versions that kept none."""
-    return Seal(**state["rows"]) if "rows" in state else None
+    """The seal of the rows that belong to a gate's state; None of versions that kept none.
+
+    Raises:
+        TypeError, KeyError: It is the state of no gate.
+    """
+    if "rows" not in state:
+        return None
+    seal = Seal(**state["rows"])
+    if [type(each) for each in seal] != [int, int, str, str] or seal.lines != state["calls"]:
+        raise TypeError("expected the seal of its calls")
+    return seal

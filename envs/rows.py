@@ -11,16 +11,16 @@ it is complete, and where both exist they agree and the JSON Lines count.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, final
+from typing import TYPE_CHECKING, BinaryIO, final, get_type_hints
 
 from envs.calls import CallRow, run_head
 from envs.chain import NO_ROWS_DIGEST, Chain, DamagedRows, Seal, chained, chained_line, content_digest, follow
 from envs.files import write_atomically
 from envs.frames import bodies, parsed, read_parquet, write_parquet
+from sim.config.reading import Unreadable, opened, parse_object
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,9 +154,12 @@ def write_compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = N
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The SHA-256 of a file. Raises: OSError, DamagedRows, if it is none."""
+    try:
+        with opened(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except Unreadable as error:
+        raise DamagedRows(f"{path} is damaged: {error}") from error
 
 
 def rows_digest(run_dir: Path) -> str:
@@ -183,7 +186,7 @@ def whole_rows(run_dir: Path, seal: Seal | None = None) -> int | None:
     """
     path = run_dir / ROWS_FILE
     try:
-        return follow(path, _whole_lines(path), seal=seal).lines
+        return follow(path, seal=seal).lines
     except FileNotFoundError:
         return None
 
@@ -221,11 +224,13 @@ def last_row(run_dir: Path) -> CallRow | None:
     """
     path = run_dir / ROWS_FILE
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().splitlines(keepends=True)
     except FileNotFoundError:
         return None
+    except Unreadable as error:
+        raise DamagedRows(f"{path} is damaged: {error}") from error
     whole = [line for line in lines[-2:] if line.endswith(b"\n")]
     return _parse(whole[-1], f"{path}, last line") if whole else None
 
@@ -244,14 +249,16 @@ def _create(path: Path) -> BinaryIO:
 def _reopen(path: Path, calls: int, seal: Seal | None) -> tuple[BinaryIO, Chain, bytes]:
     if calls:
         _expand(path)
-    content = _whole_lines(path) if calls and path.exists() else b""
-    chain = follow(path, content, seal=seal, most=calls)
+    chain = follow(path, seal=seal, most=calls) if calls and path.exists() else Chain()
     if chain.lines < calls:
         raise ValueError(
             f"{path} holds {chain.lines} whole rows, but the run was saved after {calls} calls: "
             "this is not the folder of that run, or rows were removed"
         )
-    kept = content[: chain.size_bytes]
+    kept = b""
+    if chain.lines:
+        with opened(path) as file:
+            kept = file.read(chain.size_bytes)
     # A new file, not the old one cut short: a process that still holds the old one must not write into ours.
     write_atomically(path, lambda temporary: temporary.write_bytes(kept))
     _compacted(path).unlink(missing_ok=True)
@@ -273,20 +280,18 @@ def _lines(rows: pd.DataFrame) -> Iterator[bytes]:
         yield line
 
 
-def _whole_lines(path: Path) -> bytes:
-    content = path.read_bytes()
-    return content[: content.rfind(b"\n") + 1]
-
-
 def _load(path: Path, seal: Seal | None = None) -> pd.DataFrame:
-    lines = _whole_lines(path)
-    return parsed(path, lines, follow(path, lines, seal=seal).lines)
+    return parsed(path, follow(path, seal=seal))
 
 
 def _parse(line: bytes, where: str) -> CallRow:
     try:
-        fields = json.loads(line)
+        fields = parse_object(line)
         del fields["digest"]
-        return CallRow(**fields)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        row = CallRow(**fields)
+        for name, kind in get_type_hints(CallRow).items():
+            if type(value := getattr(row, name)) is not kind:
+                raise ValueError(f"{name} is {value!r:.40}")
+        return row
+    except (ValueError, TypeError, KeyError) as error:
         raise DamagedRows(f"{where} is damaged: expected one call as JSON: {error}") from error

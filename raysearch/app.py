@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from typing import Annotated, Any
 
@@ -46,6 +47,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Bytes that are no text, as Python has them in arguments."""
 
 
 def _tell_version(asked: bool) -> None:
@@ -90,6 +95,9 @@ def run() -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the name of a file may hold bytes that are no text
+    for word in sys.argv:
+        if not word.isascii() and _SURROGATE.search(word):
+            return _fail(f"{word!r}: expected text in UTF-8", INPUT_ERROR)
     try:
         code = app(prog_name="raysearch", standalone_mode=False)  # of a `typer.Exit`, or None
         sys.stdout.flush()  # now, while a full disk can still be told

@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 
 from raysearch.files import write_bytes
+from sim.config.reading import parse_object, read_bytes
 
 CHECKPOINT_FILE = "checkpoint.bin"
 
-LARGEST_BYTES = 2 * 1024**3
-"""[assumed] The largest searcher after a million calls takes a tenth of it; what is larger is not one of ours."""
+LARGEST_BYTES = 512 * 1024**2
+"""[assumed] The largest searcher after a million calls takes a third of it; what is larger is not one of ours."""
+_MOST_VALUES = 100_000_000
+"""[assumed] Of plain data: those of a searcher that keeps each of ten million calls."""
 _TREE = "tree"
 """Name of the member that holds the plain data; the arrays are named by their numbers."""
 _UNREADABLE = (
@@ -48,20 +51,30 @@ def read_checkpoint(run_dir: Path) -> dict[str, Any] | None:
 
     Nothing is lost with a damaged one but time: a run that starts again makes the same calls bit for bit.
     """
-    path = run_dir / CHECKPOINT_FILE
-    if not path.is_file():
-        return None
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise ValueError(f"it is larger than {LARGEST_BYTES / 2**30:.0f} GiB")
-        stored = path.read_bytes()
-        digest, content = stored[:_DIGEST_BYTES], stored[_DIGEST_BYTES:]
-        if hashlib.sha256(content).digest() != digest:
-            raise ValueError("its digest is not that of its content")
-        return unpack(content)
+        return load_checkpoint(run_dir)
     except ValueError as error:
+        path = run_dir / CHECKPOINT_FILE
         _log.warning("note: %s is damaged (%s): its run starts again from the first call", path, error)
         return None
+
+
+def load_checkpoint(run_dir: Path) -> dict[str, Any] | None:
+    """What was saved last; None if nothing was.
+
+    Raises:
+        ValueError: It is damaged; the message says how, without the path.
+    """
+    try:
+        stored = read_bytes(run_dir / CHECKPOINT_FILE, LARGEST_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from error
+    digest, content = stored[:_DIGEST_BYTES], stored[_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != digest:
+        raise ValueError("its digest is not that of its content")
+    return unpack(content)
 
 
 def pack(state: Mapping[str, Any]) -> bytes:
@@ -92,7 +105,7 @@ def unpack(content: bytes) -> dict[str, Any]:
             if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                 raise ValueError("its arrays are compressed")
         with np.load(io.BytesIO(content), allow_pickle=False) as members:
-            state = _restored(json.loads(members[_TREE].tobytes()), members)
+            state = _restored(parse_object(members[_TREE].tobytes(), _MOST_VALUES, infinite=True), members)
     except _UNREADABLE as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if not isinstance(state, dict):

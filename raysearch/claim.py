@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import socket
-import stat
 import tempfile
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 from envs.strategy_env import brief
 from raysearch.errors import InputError
+from sim.config.reading import Unreadable, opened, parse_object
 
 CLAIM_FILE = ".claim"
 BEAT_S = 5.0
@@ -63,6 +63,26 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
                     path.rmdir()
     finally:
         os.close(handle)
+
+
+def check_folder(folder: Path | None) -> None:
+    """Makes sure that results can be put into a folder before they are computed; what it makes to see is removed again.
+
+    Args:
+        folder: Which, perhaps new; None for none.
+
+    Raises:
+        InputError: They cannot.
+    """
+    if folder is None:
+        return
+    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        os.close(_open_folder(folder))
+    finally:
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 def in_use(folder: Path) -> bool:
@@ -222,15 +242,17 @@ def _machine() -> str:
 
 
 def _read(path: Path) -> bytes:
-    if stat.S_ISREG(path.stat().st_mode):
-        return path.read_bytes()[:_LONGEST_BYTES]
-    raise InputError(f"{path} is not a file, which a claim is; remove it")  # a pipe would never end
+    try:
+        with opened(path) as file:
+            return file.read(_LONGEST_BYTES)
+    except Unreadable:
+        raise InputError(f"{path} is not a file, which a claim is; remove it") from None  # a pipe would never end
 
 
 def _parse(claim: bytes) -> dict[str, Any]:
     try:
-        return dict(json.loads(claim))
-    except (ValueError, TypeError, RecursionError):  # its process was killed before it had written it
+        return parse_object(claim)
+    except Unreadable:  # its process was killed before it had written it
         return {}
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raysearch.files import Damaged
 from raysearch.results import planned_budget, run_folder, run_rows
 from raysearch.statistics import Array
 
@@ -78,17 +79,33 @@ def _after(seconds: Array, curve: Array, improvements: Sequence[tuple[int, float
     return np.concatenate(([0.0], curve))[np.minimum(made, len(curve))]
 
 
-def read_curves(directory: Path, runs: Sequence[Run]) -> AnytimeCurves:
+def best_so_far(directory: Path, run: Run) -> Array:
+    """The best throughput of a run after each of its calls, tokens/s/GPU, [calls].
+
+    Raises:
+        InputError: Its rows are damaged, or not those that its summary is of.
+    """
+    folder = run_folder(directory, run["run_id"])
+    best = run_rows(folder, ["best_so_far"])["best_so_far"].to_numpy()
+    if run["complete"]:
+        improved = (np.flatnonzero(np.diff(best, prepend=0.0) > 0) + 1).tolist()
+        if len(best) != run["calls"] or [call for call, _ in run["improvements"]] != improved:
+            raise Damaged(f"{folder} is damaged: its rows have other calls or improvements than its summary")
+    return best
+
+
+def read_curves(directory: Path, runs: Sequence[Run], best_calls: Mapping[str, Array] | None = None) -> AnytimeCurves:
     """The curves of a results folder's finished runs; while none is finished, as far as all of them have come.
 
     Args:
         directory: The folder.
         runs: As `raysearch.results.read_runs` gives them for it.
+        best_calls: By run id, as `best_so_far` gives them; by default they are read.
 
     Raises:
         InputError: Rows are damaged.
     """
-    folders = {run["run_id"]: run_folder(directory, run["run_id"]) for run in runs}
+    best_calls = best_calls or {run["run_id"]: best_so_far(directory, run) for run in runs}
     usable = [run for run in runs if run["complete"]]
     # Not more than any run has: memory grows with the calls made, however large the budget of a sweep is.
     budget = min(planned_budget(directory, runs), max((run["calls"] for run in usable), default=1))
@@ -99,7 +116,7 @@ def read_curves(directory: Path, runs: Sequence[Run]) -> AnytimeCurves:
     searchers = list(next(iter(by_block.values()))) if by_block else []
     kept = {searcher: tuple(of_block[searcher] for of_block in by_block.values()) for searcher in searchers}
     best = {
-        searcher: np.stack([_curve(folders[run["run_id"]], _reference(run, runs), budget) for run in of_searcher])
+        searcher: np.stack([_curve(best_calls[run["run_id"]], _reference(run, runs), budget) for run in of_searcher])
         for searcher, of_searcher in kept.items()
     }
     exact = all(run["optimum"] for of_searcher in kept.values() for run in of_searcher)
@@ -123,6 +140,6 @@ def _complete_blocks(usable: Sequence[Run]) -> dict[Block, dict[str, Run]]:
     }
 
 
-def _curve(folder: Path, reference: float, budget: int) -> Array:
-    best = run_rows(folder, ["best_so_far"])["best_so_far"].to_numpy()[:budget] / reference
+def _curve(best: Array, reference: float, budget: int) -> Array:
+    best = best[:budget] / reference
     return np.pad(best, (0, budget - len(best)), mode="edge") if len(best) else np.zeros(budget)

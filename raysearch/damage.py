@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from raysearch.checkpoint import CHECKPOINT_FILE
 from raysearch.files import Damaged, aside, read_record
 from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, StudyRecord
-from raysearch.results import FILES_OF_A_RUN, check_regular, checked_head, checked_summary, strangers
+from raysearch.results import (
+    FILES_OF_A_RUN,
+    check_regular,
+    check_resumable,
+    checked_head,
+    checked_summary,
+    strangers,
+)
 from raysearch.study import run_dir
 
 DAMAGED_FOLDER = "damaged"
@@ -16,16 +26,14 @@ DAMAGED_FOLDER = "damaged"
 def set_aside_damaged(study: Path) -> dict[str, str]:
     """Moves the damaged runs of a study into `DAMAGED_FOLDER`; returns what is wrong with them, by run id.
 
-    Of a run under way the rows are not looked at: it goes on from its checkpoint, which knows what they must be.
+    Of a run under way the rows behind its checkpoint are not looked at: they are made again.
     """
     record = read_record(study / STUDY_FILE, StudyRecord)
     wrong = {path.name: f"{path} is not a run of this study" for path in strangers(study, record)}
     for run_id in record["runs"]:
         folder = run_dir(study, run_id)
         try:
-            check_regular(folder)
-            if (folder / HEAD_FILE).is_file() or (folder / SUMMARY_FILE).is_file():
-                checked_summary(folder, checked_head(folder, record))
+            _check(folder, record)
         except Damaged as damage:
             wrong[run_id] = damage.what
     for run_id in wrong:
@@ -37,9 +45,7 @@ def set_aside_damaged_search(folder: Path) -> str:
     """Moves the files of a damaged search into `DAMAGED_FOLDER`; returns what is wrong, or nothing."""
     files = [path for name in FILES_OF_A_RUN if (path := folder / name).exists()]
     try:
-        check_regular(folder)
-        if files:
-            checked_summary(folder, checked_head(folder))
+        _check(folder)
     except Damaged as damage:
         place = _place(folder, "search")
         place.mkdir()
@@ -47,6 +53,15 @@ def set_aside_damaged_search(folder: Path) -> str:
             path.rename(place / path.name)
         return damage.what
     return ""
+
+
+def _check(folder: Path, record: Mapping[str, Any] | None = None) -> None:
+    """Makes sure that what there is of a run can be gone on with. Raises: Damaged."""
+    check_regular(folder)
+    if any((folder / name).exists() for name in (HEAD_FILE, SUMMARY_FILE, CHECKPOINT_FILE)):
+        head = checked_head(folder, record)
+        if checked_summary(folder, head) is None:
+            check_resumable(folder, head)
 
 
 def _place(folder: Path, name: str) -> Path:

@@ -7,25 +7,67 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from envs.strategy_env import brief
 from raysearch.contexts import too_long
 from raysearch.errors import InputError
 from raysearch.files import anchored
+from sim.config.code import Origin
 from sim.config.described import Description
 from sim.config.files import Kind
 from sim.config.schemas import MTP, NGRAM
 from sim.workload import Workload
 
+Word = Annotated[str, Field(max_length=4096)]
+"""A name, a path or a short text of a record."""
 SPECULATION = ("draft_tokens", "acceptance", "draft")
 """Options of speculative decoding."""
 
 
-def workload_of_options(flags: dict[str, Any], batch_grid: str | None = None) -> Workload:
+class RecordedOptions(BaseModel):
+    """The options of a workload as a record keeps them; their figures are checked where the workload is made."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    workload: Word | None = None
+    model: Word | None = None
+    hardware: Word | None = None
+    phase: Word | None = None
+    isl: int | None = None
+    osl: int | None = None
+    engine: Word | None = None
+    space: Word | None = None
+    weights: Word | None = None
+    kv_cache: Word | None = None
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
+    max_gpus: int | None = None
+    chunk_tokens: int | None = None
+    prompt_wait_steps: int | None = None
+    draft_tokens: int | None = None
+    acceptance: Word | None = None
+    draft: Word | None = None
+    groups: Word | None = None
+    any_degrees: Word | None = None
+    redundant_experts: int | None = None
+    margin: float | None = None
+    batch_grid: Word | None = None
+
+
+def workload_of_options(
+    flags: dict[str, Any], batch_grid: str | None = None, *, origin: Origin = Origin.USER
+) -> Workload:
     """The workload that a command line names (--workload) or describes (--model ...).
 
     Says on stderr what was read of a Hugging Face configuration, and keeps it and the options for the command's record.
+
+    Args:
+        flags: The options.
+        batch_grid: Which batches, in place of the workload's list.
+        origin: Who gave them.
 
     Raises:
         InputError, CatalogError: See `workload_of`.
@@ -39,7 +81,7 @@ def workload_of_options(flags: dict[str, Any], batch_grid: str | None = None) ->
     described = "model" in said and "workload" not in said
     if described:
         _tell_import(said["model"])
-    workload = workload_of(said)
+    workload = workload_of(said, origin)
     if described:
         longest = workload.prompt_tokens + workload.output_tokens
         for text in too_long(longest, workload.model.name, config_path("models", said["model"])):
@@ -47,8 +89,12 @@ def workload_of_options(flags: dict[str, Any], batch_grid: str | None = None) ->
     return workload
 
 
-def workload_of(options: Mapping[str, Any]) -> Workload:
+def workload_of(options: Mapping[str, Any], origin: Origin = Origin.USER) -> Workload:
     """The workload that options name (workload) or describe (model ...), as a command line or a record of one has them.
+
+    Args:
+        options: By their names; a record's are `RecordedOptions`.
+        origin: Whose they are; code that a workload's file names is run for a user's alone.
 
     Raises:
         InputError: Both or neither, or options that say nothing beside a file.
@@ -71,7 +117,7 @@ def workload_of(options: Mapping[str, Any]) -> Workload:
         if said:
             option = next(iter(said)).replace("_", "-")
             raise InputError(f"--{option} describes a workload, --workload names one: give one or the other")
-        return load_workload(named, hardware, **instead)
+        return load_workload(named, hardware, origin=origin, **instead)
     if "model" not in said:
         raise InputError("expected --workload NAME, or --model NAME with --isl and --osl; `raysearch list` has names")
     return described_workload(Description(**{**_defaults(), **said}), instead)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import count
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from envs.files import write_atomically
 from raysearch.errors import InputError
 from sim.config.files import Kind, config_path, configs_root, explain
+from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.layouts import layout_of
 from sim.strategy import Strategy
 
@@ -71,8 +71,8 @@ def aside(path: Path) -> Path:
 
 SEAL = "sha256"
 """The last key of a record: the digest of all the others."""
-LARGEST_RECORD_BYTES = 64 * 1024**2
-"""[assumed] A study of a hundred thousand runs takes a tenth of it; what is larger is not one of ours."""
+LARGEST_RECORD_BYTES = 32 * 1024**2
+"""[assumed] A study of a hundred thousand runs takes a fifth of it; what is larger is not one of ours."""
 
 
 def write_record(path: Path, value: Mapping[str, Any]) -> None:
@@ -80,39 +80,32 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
     write_json(path, {**value, SEAL: _seal(value)})
 
 
-def read_record(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
+def read_record(path: Path, schema: type[BaseModel], *, sealed: bool = True) -> dict[str, Any]:
     """The object that `write_record` wrote.
+
+    Args:
+        path: Where.
+        schema: What must stand in it.
+        sealed: Whether it must carry its digest. A file that people may write themselves may lack one, but none that
+            is not its own.
 
     Raises:
         InputError: It was altered since, or is not what `schema` says.
         OSError: There is no such file, or it cannot be read.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise ValueError("it is no regular file")
-        if path.stat().st_size > LARGEST_RECORD_BYTES:
-            raise ValueError(f"it is larger than {LARGEST_RECORD_BYTES / 2**20:.0f} MiB")
-        fields = json.loads(path.read_bytes())
-        schema.model_validate(fields)
-        if fields.pop(SEAL, None) != _seal(fields):
-            raise ValueError("it was altered since it was written, or an older version wrote it")
+        content = read_bytes(path, LARGEST_RECORD_BYTES)
+        fields = parse_object(content)
+        schema.model_validate_json(content, strict=True)
+        seal = fields.pop(SEAL, None)
+        if seal != _seal(fields) and (sealed or seal is not None):
+            older = "or an older version wrote it" if sealed else f"without {SEAL!r} it is taken as it is"
+            raise Unreadable(f"it was altered since it was written, {older}")
     except ValidationError as error:
         raise Damaged(f"{path} is damaged: {explain(error, schema)}") from error
-    except (ValueError, RecursionError) as error:
+    except Unreadable as error:
         raise Damaged(f"{path} is damaged: {error}") from error
     return fields
-
-
-def unsealed(path: Path, fields: dict[str, Any]) -> dict[str, Any]:
-    """A record without its digest, if it has one: a file that people may write themselves has none.
-
-    Raises:
-        InputError: It was altered since it was written.
-    """
-    told = {key: value for key, value in fields.items() if key != SEAL}
-    if SEAL in fields and fields[SEAL] != _seal(told):
-        raise Damaged(f"{path} is damaged: it was altered since it was written (without {SEAL!r} it is taken as it is)")
-    return told
 
 
 def _seal(value: Mapping[str, Any]) -> str:

@@ -6,14 +6,18 @@ Nothing is computed from it; without it, or with a part of it, a study goes on a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from raysearch.study_display import StudyDisplay
+from sim.config.reading import Unreadable, lines, parse_object
 
 JOURNAL_FILE = "journal.jsonl"
+_LONGEST_LINE = 4096
+"""[assumed] Bytes; an event has a hundred and the name of its run."""
 
 Kind = Literal["begun", "started", "finished", "failed"]
 
@@ -89,18 +93,18 @@ def last_events(folder: Path) -> dict[str, Event]:
     return events
 
 
-def _read(path: Path) -> list[Event]:
-    if not path.is_file():  # a pipe would never end
-        return []
-    lines = path.read_bytes().splitlines()
-    return [event for line in lines if (event := _parse(line))]
+def _read(path: Path) -> Iterator[Event]:
+    with suppress(FileNotFoundError, Unreadable):
+        for line in lines(path, _LONGEST_LINE):
+            if event := _parse(line):
+                yield event
 
 
 def _parse(line: bytes) -> Event | None:
     try:
-        fields = json.loads(line)
+        fields = parse_object(line)
         return Event(datetime.fromisoformat(fields["at"]).timestamp(), fields["event"], _named(fields["run"]))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -47,7 +48,7 @@ def read_published(directory: Path) -> Published | None:
     path = directory / STUDY_FILE
     section = read_record(path, StudyRecord)["study"].get("published") if path.is_file() else None
     try:
-        return Published.model_validate(section) if section else None
+        return Published.model_validate_json(json.dumps(section), strict=True) if section else None
     except ValidationError as error:
         raise Damaged(f"{path} is damaged: its section published is {section}") from error
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from envs.strategy_env import brief
-from raysearch.described import workload_of
+from raysearch.described import RecordedOptions, Word, workload_of
 from raysearch.errors import InputError
 from raysearch.limits import LARGEST_BUDGET, LARGEST_SEED, MOST_WORKERS
-from sim.strategy import Strategy
+from sim.config.code import Origin, source_digests
+from sim.strategy import MOST_CHOICES
+from sim.validate import LARGEST
 from sim.workload import GroupChoices, SpaceName, Workload
 
 HEAD_FILE = "run.json"
@@ -68,15 +72,18 @@ class RunSpec:
     any_degrees: str | None = None
     described: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self) -> Workload:
+    def load(self, origin: Origin = Origin.USER) -> Workload:
         """The workload, with what the spec replaces.
+
+        Args:
+            origin: Who named it; code that its file names is run for a user alone.
 
         Raises:
             CatalogError: An unknown name or an unusable file.
         """
         options = {name: getattr(self, name) for name in WORKLOAD_OPTIONS}
         named = {} if "model" in self.described else {"workload": self.workload}
-        return workload_of({**named, **options, **self.described})
+        return workload_of({**named, **options, **self.described}, origin)
 
     @property
     def in_flight(self) -> int:
@@ -112,19 +119,79 @@ class RunSpec:
             )
 
 
-class RunHead(BaseModel):
-    """run.json: what the run is, from its first moment on."""
+_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+Label = Annotated[str, Field(pattern=rf"^{_LABEL.pattern}$")]
+"""A name that may stand in paths, tables and pictures."""
+Calls = Annotated[int, Field(ge=0, le=LARGEST_BUDGET)]
+Budget = Annotated[int, Field(ge=1, le=LARGEST_BUDGET)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Degree = Annotated[int, Field(ge=1, le=LARGEST)]
+Figure = Annotated[float, Field(ge=0, le=1e15)]
+"""[assumed] Tokens/s/GPU and the like; beyond it, sums and ratios might not be numbers any more."""
+Optimum = Annotated[float, Field(ge=1e-9, le=1e15)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
-    run_id: str
+
+class Record(BaseModel):
+    """What records share: figures are finite. What a newer version has beside these keys does not matter."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class StoredStrategy(Record):
+    """A strategy as `raysearch.files.strategy_dict` has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tp: Degree
+    ep: Degree
+    pp: Degree
+    batch: Degree
+    dims: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_CHOICES)]], Field(max_length=4096)]
+    cp: Degree = 1
+    dp: Degree | None = None
+
+
+class RunHead(Record):
+    """run.json: what the run is, from its first moment on; `code` has the digest of the source of what users named."""
+
+    run_id: Label
     spec: RunSpec
-    workload: str
-    hardware: str
-    config_hash: str
-    optimum: float | None
-    version: str
+    workload: Label
+    hardware: Label
+    config_hash: Label
+    optimum: Optimum | None
+    version: Label
+    code: dict[Word, Label] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _says_what_options_can(self) -> RunHead:
+        RecordedOptions.model_validate(dict(self.spec.described))
+        if not _LABEL.fullmatch(self.spec.searcher):
+            raise ValueError(f"expected a searcher's name, got {brief(self.spec.searcher)}")
+        return self
 
 
-class RunSummary(BaseModel):
+def check_code(path: Path, recorded: Mapping[str, str], *, trusted: bool) -> None:
+    """Makes sure that a record is gone on with by the code that it was begun with, as far as modules' files tell.
+
+    Args:
+        path: The record, for the message.
+        recorded: Digests by the names of functions, as its `code` has them.
+        trusted: Whether a user vouches for other code.
+
+    Raises:
+        InputError: A file is another one.
+    """
+    for name, digest in {} if trusted else source_digests(*recorded).items():
+        if digest != recorded[name]:
+            raise InputError(
+                f"the code of {name} is not that with which {path} was begun (digest {digest}, then {recorded[name]}): "
+                "bring it back, or add --trust-code if its answers are the same"
+            )
+
+
+class RunSummary(Record):
     """summary.json: what a finished run found.
 
     `improvements` are the calls that raised the best, each with the run's seconds when it was made; `digest` is of the
@@ -132,52 +199,69 @@ class RunSummary(BaseModel):
     otherwise when it was asked anew.
     """
 
-    run_id: str
-    workload: str
-    hardware: str
-    searcher: str
-    seed: int
-    budget: int
-    calls: int
-    unique_calls: int
-    feasible_calls: int
-    best: float
-    strategy: Strategy | None
-    digest: str
-    rows_sha256: str
-    config_hash: str
-    version: str
-    optimum: float | None
-    fraction_of_optimum: float | None
-    wall_s: float
-    improvements: list[tuple[int, float]]
-    answers_differ: list[str] = []
+    run_id: Label
+    workload: Label
+    hardware: Label
+    searcher: Label
+    seed: Seed
+    budget: Budget
+    calls: Calls
+    unique_calls: Calls
+    feasible_calls: Calls
+    best: Figure
+    strategy: StoredStrategy | None
+    digest: Label
+    rows_sha256: Label
+    config_hash: Label
+    version: Label
+    optimum: Optimum | None
+    fraction_of_optimum: Figure | None
+    wall_s: Seconds
+    improvements: list[tuple[Calls, Seconds]]
+    answers_differ: list[str] = Field(default_factory=list)
     metrics: dict[str, Any]
 
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> RunSummary:
+        if not max(self.unique_calls, self.feasible_calls) <= self.calls <= self.budget:
+            raise ValueError(f"expected counts of calls within each other and the budget of {self.budget}")
+        if self.strategy is None and self.best:
+            raise ValueError(f"expected the strategy of the best, {self.best:g}")
+        numbers = [call for call, _ in self.improvements]
+        if numbers != sorted({*numbers}) or (numbers and not 1 <= numbers[0] <= numbers[-1] <= self.calls):
+            raise ValueError(f"expected improvements at ascending calls from 1 to {self.calls}")
+        return self
 
-class StudyPlan(BaseModel):
+
+class StudyPlan(Record):
     """What is read again of a study's file; study.json holds all of it."""
 
-    searchers: list[str]
-    seeds: list[int]
-    budget: int
+    searchers: list[Label]
+    seeds: list[Seed]
+    budget: Budget
 
 
-class StudyRecord(BaseModel):
-    """study.json: what is run in the folder; `budgets` and the specs' digests are by run id, `hashes` by workload."""
+class StudyRecord(Record):
+    """study.json: what is run in the folder; `budgets` and the specs' digests are by run id, `hashes` by workload.
+
+    `code` has the digest of the source of what users named.
+    """
 
     study: StudyPlan
     runs: list[str]
-    budgets: dict[str, int]
-    specs: dict[str, str]
-    optima: dict[str, float | None]
-    hashes: dict[str, str]
-    version: str
+    budgets: dict[Label, Budget]
+    specs: dict[Label, Label]
+    optima: dict[Word, Optimum | None]
+    hashes: dict[Label, Label]
+    version: Label
+    code: dict[Word, Label] = Field(default_factory=dict)
 
     @field_validator("runs")
     @classmethod
     def _are_names_of_folders(cls, runs: list[str]) -> list[str]:
+        if len(set(runs)) < len(runs):
+            raise ValueError("a run's name stands twice")
         for run_id in runs:
-            if run_id in ("", ".", "..") or "/" in run_id or "\0" in run_id:
-                raise ValueError(f"a run's name names its folder, {run_id!r} cannot")
+            if not _LABEL.fullmatch(run_id):
+                raise ValueError(f"a run's name names its folder, {brief(repr(run_id))} cannot")
         return runs

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raysearch.comparison import compare
-from raysearch.curves import read_curves
+from raysearch.curves import best_so_far, read_curves
+from raysearch.errors import InputError
 from raysearch.files import Damaged, as_strategy
 from raysearch.records import RunSpec
 from raysearch.results import planned_runs, read_spec, survey
+from raysearch.statistics import Array
+from sim.config.code import Origin
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate
+from sim.validate import StrategyError, check_strategy
 from sim.workload import Workload
 
 Run = dict[str, Any]
@@ -56,12 +61,19 @@ def read_report(directory: Path) -> Report:
         InputError: The folder holds no results, or none that can be trusted.
     """
     found = survey(directory)
-    if not found.runs:
-        raise Damaged(next(iter(found.damaged.values())))
-    runs = found.runs
-    curves = read_curves(directory, runs)
+    damaged = dict(found.damaged)
+    best: dict[str, Array] = {}
+    for run in found.runs:
+        try:
+            best[run["run_id"]] = best_so_far(directory, run)
+        except Damaged as damage:
+            damaged[run["run_id"]] = damage.what
+    runs = [run for run in found.runs if run["run_id"] in best]
+    if not runs:
+        raise Damaged(next(iter(damaged.values())))
+    curves = read_curves(directory, runs, best)
     statistics = compare(curves) if curves.blocks else None
-    return Report(runs, planned_runs(directory), score(runs), statistics, found.damaged)
+    return Report(runs, planned_runs(directory), score(runs), statistics, damaged)
 
 
 def score(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -118,30 +130,43 @@ def best_runs(runs: Sequence[Run]) -> list[Run]:
     return list(best.values())
 
 
-def explain(directory: Path, run: Run) -> tuple[Workload, Evaluation] | None:
+class NotExplained(InputError):
+    """The best strategy of a run cannot be evaluated again; the message says why."""
+
+
+def explain(directory: Path, run: Run, workload: Workload | None = None) -> tuple[Workload, Evaluation]:
     """The best strategy of a run, evaluated again.
 
-    None of another simulator's run: its figures are not ours to explain. None, too, if the workload can no longer be
-    loaded or has changed.
+    Args:
+        directory: The results folder.
+        run: As `raysearch.results.read_runs` gives it.
+        workload: The run's, where a user has named it; by default what the record says, which imports no code.
+
+    Raises:
+        NotExplained: It is another simulator's, whose figures are not ours to explain, or its workload can no longer be
+            loaded, needs code, or has changed.
     """
     spec = RunSpec(**read_spec(directory, run["run_id"]))
     if spec.simulator is not None:
-        return None
+        raise NotExplained("another simulator's figure")
     try:
-        workload = spec.load()
-    except CatalogError:
-        return None
-    if workload.config_hash != run["config_hash"]:
-        return None
-    return workload, evaluate(workload, as_strategy(run["strategy"]))
+        workload = workload or spec.load(Origin.RECORD)
+        if workload.config_hash != run["config_hash"]:
+            raise NotExplained(f"its workload has changed, or is another one than {workload.name}")
+        strategy = as_strategy(run["strategy"])
+        check_strategy(workload, strategy)
+    except (CatalogError, StrategyError, InputError) as error:
+        raise NotExplained(str(error)) from error
+    return workload, evaluate(workload, strategy)
 
 
 def best_figures(directory: Path, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Of the best run of each workload: its figure, the error to expect of it, and what rests on extrapolation."""
     figures: list[dict[str, Any]] = []
     for run in best_runs(runs):
-        explained = explain(directory, run)
-        evaluation = explained[1] if explained else None
+        evaluation = None
+        with suppress(NotExplained):
+            _, evaluation = explain(directory, run)
         figures.append(
             {
                 "workload": run["workload"],

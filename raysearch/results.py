@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from envs.calls import CallRow, parse_dims_text
-from envs.chain import DamagedRows, Seal
+from envs.chain import Chain, DamagedRows, Seal, follow
 from envs.recording import saved_rows
 from envs.rows import COMPACT_FILE, ROWS_FILE, file_digest, read_rows, rows_digest, whole_rows
-from raysearch.checkpoint import CHECKPOINT_FILE, read_checkpoint
+from raysearch.checkpoint import CHECKPOINT_FILE, load_checkpoint, read_checkpoint
 from raysearch.errors import InputError
 from raysearch.files import Damaged, as_strategy, read_record
 from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, RunSpec, StudyRecord
 from raysearch.run import finished_summary
 from raysearch.study import RUNS_FOLDER, run_dir
 from sim.canonical import canonical
+from sim.config.reading import Unreadable
 from sim.strategy import FIRST_DECLARED
 
 if TYPE_CHECKING:
@@ -116,7 +119,9 @@ def check_run(folder: Path, run_id: str) -> None:
 
 
 def verify(directory: Path) -> Survey:
-    """As `survey`, and works every finished run out again from its rows: the digest, the counts and the best.
+    """As `survey`, and works every run out again from its rows: of a finished one the digest, counts and best.
+
+    Of one under way its checkpoint is looked at too.
 
     Raises:
         InputError: See `survey`.
@@ -124,20 +129,35 @@ def verify(directory: Path) -> Survey:
     found = survey(directory)
     wrong: dict[str, str] = {}
     for run in found.runs:
-        if what := _contradiction(run, run_folder(directory, run["run_id"])):
-            wrong[run["run_id"]] = what
+        try:
+            _verify_run(run, run_folder(directory, run["run_id"]))
+        except Damaged as damage:
+            wrong[run["run_id"]] = damage.what
     return Survey([run for run in found.runs if run["run_id"] not in wrong], {**found.damaged, **wrong})
 
 
-def _contradiction(run: Mapping[str, Any], folder: Path) -> str:
+def _verify_run(run: Mapping[str, Any], folder: Path) -> None:
+    head = read_record(folder / HEAD_FILE, RunHead)
     if not run["complete"]:
-        return ""
+        check_resumable(folder, head)
+        return
     rows = run_rows(folder)
-    told = {**_tally(rows), "digest": f"sha256-{rows_digest(folder)}"}
+    best = rows["tokens_per_s_per_gpu"].where(rows["feasible"], 0.0).cummax()
+    if not best.equals(rows["best_so_far"]):
+        raise Damaged(f"{folder} is damaged: its rows have another best so far than they make")
+    improved = (np.flatnonzero(np.diff(best, prepend=0.0) > 0) + 1).tolist()
+    told = {
+        **_tally(folder, rows),
+        "digest": f"sha256-{rows_digest(folder)}",
+        "optimum": head["optimum"],
+        "fraction_of_optimum": run["best"] / head["optimum"] if head["optimum"] else None,
+        "version": head["version"],
+    }
     for name, value in told.items():
         if run[name] != value:
-            return f"{folder} is damaged: its rows say {name} {value}, its summary {run[name]}"
-    return ""
+            raise Damaged(f"{folder} is damaged: its rows say {name} {value}, its summary {run[name]}")
+    if [call for call, _ in run["improvements"]] != improved:
+        raise Damaged(f"{folder} is damaged: its rows improve at other calls than its summary")
 
 
 def run_folder(directory: Path, run_id: str) -> Path:
@@ -246,9 +266,50 @@ def checked_summary(folder: Path, head: Mapping[str, Any]) -> dict[str, Any] | N
         same = file_digest(folder / COMPACT_FILE) == finished["rows_sha256"]
     except FileNotFoundError:
         raise Damaged(f"{folder} is damaged: it is finished, but has no {COMPACT_FILE}") from None
+    except DamagedRows as error:
+        raise Damaged(str(error)) from error
     if not same:
         raise Damaged(f"{folder / COMPACT_FILE} is damaged: it is not the file that the run ended with")
+    if (told := _followed(folder)) and (told.lines, f"sha256-{told.digest}") != (finished["calls"], finished["digest"]):
+        raise Damaged(f"{folder / ROWS_FILE} is damaged: it holds other calls than the run ended with")
     return finished
+
+
+def check_resumable(folder: Path, head: Mapping[str, Any]) -> None:
+    """Makes sure that a run under way can go on from its checkpoint, or has none.
+
+    Rows behind the checkpoint are not looked at: they are made again.
+
+    Raises:
+        InputError: The checkpoint is damaged or another run's, or the rows are not those that it was made after.
+    """
+    path = folder / CHECKPOINT_FILE
+    try:
+        state = load_checkpoint(folder)
+        if state is None:
+            return
+        seal = saved_rows(state["gate"])
+        same = RunSpec(**state["spec"]).digest == RunSpec(**head["spec"]).digest
+    except Unreadable as error:
+        raise Damaged(f"{path} is damaged: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{path} is damaged: it is of no run: {error}") from error
+    if not same or state.get("config_hash") != head["config_hash"]:
+        raise Damaged(f"{path} is damaged: it is of another run")
+    if not (folder / COMPACT_FILE).is_file():  # rows that were compacted are looked at as they are expanded
+        made = _followed(folder, seal, seal.lines if seal else None)
+        if seal and (made is None or made.lines < seal.lines):
+            raise Damaged(f"{folder} is damaged: the rows are gone that it was saved after")
+
+
+def _followed(folder: Path, seal: Seal | None = None, most: int | None = None) -> Chain | None:
+    """The JSON Lines of a run, each of which follows from those before it; None where there are none."""
+    try:
+        return follow(folder / ROWS_FILE, seal=seal, most=most)
+    except FileNotFoundError:
+        return None
+    except DamagedRows as error:
+        raise Damaged(str(error)) from error
 
 
 def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +318,7 @@ def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     rows = run_rows(folder, seal=seal)
     if set(rows["run_id"]) - {head["run_id"]}:
         raise Damaged(f"{folder} is damaged: its rows are of run {rows['run_id'].iloc[0]}")
-    found = _tally(rows)
+    found = _tally(folder, rows)
     return {
         "run_id": head["run_id"],
         "workload": head["workload"],
@@ -285,7 +346,14 @@ def _saved_rows(folder: Path) -> Seal | None:
         raise Damaged(f"{folder / CHECKPOINT_FILE} is damaged: it is of no run") from error
 
 
-def _tally(rows: pd.DataFrame) -> dict[str, Any]:
+def _tally(folder: Path, rows: pd.DataFrame) -> dict[str, Any]:
+    try:
+        return _counted(rows)
+    except ValueError as error:
+        raise Damaged(f"{folder} is damaged: its rows hold no strategies: {error}") from error
+
+
+def _counted(rows: pd.DataFrame) -> dict[str, Any]:
     best_first = rows.loc[rows["feasible"]].sort_values("tokens_per_s_per_gpu", ascending=False, kind="stable")
     found = [
         {**{name: int(row[name]) for name in _DEGREES}, **parse_dims_text(row["dims"])}

@@ -27,6 +27,7 @@ from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome, Searcher
 from raysearch.simulators.opening import Patience, open_simulator, searched_space
 from raysearch.simulators.protocol import Simulator
+from sim.config.code import source_digests
 
 _log = logging.getLogger(__name__)
 
@@ -313,6 +314,7 @@ class SearchRun:
             "config_hash": self.workload.config_hash,
             "optimum": self.optimum,
             "version": __version__,
+            "code": source_digests(self.spec.simulator, self.workload.declarations),
         }
 
 

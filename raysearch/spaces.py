@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from raysearch.files import as_strategy, strategy_dict, write_json
+from raysearch.files import LARGEST_RECORD_BYTES, as_strategy, strategy_dict, write_json
 from raysearch.yardstick import cache_dir, find_yardstick, note_unkept, simulator_digest
+from sim.config.reading import parse_object, read_bytes
 from sim.engines.registry import SHIPPED, engine_rules
 from sim.optimum.spaces import (
     EXTENSIONS,
@@ -124,7 +124,7 @@ def _search(space: Space, progress: Progress | None) -> SpaceBest:
 
 def _read(path: Path) -> SpaceBest | None:
     try:
-        fields = json.loads(path.read_bytes())
+        fields = parse_object(read_bytes(path, LARGEST_RECORD_BYTES))
         strategy = fields.pop("strategy")
         return SpaceBest(strategy=as_strategy(strategy) if strategy else None, **fields)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

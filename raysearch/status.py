@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from envs.chain import DamagedRows
 from envs.rows import ROWS_FILE, last_row
@@ -104,17 +104,23 @@ def read_status(directory: Path) -> StudyStatus:
 def _planned(directory: Path) -> tuple[list[RunStatus], list[Path]]:
     """Every run of a study as if it were still waiting, and its folder."""
     record = read_record(directory / STUDY_FILE, StudyRecord)
-    named = {
-        f"{workload}-{searcher}-s{seed}": (workload, searcher)
-        for workload in record["hashes"]
-        for searcher in record["study"]["searchers"]
-        for seed in record["study"]["seeds"]
-    }
-    try:
-        runs = [_waiting(run_id, *named[run_id], record["budgets"][run_id]) for run_id in record["runs"]]
-    except KeyError as error:
-        raise Damaged(f"{directory / STUDY_FILE} is damaged: it has no run {error}") from error
+    runs: list[RunStatus] = []
+    for run_id in record["runs"]:
+        named = _named(run_id, record)
+        if named is None or run_id not in record["budgets"]:
+            raise Damaged(f"{directory / STUDY_FILE} is damaged: it has no run {run_id!r}")
+        runs.append(_waiting(run_id, *named, record["budgets"][run_id]))
     return runs, [run_dir(directory, run.run_id) for run in runs]
+
+
+def _named(run_id: str, record: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Workload and searcher of a run of a study; None of a name that is none of its runs'."""
+    name, _, seed = run_id.rpartition("-s")
+    cuts = (at for at, mark in enumerate(name) if mark == "-")
+    pairs = ((name[:at], name[at + 1 :]) for at in cuts)
+    plan = record["study"]
+    known = (pair for pair in pairs if pair[0] in record["hashes"] and pair[1] in plan["searchers"])
+    return next(known, None) if seed in map(str, plan["seeds"]) else None
 
 
 def _alone(directory: Path) -> tuple[list[RunStatus], list[Path]]:

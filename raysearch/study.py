@@ -28,10 +28,11 @@ from raysearch.limits import (
     MOST_WORKERS,
 )
 from raysearch.published import Published
-from raysearch.records import STUDY_FILE, OnFailure, RunSpec, StudyRecord
+from raysearch.records import STUDY_FILE, OnFailure, RunSpec, StudyRecord, check_code
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.opening import Patience, check_workers, searched_space
 from sim.config.catalog import load_workload
+from sim.config.code import source_digests
 from sim.config.files import config_path, read_config
 from sim.workload import SpaceName, Workload
 
@@ -208,6 +209,7 @@ def write_study(study: Study, optima: Mapping[str, float | None], out: Path) -> 
         "optima": dict(optima),
         "hashes": _hashes(study),
         "version": __version__,
+        "code": source_digests(study.file.simulator, *(each.declarations for each in study.workloads.values())),
     }
     write_record(out / STUDY_FILE, content)
 
@@ -215,6 +217,12 @@ def write_study(study: Study, optima: Mapping[str, float | None], out: Path) -> 
 def has_begun(out: Path) -> bool:
     """Whether the folder holds the beginnings of a study."""
     return (out / STUDY_FILE).is_file()
+
+
+def check_study_code(out: Path, *, trusted: bool) -> None:
+    """See `raysearch.records.check_code`. Raises: InputError."""
+    if has_begun(out):
+        check_code(out / STUDY_FILE, read_record(out / STUDY_FILE, StudyRecord).get("code", {}), trusted=trusted)
 
 
 def check_same_study(study: Study, out: Path) -> None:

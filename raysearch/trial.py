@@ -11,6 +11,7 @@ from typing import Any
 from ray import tune
 from ray.util import get_node_ip_address
 
+from envs.chain import DamagedRows
 from envs.rows import RowsTaken
 from envs.strategy_env import SimulatorFailure
 from raysearch.errors import InputError, RunFailed
@@ -78,7 +79,7 @@ class SearchTrial(tune.Trainable):
         """
         try:
             return self._advance(Path(self._trial["folder"]))
-        except (SimulatorFailure, RowsTaken, InputError) as error:
+        except (SimulatorFailure, RowsTaken, DamagedRows, InputError) as error:
             return self._failed(str(error))
         except OSError as error:
             return self._failed(f"cannot write to {self._trial['folder']}: {error.strerror or error}")

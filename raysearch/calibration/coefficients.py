@@ -28,6 +28,8 @@ from raysearch.calibration.serving import fit_serving
 from raysearch.calibration.tables import FAMILIES, measured_us, read_table
 from raysearch.errors import InputError
 from raysearch.files import write_bytes
+from sim.config.files import LARGEST_JSON_BYTES
+from sim.config.reading import parse_json, read_bytes
 from sim.prices.calibration import Calibration
 from sim.prices.machine import machine_of
 
@@ -171,7 +173,7 @@ def write_coefficients(path: Path, content: Mapping[str, Any], *, force: bool) -
 def _same(path: Path, content: Mapping[str, Any]) -> bool:
     """Whether a file holds these coefficients; the day they were fitted does not count."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(read_bytes(path, LARGEST_JSON_BYTES))
     except (OSError, ValueError):
         return False
     return _undated(found) == _undated(content)

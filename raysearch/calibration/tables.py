@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raysearch.errors import InputError
 from sim.config.files import did_you_mean
+from sim.config.reading import read_bytes
 
 LARGEST = 10**9
 """No size, count or time in these files is larger; what is would be a slip, and its products overflow."""
@@ -207,6 +209,10 @@ def read_csv(path: Path, schema: type[BaseModel]) -> pd.DataFrame:
     return check_rows(path, read_text(path), schema)
 
 
+_LARGEST_TABLE_BYTES = 64 * 1024**2
+"""[assumed] A million measured rows."""
+
+
 def read_text(path: Path) -> pd.DataFrame:
     """A CSV file as text, cell by cell.
 
@@ -214,7 +220,8 @@ def read_text(path: Path) -> pd.DataFrame:
         InputError: The file cannot be read.
     """
     try:
-        frame = pd.read_csv(path, keep_default_na=False, dtype=str)
+        content = io.BytesIO(read_bytes(path, _LARGEST_TABLE_BYTES))
+        frame = pd.read_csv(content, keep_default_na=False, dtype=str)
     except (OSError, ValueError, pd.errors.ParserError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
     if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first cells for names of the rows

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from raysearch.commands.options import JsonOption, print_json
+from raysearch.commands.options import JsonOption, at_home, print_json
 from sim.config.catalog import load_machine, load_machine_header
 
 
 def calibrate(
     data: Annotated[Path, typer.Option("--data", "-d", help="Folder with CSV files of measured kernels.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File of coefficients to write, .json.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File of coefficients to write, .json.", callback=at_home)],
     source: Annotated[
         str, typer.Option(help="Where the rows come from, with version and licence; kept in the file.")
     ] = "",

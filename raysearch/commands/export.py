@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from raysearch.commands.options import JsonOption, print_json
+from raysearch.claim import check_folder
+from raysearch.commands.options import JsonOption, at_home, print_json
 from raysearch.commands.strategy import (
     CpOption,
     DimsOption,
@@ -27,7 +28,7 @@ from raysearch.export.registry import exporter, exporter_names, pools_exporter
 from raysearch.files import strategy_dict, write_together
 from sim.workload import Workload
 
-_OUT = typer.Option("--out", "-o", help="Folder for the files.", show_default="printed")
+_OUT = typer.Option("--out", "-o", help="Folder for the files.", show_default="printed", callback=at_home)
 
 
 @takes_workload
@@ -77,6 +78,7 @@ def export_strategy(
       raysearch export --model qwen3_32b --isl 4000 --osl 500 --phase serve --tp 4 --batch 32 --to sglang
       raysearch export best.json -w gpt_moe_1_2t_16k --to dtensor --ops qkv_proj,attention,o_proj --out mine
     """
+    check_folder(out)
     write = exporter(to)
     if source is not None:
         from raysearch.export.source import read_deployments

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from raysearch.commands.options import JsonOption, print_json
+from raysearch.claim import check_folder
+from raysearch.commands.options import JsonOption, at_home, print_json
 from raysearch.errors import InputError
 
 
 def measure(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the CSV files, new or empty.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the CSV files, new or empty.", callback=at_home)],
     framework: Annotated[
         str, typer.Option(help="Engine whose kernels the rows stand for: vllm, sglang or trtllm.")
     ] = "vllm",
@@ -39,6 +40,7 @@ def measure(
         raise InputError(f"--framework is one of {', '.join(_FRAMEWORKS)}, got {framework!r}")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"--out: {out} is not empty; give a new folder")
+    check_folder(out)
     import torch
 
     if not on_cpu and not torch.cuda.is_available():

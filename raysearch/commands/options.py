@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -54,15 +55,20 @@ MarginOption = Annotated[
 ]
 
 
-def _at_home(path: Path | None) -> Path | None:
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def at_home(path: Path | None) -> Path | None:
     """The path with its ~ expanded, which the shell leaves in `--out=~/x`: pandas would, and other libraries not."""
     if path is None:
         return None
+    if found := _ADDRESS.match(str(path)):
+        address = str(path).replace(found[0], f"{found[0]}/", 1)
+        raise typer.BadParameter(
+            f"{address}: expected a path of a file system, not an address; mount it, or copy the results there"
+        )
     try:
-        str(path).encode()
         return path.expanduser()
-    except UnicodeEncodeError:
-        raise typer.BadParameter(f"{str(path)!r}: expected a name in UTF-8, which Parquet and Ray need") from None
     except RuntimeError as error:
         raise typer.BadParameter(f"{path}: {error}") from error
 
@@ -74,11 +80,11 @@ OutOption = Annotated[
         "-o",
         help="Folder for the results, new or empty.",
         show_default="results/NAME-UTC TIME",
-        callback=_at_home,
+        callback=at_home,
     ),
 ]
 ResultsArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.", callback=_at_home)
+    Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.", callback=at_home)
 ]
 SimulatorOption = Annotated[
     str | None,
@@ -111,6 +117,12 @@ OnFailureOption = Annotated[
 ]
 RetriesOption = Annotated[
     int, typer.Option(max=MOST_RETRIES, help="How often a failing call is tried again before the run stops.")
+]
+TrustCodeOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code", help="With --resume: go on though the code of a simulator is another than it was begun with."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 

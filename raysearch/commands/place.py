@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from raysearch.commands.options import JsonOption, print_json
+from raysearch.claim import check_folder
+from raysearch.commands.options import JsonOption, at_home, print_json
 from raysearch.errors import NOTHING_FEASIBLE
 
 
@@ -24,7 +25,8 @@ def place(
     requests: Annotated[int, typer.Option(min=100, help="Requests of a simulated run.")] = 1000,
     seeds: Annotated[int, typer.Option(min=1, help="Runs behind each figure.")] = 10,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for placement.json, curves.csv and curves.png.")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for placement.json, curves.csv and curves.png.", callback=at_home),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,6 +50,7 @@ def place(
     from raysearch.place.show import show, write_answer
     from raysearch.progress import following
 
+    check_folder(out)
     loaded = load_fleet(fleet, **({} if gpus is None else {"gpus": gpus}))
     loaded = replace(loaded, cluster=loaded.cluster.at(rate, cv))
     with following(f"placements of {loaded.file.name}") as progress:

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from raysearch.commands.options import JsonOption, MarginOption, print_json
+from raysearch.claim import check_folder
+from raysearch.commands.options import JsonOption, MarginOption, at_home, print_json
 from raysearch.described import workload_of_options
 from raysearch.errors import NOTHING_FEASIBLE, InputError
 from sim.pools.traffic import Kind, Traffic
@@ -65,7 +66,7 @@ def compare_pools(
     host_gb_per_s: Annotated[float, typer.Option(help="A GPU's link to it, per direction.", min=1e-3)] = 50.0,
     margin: MarginOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for pools.json, pools.csv, pools.png.")
+        Path | None, typer.Option("--out", "-o", help="Folder for pools.json, pools.csv, pools.png.", callback=at_home)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,6 +91,7 @@ def compare_pools(
     from sim.pools.matching import Limits
     from sim.pools.resharding import Host
 
+    check_folder(out)
     mixes = _mixes(isl, osl, mix)
     sizes = [int(each) for each in _numbers("--gpus", gpus, whole=True)]
     ttfts = [each / 1e3 for each in _numbers("--ttft-ms", ttft_ms)] if ttft_ms else [math.inf]

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from raysearch.commands.options import AnyDegreesOption, JsonOption, MarginOption, print_json
+from raysearch.claim import check_folder
+from raysearch.commands.options import AnyDegreesOption, JsonOption, MarginOption, at_home, print_json
 from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, DraftTokensOption, PromptWaitOption
 from raysearch.described import workload_of_options
 from raysearch.errors import NOTHING_FEASIBLE, InputError
@@ -60,7 +61,10 @@ def recommend(
     ] = None,
     top: Annotated[int, typer.Option(help="How many strategies to tell.", min=1)] = 5,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for recommendation.json, the front and the commands.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for recommendation.json, the front and the commands.", callback=at_home
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -76,6 +80,7 @@ def recommend(
       raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --tpot-ms 50 --against aisimulate
       raysearch recommend --model qwen3_32b --gpus 16 --isl 2000 --osl 300 --tpot-ms 30 --requests-per-s 5 --price 2.5
     """
+    check_folder(out)
     if against not in (None, "aisimulate"):
         raise InputError(f"--against knows 'aisimulate', got {against!r}")
     if against:

@@ -56,7 +56,7 @@ def report_results(
 def print_report(directory: Path) -> None:
     """Prints scores, statistics, the best strategies and where everything lies."""
     from raysearch.published import beside_published, published_table, read_published
-    from raysearch.report import RATIO_BASE, best_runs, explain, read_report
+    from raysearch.report import RATIO_BASE, NotExplained, best_runs, explain, read_report
     from raysearch.statistics_tables import statistics_tables
     from raysearch.tables import explanation, printer, scores_table
 
@@ -69,13 +69,12 @@ def print_report(directory: Path) -> None:
         if workload not in {run["workload"] for run in best}:
             console.print(f"No feasible strategy of {workload} was found.\n")
     for run in best:
-        explained = explain(directory, run)
         console.print(f"Best of {run['workload']}: found by {run['searcher']}, seed {run['seed']}", style="bold")
-        if explained is None:
+        try:
+            console.print(*explanation(*explain(directory, run)), sep="\n")
+        except NotExplained as why:
             console.print(f"{run['best']:.2f} tokens/s/GPU with {run['strategy']}")
-            console.print("Not explained: another simulator's figure, or its workload is gone or has changed.")
-        else:
-            console.print(*explanation(*explained), sep="\n")
+            console.print(f"Not explained: {why}.")
         console.print()
     if report.statistics:
         console.print(*statistics_tables(report.statistics), "", sep="\n")

@@ -19,6 +19,7 @@ from raysearch.commands.options import (
     RetriesOption,
     SimulatorOption,
     TimeoutOption,
+    TrustCodeOption,
     WorkersOption,
     print_json,
 )
@@ -26,7 +27,7 @@ from raysearch.commands.workload_flags import BatchGridOption, takes_workload
 from raysearch.described import asked_options, degrees_of
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import as_strategy, read_record, results_folder
-from raysearch.records import HEAD_FILE, SAVE_EVERY_S, WORKLOAD_OPTIONS, RunHead
+from raysearch.records import HEAD_FILE, SAVE_EVERY_S, WORKLOAD_OPTIONS, RunHead, check_code
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
@@ -63,6 +64,7 @@ def search_workload(
     on_failure: OnFailureOption = None,
     out: OutOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished search in --out.")] = False,
+    trust_code: TrustCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run one searcher on one workload, scored against the exact optimum.
@@ -91,7 +93,7 @@ def search_workload(
         budget = run_budget(searcher, searched_space(workload, simulator, searcher), _DEFAULT_BUDGET)
     folder = results_folder(out, f"{workload.name}-{searcher}-s{seed}")
     with claimed(folder, resume=resume):
-        begun = _begun(folder) if resume else None
+        begun = _begun(folder, trust_code) if resume else None
         finished = finished_summary(folder) if begun else None
         if begun and workers is None:  # it was measured, and decides what is called
             workers = begun["workers"]
@@ -136,7 +138,7 @@ def _going_on(folder: Path, out: Path | None, resume: bool) -> list[str]:
     return [*([] if out else ["--out", str(folder)]), *([] if resume else ["--resume"])]
 
 
-def _begun(folder: Path) -> dict[str, Any] | None:
+def _begun(folder: Path, trusted: bool) -> dict[str, Any] | None:
     """What the search in a folder is, from its beginnings; None if it is damaged, and made again."""
     from raysearch.damage import set_aside_damaged_search
 
@@ -145,7 +147,9 @@ def _begun(folder: Path) -> dict[str, Any] | None:
         return None
     if not (folder / HEAD_FILE).is_file():
         raise InputError(f"nothing to resume in {folder}: it has no {HEAD_FILE}")
-    return read_record(folder / HEAD_FILE, RunHead)["spec"]
+    head = read_record(folder / HEAD_FILE, RunHead)
+    check_code(folder / HEAD_FILE, head.get("code", {}), trusted=trusted)
+    return head["spec"]
 
 
 def _trust(workload: Workload, strategy: Mapping[str, Any] | None, simulator: str | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysearch.claim import claimed
-from raysearch.commands.options import JsonOption, OnFailureOption, OutOption, SimulatorOption
+from raysearch.commands.options import JsonOption, OnFailureOption, OutOption, SimulatorOption, TrustCodeOption
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import results_folder
 from raysearch.limits import MOST_CPUS
@@ -26,6 +26,7 @@ def run(
     file: Annotated[str, typer.Argument(help="Path of a study's TOML file, or a name in configs/studies.")],
     out: OutOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished study in --out.")] = False,
+    trust_code: TrustCodeOption = False,
     address: Annotated[
         str | None,
         typer.Option(
@@ -57,10 +58,12 @@ def run(
       raysearch study configs/studies/smoke.toml --out results/smoke --resume
       raysearch study mine.toml --simulator my_package.cluster:measure --workers 4
     """
-    from raysearch.study import has_begun, load_study
+    from raysearch.study import check_study_code, has_begun, load_study
 
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the study to go on with")
+    if resume and out is not None:
+        check_study_code(out, trusted=trust_code)  # before any of it is imported
     failures = on_failure.value if on_failure else None
     study = load_study(file, simulator=simulator, workers=workers, on_failure=failures)
     folder = results_folder(out, study.file.name)
@@ -68,7 +71,7 @@ def run(
         if resume:
             _check_begun(study, folder)
         given = {"out": folder, "simulator": simulator, "workers": workers, "on-failure": failures}
-        same = _flags({**given, "address": address, "cpus": cpus})
+        same = [*_flags({**given, "address": address, "cpus": cpus}), *(["--trust-code"] if trust_code else [])]
         again = [file, *same, *(["--json"] if as_json else [])]
         try:
             begun = partial(can_go_on_with, ["study", *again, "--resume"])

@@ -10,7 +10,7 @@ def verify_results(
     directory: ResultsArgument,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a study, a search or a tuning: every file's digest, every row, and each summary against its rows.
+    """Check a study, a search, a tuning or an answer: every digest, every row, and each summary against its rows.
 
     Exit code 0 if all can be trusted, 1 if something cannot.
 
@@ -18,9 +18,17 @@ def verify_results(
     Examples:
       raysearch verify results/smoke
     """
+    from raysearch.export.source import verified_answers
     from raysearch.live.session import is_tuning, verify_tuning
     from raysearch.results import verify
 
+    answers = verified_answers(directory)
+    if answers and not is_tuning(directory):
+        if as_json:
+            print_json({"folder": str(directory), "answers": answers, "damaged": {}})
+        else:
+            print(f"As written: {', '.join(answers)}")
+        return
     if is_tuning(directory):
         measurements = verify_tuning(directory)
         if as_json:

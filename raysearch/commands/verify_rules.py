@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +10,7 @@ import typer
 from raysearch.commands.options import JsonOption, print_json
 from raysearch.errors import InputError, RunFailed
 from raysearch.foreign import foreign
+from sim.config.code import import_module
 from sim.ops.layers import all_operations
 from sim.sharding.rule_check import Verdict, check_operation
 from sim.sharding.rules import Operation
@@ -36,10 +34,9 @@ def verify_rules(
       raysearch verify-rules
       raysearch verify-rules --op matmul --json
     """
-    sys.path.append(str(Path.cwd()))
     for name in module or ():
         with foreign(f"cannot import --module {name}", InputError):
-            importlib.import_module(name)
+            import_module(name)
     verdicts = [check_operation(name, operation) for name, operation in _chosen(op).items()]
     if as_json:
         print_json({"proved": all(verdict.proved for verdict in verdicts), "ops": [*map(_as_dict, verdicts)]})

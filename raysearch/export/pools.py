@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, PositiveInt, ValidationError
+from pydantic import Field, ValidationError
 
 from raysearch.described import imported_from, workload_of_options
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import repository
+from raysearch.export.stored import Replicas, StoredOption
+from raysearch.files import as_strategy
+from raysearch.records import Record
+from sim.config.code import Origin
+from sim.config.fields import Count
 from sim.config.files import explain
 from sim.pools.traffic import Kind, Traffic, workload_of
-from sim.strategy import Strategy
 from sim.validate import check_strategy
 from sim.workload import Phase
 
@@ -23,34 +27,35 @@ _POOLS: dict[str, dict[str, Phase]] = {"one": {"pool": "serve"}, "apart": {"pref
 """Way -> its pools, by their key in the file, and what each does."""
 
 
-class _Pool(BaseModel):
-    strategy: Strategy
-    replicas: PositiveInt = 1
+class _OnePool(Record):
+    pool: StoredOption
+    replicas: Replicas
+    chunk_tokens: Count | None
 
 
-class _OnePool(BaseModel):
-    pool: _Pool
-    replicas: PositiveInt
-    chunk_tokens: PositiveInt | None
+class _Apart(Record):
+    prefill: StoredOption
+    decode: StoredOption
 
 
-class _Apart(BaseModel):
-    prefill: _Pool
-    decode: _Pool
-
-
-class _Ways(BaseModel):
+class _Ways(Record):
     one: _OnePool | None = None
     apart: _Apart | None = None
 
 
-class _Point(BaseModel):
-    kinds: list[Kind]
+class _Kind(Record):
+    prompt_tokens: Count
+    output_tokens: Count
+    share: Annotated[float, Field(ge=1e-9, le=1e9)]
+
+
+class _Point(Record):
+    kinds: list[_Kind]
     ways: _Ways
     winner: str | None
 
 
-class _Answers(BaseModel):
+class _Answers(Record):
     """What is read again of pools.json."""
 
     points: list[_Point]
@@ -91,10 +96,10 @@ def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model
     if way is None:
         raise InputError(f"point {number} of {path} says that {point.winner!r} wins, and nothing of how")
     try:
-        traffic = Traffic.of(point.kinds)
+        traffic = Traffic.of(Kind(**dict(kind)) for kind in point.kinds)
     except ValueError as error:
         raise InputError(f"point {number} of {path}: {error}") from error
-    workload = workload_of_options(answers.options)
+    workload = workload_of_options(answers.options, origin=Origin.RECORD)
     served_model = served_model or repository(workload, imported_from())
     longest = max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)
     found: dict[str, Deployment] = {}
@@ -102,8 +107,9 @@ def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model
         served, pool = workload_of(traffic, workload, phase), getattr(way, name)
         if phase == "serve":
             served = replace(served, chunk_tokens=way.chunk_tokens)
-        check_strategy(served, pool.strategy)
+        strategy = as_strategy(pool.strategy.model_dump())
+        check_strategy(served, strategy)
         replicas = way.replicas if phase == "serve" else pool.replicas
-        deployment = Deployment(served, pool.strategy, served_model, replicas, longest_request=longest)
+        deployment = Deployment(served, strategy, served_model, replicas, longest_request=longest)
         found["" if phase == "serve" else name] = deployment
     return found

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from envs.chain import Chain, DamagedRows, chained_line, follow
+from envs.chain import Chain, DamagedRows, chained_line, follow, links
 from envs.files import write_atomically
 from raysearch.errors import InputError, RunFailed
 from raysearch.files import Damaged, as_strategy, aside, read_record, strategy_dict, write_record
@@ -22,6 +22,7 @@ from raysearch.live.benchmark import Benchmark, checked
 from raysearch.live.candidates import Candidates
 from raysearch.live.decide import Decider, Decision, Observation
 from raysearch.simulators.measurement import Measurement
+from sim.config.reading import parse_object
 from sim.strategy import Strategy
 
 _log = logging.getLogger(__name__)
@@ -131,22 +132,24 @@ class Folder:
             differs = [key for key in self._head if begun.get(key) != self._head[key]]
             told = ", ".join(f"{key} {begun.get(key)} there, {self._head[key]} now" for key in differs)
             raise InputError(f"{self.path} holds another tuning ({told}); resume with the same options")
-        text = _whole_lines(self._rows)
+        kept_lines: list[bytes] = []
         seen: list[Observation] = []
         try:
-            for number, line in enumerate(text.splitlines(), start=1):
-                chain = follow(self._rows, text, most=number)
+            for line, chain in links(self._rows):
                 seen.append(self._read(line))
+                kept_lines.append(line)
                 self._chain = chain
-        except (DamagedRows, ValueError, KeyError, TypeError, RecursionError, RunFailed) as error:
+        except FileNotFoundError:
+            pass
+        except (DamagedRows, ValueError, KeyError, TypeError, RunFailed) as error:
             kept = self._rows.rename(aside(self._rows))
             why = error if isinstance(error, DamagedRows) else f"line {len(seen) + 1} is no measurement of this tuning"
             _log.warning("note: %s; put aside as %s, %d measurements before it are kept", why, kept, len(seen))
-        write_atomically(self._rows, lambda temporary: temporary.write_bytes(text[: self._chain.size_bytes]))
+        write_atomically(self._rows, lambda temporary: temporary.write_bytes(b"".join(kept_lines)))
         return seen
 
     def _read(self, line: bytes) -> Observation:
-        row = json.loads(line)
+        row = parse_object(line)
         strategy = as_strategy(row["strategy"])
         return Observation(self._index[strategy], checked(row["measurement"], self._workload, strategy))
 
@@ -178,7 +181,9 @@ def verify_tuning(path: Path) -> int:
     """
     _begun(path)
     try:
-        return follow(path / ROWS_FILE, _whole_lines(path / ROWS_FILE)).lines
+        return follow(path / ROWS_FILE).lines
+    except FileNotFoundError:
+        return 0
     except DamagedRows as error:
         raise Damaged(str(error)) from error
 
@@ -190,11 +195,6 @@ def _begun(path: Path) -> dict[str, Any]:
         return read_record(path / HEAD_FILE, Head)
     except Damaged as damage:  # nothing else says what the measurements are of
         raise InputError(f"{damage.what}; bring it back from a copy, or use another folder") from damage
-
-
-def _whole_lines(path: Path) -> bytes:
-    text = path.read_bytes() if path.is_file() else b""
-    return text[: text.rfind(b"\n") + 1]
 
 
 def patient(benchmark: Benchmark, retries: int, tell: Callable[[str], Any]) -> Callable[[Strategy], Measurement]:

@@ -7,12 +7,14 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from raysearch.files import degrees_text, write_bytes, write_json
+from raysearch.files import degrees_text, write_bytes, write_record
 from raysearch.place.answer import SLOWER, Answer, CurvePoint, Option, answer_dict
 from raysearch.place.attainment import Estimate, over_seeds
 from raysearch.place.placement import Cluster
 from raysearch.tables import plain_table, printer
 from sim.strategy import Strategy
+
+PLACEMENT_FILE = "placement.json"
 
 
 def show(answer: Answer) -> None:
@@ -83,7 +85,7 @@ def _estimate(estimate: Estimate, sign: str = "") -> str:
 def write_answer(answer: Answer, points: Sequence[CurvePoint], folder: Path) -> None:
     """Writes placement.json, curves.csv and curves.png."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "placement.json", answer_dict(answer))
+    write_record(folder / PLACEMENT_FILE, answer_dict(answer))
     table = io.StringIO()
     writer = csv.writer(table)
     writer.writerow(("placement", "varied", "at", "attained", "low", "high"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raysearch.export.pools import POOLS_FILE
-from raysearch.files import degrees_text, write_bytes, write_json
+from raysearch.files import degrees_text, write_bytes, write_record
 from raysearch.pools.answer import WAYS, Answer, Way
 from raysearch.recommend.record import figures
 from sim.pools.best import OnePool
@@ -116,7 +116,7 @@ def write_answers(found: list[Answer], options: Mapping[str, Any], folder: Path)
     """Writes pools.json, pools.csv and, of several answers, pools.png; what the first holds."""
     folder.mkdir(parents=True, exist_ok=True)
     told = answers_dict(found, options)
-    write_json(folder / POOLS_FILE, told)
+    write_record(folder / POOLS_FILE, told)
     table = io.StringIO()
     csv.writer(table).writerows([COLUMNS, *rows(found)])
     write_bytes(folder / "pools.csv", table.getvalue().encode())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, packages_distributions, version
 from pathlib import Path
@@ -16,6 +14,7 @@ from raysearch.errors import InputError
 from raysearch.foreign import foreign
 from raysearch.simulators.measurement import as_evaluation
 from sim import simulate
+from sim.config.code import import_module
 from sim.config.files import did_you_mean
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
@@ -110,11 +109,8 @@ def _entry_point(name: str) -> EntryPoint:
 
 def _imported(point: EntryPoint) -> Any:
     module, _, attribute = point.value.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # an installed command does not look there by itself
-        sys.path.append(here)
     with foreign(f"simulator {point.name!r}: cannot import {module}", InputError):
-        found: Any = importlib.import_module(module)
+        found: Any = import_module(module)
         for part in attribute.split("."):
             if not hasattr(found, part):
                 hint = did_you_mean(part, [key for key in vars(found) if not key.startswith("_")])

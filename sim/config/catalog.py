@@ -14,11 +14,22 @@ from typing import Any
 from pydantic import ValidationError
 
 from sim.config.calibration_file import CalibrationFile
-from sim.config.declarations import declare
-from sim.config.files import CatalogError, config_path, did_you_mean, explain, list_names, read_config, read_json
+from sim.config.code import Origin
+from sim.config.declarations import NotImported, declare
+from sim.config.files import (
+    LARGEST_JSON_BYTES,
+    CatalogError,
+    config_path,
+    did_you_mean,
+    explain,
+    list_names,
+    read_config,
+    read_json,
+)
 from sim.config.hardware_file import HardwareFile
 from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
+from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.schemas import ANY_DEGREES, MTP, NGRAM, ModelFile, WorkloadFile
 from sim.engines.registry import UnknownEngine, engine_names, engine_rules
 from sim.layers.model import Model
@@ -41,24 +52,20 @@ def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) ->
     """
     path = config_path("calibration", name_or_path, beside=beside)
     try:
-        return _read_calibration(path.stem, path.read_bytes())
-    except (OSError, UnicodeDecodeError) as error:
+        return _read_calibration(path.stem, read_bytes(path, LARGEST_JSON_BYTES))
+    except OSError as error:
         raise CatalogError(f"cannot read {path}: {error}") from error
     except ValidationError as error:
         raise CatalogError(f"{path}: {explain(error, CalibrationFile)}") from error
-    except (ValueError, RecursionError) as error:  # no JSON, NaN, too many digits, too deep
-        raise CatalogError(f"{path} is not valid JSON: {error}") from error
+    except Unreadable as error:
+        raise CatalogError(f"{path}: {error}") from error
 
 
 @lru_cache(maxsize=8)
 def _read_calibration(name: str, content: bytes) -> Calibration:
-    data = json.loads(content, parse_constant=_refuse)
+    data = parse_object(content)
     CalibrationFile.model_validate(data)
     return Calibration(name, data, hashlib.sha256(content).hexdigest()[:16])
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"expected finite numbers, got {constant}")
 
 
 def load_hardware(name_or_path: str | Path, *, beside: Path | None = None) -> Hardware:
@@ -195,6 +202,8 @@ def load_workload(
     space: SpaceName | None = None,
     margin: float | None = None,
     batch: BatchGrid | None = None,
+    *,
+    origin: Origin = Origin.USER,
     **instead: Any,
 ) -> Workload:
     """A workload with its model and hardware.
@@ -205,6 +214,7 @@ def load_workload(
         space: Replaces the strategy space that the file names; see `sim.optimum.spaces`.
         margin: Replaces the share of SLO and memory that the file keeps free.
         batch: Replaces the list of batches that the file names.
+        origin: Who named the workload; code that its file names is run for a user alone.
         instead: Replaces further keys of the file; `engine` also its space, unless one is given; `pp` and `ep` those of
             its degrees.
 
@@ -234,10 +244,17 @@ def load_workload(
         else config_path("hardware", hardware)
     )
     model_path = config_path("models", file.model, beside=path.parent)
-    return assembled(file, model_path, hardware_path, engine_replaced="engine" in said)
+    return assembled(file, model_path, hardware_path, engine_replaced="engine" in said, origin=origin)
 
 
-def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path, *, engine_replaced: bool = False) -> Workload:
+def assembled(
+    file: WorkloadFile,
+    model_path: Path,
+    hardware_path: Path,
+    *,
+    engine_replaced: bool = False,
+    origin: Origin = Origin.USER,
+) -> Workload:
     """A workload from its file's content and the files of its model and hardware.
 
     Args:
@@ -246,6 +263,7 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path, *, engi
         hardware_path: Of the machine.
         engine_replaced: Whether the file was not written for its engine: then its formats stay, though the engine may
             not have them (`lacking_formats` of `sim.engines.registry` says so).
+        origin: See `load_workload`.
 
     Raises:
         CatalogError: An unusable file.
@@ -271,6 +289,8 @@ def assembled(file: WorkloadFile, model_path: Path, hardware_path: Path, *, engi
     if calibration:
         digest.update(calibration.digest.encode())
     if file.declared_choices:
+        if origin is Origin.RECORD:
+            raise NotImported(file.declared_choices)
         digest.update(declare(file.declared_choices).encode())
     nameless = (
         file.model_copy(update={"model": "", "hardware": ""}),

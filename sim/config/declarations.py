@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from sim.config.code import import_module
 from sim.config.files import CatalogError, did_you_mean
 from sim.layers.declared import declared_by
 
 _ran: list[str] = []
 """The one function that declared choices in this process, if any did: numbers follow from the order of declaring."""
+
+
+class NotImported(CatalogError):
+    """A record's workload declares choices by code, which records never run."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"its workload has choices of ops that {name} declares, and code is run only where you name it, "
+            "or a file that names it, on the command line"
+        )
 
 
 @cache
@@ -49,11 +57,8 @@ def _imported(name: str) -> Callable[[], Any]:
     module_name, colon, attribute = name.partition(":")
     if not (colon and attribute):
         raise CatalogError(f"declared_choices: expected 'module:function', got {name!r}")
-    here = str(Path.cwd())
-    if here not in sys.path:  # an installed command does not look there by itself
-        sys.path.append(here)
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except Exception as error:
         raise CatalogError(
             f"declared_choices: cannot import {module_name}: {type(error).__name__}: {error}; it must be installed, "

@@ -7,15 +7,14 @@ key, what was expected and what was found.
 from __future__ import annotations
 
 import difflib
-import json
-import re
-import tomllib
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+
+from sim.config.reading import Unreadable, parse_object, parse_toml, read_bytes
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -152,45 +151,15 @@ def _is_of_its_kind(item: ErrorDetails) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises: CatalogError."""
-    text = _read_text(path, _LARGEST_JSON)
-    try:
-        content = json.loads(text, object_pairs_hook=_once_each)
-    except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CatalogError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return cast("dict[str, Any]", content)
+    """Reads a JSON object of others' making, whose numbers may be infinite. Raises: CatalogError."""
+    with _reading(path):
+        return parse_object(read_bytes(path, LARGEST_JSON_BYTES), infinite=True)
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys stand once; Python takes the last of equal ones without a word. Raises: ValueError."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        (repeated, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{repeated!r} stands more than once in one object")
-    return content
-
-
-def _read_text(path: Path, longest: int) -> str:
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(longest + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"cannot read {path}: {error}") from error
-    if len(text) > longest:
-        raise CatalogError(f"{path} is too long: expected at most {longest:,} characters")
-    return text
-
-
-_LARGEST_FILE = 1_000_000
+LARGEST_FILE_BYTES = 1_000_000
 """[assumed] A hundred times the longest configuration; what is longer was meant for something else."""
-_LARGEST_JSON = 10_000_000
+LARGEST_JSON_BYTES = 10_000_000
 """[assumed] Several times the longest model configuration, which names every quantised weight."""
-_MOST_DOTS = 16
-"""[assumed] Every table of ours is at most three deep; memory grows with the square of a key's parts."""
-_PART = r"""[A-Za-z0-9_"'-]{1,80}"""
-_DEEP_KEY = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MOST_DOTS},}}[ \t]*[=\].]")
 
 
 def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
@@ -199,16 +168,19 @@ def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
     Raises:
         CatalogError: The file cannot be read, is no TOML, or breaks the schema.
     """
-    text = _read_text(path, _LARGEST_FILE)
-    if _DEEP_KEY.search(text):
-        raise CatalogError(f"{path}: a key has more than {_MOST_DOTS} parts; no configuration is nested so deeply")
-    try:
-        data = tomllib.loads(text)
-    except RecursionError as error:
-        raise CatalogError(f"{path} is nested too deeply") from error
-    except ValueError as error:  # TOMLDecodeError, or an integer of more digits than Python reads
-        raise CatalogError(f"{path} is not valid TOML: {error}") from error
+    with _reading(path):
+        data = parse_toml(read_bytes(path, LARGEST_FILE_BYTES))
     try:
         return schema.model_validate(data)
     except ValidationError as error:
         raise CatalogError(f"{path}: {explain(error, schema)}") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CatalogError(f"cannot read {path}: {error}") from error
+    except Unreadable as error:
+        raise CatalogError(f"{path}: {error}") from error

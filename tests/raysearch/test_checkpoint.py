@@ -124,7 +124,7 @@ def test_a_checkpoint_larger_than_any_is_not_read(tmp_path: Path, caplog: pytest
     (tmp_path / CHECKPOINT_FILE).touch()
     os.truncate(tmp_path / CHECKPOINT_FILE, LARGEST_BYTES + 1)  # takes no room on disk
     assert read_checkpoint(tmp_path) is None
-    assert "larger than 2 GiB" in caplog.text
+    assert "too long: expected at most 536,870,912 bytes" in caplog.text
 
 
 def saved_after_six(spec: RunSpec, folder: Path) -> dict[str, Any]:

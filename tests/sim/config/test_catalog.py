@@ -321,7 +321,7 @@ def test_a_mistake_in_a_workload_file_names_file_and_key(tmp_path: Path, old: st
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert f"cannot read {binary}" in message_of(load_hardware, binary)
+    assert f"{binary}: it is not valid TOML" in message_of(load_hardware, binary)
     folder = tmp_path / "folder.toml"
     folder.mkdir()
     assert "no such hardware file" in message_of(load_hardware, folder)

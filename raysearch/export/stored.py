@@ -1,0 +1,31 @@
+"""What a file that is exported must hold: an answer of `recommend`, `pools` or `tune-live`, or a printed strategy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from raysearch.described import RecordedOptions
+from raysearch.limits import MOST_GPUS
+from raysearch.records import Record, StoredStrategy
+
+Replicas = Annotated[int, Field(ge=1, le=MOST_GPUS)]
+
+
+class StoredOption(Record):
+    """One strategy of an answer, or a printed one."""
+
+    strategy: StoredStrategy
+    replicas: Replicas = 1
+
+
+class Exportable(Record):
+    """Any of those files: which it is, its keys tell."""
+
+    options: RecordedOptions | None = None
+    best: StoredOption | None = None
+    alternatives: list[StoredOption] = Field(default_factory=list)
+    points: list[dict[str, Any]] | None = None
+    strategy: StoredStrategy | None = None
+    replicas: Replicas = 1
