@@ -16,7 +16,7 @@ from raysearch.curves import read_curves
 from raysearch.errors import InputError
 from raysearch.limits import LARGEST_BUDGET
 from raysearch.records import RunSpec
-from raysearch.report import best_runs, explain, read_report, score
+from raysearch.report import NotExplained, best_runs, explain, read_report, score
 from raysearch.results import read_runs, study_frame
 from raysearch.run import SearchRun
 from raysearch.study import StudyFile, check_study, run_dir, write_study
@@ -138,7 +138,8 @@ def test_the_best_strategy_is_explained_by_evaluating_it_again(search: Path) -> 
 
 def test_a_workload_that_changed_is_not_explained(search: Path) -> None:
     (told,) = read_runs(search)
-    assert explain(search, {**told, "config_hash": "other"}) is None
+    with pytest.raises(NotExplained, match="its workload has changed"):
+        explain(search, {**told, "config_hash": "other"})
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path, search: Path) -> None:

@@ -131,7 +131,7 @@ APART = {
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        ("ways.apart.decode.replicas", -3, "replicas: .* greater than 0, got -3"),
+        ("ways.apart.decode.replicas", -3, "replicas: .* greater than or equal to 1, got -3"),
         ("ways.apart.decode.replicas", "many", "replicas: .*valid integer.*'many'"),
         ("ways.apart.decode.strategy.tp", [], "tp: .*valid integer"),
         ("ways.apart.decode.strategy.dims", [2, 1], "expected 10 choices|dims"),
@@ -140,7 +140,7 @@ APART = {
         ("ways", 5, "ways"),
         ("winner", 5, "winner"),
         ("kinds", [], "at least one kind"),
-        ("kinds", [{"prompt_tokens": -1, "output_tokens": 5}], "at least 1 token"),
+        ("kinds", [{"prompt_tokens": -1, "output_tokens": 5}], "prompt_tokens: .* greater than or equal to 1, got -1"),
         ("kinds", "x", "kinds"),
     ],
 )
