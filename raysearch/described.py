@@ -84,7 +84,7 @@ def workload_of_options(
     workload = workload_of(said, origin)
     if described:
         longest = workload.prompt_tokens + workload.output_tokens
-        for text in too_long(longest, workload.model.name, config_path("models", said["model"])):
+        for text in too_long(longest, workload.model, config_path("models", said["model"])):
             print(f"warning: {text}", file=sys.stderr)
     return workload
 

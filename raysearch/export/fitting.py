@@ -57,7 +57,7 @@ def fitted(
     there = replace(deployment, workload=on_engine(deployment.workload, engine))
     told = tell(there, engine)
     dropped, notes = list(told.dropped), [*_moved(deployment, there, engine), *told.notes]
-    notes += too_long(deployment.longest, deployment.workload.model.name, Path(str(told.deployment.served_model)))
+    notes += too_long(deployment.longest, deployment.workload.model, Path(str(told.deployment.served_model)))
     if dropped:
         before, after = _wished(there), _wished(told.deployment)
         dropped[-1] = f"{dropped[-1]}: {_cost(before, after)}"

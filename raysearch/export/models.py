@@ -18,35 +18,6 @@ from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
 from sim.workload import Workload
 
-_PUBLISHED: Mapping[str, Mapping[Dtype, str]] = {
-    "deepseek_v3": {"fp8_block": "deepseek-ai/DeepSeek-V3"},
-    "glm_5": {"bf16": "zai-org/GLM-5", "fp8_block": "zai-org/GLM-5-FP8"},
-    "gpt_oss_120b": {"bf16": "openai/gpt-oss-120b"},  # all but its experts, which are in mxfp4
-    "kimi_k2_5": {"bf16": "moonshotai/Kimi-K2.5"},  # all but its experts, which are in int4
-    "llama_2_70b": {"bf16": "meta-llama/Llama-2-70b-chat-hf"},
-    "llama_3_1_405b": {"bf16": "meta-llama/Llama-3.1-405B-Instruct"},
-    "llama_3_1_70b": {"bf16": "meta-llama/Llama-3.1-70B-Instruct"},
-    "llama_3_1_8b": {"bf16": "meta-llama/Llama-3.1-8B-Instruct"},
-    "llama_4_maverick": {"bf16": "meta-llama/Llama-4-Maverick-17B-128E-Instruct"},
-    "llama_4_scout": {"bf16": "meta-llama/Llama-4-Scout-17B-16E-Instruct"},
-    "minimax_m2_5": {"fp8_block": "MiniMaxAI/MiniMax-M2.5"},
-    "mistral_7b": {"bf16": "mistralai/Mistral-7B-Instruct-v0.3"},
-    "mixtral_8x22b": {"bf16": "mistralai/Mixtral-8x22B-Instruct-v0.1"},
-    "mixtral_8x7b": {"bf16": "mistralai/Mixtral-8x7B-Instruct-v0.1"},
-    "qwen3_235b_a22b": {"bf16": "Qwen/Qwen3-235B-A22B", "fp8_block": "Qwen/Qwen3-235B-A22B-FP8"},
-    "qwen3_32b": {"bf16": "Qwen/Qwen3-32B", "fp8_block": "Qwen/Qwen3-32B-FP8"},
-    "qwen3_5_397b_a17b": {"bf16": "Qwen/Qwen3.5-397B-A17B", "fp8_block": "Qwen/Qwen3.5-397B-A17B-FP8"},
-}
-"""Repositories of the models' makers on Hugging Face, the first one preferred. [published]"""
-_MODEL_OPTIMIZER: Mapping[str, str] = {
-    "llama_3_1_405b": "nvidia/Llama-3.1-405B-Instruct-FP8",
-    "llama_3_1_70b": "nvidia/Llama-3.1-70B-Instruct-FP8",
-    "llama_3_1_8b": "nvidia/Llama-3.1-8B-Instruct-FP8",
-    "llama_4_maverick": "nvidia/Llama-4-Maverick-17B-128E-Instruct-FP8",
-    "llama_4_scout": "nvidia/Llama-4-Scout-17B-16E-Instruct-FP8",
-    "qwen3_235b_a22b": "nvidia/Qwen3-235B-A22B-FP8",
-}
-"""The same in fp8, KV cache too, by NVIDIA's Model Optimizer. [published] TensorRT-LLM's performance overviews."""
 _AT_START: Mapping[str, Mapping[Dtype, str]] = {
     "vllm": {"fp8": "fp8_per_tensor", "fp8_block": "fp8_per_block", "mxfp4": "mxfp4"},
     "sglang": {"fp8": "fp8"},
@@ -82,7 +53,7 @@ def draft_repository(model: Model) -> str:
     Raises:
         InputError: No command line can have that name.
     """
-    return check_weights(next(iter(_PUBLISHED.get(model.name, {}).values()), model.name))
+    return check_weights(next(iter(model.published.repositories.values()), model.name))
 
 
 def repository(workload: Workload, model: str | Path | None = None) -> str:
@@ -95,9 +66,8 @@ def repository(workload: Workload, model: str | Path | None = None) -> str:
     Returns:
         Of a model without either its name, to be replaced.
     """
-    name = workload.model.name
-    if name in _PUBLISHED:
-        published = _PUBLISHED[name]
+    name, published = workload.model.name, workload.model.published.repositories
+    if published:
         return published.get(workload.precisions.weights, next(iter(published.values())))
     path = config_path("models", model) if model is not None else Path(name)
     beside = path.resolve().parent
@@ -111,10 +81,10 @@ def stored_format(model: Model, path: str) -> Dtype | None:
     >>> stored_format(load_model("deepseek_v3"), "deepseek-ai/DeepSeek-V3")
     'fp8_block'
     """
-    for dtype, name in _PUBLISHED.get(model.name, {}).items():
+    for dtype, name in model.published.repositories.items():
         if name == path:
             return dtype
-    if path == _MODEL_OPTIMIZER.get(model.name):
+    if path == model.published.fp8_kv_repository:
         return "fp8"
     config = Path(path) / "config.json"
     try:
@@ -141,8 +111,8 @@ def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
         return Told(replace(deployment, workload=runs), (text,))
     if at_start := _AT_START.get(engine.name, {}).get(wanted):
         return Told(replace(deployment, quantization=at_start))
-    if (wanted, workload.precisions.kv_cache) == ("fp8", "fp8") and model.name in _MODEL_OPTIMIZER:
-        return Told(replace(deployment, served_model=_MODEL_OPTIMIZER[model.name]))
+    if (wanted, workload.precisions.kv_cache) == ("fp8", "fp8") and model.published.fp8_kv_repository:
+        return Told(replace(deployment, served_model=model.published.fp8_kv_repository))
     note = (
         f"{engine.title} does not quantise {path} to {wanted} when it starts: do it before, with NVIDIA's Model "
         f"Optimizer (examples/llm_ptq), and set CHECKPOINT to the checkpoint's path"

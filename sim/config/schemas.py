@@ -138,6 +138,21 @@ class _GroupFile(_LayerFile):
         return common.model_copy(update=own)
 
 
+Repository = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^-\s]\S*$")]
+"""Where weights are: on Hugging Face, or a path."""
+
+
+class _Repositories(FileSchema):
+    """[repositories] of a model file: by the format of the weights, the preferred one first."""
+
+    bf16: Repository | None = None
+    fp8: Repository | None = None
+    fp8_block: Repository | None = None
+    mxfp4: Repository | None = None
+    nvfp4: Repository | None = None
+    int4: Repository | None = None
+
+
 class ModelFile(_LayerFile):
     """configs/models/*.toml: dimensions of a decoder-only transformer."""
 
@@ -149,6 +164,10 @@ class ModelFile(_LayerFile):
     fp8_weights: Literal["fp8", "fp8_block"] = "fp8"  # the form in which its fp8 weights are published
     tied_embeddings: Annotated[bool, Field(strict=True)] = False
     mtp_layers: Whole = 0
+    # Of these no figure depends, and so no digest.
+    context_tokens: Annotated[Count | None, Field(exclude=True)] = None  # prompt and answer of the longest request
+    repositories: Annotated[_Repositories, Field(exclude=True)] = _Repositories()
+    fp8_kv_repository: Annotated[Repository | None, Field(exclude=True)] = None
     groups: tuple[_GroupFile, ...] = ()  # one, of all layers
     order: tuple[Name, ...] = ()  # names of groups, repeated over the layers; one group after the other
 
@@ -214,6 +233,11 @@ class ModelFile(_LayerFile):
             expert_dtype=self.expert_dtype,
             tied_embeddings=self.tied_embeddings,
             mtp_layers=self.mtp_layers,
+            published=layers_model.Published(
+                self.context_tokens,
+                cast("dict[Dtype, str]", self.repositories.model_dump(exclude_none=True)),
+                self.fp8_kv_repository,
+            ),
         )
 
 

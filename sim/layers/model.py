@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sim.layers.mixers import Attention, GroupedAttention
 from sim.prices.dtypes import Dtype
@@ -90,6 +91,21 @@ class LayerGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """What the makers of a model published of it; no figure depends on it.
+
+    Attributes:
+        context_tokens: Of the longest request, prompt and answer; None where it is not known.
+        repositories: Of its weights on Hugging Face by their format, the preferred one first.
+        fp8_kv_repository: Of weights quantised to fp8 by NVIDIA's Model Optimizer, with scales of the KV cache.
+    """
+
+    context_tokens: int | None = None
+    repositories: Mapping[Dtype, str] = field(default_factory=dict[Dtype, str])
+    fp8_kv_repository: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A decoder-only transformer.
 
@@ -99,6 +115,7 @@ class Model:
         expert_dtype: Format of the experts' weights if the model is published in it; None leaves it to the deployment.
         tied_embeddings: Whether the LM head is the embedding.
         mtp_layers: Layers published beside these that draft further tokens (multi-token prediction).
+        published: What else its makers say; models that differ in it alone are equal.
     """
 
     name: str
@@ -109,6 +126,7 @@ class Model:
     expert_dtype: Dtype | None = None
     tied_embeddings: bool = False
     mtp_layers: int = 0
+    published: Published = field(default_factory=Published, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         in_turn = tuple(index for index, group in enumerate(self.groups) for _ in range(group.count))

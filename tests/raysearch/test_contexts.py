@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from raysearch.contexts import longest_context, too_long
+from raysearch.export.models import draft_repository, repository, stored_format
+from sim.config.catalog import load_model
+from sim.config.described import Description, described_workload
+from sim.config.files import CatalogError, configs_root
 
 PUBLISHED = {
     "deepseek_v3": "deepseek-ai--DeepSeek-V3",
@@ -34,10 +38,56 @@ def test_the_longest_context_is_that_of_the_published_file(model: str) -> None:
     if found is None or found.origin is None:
         pytest.skip("aiconfigurator-core, whose package data the files are, is not installed")
     config = Path(found.origin).parent / "model_configs" / f"{PUBLISHED[model]}_config.json"
-    assert longest_context(model) == longest_context(model, config)
+    published = load_model(model)
+    assert longest_context(published) == longest_context(published, config)
 
 
 def test_a_request_is_too_long_from_one_token_more_on() -> None:
-    assert too_long(4096, "llama_2_70b") == []
-    (told,) = too_long(4097, "llama_2_70b")
+    model = load_model("llama_2_70b")
+    assert too_long(4096, model) == []
+    (told,) = too_long(4097, model)
     assert "takes 4,096" in told
+
+
+NEW = """name = "mine"
+layers = 4
+hidden = 512
+ffn_hidden = 1024
+heads = 8
+kv_heads = 8
+head_dim = 64
+vocab = 1000
+experts = 1
+experts_per_token = 1
+gated = true
+"""
+
+
+def test_a_new_model_is_one_file(tmp_path: Path) -> None:
+    said = NEW + 'context_tokens = 2_048\n[repositories]\nbf16 = "me/mine"\nfp8 = "me/mine-fp8"\n'
+    found = []
+    for name, text in (("plain", NEW), ("said", said)):
+        (tmp_path / f"{name}.toml").write_text(text)
+        asked = Description(str(tmp_path / f"{name}.toml"), isl=2000, osl=49, weights="fp8", phase="serve")
+        found.append(described_workload(asked))
+    plain, workload = found
+    assert plain.config_hash == workload.config_hash  # no figure depends on what makers say besides
+    assert plain.model == workload.model
+    assert longest_context(plain.model) is None
+    assert "mine takes 2,048" in too_long(2049, workload.model)[0]
+    assert (repository(plain), repository(workload)) == ("mine", "me/mine-fp8")
+    assert stored_format(workload.model, "me/mine") == "bf16"
+    assert draft_repository(workload.model) == "me/mine"
+
+
+@pytest.mark.parametrize("line", ["context_tokens = 0", '[repositories]\nbf17 = "a/b"', '[repositories]\nbf16 = "-x"'])
+def test_facts_that_cannot_be_are_one_message(tmp_path: Path, line: str) -> None:
+    (tmp_path / "mine.toml").write_text(f"{NEW}{line}\n")
+    with pytest.raises(CatalogError, match=line.split("\n")[-1].partition(" ")[0]):
+        load_model(tmp_path / "mine.toml")
+
+
+def test_every_shipped_model_that_is_published_says_where_and_how_long() -> None:
+    for path in (configs_root() / "models").glob("*.toml"):
+        published = load_model(path.stem).published
+        assert path.stem.startswith("gpt_moe") == (not published.repositories) == (published.context_tokens is None)
