@@ -1,34 +1,43 @@
 """`evaluate_many`: the figures of many strategies at once, to the last bit those of `sim.simulate.evaluate`.
 
-One strategy is a sum over terms that other strategies share: what an op costs under its choice, and what a tensor's
-way from op to op costs under the choices at its ends. They are tabulated per mesh and batch as strategies first need
-them, by the functions that `evaluate` asks; the rest is indexing and adding, for all strategies together and in the
-order in which `evaluate` adds.
+The addends of a step (`sim.step.layer`) are tabulated per mesh and batch as strategies first need them. The rest is
+picking them for all strategies together, and the very sums of `sim.step`, over arrays.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from itertools import pairwise
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.batched_layers import GroupTerms, LayerFigures, MeetingTerms, Stack, Table, filled, python_sum
-from sim.evaluation import Evaluation
+from sim.evaluation import Evaluation, Violation
 from sim.layers.dims import dims_of
+from sim.layers.ops import FusedOp
 from sim.serving.phases import Pace, batching, most_sequences
 from sim.simulate import OWN_SPACES, ROUNDING, degree_limits, evaluate
-from sim.step.drafting import draft_of
-from sim.step.ends import head_activation_bytes, vocabulary_bytes
-from sim.step.pipeline import meet, pipeline
-from sim.step.stage import model_ends_s, room, stream_send_s, vocabularies
-from sim.step.two_meshes import sides_of
+from sim.step.costs import op_cost, token_rows
+from sim.step.layer import add_up
+from sim.step.pipeline import Stage, pipeline
+from sim.step.stage import (
+    Base,
+    EndSeconds,
+    at_ends_s,
+    base_of,
+    end_seconds,
+    inside_s,
+    meeting_s,
+    room,
+    stage_bytes,
+    step_sum,
+    working_bytes,
+)
+from sim.step.two_meshes import Sides, sides_of
 from sim.strategy import MOST_CHOICES, Strategy
 from sim.validate import check_strategy
 from sim.workload import Workload
@@ -36,12 +45,14 @@ from sim.workload import Workload
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Stack = tuple[Sides, ...]
+"""Both sides of a GPU, per group of layers."""
 FEW = 5
 """Strategies below which one by one is faster: numpy's calls alone take as long as four warm evaluations."""
 _BLOCK = 4096
 """Most strategies that are added up together; their arrays then stay in the processor's cache. [assumed]"""
-_MOST_ROWS = 8192
-"""Meshes and batches whose tables are kept, some 10 kB each; when there are more, all are made anew. [assumed]"""
+_TABLE_BYTES = 1 << 26
+"""Most bytes of a workload's tables; beyond, meshes and batches that were asked for longest ago make room. [assumed]"""
 
 
 @final
@@ -148,7 +159,7 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
     if len(columns) < FEW:
         one_by_one = zip(*(_figures(evaluate(workload, each)) for each in strategies), strict=True)
         return Evaluations(workload, strategies, *map(np.array, one_by_one))
-    blocks = [terms.figures(columns[start : start + _BLOCK]) for start in range(0, len(columns), _BLOCK)]
+    blocks = [terms.figures(columns[start : start + terms.block]) for start in range(0, len(columns), terms.block)]
     return Evaluations(workload, strategies, *(np.concatenate(figures) for figures in zip(*blocks, strict=True)))
 
 
@@ -180,6 +191,7 @@ class _Steps(NamedTuple):
         total_bytes, kv_bytes: Held in the last kind of step.
         needed_bytes, allowed_bytes: By the memory policy.
         choice_excess: What the choices' limits are missed by, `[n]` per kind of limit and side of the layer.
+        pipelines: Rows of the tables by mesh, batch and pipeline degree.
     """
 
     decode_s: Floats
@@ -193,51 +205,235 @@ class _Steps(NamedTuple):
     needed_bytes: Floats
     allowed_bytes: float
     choice_excess: Sequence[Floats]
+    pipelines: Ints
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+
+class _Index:
+    """Rows of tables, each for a key; where there is no room for more, those asked for longest ago are given away.
+
+    Attributes:
+        most: Rows that there may be.
+        keys: Of each row.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.keys: list[Any] = []
+        self._row: dict[Any, int] = {}
+        self._asked, self._clock = np.zeros(most, np.int64), 0
+
+    def rows(self, keys: Sequence[Any], begin: Callable[[int], None]) -> Ints:
+        """The row `[n]` of each key, of which at most `most` may differ; `begin` is called of each row given anew."""
+        self._clock += 1
+        found = [self._row.get(key, -1) for key in keys]
+        if -1 in found:
+            self._asked[[row for row in found if row >= 0]] = self._clock
+            new = dict.fromkeys([key for key, row in zip(keys, found, strict=True) if row < 0])
+            for key, row in zip(new, self._free(len(new)), strict=True):
+                self.keys[row] = key
+                self._row[key] = row
+                begin(row)
+            found = [self._row[key] for key in keys]
+        rows: Ints = np.array(found, np.int64)
+        self._asked[rows] = self._clock
+        return rows
+
+    def _free(self, count: int) -> list[int]:
+        known = len(self.keys)
+        oldest: list[int] = np.argsort(self._asked[:known], kind="stable")[: max(0, known + count - self.most)].tolist()
+        for row in oldest:
+            del self._row[self.keys[row]]
+        self.keys += [None] * (count - len(oldest))
+        return [*oldest, *range(known, len(self.keys))]
+
+
+_Price = Callable[[int, int, tuple[int, ...]], Iterable[Sequence[float]]]
+"""From a row, an addend and choices to its figures in each kind of step."""
+_Mesh = tuple[int, ...]
+"""tp, cp, dp, ep, batch; and pp of a pipeline."""
+
+
+class _Table:
+    """What some addends come to: float64 `[rows, entries, kinds, width]`, worked out as it is asked for.
+
+    Entries are the combinations of the choices that an addend depends on, those of all addends one after the other.
+
+    Args:
+        places: Of each addend, where its choices stand in `Strategy.dims`.
+        choices: Of each dim.
+        kinds: Of steps.
+        width: Most figures of an addend.
+        price: Figures of an addend under such choices in each kind of step, `width` at most, from row and addend.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Sequence[int]],
+        choices: Sequence[Sequence[int]],
+        kinds: int,
+        width: int,
+        price: _Price,
+    ) -> None:
+        self._places, self._choices, self._price = places, choices, price
+        sizes = [[len(choices[at]) for at in each] for each in places]
+        self._scales = [[math.prod(each[at + 1 :]) for at in range(len(each))] for each in sizes]
+        self._scale = np.zeros((len(choices), len(places)))  # floats, whose products are faster, and exact
+        for addend, (each, scales) in enumerate(zip(places, self._scales, strict=True)):
+            for at, scale in zip(each, scales, strict=True):
+                self._scale[at, addend] += scale  # the same op may be at both ends of a tensor
+        self._start = np.cumsum([0, *map(math.prod, sizes)])
+        self._shape = (int(self._start[-1]), kinds, width)
+        self._array: Floats = np.zeros((0, *self._shape))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row."""
+        return 8 * math.prod(self._shape)
+
+    def begin(self, row: int) -> None:
+        """Knows nothing of a row, the next one or one before."""
+        if row >= len(self._array):
+            more = np.empty((max(16, row // 2), *self._shape))
+            self._array = np.concatenate([self._array, more])
+        self._array[row] = np.nan
+
+    def figures(self, rows: Ints, places: Floats) -> Floats:
+        """`[addends, kinds, width, n]`, given rows `[n]` and the places of choices in their lists `[n, dims]`."""
+        entries, kinds, width = self._shape
+        flat = self._array.reshape(-1, kinds * width)
+        wanted = (places @ self._scale).astype(np.int64) + (self._start[:-1] + entries * rows[:, None])
+        unknown = np.isnan(flat[wanted, 0])
+        if unknown.any():
+            for at in np.unique(wanted[unknown]).tolist():
+                flat[at] = self._worked_out(*divmod(at, entries))
+        found = flat.take(wanted.T, axis=0).reshape(*wanted.T.shape, kinds, width)
+        return np.ascontiguousarray(found.transpose(0, 2, 3, 1))
+
+    def _worked_out(self, row: int, entry: int) -> Floats:
+        addend = int(self._start.searchsorted(entry, "right")) - 1
+        code = entry - int(self._start[addend])
+        tables = [self._choices[at] for at in self._places[addend]]
+        choices = [table[code // scale % len(table)] for table, scale in zip(tables, self._scales[addend], strict=True)]
+        figures = np.zeros(self._shape[1:])
+        for kind, priced in enumerate(self._price(row, addend, tuple(choices))):
+            figures[kind, : len(priced)] = priced
+        return figures.ravel()
+
+
+_, _, _WEIGHT, _KV, _ACTIVATION, _ROWS, _HEADS, _UNSUPPORTED = range(8)
+"""Figures of an op: the numbers of an `OpCost`; rows that its group cannot share out, infinite where it can; by how
+much its choice misses other limits."""
+
+
+def _with_limits(sides: Sides, op: FusedOp, choice: int) -> tuple[float, ...]:
+    """Those of an op under a choice."""
+    rank, rows, heads, unsupported = sides.rank_by_op[op.name], math.inf, 0.0, 0.0
+    cost = op_cost(rank, op, choice)
+    if cost.broken == "tokens":
+        rows = token_rows(rank, op, choice)
+    elif cost.broken == "heads":
+        heads = Violation("heads", rank.tp, rank.attention.heads, "").excess
+    elif cost.broken == "unsupported":
+        unsupported = Violation("unsupported", rank.tp, 1, "").excess
+    return (*cost[:5], rows, heads, unsupported)
 
 
 _PACE = tuple(each.name for each in fields(Pace))
-_OF_ROW = (*_PACE, "tokens", "most", "stream", "head", "vocabulary", "draft_weight", "draft_kv")
+_OF_MESH = (*_PACE, "tokens", "most", *Base._fields)
 _DEGREE_LIMITS = 6
 """The most limits that degrees alone can break, but for an engine's rules."""
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def _terms(workload: Workload, choices: tuple[tuple[int, ...], ...]) -> _Terms:
     """What is known of a workload, as long as its dims have these choices."""
     return _Terms(workload, choices)
 
 
 class _Terms:
-    """Terms that strategies add up. A row stands for a mesh and a batch, a stage for a row and a pipeline degree."""
+    """Addends of a workload's steps in tables: by mesh and batch, and those of pipelines by pipeline degree, too.
+
+    Attributes:
+        block: Strategies that are added up together at most.
+    """
 
     def __init__(self, workload: Workload, choices: tuple[tuple[int, ...], ...]) -> None:
-        self._workload, self._choices = workload, choices
-        model, dims = workload.model, dims_of(workload)
-        self._place = np.full((len(dims), MOST_CHOICES), -1, np.int64)
+        self._workload, self._choices, self._sum = workload, choices, step_sum(workload)
+        self._place = np.full((len(choices), MOST_CHOICES), -1, np.int64)
         for dim, known in enumerate(choices):
             self._place[dim, list(known)] = range(len(known))
-        self._kinds = len(batching(workload, 1, 1).loads)
-        self._groups = [GroupTerms(index, group, dims, self._kinds) for index, group in enumerate(model.groups)]
-        pairs = sorted({pair for pair in pairwise(model.order) if pair[0] != pair[1]}) if meet(workload) else []
-        self._meetings = {(*pair,): MeetingTerms(*pair, model.groups, dims, self._kinds) for pair in pairs}
-        self._of_depth: dict[int, int] = {}  # places of depths in the next two
-        self._kinds_in: list[int] = []
-        self._pipelines: Floats = np.zeros((0, 1, len(self._groups) + len(self._meetings) + 3))
-        self._end, self._last_dim = model.order[-1], self._groups[model.order[-1]].last
-        self._forget()
+        self._kinds, self._costs, self._moves = len(batching(workload, 1, 1).loads), list[_Table](), list[_Table]()
+        for index, group in enumerate(self._sum.groups):
+            ops, readers = len(group.layer.costs), max(map(len, group.layer.waiting))
+            self._costs.append(self._table(group.places[:ops], _UNSUPPORTED + 1, partial(self._cost, index)))
+            self._moves.append(self._table(group.places[ops:], readers, partial(self._move, index)))
+        self._meetings = self._table(tuple(self._sum.meetings.values()), 1, self._meeting)
+        self._ends = self._table([[self._sum.leaves]], 3, self._end)
+        self._of_mesh = (*self._costs, *self._moves, self._meetings)
+        self._meshes = _Index(max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh)))
+        self._pipelines = _Index(2 * _BLOCK)
+        self.block = min(_BLOCK, self._meshes.most)
+        self._about = np.zeros((self._meshes.most, len(_OF_MESH)))
+        self._sides = np.zeros((self._meshes.most, len(self._costs), 3))
+        self._of_degrees = np.zeros((self._pipelines.most, _DEGREE_LIMITS))
+        self._stages: dict[int, tuple[Stage, ...]] = {}
+        self._latest: tuple[_Mesh, list[Stack]] = (), []
 
-    def _forget(self) -> None:
-        """Starts with empty tables."""
-        self._row: dict[tuple[int, ...], int] = {}
-        self._stage: dict[tuple[int, ...], int] = {}
-        self._stacks: list[tuple[Stack, ...]] = []  # of each row, per kind of step
-        self._row_and_pp: list[tuple[int, int]] = []  # of each stage
-        for terms in (*self._groups, *self._meetings.values()):
-            terms.forget()
-        self._model_ends = Table(len(self._choices[self._last_dim]), self._kinds, 3)
-        self._about = Table(len(_OF_ROW))
-        self._meshes = Table(len(self._groups), 3)
-        self._of_degrees = Table(_DEGREE_LIMITS)
+    def _table(self, places: Sequence[Sequence[int]], width: int, price: _Price) -> _Table:
+        return _Table(places, self._choices, self._kinds, width, price)
+
+    # --- addends ---------------------------------------------------------------------------------
+
+    def _stacks(self, key: _Mesh) -> list[Stack]:
+        """Both sides of a GPU per group of layers, per kind of step."""
+        tp, cp, dp, ep, batch = mesh = key[:5]
+        if self._latest[0] != mesh:
+            loads = batching(self._workload, batch, dp).loads
+            self._latest = mesh, [sides_of(self._workload, load, tp, cp, dp, ep) for load in loads]
+        return self._latest[1]
+
+    def _cost(self, group: int, row: int, op: int, choices: tuple[int, ...]) -> Iterator[Sequence[float]]:
+        layer = self._sum.groups[group].layer
+        for stack in self._stacks(self._meshes.keys[row]):
+            yield _with_limits(stack[group], layer.layer.ops[op], choices[0])
+
+    def _move(self, group: int, row: int, tensor: int, choices: tuple[int, ...]) -> Iterator[Sequence[float]]:
+        addend = self._sum.groups[group].layer.moves[tensor]
+        for stack in self._stacks(self._meshes.keys[row]):
+            yield addend.price(stack[group], choices)
+
+    def _meeting(self, row: int, pair: int, choices: tuple[int, ...]) -> Iterator[Sequence[float]]:
+        groups = list(self._sum.meetings)[pair]
+        for stack in self._stacks(self._meshes.keys[row]):
+            yield (meeting_s(stack, groups, choices),)
+
+    def _end(self, row: int, _: int, choices: tuple[int, ...]) -> Iterator[Sequence[float]]:
+        key = self._pipelines.keys[row]
+        for stack in self._stacks(key):
+            yield end_seconds(stack[self._sum.end], key[5], *choices)[:3]
+
+    def _begin_mesh(self, row: int) -> None:
+        key = self._meshes.keys[row]
+        for table in self._of_mesh:
+            table.begin(row)
+        dp, batch = key[2], key[4]
+        state, stacks = batching(self._workload, batch, dp), self._stacks(key)
+        pace = tuple(getattr(state.pace, name) for name in _PACE)
+        self._about[row] = (*pace, state.tokens, most_sequences(self._workload, dp), *base_of(stacks[-1]))
+        self._sides[row] = [(len(each.ranks) == 1, each.attention.tp, each.experts.tp) for each in stacks[0]]
+
+    def _begin_pipeline(self, row: int) -> None:
+        self._ends.begin(row)
+        if self._workload.space in OWN_SPACES:
+            tp, cp, dp, ep, batch, pp = self._pipelines.keys[row]
+            excess = self._missed_by(Strategy(tp, ep, pp, batch, (), cp, dp))
+            self._of_degrees[row] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
+
+    def _missed_by(self, strategy: Strategy) -> list[float]:
+        return [each.excess for each in degree_limits(self._workload, strategy)]
 
     def check(self, columns: Strategies) -> None:
         """Refuses what is no strategy. Raises: StrategyError."""
@@ -249,21 +445,18 @@ class _Terms:
             for strategy in columns:
                 check_strategy(self._workload, strategy)
 
-    def _places(self, dims: Ints) -> Ints:
-        return self._place[np.arange(len(self._choices)), dims]
+    def _places(self, dims: Ints) -> Floats:
+        return self._place[np.arange(len(self._choices)), dims].astype(np.float64)
 
     # --- sums ------------------------------------------------------------------------------------
 
     def figures(self, columns: Strategies) -> tuple[NDArray[Any], ...]:
-        """The figures of `Evaluations`, in its order."""
-        if len(self._stacks) + 2 * len(columns) > _MOST_ROWS:
-            self._forget()
+        """The figures of `Evaluations`, in its order, of `block` strategies at most."""
         workload, places = self._workload, self._places(columns.dims)
-        stage = self._stages(columns, columns.batch)
-        steps = self._steps(columns, columns.batch, stage, places)
+        steps = self._steps(columns, columns.batch, places)
         over, waits = steps.needed_bytes > steps.allowed_bytes, columns.batch > steps.most
         excess = [
-            *self._degree_excess(columns, stage),
+            *self._degree_excess(columns, steps.pipelines),
             *steps.choice_excess,
             _excess(steps.needed_bytes, steps.allowed_bytes, over),
             _excess(columns.batch, steps.most, waits),
@@ -281,61 +474,51 @@ class _Terms:
         rate, missed = run.tokens * columns.pp / (step_s * gpus), _total(excess)
         return rate, tpot_s, ttft_s, steps.total_bytes, run.running, missed == 0.0, missed
 
-    def _steps(self, columns: Strategies, batch: Ints, stage: Ints, places: Ints) -> _Steps:
-        workload, row = self._workload, np.array([self._row_and_pp[at][0] for at in stage.tolist()], np.int64)
-        about = dict(zip(_OF_ROW, self._about.array[row].T, strict=True))
-        groups = [each.figures(self._stacks, row, places) for each in self._groups]
-        meetings = [each.times_s(self._stacks, row, places) for each in self._meetings.values()]
-        ends = filled(self._model_ends, stage, places[:, [self._last_dim]], self._model_end)[:, 0]
-        stages = self._kinds_of_stages(columns.pp)
-        seconds: list[Floats] = []
+    def _steps(self, columns: Strategies, batch: Ints, places: Floats) -> _Steps:
+        workload, pp = self._workload, columns.pp
+        keys = list(
+            zip(*(each.tolist() for each in (columns.tp, columns.cp, columns.dp, columns.ep, batch, pp)), strict=True)
+        )
+        rows = self._meshes.rows([key[:5] for key in keys], self._begin_mesh)
+        pipelines = self._pipelines.rows(keys, self._begin_pipeline)
+        about = self._about[rows].T
+        pace, (tokens, most), base = Pace(*about[: len(_PACE)]), about[len(_PACE) : -5], Base(*about[-5:])
+        costs = [table.figures(rows, places) for table in self._costs]
+        moves = [table.figures(rows, places) for table in self._moves]
+        met, ends = self._meetings.figures(rows, places), self._ends.figures(pipelines, places)[0]
+        stages, seconds = self._stages_of(pp), list[Floats]()
         for kind in range(self._kinds):
-            layers_s = np.stack([each.times_s[kind] for each in groups], axis=1)
-            first_s, last_s, send_recv_s = ends[:, kind].T
-            stages_s: list[Floats] = []
-            for each in stages:
-                inside_s = python_sum(each.layers * layers_s)
-                for often, meeting_s in zip(each.meetings.T, meetings, strict=True):
-                    inside_s = inside_s + often * meeting_s[:, kind]
-                at_ends_s = np.where(each.first, first_s, 0.0) + np.where(each.last, last_s, 0.0)
-                stages_s.append(inside_s + at_ends_s + send_recv_s)
-            seconds.append(columns.pp * np.max(stages_s, axis=0))
-        peak = np.max([each.peak_bytes for each in groups], axis=0)
-        activations = about["stream"] + np.maximum(peak, about["head"])
-        overhead: Any = np.full(len(row), float(workload.hardware.overhead_bytes))
-        if workload.engine is not None:
-            overhead = np.maximum(0.0, workload.engine.memory.runtime_bytes - activations)
-        weights, kv = (
-            np.stack(each, axis=1) for each in zip(*((g.weight_bytes, g.kv_bytes) for g in groups), strict=True)
-        )
-        held = [
-            (
-                python_sum(each.layers * weights)
-                + (each.vocabularies * about["vocabulary"] + np.where(each.last, about["draft_weight"], 0.0)),
-                python_sum(each.layers * columns.pp[:, None] * kv)
-                + columns.pp * np.where(each.last, about["draft_kv"], 0.0),
-            )
-            for each in stages
-        ]
-        totals = [_bytes_of(weights, kv, activations, overhead) for weights, kv in held]
-        rooms = [room(workload, total, kv) for total, (_, kv) in zip(totals, held, strict=True)]
-        fullest, allowed = np.argmax([needed for needed, _ in rooms], axis=0), rooms[0][1]
-        total, kv_bytes, needed = (
-            _chosen(fullest, each) for each in (totals, [kv for _, kv in held], [needed for needed, _ in rooms])
-        )
-        pace = Pace(*(about[name] for name in _PACE))
-        figures = (pace, about["tokens"], batch, about["most"], total, kv_bytes, needed, allowed)
-        missed = [each for at, group in enumerate(groups) for each in self._choice_excess(at, group, row)]
-        return _Steps(seconds[0], seconds[-1], *figures, missed)
+            layers_s = [
+                group.layer.time_s(list(cost[:, kind]), list(move[:, kind]))
+                for group, cost, move in zip(self._sum.groups, costs, moves, strict=True)
+            ]
+            meetings_s = dict(zip(self._sum.meetings, met[:, kind, 0], strict=True))
+            end = EndSeconds(*ends[kind])
+            of_stages_s = [
+                inside_s(stage, layers_s, meetings_s) + at_ends_s(stage, end) + end.send_s for stage in stages
+            ]
+            seconds.append(pp * np.max(of_stages_s, axis=0))
+        held = [cost[:, -1] for cost in costs]
+        weights, kv = ([add_up(list(each[:, figure])) for each in held] for figure in (_WEIGHT, _KV))
+        peak = np.max([each[:, _ACTIVATION].max(axis=0) for each in held], axis=0)
+        working = np.broadcast_arrays(*working_bytes(workload, base, peak))
+        held_in = [stage_bytes(stage, pp, weights, kv, base) for stage in stages]
+        totals = [_total_bytes(*each, *working) for each in held_in]
+        needed = [room(workload, total, of_kv)[0] for total, (_, of_kv) in zip(totals, held_in, strict=True)]
+        fullest, allowed = np.argmax(needed, axis=0), room(workload, 0.0, 0.0)[1]
+        total, kv_bytes, needed = (_chosen(fullest, each) for each in (totals, [kv for _, kv in held_in], needed))
+        missed = [each for group, cost in enumerate(costs) for each in self._choice_excess(group, cost[:, 0], rows)]
+        figures = (pace, tokens, batch, most, total, kv_bytes, needed, allowed, missed)
+        return _Steps(seconds[0], seconds[-1], *figures, pipelines)
 
-    def _rerun(self, columns: Strategies, steps: _Steps, places: Ints) -> _Steps:
+    def _rerun(self, columns: Strategies, steps: _Steps, places: Floats) -> _Steps:
         """What runs: where not all requests have room, fewer do."""
         running = _running(self._workload, columns.batch, steps)
         fewer = np.flatnonzero(running < columns.batch)
         if not fewer.size:
             return steps
         some, batch = columns[fewer], running[fewer]
-        again = self._steps(some, batch, self._stages(some, batch), places[fewer])
+        again = self._steps(some, batch, places[fewer])
 
         def replaced(before: NDArray[Any], after: NDArray[Any]) -> NDArray[Any]:
             copy = before.copy()
@@ -348,116 +531,52 @@ class _Terms:
         }
         return steps._replace(pace=pace, running=running, **changed)
 
-    def _choice_excess(self, group: int, figures: LayerFigures, row: Ints) -> list[Floats]:
-        """What the limits on a group's choices are missed by, `[n]` each."""
-        one_mesh, attention_tp, experts_tp = self._meshes.array[row, group].T  # both sides may be one
-        attention, experts = figures.attention, figures.experts
-        found: list[Floats] = []
-        for left, right in ((attention.heads, experts.heads), (attention.unsupported, experts.unsupported)):
-            found += [np.where(one_mesh, np.maximum(left, right), left), np.where(one_mesh, 0.0, right)]
-        left = np.minimum(attention.rows, np.where(one_mesh, experts.rows, np.inf))
-        found.append(_excess(attention_tp, left, left < np.inf))
-        found.append(_excess(experts_tp, experts.rows, (experts.rows < np.inf) & (one_mesh == 0)))
-        return found
-
-    # --- terms -----------------------------------------------------------------------------------
-
-    def _model_end(self, stage: int, entry: int) -> list[Sequence[float]]:
-        row, pp = self._row_and_pp[stage]
-        choice, ends = self._choices[self._last_dim][entry], [stack[self._end] for stack in self._stacks[row]]
-        return [(*model_ends_s(each, choice), stream_send_s(each.experts, pp, choice)) for each in ends]
-
-    def _kinds_of_stages(self, pp: Ints) -> list[_Stages]:
-        """The kinds of stages of pipelines of so many `[n]`; the first stands in where one has fewer than another."""
-        for depth in set(pp.tolist()) - self._of_depth.keys():
-            self._add_depth(depth)
-        places: Ints = np.array([self._of_depth[depth] for depth in pp.tolist()], np.int64)
-        kinds = self._pipelines[places]  # [n, kinds of stages, figures]
-        groups, pairs = len(self._groups), len(self._meetings)
-        most = max(self._kinds_in[place] for place in set[int](places.tolist()))
-        return [
-            _Stages(each[:, :groups], each[:, groups : groups + pairs], each[:, -3] > 0, each[:, -2] > 0, each[:, -1])
-            for each in kinds[:, :most].swapaxes(0, 1)
-        ]
-
-    def _add_depth(self, depth: int) -> None:
-        stages = pipeline(self._workload, depth)
-        rows = [
-            (
-                *stage.layers,
-                *({pair[:2]: pair[2] for pair in stage.meetings}.get(pair, 0) for pair in self._meetings),
-                *(stage.first, stage.last, vocabularies(self._workload, stage)),
-            )
-            for stage in stages
-        ]
-        depths, most, figures = self._pipelines.shape
-        longer = np.zeros((depths + 1, max(most, len(stages)), figures))
-        longer[:-1, :most], longer[:-1, most:] = self._pipelines, self._pipelines[:, :1]
-        longer[-1] = [*rows, *rows[:1] * (longer.shape[1] - len(rows))]
-        self._of_depth[depth], self._pipelines = depths, longer
-        self._kinds_in.append(len(stages))
-
-    def _stages(self, columns: Strategies, batch: Ints) -> Ints:
-        """The stage `[n]` of each strategy's degrees at a batch; new ones are added."""
-        degrees = (columns.tp, columns.cp, columns.dp, columns.ep, batch, columns.pp)
-        keys = list(zip(*(column.tolist() for column in degrees), strict=True))
-        for key in dict.fromkeys(keys):
-            if key not in self._stage:
-                self._stage[key] = self._add_stage(*key)
-        return np.array([self._stage[key] for key in keys], np.int64)
-
-    def _add_stage(self, tp: int, cp: int, dp: int, ep: int, batch: int, pp: int) -> int:
-        stage, mesh = len(self._row_and_pp), (tp, cp, dp, ep, batch)
-        if mesh not in self._row:
-            self._row[mesh] = self._add_row(*mesh)
-        self._row_and_pp.append((self._row[mesh], pp))
-        for table in (self._model_ends, self._of_degrees):
-            table.make_room(stage + 1)
-        if self._workload.space in OWN_SPACES:
-            excess = self._missed_by(Strategy(tp, ep, pp, batch, (), cp, dp))
-            self._of_degrees.array[stage] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
-        return stage
-
-    def _degree_excess(self, columns: Strategies, stage: Ints) -> list[Floats]:
+    def _degree_excess(self, columns: Strategies, pipelines: Ints) -> list[Floats]:
         """What the degrees' limits are missed by, `[n]` each; an engine's rules look at the choices, too."""
         if self._workload.space in OWN_SPACES:
-            return list(self._of_degrees.array[stage].T)
+            return list(self._of_degrees[pipelines].T)
         rows = [self._missed_by(strategy) for strategy in columns]
         return [np.array(column) for column in itertools.zip_longest(*rows, fillvalue=0.0)]
 
-    def _missed_by(self, strategy: Strategy) -> list[float]:
-        return [each.excess for each in degree_limits(self._workload, strategy)]
+    def _choice_excess(self, group: int, costs: Floats, rows: Ints) -> list[Floats]:
+        """What the limits on a group's choices are missed by, `[n]` each, from costs `[ops, figures, n]`."""
+        one_mesh, attention_tp, experts_tp = self._sides[rows, group].T  # both sides may be one
+        on_attention = np.array([op.side == "attention" for op in self._sum.groups[group].layer.layer.ops])
+        attention, experts = costs[on_attention], costs[~on_attention]
+        found: list[Floats] = []
+        for limit in (_HEADS, _UNSUPPORTED):
+            left, right = (side[:, limit].max(axis=0, initial=0.0) for side in (attention, experts))
+            found += [np.where(one_mesh, np.maximum(left, right), left), np.where(one_mesh, 0.0, right)]
+        left, right = (side[:, _ROWS].min(axis=0, initial=math.inf) for side in (attention, experts))
+        left = np.minimum(left, np.where(one_mesh, right, math.inf))
+        found.append(_excess(attention_tp, left, left < math.inf))
+        found.append(_excess(experts_tp, right, (right < math.inf) & (one_mesh == 0)))
+        return found
 
-    def _add_row(self, tp: int, cp: int, dp: int, ep: int, batch: int) -> int:
-        workload, row, state = self._workload, len(self._stacks), batching(self._workload, batch, dp)
-        self._stacks.append(tuple(sides_of(workload, load, tp, cp, dp, ep) for load in state.loads))
-        for terms in (self._about, self._meshes, *self._groups, *self._meetings.values()):
-            terms.make_room(row + 1)
-        self._meshes.array[row] = [(len(s.ranks) == 1, s.attention.tp, s.experts.tp) for s in self._stacks[row][0]]
-        last = self._stacks[row][-1]
-        end, stream_bytes = last[self._end], max(sides.stream_bytes() for sides in last)
-        pace, draft = tuple(getattr(state.pace, name) for name in _PACE), draft_of(end)
-        held = stream_bytes, head_activation_bytes(end.attention), vocabulary_bytes(end.attention)
-        drafted = draft.weight_bytes, draft.kv_bytes
-        self._about.array[row] = (*pace, state.tokens, most_sequences(workload, dp), *held, *drafted)
-        return row
+    def _stages_of(self, pp: Ints) -> list[Stage]:
+        """Stages of pipelines of so many `[n]`; the first stands in where one has fewer kinds than another."""
+        depths, which = np.unique(pp, return_inverse=True)
+        for depth in set(depths.tolist()) - self._stages.keys():
+            self._stages[depth] = pipeline(self._workload, depth)
+        kinds = [self._stages[depth] for depth in depths.tolist()]
+        if len(kinds) == 1:
+            return list(kinds[0])
+        return [
+            self._as_arrays([each[min(at, len(each) - 1)] for each in kinds], which)
+            for at in range(max(map(len, kinds)))
+        ]
 
+    def _as_arrays(self, stages: Sequence[Stage], which: Ints) -> Stage:
+        """One of several stages for each strategy `[n]`."""
+        met = [dict(stage.meetings) for stage in stages]
 
-class _Stages(NamedTuple):
-    """A pipeline stage of each of some strategies, `[n]`.
+        def arrays(*columns: Sequence[Any]) -> tuple[NDArray[Any], ...]:
+            return tuple(np.array(column)[which] for column in columns)
 
-    Attributes:
-        layers: Of each group, `[n, groups]`.
-        meetings: How often two groups meet, `[n, pairs]`.
-        first, last: Whether it has the embedding, and the LM head.
-        vocabularies: How often it holds the vocabulary.
-    """
-
-    layers: Floats
-    meetings: Floats
-    first: Flags
-    last: Flags
-    vocabularies: Floats
+        layers = arrays(*zip(*(stage.layers for stage in stages), strict=True))
+        often = arrays(*([each.get(pair, 0) for each in met] for pair in self._sum.meetings))
+        ends = arrays(*zip(*(stage[2:] for stage in stages), strict=True))
+        return Stage(layers, tuple(zip(self._sum.meetings, often, strict=True)), *ends)
 
 
 def _chosen(which: Ints, among: Sequence[Floats]) -> Floats:
@@ -465,10 +584,13 @@ def _chosen(which: Ints, among: Sequence[Floats]) -> Floats:
     return np.stack(among)[which, np.arange(len(which))]
 
 
-def _bytes_of(*kinds: Floats) -> Floats:
-    """Bytes of all kinds together, as `Memory.total` adds them."""
-    held = zip(*(kind.tolist() for kind in kinds), strict=True)
-    return np.fromiter(map(math.fsum, held), np.float64, len(kinds[0]))
+def _total_bytes(*kinds: Floats) -> Floats:
+    """Bytes of all kinds together, rounded once as `Memory.total` is: whole numbers add up without that."""
+    total: Floats = np.add.reduce(kinds)
+    whole = np.logical_and.reduce([each == np.floor(each) for each in kinds]) & (total < 2.0**53)
+    for at in np.flatnonzero(~whole).tolist():
+        total[at] = math.fsum([float(each[at]) for each in kinds])
+    return total
 
 
 def _running(workload: Workload, batch: Ints, steps: _Steps) -> Ints:

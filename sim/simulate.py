@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from sim.engines.registry import engine_rules
 from sim.evaluation import Evaluation, Memory, Violation, told_apart
-from sim.layers.dims import choices_of
 from sim.ops.rank import OpCost, Rank
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.step.breakdown import explain
 from sim.step.costs import token_rows
+from sim.step.layer import GroupSum, group_sums
 from sim.step.stage import Step, needed_and_allowed_bytes, price_step
 from sim.step.two_meshes import Sides, sides_of_strategy
 from sim.strategy import Strategy
@@ -87,17 +87,17 @@ class SteadyState(NamedTuple):
 
 def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
     """Prices the steps of a strategy; engines' own times are fitted on this."""
-    choices = choices_of(workload, strategy.dims)
     state = batching(workload, strategy.batch, strategy.attention_dp)
     stacks = [sides_of_strategy(workload, load, strategy) for load in state.loads]
-    steps = tuple([price_step(stack, strategy.pp, choices) for stack in stacks])
+    steps = tuple([price_step(stack, strategy.pp, strategy.dims) for stack in stacks])
     memory = steps[-1].memory
     needed, allowed = needed_and_allowed_bytes(workload, memory)
     room = list(_room_limits(workload, strategy, needed, allowed))
     choice_limits = [
         violation
-        for sides, chosen, costs in zip(stacks[0], choices, steps[0].costs, strict=True)
-        for violation in _choice_limits(sides, chosen, costs)
+        for group, sides, costs in zip(group_sums(workload), stacks[0], steps[0].costs, strict=True)
+        if any(cost.broken for cost in costs)
+        for violation in _choice_limits(group, sides, costs, strategy.dims)
     ]
     violations = (*choice_limits, *room)
     if room and workload.phase == "serve":
@@ -105,7 +105,7 @@ def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
         if running < strategy.batch:
             state = batching(workload, running, strategy.attention_dp)
             stacks = [sides_of_strategy(workload, load, strategy) for load in state.loads]
-            steps = tuple([price_step(stack, strategy.pp, choices) for stack in stacks])
+            steps = tuple([price_step(stack, strategy.pp, strategy.dims) for stack in stacks])
     decode_s, mixed_s = strategy.pp * steps[0].stage.total_s, strategy.pp * steps[-1].stage.total_s
     return SteadyState(state, steps, memory, violations, decode_s, mixed_s)
 
@@ -195,14 +195,14 @@ def mesh_violations(workload: Workload, tp: int, cp: int, dp: int, ep: int) -> l
     return violations
 
 
-def _choice_limits(sides: Sides, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> list[Violation]:
+def _choice_limits(
+    group: GroupSum, sides: Sides, costs: Sequence[OpCost], dims: tuple[int, ...]
+) -> Iterator[Violation]:
     """Limits that the choices of the ops break."""
-    violations: list[Violation] = []
-    if broken := {name: cost for name, cost in costs.items() if cost.broken}:
-        for rank in sides.ranks:
-            on_side = {name: cost for name, cost in broken.items() if sides.rank_by_op[name] is rank}
-            violations += _choice_violations(rank, choices, on_side)
-    return violations
+    broken = [(op.name, cost) for op, cost in zip(group.layer.costs, costs, strict=True) if cost.broken]
+    for rank in sides.ranks:
+        on_side = {name: cost for name, cost in broken if sides.rank_by_op[name] is rank}
+        yield from _choice_violations(rank, {name: dims[group.place[name]] for name in on_side}, on_side)
 
 
 def _choice_violations(rank: Rank, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> list[Violation]:

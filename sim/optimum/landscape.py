@@ -27,9 +27,8 @@ from sim.optimum.spaces import Space, space_of
 from sim.serving.phases import batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.costs import move_s, moves, op_cost, rank_of
-from sim.step.ends import head_activation_bytes
 from sim.step.pipeline import Stage, pipeline
-from sim.step.stage import end_kv_bytes, end_weight_bytes, model_ends_s, room, stage_ends_s, stream_send_s
+from sim.step.stage import at_ends_s, base_of, end_seconds, room, stage_bytes, working_bytes
 from sim.step.two_meshes import sides
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
@@ -257,12 +256,11 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
 
 def _stages_of(rank: Rank, pp: int, combine_choice: int) -> list[tuple[int, float]]:
     """(layers, most seconds of everything else) of the stages with so many layers."""
-    first_s, last_s = model_ends_s(sides(rank, rank), combine_choice)
-    send_s = stream_send_s(rank, pp, combine_choice)
+    ends = end_seconds(sides(rank, rank), pp, combine_choice)
     most_s: dict[int, float] = {}
     for stage in pipeline(rank.workload, pp):
         layers = stage.layers[0]
-        most_s[layers] = max(most_s.get(layers, 0.0), stage_ends_s(stage, first_s, last_s) + send_s)
+        most_s[layers] = max(most_s.get(layers, 0.0), at_ends_s(stage, ends) + ends.send_s)
     return list(most_s.items())
 
 
@@ -278,32 +276,23 @@ def _fits_memory(
 def _fits_stage(
     rank: Rank, pp: int, stage: Stage, left: _Segment, right: _Segment, own_peak_bytes: float
 ) -> NDArray[np.bool_] | None:
-    workload, layers = rank.workload, stage.layers[0]
-    end = sides(rank, rank)
-    engine, stream_bytes, vocabulary = workload.engine, end.stream_bytes(), end_weight_bytes(end, stage)
-    drafts = pp * end_kv_bytes(end, stage)
-    held = [layers * (segment.weight_bytes + pp * segment.kv_bytes) for segment in (left, right)]
-    kv_cache = [layers * pp * segment.kv_bytes for segment in (left, right)]
-    head_bytes = max(own_peak_bytes, head_activation_bytes(rank))
-    peaks = [np.maximum(segment.peak_bytes, head_bytes) for segment in (left, right)]
+    workload, segments, base = rank.workload, (left, right), base_of([sides(rank, rank)])
+    head_bytes = max(own_peak_bytes, base.head)
+    peaks = [np.maximum(segment.peak_bytes, head_bytes) for segment in segments]
 
-    def needed(held_bytes: Any, kv_bytes: Any, peak_bytes: Any) -> tuple[Any, float]:
-        activations = stream_bytes + peak_bytes
-        overhead: Any = workload.hardware.overhead_bytes
-        if engine is not None:
-            overhead = np.maximum(0.0, engine.memory.runtime_bytes - activations)
-        return room(workload, held_bytes + (vocabulary + activations + overhead + drafts), kv_bytes + drafts)
+    def fits(weights: Any, kv: Any, peak_bytes: Any) -> Any:
+        """Whether layers of so many bytes have room."""
+        of_weights, of_kv = stage_bytes(stage, pp, [weights], [kv], base)
+        needed, allowed = room(workload, of_weights + of_kv + sum(working_bytes(workload, base, peak_bytes)), of_kv)
+        return needed <= allowed
 
-    most = needed(
-        sum(float(h.max()) for h in held),
-        sum(float(kv.max()) for kv in kv_cache),
-        max(float(peak.max()) for peak in peaks),
-    )
-    if most[0] <= most[1]:
+    weights, kv = [each.weight_bytes for each in segments], [each.kv_bytes for each in segments]
+    most_weights, most_kv = (sum(float(each.max()) for each in sizes) for sizes in (weights, kv))
+    if fits(most_weights, most_kv, max(float(peak.max()) for peak in peaks)):
         return None
     # Whole tables only where they make a difference: each is as large as the landscape.
-    counts_cache = engine is not None and engine.memory.of == "free"
-    kv_bytes = np.add.outer(*kv_cache) if counts_cache else 0.0
     peak_bytes = np.maximum.outer(*peaks) if any((peak > head_bytes).any() for peak in peaks) else head_bytes
-    total, allowed = needed(np.add.outer(*held), kv_bytes, peak_bytes)
-    return total <= allowed
+    if workload.engine is None or workload.engine.memory.of == "total":  # then cache counts as weights do
+        held = [weight + pp * cached for weight, cached in zip(weights, kv, strict=True)]
+        return fits(np.add.outer(*held), 0.0, peak_bytes)
+    return fits(np.add.outer(*weights), np.add.outer(*kv), peak_bytes)

@@ -5,27 +5,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.layers.ops import Tensor
 from sim.optimum.fronts import Figures, Floats, Front, Ints, Side, unbeaten_within
-from sim.step.ends import head_activation_bytes
-from sim.step.pipeline import pipeline
+from sim.step.pipeline import Pair, pipeline
 from sim.step.stage import (
+    at_ends_s,
+    base_of,
     end_group,
-    end_kv_bytes,
     end_of,
-    end_weight_bytes,
+    end_seconds,
+    inside_s,
     meeting_s,
-    model_ends_s,
     room,
-    stage_ends_s,
-    stream_send_s,
+    stage_bytes,
+    working_bytes,
 )
 from sim.step.two_meshes import Sides
 from sim.strategy import MOST_CHOICES
@@ -230,63 +230,39 @@ def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bo
         met: Whether meetings of groups count.
     """
     end = end_of(stack)
-    rank = end.experts
-    last = layers.end(end_group(stack), rank.layer.stream.producer)
-    known = np.unique(last).tolist()
-    ends = {choice: (*model_ends_s(end, choice), stream_send_s(rank, pp, choice)) for choice in known}
-    table = np.zeros((MOST_CHOICES, 3))
-    for choice, seconds in ends.items():
-        table[choice] = seconds
-    first_s, last_s, send_s = table.T
-    stages = pipeline(rank.workload, pp)
+    last = layers.end(end_group(stack), end.experts.layer.stream.producer)
+    stages = [each if met else each._replace(meetings=()) for each in pipeline(end.experts.workload, pp)]
     meetings_s = {
-        (left, right): _meetings_s(stack, layers, left, right)
-        for left, right in sorted({(left, right) for stage in stages for left, right, _ in stage.meetings})
-        if met
+        pair: _meetings_s(stack, layers, pair)
+        for pair in sorted({pair for each in stages for pair, _ in each.meetings})
     }
-    slowest: Floats | None = None
-    for stage in stages:
-        total_s = _weighted(stage.layers, layers.figures.times_s[kind])
-        for left, right, often in stage.meetings if met else ():
-            total_s = total_s + often * meetings_s[left, right]
-        total_s = total_s + (stage_ends_s(stage, first_s, last_s) + send_s)[last]
-        slowest = total_s if slowest is None else np.maximum(slowest, total_s)
-    assert slowest is not None
-    return slowest
+    table = np.zeros((len(stages), MOST_CHOICES))
+    for choice in np.unique(last).tolist():
+        ends = end_seconds(end, pp, choice)
+        table[:, choice] = [at_ends_s(stage, ends) + ends.send_s for stage in stages]
+    seconds = [
+        inside_s(stage, layers.figures.times_s[kind], meetings_s) + around_s[last]
+        for stage, around_s in zip(stages, table, strict=True)
+    ]
+    return functools.reduce(np.maximum, seconds)
 
 
-def _weighted(counts: Sequence[int], values: Any) -> Any:
-    """Sum over groups, of which a stage has so many layers each."""
-    return sum(count * each for count, each in zip(counts, values, strict=True) if count)
-
-
-def _meetings_s(stack: Stack, layers: Layers, left: int, right: int) -> Floats:
+def _meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
     """[n] extra seconds of one meeting of two groups."""
-    leaves, takes = (stack[group].experts.layer.stream for group in (left, right))
-    mine, its = dict.fromkeys(leaves.ends), dict.fromkeys(takes.consumers)
-    columns = [*(layers.end(left, op) for op in mine), *(layers.end(right, op) for op in its)]
+    (left, right), (leaves, takes) = pair, (stack[group].experts.layer.stream for group in pair)
+    columns = [layers.end(left, op) for op in leaves.ends] + [layers.end(right, op) for op in takes.consumers]
     _, rows, inverse = np.unique(_keys(columns), return_index=True, return_inverse=True)
-    seconds: list[float] = []
-    for ends in _rows(columns, rows):
-        choices, next_choices = ends[: len(mine)], ends[len(mine) :]
-        named = dict(zip(mine, choices, strict=True)), dict(zip(its, next_choices, strict=True))
-        seconds.append(meeting_s(stack[left], stack[right], *named))
-    return np.array(seconds)[inverse]
+    return np.array([meeting_s(stack, pair, choices) for choices in _rows(columns, rows)])[inverse]
 
 
 def fits(workload: Workload, stack: Stack, pp: int, figures: Figures) -> NDArray[np.bool_]:
-    """[n] whether weights, cache and activations of every stage have room: as `memory_bytes`, for arrays."""
-    end = end_of(stack)
-    stream_bytes = max(sides.stream_bytes() for sides in stack)
-    activations = stream_bytes + np.maximum(figures.peak_bytes, head_activation_bytes(end.attention))
-    overhead: Any = workload.hardware.overhead_bytes
-    if workload.engine is not None:
-        overhead = np.maximum(0.0, workload.engine.memory.runtime_bytes - activations)
+    """[n] whether weights, cache and activations of every stage have room."""
+    base = base_of(stack)
+    working = sum(working_bytes(workload, base, figures.peak_bytes))
     allowed_all = np.ones(figures.peak_bytes.shape, dtype=bool)
     for stage in pipeline(workload, pp):
-        weights = _weighted(stage.layers, figures.weight_bytes) + end_weight_bytes(end, stage)
-        kv_cache = pp * (_weighted(stage.layers, figures.kv_bytes) + end_kv_bytes(end, stage))
-        needed, allowed = room(workload, weights + kv_cache + activations + overhead, kv_cache)
+        weights, kv_cache = stage_bytes(stage, pp, list(figures.weight_bytes), list(figures.kv_bytes), base)
+        needed, allowed = room(workload, weights + kv_cache + working, kv_cache)
         allowed_all &= needed <= allowed
     return allowed_all
 
@@ -294,10 +270,8 @@ def fits(workload: Workload, stack: Stack, pp: int, figures: Figures) -> NDArray
 def least_stage_s(stack: Stack, pp: int, layers_s: Sequence[float], combines: Sequence[int]) -> float:
     """Seconds that the slowest stage takes at least, whatever leaves the residual stream, without meetings."""
     end = end_of(stack)
-    rank = end.experts
-    extra_s = {choice: (*model_ends_s(end, choice), stream_send_s(rank, pp, choice)) for choice in combines}
+    ends = [end_seconds(end, pp, choice) for choice in combines]
     return max(
-        _weighted(stage.layers, layers_s)
-        + min(stage_ends_s(stage, first_s, last_s) + send_s for first_s, last_s, send_s in extra_s.values())
-        for stage in pipeline(rank.workload, pp)
+        inside_s(stage._replace(meetings=()), layers_s, {}) + min(at_ends_s(stage, each) + each.send_s for each in ends)
+        for stage in pipeline(end.experts.workload, pp)
     )

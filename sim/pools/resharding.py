@@ -26,6 +26,7 @@ from sim.prices.collectives import collective_price
 from sim.prices.mesh import group
 from sim.sharding.placement import REPLICATE, Placement, Shard
 from sim.simulate import evaluate, steady_state
+from sim.step.layer import group_sums
 from sim.step.mesh_moves import Axis, mesh_collectives
 from sim.strategy import NONE, Strategy
 from sim.workload import Workload
@@ -236,8 +237,12 @@ def _weight_bytes(workload: Workload) -> tuple[float, float]:
     if not workload.model.is_moe:
         return 0.0, held
     costs = steady_state(lone, alone).steps[0].costs
-    share = [sum(each[name].weight_bytes for name in ("ffn1", "ffn2")) for each in costs]
-    whole = [sum(cost.weight_bytes for cost in each.values()) for each in costs]
+    named = [
+        [(op.name, cost.weight_bytes) for op, cost in zip(group.layer.costs, each, strict=True)]
+        for group, each in zip(group_sums(lone), costs, strict=True)
+    ]
+    share = [sum(size for name, size in each if name in ("ffn1", "ffn2")) for each in named]
+    whole = [sum(size for _, size in each) for each in named]
     return held * sum(share) / sum(whole), held * (1 - sum(share) / sum(whole))
 
 

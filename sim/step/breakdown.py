@@ -93,7 +93,8 @@ def explain(
 def _draft_parts(end: Sides, layers: int) -> list[Priced]:
     """What drafting is priced by, its ops' kernels and collectives, per layer of the model."""
     parts: list[Priced] = []
-    for stack, choices, _ in passes_of(end):
+    for stack, dims, _ in passes_of(end):
+        choices = choices_of(stack[0].experts.workload, dims)
         for sides, chosen in zip(stack, choices, strict=True):
             share = sides.experts.layers.count / layers
             for op in sides.experts.layer.ops:

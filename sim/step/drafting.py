@@ -10,12 +10,10 @@ vLLM does by default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.layers.dims import choices_of
 from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
 from sim.layers.sizes import Load
@@ -24,7 +22,7 @@ from sim.prices.curves import Gemm
 from sim.prices.dtypes import DTYPE_BYTES
 from sim.step.costs import price
 from sim.step.ends import embedding_s, head_s, vocabulary_bytes
-from sim.step.layer import layer_costs, layer_s
+from sim.step.layer import group_sums
 from sim.step.two_meshes import Sides, sides_of
 from sim.strategy import NONE
 from sim.workload import Workload
@@ -49,12 +47,12 @@ class Pass(NamedTuple):
 
     Attributes:
         stack: Both sides of a GPU and what is in the run, per group of the draft's layers.
-        choices: Per group.
+        dims: Choices, as a strategy has them.
         ahead: The same GPU with the tokens that get a drafted next one.
     """
 
     stack: tuple[Sides, ...]
-    choices: tuple[Mapping[str, int], ...]
+    dims: tuple[int, ...]
     ahead: Sides
 
 
@@ -88,13 +86,14 @@ def _draft(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -
     time_s = weight_bytes = kv_bytes = 0.0
     model = _with_draft(workload).model
     copies = _layer_copies(workload)
-    for index, (stack, choices, ahead) in enumerate(_passes(workload, load, tp, cp, dp, ep)):
-        costs = [layer_costs(*each) for each in zip(stack, choices, strict=True)]
-        parts = list(zip(model.groups, stack, choices, costs, strict=True))
-        time_s += sum([group.count * layer_s(sides, chosen, each) for group, sides, chosen, each in parts])
+    for index, (stack, dims, ahead) in enumerate(_passes(workload, load, tp, cp, dp, ep)):
+        sums = group_sums(stack[0].experts.workload)
+        priced = [each.priced(sides, dims) for each, sides in zip(sums, stack, strict=True)]
+        parts = list(zip(model.groups, sums, priced, strict=True))
+        time_s += sum([group.count * each.layer.time_s(*figures) for group, each, figures in parts])
         time_s += embedding_s(stack[-1], NONE) + head_s(ahead, NONE)
         if not index:
-            held = [(group.count * copies, each.values()) for group, _, _, each in parts]
+            held = [(group.count * copies, figures.costs) for group, _, figures in parts]
             weight_bytes = sum([count * sum([cost.weight_bytes for cost in each]) for count, each in held])
             kv_bytes = sum([count * sum([cost.kv_bytes for cost in each]) for count, each in held])
             weight_bytes += 0.0 if _is_mtp(workload) else _vocabularies(model) * vocabulary_bytes(stack[-1].attention)
@@ -112,7 +111,7 @@ def _passes(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) 
     """The first over what the step computes, the others over one token of each sequence."""
     speculation, own = workload.speculation, _with_draft(workload)
     assert speculation is not None
-    choices = choices_of(own, megatron_dims(own.model))
+    dims = megatron_dims(own.model)
     mesh = (tp, cp, dp, ep) if _is_mtp(workload) else (tp, 1, dp, dp)
     ahead = load._replace(queries=1)
     first = load if _is_mtp(workload) else ahead
@@ -120,7 +119,7 @@ def _passes(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) 
         (speculation.draft_tokens - 1) if load.sequences else 0
     )
     return tuple(
-        Pass(sides_of(own, each, *mesh), choices, sides_of(own, each._replace(queries=1), *mesh)[-1]) for each in loads
+        Pass(sides_of(own, each, *mesh), dims, sides_of(own, each._replace(queries=1), *mesh)[-1]) for each in loads
     )
 
 

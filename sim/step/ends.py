@@ -21,7 +21,9 @@ from sim.step.two_meshes import Sides, crossing
 
 def ends_s(sides: Sides, last_choice: int) -> tuple[float, float]:
     """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
-    known = sides.ends if sides.leaves_elsewhere else sides.attention.memo_of_tokens.ends
+    if sides.leaves_elsewhere:
+        return embedding_s(sides, last_choice), head_s(sides, last_choice)
+    known = sides.attention.memo_of_tokens.ends
     found = known.get(last_choice)
     if found is None:
         found = known[last_choice] = (embedding_s(sides, last_choice), head_s(sides, last_choice))

@@ -1,29 +1,189 @@
-"""One layer of a step under its ops' choices: what each op costs, and the seconds of all."""
+"""One layer of a step, stated once: its addends, each under the choices of few ops, and their sum.
+
+Whoever adds up layers interprets this: one strategy (`sim.step.stage`), many at once (`sim.batched`), all combinations
+of a side's choices (`sim.optimum.fronts`) or of a layer's (`sim.optimum.landscape`). Sums take floats or arrays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from sim.layers.dims import dims_of
+from sim.layers.ops import FusedOp, Layer, Tensor
+from sim.ops.layers import layer_of
 from sim.ops.rank import OpCost
-from sim.step.costs import move_s, moves, op_cost
+from sim.step.costs import op_cost
 from sim.step.two_meshes import Sides
+from sim.workload import Workload
+
+Choices = tuple[int, ...]
+Pick = Callable[[Choices], Choices]
+"""Takes those of an addend out of `Strategy.dims`."""
+_COMPENSATED = sys.version_info >= (3, 12)
+"""Whether this Python's `sum` of floats carries along what each addition loses."""
 
 
-def layer_costs(sides: Sides, choices: Mapping[str, int]) -> dict[str, OpCost]:
-    """The cost of each fused op, by its name."""
-    return {op.name: op_cost(sides.rank_by_op[op.name], op, choices[op.name]) for op in sides.experts.layer.ops}
+class Addend(NamedTuple):
+    """A term that the choices of few ops decide.
+
+    Attributes:
+        name: Of the op; or of the tensor that is moved.
+        ops: Whose choices decide, by name: the op itself; or the op that leaves the tensor, and those that read it.
+        price: Its figures on both sides of a GPU under these choices: an `OpCost`; or seconds of the redistribution to
+            each op that reads the tensor.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    price: Callable[[Sides, Choices], tuple[Any, ...]]
 
 
-def layer_s(sides: Sides, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> float:
-    """Seconds of a layer; what it leaves is moved to a next one of its own group."""
-    incoming_s = dict.fromkeys(costs, 0.0)
-    rank, one_mesh = sides.experts, sides.attention is sides.experts and sides.experts.cp == 1
-    for tensor in rank.layer.tensors:
-        ends = tuple([choices[name] for name in tensor.ends])
-        if one_mesh:  # as `Sides.moves_s` has it, without asking per tensor: this is a search's innermost loop
-            for name, move in zip(tensor.consumers, moves(rank.layer, tensor, ends), strict=True):
-                incoming_s[name] += move_s(rank, move)
-        else:
-            for name, seconds in zip(tensor.consumers, sides.moves_s(tensor, ends), strict=True):
-                incoming_s[name] += seconds
-    return sum([cost.kernel_s + (incoming_s[name] + cost.collective_s) for name, cost in costs.items()])
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerSum:
+    """A layer as a sum.
+
+    Attributes:
+        layer: Of which ops.
+        costs: The addend of each op, in order.
+        moves: The addend of each tensor, in order.
+        waiting: Of each tensor, the places of the ops that read it.
+    """
+
+    layer: Layer
+    costs: tuple[Addend, ...]
+    moves: tuple[Addend, ...]
+    waiting: tuple[tuple[int, ...], ...]
+
+    @property
+    def addends(self) -> tuple[Addend, ...]:
+        """Costs, then moves."""
+        return self.costs + self.moves
+
+    def time_s(self, costs: Sequence[Any], moves: Sequence[Any]) -> Any:
+        """Seconds of the layer: op after op, each waits for its inputs and has its kernels and collectives.
+
+        What the layer leaves is moved to a next one like it.
+
+        Args:
+            costs: Of each op seconds of kernels, then of collectives; more is not looked at.
+            moves: Of each tensor seconds for each op that reads it.
+        """
+        waits: list[Any] = [0.0] * len(self.costs)
+        for ops, parts in zip(self.waiting, moves, strict=True):
+            for op, part_s in zip(ops, parts):  # noqa: B905 arrays have room for the tensor with most readers
+                waits[op] = waits[op] + part_s
+        return add_up([cost[0] + (wait_s + cost[1]) for cost, wait_s in zip(costs, waits, strict=True)])
+
+
+@lru_cache(maxsize=256)
+def layer_sum(layer: Layer) -> LayerSum:
+    """A layer as a sum."""
+    places = {name: at for at, name in enumerate(layer.op_by_name)}
+    return LayerSum(
+        layer,
+        tuple(Addend(op.name, (op.name,), partial(_cost, op)) for op in layer.ops),
+        tuple(Addend(tensor.name, tensor.ends, partial(_moves_s, tensor)) for tensor in layer.tensors),
+        tuple(tuple(places[name] for name in tensor.consumers) for tensor in layer.tensors),
+    )
+
+
+class Priced(NamedTuple):
+    """What the addends of a layer come to.
+
+    Attributes:
+        costs: Of each op.
+        moves: Of each tensor, seconds for each op that reads it.
+    """
+
+    costs: list[OpCost]
+    moves: list[tuple[float, ...]]
+
+
+class GroupSum(NamedTuple):
+    """One layer of a group of a model's layers as a sum over a strategy's dims.
+
+    Attributes:
+        layer: The sum.
+        place: Of each op, by name, where its choice stands in `Strategy.dims`.
+        places: Of each addend, where its choices stand there.
+        picks: What takes them out.
+    """
+
+    layer: LayerSum
+    place: Mapping[str, int]
+    places: tuple[tuple[int, ...], ...]
+    picks: tuple[Pick, ...]
+
+    def priced(self, sides: Sides, dims: Choices) -> Priced:
+        """Figures of all addends under a strategy's dims; those that are known of this GPU are not priced again."""
+        known = sides.known
+        found: list[Any] = []
+        for at, pick in enumerate(self.picks):
+            choices = pick(dims)
+            figures = known.get((at, choices))
+            if figures is None:
+                figures = known[at, choices] = self.layer.addends[at].price(sides, choices)
+            found.append(figures)
+        ops = len(self.layer.costs)
+        return Priced(found[:ops], found[ops:])
+
+
+@lru_cache(maxsize=64)
+def group_sums(workload: Workload) -> tuple[GroupSum, ...]:
+    """One layer of each group of a model's layers."""
+    found: list[GroupSum] = []
+    for index, group in enumerate(workload.model.groups):
+        place = {dim.op.name: at for at, dim in enumerate(dims_of(workload)) if index in dim.groups}
+        layer = layer_sum(layer_of(group))
+        places = tuple(tuple(place[op] for op in addend.ops) for addend in layer.addends)
+        found.append(GroupSum(layer, place, places, tuple(map(_pick, places))))
+    return tuple(found)
+
+
+def _pick(places: Sequence[int]) -> Pick:
+    if len(places) == 1:
+        return operator.itemgetter(slice(places[0], places[0] + 1))  # of one alone, as a tuple too
+    return operator.itemgetter(*places)
+
+
+def _cost(op: FusedOp, sides: Sides, choices: Choices) -> OpCost:
+    return op_cost(sides.rank_by_op[op.name], op, choices[0])
+
+
+def _moves_s(tensor: Tensor, sides: Sides, choices: Choices) -> tuple[float, ...]:
+    return sides.moves_s(tensor, choices)
+
+
+def add_up(terms: Sequence[Any]) -> Any:
+    """What Python's `sum` makes of floats; of arrays, the same at each place.
+
+    >>> add_up([0.1] * 10) == sum([0.1] * 10), (add_up([np.full(2, 0.1)] * 10) == sum([0.1] * 10)).tolist()
+    (True, [True, True])
+    """
+    if not _COMPENSATED or not _arrays(terms):
+        return sum(terms)
+    total, lost = np.zeros(()), np.zeros(())
+    for term in terms:
+        more = total + term
+        larger = np.abs(total) >= np.abs(term)
+        lost = lost + (np.where(larger, total, term) - more + np.where(larger, term, total))
+        total = more
+    return total + lost
+
+
+def larger(some: Any, others: Any) -> Any:
+    """The larger of two floats; of arrays, at each place."""
+    if _arrays((some, others)):
+        return np.maximum(some, others)
+    return max(some, others)
+
+
+def _arrays(terms: Sequence[Any]) -> bool:
+    return any(isinstance(term, np.ndarray) for term in terms)

@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.ops.layers import layer_of
 from sim.workload import Workload
 
+Pair = tuple[int, int]
+"""A group of layers, and one of which a layer follows."""
+
 
 class Stage(NamedTuple):
-    """Pipeline stages that are alike.
+    """Pipeline stages that are alike; or such of many pipelines, with arrays for counts and flags.
 
     Attributes:
         layers: Layers of each group of the model.
-        meetings: (group, group that follows, how often) where a layer leaves the residual stream to one of another
-            group, the next stage's first layer included; empty where it lies alike in all groups.
+        meetings: How often a layer leaves the residual stream to one of another group, the next stage's first layer
+            included; empty where it lies alike in all groups.
         first: Whether it has the embedding.
         last: Whether it has the LM head.
+        vocabularies: How often it holds the vocabulary: as the embedding, and as the LM head unless they are one.
     """
 
-    layers: tuple[int, ...]
-    meetings: tuple[tuple[int, int, int], ...]
-    first: bool
-    last: bool
+    layers: tuple[Any, ...]
+    meetings: tuple[tuple[Pair, Any], ...]
+    first: Any
+    last: Any
+    vocabularies: Any
 
     def covers(self, other: Stage) -> bool:
         """Whether the other has nothing that this one has not."""
@@ -47,8 +52,10 @@ def pipeline(workload: Workload, pp: int) -> tuple[Stage, ...]:
     for index, count in enumerate(counts):
         mine = model.order[start : start + count]
         met = Counter(pair for pair in pairwise(model.order[start : start + count + 1]) if pair[0] != pair[1])
-        meetings = tuple((*pair, often) for pair, often in sorted(met.items())) if meet(workload) else ()
-        found.add(Stage(tuple(mine.count(group) for group in groups), meetings, index == 0, index == len(counts) - 1))
+        meetings = tuple(sorted(met.items())) if meet(workload) else ()
+        first, last = index == 0, index == len(counts) - 1
+        vocabularies = 1 if first and last and model.tied_embeddings else first + last
+        found.add(Stage(tuple(mine.count(group) for group in groups), meetings, first, last, vocabularies))
         start += count
     return tuple(sorted(each for each in found if not any(other != each and other.covers(each) for other in found)))
 

@@ -1,8 +1,15 @@
-"""One step of one pipeline stage under a strategy's choices: seconds and bytes. All that is priced comes by here."""
+"""One step through the stages of a pipeline, stated once: what a stage adds up in seconds and bytes.
+
+A stage has so many layers of each group (`sim.step.layer`), the ways of the residual stream between groups, perhaps an
+end of the model, and hands the stream on. Sums take floats or arrays: one strategy is `price_step`; `sim.batched` and
+the exact optimum ask for the same sums over arrays.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from sim.evaluation import Memory, StageBreakdown
@@ -12,10 +19,43 @@ from sim.prices.mesh import stage_pair
 from sim.step.costs import sent_on_bytes
 from sim.step.drafting import draft_of
 from sim.step.ends import ends_s, head_activation_bytes, vocabulary_bytes
-from sim.step.layer import layer_costs, layer_s
-from sim.step.pipeline import Stage, pipeline
+from sim.step.layer import GroupSum, add_up, group_sums, larger
+from sim.step.pipeline import Pair, Stage, meet, pipeline
 from sim.step.two_meshes import Sides, meeting
 from sim.workload import Workload
+
+
+class StepSum(NamedTuple):
+    """A step as a sum over a strategy's dims.
+
+    Attributes:
+        groups: One layer of each group of the model's layers.
+        meetings: Where the choices stand in `Strategy.dims` that `meeting_s` depends on, of groups that may meet.
+        end: The group in whose placement the residual stream comes from the embedding and reaches the LM head.
+        leaves: Where the choice of its last op stands.
+    """
+
+    groups: tuple[GroupSum, ...]
+    meetings: Mapping[Pair, tuple[int, ...]]
+    end: int
+    leaves: int
+
+
+@lru_cache(maxsize=64)
+def step_sum(workload: Workload) -> StepSum:
+    """A step of a workload as a sum."""
+    groups, order = group_sums(workload), workload.model.order
+    pairs = sorted({pair for pair in pairwise(order) if pair[0] != pair[1]}) if meet(workload) else []
+    streams = [group.layer.layer.stream for group in groups]
+    meetings = {
+        (left, right): (
+            *[groups[left].place[op] for op in streams[left].ends],
+            *[groups[right].place[op] for op in streams[right].consumers],
+        )
+        for left, right in pairs
+    }
+    end = order[-1]
+    return StepSum(groups, meetings, end, groups[end].place[streams[end].producer])
 
 
 class Step(NamedTuple):
@@ -24,79 +64,108 @@ class Step(NamedTuple):
     Attributes:
         stage: Seconds of the slowest stage, by part.
         memory: Bytes of the fullest stage, by kind.
-        costs: Of each fused op of one layer, by name, per group of layers.
+        costs: Of each fused op of one layer, in order, per group of layers.
     """
 
     stage: StageBreakdown
     memory: Memory
-    costs: tuple[Mapping[str, OpCost], ...]
+    costs: tuple[list[OpCost], ...]
 
 
-def price_step(stack: Sequence[Sides], pp: int, choices: Sequence[Mapping[str, int]]) -> Step:
+def price_step(stack: Sequence[Sides], pp: int, dims: tuple[int, ...]) -> Step:
     """Prices one step of one microbatch.
 
-    The searched strategy in every phase, the exact optimum (by the same terms, tabulated) and the validation against
-    measured serving runs all come by here.
+    The searched strategy in every phase and the validation against measured serving runs come by here.
 
     Args:
         stack: The busiest GPU and what is in the step, per group of the model's layers.
-        pp: Pipeline stages.
-        choices: One per fused op, by name, per group.
+        pp: Pipeline stages. Without a pipeline one stage holds embedding and LM head; with one, every stage sends its
+            residual stream on.
+        dims: Choices, as a strategy has them.
     """
-    costs = tuple([layer_costs(*each) for each in zip(stack, choices, strict=True)])
-    layers_s = tuple([layer_s(*each) for each in zip(stack, choices, costs, strict=True)])
+    workload = stack[0].experts.workload
+    step, stages = step_sum(workload), pipeline(workload, pp)
+    priced = [group.priced(sides, dims) for group, sides in zip(step.groups, stack, strict=True)]
+    layers_s = [group.layer.time_s(*each) for group, each in zip(step.groups, priced, strict=True)]
+    met: dict[Pair, float] = {}
+    for pair in {pair for stage in stages for pair, _ in stage.meetings}:
+        met[pair] = meeting_s(stack, pair, tuple([dims[place] for place in step.meetings[pair]]))
+    ends = end_seconds(stack[step.end], pp, dims[step.leaves])
+    slowest = None
+    for stage in stages:
+        between_s = inside_s(stage, layers_s, met)
+        total_s = between_s + at_ends_s(stage, ends) + ends.send_s
+        if slowest is None or total_s > slowest[0]:
+            slowest = (total_s, between_s, stage)
+    assert slowest is not None
+    total_s, between_s, stage = slowest
+    layers = sum(stage.layers)  # none, where there are more stages than layers
+    mean_s = layers_s[0] if len(layers_s) == 1 else between_s / max(layers, 1)
+    head_s = ends.last_s - ends.draft_s if ends.draft_s else ends.last_s
+    breakdown = StageBreakdown(
+        layers, mean_s, ends.first_s, head_s, ends.send_s, total_s, stage.layers, tuple(layers_s), ends.draft_s
+    )
+    costs = tuple([each.costs for each in priced])
     memory = memory_bytes(
         stack,
         pp,
-        layer_weight_bytes=[sum([cost.weight_bytes for cost in each.values()]) for each in costs],
-        layer_kv_bytes=[sum([cost.kv_bytes for cost in each.values()]) for each in costs],
-        peak_op_bytes=max([cost.activation_bytes for each in costs for cost in each.values()]),
+        layer_weight_bytes=[add_up([cost.weight_bytes for cost in each]) for each in costs],
+        layer_kv_bytes=[add_up([cost.kv_bytes for cost in each]) for each in costs],
+        peak_op_bytes=max([cost.activation_bytes for each in costs for cost in each]),
     )
-    return Step(stage_time(stack, pp, layers_s, choices), memory, costs)
+    return Step(breakdown, memory, costs)
 
 
-def meeting_s(left: Sides, right: Sides, choices: Mapping[str, int], next_choices: Mapping[str, int]) -> float:
-    """What it takes longer to move the residual stream to a layer of another group than to one of its own; or less."""
-    own, its = left.experts.layer.stream, right.experts.layer.stream
-    own_s = sum(left.moves_s(own, tuple([choices[name] for name in own.ends])))
-    ends = (choices[own.producer], *[next_choices[name] for name in its.consumers])
-    return meeting(left, right).moves_s(ends) - own_s
+# --- seconds ------------------------------------------------------------------------------------------
 
 
-# --- stages -------------------------------------------------------------------------------------------
+class EndSeconds(NamedTuple):
+    """Seconds of the ends of the model and between stages, or arrays of them.
+
+    Attributes:
+        first_s: Of the embedding.
+        last_s: Of the LM head and the draft.
+        send_s: In which a stage sends its residual stream on; 0 without a pipeline.
+        draft_s: Of the draft, in `last_s`.
+    """
+
+    first_s: Any
+    last_s: Any
+    send_s: Any
+    draft_s: float = 0.0
 
 
-def stage_time(
-    stack: Sequence[Sides], pp: int, layers_s: Sequence[float], choices: Sequence[Mapping[str, int]]
-) -> StageBreakdown:
-    """Seconds of the slowest pipeline stage for one microbatch.
+def inside_s(stage: Stage, layers_s: Sequence[Any], meetings_s: Mapping[Pair, Any]) -> Any:
+    """Seconds of a stage between the model's ends, for one microbatch.
+
+    Args:
+        stage: Of one pipeline, or of many.
+        layers_s: Of one layer of each group.
+        meetings_s: Extra seconds of the residual stream's way from one group to another.
+    """
+    seconds = add_up([count * each_s for count, each_s in zip(stage.layers, layers_s, strict=True)])
+    for pair, often in stage.meetings:
+        seconds = seconds + often * meetings_s[pair]
+    return seconds
+
+
+def at_ends_s(stage: Stage, ends: EndSeconds) -> Any:
+    """Seconds of the ends of the model that a stage has."""
+    return stage.first * ends.first_s + stage.last * ends.last_s
+
+
+def meeting_s(stack: Sequence[Sides], pair: Pair, choices: tuple[int, ...]) -> float:
+    """What it takes longer to move the residual stream to a layer of another group than to one of its own; or less.
 
     Args:
         stack: As of `price_step`.
-        pp: Pipeline stages. Without a pipeline one stage holds embedding and LM head; with one, every stage sends its
-            residual stream on.
-        layers_s: Seconds of one layer of each group.
-        choices: As of `price_step`.
+        pair: The groups.
+        choices: At both ends of the stream of the first one; of the ops that read it in the other.
     """
-    end = end_of(stack)
-    last = choices[end_group(stack)][end.experts.layer.stream.producer]
-    rank, draft_s = end.experts, draft_of(end).time_s
-    first_s, last_s = model_ends_s(end, last)
-    send_recv_s = stream_send_s(rank, pp, last)
-    slowest: tuple[float, float, Stage] | None = None
-    for stage in pipeline(rank.workload, pp):
-        inside_s = sum([count * each_s for count, each_s in zip(stage.layers, layers_s, strict=True)])
-        for left, right, often in stage.meetings:
-            inside_s += often * meeting_s(stack[left], stack[right], choices[left], choices[right])
-        total_s = inside_s + stage_ends_s(stage, first_s, last_s) + send_recv_s
-        if slowest is None or total_s > slowest[0]:
-            slowest = (total_s, inside_s, stage)
-    assert slowest is not None
-    total_s, inside_s, stage = slowest
-    layers = sum(stage.layers)  # none, where there are more stages than layers
-    mean_s = layers_s[0] if len(layers_s) == 1 else inside_s / max(layers, 1)
-    ends = (first_s, last_s - draft_s if draft_s else last_s)
-    return StageBreakdown(layers, mean_s, *ends, send_recv_s, total_s, stage.layers, tuple(layers_s), draft_s)
+    left, right = (stack[group] for group in pair)
+    stream = left.experts.layer.stream
+    own, other = choices[: len(stream.ends)], choices[len(stream.ends) :]
+    return meeting(left, right).moves_s((own[0], *other)) - sum(left.moves_s(stream, own))
 
 
 def end_group(stack: Sequence[Sides]) -> int:
@@ -109,32 +178,85 @@ def end_of(stack: Sequence[Sides]) -> Sides:
     return stack[end_group(stack)]
 
 
-def model_ends_s(end: Sides, last_choice: int) -> tuple[float, float]:
-    """Seconds of the embedding, and of the LM head and the draft, which the last stage has."""
-    first_s, last_s = ends_s(end, last_choice)
-    return first_s, last_s + draft_of(end).time_s
+def end_seconds(end: Sides, pp: int, last_choice: int) -> EndSeconds:
+    """Seconds around layers whose last op leaves the residual stream under a choice."""
+    key = ("ends", pp, last_choice)
+    found = end.known.get(key)
+    if found is None:
+        (first_s, last_s), draft_s = ends_s(end, last_choice), draft_of(end).time_s
+        send_s = _stream_send_s(end.experts, pp, last_choice) if pp > 1 else 0.0
+        found = end.known[key] = EndSeconds(first_s, last_s + draft_s, send_s, draft_s)
+    return found
 
 
-def stage_ends_s(stage: Stage, first_s: Any, last_s: Any) -> Any:
-    """Seconds of the ends of the model that a stage has; floats or arrays."""
-    if stage.first and stage.last:
-        return first_s + last_s
-    return (first_s if stage.first else 0.0) + (last_s if stage.last else 0.0)
-
-
-def stream_send_s(rank: Rank, pp: int, last_choice: int) -> float:
-    """Seconds in which a stage sends its residual stream on; 0 without a pipeline."""
-    if pp == 1:
-        return 0.0
+def _stream_send_s(rank: Rank, pp: int, last_choice: int) -> float:
     hardware = rank.workload.hardware
-    return stage_send_s(
-        hardware,
-        stage_pair(rank.tp, rank.ep, pp, *hardware.tiers),
-        sent_on_bytes(rank, last_choice),
+    return stage_send_s(hardware, stage_pair(rank.tp, rank.ep, pp, *hardware.tiers), sent_on_bytes(rank, last_choice))
+
+
+# --- bytes --------------------------------------------------------------------------------------------
+
+
+class Base(NamedTuple):
+    """What a GPU holds whatever the choices, in bytes; or arrays.
+
+    Attributes:
+        stream: The residual stream.
+        head: Activations at the LM head.
+        vocabulary: The embedding, or the LM head.
+        draft_weights, draft_kv: Of the draft.
+    """
+
+    stream: Any
+    head: Any
+    vocabulary: Any
+    draft_weights: Any
+    draft_kv: Any
+
+
+def base_of(stack: Sequence[Sides]) -> Base:
+    """What a GPU holds whatever the choices."""
+    end = end_of(stack)
+    draft = draft_of(end)
+    return Base(
+        max([sides.stream_bytes() for sides in stack]),
+        head_activation_bytes(end.attention),
+        vocabulary_bytes(end.attention),
+        draft.weight_bytes,
+        draft.kv_bytes,
     )
 
 
-# --- memory -------------------------------------------------------------------------------------------
+def stage_bytes(
+    stage: Stage, pp: Any, layer_weights: Sequence[Any], layer_kv: Sequence[Any], base: Base
+) -> tuple[Any, Any]:
+    """Weights and KV cache of a stage.
+
+    Args:
+        stage: Floats or arrays.
+        pp: Pipeline stages; as many microbatches are in flight, each with its KV cache.
+        layer_weights: Of one layer of each group.
+        layer_kv: Of one layer of each group and one microbatch.
+        base: What is held besides.
+    """
+    ends = stage.vocabularies * base.vocabulary + stage.last * base.draft_weights
+    weights = add_up([count * each for count, each in zip(stage.layers, layer_weights, strict=True)]) + ends
+    kv = add_up([count * pp * each for count, each in zip(stage.layers, layer_kv, strict=True)])
+    return weights, kv + pp * (stage.last * base.draft_kv)
+
+
+def working_bytes(workload: Workload, base: Base, peak_op_bytes: Any) -> tuple[Any, Any]:
+    """Activations and overhead.
+
+    Args:
+        workload: An engine sets something aside, which holds its activations too.
+        base: What is held whatever the choices.
+        peak_op_bytes: Largest inputs plus output of any op of any layer.
+    """
+    activations = base.stream + larger(peak_op_bytes, base.head)
+    if workload.engine is None:
+        return activations, workload.hardware.overhead_bytes
+    return activations, larger(0.0, workload.engine.memory.runtime_bytes - activations)
 
 
 def memory_bytes(
@@ -145,53 +267,16 @@ def memory_bytes(
     layer_kv_bytes: Sequence[float],
     peak_op_bytes: float,
 ) -> Memory:
-    """Bytes on a GPU of the fullest stage.
-
-    Args:
-        stack: As of `price_step`.
-        pp: Pipeline stages; as many microbatches are in flight, each with its KV cache.
-        layer_weight_bytes: Weights of one layer of each group.
-        layer_kv_bytes: KV cache or state of one layer of each group and one microbatch.
-        peak_op_bytes: Largest inputs plus output of any op of any layer.
-    """
-    end = end_of(stack)
-    workload = end.attention.workload
-    stream = max([sides.stream_bytes() for sides in stack])
-    activations = stream + max(peak_op_bytes, head_activation_bytes(end.attention))
-    overhead = workload.hardware.overhead_bytes
-    if workload.engine is not None:  # what an engine sets aside holds its activations too
-        overhead = max(0.0, workload.engine.memory.runtime_bytes - activations)
+    """Bytes on a GPU of the fullest stage; see `stage_bytes` and `working_bytes`."""
+    workload, base = stack[0].experts.workload, base_of(stack)
+    working = working_bytes(workload, base, peak_op_bytes)
     stages = [
-        Memory(
-            weights=sum([n * each for n, each in zip(stage.layers, layer_weight_bytes, strict=True)])
-            + end_weight_bytes(end, stage),
-            kv_cache=sum([n * pp * each for n, each in zip(stage.layers, layer_kv_bytes, strict=True)])
-            + pp * end_kv_bytes(end, stage),
-            activations=activations,
-            overhead=overhead,
-        )
+        Memory(*stage_bytes(stage, pp, layer_weight_bytes, layer_kv_bytes, base), *working)
         for stage in pipeline(workload, pp)
     ]
     if len(stages) == 1:
         return stages[0]
     return max(stages, key=lambda memory: needed_and_allowed_bytes(workload, memory)[0])
-
-
-def vocabularies(workload: Workload, stage: Stage) -> int:
-    """How often a stage holds the vocabulary: as the embedding, and as the LM head unless they are one."""
-    both = stage.first and stage.last
-    return 1 if both and workload.model.tied_embeddings else stage.first + stage.last
-
-
-def end_weight_bytes(end: Sides, stage: Stage) -> float:
-    """Weights of the ends of the model that a stage has, and of the draft."""
-    held = vocabularies(end.attention.workload, stage) * vocabulary_bytes(end.attention)
-    return held + draft_of(end).weight_bytes if stage.last else held
-
-
-def end_kv_bytes(end: Sides, stage: Stage) -> float:
-    """Cache of the draft for one microbatch, where a stage has it."""
-    return draft_of(end).kv_bytes if stage.last else 0.0
 
 
 def needed_and_allowed_bytes(workload: Workload, memory: Memory) -> tuple[float, float]:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import Any
 
 from sim.layers.choices import rule
 from sim.layers.ops import Layer, Tensor
@@ -34,13 +35,13 @@ class Sides:
 
     Attributes:
         rank_by_op: The side on which an op runs, by its name.
-        ends: Seconds of the embedding and of the LM head that are known, by the choice of the layer's last op.
+        known: What addends of a step are known to come to, by what decides them.
     """
 
     attention: Rank
     experts: Rank
     rank_by_op: Mapping[str, Rank]
-    ends: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
+    known: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any])
 
     @property
     def ranks(self) -> tuple[Rank, ...]:

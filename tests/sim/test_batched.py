@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim import batched, batched_layers
+from sim import batched
 from sim.batched import Strategies, evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.described import Description, described_workload
@@ -19,6 +19,7 @@ from sim.layers.mixers import GroupedAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Model
 from sim.optimum.spaces import extended_space, space_of
 from sim.simulate import evaluate
+from sim.step.layer import add_up
 from sim.strategy import Strategy
 from sim.validate import StrategyError
 from sim.workload import Speculation
@@ -120,10 +121,11 @@ def test_degrees_that_divide_nothing_agree(toy_moe, toy_dense):
 
 
 def test_a_batch_agrees_whatever_was_asked_before(moe, monkeypatch):
-    """Tables are made anew when there are too many."""
-    monkeypatch.setattr(batched, "_MOST_ROWS", 40)
+    """Where tables have no room for all, some are made anew."""
+    monkeypatch.setattr(batched, "_TABLE_BYTES", 1)
+    moe = replace(moe)  # whose tables nobody has made yet
     rng = np.random.default_rng(1)
-    strategies = [space_of(moe).sample(rng) for _ in range(30)]
+    strategies = [space_of(moe).sample(rng) for _ in range(90)]
     agree(moe, strategies)
     agree(moe, [space_of(moe).sample(rng) for _ in range(30)] + strategies[:5])
     agree(moe, strategies)
@@ -175,7 +177,7 @@ def test_none_at_all_is_refused(toy_moe):
 
 @given(st.lists(st.lists(st.floats(-1e15, 1e15), min_size=12, max_size=12), min_size=1, max_size=5))
 def test_rows_add_up_as_python_adds_them(rows):
-    assert batched_layers.python_sum(np.array(rows)).tolist() == [sum(row) for row in rows]
+    assert add_up(list(np.array(rows).T)).tolist() == [sum(row) for row in rows]
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, 1e-17, math.log(3), 2e16]), min_size=9, max_size=9), min_size=1))
