@@ -27,6 +27,7 @@ from raysearch.export.render import Call, Command, Name, Variable, python_text, 
 from raysearch.files import write_together
 from sim.config.catalog import load_model
 from sim.layers.heuristics import megatron_dims
+from sim.layers.model import Published
 from sim.strategy import Strategy
 from sim.workload import Speculation, Workload
 from tests.raysearch.export.test_engines import served
@@ -107,7 +108,7 @@ def deployment(target: str, path: str, model: str) -> Deployment:
     """A deployment over two nodes with a draft model, all of whose names are given."""
     known = {"dynamo": "vllm", "llm-d": "vllm", "jax": "dense", "dtensor": "dense"}
     workload = workloads()[known.get(target, target)]
-    draft = replace(load_model("qwen3_32b"), name=model)
+    draft = replace(load_model("qwen3_32b"), name=model, published=Published())
     workload = replace(workload, model=replace(workload.model, name=model))
     if target not in ("megatron", "jax", "dtensor"):
         workload = replace(workload, speculation=Speculation(2, (0.8, 0.6), draft))
