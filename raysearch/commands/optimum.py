@@ -39,17 +39,21 @@ def show_optimum(
     against: Annotated[
         bool, typer.Option("--against", help="Compare heuristics, the paper's and the joint space, and each extension.")
     ] = False,
+    landscape: Annotated[
+        bool, typer.Option(help="Count the feasible strategies too, and how fast they are, where they can be added up.")
+    ] = True,
     fresh: Annotated[bool, typer.Option("--fresh", help="Search again even if the optimum is in the cache.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the exact optimum over every strategy of a workload, and how its landscape lies.
 
-    Exits with 3 where nothing is feasible.
+    The best strategy is printed as soon as it is known, what lies beside it after it. Exits with 3 where nothing is
+    feasible.
 
     \b
     Examples:
       raysearch optimum -w gpt_moe_1_2t_16k
-      raysearch optimum -w my_workload.toml --hardware h100_sxm --json
+      raysearch optimum -w my_workload.toml --hardware h100_sxm --no-landscape --json
       raysearch optimum -w gpt_moe_1_2t_16k --space paper --batch any
       raysearch optimum -w gpt_moe_1_2t_1m --space extended
       raysearch optimum -w gpt_moe_1_2t_1m --against
@@ -65,16 +69,22 @@ def show_optimum(
                 bests[name] = best_of_space(workload, name, progress, fresh=fresh)
         _show_spaces(workload, bests, as_json=as_json)
         return
-    if can_be_added_up(space_of(workload)):
-        with stepping(f"exact optimum of {workload.name}") as progress:
-            yardstick = find_yardstick(workload, progress, fresh=fresh)
-        best, found = yardstick.strategy, _landscape(yardstick)
-    else:
+    space = space_of(workload)
+    added_up = landscape and can_be_added_up(space)
+    found: dict[str, Any] = {}
+    best: Strategy | None = None
+    if not (added_up and as_json):
         with stepping(f"exact optimum of {workload.name}") as progress:
             space_best = best_of_space(workload, workload.space, progress, fresh=fresh)
-        best, found = space_best.strategy, {**asdict(space_best)}
+        best, found = space_best.strategy, asdict(space_best)
+        if not as_json:
+            _print_best(workload, best)
+    if added_up:
+        with stepping(f"landscape of {workload.name}") as progress:
+            yardstick = find_yardstick(workload, progress, fresh=fresh)
+        best, found = yardstick.strategy, _landscape(yardstick)
     evaluation = evaluate(workload, best) if best else None
-    found["distinct_size"] = space_of(workload).distinct_size
+    found["distinct_size"] = space.distinct_size
     figure = evaluation.tokens_per_s_per_gpu if evaluation else 0.0
     with stepping(f"best of {workload.name} in another format") as progress:
         slow = slow_precision(
@@ -86,7 +96,7 @@ def show_optimum(
     if as_json:
         print_json(_as_dict(workload, found, evaluation, warnings))
     else:
-        _print(workload, found, evaluation)
+        _print_beside(workload, found)
         for warning in warnings:
             print(f"Warning: {warning}")
     if evaluation is None:
@@ -174,21 +184,30 @@ def _as_dict(
     return {**told, **{key: value for key, value in found.items() if key not in ("tokens_per_s_per_gpu", "strategy")}}
 
 
-def _print(workload: Workload, found: dict[str, Any], evaluation: Evaluation | None) -> None:
-    from raysearch.tables import explanation, plain_table, printer
+def _print_best(workload: Workload, best: Strategy | None) -> None:
+    """Prints the best strategy at once, whatever is worked out after it."""
+    from raysearch.tables import explanation, printer
+
+    if best is None:
+        print(f"No strategy of {workload.name} is feasible.", flush=True)
+        return
+    console = printer()
+    console.print(*explanation(workload, evaluate(workload, best)), sep="\n")
+    console.file.flush()
+
+
+def _print_beside(workload: Workload, found: dict[str, Any]) -> None:
+    """Prints what the best strategy was found among."""
+    from raysearch.tables import plain_table, printer
 
     console = printer()
     if "feasible_count" in found:
-        how = f"{found['feasible_count']:,} feasible ({found['feasible_share']:.3%})"
+        how = f"{found['feasible_count']:,} feasible ({found['feasible_share']:.3%}), all added up"
     else:
         how = f"{found['opened']:,} of {found['tuples']:,} tuples of degrees and batch added up, the others ruled out"
     differ = f"{found['distinct_size']:,} that differ"
     size = f"{found['space_size']:,} strategies of the space {workload.space!r} ({differ})"
-    console.print(f"{size}, {how}, searched in {found['wall_s']:.1f} s")
-    if evaluation is None:
-        console.print(f"No strategy of {workload.name} is feasible.")
-        return
+    console.print(f"{size}, {how} in {found['wall_s']:.1f} s")
     if quantiles := found.get("quantiles"):
         rows = [(f"{float(share):.4%}", f"{value:,.2f}") for share, value in quantiles.items()]
         console.print(plain_table("Feasible strategies at or below", ("share", "tokens/s/GPU"), rows))
-    console.print(*explanation(workload, evaluation), sep="\n")

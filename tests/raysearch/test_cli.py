@@ -134,6 +134,9 @@ def test_optimum_tells_the_exact_best(raysearch: Command, tiny_workload: Path) -
     assert {"tokens_per_s_per_gpu", "strategy", "space_size", "feasible_share", "wall_s"} <= told.keys()
     assert set(told["strategy"]) == {"tp", "ep", "pp", "batch", "dims"}
     assert told["space_size"] == told["distinct_size"] == 16 * 3**12  # with tp 2 and 4 every choice matters
+    few = json.loads(raysearch("optimum", "--workload", tiny_workload, "--no-landscape", "--json").stdout)
+    assert "quantiles" not in few
+    assert few["tokens_per_s_per_gpu"] == pytest.approx(told["tokens_per_s_per_gpu"], rel=1e-12)
     again = raysearch("optimum", "--workload", tiny_workload)
     assert f"{told['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU" in again.stdout
 
