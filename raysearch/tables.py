@@ -15,6 +15,7 @@ from rich.text import Text
 from raysearch.files import degrees_text
 from sim.evaluation import Evaluation, OpBreakdown
 from sim.nearness import near_limits
+from sim.serving.phases import phase_of
 from sim.step.pipeline import stage_layers
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -106,12 +107,12 @@ def _headline(workload: Workload, evaluation: Evaluation) -> Text:
 
 
 def _latencies(workload: Workload, evaluation: Evaluation) -> str:
-    told = ""
-    if workload.phase != "prefill":
+    told, phase = "", phase_of(workload)
+    if phase.decodes:
         low_s, high_s = evaluation.tpot_interval_s
         told += f", {evaluation.tpot_s * 1e3:.2f} ms per output token{_allowed(workload.tpot_slo_s)}"
         told += f", with 90 % confidence {low_s * 1e3:.1f} to {high_s * 1e3:.1f} ms"
-    if workload.phase != "decode":
+    if phase.prefills:
         low_s, high_s = evaluation.ttft_interval_s
         told += f", {evaluation.ttft_s * 1e3:.0f} ms to the first token{_allowed(workload.ttft_slo_s)}"
         told += f", with 90 % confidence {low_s * 1e3:.0f} to {high_s * 1e3:.0f} ms"
@@ -126,7 +127,7 @@ def _served_how(workload: Workload) -> str:
     """Phase, traffic, engine and precisions, in words."""
     curves, precisions = workload.hardware.curves, workload.precisions
     lengths = f"{workload.context_tokens:,} tokens of context"
-    if workload.phase != "decode":
+    if phase_of(workload).prefills:
         lengths = f"prompts of {workload.prompt_tokens:,} tokens, answers of {workload.output_tokens:,}"
     drafted = f"; {workload.speculation}" if workload.speculation else ""
     engine = f"engine {workload.engine.name}" if workload.engine else "the bare machine, no engine's own time"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sim.evaluation import Evaluation, Violation
 from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp
-from sim.serving.phases import Pace, batching, most_sequences
+from sim.serving.phases import Pace, batching, most_sequences, phase_of
 from sim.simulate import OWN_SPACES, ROUNDING, degree_limits, evaluate
 from sim.step.costs import op_cost, token_rows
 from sim.step.layer import add_up
@@ -453,6 +453,7 @@ class _Terms:
     def figures(self, columns: Strategies) -> tuple[NDArray[Any], ...]:
         """The figures of `Evaluations`, in its order, of `block` strategies at most."""
         workload, places = self._workload, self._places(columns.dims)
+        phase = phase_of(workload)
         steps = self._steps(columns, columns.batch, places)
         over, waits = steps.needed_bytes > steps.allowed_bytes, columns.batch > steps.most
         excess = [
@@ -462,11 +463,11 @@ class _Terms:
             _excess(columns.batch, steps.most, waits),
         ]
         run = steps
-        if workload.phase == "serve" and (over | waits).any():
+        if phase.mixes and (over | waits).any():
             run = self._rerun(columns, steps, places)
         times, zeros = batching(workload, 1, 1).times, np.zeros(len(columns))
-        tpot_s = zeros if workload.phase == "prefill" else run.pace.tpot_s(times, run.decode_s, run.mixed_s)
-        ttft_s = zeros if workload.phase == "decode" else run.pace.ttft_s(times, run.decode_s, run.mixed_s)
+        tpot_s = run.pace.tpot_s(times, run.decode_s, run.mixed_s) if phase.decodes else zeros
+        ttft_s = run.pace.ttft_s(times, run.decode_s, run.mixed_s) if phase.prefills else zeros
         for latency_s, limit_s in ((tpot_s, workload.tpot_limit_s), (ttft_s, workload.ttft_limit_s)):
             excess.append(_excess(latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING)))
         step_s = run.pace.step_s(times, run.decode_s, run.mixed_s)

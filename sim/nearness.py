@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sim.evaluation import Evaluation
+from sim.serving.phases import phase_of
 from sim.workload import Workload
 
 _MEMORY_ERROR = 0.05
@@ -38,10 +39,11 @@ def idle_slos(workload: Workload) -> list[str]:
     ['the SLO of the time to the first token limits nothing: phase decode computes no prompt']
     """
     told: list[str] = []
-    if workload.phase == "decode" and math.isfinite(workload.ttft_slo_s):
-        told.append("the SLO of the time to the first token limits nothing: phase decode computes no prompt")
-    if workload.phase == "prefill" and math.isfinite(workload.tpot_slo_s):
-        told.append("the SLO of the time per output token limits nothing: phase prefill makes no such token")
+    phase = phase_of(workload)
+    if not phase.prefills and math.isfinite(workload.ttft_slo_s):
+        told.append(f"the SLO of the time to the first token limits nothing: phase {phase.name} computes no prompt")
+    if not phase.decodes and math.isfinite(workload.tpot_slo_s):
+        told.append(f"the SLO of the time per output token limits nothing: phase {phase.name} makes no such token")
     return told
 
 

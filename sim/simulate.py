@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sim.engines.registry import engine_rules
 from sim.evaluation import Evaluation, Memory, Violation, told_apart
 from sim.ops.rank import OpCost, Rank
-from sim.serving.phases import Batching, batching, most_sequences
+from sim.serving.phases import Batching, batching, most_sequences, phase_of
 from sim.step.breakdown import explain
 from sim.step.costs import token_rows
 from sim.step.layer import GroupSum, group_sums
@@ -100,7 +100,7 @@ def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
         for violation in _choice_limits(group, sides, costs, strategy.dims)
     ]
     violations = (*choice_limits, *room)
-    if room and workload.phase == "serve":
+    if room and phase_of(workload).mixes:
         running = _running(workload, strategy, needed, allowed, memory.kv_cache)
         if running < strategy.batch:
             state = batching(workload, running, strategy.attention_dp)

@@ -10,9 +10,8 @@ from sim.prices.dtypes import Dtype
 from sim.prices.engine import Engine
 from sim.prices.hardware import Hardware
 
-Phase = Literal["decode", "serve", "prefill"]
-"""decode: a pool that only decodes. serve: continuous batching, whose steps also carry other requests' prompts.
-prefill: a pool that only computes prompts."""
+PhaseName = str
+"""What a deployment does: "decode", "serve", "prefill", or a registered one: see `sim.serving.phases`."""
 SpaceName = str
 """The strategies that a search may choose: "paper", "joint", "extended", or an engine's name for what it can run; see
 `sim.optimum.spaces`."""
@@ -94,7 +93,7 @@ class Workload:
     """A model on a hardware under a service-level objective: everything but the strategy.
 
     Attributes:
-        phase: See `Phase`.
+        phase: See `PhaseName`.
         context_tokens: In phase decode, cached tokens every sequence attends to.
         prompt_tokens: Tokens of a request's prompt; 0 in phase decode where only the context is known.
         output_tokens: Tokens of its answer.
@@ -121,7 +120,7 @@ class Workload:
     name: str
     model: Model
     hardware: Hardware
-    phase: Phase
+    phase: PhaseName
     context_tokens: int
     tpot_slo_s: float
     max_gpus: int

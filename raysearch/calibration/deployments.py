@@ -19,7 +19,7 @@ from sim.prices.dtypes import Dtype
 from sim.prices.engine import BARE, Engine, EngineTimes, MemoryPolicy
 from sim.prices.hardware import EngineName, Hardware
 from sim.strategy import Strategy
-from sim.workload import DegreeTables, ExpertExchange, Phase, Precisions, Routing, Workload
+from sim.workload import DegreeTables, ExpertExchange, PhaseName, Precisions, Routing, Workload
 
 _MODELS: tuple[tuple[str, str, Dtype], ...] = (
     # pattern in a model's name, file in configs/models, format in which it is published
@@ -93,7 +93,7 @@ class ServingRun:
     stated: int
     states_its_batch: bool = True
     replicas: int = 1
-    phase: Phase = "serve"
+    phase: PhaseName = "serve"
     expert_exchange: ExpertExchange = "all_gather"
     routing: Routing = "skewed"  # as real prompts show
     reread: tuple[str, ...] = ()

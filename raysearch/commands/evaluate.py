@@ -30,6 +30,7 @@ from sim.layouts import layout_of
 from sim.nearness import idle_slos, near_limits
 from sim.optimum.spaces import space_of
 from sim.precision import slow_precision
+from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 from sim.workload import Workload
 
@@ -119,17 +120,17 @@ def _speculation_dict(workload: Workload) -> dict[str, Any] | None:
 
 def evaluation_dict(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
     """An evaluation as it stands in JSON; latencies that the phase does not have are null."""
-    decodes, prompts = workload.phase != "prefill", workload.phase != "decode"
+    phase = phase_of(workload)
     return {
         "feasible": evaluation.feasible,
         "strategy": strategy_dict(evaluation.strategy),
         "layout": layout_of(evaluation.strategy),
         "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
-        "tpot_s": evaluation.tpot_s if decodes else None,
-        "tpot_interval_s": list(evaluation.tpot_interval_s) if decodes else None,
+        "tpot_s": evaluation.tpot_s if phase.decodes else None,
+        "tpot_interval_s": list(evaluation.tpot_interval_s) if phase.decodes else None,
         "interval_because": evaluation.interval_because,
-        "ttft_s": evaluation.ttft_s if prompts else None,
-        "ttft_interval_s": list(evaluation.ttft_interval_s) if prompts else None,
+        "ttft_s": evaluation.ttft_s if phase.prefills else None,
+        "ttft_interval_s": list(evaluation.ttft_interval_s) if phase.prefills else None,
         "expected_error": evaluation.expected_error,
         "extrapolated": list(evaluation.extrapolated),
         "gpus": evaluation.gpus,

@@ -6,15 +6,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
 from raysearch.commands.options import AnyDegreesOption, GroupsOption, MarginOption, SpaceOption
 from raysearch.described import SPECULATION, workload_of_options
-from sim.workload import Phase
+from sim.serving.phases import phases
 
-PhaseName = StrEnum("PhaseName", {name: name for name in get_args(Phase)})
 BatchGrid = StrEnum("BatchGrid", {"powers_of_two": "powers_of_two", "any": "any"})
 
 BatchGridOption = Annotated[
@@ -89,11 +88,11 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
     ),
     "phase": (
         Annotated[
-            PhaseName | None,
+            str | None,
             _option(
-                "'decode': a pool that only decodes; 'serve': continuous batching, whose steps also carry prompts; "
-                "'prefill': a pool that only computes prompts.",
+                f"{'; '.join(f'{phase.name!r}: {phase.summary}' for phase in phases())}.",
                 show_default="decode",
+                metavar=f"[{'|'.join(phase.name for phase in phases())}]",
             ),
         ],
         None,

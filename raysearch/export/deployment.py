@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from raysearch.errors import InputError
 from raysearch.export.render import Command, Variable, shell_text
-from sim.serving.phases import batching
+from sim.serving.phases import batching, phase_of
 from sim.step.pipeline import stage_layers
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -67,8 +67,8 @@ class Deployment:
 
     def router_notes(self, joined: str = "") -> list[str]:
         """What to do with several replicas, and what joins a pool with the other one, if anything does."""
-        apart = joined and self.workload.phase != "serve"
-        where = f"in the {self.workload.phase} pool" if apart else "behind a router"
+        apart = phase_of(self.workload).pool if joined else None
+        where = f"in the {apart} pool" if apart else "behind a router"
         copies = [
             f"start {self.replicas} of these {where}, each on {self.strategy.gpus} GPU{'s' * (self.strategy.gpus > 1)}"
         ]
@@ -97,7 +97,7 @@ class Deployment:
     @property
     def step_tokens(self) -> int:
         """Tokens that a step of an attention rank must have room for: prompts or a chunk beside running requests."""
-        running = 0 if self.workload.phase == "prefill" else self.rank_requests * self.workload.queries
+        running = self.rank_requests * self.workload.queries if phase_of(self.workload).decodes else 0
         return running + self.prompt_tokens
 
     @property
@@ -106,7 +106,7 @@ class Deployment:
         workload, dp = self.workload, self.strategy.attention_dp
         mixed = batching(workload, self.strategy.batch, dp).mixed
         prompts = math.ceil(mixed.of_group(dp).prompts) * workload.prompt_tokens if mixed else 0
-        return workload.chunk_tokens or prompts if workload.phase == "serve" else prompts
+        return workload.chunk_tokens or prompts if phase_of(workload).mixes else prompts
 
 
 def spread_notes(deployment: Deployment, nodes: int) -> list[str]:

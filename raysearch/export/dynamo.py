@@ -20,6 +20,7 @@ from raysearch.export.render import Word, container_environment, container_words
 from raysearch.export.vllm import check_ranks
 from sim.engines.registry import engine_rules
 from sim.engines.rules import nvidia_alone
+from sim.serving.phases import phase_of
 
 VERSION = "1.6.1"
 FILE = "dynamo.yaml"
@@ -29,10 +30,10 @@ _IMAGES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensor
 def export(deployment: Deployment) -> Export:
     """The resource, of the workload's engine (vLLM where it has none); `kubectl apply -f` takes it."""
     made = export_pools({"": deployment})
-    phase = deployment.workload.phase
-    if phase == "serve":
+    pool = phase_of(deployment.workload).pool
+    if pool is None:
         return made
-    return replace(made, notes=(*made.notes, f"this is the {phase} pool alone: add the components of the other one"))
+    return replace(made, notes=(*made.notes, f"this is the {pool} pool alone: add the components of the other one"))
 
 
 def export_pools(pools: Mapping[str, Deployment]) -> Export:
@@ -79,10 +80,10 @@ def _frontend(engine: str) -> dict[str, Any]:
 
 
 def _worker(deployment: Deployment, engine: str) -> dict[str, Any]:
-    phase = deployment.workload.phase
+    pool = phase_of(deployment.workload).pool
     worker: dict[str, Any] = {
-        "name": "worker" if phase == "serve" else phase,
-        "type": "worker" if phase == "serve" else phase,
+        "name": pool or "worker",
+        "type": pool or "worker",
         "replicas": deployment.replicas,
         "podTemplate": _pod(engine, ["python3", "-m", f"dynamo.{engine}"], _args(deployment, engine), deployment),
     }
@@ -122,7 +123,8 @@ def _environment(deployment: Deployment, engine: str) -> dict[str, str]:
 
 
 def _args(deployment: Deployment, engine: str) -> list[Word]:
-    pool = [] if deployment.workload.phase == "serve" else ["--disaggregation-mode", deployment.workload.phase]
+    of_pool = phase_of(deployment.workload).pool
+    pool = ["--disaggregation-mode", of_pool] if of_pool else []
     if engine == "vllm":  # Dynamo's mode sets how caches are sent
         kept = [flag for flag in vllm.engine_flags(deployment) if flag[0] != "--kv-transfer-config"]
         return ["--model", deployment.served_model, *words(kept), *pool]

@@ -19,6 +19,7 @@ from raysearch.export.fitting import fitted
 from raysearch.export.render import Command, Flag, container_environment, container_words, yaml_text
 from raysearch.export.vllm import check_ranks, engine_flags, layers_of_stages
 from sim.engines.vllm import VLLM
+from sim.serving.phases import phase_of
 
 FILE = "llm-d-values.yaml"
 _IMAGES = {"nvidia": "vllm/vllm-openai:v0.33.0", "amd": "vllm/vllm-openai-rocm:v0.33.0"}
@@ -29,10 +30,10 @@ _PORT, _BEHIND_PROXY = 8000, 8200
 def export(deployment: Deployment) -> Export:
     """The values; `helm install` takes them."""
     made = export_pools({"": deployment})
-    phase = deployment.workload.phase
-    if phase == "serve":
+    pool = phase_of(deployment.workload).pool
+    if pool is None:
         return made
-    return replace(made, notes=(*made.notes, f"this is the {phase} pool alone: add the other one's values"))
+    return replace(made, notes=(*made.notes, f"this is the {pool} pool alone: add the other one's values"))
 
 
 def export_pools(pools: Mapping[str, Deployment]) -> Export:
@@ -47,7 +48,7 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
         notes += [which + text for text in (*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes))]
         dropped += [which + text for text in runs.dropped]
         violations += [which + text for text in runs.violations]
-        told["prefill" if deployment.workload.phase == "prefill" else "decode"] = runs.deployment
+        told[phase_of(deployment.workload).pool or "decode"] = runs.deployment
     release = resource_name(next(iter(told.values())).workload.model.name)
     notes.append(f"helm install {release} llm-d-modelservice/llm-d-modelservice -f {FILE}")
     return Export(None, {FILE: yaml_text(values(told))}, tuple(dropped), tuple(notes), tuple(violations))
@@ -130,7 +131,7 @@ def _container(deployment: Deployment, port: int) -> dict[str, Any]:
 
 def _own_address(deployment: Deployment) -> list[dict[str, Any]]:
     """Where a pool's KV caches are had."""
-    if deployment.workload.phase == "serve":
+    if phase_of(deployment.workload).pool is None:
         return []
     return [{"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 

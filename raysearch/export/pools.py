@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,11 +20,15 @@ from sim.config.code import Origin
 from sim.config.fields import Count
 from sim.config.files import explain
 from sim.pools.traffic import Kind, Traffic, workload_of
+from sim.serving.phases import phase_of
 from sim.validate import check_strategy
-from sim.workload import Phase
+from sim.workload import PhaseName
 
 POOLS_FILE = "pools.json"
-_POOLS: dict[str, dict[str, Phase]] = {"one": {"pool": "serve"}, "apart": {"prefill": "prefill", "decode": "decode"}}
+_POOLS: Mapping[str, Mapping[str, PhaseName]] = {
+    "one": {"pool": "serve"},
+    "apart": {"prefill": "prefill", "decode": "decode"},
+}
 """Way -> its pools, by their key in the file, and what each does."""
 
 
@@ -105,11 +110,11 @@ def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model
     found: dict[str, Deployment] = {}
     for name, phase in _POOLS[point.winner].items():
         served, pool = workload_of(traffic, workload, phase), getattr(way, name)
-        if phase == "serve":
+        if phase_of(served).mixes:
             served = replace(served, chunk_tokens=way.chunk_tokens)
-        strategy = as_strategy(pool.strategy.model_dump())
+        strategy, whole = as_strategy(pool.strategy.model_dump()), phase_of(served).pool is None
         check_strategy(served, strategy)
-        replicas = way.replicas if phase == "serve" else pool.replicas
+        replicas = way.replicas if whole else pool.replicas
         deployment = Deployment(served, strategy, served_model, replicas, longest_request=longest)
-        found["" if phase == "serve" else name] = deployment
+        found["" if whole else name] = deployment
     return found

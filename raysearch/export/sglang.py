@@ -16,6 +16,7 @@ from raysearch.export.models import draft_repository
 from raysearch.export.render import Command, Flag, Variable
 from sim.engines.sglang import SGLANG
 from sim.layers.heuristics import megatron_dims
+from sim.serving.phases import phase_of
 from sim.workload import Speculation
 
 _JOINED = "`python -m sglang_router.launch_router --pd-disaggregation --prefill URL ... --decode URL ...`"
@@ -26,7 +27,7 @@ def export(deployment: Deployment) -> Export:
     runs = fitted(deployment, SGLANG)
     flags = engine_flags(runs.deployment)
     notes, nodes = [*runs.notes], _nodes(deployment)
-    if deployment.workload.phase == "serve" and not _mixes(deployment):
+    if phase_of(deployment.workload).mixes and not _mixes(deployment):
         notes.append("SGLang computes these prompts in steps of their own; charged was one step with what decodes")
     if nodes > 1:
         address: Flag = ("--dist-init-addr", Variable("HEAD_ADDRESS", ":50000"))
@@ -47,7 +48,7 @@ def layers_of_stages(deployment: Deployment) -> dict[str, str]:
 def _mixes(deployment: Deployment) -> bool:
     """Whether its steps can carry chunks of prompts beside requests that decode, as phase serve charges them."""
     workload = deployment.workload
-    return workload.phase == "serve" and workload.chunk_tokens is not None and workload.speculation is None
+    return phase_of(workload).mixes and workload.chunk_tokens is not None and workload.speculation is None
 
 
 def _nodes(deployment: Deployment) -> int:
@@ -96,7 +97,7 @@ def _serving_flags(deployment: Deployment) -> list[Flag]:
         ("--context-length", deployment.longest),
         ("--mem-fraction-static", SGLANG.memory.share),
     ]
-    if workload.prompt_wait_steps and strategy.attention_dp > 1 and workload.phase == "serve":
+    if workload.prompt_wait_steps and strategy.attention_dp > 1 and phase_of(workload).mixes:
         flags += [
             ("--enable-prefill-delayer", None),
             ("--prefill-delayer-max-delay-passes", workload.prompt_wait_steps),
@@ -109,8 +110,8 @@ def _serving_flags(deployment: Deployment) -> list[Flag]:
         flags += [("--enable-eplb", None), ("--ep-num-redundant-experts", workload.redundant_experts)]
     if workload.speculation is not None:
         flags += _speculation_flags(workload.speculation)
-    if workload.phase != "serve":
-        flags.append(("--disaggregation-mode", workload.phase))
+    if pool := phase_of(workload).pool:
+        flags.append(("--disaggregation-mode", pool))
     return flags
 
 

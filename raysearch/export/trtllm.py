@@ -14,6 +14,7 @@ from raysearch.export.fitting import fitted
 from raysearch.export.models import draft_repository
 from raysearch.export.render import Command, Word, yaml_text
 from sim.engines.trtllm import TRTLLM
+from sim.serving.phases import phase_of
 from sim.workload import Speculation
 
 CONFIG_FILE = "config.yaml"
@@ -46,7 +47,7 @@ def config(deployment: Deployment) -> dict[str, Any]:
         "pipeline_parallel_size": strategy.pp,
         "enable_attention_dp": attention_dp,
     }
-    if workload.prompt_wait_steps and attention_dp and workload.phase == "serve":
+    if workload.prompt_wait_steps and attention_dp and phase_of(workload).mixes:
         waits = {"enable_balance": True, "timeout_iters": workload.prompt_wait_steps, "batching_wait_iters": 0}
         content["attention_dp_config"] = waits
     if strategy.cp > 1:
@@ -72,10 +73,10 @@ def config(deployment: Deployment) -> dict[str, Any]:
     content["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": deployment.rank_requests}
     if workload.speculation is not None:
         content["speculative_config"] = _speculation(workload.speculation)
-    if workload.phase != "serve":
+    if phase_of(workload).pool:
         buffer = _BLOCK_TOKENS * math.ceil(deployment.longest / _BLOCK_TOKENS)
         content["cache_transceiver_config"] = {"backend": "DEFAULT", "max_tokens_in_buffer": buffer}
-    if workload.phase == "prefill":  # examples/disaggregated: not supported in context servers
+    if phase_of(workload).pool == "prefill":  # examples/disaggregated: not supported in context servers
         content["disable_overlap_scheduler"] = True
     return content
 

@@ -14,6 +14,7 @@ from raysearch.export.fitting import fitted
 from raysearch.export.models import draft_repository
 from raysearch.export.render import Command, Flag
 from sim.engines.vllm import VLLM
+from sim.serving.phases import phase_of
 from sim.workload import Speculation
 
 _NGRAM = 4
@@ -90,7 +91,7 @@ def _parallel_flags(deployment: Deployment) -> list[Flag]:
     if moe and strategy.ep > 1:
         flags.append(("--enable-expert-parallel", None))
         if deployment.workload.expert_exchange == "all_to_all":
-            kernels = "deepep_high_throughput" if deployment.workload.phase == "prefill" else "deepep_low_latency"
+            kernels = "deepep_high_throughput" if not phase_of(deployment.workload).decodes else "deepep_low_latency"
             flags.append(("--all2all-backend", kernels))
     return flags
 
@@ -113,8 +114,8 @@ def _serving_flags(deployment: Deployment) -> list[Flag]:
         flags.append(("--eplb-config", json.dumps({"num_redundant_experts": workload.redundant_experts})))
     if workload.speculation is not None:
         flags.append(("--speculative-config", json.dumps(_speculation(workload.speculation))))
-    if workload.phase in _POOL_ROLE:
-        transfer = {"kv_connector": "NixlConnector", "kv_role": _POOL_ROLE[workload.phase]}
+    if pool := phase_of(workload).pool:
+        transfer = {"kv_connector": "NixlConnector", "kv_role": _POOL_ROLE[pool]}
         flags.append(("--kv-transfer-config", json.dumps(transfer)))
     return flags
 

@@ -12,6 +12,7 @@ from raysearch.recommend.question import Question
 from sim.evaluation import Evaluation
 from sim.optimum.best import Known, find_bests
 from sim.optimum.spaces import space_of
+from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 
 
@@ -53,9 +54,9 @@ def fleet_of(question: Question, evaluation: Evaluation) -> Fleet:
 
 
 def _request_tokens(question: Question) -> int:
-    """Tokens of a request that throughput counts: of its answer, in phase prefill of its prompt."""
+    """Tokens of a request that throughput counts: of its answer, or of its prompt where there is none."""
     workload = question.workload
-    return workload.prompt_tokens if workload.phase == "prefill" else workload.output_tokens
+    return phase_of(workload).counted_tokens(workload.prompt_tokens, workload.output_tokens)
 
 
 def _load_tokens_per_s(question: Question) -> float | None:
@@ -118,9 +119,9 @@ class Stay:
 
 
 def stay_of(question: Question, evaluation: Evaluation, fleet: Fleet) -> Stay | None:
-    """How long requests stay; None outside phase serve, and where answers are one token."""
+    """How long requests stay; None in a pool beside another, and where answers are one token."""
     tokens = question.workload.output_tokens - 1
-    if question.workload.phase != "serve" or tokens < 1 or not fleet.requests_per_s:
+    if not phase_of(question.workload).mixes or tokens < 1 or not fleet.requests_per_s:
         return None
     request_s = fleet.requests_at_once / fleet.requests_per_s
     first_s, each_s = evaluation.ttft_s, evaluation.tpot_s

@@ -17,6 +17,7 @@ from raysearch.recommend.fleet import cost, gpus_at_low_end, stay_of
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
 from sim.nearness import near_limits
+from sim.serving.phases import phase_of
 from sim.workload import Workload
 
 FORM = 1
@@ -63,7 +64,7 @@ def figures(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
         "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
         "tpot_s": tpot_s if tpot_s else None,
         "tokens_per_s_per_user": 1 / tpot_s if tpot_s else None,
-        "ttft_s": ttft_s if workload.phase != "decode" else None,
+        "ttft_s": ttft_s if phase_of(workload).prefills else None,
         "intervals": _intervals(evaluation),
         "interval_because": evaluation.interval_because,
         "expected_error": evaluation.expected_error,

@@ -153,11 +153,7 @@ def predict_published(row: Mapping[str, Any], calibration: Calibration, machine:
     server = _server(row, *known, degrees, calibration, machine)
     if any(PRICED_BY_MEDIANS in each for each in server.evaluate(server.run.strategy.batch).extrapolated):
         return Skipped("it needs kernels that the calibration lacks")
-    if row["phase"] == "prefill":
-        return _prefill(row, server)
-    if row["phase"] == "decode":
-        return _decode(row, server)
-    return _aggregated(row, server)
+    return _PREDICT.get(row["phase"], _aggregated)(row, server)
 
 
 def _degrees(parallelism: str) -> Mapping[str, int] | None:
@@ -182,7 +178,7 @@ def _server(
 ) -> Server:
     backend = next((b for name, b in _BACKENDS.items() if name in str(row["framework"]).lower()), "trtllm")
     tp, dp = degrees["attention_tp"], degrees["attention_dp"]
-    low, pool = str(row["precision"]).startswith("fp8"), row["phase"] in ("prefill", "decode")
+    low, pool = str(row["precision"]).startswith("fp8"), row["phase"] in _PREDICT
     spread = dp > 1 and (backend == "sglang" or tp * dp > 8)
     weights: Dtype = ("fp8_block" if published == "fp8_block" else "fp8") if low else "bf16"
     strategy, replicas = strategy_of(model, dp, tp, dp, dp)
@@ -247,6 +243,10 @@ def _decode(row: Mapping[str, Any], server: Server) -> Prediction | Skipped:
     made = requests * (1 + drafts * MTP_ACCEPTED) / run.gpus
     step_s = _step_s(stepping, requests * (1 + drafts))
     return Prediction(made / step_s, made / server.light_step_s(requests), requests / run.gpus)
+
+
+_PREDICT = {"prefill": _prefill, "decode": _decode}
+"""How the rows of a pool are predicted, by the phase they state; the others are of whole servers."""
 
 
 def _step_s(server: Server, batch: int) -> float:

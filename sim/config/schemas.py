@@ -13,7 +13,8 @@ from sim.layers import mixers
 from sim.layers import model as layers_model
 from sim.prices import hardware
 from sim.prices.dtypes import Dtype
-from sim.workload import BatchGrid, DegreeTables, ExpertExchange, GroupChoices, Phase, Routing, SpaceName
+from sim.serving.phases import phase_named
+from sim.workload import BatchGrid, DegreeTables, ExpertExchange, GroupChoices, PhaseName, Routing, SpaceName
 
 
 class _LatentAttention(FileSchema):
@@ -339,7 +340,7 @@ class WorkloadFile(FileSchema):
     engine: str | None = None  # the bare machine
     kernels: hardware.EngineName | None = None  # the engine's, or the hardware file's
     all_reduce: hardware.AllReduce | None = None  # the kernels', or the hardware file's
-    phase: Phase
+    phase: PhaseName
     context_tokens: Count | None = None  # half way through the answer
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
@@ -374,6 +375,11 @@ class WorkloadFile(FileSchema):
             return {**said, "space": engine}
         return said
 
+    @field_validator("phase")
+    @classmethod
+    def _is_a_phase(cls, name: str) -> str:
+        return phase_named(name).name
+
     @field_validator("space")
     @classmethod
     def _is_a_space(cls, name: str) -> str:
@@ -382,20 +388,20 @@ class WorkloadFile(FileSchema):
 
     @model_validator(mode="after")
     def _says_its_traffic(self) -> WorkloadFile:
-        if self.phase != "decode":
+        if phase_named(self.phase).prefills:
             for key in ("prompt_tokens", "output_tokens"):
                 if getattr(self, key) is None:
                     raise ValueError(f"phase {self.phase!r} needs {key}")
             if self.context_tokens is not None:
                 raise ValueError(f"context_tokens is of phase 'decode'; phase {self.phase!r} takes it from the prompt")
         elif self.context_tokens is None and (self.prompt_tokens is None or self.output_tokens is None):
-            raise ValueError("phase 'decode' needs context_tokens, or prompt_tokens and output_tokens")
+            raise ValueError(f"phase {self.phase!r} needs context_tokens, or prompt_tokens and output_tokens")
         return self
 
     @model_validator(mode="after")
     def _says_how_prompts_meet_in_serve_alone(self) -> WorkloadFile:
         for key in ("chunk_tokens", "prompt_wait_steps"):
-            if getattr(self, key) and self.phase != "serve":
+            if getattr(self, key) and not phase_named(self.phase).mixes:
                 raise ValueError(f"{key} is of phase 'serve', where prompts meet others' tokens: leave it out")
         return self
 

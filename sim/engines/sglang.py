@@ -23,6 +23,7 @@ from sim.engines.rules import (
 from sim.engines.vllm import generates, tensor_parallelism
 from sim.layers.heuristics import megatron_sp_dims
 from sim.prices.engine import MemoryPolicy
+from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -30,7 +31,7 @@ from sim.workload import Workload
 def _plans(workload: Workload) -> tuple[Plan, ...]:
     """Norms over tokens (--enable-layernorm-sp) in prefill alone, and of Qwen3's dense models alone."""
     plans = tensor_parallelism(workload)
-    if workload.phase == "prefill" and not workload.model.is_moe and workload.model.name.startswith("qwen3"):
+    if not phase_of(workload).decodes and not workload.model.is_moe and workload.model.name.startswith("qwen3"):
         needs: Refuses = _needs_plain_tp
         plans += (Plan("norms over tokens (--enable-layernorm-sp)", megatron_sp_dims(workload.model), needs),)
     return plans

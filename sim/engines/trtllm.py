@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from sim.engines.rules import EngineRules, dense_copies, nvidia_alone, whole_experts, whole_heads
 from sim.engines.vllm import tensor_parallelism
 from sim.prices.engine import MemoryPolicy
+from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
 
 def _helix(workload: Workload) -> bool:
-    return workload.phase == "decode"
+    return phase_of(workload).pool == "decode"
 
 
 def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:

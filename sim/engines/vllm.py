@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from sim.engines.rules import EngineRules, Plan, dense_copies, shared_context, whole_blocks, whole_heads
 from sim.layers.heuristics import megatron_dims
 from sim.prices.engine import MemoryPolicy
+from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -25,7 +26,7 @@ def tensor_parallelism(workload: Workload) -> tuple[Plan, ...]:
 
 def generates(workload: Workload) -> bool:
     """Whether a pool generates tokens, so that GPUs may share a context: it is cut in decode steps."""
-    return workload.phase != "prefill"
+    return phase_of(workload).decodes
 
 
 def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -24,7 +24,7 @@ from sim.evaluation import Evaluation
 from sim.layers.ops import Tensor
 from sim.ops.rank import Rank
 from sim.optimum.spaces import Space, space_of
-from sim.serving.phases import batching, most_sequences
+from sim.serving.phases import batching, most_sequences, phase_of
 from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.costs import move_s, moves, op_cost, rank_of
 from sim.step.pipeline import Stage, pipeline
@@ -74,7 +74,7 @@ def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None
         progress: Called with (done, total) parts of the work.
 
     Raises:
-        ValueError: The phase is not decode, or the space is the extended one, which is too large to add up: see
+        ValueError: Steps carry prompts, or the space is the extended one, which is too large to add up: see
             `sim.optimum.best`.
 
     >>> from sim.config.catalog import load_workload
@@ -109,7 +109,7 @@ def can_be_added_up(space: Space) -> bool:
     """Whether a space has a landscape: one mesh, steps and layers of one kind, a short list of batches."""
     workload = space.workload
     alike = len(workload.model.groups) == 1
-    return alike and space.one_mesh and workload.phase == "decode" and len(space.batch) <= MOST_BATCHES
+    return alike and space.one_mesh and not phase_of(workload).prefills and len(space.batch) <= MOST_BATCHES
 
 
 class _Landscape:

@@ -15,6 +15,7 @@ from sim.optimum.best import best_of_degrees
 from sim.optimum.spaces import Space, space_of
 from sim.pools.handover import sharers
 from sim.pools.traffic import Traffic, requests_per_s
+from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 from sim.workload import Workload
 
@@ -71,7 +72,7 @@ def _replica(workload: Workload, traffic: Traffic, found: Evaluation) -> Replica
         return None
     rate = requests_per_s(traffic, workload, found.tokens_per_s_per_gpu * found.gpus)
     step_s = found.strategy.pp * found.stage.total_s + found.engine_s
-    latency_s = step_s if workload.phase == "prefill" else found.tpot_s
+    latency_s = found.tpot_s if phase_of(workload).decodes else step_s
     return Replica(found, rate, latency_s, sharers(workload, found.strategy))
 
 

@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sim.workload import Phase, Workload
+from sim.serving.phases import phase_named, phase_of
+from sim.workload import PhaseName, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Traffic:
         return max(1, round(squares / self.prompt_tokens))
 
 
-def workload_of(traffic: Traffic, workload: Workload, phase: Phase) -> Workload:
+def workload_of(traffic: Traffic, workload: Workload, phase: PhaseName) -> Workload:
     """The workload with the equal requests that stand for the traffic in a phase, and no latency limits but serve's.
 
     Args:
@@ -88,9 +89,10 @@ def workload_of(traffic: Traffic, workload: Workload, phase: Phase) -> Workload:
         workload: Model, hardware, engine and limits.
         phase: Of a prefill or decode pool, or "serve" for one pool.
     """
-    if phase == "prefill":
+    kind = phase_named(phase)
+    if not kind.decodes:
         return replace(workload, phase=phase, prompt_tokens=traffic.typical_prompt_tokens, output_tokens=1)
-    if phase == "decode":
+    if not kind.prefills:
         return replace(workload, phase=phase, context_tokens=traffic.context_tokens)
     if len(traffic.kinds) == 1:
         prompt, output = traffic.kinds[0].prompt_tokens, traffic.kinds[0].output_tokens
@@ -103,5 +105,5 @@ def workload_of(traffic: Traffic, workload: Workload, phase: Phase) -> Workload:
 
 
 def requests_per_s(traffic: Traffic, workload: Workload, tokens_per_s: float) -> float:
-    """Requests a second of a pool that yields so many tokens a second: prompt tokens in phase prefill."""
-    return tokens_per_s / (traffic.prompt_tokens if workload.phase == "prefill" else traffic.output_tokens)
+    """Requests a second of a pool that yields so many tokens a second: those that its phase counts."""
+    return tokens_per_s / phase_of(workload).counted_tokens(traffic.prompt_tokens, traffic.output_tokens)

@@ -10,16 +10,21 @@ is not modelled. Formulas take floats or arrays: a search adds up one strategy, 
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from sim.layers.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
 from sim.serving.prompts import meeting, mixing
-from sim.workload import Workload
+from sim.workload import PhaseName, Workload
+
+PoolRole = Literal["prefill", "decode"]
+Tokens = TypeVar("Tokens", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,8 @@ class Batching:
     """A steady state.
 
     Attributes:
-        decode: The step that decodes alone; None in phase prefill.
-        mixed: The step that carries prompts; None in phase decode.
+        decode: The step that decodes alone; None where none does.
+        mixed: The step that carries prompts; None where none does.
         pace: How often which is run.
         times: The engine's own.
         in_flight: Sequences (prompts, in phase prefill) of one microbatch.
@@ -123,24 +128,26 @@ class Batching:
         return self.pace.ttft_s(self.times, decode_s, mixed_s) if self.mixed else 0.0
 
 
-def batching(workload: Workload, batch: int, dp: int) -> Batching:
-    """The steady state of a batch on `dp` attention ranks.
+# --- phases -------------------------------------------------------------------------------------------
 
-    Args:
-        workload: Its phase, traffic and engine.
-        batch: Requests of one microbatch over all attention ranks.
-        dp: Attention ranks.
-    """
+
+def _decoding(workload: Workload, batch: int, dp: int) -> Batching:
+    context, drafted = workload.context_tokens, workload.queries - 1
+    load = Load(batch, context, context + drafted, attention_groups=dp, queries=workload.queries)
+    gained = workload.tokens_per_step
+    pace = Pace(0.0, 0.0, 0, math.ceil(batch / dp), gained)
+    return Batching(load, None, pace, _times(workload), batch, batch * gained)
+
+
+def _prefilling(workload: Workload, batch: int, dp: int) -> Batching:
+    isl = workload.prompt_tokens
+    load = Load(0, 1, isl, batch, isl, attention_groups=dp)
+    return Batching(None, load, Pace(1.0, 1.0, 1, math.ceil(batch / dp)), _times(workload), batch, batch * isl)
+
+
+def _serving(workload: Workload, batch: int, dp: int) -> Batching:
     engine, isl, osl = workload.engine, workload.prompt_tokens, workload.output_tokens
-    times, per_rank = engine.times if engine else BARE, math.ceil(batch / dp)
     gained, drafted = workload.tokens_per_step, workload.queries - 1
-    if workload.phase == "decode":
-        context = workload.context_tokens
-        load = Load(batch, context, context + drafted, attention_groups=dp, queries=workload.queries)
-        return Batching(load, None, Pace(0.0, 0.0, 0, per_rank, gained), times, batch, batch * gained)
-    if workload.phase == "prefill":
-        load = Load(0, 1, isl, batch, isl, attention_groups=dp)
-        return Batching(None, load, Pace(1.0, 1.0, 1, per_rank), times, batch, batch * isl)
     context = isl + osl / 2
     reserved = engine is not None and engine.memory.reserves_output
     cached = (isl + osl if reserved else context) + drafted
@@ -153,16 +160,127 @@ def batching(workload: Workload, batch: int, dp: int) -> Batching:
         prompts=with_prompts.prompts, prompt_tokens=isl, busiest_prompts=with_prompts.busiest_prompts
     )
     beside = min(groups, tokens / osl * chunks / with_prompts.share)  # a prompt's steps are those of so many
-    pace = Pace(with_prompts.share, 1 - beside / batch, chunks, per_rank, gained, met.waits)
-    return Batching(decode, mixed, pace, times, batch, tokens)
+    pace = Pace(with_prompts.share, 1 - beside / batch, chunks, math.ceil(batch / dp), gained, met.waits)
+    return Batching(decode, mixed, pace, _times(workload), batch, tokens)
+
+
+def _times(workload: Workload) -> EngineTimes:
+    return workload.engine.times if workload.engine else BARE
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What a deployment does, and all that follows from it: whoever works on phases asks here and names none.
+
+    Attributes:
+        name: As files and options have it.
+        summary: What runs, in words.
+        steady_state: Of a workload, a batch and attention ranks: see `batching`.
+        decodes: Whether steps make tokens of answers, so that there is a time per output token.
+        prefills: Whether steps compute prompts, so that there is a time to the first token.
+    """
+
+    name: PhaseName
+    summary: str
+    steady_state: Callable[[Workload, int, int], Batching]
+    decodes: bool
+    prefills: bool
+
+    @property
+    def mixes(self) -> bool:
+        """Whether prompts meet others' tokens: no pool beside another, and requests wait where not all have room."""
+        return self.decodes and self.prefills
+
+    @property
+    def pool(self) -> PoolRole | None:
+        """Which of the two pools of a disaggregated deployment it is; None where it is a whole one."""
+        return None if self.mixes else "decode" if self.decodes else "prefill"
+
+    def counted_tokens(self, prompt_tokens: Tokens, output_tokens: Tokens) -> Tokens:
+        """Tokens of a request that throughput counts."""
+        return output_tokens if self.decodes else prompt_tokens
+
+
+DECODE = Phase("decode", "a pool that only decodes", _decoding, decodes=True, prefills=False)
+SERVE = Phase("serve", "continuous batching, whose steps also carry prompts", _serving, decodes=True, prefills=True)
+PREFILL = Phase("prefill", "a pool that only computes prompts", _prefilling, decodes=False, prefills=True)
+_PHASES = {phase.name: phase for phase in (DECODE, SERVE, PREFILL)}
+_SHIPPED = tuple(_PHASES)
+
+
+class UnknownPhase(ValueError):
+    """No phase has that name; the message suggests one."""
+
+
+def register_phase(phase: Phase) -> None:
+    """Adds a phase; its name is then good for files and options.
+
+    Raises:
+        ValueError: The name is taken, or its steps do nothing.
+    """
+    if phase.name in _PHASES:
+        raise ValueError(f"there is a phase {phase.name!r} already: give yours another name")
+    if not (phase.decodes or phase.prefills):
+        raise ValueError(f"phase {phase.name!r} neither decodes nor computes prompts: say which of them its steps do")
+    _PHASES[phase.name] = phase
+
+
+def withdraw_phase(name: PhaseName) -> None:
+    """Takes a registered phase out again, as a test does with its own.
+
+    Raises:
+        ValueError: It is a shipped one, or there is none.
+    """
+    if name in _SHIPPED or name not in _PHASES:
+        raise ValueError(f"expected a phase that was registered, got {name!r}")
+    del _PHASES[name]
+
+
+def phases() -> tuple[Phase, ...]:
+    """All of them, shipped ones first."""
+    return tuple(_PHASES.values())
+
+
+def phase_named(name: PhaseName) -> Phase:
+    """The phase of that name.
+
+    Raises:
+        UnknownPhase: There is none.
+    """
+    if name not in _PHASES:
+        near = difflib.get_close_matches(name, _PHASES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_PHASES)}"
+        raise UnknownPhase(f"unknown phase {name!r}: {hint}")
+    return _PHASES[name]
+
+
+def phase_of(workload: Workload) -> Phase:
+    """The phase that a workload is in.
+
+    >>> from sim.config.catalog import load_workload
+    >>> phase_of(load_workload("gpt_moe_1_2t_16k")).prefills
+    False
+    """
+    return phase_named(workload.phase)
+
+
+def batching(workload: Workload, batch: int, dp: int) -> Batching:
+    """The steady state of a batch on `dp` attention ranks.
+
+    Args:
+        workload: Its phase, traffic and engine.
+        batch: Requests of one microbatch over all attention ranks.
+        dp: Attention ranks.
+    """
+    return phase_of(workload).steady_state(workload, batch, dp)
 
 
 def most_sequences(workload: Workload, dp: int) -> float:
     """Requests of one microbatch that an engine's scheduler lets run at once; the rest wait."""
-    most = math.inf
-    if workload.engine is not None and workload.phase != "prefill":
+    most, phase = math.inf, phase_of(workload)
+    if workload.engine is not None and phase.decodes:
         most = workload.engine.memory.max_sequences * dp
-    if workload.phase == "serve" and workload.chunk_tokens is not None:
+    if phase.mixes and workload.chunk_tokens is not None:
         # A step has room for so many prompt tokens; more sequences than they replace cannot keep running.
         replaced = workload.prompt_tokens * workload.tokens_per_step
         most = min(most, max(1, workload.chunk_tokens * dp * workload.output_tokens // replaced))

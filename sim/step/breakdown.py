@@ -85,7 +85,7 @@ def explain(
         step_interval(workload.hardware, engine, name, moe=moe, prompt_share=share, kernels=trust.kernels)
         for share in (prompt_share, 1.0)
     )
-    because = "; ".join(filter(None, (stated.because, _PROMPTS_ALONE if workload.phase == "prefill" else "")))
+    because = "; ".join(filter(None, (stated.because, "" if any(load.sequences for load in loads) else _PROMPTS_ALONE)))
     (low, high), (least, most) = stated.factors, first.factors
     return Explanation(explained[0], *trust, (low * tpot_s, high * tpot_s), (least * ttft_s, most * ttft_s), because)
 

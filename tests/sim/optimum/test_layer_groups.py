@@ -19,7 +19,7 @@ from sim.optimum.best import find_best
 from sim.optimum.spaces import Space, extended_space, joint_space, space_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from sim.workload import GroupChoices, Phase, Speculation, Workload
+from sim.workload import GroupChoices, PhaseName, Speculation, Workload
 
 FULL = GroupedAttention(heads=8, kv_heads=2, head_dim=16)
 GROUPS = (
@@ -118,7 +118,9 @@ def test_so_it_is_on_meshes_of_attentions_own(toy_moe: Workload, groups: str, mi
 
 @pytest.mark.parametrize("groups", ["shared", "own"])
 @pytest.mark.parametrize("phase", ["decode", "serve"])
-def test_so_it_is_of_steps_that_verify_drafted_tokens(toy_moe: Workload, phase: Phase, groups: GroupChoices) -> None:
+def test_so_it_is_of_steps_that_verify_drafted_tokens(
+    toy_moe: Workload, phase: PhaseName, groups: GroupChoices
+) -> None:
     workload = dataclasses.replace(
         toy_moe,
         model=Model("mixed", 64, 1000, GROUPS, mtp_layers=1),

@@ -21,7 +21,7 @@ from sim.layers.model import FeedForward, LayerGroup, Model
 from sim.simulate import evaluate
 from sim.step.pipeline import pipeline, stage_layers
 from sim.strategy import NONE, Strategy
-from sim.workload import GroupChoices, Phase, Workload
+from sim.workload import GroupChoices, PhaseName, Workload
 
 FULL = GroupedAttention(heads=8, kv_heads=2, head_dim=16)
 WINDOW = dataclasses.replace(FULL, window=100)
@@ -88,7 +88,7 @@ def test_a_step_is_the_sum_of_its_layers(toy_moe: Workload, groups: str) -> None
 @pytest.mark.parametrize("phase", ["decode", "serve"])
 @pytest.mark.parametrize("feed_forward", [EXPERTS, DENSE])
 def test_parts_that_are_layers_of_their_own_cost_what_they_cost_together(
-    toy_moe: Workload, feed_forward: FeedForward, phase: Phase, groups: GroupChoices
+    toy_moe: Workload, feed_forward: FeedForward, phase: PhaseName, groups: GroupChoices
 ) -> None:
     traffic = {"phase": phase, "prompt_tokens": 96, "output_tokens": 32}
     whole = served(toy_moe, layers(FULL, feed_forward), **traffic)
