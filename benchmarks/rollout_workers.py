@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from envs.space import StrategySpace
-from raysearch.connection import connected
+from raysearch.processes.connection import connected
 from raysearch.records import RunSpec
 from raysearch.run import SearchRun
 from raysearch.simulators.opening import Patience, open_simulator

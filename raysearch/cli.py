@@ -10,8 +10,7 @@ import sys
 from typing import Any, NoReturn
 
 from raysearch.errors import STOPS, Interrupted
-from raysearch.hangup import let_go_of_terminal
-from raysearch.supervision import kept_by, resumed_with, supervised
+from raysearch.processes.watcher import kept_by, let_go_of_terminal, resumed_with, supervised
 
 _WATCHED = ("search", "study", "tune-live")
 """Commands that may start Ray, take hours, or call code of others."""

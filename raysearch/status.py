@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from envs.chain import DamagedRows
 from envs.rows import ROWS_FILE, last_row
-from raysearch.claim import in_use
 from raysearch.errors import InputError
 from raysearch.files import Damaged, read_record
 from raysearch.forecast import RunProgress, remaining_s
 from raysearch.journal import JOURNAL_FILE, Event, last_events
+from raysearch.processes.claim import in_use
 from raysearch.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, StudyRecord
 from raysearch.results import check_run
 from raysearch.run import finished_summary

@@ -14,15 +14,15 @@ from typing import Any
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # read on import; the new output prints a banner even when silent
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # of which we choose ours
 
-from raysearch.connection import connected  # before Ray, whose environment it prepares
+from raysearch.processes.connection import connected  # before Ray, whose environment it prepares
 
 # isort: split
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback, TBXLoggerCallback
 
-from raysearch.cluster import check_room, check_shared
 from raysearch.errors import Interrupted, RunFailed
-from raysearch.hangup import let_go_of_terminal
+from raysearch.processes.cluster import check_room, check_shared
+from raysearch.processes.watcher import let_go_of_terminal
 from raysearch.run import finished_summary
 from raysearch.study import TUNE_FOLDER, Study, run_dir, write_study
 from raysearch.study_display import StudyDisplay

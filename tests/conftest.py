@@ -113,12 +113,13 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts the command and leaves it running; what still runs at the end of the test is killed."""
     processes: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: str | Path) -> subprocess.Popen[str]:
+    def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             raysearch_command(*arguments),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=cwd,
             env=command_environment(),
             start_new_session=True,
         )

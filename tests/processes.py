@@ -28,6 +28,11 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
+def children(pid: int) -> list[int]:
+    """What a process with a single thread has started itself."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def ended(pid: int) -> bool:
     """Whether a process has, if its parent knows it or not."""
     try:

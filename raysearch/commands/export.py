@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from raysearch.claim import check_folder
 from raysearch.commands.options import JsonOption, at_home, print_json
 from raysearch.commands.strategy import (
     CpOption,
@@ -26,6 +25,7 @@ from raysearch.errors import NOTHING_FEASIBLE, InputError
 from raysearch.export.deployment import Deployment, Export
 from raysearch.export.registry import exporter, exporter_names, pools_exporter
 from raysearch.files import strategy_dict, write_together
+from raysearch.processes.claim import check_folder
 from sim.workload import Workload
 
 _OUT = typer.Option("--out", "-o", help="Folder for the files.", show_default="printed", callback=at_home)

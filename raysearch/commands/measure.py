@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from raysearch.claim import check_folder
 from raysearch.commands.options import JsonOption, at_home, print_json
 from raysearch.errors import InputError
+from raysearch.processes.claim import check_folder
 
 
 def measure(

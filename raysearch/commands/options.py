@@ -98,7 +98,9 @@ WorkersOption = Annotated[
         min=0, max=MOST_WORKERS, help="Processes that evaluate for a run.", show_default="by how long a call takes"
     ),
 ]
-TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="Longest wait for an answer of a worker.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout-s", help="Longest call; then it has failed, and its process is ended.")
+]
 
 
 class OnFailure(StrEnum):

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from raysearch.claim import check_folder
 from raysearch.commands.options import JsonOption, at_home, print_json
 from raysearch.errors import NOTHING_FEASIBLE
+from raysearch.processes.claim import check_folder
 
 
 def place(

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from raysearch.claim import check_folder
 from raysearch.commands.options import JsonOption, MarginOption, at_home, print_json
 from raysearch.described import workload_of_options
 from raysearch.errors import NOTHING_FEASIBLE, InputError
+from raysearch.processes.claim import check_folder
 from sim.pools.traffic import Kind, Traffic
 
 _BATCHES = tuple(sorted({*(1 << power for power in range(13)), *(3 << power for power in range(11))}))

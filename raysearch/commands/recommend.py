@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from raysearch.claim import check_folder
 from raysearch.commands.options import AnyDegreesOption, JsonOption, MarginOption, at_home, print_json
 from raysearch.commands.workload_flags import AcceptanceOption, DraftOption, DraftTokensOption, PromptWaitOption
 from raysearch.described import workload_of_options
 from raysearch.errors import NOTHING_FEASIBLE, InputError
 from raysearch.files import as_strategy, degrees_text, strategy_dict
+from raysearch.processes.claim import check_folder
 from raysearch.recommend.answer import Answer, answer
 from raysearch.recommend.question import Question
 from raysearch.recommend.record import figures

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysearch.claim import claimed
 from raysearch.commands.options import (
     JsonOption,
     OnFailureOption,
@@ -27,12 +26,13 @@ from raysearch.commands.workload_flags import BatchGridOption, takes_workload
 from raysearch.described import asked_options, degrees_of
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import as_strategy, read_record, results_folder
+from raysearch.processes.claim import claimed
+from raysearch.processes.watcher import can_go_on_with
 from raysearch.records import HEAD_FILE, SAVE_EVERY_S, WORKLOAD_OPTIONS, RunHead, check_code
 from raysearch.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
 from raysearch.spaces import optimum_value
-from raysearch.supervision import can_go_on_with
 from sim.nearness import near_limits
 from sim.simulate import evaluate
 from sim.workload import Workload

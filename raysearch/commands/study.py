@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysearch.claim import claimed
 from raysearch.commands.options import JsonOption, OnFailureOption, OutOption, SimulatorOption, TrustCodeOption
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import results_folder
 from raysearch.limits import MOST_CPUS
+from raysearch.processes.claim import claimed
+from raysearch.processes.watcher import can_go_on_with, kept_by
 from raysearch.spaces import optimum_value
-from raysearch.supervision import can_go_on_with, kept_by
 
 if TYPE_CHECKING:
     from raysearch.study import Study

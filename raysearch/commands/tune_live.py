@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysearch.claim import claimed
-from raysearch.commands.options import JsonOption, OutOption, RetriesOption, print_json
+from raysearch.commands.options import JsonOption, OutOption, RetriesOption, TimeoutOption, print_json
 from raysearch.commands.workload_flags import BatchGridOption, takes_workload
 from raysearch.errors import NOTHING_FEASIBLE, InputError, Interrupted, RunFailed
 from raysearch.files import degrees_text, results_folder, strategy_dict, write_record
+from raysearch.processes.claim import claimed
 from sim.workload import Workload
 
 if TYPE_CHECKING:
     from raysearch.live.candidates import Candidates
     from raysearch.live.decide import Decision, Observation
     from raysearch.live.session import Settings
+
+
+_TIMEOUT_S = 3600.0
+"""[assumed] An engine that starts, warms up and is measured fits."""
 
 
 def _share(text: str) -> float:
@@ -49,7 +53,7 @@ def tune_live(
     noise: Annotated[str, typer.Option(help="How far equal measurements lie apart (standard deviation).")] = "1%",
     most: Annotated[int, typer.Option("--max-measurements", min=1, help="Stop after so many in all.")] = 50,
     batch_grid: BatchGridOption = None,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Longest --command.")] = 3600.0,
+    timeout_s: TimeoutOption = _TIMEOUT_S,
     retries: RetriesOption = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws behind the decisions.")] = 0,
     out: OutOption = None,
@@ -71,19 +75,24 @@ def tune_live(
     """
     from raysearch.described import asked_options
     from raysearch.export.source import TUNED_FILE
-    from raysearch.live.benchmark import chosen_benchmark
+    from raysearch.live.benchmark import check_chosen, opened_benchmark
     from raysearch.live.candidates import candidates_of
     from raysearch.live.session import Folder, Settings, patient, tune
+    from raysearch.processes.deadline import Patience
+    from raysearch.processes.watcher import can_go_on_with
     from raysearch.progress import stepping, telling
-    from raysearch.supervision import can_go_on_with
     from sim.optimum.spaces import space_of
 
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the tuning to go on with")
     settings = Settings(_share(within), confidence, _share(noise), seed)
-    measure = chosen_benchmark(benchmark, command, workload, timeout_s)
+    patience = Patience(timeout_s, retries)
+    check_chosen(benchmark, command)
     path = results_folder(out, f"{workload.name}-tune-live")
-    with claimed(path, resume=resume):
+    with (
+        claimed(path, resume=resume),
+        opened_benchmark(benchmark, command, workload, patience.timeout_s, path) as measure,
+    ):
         with stepping(f"candidates of {workload.name}") as progress:
             candidates = candidates_of(space_of(workload), progress)
         if not len(candidates):
@@ -94,7 +103,7 @@ def tune_live(
         can_go_on_with([*sys.argv[1:], *going_on])
         try:
             with telling(f"tuning {workload.name}") as tell:
-                run = patient(measure, retries, tell)
+                run = patient(measure, patience.retries, tell)
 
                 def measured(index: int) -> Any:
                     strategy = candidates.strategies[index]

@@ -208,6 +208,6 @@ def patient(benchmark: Benchmark, retries: int, tell: Callable[[str], Any]) -> C
                 if attempt == retries:
                     raise
                 tell(f"failed, tried again: {failure}")
-        raise AssertionError("unreachable")
+        raise ValueError(f"expected at least 0 retries, got {retries}")
 
     return measure

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import ray
-from ray.exceptions import RayError
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from raysearch.ppo.actor import Proposal
 from raysearch.ppo.env_runner import EliteEnvRunner
-from raysearch.ppo.remote import Losses, attempt
+from raysearch.ppo.remote import Asked, Runners, attempt
 from raysearch.ppo.rollout import Rollout
 from raysearch.ppo.search import Report, Search, Weights
 from raysearch.searcher import Outcome
@@ -31,11 +30,11 @@ class Sent(NamedTuple):
 
     Attributes:
         proposal: What was decided.
-        answer: Ray's promise of what comes of it; None where this process makes it.
+        asked: Of an env runner; None where this process makes it.
     """
 
     proposal: Proposal
-    answer: Any
+    asked: Asked | None
 
 
 @final
@@ -47,19 +46,18 @@ class CallsAhead:
 
     Args:
         local: The env runner of this process, which makes the calls where there are no others.
-        remote: Handles of the others, in the order of their turns.
+        numbers: Of the others, in the order of their turns.
+        runners: They.
         round_calls: Calls between two updates; with the last ones of each come RLlib's metrics.
         budget: Calls of the search.
-        give_up_s: Longest wait for a lost runner.
     """
 
     def __init__(
-        self, local: EliteEnvRunner, remote: Sequence[Any], *, round_calls: int, budget: int, give_up_s: float
+        self, local: EliteEnvRunner, numbers: Sequence[int], runners: Runners, *, round_calls: int, budget: int
     ) -> None:
-        self._local, self._remote = local, list(remote)
+        self._local, self._numbers, self._runners = local, list(numbers), runners
         self._round_calls, self._budget = round_calls, budget
         self._sent: deque[Sent] = deque()
-        self._losses = Losses(dict(enumerate(self._remote, 1)), give_up_s)
 
     def __len__(self) -> int:
         """Calls under way."""
@@ -67,7 +65,7 @@ class CallsAhead:
 
     def send(self, proposal: Proposal) -> None:
         """Has a call made. They come in the order of their numbers."""
-        self._sent.append(Sent(proposal, self._start(proposal) if self._remote else None))
+        self._sent.append(Sent(proposal, self._start(proposal) if self._numbers else None))
 
     def take(self) -> tuple[Outcome, Any]:
         """What came of the oldest call under way, and RLlib's metrics or None.
@@ -75,40 +73,31 @@ class CallsAhead:
         Raises:
             RuntimeError: A lost runner did not come back, or a call raises each time.
         """
-        proposal, answer = self._sent.popleft()
-        if answer is None:
+        proposal, asked = self._sent.popleft()
+        if asked is None:
             return self._local.make_call(proposal, metrics=self._tells(proposal.number))
-        runner = self._turn(proposal.number) + 1
-        while True:
-            try:
-                made: Any = ray.get(answer)
-            except RayError as error:
-                made = error
-            if not isinstance(made, Exception):
-                self._losses.is_back(runner)
-                return made
-            self._losses.bear(runner, proposal.number, made)
-            answer = self._start(proposal)
+        while (made := self._runners.take(asked, proposal.number)) is None:
+            asked = self._start(proposal)
+        return made
 
     def begin_with(self, proposals: Iterable[Proposal]) -> None:
         """Forgets what is under way, and has these calls made, such as those of a saved search."""
         for sent in self._sent:
-            if sent.answer is not None:
-                ray.cancel(sent.answer, force=False)
+            if sent.asked is not None:
+                ray.cancel(sent.asked.answer, force=False)
         self._sent.clear()
         for proposal in proposals:
             self.send(proposal)
 
-    def _start(self, proposal: Proposal) -> Any:
-        call = partial(make_call, proposal=proposal, metrics=self._tells(proposal.number))
-        return self._remote[self._turn(proposal.number)].apply.remote(call)
-
-    def _turn(self, number: int) -> int:
-        return number % len(self._remote)
+    def _start(self, proposal: Proposal) -> Asked:
+        runner = self._numbers[proposal.number % len(self._numbers)]
+        before = sum(1 for sent in self._sent if sent.asked and sent.asked.runner == runner)
+        work = partial(make_call, proposal=proposal, metrics=self._tells(proposal.number))
+        return self._runners.ask(runner, work, before + 1)
 
     def _tells(self, number: int) -> bool:
         """Whether it is some runner's last call of a round, or of the search."""
-        runners, rounds = max(len(self._remote), 1), self._round_calls
+        runners, rounds = max(len(self._numbers), 1), self._round_calls
         return number % rounds >= rounds - runners or number >= self._budget - runners
 
 
@@ -149,10 +138,10 @@ class Ahead:
         self._has_weights = False
         self._calls = CallsAhead(
             local,
-            [remote[worker] for worker in sorted(remote)],
+            sorted(remote),
+            Runners(remote, **search.config.runner_patience),
             round_calls=search.config.round_calls,
             budget=search.config.budget,
-            give_up_s=search.config.runner_wait_s,
         )
 
     def sample(self) -> list[SingleAgentEpisode]:

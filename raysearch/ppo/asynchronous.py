@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, final
 
 import ray
-from ray.exceptions import RayError
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from raysearch.ppo.env_runner import Round
-from raysearch.ppo.remote import Losses, answer
+from raysearch.ppo.remote import Asked, Runners, answer
 from raysearch.ppo.search import Report, Search, Weights
 
 
@@ -37,21 +36,20 @@ class Portions:
     same numbers, to whoever is free first.
 
     Args:
-        runners: The remote env runners by their number.
+        numbers: Of the remote env runners.
+        runners: They.
         size: Calls of a portion.
         budget: Calls of the search.
-        give_up_s: Longest wait for a lost runner.
 
     Attributes:
         issued: Calls that have a number.
     """
 
-    def __init__(self, runners: Mapping[int, Any], *, size: int, budget: int, give_up_s: float) -> None:
+    def __init__(self, numbers: Iterable[int], runners: Runners, *, size: int, budget: int) -> None:
         self._runners, self._size, self._budget = runners, size, budget
-        self._idle = sorted(runners)
+        self._idle = sorted(numbers)
         self._told: dict[int, tuple[int, int]] = {}  # per runner: its last portion, and the calls it knew all of
-        self._losses = Losses(dict(runners), give_up_s)
-        self._out: dict[Any, tuple[int, Portion]] = {}
+        self._out: dict[Any, tuple[Asked, Portion]] = {}
         self._again: list[Portion] = []
         self.issued = 0
 
@@ -69,8 +67,8 @@ class Portions:
             version, known = self._told.get(worker, (-1, 0))
             request = ray.put(Round(portion.first_call, portion.calls, version, news(known), weights()))
             self._told[worker] = portion.first_call, settled
-            call = self._runners[worker].apply.remote(partial(answer, request=request))
-            self._out[call] = worker, portion
+            asked = self._runners.ask(worker, partial(answer, request=request), portion.calls)
+            self._out[asked.answer] = asked, portion
 
     def _next(self, chunk: int) -> Portion | None:
         if self._again:
@@ -87,22 +85,16 @@ class Portions:
         Raises:
             RuntimeError: A lost runner did not come back, or a portion raises whoever makes it.
         """
-        (done, *_), _ = ray.wait(list(self._out), num_returns=1)
-        worker, portion = self._out.pop(done)
-        self._idle.append(worker)
-        try:
-            _, sampled = ray.get(done)
-        except RayError as error:
-            sampled = error
-        if isinstance(sampled, Exception):
-            self._losses.bear(worker, portion.first_call, sampled)
-            sampled = None
+        due = min((asked for asked, _ in self._out.values()), key=lambda asked: asked.deadline.left_s)
+        done, _ = ray.wait(list(self._out), num_returns=1, timeout=due.deadline.left_s)
+        asked, portion = self._out.pop(done[0] if done else due.answer)
+        self._idle.append(asked.runner)
+        sampled = self._runners.take(asked, portion.first_call)
         if sampled is None:
-            self._told.pop(worker, None)
+            self._told.pop(asked.runner, None)
             self._again.append(portion)
             return None
-        self._losses.is_back(worker)
-        return worker, portion, sampled
+        return asked.runner, portion, sampled
 
     def get_state(self) -> dict[str, Any]:
         """What was handed out and is not back counts as to be made."""
@@ -111,9 +103,9 @@ class Portions:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes back to a snapshot; what is still under way is forgotten when it comes."""
-        for call, (worker, _) in self._out.items():
-            ray.cancel(call, force=False)
-            self._idle.append(worker)
+        for asked, _ in self._out.values():
+            ray.cancel(asked.answer, force=False)
+            self._idle.append(asked.runner)
         self._out, self._told = {}, {}
         self.issued = state["issued"]
         self._again = [Portion(*each) for each in _portions(state["due"])]
@@ -141,9 +133,9 @@ class Unwaiting:
         config = search.config
         self._portions = Portions(
             runners,
+            Runners(runners, **config.runner_patience),
             size=config.round_calls // config.num_env_runners,
             budget=config.budget,
-            give_up_s=config.runner_wait_s,
         )
         self._unlearned: list[SingleAgentEpisode] = []
 

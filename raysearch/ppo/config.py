@@ -19,6 +19,7 @@ from raysearch.ppo.learner import EliteLearner
 from raysearch.ppo.module import EliteAttention
 from raysearch.ppo.options import Options, SharedOptions
 from raysearch.ppo.refused import objections
+from raysearch.processes.deadline import Patience
 
 
 class LearnToShardConfig(PPOConfig):
@@ -46,6 +47,8 @@ class LearnToShardConfig(PPOConfig):
             they come: faster where calls take unequally long, but no longer the same search each time.
         ahead: Calls that the algorithm itself decides before it hears of the first of them, env runners only stepping;
             0: env runners decide. What is found depends on this number, however many runners there are.
+        sample_timeout_s: RLlib's: longest call, that is a step of an environment; of one that takes longer the env
+            runner is begun anew, and where that happens again the search stops and says what it was asked.
         runner_restart_timeout_s: Longest wait for a lost env runner to come back.
     """
 
@@ -70,6 +73,7 @@ class LearnToShardConfig(PPOConfig):
             env_runner_cls=EliteEnvRunner,
             num_env_runners=0,
             create_env_on_local_worker=True,  # for evaluate()
+            sample_timeout_s=Patience.timeout_s,
             rollout_fragment_length="auto",
             # Ours make the whole batches; RLlib's would go through the episodes once more for the same.
             add_default_connectors_to_env_to_module_pipeline=False,
@@ -144,9 +148,10 @@ class LearnToShardConfig(PPOConfig):
         return {**rows, **self.env_config}
 
     @property
-    def runner_wait_s(self) -> float:
-        """Longest wait for a lost env runner: none where RLlib is not to restart it."""
-        return self.runner_restart_timeout_s if self.restart_failed_env_runners else 0.0
+    def runner_patience(self) -> dict[str, float]:
+        """How long a call may take, and the wait for a lost env runner: none where RLlib is not to restart it."""
+        give_up_s = self.runner_restart_timeout_s if self.restart_failed_env_runners else 0.0
+        return {"timeout_s": self.sample_timeout_s or Patience.timeout_s, "give_up_s": give_up_s}
 
     @property
     def lanes(self) -> int:

@@ -18,9 +18,11 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from envs.registration import ENV_ID, make_env, stepped_together
+from envs.strategy_env import StrategyEnv
 from envs.vector_env import VectorStrategyEnv
 from raysearch.ppo.actor import Proposal
 from raysearch.ppo.connectors import ChooseActions, ShowElites
+from raysearch.processes.deadline import within
 from raysearch.searcher import Outcome
 
 _ASIDE = 2
@@ -57,30 +59,39 @@ class Brief(gym.Wrapper):
     """An environment whose episodes end with its share of a budget, and whose info leaves out the evaluation.
 
     Nobody looks at it in a search, and sending it along with each episode would cost as much as all else of a call.
+    A call that takes too long is interrupted.
 
     Args:
         env: Of the search.
         share: Calls of an episode.
+        timeout_s: Longest call.
 
     Attributes:
         calls: Of the present episode so far.
     """
 
-    def __init__(self, env: gym.Env, share: int) -> None:
+    def __init__(self, env: gym.Env, share: int, timeout_s: float) -> None:
         super().__init__(env)
-        self._share, self.calls = share, 0
+        self._share, self._timeout_s, self.calls = share, timeout_s, 0
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Begins an episode."""
         self.calls = 0
-        return self.env.reset(**kwargs)
+        return within(self._timeout_s, lambda: self.env.reset(**kwargs), lambda: "a reset")
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """See `StrategyEnv.step`."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        step = within(self._timeout_s, lambda: self.env.step(action), lambda: asked_about(self.env, action))
+        observation, reward, terminated, truncated, info = step
         self.calls += 1
         light = {name: value for name, value in info.items() if name != "evaluation"}
         return observation, reward, terminated, truncated or self.calls >= self._share, light
+
+
+def asked_about(env: gym.Env, action: Any) -> str:
+    """The strategy that an action stands for, or the action where only the environment knows."""
+    inner = env.unwrapped
+    return str(inner.space.decode(inner.plain(action)) if isinstance(inner, StrategyEnv) else f"action {action}")
 
 
 class EliteEnvRunner(SingleAgentEnvRunner):
@@ -146,7 +157,8 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         else:
             create: Any
             _, create = Algorithm._get_env_id_and_creator(self.config.env, self.config)
-            envs = SyncVectorEnv([lambda share=share: Brief(create(context), share) for share in shares])
+            limit_s = self.config.sample_timeout_s
+            envs = SyncVectorEnv([lambda share=share: Brief(create(context), share, limit_s) for share in shares])
         self.env, self.num_envs = DictInfoToList(envs), len(shares)
         self._needs_initial_reset = True
         make_callback(

@@ -10,6 +10,8 @@ import numpy as np
 from ray.rllib.core import COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env.env_context import EnvContext
 
+from raysearch.ppo.env_runner import asked_about
+from raysearch.processes.deadline import within
 from raysearch.searcher import Outcome
 
 
@@ -38,6 +40,7 @@ class LeanPath:
         self.learner.build()
         self.module: Any = self.learner.module[DEFAULT_MODULE_ID].unwrapped()
         self._seen: Any = None
+        self._timeout_s = config.sample_timeout_s
 
     def look(self) -> np.ndarray:
         """What the environment shows, `[T, A]`."""
@@ -49,7 +52,9 @@ class LeanPath:
     def step(self, action: np.ndarray) -> Outcome:
         """Makes a call in the environment."""
         assert self.env is not None
-        self._seen, reward, _, _, info = self.env.step(action)
+        env = self.env
+        step = within(self._timeout_s, lambda: env.step(action), lambda: asked_about(env, action))
+        self._seen, reward, _, _, info = step
         return Outcome.of(self._seen, reward, info)
 
     def get_state(self) -> dict[str, Any]:

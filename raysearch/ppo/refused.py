@@ -13,6 +13,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from envs.registration import ENV_ID, make_env
+from raysearch.limits import LONGEST_TIMEOUT_S
 
 _SEED = "search_seed, or search(seed=), seeds a search"
 _RATE = "train_batch_size_per_learner, or rollout_calls of the options, is the calls of a round"
@@ -32,7 +33,6 @@ _WITHOUT_EFFECT = {
     "clip_rewards": (None, "the environment's alpha, beta and penalty shape its rewards"),
     "batch_mode": ("truncate_episodes", _WHOLE),
     "observation_filter": ("NoFilter", _WHOLE),
-    "sample_timeout_s": (60.0, "calls may take long; runner_restart_timeout_s is the wait for lost runners"),
     "torch_skip_nan_gradients": (False, "a gradient that is no number ends the search, which could not go on"),
     "add_default_connectors_to_learner_pipeline": (True, "the learner's advantages and loss are made of them"),
     "torch_compile_learner": (False, "compiling did not pay for networks as small"),
@@ -71,6 +71,8 @@ def objections(config: Any) -> Iterator[str]:
     for name in ("patience", "confidence_threshold"):
         if not isinstance(value := getattr(config, name), Real) or math.isnan(value) or value <= 0:
             yield f"expected {name} to be a number above 0, got {value!r}"
+    if not isinstance(value := config.sample_timeout_s, int | float) or not 0 < value <= LONGEST_TIMEOUT_S:
+        yield f"expected sample_timeout_s above 0 and at most {LONGEST_TIMEOUT_S:g}, got {value!r}: the longest call"
     if not isinstance(config.lr, Real):
         yield f"expected lr to be one number, got {config.lr!r}: the rate of the first call; it falls on a cosine"
     if not isinstance(config.ahead, Integral) or config.ahead < 0:

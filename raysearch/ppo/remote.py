@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, final
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 
 from raysearch.ppo.env_runner import EliteEnvRunner, OutOfDate, Round
+from raysearch.processes.deadline import Deadline
 
 _log = logging.getLogger(__name__)
 RETRY_S = 0.5
 """[assumed] Between two attempts to reach a lost env runner; a process takes seconds to start."""
+
+LEAST_SLACK_S = 10.0
+"""[assumed] A runner's own limit, which says more, comes first even on a busy machine."""
+_RESETS = 1
+"""Environments begin anew once within what is asked for, which may take as long as a call."""
 
 
 class RunnerError(RuntimeError):
@@ -45,25 +51,13 @@ def attempt(work: Callable[[], Any]) -> Any:
         return RunnerError(f"{type(root).__name__}: {root}", traceback.format_exc())
 
 
-def answer(runner: EliteEnvRunner, request: Round | ray.ObjectRef) -> tuple[int, Any]:
+def answer(runner: EliteEnvRunner, request: Round | ray.ObjectRef) -> Any:
     """Runs on an env runner: what it sampled, None if it has to be told more, or a `RunnerError`."""
     try:
         round_: Any = request if isinstance(request, Round) else ray.get(request)
-        return runner.worker_index, attempt(lambda: runner.sample_round(round_))
+        return attempt(lambda: runner.sample_round(round_))
     except OutOfDate:
-        return runner.worker_index, None
-
-
-@contextmanager
-def losses_told_once() -> Iterator[None]:
-    """Leaves it to `Losses` to tell of lost runners: RLlib would, at every attempt to reach one, in several lines."""
-    told = logging.getLogger("ray.rllib.utils.actor_manager")
-    level = told.level
-    told.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        told.setLevel(level)
+        return None
 
 
 def handles(group: Any) -> dict[int, Any]:
@@ -75,24 +69,71 @@ def _handle(runner: EliteEnvRunner) -> tuple[int, Any]:
     return runner.worker_index, ray.get_runtime_context().current_actor
 
 
-@final
-class Losses:
-    """Bears with lost env runners: each has some time to come back, and calls may be made once more, not twice.
+class Asked(NamedTuple):
+    """What an env runner was asked for.
 
-    Args:
-        runners: Handles of all, by their number.
-        give_up_s: Longest wait for one; 0: nobody restarts them.
+    Attributes:
+        runner: Its number.
+        answer: Ray's promise.
+        limit_s: Seconds that it was given.
+        deadline: When they are over.
     """
 
-    def __init__(self, runners: dict[int, Any], give_up_s: float) -> None:
-        self._runners, self._give_up_s = runners, give_up_s
+    runner: int
+    answer: Any
+    limit_s: float
+    deadline: Deadline
+
+
+@final
+class Runners:
+    """Env runners that are other processes: each has some time to answer, and some to come back where it is lost.
+
+    Calls may be made once more, not twice. A runner ends a call that takes too long by itself, and says which it was;
+    one that cannot even do that is late by `give_up_s` when it is ended from here.
+
+    Args:
+        handles: By their number.
+        timeout_s: Longest call.
+        give_up_s: Longest wait for a lost one; 0: nobody restarts them.
+    """
+
+    def __init__(self, handles: Mapping[int, Any], *, timeout_s: float, give_up_s: float) -> None:
+        self._handles, self._timeout_s, self._give_up_s = dict(handles), timeout_s, give_up_s
         self._lost_since: dict[int, float] = {}
         self._raised_in: set[tuple[int, int]] = set()
+
+    def ask(self, runner: int, work: Callable[[EliteEnvRunner], Any], calls: int) -> Asked:
+        """Has a runner do something that takes at most so many calls, with those that it was asked for before."""
+        limit_s = (calls + _RESETS) * self._timeout_s + max(self._give_up_s, LEAST_SLACK_S)
+        return Asked(runner, self._handles[runner].apply.remote(work), limit_s, Deadline(limit_s))
+
+    def take(self, asked: Asked, first_call: int) -> Any:
+        """What came of it; None if that has to be asked for anew, with all that a new runner must be told.
+
+        Args:
+            asked: For calls of the search.
+            first_call: The first of them.
+
+        Raises:
+            RuntimeError: See `bear`.
+        """
+        try:
+            made: Any = ray.get(asked.answer, timeout=asked.deadline.left_s)
+        except GetTimeoutError:
+            made = RunnerError(f"no answer within {asked.limit_s:g} s", "")
+        except RayError as error:
+            made = error
+        if made is None or isinstance(made, Exception):
+            self.bear(asked.runner, first_call, made)
+            return None
+        self._lost_since.pop(asked.runner, None)
+        return made
 
     def bear(self, runner: int, first_call: int, error: Exception | None) -> None:
         """Waits a little for a runner that was lost in its calls from `first_call` on.
 
-        One that raised is begun anew, as RLlib would: whatever it was in the middle of is out of order.
+        One that raised, or did not answer in time, is begun anew: whatever it was in the middle of is out of order.
 
         Raises:
             RuntimeError: It was lost for too long, or raises in the same calls once more.
@@ -105,13 +146,9 @@ class Losses:
                 ) from error
             self._raised_in.add((runner, first_call))
             _log.warning("note: env runner %s failed and is begun anew: %s", runner, error.reason)
-            ray.kill(self._runners[runner], no_restart=False)
+            ray.kill(self._handles[runner], no_restart=False)
         elif now - lost_since > self._give_up_s:
             raise RuntimeError(f"env runner {runner} did not come back within {self._give_up_s:g} s") from error
         elif now == lost_since:
             _log.warning("note: env runner %s was lost; its calls are made again once it is back", runner)
         time.sleep(RETRY_S)
-
-    def is_back(self, runner: int) -> None:
-        """Hears that a runner has answered."""
-        self._lost_since.pop(runner, None)

@@ -9,7 +9,7 @@ import ray
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from raysearch.ppo.env_runner import Round
-from raysearch.ppo.remote import Losses, answer, handles, losses_told_once
+from raysearch.ppo.remote import Runners, answer, handles
 from raysearch.ppo.search import Report, Search, Weights
 
 
@@ -26,8 +26,8 @@ class Rounds:
 
     def __init__(self, search: Search, group: Any, weights: Weights, report: Report) -> None:
         self._search, self._group, self._weights, self._report = search, group, weights, report
-        runners = handles(group) if search.config.num_env_runners else {}
-        self._losses = Losses(runners, search.config.runner_wait_s)
+        remote = handles(group) if search.config.num_env_runners else {}
+        self._runners = Runners(remote, **search.config.runner_patience)
         self._told = -1  # calls that the env runners know of; -1 before they were told anything
         self._told_weights = False  # whether they have the present ones
 
@@ -81,30 +81,18 @@ class Rounds:
 
     def _ask_remotely(self, round_: Round) -> dict[int, Any]:
         """Asks the runners until each has answered; lost ones are told all and asked anew, once they are back."""
+        config = self._search.config
+        steps = -(-round_.calls // config.lanes)
         # Weights are put where all find them; the few calls of a fragment travel with each request sooner.
-        asked: Any = round_ if round_.weights is None else ray.put(round_)
-        requests: dict[int, Any] = dict.fromkeys(range(1, self._search.config.num_env_runners + 1), asked)
+        request: Any = round_ if round_.weights is None else ray.put(round_)
+        missing = list(range(1, config.num_env_runners + 1))
         answers: dict[int, Any] = {}
-        while requests:
-            with losses_told_once():
-                results = self._group.foreach_env_runner(
-                    [partial(answer, request=request) for request in requests.values()],
-                    kwargs=[{}] * len(requests),
-                    remote_worker_ids=list(requests),
-                    local_env_runner=False,
-                    healthy_only=False,
-                    mark_healthy=True,
-                )
-            came = dict(results)
-            anew = [worker for worker in requests if not isinstance(came.get(worker), tuple)]
-            for worker in anew:
-                self._losses.bear(worker, round_.first_call, came.get(worker))
-            for worker in requests.keys() - anew:
-                answers[worker] = came[worker]
-                self._losses.is_back(worker)
-            if not anew:
-                break
-            news = self._search.actor.news(0)
-            all_told = ray.put(round_._replace(version=-1, news=news, weights=self._weights()))
-            requests = dict.fromkeys(anew, all_told)
+        while missing:
+            work = partial(answer, request=request)
+            asked = [self._runners.ask(worker, work, steps * config.num_envs_per_env_runner) for worker in missing]
+            answers |= {each.runner: self._runners.take(each, round_.first_call) for each in asked}
+            missing = [worker for worker in missing if answers[worker] is None]
+            if missing:
+                news = self._search.actor.news(0)
+                request = ray.put(round_._replace(version=-1, news=news, weights=self._weights()))
         return answers

@@ -43,7 +43,7 @@ def evaluating(
     if simulator is None and not workers:
         yield 0
         return
-    from raysearch.connection import connected
+    from raysearch.processes.connection import connected
 
     cpus = max(workers or 0, os.cpu_count() or 1)  # of a Ray of our own; whoever asks for more workers gets them
     with redirect_stdout(sys.stderr), connected(cpus=cpus):  # Ray's threads print of workers that die

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from envs.space import StrategySpace
-from envs.strategy_env import brief
 from raysearch.errors import InputError
-from raysearch.limits import LONGEST_TIMEOUT_S, MOST_RETRIES
+from raysearch.processes.deadline import Patience as Patience
 from raysearch.registry import searcher_class
 from raysearch.simulators.protocol import InProcess, Simulator
 from raysearch.yardstick import cache_dir
@@ -16,25 +14,6 @@ from sim import simulate
 from sim.layers.heuristics import megatron_dims
 from sim.optimum.spaces import space_of
 from sim.workload import Workload
-
-
-@dataclass(frozen=True)
-class Patience:
-    """With a simulator that hangs or fails.
-
-    Attributes:
-        timeout_s: Longest wait for an answer of a worker.
-        retries: How often a failing call is tried again before the run stops.
-    """
-
-    timeout_s: float = 600.0  # [assumed] a compile-and-run of a real engine fits
-    retries: int = 1  # [assumed] once helps against a lost process; a strategy that always fails stops the run
-
-    def __post_init__(self) -> None:
-        if not 0 < self.timeout_s <= LONGEST_TIMEOUT_S:
-            raise InputError(f"timeout must be above 0 s and at most {LONGEST_TIMEOUT_S:g} s, got {self.timeout_s:g}")
-        if not 0 <= self.retries <= MOST_RETRIES:
-            raise InputError(f"retries must be 0 to {MOST_RETRIES}, got {brief(str(self.retries))}")
 
 
 def open_simulator(
@@ -54,7 +33,7 @@ def open_simulator(
     """
     check_workers(simulator, workers)
     if workers == 0:
-        return InProcess(simulate.evaluate)
+        return InProcess(simulate.evaluate, patience.timeout_s)
     from raysearch.simulators.cache import AnswerCache
     from raysearch.simulators.forgiving import Forgiving
     from raysearch.simulators.plugin import load_plugin

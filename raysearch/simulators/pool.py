@@ -15,17 +15,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from envs.strategy_env import SimulatorError, failure_text
 from raysearch.errors import InputError
+from raysearch.processes.deadline import START_TIMEOUT_S, NoAnswer
 from raysearch.simulators.plugin import load_simulator
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
 from sim.workload import Workload
-
-START_TIMEOUT_S = 120.0
-"""[assumed] Longest wait for a new worker: for a free CPU, a process, and the import of the black box."""
-
-
-class NoAnswer(RuntimeError):
-    """A worker hung or died over a strategy."""
 
 
 class NoWorker(InputError):

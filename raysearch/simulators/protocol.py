@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from envs.strategy_env import Evaluate
+from raysearch.processes.deadline import Patience, within
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -29,17 +30,22 @@ class Simulator(Protocol):
 
 
 class InProcess:
-    """A black box called where the searcher runs."""
+    """A black box called where the searcher runs.
 
-    def __init__(self, evaluate: Evaluate) -> None:
-        self._evaluate = evaluate
+    Args:
+        evaluate: The black box.
+        timeout_s: Longest call, as far as `within` can end it.
+    """
+
+    def __init__(self, evaluate: Evaluate, timeout_s: float = Patience.timeout_s) -> None:
+        self._evaluate, self._timeout_s = evaluate, timeout_s
 
     def prefetch(self, strategy: Strategy) -> None:
         """Nothing: there is nobody else to do it."""
 
     def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
-        """The evaluation of a strategy."""
-        return self._evaluate(workload, strategy)
+        """The evaluation of a strategy. Raises: NoAnswer: It takes too long."""
+        return within(self._timeout_s, lambda: self._evaluate(workload, strategy))
 
     def asked_twice(self, workload: Workload) -> list[str]:
         """Nothing: no cache hides what it says."""

@@ -8,15 +8,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from raysearch import claim
-from raysearch.claim import CLAIM_FILE, LAPSE_S, claimed, in_use
 from raysearch.errors import InputError
+from raysearch.processes import claim, heartbeat
+from raysearch.processes.claim import CLAIM_FILE, LAPSE_S, claimed, in_use
 from tests.conftest import command_environment
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "WITNESSED_S", 0.2)
 
 
 def of_another_host(folder: Path, silent_s: float) -> Path:
@@ -60,7 +66,7 @@ def test_a_folder_claimed_on_another_host_is_refused_until_the_claim_lapses(tmp_
 
 
 def test_a_claim_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     with claimed(tmp_path):
         path = tmp_path / CLAIM_FILE
         os.utime(path, (0, 0))
@@ -70,11 +76,34 @@ def test_a_claim_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest
             time.sleep(0.01)
 
 
+def test_a_claim_that_seems_old_because_the_clock_was_set_is_not_taken_over(tmp_path: Path) -> None:
+    path = of_another_host(tmp_path, silent_s=0.0)
+    ended = threading.Event()
+
+    def live_on_a_host_whose_clock_is_a_day_behind() -> None:
+        then = time.time() - 86_400
+        while not ended.wait(0.02):
+            then += 0.02
+            os.utime(path, (then, then))
+
+    holder = threading.Thread(target=live_on_a_host_whose_clock_is_a_day_behind)
+    holder.start()
+    try:
+        while in_use(tmp_path):
+            time.sleep(0.01)
+        with pytest.raises(InputError, match="in use by"), claimed(tmp_path):
+            pass
+    finally:
+        ended.set()
+        holder.join()
+
+
 HOLD = """
 import sys, time
 from pathlib import Path
-from raysearch import claim
+from raysearch.processes import claim
 from raysearch.errors import InputError
+claim.WITNESSED_S = 1.0
 if "without-locks" in sys.argv:
     def no_locks(handle, operation):
         raise OSError(37, "No locks available")

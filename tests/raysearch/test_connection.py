@@ -13,9 +13,9 @@ import pytest
 import ray
 from ray._private import services as ray_services
 
-from raysearch import connection
-from raysearch.connection import connected
 from raysearch.errors import RunFailed
+from raysearch.processes import connection
+from raysearch.processes.connection import connected
 
 SAYS_WHAT_IT_BLOCKS = "import signal; print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
 

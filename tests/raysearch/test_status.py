@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from raysearch.claim import claimed, in_use
 from raysearch.commands import status as status_command
 from raysearch.commands.status import show_status
 from raysearch.errors import InputError
 from raysearch.journal import JOURNAL_FILE, Journal
+from raysearch.processes.claim import claimed, in_use
 from raysearch.run import SearchRun
 from raysearch.status import StudyStatus, read_status
 from raysearch.study import load_study, run_dir, write_study

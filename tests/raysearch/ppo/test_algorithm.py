@@ -10,11 +10,11 @@ import ray
 from ray.tune.registry import _global_registry
 
 from envs.registration import ENV_ID, make_env
-from raysearch.connection import connected
 from raysearch.ppo.algorithm import LearnToShard, LearnToShardConfig
 from raysearch.ppo.copy_algorithm import CopyConfig
 from raysearch.ppo.env_runner import Brief
 from raysearch.ppo.options import Options
+from raysearch.processes.connection import connected
 from raysearch.searcher import Outcome
 
 BUDGET = 45

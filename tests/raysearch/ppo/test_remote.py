@@ -1,13 +1,17 @@
 """How a search bears with env runners that are lost, and with those that raise."""
 
+import contextlib
+import ctypes
 import pickle
+import time
 
 import gymnasium
 import pytest
 
-from raysearch.connection import connected
 from raysearch.ppo import remote
-from raysearch.ppo.remote import Losses, RunnerError, attempt
+from raysearch.ppo.remote import Asked, RunnerError, Runners, attempt
+from raysearch.processes.connection import connected
+from raysearch.processes.deadline import Deadline, NoAnswer
 
 
 @pytest.fixture
@@ -15,7 +19,7 @@ def losses(monkeypatch):
     killed = []
     monkeypatch.setattr(remote, "RETRY_S", 0.0)
     monkeypatch.setattr(remote.ray, "kill", lambda runner, no_restart: killed.append(runner))
-    return Losses({1: "one", 2: "two"}, give_up_s=60.0), killed
+    return Runners({1: "one", 2: "two"}, timeout_s=1.0, give_up_s=60.0), killed
 
 
 def failure() -> RunnerError:
@@ -47,14 +51,15 @@ def test_a_runner_that_raises_is_begun_anew_once_and_then_the_reason_is_told(los
 
 def test_nobody_waits_for_a_runner_that_is_not_restarted():
     with pytest.raises(RuntimeError, match="env runner 1 failed in the calls from 0 on: ZeroDivisionError"):
-        Losses({1: "one"}, give_up_s=0.0).bear(1, 0, failure())
+        Runners({1: "one"}, timeout_s=1.0, give_up_s=0.0).bear(1, 0, failure())
 
 
-def test_a_lost_runner_is_told_of_once_until_it_is_back(losses, caplog):
+def test_a_lost_runner_is_told_of_once_until_it_is_back(losses, caplog, monkeypatch):
     borne, _ = losses
     for _ in range(3):
         borne.bear(1, 40, None)
-    borne.is_back(1)
+    monkeypatch.setattr(remote.ray, "get", lambda answer, timeout: answer)
+    assert borne.take(Asked(1, "back", 1.0, Deadline(1.0)), 40) == "back"
     borne.bear(1, 48, None)
     assert [record.message.split(";")[0] for record in caplog.records] == ["note: env runner 1 was lost"] * 2
 
@@ -83,3 +88,49 @@ def test_an_environment_that_always_raises_stops_the_search_with_its_reason(toy,
     with pytest.raises(RuntimeError, match="from 0 on: ValueError: the simulator is out of order"):
         algorithm.train()
     algorithm.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("way", [{}, {"asynchronous": True}, {"ahead": 2}])
+@pytest.mark.parametrize(
+    ("hang", "reason"),
+    [
+        (lambda: time.sleep(1e6), r"from 0 on: NoAnswer: no answer within 1 s on action \["),
+        (
+            lambda: ctypes.PyDLL(None).sleep(10**6),
+            r"from 0 on: no answer within \d+ s$",
+        ),  # deaf: it holds the interpreter
+    ],
+)
+def test_a_call_that_never_returns_stops_the_search_with_what_was_asked(toy, local_ray, monkeypatch, way, hang, reason):
+    class Hanging(gymnasium.Wrapper):
+        def __init__(self, context):
+            super().__init__(toy_env({}))
+
+        def step(self, action):
+            hang()
+
+    toy_env = toy.Env
+    monkeypatch.setattr(remote, "LEAST_SLACK_S", 3.0)
+    config = toy.copy_config(budget=20).search(budget=20, **way).environment(env=Hanging)
+    config.env_runners(num_env_runners=1, sample_timeout_s=1.0).fault_tolerance(restart_failed_env_runners=False)
+    algorithm = config.build_algo()
+    with pytest.raises(RuntimeError, match=reason):
+        algorithm.train()
+    algorithm.stop()
+
+
+def test_a_call_in_this_process_that_never_returns_stops_the_search_too(toy):
+    class Hanging(toy.Env):
+        def step(self, action):
+            while True:
+                with contextlib.suppress(Exception):
+                    time.sleep(1e6)
+
+    config = toy.copy_config(budget=20).environment(env=lambda _: Hanging({}))
+    config.lean = True
+    config.env_runners(sample_timeout_s=0.2)
+    algorithm = config.build_algo()
+    with pytest.raises(NoAnswer, match=r"no answer within 0.2 s on action \["):
+        algorithm.train()

@@ -19,7 +19,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)  # a folder's would last to the end of all tests
 def _ray(log: Path) -> Iterator[None]:
-    from raysearch.connection import connected
+    from raysearch.processes.connection import connected
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(LOG, str(log))  # before Ray starts: workers inherit it

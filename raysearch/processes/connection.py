@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -31,21 +30,17 @@ from ray._raylet import (  # pyright: ignore[reportAttributeAccessIssue]
 
 from envs.strategy_env import failure_text
 from raysearch.errors import InputError, RunFailed
-from raysearch.supervision import private_prefix, start_anew, starting_ray
+from raysearch.processes.vigil import CONNECT_TIMEOUT_S, Vigil, answers, watched
+from raysearch.processes.watcher import private_prefix, start_anew, starting_ray
 
-CONNECT_TIMEOUT_S = 5.0
-"""[assumed] A cluster that does not answer within it is not there."""
-LOOK_S = 1.0
-"""Between two looks whether Ray lives."""
+CLUSTERS_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""By which Ray, on any system, is told whether other hosts are to reach it."""
 START_S = 55.0
 """[assumed] A Ray of our own that is not there by then is started anew."""
 _TOO_SLOW = "timed out during startup"
 """What Ray says of it."""
-SILENT_S = 20.0
-"""[assumed] A cluster whose head does not answer for so long has died."""
 LONGEST_FOLDER = 40
 """[spec] A socket's path has 107 bytes (unix(7)), of which Ray's names within its folder take 67."""
-_VITAL = ("gcs_server", "raylet")
 OBJECT_STORE_BYTES = 100 * 1024**2
 """[assumed] Runs exchange only small dictionaries; Ray's default of 30 % of the memory would be in the way."""
 
@@ -69,24 +64,39 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     _check_reachable(address)
+    vigil = Vigil(ours=address == "local")
     with _closed_to_others() if address == "local" else nullcontext() as private, _silent_threads():
-        with _mended():
-            if private is not None:
-                _start(private / "ray", cpus, quiet)
-            else:
-                try:
-                    ray.init(address, **quiet)
-                except (ConnectionError, ValueError) as error:
-                    raise InputError(f"cannot connect to Ray at {address!r}: {error}") from error
-        ended = threading.Event()
-        if ray.is_initialized():
-            cluster = None if address == "local" else ray.get_runtime_context().gcs_address
-            threading.Thread(target=_watch, args=(ended, cluster), daemon=True).start()
         try:
-            yield
+            with watched(vigil):
+                with _mended():
+                    if private is not None:
+                        _start(private / "ray", cpus, quiet)
+                    else:
+                        _join(address, vigil, quiet)
+                for server in _servers() if ray.is_initialized() else ():
+                    vigil.ask(server)
+                yield
         finally:
-            ended.set()
             ray.shutdown()
+
+
+def _servers() -> list[str]:
+    """Whom to ask whether Ray lives: its head, and the node that this process is on."""
+    context = ray.get_runtime_context()
+    here = context.get_node_id()
+    nodes = [
+        f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}" for node in ray.nodes() if node["NodeID"] == here
+    ]
+    return [context.gcs_address, *nodes]
+
+
+def _join(address: str, vigil: Vigil, quiet: dict[str, Any]) -> None:
+    if _is_server(address):
+        vigil.ask(address)
+    try:
+        ray.init(address, **quiet)
+    except (ConnectionError, ValueError) as error:
+        raise InputError(f"cannot connect to Ray at {address!r}: {error}") from error
 
 
 def _start(folder: Path, cpus: int | None, quiet: dict[str, Any]) -> None:
@@ -120,7 +130,7 @@ def _closed_to_others() -> Iterator[Path]:
     Its processes inherit the path of a file that only this user may read; the token is on no command line and in no
     environment. Gives the folder of that file, for what else is nobody's business.
     """
-    folder = tempfile.TemporaryDirectory(prefix=private_prefix(os.getpid()), ignore_cleanup_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix=private_prefix(), ignore_cleanup_errors=True)
     with folder as private:  # of mode 700; what Ray's processes still write into it, their watcher removes
         path = Path(private) / "token"
         path.touch(0o600)
@@ -128,18 +138,15 @@ def _closed_to_others() -> Iterator[Path]:
         own = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(path),
-            ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # then its address is 127.0.0.1
+            CLUSTERS_VARIABLE: "0",  # then the address of its processes is 127.0.0.1
         }
         before = {name: os.environ.get(name) for name in (*own, "RAY_AUTH_TOKEN")}
-        clusters = ray_constants.ENABLE_RAY_CLUSTER
         os.environ.pop("RAY_AUTH_TOKEN", None)
         os.environ.update(own)
-        ray_constants.ENABLE_RAY_CLUSTER = False
         _forget_token()
         try:
             yield Path(private)
         finally:
-            ray_constants.ENABLE_RAY_CLUSTER = clusters
             for name, value in before.items():
                 os.environ.pop(name, None)
                 if value is not None:
@@ -151,7 +158,7 @@ def _closed_to_others() -> Iterator[Path]:
 def _silent_threads() -> Iterator[None]:
     """Leaves out the tracebacks of Ray's own threads, which find Ray gone where a signal has ended all of it.
 
-    That Ray has died while it is needed is noticed, and told, by `_watch`.
+    That Ray has died while it is needed is noticed, and told, by `watched`.
     """
     before = threading.excepthook
 
@@ -162,40 +169,6 @@ def _silent_threads() -> Iterator[None]:
     threading.excepthook = tell
     yield
     threading.excepthook = before  # but not after a stop: amid Ray's start its threads live on until the process ends
-
-
-def _watch(ended: threading.Event, cluster: str | None) -> None:
-    """Notices that Ray has died, which its driver may wait for without end.
-
-    Args:
-        ended: Set when nobody needs Ray any more.
-        cluster: Address of its head; None of a Ray of our own, whose processes are ours to look at.
-    """
-    node: Any = ray_worker._global_node
-    heard_of_s = time.monotonic()
-    while not ended.wait(LOOK_S):
-        if cluster is None:
-            dead = any(process.poll() is not None for name in _VITAL for process in _processes(node, name))
-        else:
-            host, _, port = cluster.rpartition(":")
-            heard_of_s = time.monotonic() if _answers(host, int(port)) else heard_of_s
-            dead = time.monotonic() - heard_of_s > SILENT_S
-        if dead and not ended.is_set():
-            print(f"note: {'the Ray cluster' if cluster else 'Ray'} has died", file=sys.stderr, flush=True)
-            start_anew()
-            return
-
-
-def _processes(node: Any, name: str) -> list[Any]:
-    return [started.process for started in node.all_processes.get(name, [])]
-
-
-def _answers(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True
 
 
 def _forget_token() -> None:
@@ -244,6 +217,7 @@ def _without_what_nobody_asks() -> Iterator[None]:
         node._webui_url = ""
 
     with _replaced(
+        (ray_constants, "ENABLE_RAY_CLUSTER", False),  # read on import from CLUSTERS_VARIABLE
         (Node, "start_monitor", lambda node: None),
         (Node, "start_log_monitor", lambda node: None),
         (Node, "start_api_server", no_url),
@@ -287,11 +261,11 @@ def _held_back(signum: int) -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Refuses host:port addresses where nobody listens: Ray itself would retry for minutes."""
+    """Refuses host:port addresses where nobody answers: Ray itself would retry for minutes."""
+    if _is_server(address) and not answers(address):
+        raise InputError(f"no Ray cluster answers at {address!r} within {CONNECT_TIMEOUT_S:g} s")
+
+
+def _is_server(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    if "://" in address or not (host and port.isdigit()):
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
-        raise InputError(f"no Ray cluster answers at {address!r}: {error}") from error
+    return "://" not in address and bool(host) and port.isdigit()

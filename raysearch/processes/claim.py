@@ -3,7 +3,7 @@
 Two things hold it. A lock on the folder itself ends with its process however that ends, but not every network file
 system carries it to other hosts. For those a file in the folder names the holder, who touches it every few seconds:
 a claim that nobody has touched for long has lapsed and may be taken over. Ages are read off the file system's own
-clock, so that the hosts' clocks need not agree.
+clock, so that the hosts' clocks need not agree; as even that may be set, whoever takes over has watched for a while.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,13 +21,14 @@ from typing import Any
 
 from envs.strategy_env import brief
 from raysearch.errors import InputError
+from raysearch.processes.heartbeat import BEAT_S, Pulse, beating
 from sim.config.reading import Unreadable, opened, parse_object
 
 CLAIM_FILE = ".claim"
-BEAT_S = 5.0
-"""[assumed] Seconds between two touches of a claim."""
 LAPSE_S = 60.0
 """[assumed] A claim untouched for so long is nobody's: far above the few seconds a network file system may stall."""
+WITNESSED_S = 2 * BEAT_S
+"""[assumed] A claim that seems to have lapsed is watched for so long before it is taken over."""
 _LONGEST_BYTES = 4096
 """[assumed] A claim has 200; what is longer is none."""
 _LOOK_S = 0.1
@@ -148,22 +148,14 @@ def _held(folder: Path, alone: bool) -> Iterator[None]:
         handle = _stake(path, mine, alone)
     except OSError as error:
         raise _unusable(folder, error) from error
-    ended = threading.Event()
-    threading.Thread(target=_beat, args=(handle, ended), daemon=True).start()
     try:
-        yield
+        with beating(handle):  # what was taken over has no name any more; touching it harms nobody
+            yield
     finally:
-        ended.set()
+        os.close(handle)
         with suppress(OSError):
             if path.read_bytes() == mine:
                 path.unlink()
-
-
-def _beat(handle: int, ended: threading.Event) -> None:
-    while not ended.wait(BEAT_S):
-        with suppress(OSError):  # what was taken over has no name any more; touching it harms nobody
-            os.utime(handle)
-    os.close(handle)
 
 
 def _stake(path: Path, mine: bytes, alone: bool) -> int:
@@ -206,7 +198,7 @@ def _bury(path: Path, alone: bool) -> None:
         return
     holder = _parse(claim)
     killed_here = alone and holder.get("machine") == _machine()
-    if not killed_here and age_s < LAPSE_S:
+    if not killed_here and (age_s < LAPSE_S or _beats(path)):
         raise _in_use(path.parent, holder, age_s)
     grave = path.with_name(f"{CLAIM_FILE}.{os.urandom(4).hex()}")
     try:
@@ -220,6 +212,13 @@ def _bury(path: Path, alone: bool) -> None:
     grave.unlink()
     if not taken:
         raise _in_use(path.parent)
+
+
+def _beats(path: Path) -> bool:
+    """Whether somebody touches a claim while we look."""
+    pulse = Pulse(path)
+    time.sleep(WITNESSED_S)
+    return pulse.silent_s < WITNESSED_S
 
 
 def _now_s(folder: Path) -> float:
