@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from envs.chain import DamagedRows
 from envs.rows import RowsTaken
 from envs.strategy_env import SimulatorFailure
 from raysearch.errors import InputError, RunFailed
-from raysearch.records import SAVE_EVERY_S, STUDY_FILE, RunSpec
+from raysearch.processes.heartbeat import beating
+from raysearch.records import HEAD_FILE, SAVE_EVERY_S, STUDY_FILE, RunSpec
 from raysearch.run import SearchRun, finish_rows, finished_summary
 from raysearch.simulators.opening import Patience
 
@@ -60,13 +62,15 @@ class SearchTrial(tune.Trainable):
     """Advances one `SearchRun` per trial; the actor is reused for the next trial.
 
     A run checkpoints itself into its own folder, so Tune keeps none: whether a trial starts, starts again after its
-    process died, or is resumed with the study, it goes on where its folder says.
+    process died, or is resumed with the study, it goes on where its folder says. While it runs it touches its run.json:
+    a process that stops doing so is taken for dead by the study.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Takes a trial's configuration; see `trial_config`."""
         self._trial: Mapping[str, Any] = config["run"]
         self._run: SearchRun | None = None
+        self._life = ExitStack()
         self._saved_at_s = time.monotonic()
 
     def step(self) -> dict[str, Any]:
@@ -89,7 +93,9 @@ class SearchTrial(tune.Trainable):
         if finished is not None:  # its process was killed after the run's end and before Tune had noted it
             finish_rows(folder)
             return self._report(finished["metrics"], done=True)
-        self._run = self._run or self._build(folder)
+        if self._run is None:
+            self._run = self._build(folder)
+            self._life.enter_context(beating(folder / HEAD_FILE))
         self._run.advance(self._trial["report_every"], within_chunk=True)
         if self._run.done:
             self._run.finish()
@@ -111,6 +117,7 @@ class SearchTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         """Closes the run's files."""
+        self._life.close()
         if self._run is not None:
             self._run.close()
             self._run = None

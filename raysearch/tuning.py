@@ -17,12 +17,15 @@ os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # of which we 
 from raysearch.processes.connection import connected  # before Ray, whose environment it prepares
 
 # isort: split
+import ray
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback, TBXLoggerCallback
 
 from raysearch.errors import Interrupted, RunFailed
 from raysearch.processes.cluster import check_room, check_shared
+from raysearch.processes.heartbeat import Hearts
 from raysearch.processes.watcher import let_go_of_terminal
+from raysearch.records import HEAD_FILE
 from raysearch.run import finished_summary
 from raysearch.study import TUNE_FOLDER, Study, run_dir, write_study
 from raysearch.study_display import StudyDisplay
@@ -32,6 +35,7 @@ MAX_FAILURES = 2
 """[assumed] Restarts of a run whose process dies, before the run counts as failed."""
 
 _display: ContextVar[StudyDisplay] = ContextVar("display of the study that is running")
+_hearts: ContextVar[Hearts] = ContextVar("hearts of its runs")
 
 
 def run_study(
@@ -69,12 +73,13 @@ def run_study(
         if not resume:
             write_study(study, optima, out)
         begun()
-        token = _display.set(display)
+        tokens = _display.set(display), _hearts.set(hearts := Hearts())
         try:
-            with _stopped_as_interrupted() as signals:
+            with hearts.watching(), _stopped_as_interrupted() as signals:
                 reasons = _fit(_tuner(study, optima, out))
         finally:
-            _display.reset(token)
+            _display.reset(tokens[0])
+            _hearts.reset(tokens[1])
     _judge(study, out, reasons, signals)
 
 
@@ -100,8 +105,10 @@ class _Relay(tune.Callback):
     """Tells the display of the running study what Tune reports. Tune pickles it, so it holds nothing."""
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        run_id = trial.config["run"]["run_id"]
-        _name_steps(trial.temporary_state.ray_actor, run_id)
+        run_id, folder = trial.config["run"]["run_id"], Path(trial.config["run"]["folder"])
+        actor = trial.temporary_state.ray_actor
+        _name_steps(actor, run_id)
+        _hearts.get().watch(run_id, folder / HEAD_FILE, lambda: ray.kill(actor))
         _display.get().started(run_id)
 
     def on_trial_result(
@@ -111,10 +118,12 @@ class _Relay(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         ended = _display.get().failed if FAILURE in trial.last_result else _display.get().finished
-        ended(trial.config["run"]["run_id"])
+        _hearts.get().leave(run_id := trial.config["run"]["run_id"])
+        ended(run_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        _display.get().failed(trial.config["run"]["run_id"])
+        _hearts.get().leave(run_id := trial.config["run"]["run_id"])
+        _display.get().failed(run_id)
 
 
 def _name_steps(actor: Any, run_id: str) -> None:

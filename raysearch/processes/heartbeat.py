@@ -7,15 +7,21 @@ clocks say, or that somebody sets them.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import final
 
+from raysearch.processes.deadline import START_TIMEOUT_S
+
 BEAT_S = 5.0
 """[assumed] Seconds between two beats."""
+SILENT_S = 45.0
+"""[assumed] What has not beaten for so long counts as dead: far above the few seconds a network file system stalls."""
+_LOOK_S = 1.0
 
 
 @contextmanager
@@ -43,18 +49,22 @@ class Pulse:
 
     Args:
         path: Where it is, or will be.
+
+    Attributes:
+        beats: Whether it was seen to change.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen = self._look()
         self._changed_s = time.monotonic()
+        self.beats = False
 
     @property
     def silent_s(self) -> float:
         """Looks once more; for how many seconds nothing was seen to change."""
         if (seen := self._look()) != self._seen:
-            self._seen, self._changed_s = seen, time.monotonic()
+            self._seen, self._changed_s, self.beats = seen, time.monotonic(), True
         return time.monotonic() - self._changed_s
 
     def _look(self) -> int | None:
@@ -62,3 +72,49 @@ class Pulse:
             return self._path.stat().st_mtime_ns
         except OSError:
             return None
+
+
+@final
+class Hearts:
+    """Watches several that beat; who falls silent is told of and ended, once."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, tuple[Pulse, Callable[[], None]]] = {}
+        self._lock = threading.Lock()
+
+    def watch(self, name: str, path: Path, end: Callable[[], None]) -> None:
+        """Begins to watch one; `end` ends it."""
+        with self._lock:
+            self._watched[name] = Pulse(path), end
+
+    def leave(self, name: str) -> None:
+        """Watches it no longer."""
+        with self._lock:
+            self._watched.pop(name, None)
+
+    def look(self) -> None:
+        """Looks at all of them."""
+        with self._lock:
+            for name, (pulse, end) in tuple(self._watched.items()):
+                limit_s = SILENT_S if pulse.beats else START_TIMEOUT_S
+                if pulse.silent_s > limit_s:
+                    print(f"note: {name} gave no sign of life for {limit_s:g} s and is begun anew", file=sys.stderr)
+                    del self._watched[name]
+                    end()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Looks every second, meanwhile."""
+        ended = threading.Event()
+
+        def run() -> None:
+            while not ended.wait(_LOOK_S):
+                self.look()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()

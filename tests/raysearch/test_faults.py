@@ -15,79 +15,33 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from envs.rows import read_rows
 from raysearch.records import RunSpec
-from raysearch.results import read_runs
 from raysearch.run import SearchRun
-from raysearch.simulators.plugin import load_plugin
-from raysearch.simulators.protocol import InProcess
 from raysearch.status import read_status
-from raysearch.yardstick import CACHE_VARIABLE
 from tests.conftest import command_environment, raysearch_command
 from tests.processes import descendants, ended
-from tests.raysearch.simulators.boxes import LOG, gate
+from tests.raysearch.gated import (
+    LONGEST_S,
+    digests,
+    holds_rows,
+    process_of,
+    rows_of,
+    undisturbed,
+    wait_for_rows,
+    write_study,
+)
+from tests.raysearch.gated import let_pass as let_pass
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
 Start = Callable[..., "subprocess.Popen[str]"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-BOXES = "tests.raysearch.simulators.boxes:"
-SEARCHERS = ["annealing", "random"]
-BUDGET = 60
-LONGEST_S = 150
-"""Any wait; far above what the busiest machine takes."""
-
-
-def write_study(folder: Path, workload: Path, **changes: Any) -> Path:
-    keys = {"name": "test", "workloads": [str(workload)], "seeds": [0], "searchers": SEARCHERS, "budget": BUDGET}
-    keys |= {"simulator": f"{BOXES}gated", "timeout_s": 1000.0, "report_every": 5, **changes}
-    path = folder / "study.toml"
-    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
-    return path
-
-
-def undisturbed(workload: Path, folder: Path) -> dict[str, str]:
-    """The digests of the same runs made one by one, in this process and by a box without a gate."""
-    found: dict[str, str] = {}
-    for searcher in SEARCHERS:
-        spec = RunSpec(str(workload), searcher, seed=0, budget=BUDGET, simulator=f"{BOXES}hilly", workers=1)
-        run = SearchRun(spec, folder / searcher, simulator=InProcess(load_plugin(f"{BOXES}hilly")))
-        run.advance(BUDGET)
-        found[searcher] = run.finish()["digest"]
-    return found
-
-
-def digests(out: Path) -> dict[str, str]:
-    """Of the runs of a finished study, whose rows are counted too: each call once."""
-    runs = read_runs(out)
-    for run in runs:
-        assert run["complete"]
-        assert list(read_rows(out / "runs" / run["run_id"])["call"]) == list(range(1, run["budget"] + 1))
-    return {run["searcher"]: run["digest"] for run in runs}
-
-
-@pytest.fixture
-def let_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets the black box answer about so many strategies in all."""
-    log = tmp_path / "asked.txt"
-    log.touch()
-    monkeypatch.setenv(LOG, str(log))
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))  # or what another test was told would be known
-
-    def passing(calls: int) -> None:
-        (waiting := gate(log).with_suffix(".new")).write_text(str(calls))
-        waiting.replace(gate(log))
-
-    passing(0)
-    return passing
 
 
 def test_a_study_survives_a_hangup_a_move_a_killed_run_and_two_deaths_of_its_ray(
@@ -230,20 +184,6 @@ def assert_stopped(process: subprocess.Popen[str], signum: signal.Signals, going
     assert all(ended(pid) for pid in started)
 
 
-def rows_of(out: Path) -> int:
-    """Rows on disk so far, in all runs."""
-    rows = [path.read_bytes().count(b"\n") for path in out.glob("runs/*/rows.jsonl")]
-    return sum(rows) + sum(len(read_rows(path.parent)) for path in out.glob("runs/*/rows.parquet"))
-
-
-def wait_for_rows(process: subprocess.Popen[str], out: Path, rows: int) -> None:
-    deadline = time.monotonic() + LONGEST_S
-    while rows_of(out) < rows:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, f"{rows_of(out)} of {rows} rows after {LONGEST_S} s"
-        time.sleep(0.05)
-
-
 def wait_for_title(process: subprocess.Popen[str], text: str) -> None:
     """Waits until something that a command has started has a title that holds the text."""
     deadline = time.monotonic() + LONGEST_S
@@ -261,16 +201,3 @@ def kill_until_another_runs(process: subprocess.Popen[str], name: str) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, f"no other {name} after {LONGEST_S} s"
         time.sleep(0.05)
-
-
-def process_of(process: subprocess.Popen[str], name: str) -> int:
-    return next(pid for pid, title in descendants(process.pid).items() if f"/{name}\0" in title)
-
-
-def holds_rows(pid: int, out: Path) -> bool:
-    """Whether a process has the rows of a run open."""
-    held: list[str] = []
-    for path in Path(f"/proc/{pid}/fd").glob("*"):
-        with suppress(OSError):  # it has ended, or closed this one meanwhile
-            held.append(os.readlink(path))
-    return any(text.startswith(f"{out}/") and text.endswith("rows.jsonl") for text in held)
