@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raysearch.claim import CLAIM_FILE, in_use
 
 from envs.calls import CallRow
 from envs.chain import NO_ROWS_DIGEST
-from raysearch.claim import CLAIM_FILE, in_use
 from raysearch.errors import InputError, RunFailed
 from raysearch.export.source import RECOMMENDATION_FILE, TUNED_FILE, read_deployments, verified_answers
 from raysearch.export.stored import Exportable
