@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from raysearch.claim import CLAIM_FILE, in_use
 
 from envs.calls import CallRow
 from envs.chain import NO_ROWS_DIGEST
@@ -28,6 +27,7 @@ from raysearch.journal import JOURNAL_FILE, last_events
 from raysearch.live.session import Head, verify_tuning
 from raysearch.place.fleet_file import FleetFile
 from raysearch.place.show import PLACEMENT_FILE
+from raysearch.processes.claim import CLAIM_FILE, in_use
 from raysearch.records import RunHead, RunSummary, StudyRecord
 from raysearch.report import NotExplained, best_figures, read_report
 from raysearch.results import survey, verify
