@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, final, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.engines.registry import rules_of
 from sim.evaluation import Evaluation, Violation
 from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp
 from sim.serving.phases import Pace, batching, most_sequences, phase_of
-from sim.simulate import OWN_SPACES, ROUNDING, degree_limits, evaluate
+from sim.simulate import ROUNDING, degree_limits, evaluate
 from sim.step.costs import op_cost, token_rows
 from sim.step.layer import add_up
 from sim.step.pipeline import Stage, pipeline
@@ -427,7 +428,7 @@ class _Terms:
 
     def _begin_pipeline(self, row: int) -> None:
         self._ends.begin(row)
-        if self._workload.space in OWN_SPACES:
+        if rules_of(self._workload) is None:
             tp, cp, dp, ep, batch, pp = self._pipelines.keys[row]
             excess = self._missed_by(Strategy(tp, ep, pp, batch, (), cp, dp))
             self._of_degrees[row] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
@@ -534,7 +535,7 @@ class _Terms:
 
     def _degree_excess(self, columns: Strategies, pipelines: Ints) -> list[Floats]:
         """What the degrees' limits are missed by, `[n]` each; an engine's rules look at the choices, too."""
-        if self._workload.space in OWN_SPACES:
+        if rules_of(self._workload) is None:
             return list(self._of_degrees[pipelines].T)
         rows = [self._missed_by(strategy) for strategy in columns]
         return [np.array(column) for column in itertools.zip_longest(*rows, fillvalue=0.0)]

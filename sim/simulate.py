@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from sim.engines.registry import engine_rules
+from sim.engines.registry import rules_of
 from sim.evaluation import Evaluation, Memory, Violation, told_apart
 from sim.ops.rank import OpCost, Rank
 from sim.serving.phases import Batching, batching, most_sequences, phase_of
@@ -19,8 +19,6 @@ from sim.step.two_meshes import Sides, sides_of_strategy
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-OWN_SPACES = frozenset({"paper", "joint", "extended"})
-"""Spaces that are no engine's: their strategies are judged by what hardware and model allow."""
 ROUNDING = 1e-9
 """Relative excess of a latency over its SLO that is put down to the order in which seconds were added up."""
 
@@ -159,9 +157,8 @@ def degree_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
     violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
     if strategy.extended:
         violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
-    if workload.space not in OWN_SPACES:
-        refused = engine_rules(workload.space).refusals(workload, strategy)
-        violations += [Violation("engine", 1, 0, text) for text in refused]
+    if rules := rules_of(workload):
+        violations += [Violation("engine", 1, 0, text) for text in rules.refusals(workload, strategy)]
     return violations
 
 

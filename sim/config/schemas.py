@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sim.config.fields import Count, Degrees, FileSchema, Layers, Name, Positive, Probability, Whole
 from sim.config.files import did_you_mean
-from sim.engines.registry import engine_names
+from sim.engines.registry import OWN_SPACES, engine_names
 from sim.layers import mixers
 from sim.layers import model as layers_model
 from sim.prices import hardware
@@ -255,7 +255,7 @@ def check_space(name: str) -> None:
     Raises:
         ValueError: There is none of that name.
     """
-    known = ("paper", "joint", "extended", *engine_names())
+    known = (*OWN_SPACES, *engine_names())
     if name not in known:
         raise ValueError(f"unknown space {name!r}: {did_you_mean(name, known)}")
 

@@ -24,7 +24,8 @@ from sim.workload import Workload
 GROUP = "raysearch.engines"
 SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
 _ENGINES: dict[str, EngineRules] = {each.name: each for each in (VLLM, SGLANG, TRTLLM, MEGATRON_CORE)}
-_RESERVED = ("paper", "joint", "extended")
+OWN_SPACES = ("paper", "joint", "extended")
+"""Spaces that are no engine's: their strategies are judged by what hardware and model allow."""
 
 
 class UnknownEngine(ValueError):
@@ -37,7 +38,7 @@ def register_engine(rules: EngineRules) -> None:
     Raises:
         ValueError: The name is taken, or is that of another space.
     """
-    if rules.name in _ENGINES or rules.name in _RESERVED:
+    if rules.name in _ENGINES or rules.name in OWN_SPACES:
         raise ValueError(f"there is an engine or space {rules.name!r} already: give yours another name")
     _ENGINES[rules.name] = rules
 
@@ -75,6 +76,23 @@ def engine_rules(name: str) -> EngineRules:
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_ENGINES)}"
         raise UnknownEngine(f"unknown engine {name!r}: {hint}")
     return _ENGINES[wanted]
+
+
+def rules_of(workload: Workload) -> EngineRules | None:
+    """The rules that strategies of a workload's space obey, an engine's; None where hardware and model alone judge.
+
+    A workload may be charged an engine's time and memory and still be asked in a space that is no engine's.
+
+    Raises:
+        UnknownEngine: There is no such space.
+
+    >>> from dataclasses import replace
+    >>> from sim.config.catalog import load_workload, under_engine
+    >>> served = under_engine(load_workload("gpt_moe_1_2t_16k"), "vllm")
+    >>> rules_of(served).title, rules_of(replace(served, space="extended"))
+    ('vLLM', None)
+    """
+    return None if workload.space in OWN_SPACES else engine_rules(workload.space)
 
 
 def lacking_formats(workload: Workload) -> list[str]:

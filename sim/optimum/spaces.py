@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sim.canonical import canonical, dims_matter
-from sim.engines.registry import engine_rules
+from sim.engines.registry import rules_of
 from sim.engines.rules import EngineRules
 from sim.layers.declared import declared_choices
 from sim.layers.dims import Dim, dims_of
@@ -214,8 +214,9 @@ def space_of(workload: Workload) -> Space:
     Raises:
         UnknownEngine: There is none of that name.
     """
-    named = {"paper": paper_space, "joint": joint_space, "extended": extended_space}.get(workload.space)
-    return named(workload) if named else engine_space(workload, engine_rules(workload.space))
+    if rules := rules_of(workload):
+        return engine_space(workload, rules)
+    return {"paper": paper_space, "joint": joint_space, "extended": extended_space}[workload.space](workload)
 
 
 def paper_space(workload: Workload) -> Space:
@@ -277,6 +278,7 @@ def engine_space(workload: Workload, engine: EngineRules) -> Space:
     """What an engine can be told to run, of the meshes of the extended space and the engine's own plans.
 
     >>> from sim.config.catalog import load_workload
+    >>> from sim.engines.registry import engine_rules
     >>> space = engine_space(load_workload("gpt_moe_1_2t_16k"), engine_rules("vllm"))
     >>> space.outside(Strategy(4, 4, 1, 64, space.only_dims, dp=16))[0].partition(" (")[0]
     'vLLM 0.33.0: expert parallelism is all or nothing'
