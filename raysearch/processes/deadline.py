@@ -68,6 +68,17 @@ class _Expired(BaseException):
     """Ends a call from within. No `except Exception` of a black box takes it for an error of its own."""
 
 
+@final
+class _Alarm:
+    """Hears SIGALRM, and ends what is done until then."""
+
+    over = False
+
+    def __call__(self, *_: Any) -> None:
+        if not self.over:
+            raise _Expired
+
+
 T = TypeVar("T")
 
 
@@ -87,20 +98,17 @@ def within(seconds: float, work: Callable[[], T], what: Callable[[], str] = str)
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
-    done = False
-
-    def expire(*_: Any) -> None:
-        if not done:
-            raise _Expired
-
-    before = signal.signal(signal.SIGALRM, expire)
+    before, due_s = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
+    if isinstance(before, _Alarm) and due_s < seconds:  # we are within a limit that comes first
+        return work()
+    signal.signal(signal.SIGALRM, alarm := _Alarm())
     began_s = time.monotonic()
     due_s, every_s = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
     try:
         try:
             return work()
         finally:
-            done = True
+            alarm.over = True
     except _Expired:
         on = what()
         raise NoAnswer(f"no answer within {seconds:g} s{on and f' on {on}'}") from None

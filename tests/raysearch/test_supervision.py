@@ -18,7 +18,7 @@ from raysearch import cli
 from raysearch.errors import STOPS
 from raysearch.results import verify
 from tests.conftest import command_environment
-from tests.processes import descendants, ended, hears, listening
+from tests.processes import children, descendants, ended, hears, listening
 
 LONGEST_S = 150
 """Any wait; far above what the busiest machine takes."""
@@ -29,6 +29,7 @@ from raysearch.processes import watcher as supervision
 def run():
     {}
 cli._run, supervision.GRACE_S = run, 0.5
+supervision.SILENT_S, supervision.BEAT_S = 3.0, 0.2
 sys.argv = ["raysearch", "study"]
 cli.main()
 """
@@ -41,7 +42,8 @@ TOLD = "supervision.can_go_on_with(['study', 'mine', '--resume'])"
 def start_child(*statements: str) -> subprocess.Popen[str]:
     script = CHILD.format("\n    ".join(statements))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", script], text=True, env=command_environment(), **pipes)
+    command = [sys.executable, "-c", script]
+    return subprocess.Popen(command, text=True, env=command_environment(), start_new_session=True, **pipes)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -113,15 +115,74 @@ def test_a_command_that_cannot_go_on_once_its_ray_has_died_says_how_to_later() -
     assert process.returncode == 2
 
 
-def test_a_killed_watcher_takes_the_command_with_it() -> None:
-    process = start_child(SAY, "time.sleep(600)")
+AGAIN = "if '--resume' in sys.argv: return 0"
+
+
+@pytest.mark.parametrize("victim", ["keeper", "command"])
+def test_a_command_that_is_stopped_is_told_of_and_begun_anew(victim: str) -> None:
+    process = start_child(SAY, AGAIN, TOLD, ORPHAN, "time.sleep(600)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready study\n"
+    started = list(descendants(process.pid))
+    os.kill(kin(process)[victim], signal.SIGSTOP)
+    printed, said = process.communicate(timeout=LONGEST_S)
+    assert (printed, process.returncode) == ("ready study mine --resume\n", 0)
+    assert said == "note: the command gave no sign of life for 3 s and is begun anew\n"
+    assert all(ended(pid) for pid in started)
+
+
+def test_a_command_that_hangs_and_lets_no_thread_of_its_own_run_is_begun_anew() -> None:
+    process = start_child(SAY, AGAIN, TOLD, "import ctypes; ctypes.PyDLL(None).sleep(600)")
+    printed, said = process.communicate(timeout=LONGEST_S)
+    assert printed == "ready study\nready study mine --resume\n"
+    assert said.startswith("note: the command gave no sign of life")
+    assert process.returncode == 0
+
+
+def test_a_command_that_hangs_again_and_again_is_given_up() -> None:
+    process = start_child(SAY, TOLD, "import ctypes; ctypes.PyDLL(None).sleep(600)")
+    printed, said = process.communicate(timeout=LONGEST_S)
+    assert len(printed.splitlines()) == 4
+    assert said.splitlines()[-1].startswith("error: the command fell silent again and again; every call so far is kept")
+    assert process.returncode == 1
+
+
+def test_a_command_that_is_paused_as_a_whole_goes_on() -> None:
+    process = start_child(SAY, "time.sleep(3)", "print('done')", "return 0")
+    assert process.stdout is not None
+    process.stdout.readline()
+    for signum in (signal.SIGSTOP, signal.SIGCONT):
+        os.killpg(process.pid, signum)  # as Ctrl-Z and fg do: all but the keeper
+        time.sleep(5)
+    assert process.communicate(timeout=LONGEST_S) == ("done\n", "")
+
+
+@pytest.mark.parametrize("victim", ["watcher", "keeper", "group"])
+def test_whichever_is_killed_nothing_that_was_started_is_left(victim: str) -> None:
+    process = start_child(SAY, TOLD, ORPHAN, "time.sleep(600)")
     assert process.stdout is not None
     process.stdout.readline()
     started = list(descendants(process.pid))
-    process.kill()
-    process.communicate()
-    deadline = time.monotonic() + LONGEST_S
-    while not all(ended(pid) for pid in started):
+    if victim == "group":
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        os.kill(kin(process)[victim], signal.SIGKILL)
+    _, said = process.communicate(timeout=LONGEST_S)
+    wait_until(lambda: all(ended(pid) for pid in started))
+    if victim == "keeper":
+        assert said.startswith("error: the command was ended by SIGKILL; every call so far is kept. Go on with: ")
+
+
+def kin(process: subprocess.Popen[str]) -> dict[str, int]:
+    """The processes between the shell and what the command starts."""
+    (keeper,) = children(process.pid)
+    (command,) = children(keeper)
+    return {"watcher": process.pid, "keeper": keeper, "command": command}
+
+
+def wait_until(true: Callable[[], bool], seconds: float = LONGEST_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
