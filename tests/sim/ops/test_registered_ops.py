@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import json
 import math
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from raysearch.recommend.answer import answer
 from raysearch.recommend.question import Question
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
+from sim.config.files import config_path
 from sim.layers.dims import dims_of
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import LayerGroup
@@ -27,11 +31,13 @@ from sim.layers.ops import FusedOp, Megatron
 from sim.ops.kernels import Work, elementwise, gemm
 from sim.ops.layers import all_operations, layer_of, op_names, register_op, withdraw_op
 from sim.ops.rank import Rank
+from sim.ops.work import norm_work
 from sim.optimum.best import find_best
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import Space, extended_space, joint_space, paper_space, space_of
 from sim.prices.curves import Gemm
 from sim.prices.dtypes import DTYPE_BYTES
+from sim.sharding.operations import OPERATIONS
 from sim.sharding.placement import Array
 from sim.sharding.rule_check import WrongRule, check_operation
 from sim.sharding.rules import Operation, label_rules, written
@@ -39,6 +45,8 @@ from sim.simulate import evaluate
 from sim.strategy import NONE, Strategy
 from sim.validate import StrategyError, check_strategy
 from sim.workload import Workload
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def gate(results: Array, hidden: Array, weight: Array) -> Array:
@@ -240,6 +248,78 @@ def test_it_is_recommended_and_drawn(toy_moe: Workload) -> None:
 
 def test_layers_that_run_say_that_they_have_it_not(toy_dense: Workload) -> None:
     assert unshown(gated(toy_dense).model) == ("attn_gate (an op that somebody registered)",)
+
+
+# --- an op of a kind that there is, on the other side -----------------------------------------------------
+
+POST_NORM = FusedOp(
+    name="post_norm",
+    kind="norm",
+    side="experts",
+    labels=("t", "d"),
+    inputs=("ffn_out",),
+    output="ffn_normed",
+    letters="td",
+    operation=OPERATIONS["norm"],
+    work=norm_work,
+    megatron=Megatron(NONE, 0),
+)
+
+
+@pytest.fixture(scope="module")
+def sandwiched(toy_dense: Workload) -> Iterator[Workload]:
+    """Layers with a norm behind the feed-forward network, too."""
+    register_op(POST_NORM, where=lambda group: group.name == "sandwich")
+    (group,) = toy_dense.model.groups
+    model = dataclasses.replace(toy_dense.model, groups=(dataclasses.replace(group, name="sandwich"),))
+    yield dataclasses.replace(toy_dense, model=model, tpot_slo_s=1e9)
+    withdraw_op("post_norm")
+
+
+def test_parts_of_a_sum_are_reduced_before_a_norm_behind_them(sandwiched: Workload) -> None:
+    ops = {op.name: op for op in evaluate(sandwiched, Strategy(4, 1, 1, 16, megatron_dims(sandwiched.model))).ops}
+    assert [(each.kind, each.tensor) for each in ops["post_norm"].collectives] == [("all_reduce", "ffn_out")]
+    assert not ops["combine"].collectives
+
+
+@pytest.mark.parametrize("of", [joint_space, extended_space])
+def test_so_is_the_optimum_over_it(sandwiched: Workload, of: Callable[[Workload], Space]) -> None:
+    space = of(sandwiched)
+    table = dict(zip(space.choices, ((choice,) for choice in megatron_sp_dims(sandwiched.model)), strict=True))
+    table |= dict.fromkeys(("post_norm", "ffn2", "combine", "ffn_norm", "attn_residual"), (0, 1, 2))
+    degrees = {"tp": (1, 2, 4), "ep": (1, 2), "pp": (1, 2), "batch": (8, 16)}
+    space = dataclasses.replace(space, **degrees, cp=space.cp[:2], dp=space.dp[:2], choices=table)
+    every = evaluate_many(sandwiched, strategies(space))
+    best = find_best(space).evaluation
+    assert best is not None
+    assert best.tokens_per_s_per_gpu == pytest.approx(every.tokens_per_s_per_gpu[every.feasible].max(), rel=1e-12)
+
+
+MODULE = """
+from sim.layers.ops import FusedOp, Megatron
+from sim.ops.layers import register_op
+from sim.ops.work import norm_work
+from sim.sharding.operations import OPERATIONS
+
+def declare():
+    register_op(
+        FusedOp(
+            "post_norm", "norm", "experts", ("t", "d"), ("ffn_out",), "ffn_normed", "td",
+            OPERATIONS["norm"], norm_work, Megatron(2, 0),
+        )
+    )
+"""
+
+
+@pytest.mark.slow
+def test_a_workload_file_brings_its_op_to_commands(raysearch: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODULE, encoding="utf-8")
+    shipped = config_path("workloads", "llama_3_1_405b_8k").read_text(encoding="utf-8")
+    text = shipped.replace("phase =", 'declared_choices = "mine:declare"\nphase =', 1)
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    degrees = ("--tp", "8", "--pp", "4", "--ep", "1", "--batch", "32", "--dims", "megatron-sp")
+    told = json.loads(raysearch("explain", "-w", "mine.toml", *degrees, "--json", cwd=tmp_path).stdout)
+    assert [node["name"] for node in told["pictures"][0]["nodes"]][-2:] == ["post_norm", "combine"]
 
 
 # --- refused ----------------------------------------------------------------------------------------------
