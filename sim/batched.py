@@ -304,6 +304,8 @@ class _Table:
     def figures(self, rows: Ints, places: Floats) -> Floats:
         """`[addends, kinds, width, n]`, given rows `[n]` and the places of choices in their lists `[n, dims]`."""
         entries, kinds, width = self._shape
+        if not entries:
+            return np.zeros((0, kinds, width, len(rows)))
         flat = self._array.reshape(-1, kinds * width)
         wanted = (places @ self._scale).astype(np.int64) + (self._start[:-1] + entries * rows[:, None])
         unknown = np.isnan(flat[wanted, 0])
@@ -363,7 +365,7 @@ class _Terms:
 
     def __init__(self, workload: Workload, choices: tuple[tuple[int, ...], ...]) -> None:
         self._workload, self._choices, self._sum = workload, choices, step_sum(workload)
-        self._place = np.full((len(choices), MOST_CHOICES), -1, np.int64)
+        self._place, self._dims = np.full((len(choices), MOST_CHOICES), -1.0), np.arange(len(choices))
         for dim, known in enumerate(choices):
             self._place[dim, list(known)] = range(len(known))
         self._kinds, self._costs, self._moves = len(batching(workload, 1, 1).loads), list[_Table](), list[_Table]()
@@ -380,7 +382,8 @@ class _Terms:
         self._about = np.zeros((self._meshes.most, len(_OF_MESH)))
         self._sides = np.zeros((self._meshes.most, len(self._costs), 3))
         self._of_degrees = np.zeros((self._pipelines.most, _DEGREE_LIMITS))
-        self._stages: dict[int, tuple[Stage, ...]] = {}
+        self._depths: dict[int, int] = {}
+        self._stages: list[Stage] = []  # arrays over those depths
         self._latest: tuple[_Mesh, list[Stack]] = (), []
 
     def _table(self, places: Sequence[Sequence[int]], width: int, price: _Price) -> _Table:
@@ -447,7 +450,7 @@ class _Terms:
                 check_strategy(self._workload, strategy)
 
     def _places(self, dims: Ints) -> Floats:
-        return self._place[np.arange(len(self._choices)), dims].astype(np.float64)
+        return self._place[self._dims, dims]
 
     # --- sums ------------------------------------------------------------------------------------
 
@@ -556,29 +559,29 @@ class _Terms:
         return found
 
     def _stages_of(self, pp: Ints) -> list[Stage]:
-        """Stages of pipelines of so many `[n]`; the first stands in where one has fewer kinds than another."""
-        depths, which = np.unique(pp, return_inverse=True)
-        for depth in set(depths.tolist()) - self._stages.keys():
-            self._stages[depth] = pipeline(self._workload, depth)
-        kinds = [self._stages[depth] for depth in depths.tolist()]
-        if len(kinds) == 1:
-            return list(kinds[0])
+        """Stages of pipelines of so many `[n]`; the last stands in where one has fewer kinds than another."""
+        depths = pp.tolist()
+        if new := set(depths) - self._depths.keys():
+            self._depths |= {depth: len(self._depths) + at for at, depth in enumerate(sorted(new))}
+            kinds = [pipeline(self._workload, depth) for depth in self._depths]
+            longest = range(max(map(len, kinds)))
+            self._stages = [self._side_by_side([each[min(at, len(each) - 1)] for each in kinds]) for at in longest]
+        which: Ints = np.array([self._depths[depth] for depth in depths], np.int64)
         return [
-            self._as_arrays([each[min(at, len(each) - 1)] for each in kinds], which)
-            for at in range(max(map(len, kinds)))
+            Stage(
+                tuple([count[which] for count in each.layers]),
+                tuple([(pair, often[which]) for pair, often in each.meetings]),
+                *[flag[which] for flag in each[2:]],
+            )
+            for each in self._stages
         ]
 
-    def _as_arrays(self, stages: Sequence[Stage], which: Ints) -> Stage:
-        """One of several stages for each strategy `[n]`."""
+    def _side_by_side(self, stages: Sequence[Stage]) -> Stage:
+        """Several stages as one with arrays."""
         met = [dict(stage.meetings) for stage in stages]
-
-        def arrays(*columns: Sequence[Any]) -> tuple[NDArray[Any], ...]:
-            return tuple(np.array(column)[which] for column in columns)
-
-        layers = arrays(*zip(*(stage.layers for stage in stages), strict=True))
-        often = arrays(*([each.get(pair, 0) for each in met] for pair in self._sum.meetings))
-        ends = arrays(*zip(*(stage[2:] for stage in stages), strict=True))
-        return Stage(layers, tuple(zip(self._sum.meetings, often, strict=True)), *ends)
+        often = [(pair, np.array([each.get(pair, 0) for each in met])) for pair in self._sum.meetings]
+        layers = tuple(map(np.array, zip(*(stage.layers for stage in stages), strict=True)))
+        return Stage(layers, tuple(often), *map(np.array, zip(*(stage[2:] for stage in stages), strict=True)))
 
 
 def _chosen(which: Ints, among: Sequence[Floats]) -> Floats:
@@ -617,8 +620,10 @@ def _total(excess: Sequence[Floats]) -> Floats:
 def _excess(needed: Any, allowed: Any, broken: Flags) -> Floats:
     """`Violation.excess` `[n]` where a limit is broken, else 0."""
     excess = broken.astype(np.float64)
-    if excess.any():
-        needed, allowed = np.broadcast_to(needed, broken.shape), np.broadcast_to(allowed, broken.shape)
-        known = broken & (allowed > 0) & (allowed < needed) & (needed < np.inf)
-        excess[known] = list(map(math.log, (needed[known] / allowed[known]).tolist()))  # numpy's differs in a last bit
+    (at,) = broken.nonzero()
+    if at.size:
+        needed, allowed = (each[at] if np.ndim(each) else np.full(at.shape, each) for each in (needed, allowed))
+        known = (allowed > 0) & (allowed < needed) & (needed < math.inf)
+        logs = map(math.log, (needed[known] / allowed[known]).tolist())  # numpy's differ in a last bit
+        excess[at[known]] = list(logs)
     return excess

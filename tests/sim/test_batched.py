@@ -14,6 +14,7 @@ from sim import batched
 from sim.batched import Strategies, evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.described import Description, described_workload
+from sim.layers.dims import dims_of
 from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import GroupedAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Model
@@ -87,6 +88,35 @@ def test_so_it_is_of_layers_of_one_part_in_stages_of_many_kinds(toy_moe, groups)
     rng = np.random.default_rng(3)
     drawn = [space_of(known).sample(rng) for _ in range(60)]
     agree(known, [replace(each, pp=int(rng.integers(1, 12)), tp=min(each.tp, 8)) for each in drawn])
+
+
+@pytest.mark.parametrize(
+    ("workload", "feasible", "rate", "excess"),
+    [
+        ("gpt_moe_1_2t_16k", 134, 82856.3172320671, 1598.6896994570207),
+        ("llama_3_1_405b_8k", 1, 63247.07614398567, 3436.551683811082),
+        (SERVED, 0, 82649.40422484143, 3709.1171230795417),
+        (LATENT, 0, 28315.717583088717, 5294.739715609423),
+    ],
+    ids=str,
+)
+def test_figures_of_a_thousand_strategies_stay_as_they_were(workload, feasible, rate, excess):
+    """Sums over strategies that no space bounds; they were taken when one strategy and many were stated apart."""
+    known = described_workload(workload) if isinstance(workload, Description) else load_workload(workload)
+    rng = np.random.default_rng(4)
+    strategies = [
+        Strategy(
+            2 ** int(rng.integers(1, 6)),
+            2 ** int(rng.integers(0, 5)),
+            int(rng.integers(1, 9)),
+            int(2 ** rng.uniform(0, 11)),
+            tuple(rng.integers(0, 3, len(dims_of(known))).tolist()),
+        )
+        for _ in range(1000)
+    ]
+    many = evaluate_many(known, strategies)
+    found = many.feasible.sum(), math.fsum(many.tokens_per_s_per_gpu), math.fsum(many.excess)
+    assert found == (feasible, pytest.approx(rate, rel=1e-12), pytest.approx(excess, rel=1e-12))
 
 
 def test_feasible_strategies_agree_as_well(moe):
