@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from raysearch.certificates import check_certificate, write_certificate
 from raysearch.commands.evaluate import evaluation_dict, workload_dict
 from raysearch.commands.options import JsonOption, print_json
 from raysearch.commands.workload_flags import BatchGridOption, takes_workload
@@ -42,6 +44,12 @@ def show_optimum(
     landscape: Annotated[
         bool, typer.Option(help="Count the feasible strategies too, and how fast they are, where they can be added up.")
     ] = True,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Also write a proof that nothing is better, which --check replays.")
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Replay a certificate of this workload's space, and search nothing.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Search again even if the optimum is in the cache.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,6 +63,8 @@ def show_optimum(
       raysearch optimum -w gpt_moe_1_2t_16k
       raysearch optimum -w my_workload.toml --hardware h100_sxm --no-landscape --json
       raysearch optimum -w gpt_moe_1_2t_16k --space paper --batch any
+      raysearch optimum -w gpt_moe_1_2t_16k --certificate best.json
+      raysearch optimum -w gpt_moe_1_2t_16k --check best.json
       raysearch optimum -w gpt_moe_1_2t_1m --space extended
       raysearch optimum -w gpt_moe_1_2t_1m --against
       raysearch optimum -w gpt_moe_1_2t_16k --space vllm --max-gpus 64 --tpot-ms 30
@@ -62,6 +72,9 @@ def show_optimum(
     """
     from raysearch.progress import stepping
 
+    if check is not None:
+        _replay(workload, check, as_json=as_json)
+        return
     if against:
         bests: dict[str, SpaceBest] = {}
         for name in (*SPACES, *_engine(workload)):
@@ -93,14 +106,36 @@ def show_optimum(
             lambda other: find_best(space_of(other), progress).swept_tokens_per_s_per_gpu,
         )
     warnings = [*lacking_formats(workload), *idle_slos(workload), *([slow] if slow else [])]
+    if certificate is not None:
+        with stepping(f"certificate of {workload.name}") as progress:
+            found["certificate"] = write_certificate(certificate, workload, evaluation, progress)
     if as_json:
         print_json(_as_dict(workload, found, evaluation, warnings))
     else:
         _print_beside(workload, found)
+        if certificate is not None:
+            print(f"Certificate of {found['certificate']:,} ranges of batches: {certificate}")
         for warning in warnings:
             print(f"Warning: {warning}")
     if evaluation is None:
         raise typer.Exit(NOTHING_FEASIBLE)
+
+
+def _replay(workload: Workload, path: Path, *, as_json: bool) -> None:
+    from raysearch.progress import stepping
+
+    with stepping(f"certificate of {workload.name}") as progress:
+        certificate, tried = check_certificate(path, workload, progress)
+    if as_json:
+        strategy = strategy_dict(certificate.strategy) if certificate.strategy else None
+        told = {"strategy": strategy, "tokens_per_s_per_gpu": certificate.reached, "ranges": len(certificate.leaves)}
+        print_json({"workload": workload.name, **told, "evaluated": tried})
+        return
+    best = degrees_text(certificate.strategy) if certificate.strategy else "nothing feasible"
+    print(
+        f"Proven: {best}, {certificate.reached:,.2f} tokens/s/GPU, is the best of the space {workload.space!r} of "
+        f"{workload.name}; {len(certificate.leaves):,} ranges of batches cover it, {tried:,} strategies were evaluated"
+    )
 
 
 def _engine(workload: Workload) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ import pytest
 from sim.batched import Evaluations, evaluate_many
 from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError
-from sim.layers.dims import choices_of
 from sim.optimum.best import Known, find_best
 from sim.optimum.spaces import Space, extended_space
 from sim.serving.phases import batching
@@ -155,10 +154,10 @@ def steps_s(
     space: Space, mesh: tuple[int, int, int, int], pp: int, dims: tuple[int, ...], *, or_more: bool
 ) -> list[list[float]]:
     """Seconds of the slowest stage, per batch and kind of step; with `or_more`, of this batch and every larger one."""
-    workload, choices = space.workload, choices_of(space.workload, dims)
+    workload = space.workload
     loads = [batching(workload, batch, mesh[2]).loads for batch in space.batch]
     stacks = [[sides_of(workload, load._replace(or_more=or_more), *mesh) for load in each] for each in loads]
-    return [[price_step(stack, pp, choices).stage.total_s for stack in each] for each in stacks]
+    return [[price_step(stack, pp, dims).stage.total_s for stack in each] for each in stacks]
 
 
 def test_no_larger_step_takes_less_than_one_of_so_many_sequences_or_more() -> None:

@@ -1,0 +1,292 @@
+"""What every strategy of a mesh, pipeline degree and range of batches takes at least: the step's own sum, in intervals.
+
+The addends of a step (`sim.step.layer`, `sim.step.stage`) are priced for the smallest batch of the range "or more",
+each under all choices of the few ops that it depends on. The least of their sum is found by taking one op after the
+other out: all addends that depend on it become one, of which the least over its choices stays.
+
+A limit may be broken by what is fastest. So a bound may carry multipliers: of a strategy that keeps within its
+limits, the seconds of a step and, times numbers >= 0, what it exceeds them by (nothing, or less) are no more than the
+seconds alone. The least of that sum bounds what is feasible, whatever the numbers; good ones make it tight. Source:
+Lagrangian relaxation (Geoffrion, 1974).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.ops.rank import OpCost
+from sim.optimum.spaces import Space
+from sim.serving.phases import Batching, batching, most_sequences
+from sim.simulate import ROUNDING
+from sim.step.layer import GroupSum
+from sim.step.pipeline import Stage, pipeline
+from sim.step.stage import base_of, end_seconds, meeting_s, room, stage_bytes, step_sum, working_bytes
+from sim.step.two_meshes import Sides, sides_of
+
+SLACK = 1 - 1e-9
+"""Bounds are wider by so much than they come out: sums round, and so do costs by which routes are compared."""
+
+Mesh = tuple[int, int, int, int]
+"""tp, cp, dp, ep."""
+Table = NDArray[np.float64]
+Factor = tuple[tuple[int, ...], Table]
+"""Places in `Strategy.dims`, ascending, and a number for each combination of choices there."""
+
+
+class Multipliers(NamedTuple):
+    """Seconds that a step counts as longer per unit of what a limit is exceeded by, >= 0.
+
+    Attributes:
+        tpot, ttft: Per second of latency.
+        memory: Per byte.
+    """
+
+    tpot: float = 0.0
+    ttft: float = 0.0
+    memory: float = 0.0
+
+
+class Parts(NamedTuple):
+    """The addends of a step on one mesh with one batch, or more.
+
+    Attributes:
+        state: Of the batch.
+        stacks: The GPU, per kind of step.
+        seconds: Of a layer, per kind of step and group.
+        weights, kv: Its bytes, per group.
+        meetings: Extra seconds from one group to another, per kind of step.
+        allowed: 0 where an op may have a choice, else infinite.
+    """
+
+    state: Batching
+    stacks: tuple[tuple[Sides, ...], ...]
+    seconds: tuple[tuple[tuple[Factor, ...], ...], ...]
+    weights: tuple[tuple[Factor, ...], ...]
+    kv: tuple[tuple[Factor, ...], ...]
+    meetings: tuple[Mapping[tuple[int, int], Factor], ...]
+    allowed: tuple[Factor, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Least:
+    """The least of a sum over all choices, and which ones come near it.
+
+    Attributes:
+        value: The least.
+        buckets: Of each op that was taken out, in that order: what depended on it, the op's axis first.
+    """
+
+    value: float
+    buckets: tuple[tuple[int, tuple[int, ...], Table], ...]
+
+    def up_to(self, value: float) -> Iterator[dict[int, int]]:
+        """Every combination whose sum is no more: at each op's place which of its choices.
+
+        Choices are given in the opposite order: what each adds to the least is then known.
+        """
+        stack: list[tuple[int, float, dict[int, int]]] = [(len(self.buckets), value - self.value, {})]
+        while stack:
+            left, room_left, chosen = stack.pop()
+            if not left:
+                yield chosen
+                continue
+            place, others, table = self.buckets[left - 1]
+            row = table[(slice(None), *(chosen[other] for other in others))]
+            for choice in np.flatnonzero(row - row.min() <= room_left).tolist():
+                stack.append((left - 1, room_left - float(row[choice] - row.min()), {**chosen, place: choice}))
+
+
+def least_of(factors: Sequence[Factor]) -> Least:
+    """Takes the ops out one by one, always one that is met by fewest others."""
+    left, total = [each for each in factors if each[0]], math.fsum(float(table) for at, table in factors if not at)
+    buckets: list[tuple[int, tuple[int, ...], Table]] = []
+    while left:
+        met: dict[int, set[int]] = {}
+        for places, _ in left:
+            for each in places:
+                met.setdefault(each, set()).update(places)
+        place = min(met, key=lambda each: (len(met[each]), each))
+        others = tuple(sorted(met[place] - {place}))
+        bucket = added_up([each for each in left if place in each[0]], (place, *others))
+        buckets.append((place, others, bucket))
+        left = [each for each in left if place not in each[0]]
+        least = bucket.min(axis=0)
+        if others:
+            left.append((others, least))
+        else:
+            total += float(least)
+    return Least(total, tuple(buckets))
+
+
+def added_up(factors: Sequence[Factor], order: tuple[int, ...]) -> Table:
+    """The sum of tables, an axis per place in that order."""
+    total: Table = np.zeros(())
+    for places, table in factors:
+        axes = sorted(range(len(places)), key=lambda at: order.index(places[at]))
+        shape = [1] * len(order)
+        for at in axes:
+            shape[order.index(places[at])] = table.shape[at]
+        total = total + table.transpose(axes).reshape(shape)
+    return total
+
+
+class Bounds:
+    """Bounds of one space; an engine's is taken part by part, see `Space.parts`."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self._tables = tuple(space.choices.values())
+        self._step = step_sum(space.workload)
+        self._known: dict[tuple[Mesh, int, bool], Parts] = {}
+
+    def least(self, mesh: Mesh, pp: int, low: int, high: int, multipliers: Multipliers) -> Least:
+        """Seconds of a step and what the multipliers make of its limits, at least, of batches low to high.
+
+        A single batch is priced as it is. Infinite where some op has no choice.
+        """
+        parts, stages = self._parts(mesh, low, or_more=low < high), pipeline(self.space.workload, pp)
+        found = [
+            least_of(self._sum(parts, pp, stage, fullest, multipliers))
+            for stage in stages
+            for fullest in (stages if multipliers.memory else stages[:1])
+        ]
+        return max(found, key=lambda each: each.value)
+
+    def tokens_per_s_per_gpu(self, mesh: Mesh, pp: int, high: int, step_s: float) -> float:
+        """What batches up to one reach at most if a step takes so long at least."""
+        if step_s <= 0.0:
+            return math.inf
+        tokens = batching(self.space.workload, high, mesh[2]).tokens
+        return tokens * pp / (SLACK * step_s * math.prod(mesh[:3]) * pp)
+
+    def runs(self, mesh: Mesh, batch: int) -> bool:
+        """Whether an engine's scheduler lets such a batch run, and so a smaller one."""
+        return batch <= most_sequences(self.space.workload, mesh[2])
+
+    def _sum(self, parts: Parts, pp: int, stage: Stage, fullest: Stage, multipliers: Multipliers) -> list[Factor]:
+        workload, state = self.space.workload, parts.state
+        kinds = _linear(state.step_s), _linear(state.tpot_s), _linear(state.ttft_s)
+        weights = 1.0, multipliers.tpot, multipliers.ttft
+        limits_s = 0.0, workload.tpot_limit_s, workload.ttft_limit_s
+        constant = sum(
+            weight * (kind[0] - limit_s * (1 + 2 * ROUNDING))
+            for weight, kind, limit_s in zip(weights, kinds, limits_s, strict=True)
+            if weight
+        )
+        factors: list[Factor] = [((), np.array(constant)), *parts.allowed]
+        for at in range(len(parts.stacks)):
+            share = sum(
+                weight * (kind[1 + at] if len(parts.stacks) == 2 else kind[1] + kind[2])
+                for weight, kind in zip(weights, kinds, strict=True)
+            )
+            factors += [(places, share * pp * table) for places, table in self._stage_s(parts, pp, stage, at)]
+        if multipliers.memory:
+            factors += self._over(parts, pp, fullest, multipliers.memory)
+        return factors
+
+    def _stage_s(self, parts: Parts, pp: int, stage: Stage, at: int) -> Iterator[Factor]:
+        for count, group in zip(stage.layers, parts.seconds[at], strict=True):
+            yield from ((places, count * table) for places, table in group)
+        for pair, often in stage.meetings:
+            places, table = parts.meetings[at][pair]
+            yield places, often * table
+        place, end = self._step.leaves, parts.stacks[at][self._step.end]
+        ends = [end_seconds(end, pp, choice) for choice in self._tables[place]]
+        yield (place,), np.array([stage.first * each.first_s + stage.last * each.last_s + each.send_s for each in ends])
+
+    def _over(self, parts: Parts, pp: int, stage: Stage, per_byte: float) -> Iterator[Factor]:
+        """Bytes of a stage beyond what is allowed, but for activations that the choices decide."""
+        workload, stack = self.space.workload, parts.stacks[-1]
+        base, groups = base_of(stack), len(stack)
+        weights, kv = stage_bytes(stage, pp, [0.0] * groups, [0.0] * groups, base)
+        needed, allowed = room(workload, weights + kv + sum(working_bytes(workload, base, 0.0)), kv)
+        yield (), np.array(per_byte * (SLACK * needed - allowed))
+        kv_share = room(workload, 1.0, 1.0)[0]
+        for count, of_weights, of_kv in zip(stage.layers, parts.weights, parts.kv, strict=True):
+            yield from ((places, per_byte * SLACK * count * table) for places, table in of_weights)
+            yield from ((places, per_byte * SLACK * kv_share * count * pp * table) for places, table in of_kv)
+
+    # --- addends -----------------------------------------------------------------------------------
+
+    def _parts(self, mesh: Mesh, batch: int, *, or_more: bool) -> Parts:
+        key = (mesh, batch, or_more)
+        if key not in self._known:
+            if len(self._known) >= 64:  # meshes come one after the other, and pipelines of a mesh share its batches
+                self._known.clear()
+            self._known[key] = self._priced(mesh, batch, or_more=or_more)
+        return self._known[key]
+
+    def _priced(self, mesh: Mesh, batch: int, *, or_more: bool) -> Parts:
+        state = batching(self.space.workload, batch, mesh[2])
+        loads = [load._replace(or_more=or_more) for load in state.loads]
+        stacks = tuple(sides_of(self.space.workload, load, *mesh) for load in loads)
+        kinds = [
+            [self._costs(sides, group) for sides, group in zip(stack, self._step.groups, strict=True)]
+            for stack in stacks
+        ]
+        may = (None, "tokens") if or_more else (None,)
+        return Parts(
+            state.at_least if or_more else state,
+            stacks,
+            tuple(
+                tuple(
+                    tuple(_over(costs, lambda cost: cost.time_s)) + tuple(self._moves_s(sides, group))
+                    for costs, sides, group in zip(kind, stack, self._step.groups, strict=True)
+                )
+                for kind, stack in zip(kinds, stacks, strict=True)
+            ),
+            tuple(tuple(_over(costs, lambda cost: cost.weight_bytes)) for costs in kinds[-1]),
+            tuple(tuple(_over(costs, lambda cost: cost.kv_bytes)) for costs in kinds[-1]),
+            tuple(
+                {
+                    pair: self._factor(places, partial(meeting_s, stack, pair))
+                    for pair, places in self._step.meetings.items()
+                }
+                for stack in stacks
+            ),
+            tuple(
+                each
+                for costs in kinds[0]
+                for each in _over(costs, lambda cost: 0.0 if cost.broken in may else math.inf)
+            ),
+        )
+
+    def _costs(self, sides: Sides, group: GroupSum) -> list[tuple[int, list[OpCost]]]:
+        """Of each op its place and its costs under each choice."""
+        found: list[tuple[int, list[OpCost]]] = []
+        for addend in group.layer.costs:
+            place = group.place[addend.name]
+            found.append((place, [OpCost(*addend.price(sides, (choice,))) for choice in self._tables[place]]))
+        return found
+
+    def _moves_s(self, sides: Sides, group: GroupSum) -> Iterator[Factor]:
+        moves = group.layer.moves
+        for addend, places in zip(moves, group.places[-len(moves) :], strict=True):
+            yield self._factor(places, lambda choices, addend=addend: sum(addend.price(sides, choices)))
+
+    def _factor(self, places: tuple[int, ...], price: Callable[[tuple[int, ...]], float]) -> Factor:
+        """A number for each combination of choices at some places, of which one may stand there twice."""
+        own = tuple(sorted(set(places)))
+        tables = [self._tables[place] for place in own]
+        at = [own.index(place) for place in places]
+        values = [price(tuple(choices[index] for index in at)) for choices in itertools.product(*tables)]
+        return own, np.array(values).reshape([len(table) for table in tables])
+
+
+def _over(costs: Sequence[tuple[int, Sequence[OpCost]]], figure: Callable[[OpCost], float]) -> Iterator[Factor]:
+    """A figure of each op, by its choices."""
+    return (((place,), np.array([figure(cost) for cost in each])) for place, each in costs)
+
+
+def _linear(of: Callable[[float, float], float]) -> tuple[float, float, float]:
+    """A latency as a constant, and how often the seconds of each kind of step count in it."""
+    constant = of(0.0, 0.0)
+    return constant, of(1.0, 0.0) - constant, of(0.0, 1.0) - constant
