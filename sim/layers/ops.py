@@ -8,11 +8,12 @@ first op reads what the last one left.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from sim.layers.declared import OpKey, declared_choices
+from sim.layers.model import LayerGroup
 from sim.sharding.rules import Operation
 from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, GEMM_CHOICES, NONE, TOKENS
 
@@ -34,12 +35,30 @@ class Megatron(NamedTuple):
     sequence_parallel: int
 
 
+class Storage(NamedTuple):
+    """How an op leaves its output, where that is not activations of the last letter's width.
+
+    Attributes:
+        columns: Of it all, in such layers; None for the letter's.
+        dispatched: Whether in the format that tokens are dispatched in.
+        each_bytes: Bytes per element, where it has no format.
+    """
+
+    columns: Callable[[LayerGroup], int] | None = None
+    dispatched: bool = False
+    each_bytes: float | None = None
+
+
+PLAIN = Storage()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
     """A tensor on an edge.
 
     Attributes:
         letters: One einsum letter per dim, e.g. "td".
+        storage: Its width and format.
         producer: Op that leaves it.
         consumers: Ops that read it, in layer order.
         ends: The producer, then the consumers.
@@ -48,6 +67,7 @@ class Tensor:
 
     name: str
     letters: str
+    storage: Storage
     producer: str
     consumers: tuple[str, ...]
     ends: tuple[str, ...] = field(init=False)
@@ -64,7 +84,7 @@ class Tensor:
 
 @lru_cache(maxsize=64)
 def _read_by(tensor: Tensor, consumers: tuple[str, ...]) -> Tensor:
-    return Tensor(tensor.name, tensor.letters, tensor.producer, consumers)
+    return replace(tensor, consumers=consumers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +102,7 @@ class FusedOp:
         work: What it costs on one GPU: kernels, collectives of its own and bytes.
         megatron: Heuristic choices.
         weighted: Whether the operation's last operand is a weight of the op's own.
+        storage: Of the tensor it leaves.
         unsupported: Whether a GPU cannot run it sharded over a letter, though the operation could.
     """
 
@@ -96,6 +117,7 @@ class FusedOp:
     work: OpWork
     megatron: Megatron
     weighted: bool = False
+    storage: Storage = PLAIN
     unsupported: Callable[[Any, str], bool] | None = None
 
     @property
@@ -174,7 +196,9 @@ def layer_from(ops: Sequence[FusedOp]) -> Layer:
 @lru_cache(maxsize=256)
 def _layer(ops: tuple[FusedOp, ...]) -> Layer:
     tensors = {
-        op.output: Tensor(op.output, op.letters, op.name, tuple(o.name for o in ops if op.output in o.inputs))
+        op.output: Tensor(
+            op.output, op.letters, op.storage, op.name, tuple(o.name for o in ops if op.output in o.inputs)
+        )
         for op in ops
     }
     return Layer({op.name: op for op in ops}, tensors)

@@ -178,20 +178,17 @@ ROUTING_ENTRY_BYTES = 8
 
 def tensor_columns(model: Model, layers: LayerGroup, tensor: Tensor) -> int:
     """Columns of a tensor before the tp axis shards it."""
-    # ffn1 leaves gate and up side by side; both are sharded alike, so f is one label of doubled width.
-    if tensor.name == "ffn_mid" and layers.feed_forward:
-        return layers.feed_forward.in_width
-    return feature_widths(model, layers)[tensor.letters[-1]]
+    columns = tensor.storage.columns
+    return columns(layers) if columns else feature_widths(model, layers)[tensor.letters[-1]]
 
 
 def element_bytes(workload: Workload, tensor: Tensor) -> float:
     """Bytes per element of a tensor as it is moved."""
-    if tensor.name == "routing":
-        return ROUTING_ENTRY_BYTES
-    return DTYPE_BYTES[tensor_dtype(workload, tensor)]
+    each_bytes = tensor.storage.each_bytes
+    return DTYPE_BYTES[tensor_dtype(workload, tensor)] if each_bytes is None else each_bytes
 
 
 def tensor_dtype(workload: Workload, tensor: Tensor) -> Dtype:
     """Storage format of a tensor: dispatched tokens have their own, the rest are activations."""
     precisions = workload.precisions
-    return precisions.dispatch if tensor.name == "expert_in" else precisions.activations
+    return precisions.dispatch if tensor.storage.dispatched else precisions.activations

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.layers.model import LayerGroup, Model
-from sim.layers.ops import FusedOp, Layer, Megatron, layer_from
-from sim.layers.sizes import FEATURES
+from sim.layers.ops import FusedOp, Layer, Megatron, Storage, layer_from
+from sim.layers.sizes import FEATURES, ROUTING_ENTRY_BYTES
 from sim.ops.mixing import attention_work
 from sim.ops.work import (
     activation_work,
@@ -43,6 +43,15 @@ parallelism shards over tokens.
 Source: Shoeybi et al., Megatron-LM (2019), section 3: one all-reduce after each pair of GEMMs; Korthikanti et al.
 (2022), section 4.2.2: sequence parallelism splits each all-reduce into an all-gather and a reduce-scatter.
 """
+
+
+def _gate_and_up(layers: LayerGroup) -> int:
+    assert layers.feed_forward
+    return layers.feed_forward.in_width
+
+
+_GATE_AND_UP = Storage(_gate_and_up)
+"""Gate and up lie side by side and are sharded alike, so f is one letter of doubled width."""
 # fmt: off
 # name, kind, side, labels of choices 0 and 1, inputs, output and its letters; operation, work, Megatron-LM's choices
 _ATTENTION = (
@@ -76,15 +85,15 @@ _FFN_NORM = (
 _EXPERTS = (
     FusedOp(
         "router", "router", "experts", ("t", "e"), ("ffn_in",), "routing", "tk",
-        OPERATIONS["router"], router_work, _TOKENS, weighted=True
+        OPERATIONS["router"], router_work, _TOKENS, weighted=True, storage=Storage(each_bytes=ROUTING_ENTRY_BYTES)
     ),
     FusedOp(
         "dispatch", "dispatch", "experts", ("t", "d"), ("ffn_in", "routing"), "expert_in", "ecd",
-        OPERATIONS["dispatch"], dispatch_work, _TOKENS
+        OPERATIONS["dispatch"], dispatch_work, _TOKENS, storage=Storage(dispatched=True)
     ),
     FusedOp(
         "ffn1", "einsum", "experts", ("d", "f"), ("expert_in",), "ffn_mid", "ecf",
-        einsum_operation("ecd,edf->ecf"), ffn1_work, _COLUMNS, weighted=True
+        einsum_operation("ecd,edf->ecf"), ffn1_work, _COLUMNS, weighted=True, storage=_GATE_AND_UP
     ),
     FusedOp(
         "activation", "activation", "experts", ("c", "f"), ("ffn_mid",), "ffn_act", "ecf",
@@ -102,7 +111,7 @@ _EXPERTS = (
 _DENSE_FFN = (
     FusedOp(
         "ffn1", "einsum", "experts", ("d", "f"), ("ffn_in",), "ffn_mid", "tf",
-        einsum_operation("td,df->tf"), ffn1_work, _COLUMNS, weighted=True
+        einsum_operation("td,df->tf"), ffn1_work, _COLUMNS, weighted=True, storage=_GATE_AND_UP
     ),
     FusedOp(
         "activation", "activation", "experts", ("t", "f"), ("ffn_mid",), "ffn_act", "tf",
@@ -240,8 +249,10 @@ def register_op(
         if sides.get(name) != op.side:
             known = ", ".join(tensor for tensor, side in sides.items() if side == op.side)
             raise ValueError(f"{op.name} reads {name!r}, on the side of {op.side} it can read {known}")
-    if op.letters[-1] not in FEATURES:
-        raise ValueError(f"{op.name} leaves {op.letters!r}, whose columns must be one of {', '.join(FEATURES)}")
+    if op.letters[-1] not in FEATURES and op.storage.columns is None:
+        raise ValueError(
+            f"{op.name} leaves {op.letters!r}, whose columns must be one of {', '.join(FEATURES)}, or say their storage"
+        )
     if rules and op.operation.kind in SOURCES:
         raise ValueError(f"operations of kind {op.operation.kind!r} have rules already: leave yours out, or rename it")
     if rules:
