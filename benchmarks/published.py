@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sim.config.described import Description, described_workload
+from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
 from sim.optimum.best import find_best
@@ -56,17 +56,18 @@ def rows(path: Path) -> Iterator[Row]:
         gpus, ep = layout["gpus"], layout["ep"]
         dp = gpus if layout["attention_dp"] else 1
         for concurrency in layout["concurrency"]:
-            said = Description(
-                entry["model"],
-                entry["hardware"],
-                "serve",
-                entry["isl"],
-                entry["osl"],
-                entry["engine"],
-                entry["weights"],
-            )
-            also = {"prompt_wait_steps": entry.get("prompt_wait_steps", 0), **drafting(layout.get("draft_tokens", 0))}
-            workload = described_workload(replace(said, max_gpus=gpus), also)
+            workload = Question(
+                model=entry["model"],
+                hardware=entry["hardware"],
+                isl=entry["isl"],
+                osl=entry["osl"],
+                engine=entry["engine"],
+                weights=entry["weights"],
+                gpus=gpus,
+                batches="powers_of_two",
+                prompt_wait_steps=entry.get("prompt_wait_steps", 0),
+                **drafting(layout.get("draft_tokens", 0)),
+            ).load()
             if workload.engine and "memory_share" in layout:
                 memory = replace(workload.engine.memory, share=layout["memory_share"])
                 workload = replace(workload, engine=replace(workload.engine, memory=memory))
@@ -86,8 +87,8 @@ def rows(path: Path) -> Iterator[Row]:
 
 
 def drafting(tokens: int) -> dict[str, Any]:
-    """Keys of a workload file for so many tokens drafted per step by multi-token prediction."""
-    return {"speculation": {"draft_tokens": tokens, "acceptance": ACCEPTANCE, "draft": "mtp"}} if tokens else {}
+    """Fields of a question with so many tokens drafted per step by multi-token prediction."""
+    return {"draft_tokens": tokens, "acceptance": str(ACCEPTANCE), "draft": "mtp"} if tokens else {}
 
 
 def meshes(gpus: int) -> Iterator[tuple[int, int, int, int]]:

@@ -29,7 +29,7 @@ from raysearch.live.session import Settings, tune
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome
 from raysearch.simulators.measurement import Measurement
-from sim.config.described import Description, described_workload
+from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims
 from sim.optimum.spaces import heuristic_space
@@ -212,9 +212,17 @@ def on_engines(searchers: Sequence[str], seeds: int) -> None:
     found: dict[str, list[Tried]] = defaultdict(list)
     for model, gpus, tpot_ms in SERVED:
         said, true = (
-            described_workload(
-                Description(model, "h100_sxm", "serve", 4000, 500, engine, "fp8_block", "bf16", tpot_ms, max_gpus=gpus)
-            )
+            Question(
+                model=model,
+                isl=4000,
+                osl=500,
+                engine=engine,
+                weights="fp8_block",
+                kv_cache="bf16",
+                tpot_ms=tpot_ms,
+                gpus=gpus,
+                batches="powers_of_two",
+            ).load()
             for engine in ("vllm", "sglang")
         )
         candidates = candidates_of(heuristic_space(said, sequence_parallel=False))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.config.catalog import load_hardware
-from sim.config.described import Description, described_workload
+from sim.config.question import Question
 from sim.layers.heuristics import megatron_dims
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -77,8 +77,7 @@ def machine_facts(name: str) -> MachineFacts:
 
 def model_facts(name: str) -> ModelFacts:
     """What is known of a shipped model."""
-    said = Description(name, phase="serve", isl=_PROMPT, osl=_ANSWER, max_gpus=1)
-    workload = described_workload(said)
+    workload = Question(model=name, engine="none", phase="serve", isl=_PROMPT, osl=_ANSWER, gpus=1).load()
     calibration = workload.hardware.curves.calibration if workload.hardware.curves else None
     engines: dict[str, Any] = calibration.data.get("serving", {}).get("engines", {}) if calibration else {}
     found = evaluate(workload, Strategy(1, 1, 1, _BATCH, megatron_dims(workload.model)))

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from envs.strategy_env import brief
-from raysearch.described import RecordedOptions, Word, workload_of
 from raysearch.errors import InputError
 from raysearch.limits import LARGEST_BUDGET, LARGEST_SEED, MOST_WORKERS
 from sim.config.code import Origin, source_digests
+from sim.config.question import Question, RecordedQuestion, Word
 from sim.strategy import MOST_CHOICES
 from sim.validate import LARGEST
 from sim.workload import GroupChoices, SpaceName, Workload
@@ -52,8 +52,8 @@ class RunSpec:
         engine: Replaces the workload's inference engine, and its space unless one is given.
         groups: Replaces whether kinds of layers share the choices of their ops.
         any_degrees: Degrees of which every number is searched: "pp", "ep" or "ep,pp".
-        described: What other options of the command line say of the workload, see `raysearch.described.workload_of`:
-            with a model among them all that a file would say, else they replace keys of the file.
+        described: Further fields of a `sim.config.question.Question`: with a model among them they describe the
+            workload, else they replace keys of its file.
     """
 
     workload: str
@@ -83,7 +83,7 @@ class RunSpec:
         """
         options = {name: getattr(self, name) for name in WORKLOAD_OPTIONS}
         named = {} if "model" in self.described else {"workload": self.workload}
-        return workload_of({**named, **options, **self.described}, origin)
+        return Question.of_record({**named, **options, **self.described}).load(origin)
 
     @property
     def in_flight(self) -> int:
@@ -166,7 +166,7 @@ class RunHead(Record):
 
     @model_validator(mode="after")
     def _says_what_options_can(self) -> RunHead:
-        RecordedOptions.model_validate(dict(self.spec.described))
+        RecordedQuestion.model_validate(dict(self.spec.described))
         if not _LABEL.fullmatch(self.spec.searcher):
             raise ValueError(f"expected a searcher's name, got {brief(self.spec.searcher)}")
         return self

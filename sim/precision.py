@@ -21,12 +21,12 @@ def slow_precision(workload: Workload, figure: float, of: Callable[[Workload], f
         figure: Its tokens/s/GPU: of a strategy, or of the best one; 0 if nothing is feasible.
         of: The same of the workload in another format.
 
-    >>> from sim.config.described import Description, described_workload
+    >>> from sim.config.question import Question
     >>> from sim.layers.heuristics import megatron_dims
     >>> from sim.simulate import evaluate
     >>> from sim.strategy import Strategy
-    >>> said = Description("qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")
-    >>> workload = described_workload(said)
+    >>> said = Question(model="qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")
+    >>> workload = said.load()
     >>> strategy = Strategy(8, 1, 1, 64, megatron_dims(workload.model), dp=1)
     >>> def figure(workload):
     ...     return evaluate(workload, strategy).tokens_per_s_per_gpu

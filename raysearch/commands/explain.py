@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from raysearch.commands.options import JsonOption, print_json
+from raysearch.commands.question_options import loaded, takes_question
 from raysearch.commands.strategy import (
     BatchOption,
     CpOption,
@@ -21,17 +22,16 @@ from raysearch.commands.strategy import (
     second_strategy_of,
     strategy_of,
 )
-from raysearch.commands.workload_flags import takes_workload
 from raysearch.errors import InputError
 from raysearch.files import degrees_text
+from sim.config.question import Question
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from sim.workload import Workload
 
 
-@takes_workload
+@takes_question
 def explain_strategy(
-    workload: Workload,
+    question: Question,
     batch: BatchOption,
     tp: TpOption = None,
     ep: EpOption = None,
@@ -62,6 +62,7 @@ def explain_strategy(
     """  # noqa: E501
     from raysearch.explain.picture import picture_dict, pictures_of
 
+    workload = loaded(question)
     shown = [(dims, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))]
     if against is not None:
         first = shown[0][1]

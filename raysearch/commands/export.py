@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from raysearch.commands.options import JsonOption, at_home, print_json
+from raysearch.commands.question_options import loaded, takes_question
 from raysearch.commands.strategy import (
     CpOption,
     DimsOption,
@@ -19,21 +20,19 @@ from raysearch.commands.strategy import (
     PpOption,
     strategy_of,
 )
-from raysearch.commands.workload_flags import takes_workload
-from raysearch.described import imported_from
 from raysearch.errors import NOTHING_FEASIBLE, InputError
 from raysearch.export.deployment import Deployment, Export
 from raysearch.export.registry import exporter, exporter_names, pools_exporter
 from raysearch.files import strategy_dict, write_together
 from raysearch.processes.claim import check_folder
-from sim.workload import Workload
+from sim.config.question import Question
 
 _OUT = typer.Option("--out", "-o", help="Folder for the files.", show_default="printed", callback=at_home)
 
 
-@takes_workload
+@takes_question
 def export_strategy(
-    workload: Workload | None = None,
+    question: Question | None = None,
     source: Annotated[
         Path | None,
         typer.Argument(
@@ -75,7 +74,7 @@ def export_strategy(
       raysearch export results/qwen --to dynamo --alternative 2 --out deploy
       raysearch export results/pools --to llm-d --out deploy
       raysearch export best.json -w gpt_moe_1_2t_16k --to megatron
-      raysearch export --model qwen3_32b --isl 4000 --osl 500 --phase serve --tp 4 --batch 32 --to sglang
+      raysearch export --model qwen3_32b --isl 4000 --osl 500 --engine sglang --tp 4 --batch 32 --to sglang
       raysearch export best.json -w gpt_moe_1_2t_16k --to dtensor --ops qkv_proj,attention,o_proj --out mine
     """
     check_folder(out)
@@ -83,10 +82,10 @@ def export_strategy(
     if source is not None:
         from raysearch.export.source import read_deployments
 
-        deployments = read_deployments(source, workload, alternative, serve)
+        deployments = read_deployments(source, question, alternative, serve)
     else:
         said = (ep, pp, dims, cp, dp, moe_tp, layout)
-        deployments = {"": _described(workload, tp, batch, replicas, serve, said)}
+        deployments = {"": _described(question, tp, batch, replicas, serve, said)}
     if ops is not None:
         from raysearch.export.cut import with_ops
 
@@ -129,15 +128,16 @@ def _told(to: str, deployments: dict[str, Deployment], exports: dict[str, Export
 
 
 def _described(
-    workload: Workload | None, tp: int | None, batch: int | None, replicas: int, serve: str | None, rest: tuple
+    question: Question | None, tp: int | None, batch: int | None, replicas: int, serve: str | None, rest: tuple
 ) -> Deployment:
     from raysearch.export.models import repository
 
-    if workload is None or (tp is None and rest[-1] is None) or batch is None:
+    if question is None or (tp is None and rest[-1] is None) or batch is None:
         raise InputError("expected a folder or a file to export from, or a workload with --tp or --layout, and --batch")
+    workload = loaded(question)
     ep, pp, *others = rest
     strategy = strategy_of(workload, tp, ep, pp, batch, *others)
-    return Deployment(workload, strategy, serve or repository(workload, imported_from()), replicas)
+    return Deployment(workload, strategy, serve or repository(workload, question.model), replicas)
 
 
 def _print(export: Export, pool: str, *, shown: bool) -> None:

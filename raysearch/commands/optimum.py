@@ -9,14 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from raysearch.answers.evaluated import evaluation_dict, workload_dict
 from raysearch.certificates import check_certificate, write_certificate
-from raysearch.commands.evaluate import evaluation_dict, workload_dict
 from raysearch.commands.options import JsonOption, print_json
-from raysearch.commands.workload_flags import BatchGridOption, takes_workload
+from raysearch.commands.question_options import loaded, takes_question
 from raysearch.errors import NOTHING_FEASIBLE
 from raysearch.files import degrees_text, strategy_dict
 from raysearch.spaces import SPACES, SpaceBest, best_of_space
 from raysearch.yardstick import Yardstick, find_yardstick
+from sim.config.question import Question
 from sim.engines.registry import lacking_formats
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import MEGATRON_NOTE
@@ -34,12 +35,14 @@ _BASES = ("megatron", "megatron-sp", "joint")
 """Spaces over whose bests the others' are shown."""
 
 
-@takes_workload
+@takes_question
 def show_optimum(
-    workload: Workload,
-    batch_grid: BatchGridOption = None,
-    against: Annotated[
-        bool, typer.Option("--against", help="Compare heuristics, the paper's and the joint space, and each extension.")
+    question: Question,
+    compare_spaces: Annotated[
+        bool,
+        typer.Option(
+            "--compare-spaces", help="Compare heuristics, the paper's and the joint space, and each extension."
+        ),
     ] = False,
     landscape: Annotated[
         bool, typer.Option(help="Count the feasible strategies too, and how fast they are, where they can be added up.")
@@ -62,20 +65,21 @@ def show_optimum(
     Examples:
       raysearch optimum -w gpt_moe_1_2t_16k
       raysearch optimum -w my_workload.toml --hardware h100_sxm --no-landscape --json
-      raysearch optimum -w gpt_moe_1_2t_16k --space paper --batch any
+      raysearch optimum -w gpt_moe_1_2t_16k --space paper --batches any
       raysearch optimum -w gpt_moe_1_2t_16k --certificate best.json
       raysearch optimum -w gpt_moe_1_2t_16k --check best.json
       raysearch optimum -w gpt_moe_1_2t_1m --space extended
-      raysearch optimum -w gpt_moe_1_2t_1m --against
-      raysearch optimum -w gpt_moe_1_2t_16k --space vllm --max-gpus 64 --tpot-ms 30
-      raysearch optimum --model qwen3_32b --phase serve --isl 4000 --osl 500 --engine vllm --tpot-ms 30 --batch any
+      raysearch optimum -w gpt_moe_1_2t_1m --compare-spaces
+      raysearch optimum -w gpt_moe_1_2t_16k --space vllm --gpus 64 --tpot-ms 30
+      raysearch optimum --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 --gpus 8
     """
     from raysearch.progress import stepping
 
+    workload = loaded(question)
     if check is not None:
         _replay(workload, check, as_json=as_json)
         return
-    if against:
+    if compare_spaces:
         bests: dict[str, SpaceBest] = {}
         for name in (*SPACES, *_engine(workload)):
             with stepping(f"best of {workload.name}, {name}") as progress:
@@ -110,7 +114,7 @@ def show_optimum(
         with stepping(f"certificate of {workload.name}") as progress:
             found["certificate"] = write_certificate(certificate, workload, evaluation, progress)
     if as_json:
-        print_json(_as_dict(workload, found, evaluation, warnings))
+        print_json(_as_dict(workload, question, found, evaluation, warnings))
     else:
         _print_beside(workload, found)
         if certificate is not None:
@@ -201,11 +205,15 @@ def _space_rows(workload: Workload, bests: Mapping[str, SpaceBest]) -> list[tupl
 
 
 def _as_dict(
-    workload: Workload, found: dict[str, Any], evaluation: Evaluation | None, warnings: Sequence[str]
+    workload: Workload,
+    question: Question,
+    found: dict[str, Any],
+    evaluation: Evaluation | None,
+    warnings: Sequence[str],
 ) -> dict[str, Any]:
     """Everything in JSON; without a feasible strategy its figures are null."""
     told = {
-        **workload_dict(workload),
+        **workload_dict(workload, question),
         "config_hash": workload.config_hash,
         "feasible": evaluation is not None,
         "tokens_per_s_per_gpu": None,

@@ -11,49 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from raysearch.answers.result import Result
 from raysearch.limits import MOST_RETRIES, MOST_WORKERS
-
-SpaceOption = Annotated[
-    str | None,
-    typer.Option(
-        help="'paper': no op sharded over tokens; 'joint': with them; 'extended': also meshes of their own for "
-        "attention and experts, and more choices; 'vllm', 'sglang', 'trtllm', 'megatron_core': what that engine runs.",
-        show_default="as the workload says, else its engine's, else 'joint'",
-    ),
-]
-
-
-class GroupsName(StrEnum):
-    """Whether kinds of layers have choices of their own: `sim.workload.GroupChoices`."""
-
-    shared = "shared"
-    own = "own"
-
-
-GroupsOption = Annotated[
-    GroupsName | None,
-    typer.Option(
-        help="'shared': kinds of layers share the choices of their ops; 'own': each kind has its own.",
-        show_default="as the workload says, else shared",
-    ),
-]
-AnyDegreesOption = Annotated[
-    str | None,
-    typer.Option(
-        help="pp, ep or pp,ep: search every number of pipeline stages (up to 64), of experts' ranks, or of both.",
-        show_default="those that the workload lists, else divisors and powers of two",
-    ),
-]
-MarginOption = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0,
-        max=0.99,
-        help="Share of the SLO and of the memory to keep free, such as 0.05.",
-        show_default="as the workload says, else 0",
-    ),
-]
-
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -132,3 +91,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 def print_json(value: Mapping[str, Any]) -> None:
     """Prints a result for programs."""
     print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def show(result: Result, *, as_json: bool) -> None:
+    """Prints a result for people or for programs."""
+    if as_json:
+        print_json(result.to_dict())
+        return
+    from raysearch.tables import printer
+
+    printer().print(result)

@@ -22,8 +22,7 @@ from raysearch.commands.options import (
     WorkersOption,
     print_json,
 )
-from raysearch.commands.workload_flags import BatchGridOption, takes_workload
-from raysearch.described import asked_options, degrees_of
+from raysearch.commands.question_options import loaded, takes_question
 from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.files import as_strategy, read_record, results_folder
 from raysearch.processes.claim import claimed
@@ -33,6 +32,8 @@ from raysearch.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
 from raysearch.spaces import optimum_value
+from sim.config.question import Question
+from sim.config.schemas import any_degrees
 from sim.nearness import near_limits
 from sim.simulate import evaluate
 from sim.workload import Workload
@@ -45,9 +46,9 @@ _DEFAULT_BUDGET = 4000
 """[published] "Learning to Shard", section 4."""
 
 
-@takes_workload
+@takes_question
 def search_workload(
-    workload: Workload,
+    question: Question,
     searcher: Annotated[str, typer.Option("--searcher", "-s", help="Name; see `raysearch list`.")],
     seed: Annotated[int, typer.Option(help="Equal seeds give equal calls, bit for bit.")] = 0,
     budget: Annotated[
@@ -56,7 +57,6 @@ def search_workload(
             "--budget", "-b", help="Strategies to evaluate.", show_default="4000, or a heuristic's whole sweep"
         ),
     ] = None,
-    batch_grid: BatchGridOption = None,
     simulator: SimulatorOption = None,
     workers: WorkersOption = None,
     timeout_s: TimeoutOption = Patience.timeout_s,
@@ -78,12 +78,13 @@ def search_workload(
       raysearch search -w gpt_moe_1_2t_1m -s annealing --space extended
       raysearch search -w gpt_moe_1_2t_16k -s annealing --engine vllm
       raysearch search -w mine.toml -s annealing --groups own --any-degrees pp,ep
-      raysearch search --model qwen3_32b --phase serve --isl 4000 --osl 500 --engine vllm --tpot-ms 30 -s annealing
+      raysearch search --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 -s annealing
       raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --workers 8
     """
     from raysearch.records import RunSpec
     from raysearch.run import SearchRun, finished_summary
 
+    workload = loaded(question)
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the search to go on with")
     check_options(searcher, {})
@@ -105,7 +106,7 @@ def search_workload(
                 simulator=simulator,
                 workers=chosen,
                 on_failure=failures,
-                **_of_workload(workload),
+                **_of_question(question, workload),
             )
             if begun and RunSpec(**begun) != spec:
                 raise InputError(f"{folder} holds another search: {begun}; resume with the same options")
@@ -123,13 +124,13 @@ def search_workload(
         print_report(folder)
 
 
-def _of_workload(workload: Workload) -> dict[str, Any]:
+def _of_question(question: Question, workload: Workload) -> dict[str, Any]:
     """The fields of the spec that say which workload it is."""
-    asked = asked_options()
+    asked = question.record()
     named = asked.pop("workload", workload.name)
     fields = {name: asked.pop(name) for name in WORKLOAD_OPTIONS if name in asked}
     if "any_degrees" in fields:
-        fields["any_degrees"] = ",".join(sorted(degrees_of(fields["any_degrees"])))
+        fields["any_degrees"] = ",".join(sorted(any_degrees(fields["any_degrees"])))
     return {"workload": named, **fields, "described": asked}
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysearch.commands.options import JsonOption, OutOption, RetriesOption, TimeoutOption, print_json
-from raysearch.commands.workload_flags import BatchGridOption, takes_workload
+from raysearch.commands.question_options import loaded, takes_question
 from raysearch.errors import NOTHING_FEASIBLE, InputError, Interrupted, RunFailed
 from raysearch.files import degrees_text, results_folder, strategy_dict, write_record
 from raysearch.processes.claim import claimed
-from sim.workload import Workload
+from sim.config.question import Question
 
 if TYPE_CHECKING:
     from raysearch.live.candidates import Candidates
@@ -36,9 +36,9 @@ def _share(text: str) -> float:
     return value
 
 
-@takes_workload
+@takes_question
 def tune_live(
-    workload: Workload,
+    question: Question,
     benchmark: Annotated[
         str | None, typer.Option(help="module:function of (workload, strategy) that returns a Measurement.")
     ] = None,
@@ -52,7 +52,6 @@ def tune_live(
     ] = 0.9,
     noise: Annotated[str, typer.Option(help="How far equal measurements lie apart (standard deviation).")] = "1%",
     most: Annotated[int, typer.Option("--max-measurements", min=1, help="Stop after so many in all.")] = 50,
-    batch_grid: BatchGridOption = None,
     timeout_s: TimeoutOption = _TIMEOUT_S,
     retries: RetriesOption = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws behind the decisions.")] = 0,
@@ -68,12 +67,11 @@ def tune_live(
     \b
     Examples:
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure
-      raysearch tune-live --model qwen3_32b --phase serve --isl 4000 --osl 500 --engine vllm --max-gpus 8 \\
+      raysearch tune-live --model qwen3_32b --isl 4000 --osl 500 --gpus 8 \\
         --tpot-ms 30 --command './bench.sh --tp {tp} --pp {pp} --concurrency {batch}' --out tuning
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --within 1% --confidence 0.95 --json
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --out tuning --resume
     """
-    from raysearch.described import asked_options
     from raysearch.export.source import TUNED_FILE
     from raysearch.live.benchmark import check_chosen, opened_benchmark
     from raysearch.live.candidates import candidates_of
@@ -83,6 +81,7 @@ def tune_live(
     from raysearch.progress import stepping, telling
     from sim.optimum.spaces import space_of
 
+    workload = loaded(question)
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the tuning to go on with")
     settings = Settings(_share(within), confidence, _share(noise), seed)
@@ -118,7 +117,7 @@ def tune_live(
         except RunFailed as failure:
             raise RunFailed(f"{failure}; {_kept(len(seen), path)}") from failure
         told = _as_dict(candidates, settings, seen, decisions[-1]) | {"folder": str(path)}
-        write_record(path / TUNED_FILE, {"options": asked_options(), "best": told["best"]})
+        write_record(path / TUNED_FILE, {"question": question.record(), "best": told["best"]})
     if as_json:
         print_json(told)
     else:

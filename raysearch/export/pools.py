@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from raysearch.described import imported_from, workload_of_options
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import repository
@@ -19,6 +18,7 @@ from raysearch.records import Record
 from sim.config.code import Origin
 from sim.config.fields import Count
 from sim.config.files import explain
+from sim.config.question import Question
 from sim.pools.traffic import Kind, Traffic, workload_of
 from sim.serving.phases import phase_of
 from sim.validate import check_strategy
@@ -64,7 +64,7 @@ class _Answers(Record):
     """What is read again of pools.json."""
 
     points: list[_Point]
-    options: dict[str, Any] | None = None
+    question: dict[str, Any] | None = None
 
 
 def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model: str | None) -> dict[str, Deployment]:
@@ -86,7 +86,7 @@ def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model
         raise InputError(f"{path} is not as `pools` writes it: {explain(error, _Answers)}") from error
     if number >= len(answers.points):
         raise InputError(f"{path} has no point {number}: it has {len(answers.points)}, from 0")
-    if answers.options is None:
+    if answers.question is None:
         raise InputError(f"{path} does not say of which workload it is: make it anew with this version of `pools`")
     point = answers.points[number]
     if point.winner is None:
@@ -104,8 +104,9 @@ def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model
         traffic = Traffic.of(Kind(**dict(kind)) for kind in point.kinds)
     except ValueError as error:
         raise InputError(f"point {number} of {path}: {error}") from error
-    workload = workload_of_options(answers.options, origin=Origin.RECORD)
-    served_model = served_model or repository(workload, imported_from())
+    question = Question.of_record(answers.question)
+    workload = question.load(Origin.RECORD)
+    served_model = served_model or repository(workload, question.model)
     longest = max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)
     found: dict[str, Deployment] = {}
     for name, phase in _POOLS[point.winner].items():

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from raysearch.described import imported_from, workload_of_options
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment
 from raysearch.export.models import repository
@@ -16,8 +15,8 @@ from raysearch.files import as_strategy, read_record
 from raysearch.records import Record, RunSpec
 from raysearch.results import read_runs, read_spec
 from sim.config.code import Origin
+from sim.config.question import Question
 from sim.validate import check_strategy
-from sim.workload import Workload
 
 RECOMMENDATION_FILE = "recommendation.json"
 TUNED_FILE = "tuned.json"
@@ -40,14 +39,14 @@ def verified_answers(folder: Path) -> list[str]:
 
 
 def read_deployments(
-    source: Path, workload: Workload | None, alternative: int, served_model: str | None
+    source: Path, question: Question | None, alternative: int, served_model: str | None
 ) -> dict[str, Deployment]:
     """What a folder or a file holds, by the name of its pool; "" of a single one.
 
     Args:
         source: A folder of `recommend`, `pools`, `tune-live`, `search` or `study`,
             or a file with a "strategy" of `--json`.
-        workload: What is served, where the source does not say; a printed strategy does not, and one whose ops have
+        question: What is served, where the source does not say; a printed strategy does not, and one whose ops have
             declared choices names code that only a user has run.
         alternative: 0 for the best of a recommendation, then its alternatives in order; of `pools` a point.
         served_model: In place of the model's own repository.
@@ -57,16 +56,16 @@ def read_deployments(
     """
     files = [source / name for name in (RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE) if (source / name).is_file()]
     if source.is_dir() and not files:
-        found = {"": _of_results(source, workload, served_model)}
+        found = {"": _of_results(source, question, served_model)}
     else:
-        found = _of_file(files[0] if files else source, workload, alternative, served_model)
+        found = _of_file(files[0] if files else source, question, alternative, served_model)
     for each in found.values():
         check_strategy(each.workload, each.strategy)
     return found
 
 
 def _of_file(
-    path: Path, workload: Workload | None, alternative: int, served_model: str | None
+    path: Path, question: Question | None, alternative: int, served_model: str | None
 ) -> dict[str, Deployment]:
     try:
         told = read_record(path, Exportable, sealed=False)
@@ -74,15 +73,16 @@ def _of_file(
         raise InputError(f"cannot read a strategy from {path}: {error.strerror or error}") from error
     if told.get("points") is not None:
         return pool_deployments(path, told, alternative, served_model)
-    if told.get("options") is not None:
-        options = dict(told["options"])
-        workload = workload or workload_of_options(options, options.pop("batch_grid", None), origin=Origin.RECORD)
+    origin = Origin.RECORD if question is None else Origin.USER
+    if told.get("question") is not None:
+        question = question or Question.of_record(told["question"])
         told = _alternative(path, told, alternative)
-    if workload is None:
+    if question is None:
         raise InputError(f"{path} says no workload: name it with --workload, or describe it with --model")
     if not told.get("strategy"):
         raise InputError(f"{path} has no strategy: nothing was feasible")
-    served_model = served_model or repository(workload, imported_from())
+    workload = question.load(origin)
+    served_model = served_model or repository(workload, question.model)
     return {"": Deployment(workload, as_strategy(told["strategy"]), served_model, told.get("replicas", 1))}
 
 
@@ -95,7 +95,7 @@ def _alternative(path: Path, told: dict[str, Any], number: int) -> dict[str, Any
     return choices[number]
 
 
-def _of_results(folder: Path, workload: Workload | None, served_model: str | None) -> Deployment:
+def _of_results(folder: Path, question: Question | None, served_model: str | None) -> Deployment:
     """The best strategy of the best run; of a study with several workloads none can be said to be."""
     from raysearch.report import NotExplained, best_runs, explain
 
@@ -104,7 +104,7 @@ def _of_results(folder: Path, workload: Workload | None, served_model: str | Non
         workloads = ", ".join(run["workload"] for run in runs) or "none"
         raise InputError(f"{folder} has the best of {len(runs)} workloads ({workloads}): name a run's own folder")
     try:
-        workload, evaluation = explain(folder, runs[0], workload)
+        workload, evaluation = explain(folder, runs[0], question.load() if question else None)
     except NotExplained as error:
         raise InputError(f"the best strategy of {folder} cannot be exported: {error}") from error
     model = RunSpec(**read_spec(folder, runs[0]["run_id"])).described.get("model")

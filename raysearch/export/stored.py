@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from raysearch.described import RecordedOptions
 from raysearch.limits import MOST_GPUS
 from raysearch.records import Record, StoredStrategy
+from sim.config.question import RecordedQuestion
 
 Replicas = Annotated[int, Field(ge=1, le=MOST_GPUS)]
 
@@ -23,7 +23,7 @@ class StoredOption(Record):
 class Exportable(Record):
     """Any of those files: which it is, its keys tell."""
 
-    options: RecordedOptions | None = None
+    question: RecordedQuestion | None = None
     best: StoredOption | None = None
     alternatives: list[StoredOption] = Field(default_factory=list)
     points: list[dict[str, Any]] | None = None

@@ -12,12 +12,12 @@ from pydantic import Field, field_validator, model_validator
 from raysearch.place.arrivals import Stream
 from raysearch.place.placement import Cluster, Tenant
 from raysearch.place.service import Objective, Service, Shape, best_service
-from sim.config.described import Description, described_workload
 from sim.config.fields import Count, FileSchema, Name, Positive
 from sim.config.files import CatalogError, config_path, did_you_mean, read_config
+from sim.config.question import Question
 from sim.engines.registry import engine_names
 from sim.prices.dtypes import Dtype
-from sim.workload import Workload
+from sim.workload import PhaseName, Workload
 
 _BURSTIEST = 20.0
 """[assumed] AlpaServe goes up to a CV of 8; far beyond that a run of any length is one burst."""
@@ -141,8 +141,8 @@ def _shapes(gpus: int) -> list[Shape]:
     return [Shape(stage, stages) for stage in powers for stages in powers if stage * stages <= gpus]
 
 
-def _workload(file: FleetFile, table: _ModelTable, model: str, hardware: str, phase: str) -> Workload:
-    said = Description(
+def _workload(file: FleetFile, table: _ModelTable, model: str, hardware: str, phase: PhaseName) -> Workload:
+    asked = Question(
         model=model,
         hardware=hardware,
         phase=phase,
@@ -151,6 +151,8 @@ def _workload(file: FleetFile, table: _ModelTable, model: str, hardware: str, ph
         engine=file.engine,
         weights=table.weights,
         kv_cache=table.kv_cache,
-        max_gpus=file.gpus,
+        gpus=file.gpus,
+        margin=file.margin,
+        batches="powers_of_two",
     )
-    return described_workload(said, {"margin": file.margin})
+    return asked.load()

@@ -22,8 +22,8 @@ Said = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked.
+class Case:
+    """A workload under a mix of requests, limits and what moves between pools.
 
     Attributes:
         workload: Model, hardware, engine, degrees and space.
@@ -44,12 +44,12 @@ class Question:
 class Answer:
     """The best of each way, None where it is not feasible."""
 
-    question: Question
+    case: Case
     ways: Mapping[str, Way | None]
 
     def goodput_per_gpu(self, name: str) -> float:
         """Requests a second within the limits, per GPU: of those at hand, or of those that the load takes."""
-        way, limits = self.ways[name], self.question.limits
+        way, limits = self.ways[name], self.case.limits
         if way is None:
             return 0.0
         return way.requests_per_s / (limits.gpus if limits.requests_per_s is None else way.gpus)
@@ -61,30 +61,30 @@ class Answer:
         return best if self.ways[best] is not None else None
 
 
-def answers(question: Question, limits: Sequence[Limits], said: Said = lambda _: None) -> list[Answer]:
+def answers(case: Case, limits: Sequence[Limits], said: Said = lambda _: None) -> list[Answer]:
     """The best of each way under each of some limits; what does not depend on them is worked out once."""
-    widest = replace(question.workload, max_gpus=max(each.gpus for each in limits))
-    apart = pools(widest, question.traffic, hidden=question.hidden, said=said)
+    widest = replace(case.workload, max_gpus=max(each.gpus for each in limits))
+    apart = pools(widest, case.traffic, hidden=case.hidden, said=said)
     found: list[Answer] = []
     for number, each in enumerate(limits, 1):
         said(f"limits {number} of {len(limits)}")
         ways: dict[str, Way | None] = {
-            "one": best_one_pool(question.workload, question.traffic, each),
+            "one": best_one_pool(case.workload, case.traffic, each),
             "apart": apart.best(each),
-            "resharded": apart.best_resharded(each, question.host),
+            "resharded": apart.best_resharded(each, case.host),
         }
-        found.append(Answer(replace(question, limits=each), ways))
+        found.append(Answer(replace(case, limits=each), ways))
     return found
 
 
 def along_traffic(
-    question: Question, mixes: Sequence[Traffic], limits: Sequence[Limits], said: Said = lambda _: None
+    case: Case, mixes: Sequence[Traffic], limits: Sequence[Limits], said: Said = lambda _: None
 ) -> list[Answer]:
-    """The same for each of some mixes in place of the question's own."""
+    """The same for each of some mixes in place of the case's own."""
     return [
         each
         for mix in mixes
-        for each in answers(replace(question, traffic=mix), limits, lambda what, mix=mix: said(_named(mix, what)))
+        for each in answers(replace(case, traffic=mix), limits, lambda what, mix=mix: said(_named(mix, what)))
     ]
 
 

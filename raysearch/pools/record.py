@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,34 +13,35 @@ from raysearch.export.pools import POOLS_FILE
 from raysearch.files import degrees_text, write_bytes, write_record
 from raysearch.pools.answer import WAYS, Answer, Way
 from raysearch.recommend.record import figures
+from sim.config.question import Question
 from sim.pools.best import OnePool
 from sim.pools.candidates import Replica
 from sim.pools.resharding import Resharded
 from sim.pools.traffic import workload_of
 from sim.workload import Workload
 
-FORM = 1
+FORM = 2
 """Of pools.json; counts up when a reader of the old one would stumble."""
 
 
 def answer_dict(answer: Answer) -> dict[str, Any]:
     """An answer in JSON; a way that is not feasible is null."""
-    question = answer.question
+    case = answer.case
     return {
-        "kinds": [asdict(kind) for kind in question.traffic.kinds],
-        "limits": {name: None if value == math.inf else value for name, value in asdict(question.limits).items()},
-        "kv_hidden": question.hidden,
+        "kinds": [asdict(kind) for kind in case.traffic.kinds],
+        "limits": {name: None if value == math.inf else value for name, value in asdict(case.limits).items()},
+        "kv_hidden": case.hidden,
         "ways": {name: None if way is None else _way_dict(answer, name, way) for name, way in answer.ways.items()},
         "winner": answer.winner,
     }
 
 
-def answers_dict(found: list[Answer], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Several answers on one workload in JSON, with the options that describe it."""
-    workload = found[0].question.workload
+def answers_dict(found: list[Answer], question: Question) -> dict[str, Any]:
+    """Several answers on one workload in JSON, with the question that it answers."""
+    workload = found[0].case.workload
     return {
         "form": FORM,
-        "options": dict(options),
+        "question": question.record(),
         "model": workload.model.name,
         "hardware": workload.hardware.name,
         "space": workload.space,
@@ -51,12 +51,12 @@ def answers_dict(found: list[Answer], options: Mapping[str, Any]) -> dict[str, A
 
 
 def _way_dict(answer: Answer, name: str, way: Way) -> dict[str, Any]:
-    question = answer.question
+    case = answer.case
     told: dict[str, Any] = {
         "requests_per_s": way.requests_per_s,
         "goodput_per_gpu": answer.goodput_per_gpu(name),
         "gpus": way.gpus,
-        "left_over": question.limits.gpus - way.gpus,
+        "left_over": case.limits.gpus - way.gpus,
         "tpot_s": way.tpot_s,
         "ttft_s": way.ttft_s,
     }
@@ -80,7 +80,7 @@ def _way_dict(answer: Answer, name: str, way: Way) -> dict[str, Any]:
 
 
 def _pool_dict(answer: Answer, phase: Any, replica: Replica, count: int) -> dict[str, Any]:
-    workload = workload_of(answer.question.traffic, answer.question.workload, phase)
+    workload = workload_of(answer.case.traffic, answer.case.workload, phase)
     rates = {"replicas": count, "requests_per_s_of_each": replica.requests_per_s, "sharers": replica.sharers}
     return {**rates, **figures(workload, replica.evaluation)}
 
@@ -101,7 +101,7 @@ def rows(found: list[Answer]) -> list[tuple[Any, ...]]:
     """A row per answer, under `COLUMNS`; empty cells where a way is not feasible."""
     told: list[tuple[Any, ...]] = []
     for answer in found:
-        traffic, limits = answer.question.traffic, answer.question.limits
+        traffic, limits = answer.case.traffic, answer.case.limits
         row: list[Any] = [traffic.prompt_tokens, traffic.output_tokens, limits.gpus]
         row += [None if each == math.inf else each * 1e3 for each in (limits.tpot_s, limits.ttft_s)]
         row.append(limits.requests_per_s)
@@ -112,10 +112,10 @@ def rows(found: list[Answer]) -> list[tuple[Any, ...]]:
     return told
 
 
-def write_answers(found: list[Answer], options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def write_answers(found: list[Answer], question: Question, folder: Path) -> dict[str, Any]:
     """Writes pools.json, pools.csv and, of several answers, pools.png; what the first holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = answers_dict(found, options)
+    told = answers_dict(found, question)
     write_record(folder / POOLS_FILE, told)
     table = io.StringIO()
     csv.writer(table).writerows([COLUMNS, *rows(found)])

@@ -20,8 +20,8 @@ def show(found: list[Answer]) -> None:
 
 
 def _show_one(answer: Answer) -> None:
-    console, question, limits = printer(), answer.question, answer.question.limits
-    console.print(f"{question.workload.model.name}, {question.workload.space}, {limits.gpus} GPUs; {_lengths(answer)}")
+    console, case, limits = printer(), answer.case, answer.case.limits
+    console.print(f"{case.workload.model.name}, {case.workload.space}, {limits.gpus} GPUs; {_lengths(answer)}")
     for name, words in WAYS.items():
         way = answer.ways[name]
         mark = " <- the most requests per GPU" if name == answer.winner else ""
@@ -29,7 +29,7 @@ def _show_one(answer: Answer) -> None:
         if way is None:
             console.print("  none keeps the limits")
             continue
-        console.print(f"  {what_runs(question.workload, way)}")
+        console.print(f"  {what_runs(case.workload, way)}")
         left = limits.gpus - way.gpus
         console.print(
             f"  {way.requests_per_s:,.2f} requests/s on {way.gpus} GPUs{f', {left} left over' if left else ''}: "
@@ -41,7 +41,7 @@ def _show_one(answer: Answer) -> None:
 
 
 def _lengths(answer: Answer) -> str:
-    kinds = answer.question.traffic.kinds
+    kinds = answer.case.traffic.kinds
     return ", ".join(
         f"{kind.prompt_tokens:,} in and {kind.output_tokens:,} out" + (f" ({kind.share:.0%})" if len(kinds) > 1 else "")
         for kind in kinds
@@ -70,12 +70,12 @@ def _show_table(found: list[Answer]) -> None:
     columns = ("prompt", "GPUs", "TTFT ms", "load /s", *(f"{name} /s/GPU" for name in WAYS), "wins", "by")
     table: list[tuple[str, ...]] = []
     for answer in found:
-        limits = answer.question.limits
+        limits = answer.case.limits
         goodputs = sorted((answer.goodput_per_gpu(name) for name in WAYS), reverse=True)
         lead = f"{goodputs[0] / goodputs[1] - 1:.0%}" if goodputs[1] else "-"
         table.append(
             (
-                f"{answer.question.traffic.prompt_tokens:,.0f}",
+                f"{answer.case.traffic.prompt_tokens:,.0f}",
                 f"{limits.gpus:,}",
                 "any" if limits.ttft_s == math.inf else f"{limits.ttft_s * 1e3:,.0f}",
                 "full" if limits.requests_per_s is None else f"{limits.requests_per_s:g}",
@@ -84,7 +84,7 @@ def _show_table(found: list[Answer]) -> None:
                 lead,
             )
         )
-    workload = found[0].question.workload
+    workload = found[0].case.workload
     console.print(
         plain_table(
             f"{workload.model.name}, {workload.space}: requests/s within the limits, per GPU", columns, table, left=0

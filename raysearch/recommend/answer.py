@@ -1,4 +1,4 @@
-"""The answer to a question: what to run, what else, why not more, and what the engine's limits cost."""
+"""The answer to a demand: what to run, what else, why not more, and what the engine's limits cost."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raysearch.recommend.alternatives import alternatives, reason
+from raysearch.recommend.demand import Demand
 from raysearch.recommend.fleet import EVERY, Fleet, best_first, fleet_of, gain
 from raysearch.recommend.limits import NearestMiss, binding_limit, nearest_miss
-from raysearch.recommend.question import Question
 from raysearch.recommend.variations import FrontPoint, Variation, front, variations
 from sim.evaluation import Evaluation
 from sim.optimum.best import Known
@@ -52,7 +52,7 @@ class Answer:
     """What to run.
 
     Attributes:
-        question: What was asked.
+        demand: What was asked.
         options: The best first; none where nothing is feasible.
         beside: The paper's and the extended space, by name; None where nothing is feasible.
         variations: The best if something were different.
@@ -60,7 +60,7 @@ class Answer:
         miss: Where nothing is feasible.
     """
 
-    question: Question
+    demand: Demand
     options: tuple[Option, ...]
     beside: Mapping[str, Beside | None]
     variations: tuple[Variation, ...]
@@ -68,33 +68,33 @@ class Answer:
     miss: NearestMiss | None
 
 
-def answer(question: Question, said: Said = lambda _: None, found: Callable[[Answer], None] = lambda _: None) -> Answer:
-    """Answers a question exactly: every strategy of the engine's space and every batch are accounted for.
+def answer(demand: Demand, said: Said = lambda _: None, found: Callable[[Answer], None] = lambda _: None) -> Answer:
+    """Answers a demand exactly: every strategy of the engine's space and every batch are accounted for.
 
     Args:
-        question: What is asked.
+        demand: What is asked.
         said: Told what is being worked out.
         found: Given the best as soon as it is known, before what stands beside it is worked out; not called where
             nothing is feasible.
     """
     said("the engine's best")
     known: Known = {}
-    bests = best_first(question, 1 if question.concurrency is None else EVERY, known)
+    bests = best_first(demand, 1 if demand.concurrency is None else EVERY, known)
     if not bests:
         said("the nearest miss")
-        return Answer(question, (), {}, (), (), nearest_miss(question, known))
+        return Answer(demand, (), {}, (), (), nearest_miss(demand, known))
     best = bests[0]
 
     def option(each: Evaluation) -> Option:
-        return Option(each, fleet_of(question, each), binding_limit(question, each), reason(question, each, best))
+        return Option(each, fleet_of(demand, each), binding_limit(demand, each), reason(demand, each, best))
 
     options = [option(best)]
-    found(Answer(question, tuple(options), {}, (), (), None))
+    found(Answer(demand, tuple(options), {}, (), (), None))
     said("what else to run")
-    options += map(option, alternatives(question, bests, known))
+    options += map(option, alternatives(demand, bests, known))
     # Other spaces are compared where all GPUs are filled: under a load whole replicas would hide what limits cost.
-    fill = question.unloaded
-    fastest = best_first(fill, 1, known)[0] if question.loaded else best
+    fill = demand.unloaded
+    fastest = best_first(fill, 1, known)[0] if demand.loaded else best
     beside: dict[str, Beside | None] = {}
     others = [best, fastest]
     for name in ("paper", "extended"):
@@ -103,17 +103,15 @@ def answer(question: Question, said: Said = lambda _: None, found: Callable[[Ans
             others.append(other)
         beside[name] = Beside(other, 1 / (1 + gain(fill, other, fastest))) if other else None
     said("what if")
-    varied = tuple(
-        variations(question, best, known) if question.concurrency is None else variations(fill, fastest, known)
-    )
+    varied = tuple(variations(demand, best, known) if demand.concurrency is None else variations(fill, fastest, known))
     said("the front")
-    return Answer(question, tuple(options), beside, varied, tuple(front(question, known)), None)
+    return Answer(demand, tuple(options), beside, varied, tuple(front(demand, known)), None)
 
 
-def _best_beside(question: Question, name: str, others: Sequence[Evaluation]) -> Evaluation | None:
+def _best_beside(demand: Demand, name: str, others: Sequence[Evaluation]) -> Evaluation | None:
     """The exact best of a space over every batch; of the extended one over powers of two and the others' batches."""
-    degrees = question.workload.degrees
+    degrees = demand.workload.degrees
     if name == "extended":
         powers = {1 << power for power in range(13)} & set(degrees.batch)
         degrees = replace(degrees, batch=tuple(sorted(powers | {other.strategy.batch for other in others})))
-    return next(iter(best_first(question.under(space=name, degrees=degrees), 1, among=others)), None)
+    return next(iter(best_first(demand.under(space=name, degrees=degrees), 1, among=others)), None)

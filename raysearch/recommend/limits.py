@@ -1,4 +1,4 @@
-"""What binds a strategy, in words, and what would make an impossible question possible."""
+"""What binds a strategy, in words, and what would make an impossible demand possible."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from raysearch.recommend.demand import Demand
 from raysearch.recommend.fleet import best_first, needed_gpus
-from raysearch.recommend.question import Question
 from sim.evaluation import Evaluation, Violation, told_apart
 from sim.optimum.best import Known
 from sim.optimum.spaces import Space, space_of
@@ -18,7 +18,7 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 
 
-def binding_limit(question: Question, evaluation: Evaluation) -> str:
+def binding_limit(demand: Demand, evaluation: Evaluation) -> str:
     """What keeps a strategy from a larger batch: the limit that one more request on each rank breaks.
 
     Where that breaks none, the limit of the first batch that is faster, of some up to twice the batch.
@@ -28,11 +28,11 @@ def binding_limit(question: Question, evaluation: Evaluation) -> str:
     free = 0
     for added in more or [strategy.attention_dp]:
         batch = strategy.batch + added
-        larger = evaluate(question.workload, replace(strategy, batch=batch))
+        larger = evaluate(demand.workload, replace(strategy, batch=batch))
         faster = larger.tokens_per_s_per_gpu > evaluation.tokens_per_s_per_gpu
         if larger.violations and (added == strategy.attention_dp or faster):
             return f"{_NAMES.get(larger.violations[0].kind, 'limit')}: {_lacking(batch, larger.violations[0])}"
-        if question.loaded and faster:
+        if demand.loaded and faster:
             return f"none: batch {batch} breaks none, but the load takes as many GPUs with it"
         free = batch if faster and not larger.violations else free
     if free:
@@ -72,19 +72,19 @@ _PER_RANK = (1, 2, 4, 8, 16, 32)
 """Requests per attention rank among which a miss is looked for: it lies where few requests run."""
 
 
-def nearest_miss(question: Question, known: Known) -> NearestMiss | None:
+def nearest_miss(demand: Demand, known: Known) -> NearestMiss | None:
     """The nearest miss, or None where the engine runs nothing at all on so many GPUs.
 
     Args:
-        question: What was asked.
+        demand: What was asked.
         known: Of the search that found nothing.
     """
-    if question.loaded and (fewest := best_first(replace(question, gpus=_NO_END), 1, known)):
-        needed = needed_gpus(question, fewest[0])
+    if demand.loaded and (fewest := best_first(replace(demand, gpus=_NO_END), 1, known)):
+        needed = needed_gpus(demand, fewest[0])
         return NearestMiss(fewest[0], (f"{needed:,} GPUs",), needed)
-    misses = [evaluate(question.workload, strategy) for strategy in _few_requests(space_of(question.workload))]
+    misses = [evaluate(demand.workload, strategy) for strategy in _few_requests(space_of(demand.workload))]
     nearest = min(misses, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu), default=None)
-    return None if nearest is None else NearestMiss(nearest, tuple(_remedies(question, nearest)))
+    return None if nearest is None else NearestMiss(nearest, tuple(_remedies(demand, nearest)))
 
 
 _NO_END = 10**12
@@ -101,20 +101,20 @@ def _few_requests(space: Space) -> Iterator[Strategy]:
                     yield Strategy(tp, ep, pp, per_rank * dp, part.only_dims, cp, None if (cp, dp) == (1, ep) else dp)
 
 
-def _remedies(question: Question, nearest: Evaluation) -> Iterator[str]:
+def _remedies(demand: Demand, nearest: Evaluation) -> Iterator[str]:
     """Single changes under which the exact search finds something; where none does, what the nearest miss lacks."""
 
-    def fits(gpus: int = question.gpus, **changes: Any) -> bool:
-        return bool(best_first(replace(question.under(**changes), gpus=gpus), 1))
+    def fits(gpus: int = demand.gpus, **changes: Any) -> bool:
+        return bool(best_first(replace(demand.under(**changes), gpus=gpus), 1))
 
-    lacks = list(_lacks(question.workload, nearest))
+    lacks = list(_lacks(demand.workload, nearest))
     alone = [text for text, changes in lacks if fits(**changes)]
     yield from alone
     together = {name: value for _, changes in lacks for name, value in changes.items()}
     if not alone and len(lacks) > 1 and fits(**together):
         yield " and ".join(text for text, _ in lacks)
     for factor in (2, 4):
-        degrees, gpus = question.workload.degrees, factor * question.gpus
+        degrees, gpus = demand.workload.degrees, factor * demand.gpus
         wider = replace(degrees, **{name: _doubled(getattr(degrees, name), factor) for name in ("tp", "ep")})
         if fits(gpus, max_gpus=gpus, degrees=wider):
             yield f"{gpus} GPUs"

@@ -37,7 +37,7 @@ def draw_front(answer: Answer) -> bytes:
         zorder=3,
         label="recommended and alternatives",
     )
-    workload = answer.question.workload
+    workload = answer.demand.workload
     if workload.tpot_slo_s < float("inf"):
         axes.axvline(1 / workload.tpot_slo_s, linestyle=":", color="grey", label="TPOT allowed")
     axes.set(

@@ -20,17 +20,17 @@ from sim.nearness import near_limits
 from sim.serving.phases import phase_of
 from sim.workload import Workload
 
-FORM = 1
+FORM = 2
 """Of recommendation.json; counts up when a reader of the old one would stumble."""
 
 
 def answer_dict(answer: Answer) -> dict[str, Any]:
     """An answer in JSON; without a feasible strategy `best` is null and `nearest_miss` says why."""
-    question, workload = answer.question, answer.question.workload
+    demand, workload = answer.demand, answer.demand.workload
     options = [_option_dict(answer, option) for option in answer.options]
     return {
         "form": FORM,
-        "options": dict(question.options),
+        "question": demand.question.record() if demand.question else {},
         "engine": workload.space,
         "hardware": workload.hardware.name,
         "model": workload.model.name,
@@ -92,15 +92,15 @@ def _intervals(evaluation: Evaluation) -> dict[str, list[float]]:
 
 
 def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
-    paid = cost(answer.question, option.fleet)
+    paid = cost(answer.demand, option.fleet)
     told: dict[str, Any] = {}
     if paid:
         told |= {"price_per_hour": paid[0], "price_per_million_tokens": paid[1]}
-    own = figures(answer.question.workload, option.evaluation)
+    own = figures(answer.demand.workload, option.evaluation)
     low = own["intervals"].get("tokens_per_s_per_gpu")
-    if low and (gpus := gpus_at_low_end(answer.question, option.evaluation, low[0])):
+    if low and (gpus := gpus_at_low_end(answer.demand, option.evaluation, low[0])):
         told["gpus_at_low_end"] = gpus
-    if stay := stay_of(answer.question, option.evaluation, option.fleet):
+    if stay := stay_of(answer.demand, option.evaluation, option.fleet):
         told |= asdict(stay)
     return {
         **own,
@@ -120,7 +120,7 @@ def _miss_dict(answer: Answer) -> dict[str, Any] | None:
         return None
     evaluation = answer.miss.evaluation
     return {
-        **figures(answer.question.workload, evaluation),
+        **figures(answer.demand.workload, evaluation),
         "violations": [asdict(violation) for violation in evaluation.violations],
         "gpus_needed": answer.miss.gpus_needed,
         "would_fit": list(answer.miss.would_fit),
@@ -176,7 +176,7 @@ _OF_OPTIONS = re.compile(r"best|alternative\d+")
 
 
 def _clear(folder: Path) -> None:
-    """Takes away what an answer that was written here before had: commands of another question would start it."""
+    """Takes away what an answer that was written here before had: commands of another demand would start it."""
     if not (folder / RECOMMENDATION_FILE).is_file():
         return
     (folder / "pareto.png").unlink(missing_ok=True)
@@ -194,8 +194,8 @@ def _write_commands(answer: Answer, folder: Path) -> None:
     from raysearch.export.models import repository
     from raysearch.export.registry import exporter, exporter_names
 
-    workload = answer.question.workload
-    weights = repository(workload, answer.question.options.get("model"))
+    workload = answer.demand.workload
+    weights = repository(workload, answer.demand.question.model if answer.demand.question else None)
     target = _TARGETS.get(workload.space, workload.space)
     if target not in exporter_names():
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from raysearch.files import degrees_text
 from raysearch.recommend.alternatives import gpus_text
 from raysearch.recommend.answer import Answer, Option
+from raysearch.recommend.demand import Demand
 from raysearch.recommend.fleet import cost, gpus_at_low_end, stay_of
-from raysearch.recommend.question import Question
 from raysearch.recommend.record import figures
 from raysearch.tables import plain_table, printer
 from sim.evaluation import Evaluation
@@ -21,11 +21,11 @@ _NOTABLE = 1.03
 def show_best(answer: Answer) -> None:
     """Prints what to run."""
     best = answer.options[0]
-    console, question, fleet = printer(), answer.question, best.fleet
-    told = figures(question.workload, best.evaluation)
+    console, demand, fleet = printer(), answer.demand, best.fleet
+    told = figures(demand.workload, best.evaluation)
     gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
-    left = f", {fleet.left_over} of {question.gpus} left over" if fleet.left_over else f", all of {question.gpus}"
-    console.print(f"{question.workload.space}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}")
+    left = f", {fleet.left_over} of {demand.gpus} left over" if fleet.left_over else f", all of {demand.gpus}"
+    console.print(f"{demand.workload.space}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}")
     console.print(
         f"  {_ranged(told, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all"
     )
@@ -36,25 +36,25 @@ def show_best(answer: Answer) -> None:
         console.print(f"  {_ranged(told, 'ttft_s', 'ms to the first token', 1e3)}")
     if fleet.requests_per_s is not None:
         console.print(f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once")
-    if text := _prompts_elsewhere(question, best):
+    if text := _prompts_elsewhere(demand, best):
         console.print(f"  {text}")
     low = told["intervals"].get("tokens_per_s_per_gpu")
-    if low and (sure := gpus_at_low_end(question, best.evaluation, low[0])):
+    if low and (sure := gpus_at_low_end(demand, best.evaluation, low[0])):
         console.print(f"  At the low end of the interval {gpus_text(sure)} carry that load")
-    if paid := cost(question, fleet):
+    if paid := cost(demand, fleet):
         console.print(f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens")
     console.print(f"  Limit: {best.limit}")
     console.print(f"  In brackets 90 % intervals{_because(best.evaluation)}")
     for what in best.evaluation.extrapolated:
         console.print(f"  Extrapolated: {what}")
-    for near in near_limits(question.workload, best.evaluation):
+    for near in near_limits(demand.workload, best.evaluation):
         console.print(f"  Near its limit: {near.message}")
     if "ttft_s" in told["intervals"]:
         console.print(
             "  That of the first token is [assumed] as wide as of steps that are all prompts; no queue is in it"
         )
     if warning := slow_precision(
-        question.workload,
+        demand.workload,
         best.evaluation.tokens_per_s_per_gpu,
         lambda other: evaluate(other, best.evaluation.strategy).tokens_per_s_per_gpu,
     ):
@@ -72,12 +72,12 @@ def show_rest(answer: Answer) -> None:
     _show_front(answer)
 
 
-def _prompts_elsewhere(question: Question, best: Option) -> str:
+def _prompts_elsewhere(demand: Demand, best: Option) -> str:
     """Where the time of other requests' prompts shows that the time per token does not count."""
-    stay, engine, evaluation = stay_of(question, best.evaluation, best.fleet), question.workload.engine, best.evaluation
+    stay, engine, evaluation = stay_of(demand, best.evaluation, best.fleet), demand.workload.engine, best.evaluation
     if stay is None or engine is None or stay.tpot_one_by_one_s < _NOTABLE * evaluation.tpot_s:
         return ""
-    above = ", above the SLO" if stay.tpot_one_by_one_s > question.workload.tpot_limit_s else ""
+    above = ", above the SLO" if stay.tpot_one_by_one_s > demand.workload.tpot_limit_s else ""
     return (
         f"The time per token counts {engine.times.prefill_share:.0%} of other requests' prompts, as measured, "
         f"throughput all. The rest lies before the first token where requests start at once "
@@ -133,7 +133,7 @@ def _show_variations(answer: Answer) -> None:
         what = degrees_text(found.strategy) if found else "-"
         broken = f"; {found.violations[0].message}" if found and found.violations else ""
         rows.append((each.change, value, "-" if each.gpus is None else str(each.gpus), gain, what + broken))
-    by = "fewer GPUs" if answer.question.requests_per_s is not None else "tokens/s of all GPUs"
+    by = "fewer GPUs" if answer.demand.requests_per_s is not None else "tokens/s of all GPUs"
     columns = ("", "tok/s/GPU", "GPUs", "gain", "strategy")
     printer().print(plain_table(f"What if (gain: {by})", columns, rows, wrap=("strategy",)))
 
@@ -155,10 +155,9 @@ def _show_front(answer: Answer) -> None:
 
 
 def _show_miss(answer: Answer) -> None:
-    console, question = printer(), answer.question
+    console, demand = printer(), answer.demand
     console.print(
-        f"Nothing is feasible: {question.workload.model.name} on {gpus_text(question.gpus)} with "
-        f"{question.workload.space}."
+        f"Nothing is feasible: {demand.workload.model.name} on {gpus_text(demand.gpus)} with {demand.workload.space}."
     )
     if answer.miss is None:
         console.print("The engine runs nothing on so many GPUs.")
@@ -170,6 +169,6 @@ def _show_miss(answer: Answer) -> None:
     for violation in evaluation.violations:
         console.print(f"  {violation.message}")
     if answer.miss.gpus_needed is not None:
-        console.print(f"  The load takes {answer.miss.gpus_needed:,} GPUs, {question.gpus:,} are at hand")
+        console.print(f"  The load takes {answer.miss.gpus_needed:,} GPUs, {demand.gpus:,} are at hand")
     for change in answer.miss.would_fit:
         console.print(f"  It would fit with {change}.")

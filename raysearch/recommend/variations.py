@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from raysearch.recommend.demand import Demand
 from raysearch.recommend.fleet import best_first, gain, needed_gpus
-from raysearch.recommend.question import Question
 from sim.evaluation import Evaluation
 from sim.optimum.best import Known, find_best
 from sim.optimum.spaces import space_of
@@ -35,15 +35,15 @@ class Variation:
     gain: float | None
 
 
-def variations(question: Question, best: Evaluation, known: Known) -> Iterator[Variation]:
+def variations(demand: Demand, best: Evaluation, known: Known) -> Iterator[Variation]:
     """The exact best with 10 % more of each thing, and the recommended degrees with other batches.
 
     Args:
-        question: What was asked.
+        demand: What was asked.
         best: The recommended strategy.
         known: Of the search that found it.
     """
-    workload = question.workload
+    workload = demand.workload
     faster = replace(workload, hardware=_with_bandwidth(workload.hardware))
     changes: list[tuple[str, Workload]] = [
         ("10 % more HBM", replace(workload, hardware=_with_memory(workload.hardware))),
@@ -56,17 +56,17 @@ def variations(question: Question, best: Evaluation, known: Known) -> Iterator[V
     for change, changed in changes:
         same_costs = None if changed is faster else known
         same = evaluate(changed, best.strategy)
-        found = best_first(replace(question, workload=changed), 1, same_costs, [same])
-        yield _variation(question, change, found[0] if found else None, best)
+        found = best_first(replace(demand, workload=changed), 1, same_costs, [same])
+        yield _variation(demand, change, found[0] if found else None, best)
     for share, name in ((0.5, "half the batch"), (2.0, "twice the batch")):
         batch = max(1, round(share * best.strategy.batch))
-        yield _variation(question, name, evaluate(workload, replace(best.strategy, batch=batch)), best)
+        yield _variation(demand, name, evaluate(workload, replace(best.strategy, batch=batch)), best)
 
 
-def _variation(question: Question, change: str, found: Evaluation | None, best: Evaluation) -> Variation:
+def _variation(demand: Demand, change: str, found: Evaluation | None, best: Evaluation) -> Variation:
     if found is None or found.tokens_per_s_per_gpu <= 0:
         return Variation(change, found, None, None)
-    return Variation(change, found, needed_gpus(question, found), gain(question, found, best))
+    return Variation(change, found, needed_gpus(demand, found), gain(demand, found, best))
 
 
 def _with_memory(hardware: Hardware) -> Hardware:
@@ -101,13 +101,13 @@ _STEP = 1.25
 _MOST_POINTS = 16
 
 
-def front(question: Question, known: Known) -> list[FrontPoint]:
+def front(demand: Demand, known: Known) -> list[FrontPoint]:
     """The most tokens/s/GPU for each speed, from the slowest that is any good to the fastest there is.
 
     Each point is the exact best, over batches that are powers of two, of all that are so much faster than the point
     before; the TTFT stays limited.
     """
-    workload = question.workload
+    workload = demand.workload
     powers = tuple(1 << power for power in range(13) if 1 << power <= workload.degrees.batch[-1])
     limited = replace(workload, degrees=replace(workload.degrees, batch=powers), tpot_slo_s=float("inf"))
     points: list[FrontPoint] = []

@@ -30,8 +30,8 @@ from sim.config.hardware_file import HardwareFile
 from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.reading import Unreadable, parse_object, read_bytes
-from sim.config.schemas import ANY_DEGREES, MTP, NGRAM, ModelFile, WorkloadFile
-from sim.engines.registry import UnknownEngine, engine_names, engine_rules
+from sim.config.schemas import MTP, NGRAM, ModelFile, WorkloadFile
+from sim.engines.registry import BARE_MACHINE, UnknownEngine, engine_names, engine_rules
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, EngineTimes
@@ -215,8 +215,9 @@ def load_workload(
         margin: Replaces the share of SLO and memory that the file keeps free.
         batch: Replaces the list of batches that the file names.
         origin: Who named the workload; code that its file names is run for a user alone.
-        instead: Replaces further keys of the file; `engine` also its space, unless one is given; `pp` and `ep` those of
-            its degrees.
+        instead: Replaces further keys of the file, and entries of its tables `precisions` and `degrees`; `engine` also
+            its space, unless one is given, and "none" takes its engine away; lengths of prompts and answers also its
+            context.
 
     Raises:
         CatalogError: An unknown name or an unusable file.
@@ -226,15 +227,17 @@ def load_workload(
     """
     path = config_path("workloads", name_or_path)
     file = read_config(path, WorkloadFile)
-    said = {key: value for key, value in {**instead, "space": space, "margin": margin}.items() if value is not None}
-    degrees = {"batch": batch} if batch is not None else {}
-    degrees |= {name: said.pop(name) for name in ANY_DEGREES if name in said}
-    if degrees:
-        said["degrees"] = {**file.degrees.model_dump(), **degrees}
+    asked: dict[str, Any] = {**instead, "space": space, "margin": margin}
+    said = {key: value for key, value in asked.items() if value is not None}
+    if batch is not None:
+        said["degrees"] = {**said.get("degrees", {}), "batch": batch}
+    for table in _TABLES & said.keys():
+        said[table] = {**getattr(file, table).model_dump(), **said[table]}
     if said:
-        kept = file.model_dump(exclude_unset=True, exclude={"space"} if "engine" in said else None)
+        kept = file.model_dump(exclude_unset=True, exclude={key for name in said for key in _FOLLOWS.get(name, ())})
+        new = {key: value for key, value in said.items() if (key, value) != ("engine", BARE_MACHINE)}
         try:
-            file = WorkloadFile.model_validate({**kept, **said})
+            file = WorkloadFile.model_validate({**kept, **new})
         except ValidationError as error:
             raise CatalogError(f"{path}: {explain(error, WorkloadFile)}") from error
     # A --hardware path is the caller's, so it is relative to the working directory, not to the workload.
@@ -245,6 +248,16 @@ def load_workload(
     )
     model_path = config_path("models", file.model, beside=path.parent)
     return assembled(file, model_path, hardware_path, engine_replaced="engine" in said, origin=origin)
+
+
+_TABLES = {"degrees", "precisions"}
+"""Tables of a workload file of which single entries are replaced."""
+_FOLLOWS = {
+    "engine": ("engine", "space"),
+    "prompt_tokens": ("context_tokens",),
+    "output_tokens": ("context_tokens",),
+}
+"""Keys of a file that what it says no longer holds for, once another key is replaced."""
 
 
 def assembled(

@@ -26,6 +26,8 @@ SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
 _ENGINES: dict[str, EngineRules] = {each.name: each for each in (VLLM, SGLANG, TRTLLM, MEGATRON_CORE)}
 OWN_SPACES = ("paper", "joint", "extended")
 """Spaces that are no engine's: their strategies are judged by what hardware and model allow."""
+BARE_MACHINE = "none"
+"""Named in an engine's place: kernels and collectives alone, without an engine's time and memory policy."""
 
 
 class UnknownEngine(ValueError):
@@ -38,7 +40,7 @@ def register_engine(rules: EngineRules) -> None:
     Raises:
         ValueError: The name is taken, or is that of another space.
     """
-    if rules.name in _ENGINES or rules.name in OWN_SPACES:
+    if rules.name in _ENGINES or rules.name in (*OWN_SPACES, BARE_MACHINE):
         raise ValueError(f"there is an engine or space {rules.name!r} already: give yours another name")
     _ENGINES[rules.name] = rules
 

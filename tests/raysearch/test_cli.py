@@ -204,7 +204,10 @@ def described(*options: str) -> tuple[str, ...]:
         (evaluate("--dims", "megatron-ps"), "megatron-sp"),
         (described(), "--isl and --osl must be given"),
         (described("--isl", "10", "--osl", "1", "--engine", "vlm"), "unknown engine 'vlm': did you mean 'vllm'?"),
-        (described("--isl", "10", "--osl", "1", "--chunk-tokens", "9"), "--chunk-tokens is of phase 'serve'"),
+        (
+            described("--isl", "10", "--osl", "1", "--engine", "none", "--chunk-tokens", "9"),
+            "--chunk-tokens is of phase 'serve'",
+        ),
         (("evaluate",), "--batch"),
         (("evaluate", "-w", "gpt_moe_1_2t_16k", "--batch", "512"), "--tp"),
         (("optimum", "-w", "nope"), "unknown workload"),

@@ -10,8 +10,8 @@ import pytest
 from raysearch.contexts import longest_context, too_long
 from raysearch.export.models import draft_repository, repository, stored_format
 from sim.config.catalog import load_model
-from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError, configs_root
+from tests.described import question_about
 
 PUBLISHED = {
     "deepseek_v3": "deepseek-ai--DeepSeek-V3",
@@ -68,8 +68,8 @@ def test_a_new_model_is_one_file(tmp_path: Path) -> None:
     found = []
     for name, text in (("plain", NEW), ("said", said)):
         (tmp_path / f"{name}.toml").write_text(text)
-        asked = Description(str(tmp_path / f"{name}.toml"), isl=2000, osl=49, weights="fp8", phase="serve")
-        found.append(described_workload(asked))
+        asked = question_about(str(tmp_path / f"{name}.toml"), isl=2000, osl=49, weights="fp8", phase="serve")
+        found.append(asked.load())
     plain, workload = found
     assert plain.config_hash == workload.config_hash  # no figure depends on what makers say besides
     assert plain.model == workload.model

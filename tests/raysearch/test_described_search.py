@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from raysearch.app import app
-from raysearch.described import workload_of
 from raysearch.records import RunSpec
 from raysearch.results import read_runs, read_spec, verify
+from sim.config.question import Question
 from tests.raysearch.export.test_engines import QWEN_CONFIG
 from tests.raysearch.test_cli import LONGEST_S, Start
 
@@ -55,7 +55,7 @@ def test_a_search_of_a_configuration_is_read_from_any_folder(tmp_path: Path, mon
     (tmp_path / "away").mkdir()
     monkeypatch.chdir(tmp_path / "away")
     (found,) = read_runs(tmp_path / "run")
-    assert (found["workload"], found["complete"]) == ("mine_decode", True)
+    assert (found["workload"], found["complete"]) == ("mine_serve", True)
     assert "1 of 1 runs finished" in run("status", tmp_path / "run")
     assert run("export", tmp_path / "run", "--to", "vllm").startswith(f"vllm serve {tmp_path / 'mine'} ")
     spec = RunSpec(**read_spec(tmp_path / "run", found["run_id"]))
@@ -64,18 +64,18 @@ def test_a_search_of_a_configuration_is_read_from_any_folder(tmp_path: Path, mon
 
 
 def test_a_search_takes_the_space_and_the_limits_that_others_take(tmp_path: Path) -> None:
-    words = ("--space", "paper", "--tpot-ms", "40", "--batch", "any", "-s", "random", "-b", "5", "--out", tmp_path)
+    words = ("--space", "paper", "--tpot-ms", "40", "--batches", "any", "-s", "random", "-b", "5", "--out", tmp_path)
     run("search", *LLAMA, *words)
     workload = RunSpec(**json.loads((tmp_path / "run.json").read_text())["spec"]).load()
-    asked = {"model": "llama_3_1_8b", "isl": 1000, "osl": 100, "max_gpus": 2, "tpot_ms": 40, "batch_grid": "any"}
-    assert workload.config_hash == workload_of({**asked, "space": "paper"}).config_hash
+    asked = Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=2, tpot_ms=40, space="paper")
+    assert workload.config_hash == asked.load().config_hash
     assert (workload.space, workload.tpot_slo_s, 3 in workload.degrees.batch) == ("paper", 0.04, True)
 
 
 def test_options_beside_a_file_replace_its_keys_in_the_record_too(tiny_workload: Path, tmp_path: Path) -> None:
     run("search", "-w", tiny_workload, "--max-gpus", "64", "-s", "random", "-b", "5", "--out", tmp_path)
     spec = RunSpec(**json.loads((tmp_path / "run.json").read_text())["spec"])
-    assert (spec.workload, spec.described, spec.load().max_gpus) == (str(tiny_workload), {"max_gpus": 64}, 64)
+    assert (spec.workload, spec.described, spec.load().max_gpus) == (str(tiny_workload), {"gpus": 64}, 64)
 
 
 def test_specs_of_named_workloads_keep_their_digests() -> None:

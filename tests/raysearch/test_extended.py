@@ -91,7 +91,7 @@ def test_optimum_compares_the_spaces_and_agrees_with_the_sweep_of_the_paper_s(
     raysearch: Command, tiny_workload: Path
 ) -> None:
     swept = json.loads(raysearch("optimum", "-w", tiny_workload, "--json").stdout)["tokens_per_s_per_gpu"]
-    spaces = json.loads(raysearch("optimum", "-w", tiny_workload, "--against", "--json").stdout)["spaces"]
+    spaces = json.loads(raysearch("optimum", "-w", tiny_workload, "--compare-spaces", "--json").stdout)["spaces"]
     values = {name: best["tokens_per_s_per_gpu"] or 0.0 for name, best in spaces.items()}
     assert values["joint"] == pytest.approx(swept, rel=1e-12)
     assert values["megatron"] <= values["paper"] <= values["joint"] * (1 + 1e-12)
@@ -100,7 +100,7 @@ def test_optimum_compares_the_spaces_and_agrees_with_the_sweep_of_the_paper_s(
     alone = json.loads(raysearch("optimum", "-w", tiny_workload, "--space", "extended", "--json").stdout)
     assert alone["tokens_per_s_per_gpu"] == spaces["extended"]["tokens_per_s_per_gpu"]
     assert alone["strategy"] == spaces["extended"]["strategy"]
-    table = raysearch("optimum", "-w", tiny_workload, "--against").stdout
+    table = raysearch("optimum", "-w", tiny_workload, "--compare-spaces").stdout
     assert "Megatron-LM refuses experts with tensor parallelism and without sequence parallelism" in " ".join(
         table.split()
     )
@@ -110,7 +110,7 @@ def test_optimum_compares_the_spaces_and_agrees_with_the_sweep_of_the_paper_s(
 
 def test_the_paper_s_space_has_an_optimum_and_a_size_of_its_own(raysearch: Command, tiny_workload: Path) -> None:
     told = json.loads(raysearch("optimum", "-w", tiny_workload, "--space", "paper", "--json").stdout)
-    spaces = json.loads(raysearch("optimum", "-w", tiny_workload, "--against", "--json").stdout)["spaces"]
+    spaces = json.loads(raysearch("optimum", "-w", tiny_workload, "--compare-spaces", "--json").stdout)["spaces"]
     assert told["space"] == "paper"
     assert told["space_size"] == spaces["paper"]["space_size"] == 16 * 2**8 * 3**4
     assert told["tokens_per_s_per_gpu"] == pytest.approx(spaces["paper"]["tokens_per_s_per_gpu"], rel=1e-12)

@@ -8,7 +8,21 @@ from typer.testing import CliRunner
 
 from raysearch.app import app
 
-PLAIN = ["evaluate", "--model", "deepseek_v3", "--isl", "1024", "--osl", "256", "--layout", "tep8", "--batch", "8"]
+PLAIN = [
+    "evaluate",
+    "--model",
+    "deepseek_v3",
+    "--engine",
+    "none",
+    "--isl",
+    "1024",
+    "--osl",
+    "256",
+    "--layout",
+    "tep8",
+    "--batch",
+    "8",
+]
 EVALUATE = [*PLAIN, "--draft-tokens", "2"]
 
 
@@ -24,7 +38,7 @@ def test_evaluate_says_what_is_drafted() -> None:
 
 def test_shares_without_a_draft_and_a_draft_without_shares_are_one_message() -> None:
     alone = CliRunner().invoke(app, [*PLAIN, "--acceptance", "0.9"])
-    assert "--acceptance is of speculative decoding: say --draft-tokens N too" in str(alone.exception)
+    assert "--acceptance is of speculative decoding: give --draft-tokens N too" in str(alone.exception)
     assert "give acceptance" in str(CliRunner().invoke(app, EVALUATE).exception)
     assert "--acceptance takes a share" in str(CliRunner().invoke(app, [*EVALUATE, "--acceptance", "high"]).exception)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sim.config.catalog import load_workload
-from sim.config.described import Description, described_workload
-from sim.engines.registry import SHIPPED
+from sim.engines.registry import BARE_MACHINE, SHIPPED
 from sim.optimum.spaces import extended_space, joint_space, paper_space, space_of
 from sim.strategy import Strategy
 from sim.workload import Workload
+from tests.described import question_about
 
 MODELS = (
     "mixtral_8x7b",
@@ -32,25 +33,25 @@ def drawn_workload(rng: np.random.Generator) -> Workload:
     if rng.random() < 0.1:
         return load_workload(str(rng.choice(["gpt_moe_1_2t_16k", "gpt_moe_1_2t_1m_extended", "llama_3_1_405b_8k"])))
     phase = str(rng.choice(["decode", "serve", "prefill"]))
-    engine = str(rng.choice([*SHIPPED])) if rng.random() < 0.5 else None
+    engine = str(rng.choice([*SHIPPED])) if rng.random() < 0.5 else BARE_MACHINE
     own = rng.random() < 0.5
-    said = Description(
+    asked = question_about(
         str(rng.choice(MODELS)),
         phase=phase,
         isl=int(rng.choice([37, 500, 1000, 4096, 8000])),
         osl=int(rng.choice([1, 50, 333, 1000])),
         engine=engine,
-        max_gpus=int(rng.choice([8, 32, 64])),
+        gpus=int(rng.choice([8, 32, 64])),
         chunk_tokens=int(rng.choice([64, 512, 2048])) if phase == "serve" and rng.random() < 0.5 else None,
     )
-    instead: dict[str, Any] = {"groups": "own" if own else "shared"}
+    more: dict[str, Any] = {"groups": "own" if own else "shared"}
     if rng.random() < 0.3:
-        instead["expert_exchange"] = "all_gather"
-    if rng.random() < 0.3:
-        instead["routing"] = "balanced"
-    if phase == "serve" and engine is None and rng.random() < 0.5:
-        instead["prompt_wait_steps"] = int(rng.choice([1, 8]))
-    return described_workload(said, instead)
+        more["expert_exchange"] = "all_gather"
+    balanced = rng.random() < 0.3
+    if phase == "serve" and engine == BARE_MACHINE and rng.random() < 0.5:
+        more["prompt_wait_steps"] = int(rng.choice([1, 8]))
+    workload = replace(asked, **more).load()
+    return replace(workload, routing="balanced") if balanced else workload
 
 
 def drawn_strategy(workload: Workload, rng: np.random.Generator, *, fits: bool = True) -> Strategy:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim import batched
 from sim.batched import Strategies, evaluate_many
 from sim.config.catalog import load_workload
-from sim.config.described import Description, described_workload
+from sim.config.question import Question
 from sim.layers.dims import dims_of
 from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import GroupedAttention, LinearMixer
@@ -24,11 +24,12 @@ from sim.step.layer import add_up
 from sim.strategy import Strategy
 from sim.validate import StrategyError
 from sim.workload import Speculation
+from tests.described import question_about
 
 FIGURES = ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "running", "feasible", "excess")
-SERVED = Description("qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")
-LATENT = Description("deepseek_v3", phase="serve", isl=4096, osl=512, engine="sglang")
-PROMPTS = Description("deepseek_v3", phase="prefill", isl=4096, osl=512)
+SERVED = question_about("qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")
+LATENT = question_about("deepseek_v3", phase="serve", isl=4096, osl=512, engine="sglang")
+PROMPTS = question_about("deepseek_v3", phase="prefill", isl=4096, osl=512)
 
 
 def agree(workload, strategies):
@@ -42,7 +43,7 @@ def agree(workload, strategies):
 @pytest.mark.parametrize("workload", ["gpt_moe_1_2t_16k", "llama_3_1_405b_8k", SERVED, LATENT, PROMPTS], ids=str)
 @pytest.mark.parametrize("space", ["joint", "extended", "vllm"])
 def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
-    known = described_workload(workload) if isinstance(workload, Description) else load_workload(workload)
+    known = workload.load() if isinstance(workload, Question) else load_workload(workload)
     known = replace(known, space=space)
     rng = np.random.default_rng(0)
     each = agree(known, [space_of(known).sample(rng) for _ in range(25)])
@@ -52,21 +53,21 @@ def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
 @pytest.mark.parametrize("wait", [0, 25])
 def test_so_it_is_where_prompts_wait_for_each_other(wait):
     said = replace(LATENT, isl=2048, osl=64)
-    known = replace(described_workload(said, {"prompt_wait_steps": wait}), space="extended")
+    known = replace(replace(said, prompt_wait_steps=wait).load(), space="extended")
     rng = np.random.default_rng(3)
     each = agree(known, [space_of(known).sample(rng) for _ in range(25)])
     assert len({one.strategy.attention_dp for one in each}) > 3
 
 
-DENSE_FIRST = Description("deepseek_v3", phase="serve", isl=4096, osl=512)
-WINDOWS = Description("gpt_oss_120b", isl=4096, osl=512)
+DENSE_FIRST = question_about("deepseek_v3", phase="serve", isl=4096, osl=512)
+WINDOWS = question_about("gpt_oss_120b", isl=4096, osl=512)
 
 
 @pytest.mark.parametrize("workload", [DENSE_FIRST, WINDOWS], ids=str)
 @pytest.mark.parametrize("groups", ["shared", "own"])
 @pytest.mark.parametrize("space", ["joint", "extended"])
 def test_so_it_is_of_layers_that_differ(workload, groups, space):
-    known = replace(described_workload(workload), space=space, groups=groups)
+    known = replace(workload.load(), space=space, groups=groups)
     rng = np.random.default_rng(2)
     agree(known, [space_of(known).sample(rng) for _ in range(16)])
 
@@ -102,7 +103,7 @@ def test_so_it_is_of_layers_of_one_part_in_stages_of_many_kinds(toy_moe, groups)
 )
 def test_figures_of_a_thousand_strategies_stay_as_they_were(workload, feasible, rate, excess):
     """Sums over strategies that no space bounds; they were taken when one strategy and many were stated apart."""
-    known = described_workload(workload) if isinstance(workload, Description) else load_workload(workload)
+    known = workload.load() if isinstance(workload, Question) else load_workload(workload)
     rng = np.random.default_rng(4)
     strategies = [
         Strategy(
@@ -128,7 +129,7 @@ def test_feasible_strategies_agree_as_well(moe):
 
 
 def test_requests_that_wait_for_room_agree(moe):
-    served = described_workload(SERVED)
+    served = SERVED.load()
     each = agree(served, [Strategy(4, 1, 1, 2**k, megatron_dims(served.model)) for k in range(4, 13)])
     assert any(one.running < one.strategy.batch for one in each)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from sim.canonical import canonical
-from sim.config.described import Description, described_workload
 from sim.evaluation import Evaluation
 from sim.ops.layers import op_names
 from sim.optimum.spaces import Space, extended_space, joint_space, paper_space
 from sim.simulate import evaluate
 from sim.strategy import NONE, TOKENS, Strategy
 from sim.workload import DegreeTables, Workload
+from tests.described import question_about
 from tests.sim.drawn import drawn_strategy, drawn_workload
 
 CASES = int(os.environ.get("RAYSEARCH_FUZZ", "1000"))
@@ -57,7 +57,7 @@ def test_the_canonical_strategy_has_the_same_figures_to_the_bit() -> None:
 
 def test_a_share_of_a_prompt_on_one_gpu_is_not_rounded_up_by_a_choice_that_shards_tokens() -> None:
     # Copies for experts are no whole number: a choice to share them out among one GPU computed one more, or refused.
-    workload = described_workload(Description("llama_4_scout", isl=4096, osl=1000, engine="trtllm"))
+    workload = question_about("llama_4_scout", isl=4096, osl=1000, engine="trtllm").load()
     dims = tuple(TOKENS if name == "ffn1" else NONE for name in op_names(workload.model))
     few = Strategy(1, 32, 2, 25, dims)
     assert figures(evaluate(workload, few)) == figures(evaluate(workload, canonical(few)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sim.config.described import Description, described_workload
 from sim.layers.heuristics import megatron_dims
 from sim.layouts import LAYOUTS, degrees_of_layout, layout_of
 from sim.optimum.spaces import extended_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
+from tests.described import question_about
 
 
 def named(text: str, dims: tuple[int, ...] = (), pp: int = 1, batch: int = 64) -> Strategy:
@@ -39,7 +39,7 @@ def test_what_is_no_layout_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_235b_a22b", "gpt_oss_120b"])
 def test_the_extended_space_holds_every_layout(model: str) -> None:
-    workload = described_workload(Description(model, phase="serve", isl=1024, osl=128, max_gpus=64))
+    workload = question_about(model, phase="serve", isl=1024, osl=128, gpus=64).load()
     space = extended_space(workload)
     for gpus in (2, 4, 8, 16, 32, 64):
         for layout in LAYOUTS:
@@ -52,7 +52,7 @@ def test_layouts_differ_in_what_a_gpu_holds() -> None:
 
     DEP has attention and the vocabulary whole, as each of its GPUs serves requests of its own; TP has an eighth.
     """
-    workload = described_workload(Description("gpt_oss_120b", isl=4096, osl=512, max_gpus=8))
+    workload = question_about("gpt_oss_120b", isl=4096, osl=512, gpus=8).load()
     model = workload.model
     tp, tep, dep = (evaluate(workload, named(f"{layout}8", megatron_dims(model))).memory_bytes for layout in LAYOUTS)
     assert tp.kv_cache == tep.kv_cache == pytest.approx(dep.kv_cache)

@@ -14,20 +14,21 @@ import numpy as np
 import pytest
 import yaml
 
-from raysearch.described import workload_of_options
+from raysearch.commands.question_options import loaded
 from raysearch.errors import InputError
 from raysearch.export.deployment import Deployment, Export
 from raysearch.export.fitting import on_engine
 from raysearch.export.models import CHECKPOINT, repository
 from raysearch.export.registry import exporter, exporter_names, register_exporter
 from sim.config.catalog import load_model
-from sim.config.described import Description, described_workload
+from sim.config.question import Question
 from sim.engines.registry import engine_rules
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.spaces import engine_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Speculation, Workload
+from tests.described import question_about
 
 OPTIONS = json.loads((Path(__file__).parent / "options.json").read_text())
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "megatron": "megatron_core"}
@@ -35,9 +36,9 @@ ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "megatron": "
 
 
 @cache
-def served(model: str, engine: str | None = None, **said: object) -> Workload:
-    asked = {"isl": 4000, "osl": 500, "phase": "serve", "max_gpus": 64, **said}
-    return described_workload(Description(model, engine=engine, **asked))  # type: ignore[arg-type]
+def served(model: str, engine: str = "none", **said: object) -> Workload:
+    asked = {"isl": 4000, "osl": 500, "phase": "serve", **said}
+    return question_about(model, engine=engine, **asked).load()
 
 
 def options_of(command: str) -> dict[str, str]:
@@ -110,7 +111,7 @@ def test_every_option_exists_and_degrees_multiply_to_the_gpus(target: str, workl
 def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str | None) -> None:
     drafter = load_model(draft) if draft == "qwen3_32b" else "mtp" if draft else None
     said = Speculation(3, (0.8, 0.6, 0.4), drafter)
-    workload = replace(served("deepseek_v3", max_gpus=32), speculation=said, redundant_experts=32)
+    workload = replace(served("deepseek_v3", gpus=32), speculation=said, redundant_experts=32)
     deployment = Deployment(workload, Strategy(1, 32, 1, 64, megatron_dims(workload.model)), "m")
     made = {target: exporter(target)(deployment) for target in ENGINES}
     for target in ("vllm", "sglang"):
@@ -133,7 +134,7 @@ def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str
 
 
 def test_prompts_that_wait_for_each_other_are_told_to_engines_that_can() -> None:
-    workload = replace(served("deepseek_v3", max_gpus=32), prompt_wait_steps=40)
+    workload = replace(served("deepseek_v3", gpus=32), prompt_wait_steps=40)
     dims = megatron_dims(workload.model)
     own, shared = (Deployment(workload, Strategy(8 // dp, 8, 1, 64, dims, 1, dp), "m") for dp in (8, 1))
     flags = options_of(exporter("sglang")(own).command_text)
@@ -180,14 +181,14 @@ def test_deprecated_options_are_not_written() -> None:
 
 
 def test_what_an_engine_cannot_be_told_is_named_with_its_cost() -> None:
-    workload = served("qwen3_235b_a22b", max_gpus=32)
+    workload = served("qwen3_235b_a22b", gpus=32)
     wished = Strategy(4, 4, 1, 64, megatron_sp_dims(workload.model))
     made = exporter("vllm")(Deployment(workload, wished, "m"))
     assert made.dropped[0].startswith("vLLM 0.33.0: expert parallelism is all or nothing")
     assert "attn_norm 2, not 0" in made.dropped[1]
     after = re.search(r"([\d.]+) tokens/s/GPU, not ([\d.]+) \(([-+.\d]+)%\)", made.dropped[2])
     assert after is not None
-    there = replace(served("qwen3_235b_a22b", "vllm", max_gpus=32), expert_exchange="all_to_all", space="extended")
+    there = replace(served("qwen3_235b_a22b", "vllm", gpus=32), expert_exchange="all_to_all", space="extended")
     assert float(after[2]) == pytest.approx(evaluate(there, wished).tokens_per_s_per_gpu, abs=0.06)
     assert float(after[3]) == pytest.approx(100 * (float(after[1]) / float(after[2]) - 1), abs=0.2)
     told = options_of(made.command_text)
@@ -198,7 +199,7 @@ def test_what_an_engine_cannot_be_told_is_named_with_its_cost() -> None:
 @pytest.mark.parametrize("hardware", ["h100_sxm", "mi300x"])
 @pytest.mark.parametrize("source", [None, "sglang"])
 def test_a_strategy_is_priced_on_the_engine_that_is_to_run_it(source: str | None, hardware: str) -> None:
-    workload, there = (served("mixtral_8x7b", each, max_gpus=8, hardware=hardware) for each in (source, "vllm"))
+    workload, there = (served("mixtral_8x7b", each, gpus=8, hardware=hardware) for each in (source, "vllm"))
     there = replace(there, expert_exchange=workload.expert_exchange)
     strategy = Strategy(4, 1, 1, 32, megatron_dims(workload.model))
     assert on_engine(workload, engine_rules("vllm")).engine == there.engine
@@ -216,7 +217,7 @@ def test_a_strategy_is_priced_on_the_engine_that_is_to_run_it(source: str | None
 @pytest.mark.parametrize("target", ["vllm", "sglang", "trtllm"])
 def test_weights_come_in_the_format_that_was_charged(target: str, weights: str) -> None:
     def start(model: str, kv_cache: str = "fp8") -> tuple[str, Export]:
-        workload = served(model, target, weights=weights, kv_cache=kv_cache, max_gpus=16)
+        workload = served(model, target, weights=weights, kv_cache=kv_cache, gpus=16)
         strategy = Strategy(4, 1, 1, 16, megatron_dims(workload.model))
         made = exporter(target)(Deployment(workload, strategy, repository(workload)))
         at_start = re.search(r"--quantization (\S+)", made.command_text)
@@ -246,7 +247,7 @@ def test_weights_come_in_the_format_that_was_charged(target: str, weights: str) 
     assert told == "openai/gpt-oss-120b"
     assert bool(made.dropped) == (weights != "bf16")
     if made.dropped:
-        kept = served("gpt_oss_120b", target, weights="bf16", max_gpus=16)
+        kept = served("gpt_oss_120b", target, weights="bf16", gpus=16)
         figure = evaluate(kept, Strategy(4, 1, 1, 16, megatron_dims(kept.model))).tokens_per_s_per_gpu
         assert f"bf16 beside experts in mxfp4, which stay so: not in {weights}: {figure:,.1f}" in made.dropped[0]
     told, made = start("deepseek_v3")
@@ -285,7 +286,7 @@ QWEN_CONFIG = {
 
 @pytest.mark.parametrize(("tp", "dp", "pp"), [(1, 16, 1), (2, 16, 1), (8, 4, 1), (16, 2, 1), (2, 4, 3), (16, 1, 1)])
 def test_a_replica_over_several_nodes_says_what_lies_on_each(tp: int, dp: int, pp: int) -> None:
-    workload = served("qwen3_235b_a22b", "vllm", max_gpus=64)
+    workload = served("qwen3_235b_a22b", "vllm", gpus=64)
     strategy = Strategy(tp, tp * dp, pp, 64, megatron_dims(workload.model), dp=dp)
     made = exporter("vllm")(Deployment(workload, strategy, repository(workload)))
     told = options_of(made.command_text)
@@ -301,7 +302,7 @@ def test_a_replica_over_several_nodes_says_what_lies_on_each(tp: int, dp: int, p
 
 
 def test_a_node_is_a_host_where_fast_links_join_several() -> None:
-    rack = served("qwen3_235b_a22b", "vllm", hardware="gb200_nvl72", max_gpus=72)  # trays of 4 in one NVLink domain
+    rack = served("qwen3_235b_a22b", "vllm", hardware="gb200_nvl72", gpus=72)  # trays of 4 in one NVLink domain
     dims = megatron_dims(rack.model)
     one, two = (Deployment(rack, Strategy(4, 4, pp, 64, dims, dp=1), "m") for pp in (1, 2))
     assert "ray" not in exporter("vllm")(one).command_text
@@ -332,8 +333,7 @@ def test_a_pool_says_what_joins_it_with_the_other(phase: str) -> None:
 
 
 def test_requests_longer_than_a_model_takes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = {"model": "llama_2_70b", "engine": "vllm", "phase": "serve", "isl": 4000}
-    fits, long = (workload_of_options({**said, "osl": osl}) for osl in (96, 97))
+    fits, long = (loaded(Question(model="llama_2_70b", isl=4000, osl=osl)) for osl in (96, 97))
     warned = capsys.readouterr().err
     assert warned.count("warning: ") == 1
     assert "requests of 4,097 tokens: llama_2_70b takes 4,096" in warned
@@ -347,14 +347,14 @@ def test_requests_longer_than_a_model_takes_are_told(tmp_path: Path, capsys: pyt
 
 
 def test_nodes_that_are_not_filled_are_all_alike() -> None:
-    workload = served("llama_3_1_70b", "sglang", max_gpus=64, weights="bf16")
+    workload = served("llama_3_1_70b", "sglang", gpus=64, weights="bf16")
     deployment = Deployment(workload, Strategy(4, 1, 5, 64, megatron_dims(workload.model)), "m")  # 20 GPUs
     made = exporter("sglang")(deployment)
     assert options_of(made.command_text)["--nnodes"] == "5"  # 3 nodes have no whole stages
     assert "4 of the 8 GPUs of each node" in " ".join(made.notes)
     with pytest.raises(ValueError, match="20 GPUs do not lie evenly on 3 nodes"):
         exporter("megatron")(deployment)
-    moe = served("qwen3_235b_a22b", "vllm", max_gpus=64)
+    moe = served("qwen3_235b_a22b", "vllm", gpus=64)
     with pytest.raises(ValueError, match="on NVIDIA GPUs alone, not on mi300x"):
         exporter("trtllm")(replace(deployment, workload=served("qwen3_32b", hardware="mi300x")))
     made = exporter("vllm")(Deployment(moe, Strategy(4, 8, 3, 64, megatron_dims(moe.model), dp=2), "m"))
@@ -389,7 +389,7 @@ def test_a_step_has_room_for_the_prompts_that_were_charged(
 
 
 def test_megatron_runs_sequence_parallelism_and_keeps_bf16() -> None:
-    workload = served("mixtral_8x7b", max_gpus=8)
+    workload = served("mixtral_8x7b", gpus=8)
     strategy = Strategy(2, 4, 1, 16, megatron_sp_dims(workload.model))
     made = exporter("megatron")(Deployment(workload, strategy, "m"))
     assert "--sequence-parallel" in made.command_text

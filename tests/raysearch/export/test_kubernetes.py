@@ -12,18 +12,18 @@ import yaml
 
 from raysearch.export.deployment import Deployment
 from raysearch.export.registry import exporter, pools_exporter
-from sim.config.described import Description, described_workload
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Workload
+from tests.described import question_about
 
 SCHEMAS = json.loads((Path(__file__).parent / "kubernetes.json").read_text())
 VLLM_OPTIONS = set(json.loads((Path(__file__).parent / "options.json").read_text())["vllm"]["options"])
 
 
 def deployment(engine: str, strategy: dict[str, int], replicas: int = 2, phase: str = "serve") -> Deployment:
-    asked = Description("deepseek_v3", isl=4000, osl=500, phase=phase, engine=engine, max_gpus=64)
-    workload: Workload = described_workload(asked)
+    asked = question_about("deepseek_v3", isl=4000, osl=500, phase=phase, engine=engine, gpus=64)
+    workload: Workload = asked.load()
     dims = megatron_dims(workload.model)
     return Deployment(workload, Strategy(pp=1, batch=64, dims=dims, **strategy), "deepseek-ai/DeepSeek-V3", replicas)
 
@@ -104,8 +104,8 @@ def test_pods_know_the_layers_of_stages_that_are_not_alike(target: str) -> None:
 
 
 def test_a_pod_takes_a_host_of_a_rack() -> None:
-    asked = Description("deepseek_v3", "gb200_nvl72", "serve", isl=4000, osl=500, engine="vllm", max_gpus=72)
-    workload = described_workload(asked)
+    asked = question_about("deepseek_v3", "gb200_nvl72", "serve", isl=4000, osl=500, engine="vllm", gpus=72)
+    workload = asked.load()
     rack = Deployment(workload, Strategy(1, 8, 1, 64, megatron_dims(workload.model)), "m")
     worker = yaml.safe_load(exporter("dynamo")(rack).files["dynamo.yaml"])["spec"]["components"][1]
     assert worker["multinode"]["nodeCount"] == 2
@@ -116,7 +116,7 @@ def test_a_pod_takes_a_host_of_a_rack() -> None:
 
 
 def test_pods_of_amd_s_gpus_ask_for_these_with_an_image_that_runs_there() -> None:
-    workload = described_workload(Description("qwen3_32b", "mi300x", "serve", isl=4000, osl=500, engine="vllm"))
+    workload = question_about("qwen3_32b", "mi300x", "serve", isl=4000, osl=500, engine="vllm").load()
     amd = Deployment(workload, Strategy(8, 1, 1, 64, megatron_dims(workload.model)), "m")
     values = yaml.safe_load(exporter("llm-d")(amd).files["llm-d-values.yaml"])
     jsonschema.validate(values, SCHEMAS["llm_d"]["schema"])

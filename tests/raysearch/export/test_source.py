@@ -97,7 +97,7 @@ def test_where_nothing_was_feasible_there_is_nothing_to_export(tmp_path: Path) -
 
 def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
     asked = ("--model", "llama_3_1_8b", "--mix", "3000:100:1,9000:300:1", "--gpus", "8", "--tpot-ms", "10")
-    shown = RUNNER.invoke(app, ["pools", *asked, "--ttft-ms", "1,500", "--out", str(tmp_path), "--json"])
+    shown = RUNNER.invoke(app, ["pools", *asked, "--sweep", "ttft-ms=1,500", "--out", str(tmp_path), "--json"])
     nothing, answer = json.loads(shown.stdout)["points"]
     assert nothing["winner"] is None
     assert answer["winner"] == "apart"
@@ -151,10 +151,10 @@ def test_an_answer_of_pools_that_is_none_is_one_message(tmp_path: Path, place: s
     for key in way:
         inner = inner[key]
     options = {"model": "llama_3_1_8b", "isl": 4000, "osl": 500}
-    (tmp_path / "pools.json").write_text(json.dumps({"options": options, "points": [point]}))
+    (tmp_path / "pools.json").write_text(json.dumps({"question": options, "points": [point]}))
     assert "kv_consumer" in run(str(tmp_path))
     inner[last] = value
-    (tmp_path / "pools.json").write_text(json.dumps({"options": options, "points": [point]}))
+    (tmp_path / "pools.json").write_text(json.dumps({"question": options, "points": [point]}))
     with pytest.raises((InputError, StrategyError), match=says):
         run(str(tmp_path))
     (tmp_path / "pools.json").write_text(json.dumps({"points": value}))
@@ -164,11 +164,11 @@ def test_an_answer_of_pools_that_is_none_is_one_message(tmp_path: Path, place: s
 
 def test_no_copies_and_no_engine_are_one_message(tmp_path: Path) -> None:
     options = {"model": "llama_3_1_8b", "isl": 4000, "osl": 500, "phase": "serve"}
-    answer = {"options": options, "best": {"strategy": STRATEGY, "replicas": -3}}
+    answer = {"question": options, "best": {"strategy": STRATEGY, "replicas": -3}}
     (tmp_path / "recommendation.json").write_text(json.dumps(answer))
     with pytest.raises(InputError, match="replicas"):
         run(str(tmp_path), "--to", "dynamo")
-    answer = {"options": {**options, "engine": 5}, "best": {"strategy": STRATEGY}}
+    answer = {"question": {**options, "engine": 5}, "best": {"strategy": STRATEGY}}
     (tmp_path / "recommendation.json").write_text(json.dumps(answer))
     with pytest.raises((InputError, CatalogError), match="engine"):
         run(str(tmp_path))

@@ -135,10 +135,10 @@ def test_the_exported_file_holds_the_same_specs(elsewhere: Executor) -> None:
     from raysearch.export.deployment import Deployment
     from raysearch.export.jax import export
     from raysearch.frameworks.jax_layer import cache_spec, stream_spec, weight_specs
-    from sim.config.described import Description, described_workload
     from sim.strategy import Strategy
+    from tests.described import question_about
 
-    workload = described_workload(Description("mixtral_8x7b", isl=1024, osl=256, max_gpus=8))
+    workload = question_about("mixtral_8x7b", isl=1024, osl=256, gpus=8).load()
     dims = KNOWN["ffn2_on_hidden"](workload.model)
     source = export(Deployment(workload, Strategy(4, 2, 1, 64, dims), "")).files["sharding.py"]
     exported: dict[str, Any] = {}

@@ -9,9 +9,9 @@ from raysearch.export.deployment import Deployment
 from raysearch.export.registry import exporter
 from raysearch.frameworks.layer import check_runs, unshown
 from sim.config.catalog import load_model
-from sim.config.described import Description, described_workload
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
+from tests.described import question_about
 
 
 def test_a_model_whose_layer_would_run_without_a_part_is_refused_by_that_part() -> None:
@@ -24,7 +24,7 @@ def test_a_model_whose_layer_would_run_without_a_part_is_refused_by_that_part() 
 @pytest.mark.parametrize("target", ["dtensor", "jax"])
 def test_the_file_says_what_it_leaves_out(target: str) -> None:
     for name, lacks in (("deepseek_v3", True), ("qwen3_235b_a22b", False)):
-        workload = described_workload(Description(name, isl=1000, osl=100))
+        workload = question_about(name, isl=1000, osl=100).load()
         strategy = Strategy(4, 4, 1, 8, megatron_dims(workload.model))
         export = exporter(target)(Deployment(workload, strategy, name))
         compile(export.files["sharding.py"], "sharding.py", "exec")

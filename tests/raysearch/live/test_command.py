@@ -22,9 +22,9 @@ from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.live.benchmark import of_command
 from raysearch.live.session import HEAD_FILE, ROWS_FILE
 from raysearch.simulators.measurement import Measurement
-from sim.config.described import Description, described_workload
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
+from tests.described import question_about
 from tests.processes import children, ended
 
 MODEL = ("--model", "llama_3_1_8b", "--phase", "serve", "--isl", "1000", "--osl", "100", "--engine", "vllm")
@@ -222,7 +222,7 @@ def test_a_benchmark_that_fails_is_an_error_of_one_line_and_no_low_score(command
 
 
 def measured_by(command: str, timeout_s: float = 30.0) -> Measurement:
-    workload = described_workload(Description("llama_3_1_8b", isl=100, osl=10))
+    workload = question_about("llama_3_1_8b", isl=100, osl=10).load()
     return of_command(command, workload, timeout_s)(Strategy(1, 1, 1, 8, megatron_dims(workload.model)))
 
 

@@ -13,16 +13,16 @@ from raysearch.live.candidates import TERMS, Candidates, candidates_of
 from raysearch.live.decide import Decider, Observation
 from raysearch.live.session import Settings, tune
 from raysearch.simulators.measurement import Measurement
-from sim.config.described import Description, described_workload
 from sim.optimum.best import best_of_degrees, find_best
 from sim.optimum.spaces import heuristic_space
 from sim.simulate import evaluate
+from tests.described import question_about
 
 
 @pytest.fixture(scope="module")
 def candidates() -> Candidates:
-    said = Description("qwen3_32b", phase="serve", isl=4000, osl=500, engine="vllm", tpot_ms=30.0, max_gpus=8)
-    return candidates_of(heuristic_space(described_workload(said), sequence_parallel=False))
+    said = question_about("qwen3_32b", phase="serve", isl=4000, osl=500, engine="vllm", tpot_ms=30.0, gpus=8)
+    return candidates_of(heuristic_space(said.load(), sequence_parallel=False))
 
 
 def truthful(candidates: Candidates, errors: np.ndarray, noise: float = 0.0, seed: int = 0):
@@ -52,8 +52,8 @@ def test_the_first_candidate_is_the_exact_optimum_and_shares_of_its_time_add_up(
 
 
 def test_the_best_of_each_tuple_of_degrees_is_found_whatever_the_slo() -> None:
-    said = Description("mixtral_8x7b", phase="decode", isl=1024, osl=256, max_gpus=2)
-    space = heuristic_space(described_workload(said), sequence_parallel=True)
+    said = question_about("mixtral_8x7b", phase="decode", isl=1024, osl=256, gpus=2)
+    space = heuristic_space(said.load(), sequence_parallel=True)
     found = best_of_degrees(space)
     brute = [evaluate(space.workload, strategy) for strategy in found]
     assert {violation.kind for each in brute for violation in each.violations} <= {"tpot"}

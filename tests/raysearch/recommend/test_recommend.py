@@ -16,20 +16,20 @@ import pytest
 from typer.testing import CliRunner
 
 from raysearch.app import app
-from raysearch.described import workload_of_options
 from raysearch.errors import InputError
 from raysearch.files import as_strategy, unsealed
 from raysearch.recommend.alternatives import alternatives, reason
 from raysearch.recommend.answer import Answer, answer
+from raysearch.recommend.demand import Demand
 from raysearch.recommend.fleet import best_first, fleet_of, needed_gpus, stay_of
 from raysearch.recommend.limits import binding_limit
-from raysearch.recommend.question import Question
 from sim.config.catalog import load_hardware
-from sim.config.described import Description, described_workload
+from sim.config.question import Question
 from sim.engines.registry import engine_rules
 from sim.optimum.best import find_best
 from sim.optimum.spaces import space_of
 from sim.simulate import evaluate
+from tests.described import question_about
 
 RUNNER = CliRunner()
 ASKED = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "200", "--gpus", "4", "--tpot-ms", "12", "--top", "3")
@@ -52,7 +52,7 @@ def told(folder: Path) -> dict[str, Any]:
 
 
 def test_the_best_is_the_exact_best_of_the_engine(told: dict[str, Any]) -> None:
-    workload = workload_of_options(dict(told["options"]) | {"batch_grid": None}, told["options"]["batch_grid"])
+    workload = Question(**told["question"]).load()
     assert workload.config_hash == told["config_hash"]
     found = find_best(space_of(workload)).evaluation
     assert found is not None
@@ -92,10 +92,10 @@ def test_replicas_fill_the_gpus_and_alternatives_differ_and_follow_in_worth(told
 
 def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it() -> None:
     said = {"isl": 8000, "osl": 1000, "tpot_ms": 50.0, "phase": "serve", "engine": "vllm"}
-    workload = described_workload(Description("qwen3_235b_a22b", max_gpus=16, **said), {"batch": "any"})
-    question, known = Question(workload, {}, 16, top=9), {}
-    bests = best_first(question, 1, known)
-    options = [*bests, *alternatives(question, bests, known)]
+    workload = question_about("qwen3_235b_a22b", gpus=16, **said, batches="any").load()
+    demand, known = Demand(workload, 16, top=9), {}
+    bests = best_first(demand, 1, known)
+    options = [*bests, *alternatives(demand, bests, known)]
     best = options[0]
     for at, each in enumerate(options[1:], 1):
         assert each.feasible
@@ -110,25 +110,25 @@ def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it(
                 or each.ttft_s < 0.97 * before.ttft_s
                 or each.memory_bytes.total < 0.9 * before.memory_bytes.total
             )
-    alone = [each for each in options if reason(question, each, best).startswith("no expert parallelism")]
+    alone = [each for each in options if reason(demand, each, best).startswith("no expert parallelism")]
     without = replace(workload, degrees=replace(workload.degrees, ep=(1,)))
     assert best.strategy.ep > 1
     assert alone[0] == find_best(space_of(without)).evaluation
-    assert any("at the high end of its interval" in reason(question, each, best) for each in options)
+    assert any("at the high end of its interval" in reason(demand, each, best) for each in options)
 
 
 def test_an_alternative_of_smaller_replicas_is_the_exact_best_of_so_many_gpus() -> None:
     said = {"isl": 4000, "osl": 500, "tpot_ms": 20.0, "phase": "serve", "engine": "sglang"}
-    workload = described_workload(Description("qwen3_32b", max_gpus=7, **said), {"batch": "any"})
-    question, known = Question(workload, {}, 7), {}
-    bests = best_first(question, 1, known)
+    workload = question_about("qwen3_32b", gpus=7, **said, batches="any").load()
+    demand, known = Demand(workload, 7), {}
+    bests = best_first(demand, 1, known)
     assert bests[0].gpus == 2
-    told = [each for each in alternatives(question, bests, known) if each.gpus == 1]
-    single = described_workload(Description("qwen3_32b", max_gpus=1, **said), {"batch": "any"})
+    told = [each for each in alternatives(demand, bests, known) if each.gpus == 1]
+    single = question_about("qwen3_32b", gpus=1, **said, batches="any").load()
     found = find_best(space_of(single)).evaluation
     assert found is not None
     assert told[0].strategy == found.strategy
-    assert reason(question, told[0], bests[0]).startswith("replicas of 1 GPU, not 2; ")
+    assert reason(demand, told[0], bests[0]).startswith("replicas of 1 GPU, not 2; ")
 
 
 def test_the_binding_limit_is_what_one_more_request_breaks(told: dict[str, Any]) -> None:
@@ -193,16 +193,16 @@ def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str
 
 def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
     said = {"isl": 1, "osl": 1, "tpot_ms": 10.0, "phase": "serve", "engine": "vllm", "weights": "fp8"}
-    workload = described_workload(Description("llama_3_1_8b", max_gpus=4, **said), {"batch": "any"})
-    question = Question(workload, {}, 4, concurrency=130)
-    fastest = best_first(question.unloaded, 1)[0]
+    workload = question_about("llama_3_1_8b", gpus=4, **said, batches="any").load()
+    demand = Demand(workload, 4, concurrency=130)
+    fastest = best_first(demand.unloaded, 1)[0]
     assert fastest.strategy.batch < 130  # of one GPU, whose larger batches are slower for some way
-    fewest = best_first(question, 3)
-    assert needed_gpus(question, fewest[0]) == fewest[0].gpus == 1
-    assert [needed_gpus(question, each) for each in fewest] == sorted(needed_gpus(question, each) for each in fewest)
+    fewest = best_first(demand, 3)
+    assert needed_gpus(demand, fewest[0]) == fewest[0].gpus == 1
+    assert [needed_gpus(demand, each) for each in fewest] == sorted(needed_gpus(demand, each) for each in fewest)
     brute = [evaluate(workload, replace(fewest[0].strategy, batch=batch)) for batch in range(100, 200)]
     assert any(each.feasible and each.running >= 130 for each in brute)
-    assert binding_limit(question.unloaded, fastest).startswith("TPOT: batch ")  # that of a faster one further on
+    assert binding_limit(demand.unloaded, fastest).startswith("TPOT: batch ")  # that of a faster one further on
 
 
 def test_a_rate_says_how_many_gpus_carry_it_at_the_low_end_of_the_interval() -> None:
@@ -215,11 +215,11 @@ def test_a_rate_says_how_many_gpus_carry_it_at_the_low_end_of_the_interval() -> 
 
 @pytest.mark.parametrize(("engine", "counts_all"), [("vllm", True), ("sglang", False)])
 def test_every_second_of_a_request_shows_in_one_figure_by_little_s_law(engine: str, counts_all: bool) -> None:
-    said = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "phase": "serve", "engine": engine, "max_gpus": 4}
-    question = Question(described_workload(Description("llama_3_1_8b", **said), {"batch": "any"}), {}, 4)
-    best = best_first(question, 1)[0]
-    fleet = fleet_of(question, best)
-    stay = stay_of(question, best, fleet)
+    said = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "phase": "serve", "engine": engine, "gpus": 4}
+    demand = Demand(question_about("llama_3_1_8b", **said, batches="any").load(), 4)
+    best = best_first(demand, 1)[0]
+    fleet = fleet_of(demand, best)
+    stay = stay_of(demand, best, fleet)
     assert stay is not None
     assert stay.request_s * (fleet.requests_per_s or 0) == pytest.approx(fleet.requests_at_once)
     # Half a step is in the time to the first token that no request waits for which comes as another ends.
@@ -232,16 +232,16 @@ def test_every_second_of_a_request_shows_in_one_figure_by_little_s_law(engine: s
 def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
     said = ("--prompt-wait-steps", "30", "--top", "1")
     told = ask("--engine", "sglang", "--out", str(tmp_path), *said)
-    assert told["options"]["prompt_wait_steps"] == 30
-    kept = dict(json.loads((tmp_path / "recommendation.json").read_text())["options"])
-    assert workload_of_options(kept, kept.pop("batch_grid")).prompt_wait_steps == 30  # as its export reads it
+    assert told["question"]["prompt_wait_steps"] == 30
+    kept = json.loads((tmp_path / "recommendation.json").read_text())["question"]
+    assert Question(**kept).load().prompt_wait_steps == 30  # as its export reads it
     refused = raysearch("recommend", *ASKED, *said)
     assert refused.returncode == 2
     assert "vLLM 0.33.0: no prompt waits for those of other attention groups" in refused.stderr
 
 
 def llama(gpus: int, *words: str, model: str = "llama_3_1_8b", code: int = 0) -> dict[str, Any]:
-    """An answer of another question than `ASKED`."""
+    """An answer of another demand than `ASKED`."""
     said = ("--model", model, "--gpus", str(gpus), "--isl", "1000", "--osl", "100")
     shown = RUNNER.invoke(app, ["recommend", *said, *words, "--json"], catch_exceptions=False)
     assert shown.exit_code == code, shown.output
@@ -307,12 +307,17 @@ def test_more_memory_is_what_the_engine_s_share_of_it_needs_and_only_said_to_suf
     miss = llama(1, *said, "--tpot-ms", "60", model="llama_3_1_70b", code=3)["nearest_miss"]
     needs = next(text for text in miss["would_fit"] if text.endswith("GB more memory on each GPU"))
     hardware = load_hardware("h100_sxm")
-    workload = described_workload(
-        Description(
-            "llama_3_1_70b", phase="serve", isl=1000, osl=64, engine="vllm", weights="bf16", kv_cache="bf16", max_gpus=1
-        ),
-        {"batch": "any"},
-    )
+    workload = question_about(
+        "llama_3_1_70b",
+        phase="serve",
+        isl=1000,
+        osl=64,
+        engine="vllm",
+        weights="bf16",
+        kv_cache="bf16",
+        gpus=1,
+        batches="any",
+    ).load()
     for more, fits in ((float(needs.split()[0]), True), (float(needs.split()[0]) - 0.3, False)):
         larger = replace(workload, hardware=replace(workload.hardware, hbm_bytes=hardware.hbm_bytes + more * 1e9))
         assert (find_best(space_of(larger)).evaluation is not None) == fits
@@ -330,7 +335,7 @@ def test_figures_on_both_sides_of_a_limit_look_different() -> None:
 def test_what_is_to_be_compared_with_is_looked_for_first(raysearch: Callable[..., Any], monkeypatch: Any) -> None:
     monkeypatch.setattr("raysearch.commands.recommend.answer", None)
     monkeypatch.setattr("raysearch.simulators.aisimulate.find_spec", lambda _name: None)
-    refused = raysearch("recommend", *ASKED, "--against", "aisimulate")
+    refused = raysearch("recommend", *ASKED, "--compare-with", "aisimulate")
     assert (refused.returncode, refused.stderr[:34]) == (2, "error: AISimulate is not installed")
 
 
@@ -404,8 +409,8 @@ def test_a_pool_of_prompts_has_an_interval_and_says_what_it_rests_on() -> None:
 
 
 def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
-    options = {"model": "llama_3_1_8b", "isl": 1000, "osl": 100, "engine": "vllm", "phase": "serve", "tpot_ms": 20.0}
-    question = Question(workload_of_options({**options, "max_gpus": 2}, "any"), options, 2, 2)
+    asked = Question(model="llama_3_1_8b", isl=1000, osl=100, tpot_ms=20.0, gpus=2)
+    demand = Demand(asked.load(), 2, asked, top=2)
     order: list[str] = []
     early: list[Answer] = []
 
@@ -413,7 +418,7 @@ def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
         order.append("found")
         early.append(so_far)
 
-    whole = answer(question, order.append, found)
+    whole = answer(demand, order.append, found)
     assert order[:2] == ["the engine's best", "found"]
     assert len(order) > 3
     assert early[0].options == whole.options[:1]

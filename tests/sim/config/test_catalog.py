@@ -13,13 +13,13 @@ import pydantic
 import pytest
 
 from sim.config.catalog import load_calibration, load_hardware, load_model, load_workload
-from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError, config_path, did_you_mean, list_names, read_config
 from sim.layers.mixers import GroupedAttention
 from sim.layers.model import FeedForward
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables
+from tests.described import question_about
 
 PAPER = [f"gpt_moe_{size}_{context}" for size in ("1_2t", "1_6t") for context in ("16k", "32k", "64k")]
 
@@ -441,6 +441,6 @@ def test_a_workload_chooses_engine_and_library_over_its_hardware(tmp_path: Path)
 
 @pytest.mark.parametrize("model", ["gpt_oss_120b", "kimi_k2_5"])
 def test_weights_beside_experts_of_their_own_format_are_as_published(model: str) -> None:
-    precisions = described_workload(Description(model, isl=1024, osl=256)).precisions
+    precisions = question_about(model, isl=1024, osl=256).load().precisions
     assert precisions.weights == "bf16"
-    assert described_workload(Description(model, isl=1024, osl=256, weights="fp8")).precisions.weights == "fp8"
+    assert question_about(model, isl=1024, osl=256, weights="fp8").load().precisions.weights == "fp8"

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from sim.config.catalog import load_model, load_workload
-from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError, config_path
 from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
@@ -20,6 +19,7 @@ from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
 from sim.simulate import evaluate
 from sim.strategy import Strategy
+from tests.described import question_about
 
 Config = dict[str, Any]
 
@@ -538,9 +538,9 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
     (folder / "hf_quant_config.json").write_text(json.dumps(beside), encoding="utf-8")
     assert load_model(folder) == load_model(folder / "config.json")
     assert load_model(folder).name == "My_Model"
-    workload = described_workload(Description(str(folder), isl=128, osl=64, max_gpus=8))
+    workload = question_about(str(folder), isl=128, osl=64, gpus=8).load()
     assert (workload.precisions.weights, workload.precisions.kv_cache) == ("fp8", "fp8")
-    assert described_workload(Description(str(folder), isl=128, osl=64, weights="bf16")).precisions.weights == "bf16"
+    assert question_about(str(folder), isl=128, osl=64, weights="bf16").load().precisions.weights == "bf16"
     assert evaluate(workload, Strategy(2, 1, 2, 8, megatron_dims(workload.model))).feasible
 
 

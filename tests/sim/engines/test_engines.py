@@ -8,7 +8,6 @@ import itertools
 import pytest
 
 from sim.config.catalog import load_model, load_workload, under_engine
-from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError
 from sim.engines.registry import (
     UnknownEngine,
@@ -27,6 +26,7 @@ from sim.optimum.spaces import engine_space, extended_space, heuristic_space, sp
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables, Workload
+from tests.described import question_about
 
 SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
 H100 = load_workload("gpt_moe_1_2t_16k").hardware
@@ -35,8 +35,8 @@ FLAGSHIP = dataclasses.replace(load_workload("gpt_moe_1_2t_16k"), expert_exchang
 
 
 def served(model: str, engine: str, **said: object) -> Workload:
-    described = Description(model, isl=4000, osl=500, phase="serve", engine=engine, **said)  # type: ignore[arg-type]
-    return described_workload(described)
+    described = question_about(model, isl=4000, osl=500, phase="serve", engine=engine, **said)  # type: ignore[arg-type]
+    return described.load()
 
 
 def refused(workload: Workload, engine: str, **degrees: int) -> list[str]:
@@ -98,7 +98,7 @@ def test_blocks_of_fp8_weights_are_not_cut() -> None:
 
 
 def test_a_rank_lies_within_a_host_of_several_that_fast_links_join() -> None:
-    rack = served("qwen3_235b_a22b", "vllm", hardware="gb200_nvl72", max_gpus=72)
+    rack = served("qwen3_235b_a22b", "vllm", hardware="gb200_nvl72", gpus=72)
     assert "12 GPUs do neither on nodes of 8" in refused(dataclasses.replace(rack, hardware=H100), "vllm", **ODD)[0]
     assert not refused(rack, "vllm", **ODD)  # three trays of 4
     assert "6 GPUs do neither on nodes of 4" in refused(rack, "vllm", **{**ODD, "tp": 2, "ep": 4})[0]
@@ -213,7 +213,7 @@ def mine() -> object:
 
 
 def test_a_registered_engine_is_a_space_and_charges_its_memory(mine: EngineRules) -> None:
-    workload = served("mixtral_8x7b", "mine", max_gpus=8)
+    workload = served("mixtral_8x7b", "mine", gpus=8)
     assert workload.space == "mine"
     assert workload.engine is not None
     assert workload.engine.memory == mine.memory
@@ -231,16 +231,16 @@ def test_unknown_engines_and_spaces_are_told_with_a_suggestion() -> None:
     with pytest.raises(CatalogError, match="did you mean 'vllm'"):
         served("mixtral_8x7b", "vlm")
     with pytest.raises(CatalogError, match="unknown space 'extnded': did you mean 'extended'"):
-        described_workload(Description("mixtral_8x7b", isl=100, osl=10), {"space": "extnded"})
+        question_about("mixtral_8x7b", isl=100, osl=10, space="extnded").load()
 
 
 def test_an_engine_searches_what_it_runs_unless_told_otherwise() -> None:
     assert served("mixtral_8x7b", "trtllm").space == "trtllm"
-    old = described_workload(Description("mixtral_8x7b", isl=100, osl=10, engine="vllm<0.14"))
+    old = question_about("mixtral_8x7b", isl=100, osl=10, engine="vllm<0.14").load()
     assert old.space == "vllm"
-    joint = described_workload(Description("mixtral_8x7b", isl=100, osl=10, engine="vllm"), {"space": "joint"})
+    joint = question_about("mixtral_8x7b", isl=100, osl=10, engine="vllm", space="joint").load()
     assert joint.space == "joint"
-    assert described_workload(Description("mixtral_8x7b", isl=100, osl=10)).space == "joint"
+    assert question_about("mixtral_8x7b", isl=100, osl=10).load().space == "joint"
 
 
 @pytest.mark.parametrize("by_fill", [False, True])

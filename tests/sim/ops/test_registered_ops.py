@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from raysearch.recommend.question import Question
 from rich.console import Console
 
 from raysearch.explain.picture import pictures_of
@@ -20,7 +21,6 @@ from raysearch.explain.svg import draw as draw_svg
 from raysearch.explain.terminal import draw
 from raysearch.frameworks.layer import unshown
 from raysearch.recommend.answer import answer
-from raysearch.recommend.question import Question
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.files import config_path

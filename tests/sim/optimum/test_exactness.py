@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from sim.batched import Evaluations, evaluate_many
-from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError
+from sim.engines.registry import BARE_MACHINE
 from sim.optimum.best import Known, find_best
 from sim.optimum.spaces import Space, extended_space
 from sim.serving.phases import batching
@@ -29,6 +29,7 @@ from sim.step.stage import price_step
 from sim.step.two_meshes import sides_of
 from sim.strategy import Strategy
 from sim.workload import Workload
+from tests.described import question_about
 
 CASES = int(os.environ.get("RAYSEARCH_FUZZ", "64"))
 MODELS = (
@@ -52,27 +53,27 @@ MOST_SLOS = 16
 def drawn_workload(rng: random.Random) -> Workload:
     """A model, phase and engine, without SLOs; half of the time with more memory than anything needs."""
     phase = rng.choice(PHASES)
-    said = Description(
+    asked = question_about(
         rng.choice(MODELS),
         phase="serve" if phase == "chunked" else phase,
         isl=rng.choice([100, 1000, 4000]),
         osl=rng.choice([50, 1000]),
-        engine=rng.choice(ENGINES),
-        max_gpus=256,
+        engine=rng.choice(ENGINES) or BARE_MACHINE,
+        gpus=256,
         chunk_tokens=rng.choice([512, 2048]) if phase == "chunked" else None,
     )
-    instead: dict[str, Any] = {"space": "extended"}
+    more: dict[str, Any] = {"space": "extended"}
     if rng.random() < 0.4:
-        instead["redundant_experts"] = rng.choice([1, 8, 16, 32])
+        more["redundant_experts"] = rng.choice([1, 8, 16, 32])
     if rng.random() < 0.3:
-        instead["expert_exchange"] = rng.choice(["all_to_all", "all_gather"])
+        more["expert_exchange"] = rng.choice(["all_to_all", "all_gather"])
     if rng.random() < 0.3:
-        instead["groups"] = "own"
+        more["groups"] = "own"
     if rng.random() < 0.3 and phase in ("serve", "chunked"):
-        instead["prompt_wait_steps"] = rng.choice([5, 60])
+        more["prompt_wait_steps"] = rng.choice([5, 60])
     if rng.random() < 0.2 and phase != "prefill":
-        instead["speculation"] = {"draft_tokens": 2, "acceptance": 0.7}
-    workload = described_workload(said, instead)
+        more |= {"draft_tokens": 2, "acceptance": "0.7"}
+    workload = dataclasses.replace(asked, **more).load()
     if rng.random() < 0.5:
         workload = dataclasses.replace(workload, hardware=dataclasses.replace(workload.hardware, hbm_bytes=1e15))
     return workload
@@ -193,8 +194,8 @@ def test_no_batch_is_missed_where_a_larger_one_is_faster() -> None:
 
 def test_a_batch_whose_tokens_divide_evenly_is_found_beyond_slower_ones() -> None:
     """Mixtral 8x7B on two meshes: 29.84 ms let some batches in and keep smaller ones out."""
-    said = Description("mixtral_8x7b", phase="serve", isl=1000, osl=1000, max_gpus=256, tpot_ms=29.84)
-    space = extended_space(described_workload(said, {"space": "extended"}))
+    asked = question_about("mixtral_8x7b", phase="serve", isl=1000, osl=1000, gpus=256, tpot_ms=29.84, space="extended")
+    space = extended_space(asked.load())
     dims = dict(zip(space.choices, ((choice,) for choice in (0, 5, 2, 2, 1, 1, 0, 0, 2, 2, 3, 1)), strict=True))
     mesh = {"tp": (2,), "cp": (1,), "dp": (16,), "ep": (8,), "pp": (1,)}
     space = dataclasses.replace(space, **mesh, batch=tuple(range(799, 839)), choices=dims)

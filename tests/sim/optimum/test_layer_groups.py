@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from sim.batched import evaluate_many
-from sim.config.described import Description, described_workload
 from sim.config.files import list_names
 from sim.layers.dims import dims_of, spread
 from sim.layers.heuristics import megatron_dims
@@ -20,6 +19,7 @@ from sim.optimum.spaces import Space, extended_space, joint_space, space_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import GroupChoices, PhaseName, Speculation, Workload
+from tests.described import question_about
 
 FULL = GroupedAttention(heads=8, kv_heads=2, head_dim=16)
 GROUPS = (
@@ -164,8 +164,8 @@ def test_more_groups_than_a_key_has_digits_for_are_solved(toy_moe: Workload) -> 
 
 
 def test_what_a_file_says_of_groups_and_stages_is_searched() -> None:
-    said = Description("gpt_oss_120b", isl=1024, osl=256, max_gpus=16)
-    workload = described_workload(said, {"groups": "own"})
+    said = question_about("gpt_oss_120b", isl=1024, osl=256, gpus=16)
+    workload = dataclasses.replace(said, groups="own").load()
     assert len(dims_of(workload)) == 24
     assert workload.degrees.pp == (1, 2, 3, 4, 6, 8, 9, 12, 16)
     named = spread(workload, megatron_dims(workload.model))
@@ -198,11 +198,11 @@ def test_the_best_of_degrees_that_divide_nothing_is_that_of_brute_force(
 
 
 def test_experts_are_shared_out_to_any_number_of_ranks_where_it_is_asked() -> None:
-    said = Description("deepseek_v3", hardware="gb200_nvl72", isl=8192, osl=1024, max_gpus=72)
-    workload = described_workload(said, {"ep": "any", "pp": "any", "space": "extended"})
+    said = question_about("deepseek_v3", hardware="gb200_nvl72", isl=8192, osl=1024, gpus=72)
+    workload = dataclasses.replace(said, space="extended", any_degrees="ep,pp").load()
     assert workload.degrees.ep == tuple(range(1, 73))
     assert workload.degrees.pp == tuple(range(1, 62))
-    assert described_workload(said).degrees.ep == (1, 2, 4, 8, 16, 32, 64)
+    assert said.load().degrees.ep == (1, 2, 4, 8, 16, 32, 64)
     space, dims = extended_space(workload), spread(workload, megatron_dims(workload.model))
     for ep in (6, 12, 24, 40, 72):
         strategy = Strategy(1, ep, 1, 1024, dims, dp=ep)
@@ -214,8 +214,8 @@ def test_experts_are_shared_out_to_any_number_of_ranks_where_it_is_asked() -> No
 
 
 def test_any_pipeline_is_searched_where_a_file_says_so() -> None:
-    table = {"tp": (8,), "ep": (16,), "pp": "any", "batch": (64,)}
-    workload = described_workload(Description("qwen3_235b_a22b", isl=1024, osl=256, max_gpus=512), {"degrees": table})
+    asked = question_about("qwen3_235b_a22b", isl=1024, osl=256, gpus=512, any_degrees="pp").load()
+    workload = dataclasses.replace(asked, degrees=dataclasses.replace(asked.degrees, tp=(8,), ep=(16,), batch=(64,)))
     assert workload.degrees.pp == tuple(range(1, 65))
     found = find_best(space_of(workload)).evaluation
     evens = dataclasses.replace(workload, degrees=dataclasses.replace(workload.degrees, pp=(1, 2, 47)))
@@ -227,7 +227,7 @@ def test_any_pipeline_is_searched_where_a_file_says_so() -> None:
 
 @pytest.mark.parametrize("name", list_names("models"))
 def test_every_shipped_model_is_searched(name: str) -> None:
-    workload = described_workload(Description(name, isl=1024, osl=256, tpot_ms=500.0, max_gpus=4096))
+    workload = question_about(name, isl=1024, osl=256, tpot_ms=500.0, gpus=4096).load()
     tp, ep = (8,), (workload.degrees.ep[-1],)
     space = dataclasses.replace(joint_space(workload), tp=tp, ep=ep, pp=(1, 3), batch=(64, 256))
     found = find_best(space).evaluation
@@ -239,8 +239,8 @@ def test_every_shipped_model_is_searched(name: str) -> None:
 @pytest.mark.parametrize("groups", ["shared", "own"])
 @pytest.mark.parametrize("name", list_names("models"))
 def test_every_shipped_model_is_searched_in_the_extended_space_too(name: str, groups: GroupChoices) -> None:
-    said = Description(name, phase="serve", isl=1024, osl=256, max_gpus=64)
-    workload = dataclasses.replace(described_workload(said), space="extended", groups=groups)
+    said = question_about(name, phase="serve", isl=1024, osl=256, gpus=64)
+    workload = dataclasses.replace(said.load(), space="extended", groups=groups)
     whole, rng = space_of(workload), np.random.default_rng(0)
     drawn = evaluate_many(workload, [whole.sample(rng) for _ in range(6)])
     assert np.isfinite(drawn.tpot_s).all()

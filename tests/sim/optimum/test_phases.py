@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from sim.batched import Evaluations, evaluate_many
-from sim.config.described import Description, described_workload
 from sim.optimum.best import find_best
 from sim.optimum.spaces import Space, extended_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
+from tests.described import question_about
 
 PHASES = {
     "decode": {"phase": "decode"},
@@ -48,9 +48,9 @@ CHOICES = {
 
 def small(phase: str, engine: str | None, limits: str) -> Space:
     """Mixtral on up to 8 GPUs, a few choices per op: memory, the engine's limits and both SLOs bind somewhere."""
-    said = {"isl": 2000, "osl": 150, "engine": engine, "max_gpus": 8, **PHASES[phase], **LIMITS[limits]}
-    description = Description("mixtral_8x7b", **said)  # type: ignore[arg-type]
-    workload = described_workload(description, {"space": "extended"})  # more than what an engine can be told
+    said = {"isl": 2000, "osl": 150, "engine": engine or "none", "gpus": 8, **PHASES[phase], **LIMITS[limits]}
+    description = question_about("mixtral_8x7b", **said)  # type: ignore[arg-type]
+    workload = dataclasses.replace(description, space="extended").load()  # more than what an engine can be told
     dp = (1, 2) if engine else ()
     return dataclasses.replace(
         extended_space(workload, ["degrees"] if dp else []),
@@ -101,8 +101,8 @@ def test_the_best_of_every_phase_is_that_of_brute_force(phase: str, engine: str 
 @pytest.mark.parametrize("wait", [0, 20, 400])
 def test_prompts_that_wait_for_each_other_leave_the_best_that_of_brute_force(wait: int) -> None:
     """Up to 8 attention groups with fewer requests and with more; a larger batch may have the earlier first token."""
-    said = Description("mixtral_8x7b", phase="serve", isl=2000, osl=150, max_gpus=8)
-    workload = described_workload(said, {"space": "extended", "prompt_wait_steps": wait})
+    said = question_about("mixtral_8x7b", phase="serve", isl=2000, osl=150, gpus=8)
+    workload = dataclasses.replace(said, space="extended", prompt_wait_steps=wait).load()
     few = {name: found[:1] for name, found in CHOICES.items()} | {"attn_norm": (2,), "attn_residual": (2,)}
     space = dataclasses.replace(
         extended_space(workload, ["degrees"]),

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sim.config.described import Description, described_workload
 from sim.pools.best import Pools, pools
 from sim.pools.traffic import Kind, Traffic
 from sim.workload import Workload
+from tests.described import question_about
 
 TRAFFIC = Traffic.of([Kind(4000, 200)])
 
@@ -17,8 +17,8 @@ TRAFFIC = Traffic.of([Kind(4000, 200)])
 @pytest.fixture(scope="package")
 def served() -> Workload:
     """Every strategy that vLLM runs on up to eight GPUs, with batches of 1, 8 and 64."""
-    said = Description("llama_3_1_8b", engine="vllm", isl=4000, osl=200, phase="serve", max_gpus=8)
-    workload = described_workload(said, {"space": "vllm"})
+    said = question_about("llama_3_1_8b", engine="vllm", isl=4000, osl=200, phase="serve", gpus=8)
+    workload = replace(said, space="vllm").load()
     return replace(workload, degrees=replace(workload.degrees, pp=(1, 2), batch=(1, 8, 64)))
 
 

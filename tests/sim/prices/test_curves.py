@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import load_calibration, load_hardware
-from sim.config.described import Description, described_workload
 from sim.config.files import config_path
 from sim.layers.heuristics import megatron_dims
 from sim.prices.calibration import Calibration
@@ -39,6 +38,7 @@ from sim.prices.roofline import PRICED_BY_MEDIANS, Kernel, kernel_time
 from sim.prices.routing import drawn_experts
 from sim.simulate import evaluate
 from sim.strategy import Strategy
+from tests.described import question_about
 
 H100, H200 = load_hardware("h100_sxm"), load_hardware("h200_sxm")
 FITTED = load_calibration("h100_sxm")
@@ -402,7 +402,7 @@ def test_what_stands_in_for_another_engines_kernel_says_so() -> None:
 
 def test_formats_of_four_bits_that_nothing_was_measured_in_say_to_which_side_they_err() -> None:
     told = {
-        dtype: described_workload(Description("kimi_k2_5", isl=4096, osl=512, engine="vllm", max_gpus=8, weights=dtype))
+        dtype: question_about("kimi_k2_5", isl=4096, osl=512, engine="vllm", gpus=8, weights=dtype).load()
         for dtype in ("int4", "fp8", "bf16")
     }
     too_fast = "at their fewer bytes: probably too fast"
@@ -414,13 +414,13 @@ def test_formats_of_four_bits_that_nothing_was_measured_in_say_to_which_side_the
         assert all(too_fast in each for each in experts)
         gemms = [each for each in named if each.startswith("kernels without a fitted curve")]
         assert [too_fast in each for each in gemms] == ([True] if dtype == "int4" else [])
-    oss = described_workload(Description("gpt_oss_120b", isl=4096, osl=512, engine="vllm", max_gpus=8))
+    oss = question_about("gpt_oss_120b", isl=4096, osl=512, engine="vllm", gpus=8).load()
     assert too_fast not in str(evaluate(oss, Strategy(4, 1, 1, 64, megatron_dims(oss.model))).extrapolated)
 
 
 def test_the_bar_of_formats_that_were_never_run_reaches_to_kernels_that_gain_nothing_over_fp8() -> None:
     dense = {
-        dtype: described_workload(Description("llama_3_1_8b", isl=4000, osl=500, max_gpus=8, weights=dtype))
+        dtype: question_about("llama_3_1_8b", isl=4000, osl=500, gpus=8, weights=dtype).load()
         for dtype in ("fp8", "int4", "nvfp4")
     }
     found = {name: evaluate(each, Strategy(1, 1, 1, 4, megatron_dims(each.model))) for name, each in dense.items()}

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import CatalogError
-from sim.config.described import Description, described_workload
 from sim.engines.registry import engine_rules
 from sim.layers.sizes import Load
 from sim.serving.phases import batching
@@ -19,12 +18,13 @@ from sim.serving.prompts import meeting, mixing
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
+from tests.described import question_about
 
-SAID = Description("mixtral_8x7b", phase="serve", isl=2000, osl=150, max_gpus=8)
+SAID = question_about("mixtral_8x7b", phase="serve", isl=2000, osl=150, gpus=8)
 
 
 def serving(wait: int = 0, osl: int = 150) -> Workload:
-    return described_workload(replace(SAID, osl=osl), {"prompt_wait_steps": wait})
+    return replace(SAID, osl=osl, prompt_wait_steps=wait).load()
 
 
 steady = st.tuples(
@@ -166,8 +166,8 @@ def test_a_wait_for_all_groups_lies_between_equal_answers_and_such_as_differ() -
 
 
 def test_waiting_pays_where_groups_hold_each_other_up_and_delays_the_first_token() -> None:
-    deep = Description("deepseek_v3", "h200_sxm", "serve", 8192, 1024, "trtllm", max_gpus=8)
-    at_once, told = (described_workload(deep, {"prompt_wait_steps": wait}) for wait in (0, 60))
+    deep = question_about("deepseek_v3", "h200_sxm", "serve", isl=8192, osl=1024, engine="trtllm", gpus=8)
+    at_once, told = (replace(deep, prompt_wait_steps=wait).load() for wait in (0, 60))
     dims = engine_rules("trtllm").plans_of(at_once)[0].dims
     own, shared = Strategy(1, 8, 1, 256, dims), Strategy(8, 8, 1, 256, dims, 1, 1)
     before, after = evaluate(at_once, own), evaluate(told, own)
@@ -178,6 +178,6 @@ def test_waiting_pays_where_groups_hold_each_other_up_and_delays_the_first_token
 
 def test_engines_that_cannot_wait_say_so() -> None:
     with pytest.raises(CatalogError, match=r"vLLM .* no prompt waits .* leave out prompt_wait_steps, got 30"):
-        described_workload(replace(SAID, engine="vllm"), {"prompt_wait_steps": 30})
-    assert described_workload(replace(SAID, engine="sglang"), {"prompt_wait_steps": 30}).prompt_wait_steps == 30
-    assert described_workload(SAID).config_hash == serving(0).config_hash != serving(1).config_hash
+        replace(SAID, engine="vllm", prompt_wait_steps=30).load()
+    assert replace(SAID, engine="sglang", prompt_wait_steps=30).load().prompt_wait_steps == 30
+    assert SAID.load().config_hash == serving(0).config_hash != serving(1).config_hash

@@ -9,7 +9,6 @@ import pytest
 
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
-from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims
@@ -20,6 +19,7 @@ from sim.serving.phases import batching
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables, Speculation, Workload
+from tests.described import question_about
 
 
 def drafting(workload: Workload, count: int, share: float, draft: object = None) -> Workload:
@@ -145,15 +145,15 @@ def test_the_sweep_and_the_search_find_the_same_best(toy_dense: Workload) -> Non
 
 
 def described(**said: object) -> Workload:
-    return described_workload(Description("deepseek_v3", isl=1024, osl=256), {"speculation": said})
+    return load_workload("gpt_moe_1_2t_16k", model="deepseek_v3", speculation=said)
 
 
 def test_a_file_says_what_is_drafted() -> None:
     by_place = described(draft_tokens=2, accepted=(0.9, 0.7)).speculation
     assert by_place == Speculation(2, (0.9, 0.7), "mtp")
     assert described(draft_tokens=3, acceptance=0.5, draft="ngram").speculation == Speculation(3, (0.5,) * 3, None)
-    table = {"draft_tokens": 3, "acceptance": 0.5, "draft": "llama_3_1_8b"}
-    small = described_workload(Description("llama_3_1_70b", isl=1024, osl=256), {"speculation": table}).speculation
+    asked = question_about("llama_3_1_70b", isl=1024, osl=256, draft_tokens=3, acceptance="0.5", draft="llama_3_1_8b")
+    small = asked.load().speculation
     assert small is not None
     assert getattr(small.draft, "name", None) == "llama_3_1_8b"
     assert described(draft_tokens=0).speculation is None
@@ -180,8 +180,7 @@ def test_what_says_nothing_of_a_draft_is_refused(said: dict[str, object], messag
 
 def test_a_model_without_mtp_needs_a_draft() -> None:
     def said(**more: object) -> Workload:
-        table = {"draft_tokens": 1, "acceptance": 0.5, **more}
-        return described_workload(Description("llama_3_1_70b", isl=1024, osl=256), {"speculation": table})
+        return question_about("llama_3_1_70b", isl=1024, osl=256, draft_tokens=1, acceptance="0.5", **more).load()
 
     with pytest.raises(CatalogError, match="say what drafts"):
         said()

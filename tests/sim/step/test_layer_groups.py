@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sim.batched import evaluate_many
 from sim.config.catalog import load_model
-from sim.config.described import Description, described_workload
 from sim.config.files import CatalogError
 from sim.evaluation import StageBreakdown
 from sim.layers.dims import dims_of
@@ -22,6 +21,7 @@ from sim.simulate import evaluate
 from sim.step.pipeline import pipeline, stage_layers
 from sim.strategy import NONE, Strategy
 from sim.workload import GroupChoices, PhaseName, Workload
+from tests.described import question_about
 
 FULL = GroupedAttention(heads=8, kv_heads=2, head_dim=16)
 WINDOW = dataclasses.replace(FULL, window=100)
@@ -305,10 +305,10 @@ def test_a_stage_of_the_head_alone_may_be_the_slowest_of_a_model_of_several_grou
 
 def test_redundant_experts_are_held_and_even_out_the_ranks() -> None:
     """Of 256 experts over 32 GPUs, 32 copies: nine on each instead of eight, the busiest rank with fewer rows."""
-    said = Description("deepseek_v3", isl=1024, osl=256, max_gpus=64)
+    said = question_about("deepseek_v3", isl=1024, osl=256, gpus=64)
     found = [
         evaluate(
-            described_workload(said, {"redundant_experts": copies}),
+            dataclasses.replace(said, redundant_experts=copies).load(),
             Strategy(1, 32, 1, 4096, megatron_dims(load_model("deepseek_v3"))),
         )
         for copies in (0, 32, 64)
@@ -319,11 +319,11 @@ def test_redundant_experts_are_held_and_even_out_the_ranks() -> None:
     ffn = [{op.name: op.kernel_time_s for op in each.group_ops("experts")} for each in found]
     assert ffn[0]["activation"] > ffn[1]["activation"] > ffn[2]["activation"]
     with pytest.raises(CatalogError, match="has no experts"):
-        described_workload(Description("qwen3_32b", isl=1024, osl=256), {"redundant_experts": 8})
+        question_about("qwen3_32b", isl=1024, osl=256, redundant_experts=8).load()
 
 
 def test_experts_and_their_copies_are_what_ranks_share() -> None:
-    workload = described_workload(Description("mixtral_8x7b", isl=1024, osl=256), {"redundant_experts": 8})
+    workload = question_about("mixtral_8x7b", isl=1024, osl=256, redundant_experts=8).load()
     assert workload.degrees.ep == (1, 2, 4, 8, 16)
     kinds = [
         {

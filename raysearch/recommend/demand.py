@@ -1,24 +1,24 @@
-"""What somebody asks who has GPUs and a model."""
+"""A question about a deployment, with the load that its replicas are to carry together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from raysearch.errors import InputError
+from sim.config.question import Question
 from sim.workload import Workload
 
 
 @dataclass(frozen=True)
-class Question:
-    """A question.
+class Demand:
+    """A workload, the GPUs at hand and the load.
 
     Attributes:
         workload: What is served; its space is the engine's, its budget the GPUs.
-        options: The options that describe it, as `raysearch.described` takes them.
         gpus: GPUs at hand.
+        question: The workload's, for records; None where it was made otherwise.
         top: How many strategies to tell.
         requests_per_s: Load to carry with the fewest GPUs, or None to fill all.
         concurrency: Requests at once to carry with the fewest GPUs, or None.
@@ -27,8 +27,8 @@ class Question:
     """
 
     workload: Workload
-    options: Mapping[str, Any]
     gpus: int
+    question: Question | None = None
     top: int = 5
     requests_per_s: float | None = None
     concurrency: int | None = None
@@ -49,10 +49,10 @@ class Question:
         return self.requests_per_s is not None or self.concurrency is not None
 
     @property
-    def unloaded(self) -> Question:
-        """The same question without its load: how to fill the GPUs at hand."""
+    def unloaded(self) -> Demand:
+        """The same demand without its load: how to fill the GPUs at hand."""
         return replace(self, requests_per_s=None, concurrency=None)
 
-    def under(self, **changes: Any) -> Question:
-        """The same question of a workload with other fields."""
+    def under(self, **changes: Any) -> Demand:
+        """The same demand of a workload with other fields."""
         return replace(self, workload=replace(self.workload, **changes))

@@ -1,0 +1,172 @@
+"""One strategy, evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from raysearch.answers.result import Result
+from raysearch.files import strategy_dict
+from sim.config.question import Question
+from sim.engines.registry import lacking_formats
+from sim.evaluation import Evaluation
+from sim.layouts import layout_of
+from sim.nearness import idle_slos, near_limits
+from sim.optimum.spaces import space_of
+from sim.precision import slow_precision
+from sim.serving.phases import phase_of
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class EvaluationResult(Result):
+    """A strategy under a question.
+
+    Attributes:
+        question: What was asked.
+        workload: What it is about.
+        evaluation: Speed, latencies with intervals, memory, violations, and a breakdown per op.
+    """
+
+    question: Question
+    workload: Workload
+    evaluation: Evaluation
+
+    @property
+    def strategy(self) -> Strategy:
+        """What was evaluated."""
+        return self.evaluation.strategy
+
+    @property
+    def broken(self) -> list[str]:
+        """The limits that it breaks, and what the engine whose space is searched refuses; empty if it can be run."""
+        engine = space_of(self.workload).engine
+        refused = engine.refusals(self.workload, self.strategy) if engine else []
+        return [*(violation.message for violation in self.evaluation.violations), *refused]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it can be run."""
+        return not self.broken
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Output tokens per second and GPU; of phase prefill prompt tokens."""
+        return self.evaluation.tokens_per_s_per_gpu
+
+    @property
+    def outside_space(self) -> list[str]:
+        """Why the strategy is not in the space that is searched; empty if it is."""
+        return list(space_of(self.workload).outside(self.strategy))
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What of the question is idle, unknown to the engine, or slower than it need be."""
+        slow = slow_precision(
+            self.workload,
+            self.evaluation.tokens_per_s_per_gpu,
+            lambda other: evaluate(other, self.strategy).tokens_per_s_per_gpu,
+        )
+        return [*lacking_formats(self.workload), *idle_slos(self.workload), *([slow] if slow else [])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as `raysearch evaluate --json` prints it."""
+        return {
+            **workload_dict(self.workload, self.question),
+            "outside_space": self.outside_space,
+            **evaluation_dict(self.workload, self.evaluation),
+            "near_limits": [asdict(limit) for limit in near_limits(self.workload, self.evaluation)],
+            "warnings": self.warnings,
+        }
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The fused ops of one layer: choice, placements, work, time."""
+        return [{**asdict(op), "collectives": len(op.collectives), "time_s": op.time_s} for op in self.evaluation.ops]
+
+    def blocks(self) -> Iterator[RenderableType]:
+        """What `raysearch evaluate` prints."""
+        from raysearch.tables import explanation
+
+        for text in self.broken:
+            yield f"Infeasible: {text}"
+        yield from explanation(self.workload, self.evaluation)
+        if outside := self.outside_space:
+            yield f"Not in the space {self.workload.space!r}: {'; '.join(outside)}"
+        for warning in self.warnings:
+            yield f"Warning: {warning}"
+
+    def figure(self) -> Figure:
+        """Seconds of each fused op of a layer: kernels and communication."""
+        from matplotlib.figure import Figure
+
+        ops = self.evaluation.ops
+        figure = Figure(figsize=(8, 0.35 * len(ops) + 1.2), layout="constrained")
+        axes, names = figure.subplots(), [f"{op.name} ({op.label})" for op in ops]
+        kernels_us = [op.kernel_time_s * 1e6 for op in ops]
+        axes.barh(names, kernels_us, label="kernels")
+        axes.barh(names, [op.communication_time_s * 1e6 for op in ops], left=kernels_us, label="communication")
+        axes.invert_yaxis()
+        axes.set(xlabel="us of one layer", title=f"{self.workload.name}: {self.tokens_per_s_per_gpu:,.1f} tokens/s/GPU")
+        axes.legend()
+        return figure
+
+
+def workload_dict(workload: Workload, question: Question) -> dict[str, Any]:
+    """What was asked, as it stands in JSON; `engine` is null for the bare machine."""
+    curves, imported = workload.hardware.curves, question.import_record()
+    return {
+        "workload": workload.name,
+        "hardware": workload.hardware.name,
+        "phase": workload.phase,
+        "engine": workload.engine.name if workload.engine else None,
+        "kernels": curves.engine if curves else None,
+        "precisions": asdict(workload.precisions),
+        "space": workload.space,
+        "groups": workload.groups,
+        "redundant_experts": workload.redundant_experts,
+        "prompt_wait_steps": workload.prompt_wait_steps,
+        "speculation": _speculation_dict(workload),
+        **({"model_import": imported} if imported else {}),
+    }
+
+
+def _speculation_dict(workload: Workload) -> dict[str, Any] | None:
+    drafted = workload.speculation
+    if drafted is None:
+        return None
+    told = {"draft_tokens": drafted.draft_tokens, "accepted": list(drafted.accepted), "draft": drafted.drafter}
+    return told | {"tokens_per_step": drafted.tokens_per_step}
+
+
+def evaluation_dict(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
+    """An evaluation as it stands in JSON; latencies that the phase does not have are null."""
+    phase = phase_of(workload)
+    return {
+        "feasible": evaluation.feasible,
+        "strategy": strategy_dict(evaluation.strategy),
+        "layout": layout_of(evaluation.strategy),
+        "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
+        "tpot_s": evaluation.tpot_s if phase.decodes else None,
+        "tpot_interval_s": list(evaluation.tpot_interval_s) if phase.decodes else None,
+        "interval_because": evaluation.interval_because,
+        "ttft_s": evaluation.ttft_s if phase.prefills else None,
+        "ttft_interval_s": list(evaluation.ttft_interval_s) if phase.prefills else None,
+        "expected_error": evaluation.expected_error,
+        "extrapolated": list(evaluation.extrapolated),
+        "gpus": evaluation.gpus,
+        "running": evaluation.running,
+        "engine_s": evaluation.engine_s,
+        "memory_bytes": {**asdict(evaluation.memory_bytes), "total": evaluation.memory_bytes.total},
+        "violations": [asdict(violation) for violation in evaluation.violations],
+        "stage": asdict(evaluation.stage),
+        "prompt_stage": asdict(evaluation.prompt_stage) if evaluation.prompt_stage else None,
+        "ops": [{**asdict(op), "time_s": op.time_s} for op in evaluation.ops],
+    }

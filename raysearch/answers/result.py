@@ -1,0 +1,59 @@
+"""What all results share."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+_NOTEBOOK_COLUMNS = 140
+
+
+class Result(ABC):
+    """An answer: `print` it with rich, let a notebook show it, or take it as data."""
+
+    @abstractmethod
+    def to_dict(self) -> Mapping[str, Any]:
+        """The answer as `--json` prints it."""
+
+    @abstractmethod
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Its table: a dictionary per row."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[RenderableType]:
+        """What the command prints, block by block."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Its table as a DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.to_rows())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        for block in self.blocks():
+            yield Text(block) if isinstance(block, str) else block  # brackets in a text are no markup
+
+    def __str__(self) -> str:
+        return _rendered(self, html=False)
+
+    def _repr_html_(self) -> str:
+        return _rendered(self, html=True)
+
+
+def _rendered(result: Result, *, html: bool) -> str:
+    from rich.console import Console
+
+    page = io.StringIO()
+    console = Console(file=page, record=html, width=_NOTEBOOK_COLUMNS, highlight=False, emoji=False)
+    console.print(result)
+    if not html:
+        return page.getvalue().rstrip()
+    return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')

@@ -1,0 +1,523 @@
+"""A question about a deployment: what is served, on what, under which limits, and what may be searched.
+
+One object behind the command's options, Python's arguments and the records on disk: each field states once what it
+means, its unit and bounds, and which key of a workload file it stands for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from sim.config.catalog import assembled, default_hardware, imported_model, load_workload, read_model
+from sim.config.code import Origin
+from sim.config.files import CatalogError, Kind, config_path, did_you_mean, explain
+from sim.config.huggingface.model_import import ModelImport
+from sim.config.schemas import DEEPEST, MTP, NGRAM, WorkloadFile, any_degrees
+from sim.engines.registry import BARE_MACHINE, UnknownEngine, engine_rules
+from sim.serving.phases import phases
+from sim.workload import BatchGrid, ExpertExchange, GroupChoices, PhaseName, Workload
+
+Panel = Literal["named", "described", "limits", "search", "load"]
+"""What a field is about: a workload file, the deployment, its limits, the search, or the load that it carries."""
+
+USUAL_ENGINE = "vllm"
+"""[assumed] Most published deployments of open models run it."""
+USUAL_GPUS = 64
+"""[assumed] Eight nodes of eight."""
+WIDEST = 128
+"""Largest searched tp and ep. [assumed] as in the paper's table 1, whose tp ends there."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a field of a question means.
+
+    Attributes:
+        help: One sentence, with the unit.
+        panel: See `Panel`.
+        usual: What holds where it is not given, in words.
+        key: Of a workload file, with the table's name in front; "" for none of its own.
+        least, most: Bounds, both included.
+        kind: Of the configuration file that it may name.
+        aliases: Options by which it went before.
+    """
+
+    help: str
+    panel: Panel
+    usual: str = "the workload's"
+    key: str = ""
+    least: float | None = None
+    most: float | None = None
+    kind: Kind | None = None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question about one deployment; see `QUESTION_FIELDS` for what each field means.
+
+    Either `workload` names a file, and the other fields replace what it says, or `model`, `isl` and `osl` describe it,
+    and the rest has defaults. With an engine, which is usual, the phase is "serve"; of the bare machine it is "decode".
+
+    >>> Question(model="qwen3_32b", isl=4000, osl=500, tpot_ms=30).load().phase
+    'serve'
+    >>> Question(workload="gpt_moe_1_2t_16k", tpot_ms=40).load().tpot_slo_s
+    0.04
+    """
+
+    workload: Annotated[
+        str | None,
+        About(
+            "Name in configs/workloads, or the path of a TOML file.", "named", "described by --model", kind="workloads"
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        About(
+            "Name in configs/models, or the path of a TOML file or of a Hugging Face config.json or its folder.",
+            "described",
+            "named by --workload",
+            "model",
+            kind="models",
+        ),
+    ] = None
+    hardware: Annotated[
+        str | None,
+        About(
+            "Machine: a name in configs/hardware, or the path of a TOML file.",
+            "described",
+            "the workload's, else the measured one",
+            "hardware",
+            kind="hardware",
+        ),
+    ] = None
+    engine: Annotated[
+        str | None,
+        About(
+            "Inference engine: vllm, sglang, trtllm, megatron_core, one that a package adds, or none for the bare "
+            "machine. Decides what can be run (see --space), and charges the engine's own time and memory policy.",
+            "described",
+            f"the workload's, else {USUAL_ENGINE}",
+            "engine",
+        ),
+    ] = None
+    phase: Annotated[
+        PhaseName | None,
+        About(
+            f"{'; '.join(f'{phase.name!r}: {phase.summary}' for phase in phases())}.",
+            "described",
+            "the workload's, else serve, or decode without an engine",
+            "phase",
+        ),
+    ] = None
+    isl: Annotated[int | None, About("Tokens of a prompt.", "described", key="prompt_tokens", least=1)] = None
+    osl: Annotated[int | None, About("Tokens of an answer.", "described", key="output_tokens", least=1)] = None
+    weights: Annotated[
+        str | None,
+        About(
+            "Format of the weights: bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.",
+            "described",
+            "as published: the checkpoint's, else its fp8, or bf16 beside 4-bit experts",
+            "precisions.weights",
+        ),
+    ] = None
+    kv_cache: Annotated[
+        str | None,
+        About(
+            "Format of the KV cache: bf16 or fp8.",
+            "described",
+            "the checkpoint's, else fp8, if the engine has it",
+            "precisions.kv_cache",
+        ),
+    ] = None
+    chunk_tokens: Annotated[
+        int | None,
+        About("Most prompt tokens of a step (chunked prefill).", "described", "prompts whole", "chunk_tokens", least=1),
+    ] = None
+    prompt_wait_steps: Annotated[
+        int | None,
+        About(
+            "Most steps that a prompt waits for those of other attention groups, so that all groups have theirs in "
+            "one step (SGLang's prefill delayer, 30; TensorRT-LLM's enable_balance, 50).",
+            "described",
+            "0",
+            "prompt_wait_steps",
+            least=0,
+            most=100_000,
+        ),
+    ] = None
+    expert_exchange: Annotated[
+        ExpertExchange | None,
+        About(
+            "How tokens reach their experts: 'all_to_all' sends each copy to its expert's rank (DeepEP); 'all_gather' "
+            "sends every token to every rank.",
+            "described",
+            "the engine's; all_to_all on the bare machine",
+            "expert_exchange",
+        ),
+    ] = None
+    redundant_experts: Annotated[
+        int | None,
+        About(
+            "Copies of popular experts per layer, for balance (EPLB).",
+            "described",
+            "0",
+            "redundant_experts",
+            least=0,
+            most=4096,
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int | None,
+        About(
+            "Tokens drafted per step (speculative decoding).",
+            "described",
+            "0",
+            "speculation.draft_tokens",
+            least=0,
+            most=64,
+        ),
+    ] = None
+    acceptance: Annotated[
+        str | None,
+        About(
+            "Share of drafted tokens accepted where those before them are: 0.8, or one per place: 0.9,0.7.",
+            "described",
+            key="speculation.acceptance",
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        About(
+            "What drafts: 'mtp', 'ngram' (costs nothing), or a model as --model.",
+            "described",
+            "mtp if the model has it",
+            "speculation.draft",
+            kind="models",
+        ),
+    ] = None
+    tpot_ms: Annotated[float | None, About("Longest time per output token.", "limits", "no limit", "tpot_slo_ms")] = (
+        None
+    )
+    ttft_ms: Annotated[float | None, About("Longest time to the first token.", "limits", "no limit", "ttft_slo_ms")] = (
+        None
+    )
+    gpus: Annotated[
+        int | None,
+        About(
+            "GPUs at hand.",
+            "limits",
+            f"the workload's, else {USUAL_GPUS}",
+            "max_gpus",
+            least=1,
+            aliases=("max_gpus",),
+        ),
+    ] = None
+    margin: Annotated[
+        float | None,
+        About(
+            "Share of the SLOs and of the memory to keep free, such as 0.05.",
+            "limits",
+            "0",
+            "margin",
+            least=0,
+            most=0.99,
+        ),
+    ] = None
+    space: Annotated[
+        str | None,
+        About(
+            "Strategies to search. 'paper': no op sharded over tokens; 'joint': with them; 'extended': also meshes of "
+            "their own for attention and experts, and more choices; or an engine's name: what that engine runs.",
+            "search",
+            "the engine's, else 'joint'",
+            "space",
+        ),
+    ] = None
+    groups: Annotated[
+        GroupChoices | None,
+        About(
+            "'shared': kinds of layers share the choices of their ops; 'own': each kind has its own.",
+            "search",
+            "shared",
+            "groups",
+        ),
+    ] = None
+    batches: Annotated[
+        BatchGrid | None,
+        About(
+            "Batches to search: 'any', or 'powers_of_two', the paper's list.",
+            "search",
+            "the workload's list, else any",
+            "degrees.batch",
+        ),
+    ] = None
+    any_degrees: Annotated[
+        str | None,
+        About(
+            "pp, ep or pp,ep: search every number of pipeline stages (up to 64), of experts' ranks, or of both.",
+            "search",
+            "those that the workload lists, else divisors and powers of two",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, about = getattr(self, each.name), QUESTION_FIELDS[each.name]
+            if isinstance(value, int | float) and not (_at_least(value, about.least) and _at_most(value, about.most)):
+                raise CatalogError(f"{option_of(each.name)}: expected {_range(about)}, got {value}")
+
+    def load(self, origin: Origin = Origin.USER) -> Workload:
+        """The workload that is asked about.
+
+        Args:
+            origin: Who asks; code that a workload's file names is run for a user alone.
+
+        Raises:
+            CatalogError: Both or neither of `workload` and `model`, an unknown name, an unusable file, or figures that
+                no workload may have.
+        """
+        if self.workload is None:
+            return _described(self, origin)
+        if self.model is not None:
+            raise CatalogError("--model describes a workload, --workload names one: give one or the other")
+        try:
+            return load_workload(self.workload, self.hardware, origin=origin, **_keys(self, leave=("hardware",)))
+        except CatalogError as error:
+            raise CatalogError(_in_options(str(error))) from error
+
+    @property
+    def resolved(self) -> Question:
+        """The same question with the defaults filled in that its meaning rests on, for records."""
+        if self.model is None:
+            return self
+        engine = self.engine or USUAL_ENGINE
+        return replace(
+            self,
+            hardware=self.hardware or default_hardware(),
+            engine=engine,
+            phase=self.phase or ("decode" if engine == BARE_MACHINE else "serve"),
+            gpus=self.gpus or USUAL_GPUS,
+            batches=self.batches or "any",
+        )
+
+    def model_import(self) -> ModelImport | None:
+        """What was read of a Hugging Face configuration; None where the model is no such file. Raises: CatalogError."""
+        return imported_model(config_path("models", self.model)) if self.model is not None else None
+
+    def import_record(self) -> dict[str, Any] | None:
+        """What was read of a Hugging Face configuration, and where, for JSON."""
+        imported = self.model_import()
+        return {"path": str(config_path("models", self.model or "")), **imported.told()} if imported else None
+
+    def given(self) -> Iterator[tuple[str, Any]]:
+        """The fields that are given, by name."""
+        return ((each.name, value) for each in fields(self) if (value := getattr(self, each.name)) is not None)
+
+    def record(self) -> dict[str, Any]:
+        """The question as a record keeps it: what was given, defaults that decide, and absolute paths."""
+        return {name: _anchored(name, value) for name, value in self.resolved.given()}
+
+    @classmethod
+    def of_record(cls, content: Mapping[str, Any]) -> Question:
+        """The question of a record, or of keyword arguments.
+
+        Raises:
+            CatalogError: An unknown field, or a value of another type.
+
+        >>> Question.of_record({"model": "qwen3_32b", "isl": 10, "osl": 5}).isl
+        10
+        """
+        if unknown := [name for name in content if name not in QUESTION_FIELDS]:
+            raise CatalogError(f"a question has no field {unknown[0]!r}: {did_you_mean(unknown[0], QUESTION_FIELDS)}")
+        try:
+            RecordedQuestion.model_validate(dict(content))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise CatalogError(f"{option_of(str(first['loc'][0]))}: {first['msg']}, got {first['input']!r}") from error
+        return cls(**content)
+
+
+_HINTS = get_type_hints(Question, include_extras=True)
+QUESTION_FIELDS: Final[Mapping[str, About]] = {
+    name: next(each for each in get_args(hint) if isinstance(each, About)) for name, hint in _HINTS.items()
+}
+"""What each field of a question means, by name."""
+Word = Annotated[str, Field(max_length=4096)]
+"""A name, a path or a short text of a record."""
+if TYPE_CHECKING:
+
+    class RecordedQuestion(BaseModel):
+        """The schema of a question as a record keeps it; its figures are checked where the workload is made."""
+else:
+    RecordedQuestion = create_model(
+        "RecordedQuestion",
+        __config__=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False),
+        **{name: (Word | None if str in get_args(get_args(hint)[0]) else hint, None) for name, hint in _HINTS.items()},
+    )
+
+
+def option_of(name: str) -> str:
+    """What a command line calls a field.
+
+    >>> option_of("tpot_ms")
+    '--tpot-ms'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def _at_least(value: float, least: float | None) -> bool:
+    return least is None or value >= least
+
+
+def _at_most(value: float, most: float | None) -> bool:
+    return most is None or value <= most
+
+
+def _range(about: About) -> str:
+    return f"at least {about.least}" if about.most is None else f"{about.least} to {about.most}"
+
+
+def _anchored(name: str, value: Any) -> Any:
+    """An absolute path where a field names a file of the user's own, so that records are read from anywhere."""
+    kind = QUESTION_FIELDS[name].kind
+    if kind is None or value in (MTP, NGRAM):
+        return value
+    path = config_path(kind, value)
+    return value if path.stem == value else str(path.resolve())
+
+
+# --- keys of a workload file ---------------------------------------------------------------------
+
+
+def _keys(question: Question, leave: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What a question says, as keys of a workload file, tables within it.
+
+    Raises:
+        CatalogError: Options of a draft without its length, or degrees that are none.
+    """
+    content: dict[str, Any] = {}
+    for name, value in question.given():
+        key = QUESTION_FIELDS[name].key
+        if key and name not in leave:
+            table, _, inner = key.rpartition(".")
+            (content.setdefault(table, {}) if table else content)[inner] = value
+    if question.any_degrees is not None:
+        try:
+            content.setdefault("degrees", {}).update(any_degrees(question.any_degrees))
+        except ValueError as error:
+            raise CatalogError(f"--any-degrees: {error}") from error
+    if drafted := content.get("speculation"):
+        content["speculation"] = _speculation(drafted)
+    return content
+
+
+def _speculation(drafted: dict[str, Any]) -> dict[str, Any]:
+    """The table [speculation] of what is said of drafts. Raises: CatalogError."""
+    if "draft_tokens" not in drafted:
+        raise CatalogError(f"--{next(iter(drafted))} is of speculative decoding: give --draft-tokens N too")
+    text = drafted.pop("acceptance", None)
+    if text is None:
+        return drafted
+    try:
+        shares = tuple(float(part) for part in str(text).split(","))
+    except ValueError:
+        raise CatalogError(
+            f"--acceptance takes a share such as 0.8, or one per place such as 0.9,0.7; got {text!r}"
+        ) from None
+    return drafted | ({"acceptance": shares[0]} if len(shares) == 1 else {"accepted": shares})
+
+
+_OPTIONS = {
+    about.key: option_of(name) for name, about in QUESTION_FIELDS.items() if "_" in about.key or "." in about.key
+}
+"""What a command line calls the keys of a workload file."""
+_KEYS = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, _OPTIONS))})(?![\w.])")
+
+
+def _in_options(text: str) -> str:
+    """What is wrong with the keys that options stand for, in the options' names."""
+    return _KEYS.sub(lambda found: _OPTIONS[found[0]], text.removeprefix("file: "))
+
+
+# --- workloads that no file holds ----------------------------------------------------------------
+
+
+def _described(asked: Question, origin: Origin) -> Workload:
+    """The workload of a question without a file: its degrees follow from the model and the GPUs.
+
+    Routing is skewed as measured, since real prompts are.
+    """
+    if asked.model is None:
+        raise CatalogError("expected --workload NAME, or --model NAME with --isl and --osl; `raysearch list` has names")
+    if missing := [option_of(name) for name in ("isl", "osl") if getattr(asked, name) is None]:
+        raise CatalogError(f"{' and '.join(missing)} must be given with a model: tokens of a prompt and of an answer")
+    question = asked.resolved
+    assert question.hardware is not None
+    assert question.gpus is not None
+    model_path, hardware_path = config_path("models", asked.model), config_path("hardware", question.hardware)
+    file, imported = read_model(model_path), imported_model(model_path)
+    model, gpus = file.to_si(), question.gpus
+    stored = imported.formats if imported else None
+    weights, kv_cache = _of_engine(question.engine, (stored and stored.weights) or file.usual_weights, "fp8")
+    said = _keys(question, leave=("engine",) if question.engine == BARE_MACHINE else ())
+    copies = said.get("redundant_experts", 0) if model.is_moe else 0
+    content: dict[str, Any] = {
+        "name": f"{model.name}_{question.phase}",
+        "routing": "skewed" if model.is_moe else "balanced",
+        **said,
+        "precisions": {
+            "weights": weights,
+            "kv_cache": (stored and stored.kv_cache) or kv_cache,
+            "activations": "bf16",
+            "dispatch": "fp8",
+            **said.get("precisions", {}),
+        },
+        "degrees": {
+            "tp": [n for n in _powers_of_two(min(WIDEST, gpus)) if model.heads % n == 0],
+            "ep": [
+                n
+                for n in _powers_of_two(min(WIDEST, gpus))
+                if model.experts % n == 0 or (model.experts + copies) % n == 0
+            ],
+            "pp": _stages(model.layers, min(DEEPEST, gpus, model.layers)),
+            **said.get("degrees", {}),
+        },
+    }
+    try:
+        workload = WorkloadFile.model_validate(content)
+    except ValidationError as error:
+        raise CatalogError(f"the workload of the options: {_in_options(explain(error, WorkloadFile))}") from error
+    return assembled(workload, model_path, Path(hardware_path), origin=origin)
+
+
+def _of_engine(engine: str | None, weights: str, kv_cache: str) -> tuple[str, str]:
+    """Usual formats, or in their place the first that an engine has."""
+    try:
+        rules = engine_rules(engine) if engine not in (None, BARE_MACHINE) else None
+    except UnknownEngine:  # told with the others of its kind, by `assembled`
+        rules = None
+    if rules is None:
+        return weights, kv_cache
+    return (
+        weights if weights in rules.weights else rules.weights[0],
+        kv_cache if kv_cache in rules.kv_cache else rules.kv_cache[0],
+    )
+
+
+def _stages(layers: int, most: int) -> list[int]:
+    """Divisors of the layers, whose stages are equal, and powers of two, since GPUs come in those.
+
+    Others are in no list of their own: between two powers of two they leave GPUs of a node idle.
+    """
+    return sorted({n for n in range(1, most + 1) if layers % n == 0} | set(_powers_of_two(most)))
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << power for power in range(max(most, 1).bit_length())]

@@ -1,0 +1,160 @@
+"""One question, asked of every command and of Python: the same words, the same defaults, the same figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from raysearch.app import app
+from sim.config.files import CatalogError
+from sim.config.question import QUESTION_FIELDS, Question, option_of
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+PRICING = ("evaluate", "explain", "optimum", "recommend", "pools", "search", "export", "tune-live")
+COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
+RUNNER = CliRunner()
+WORDS = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100")
+ASKED = Question(model="llama_3_1_8b", isl=1000, osl=100)
+
+
+def told(*words: object) -> dict[str, Any]:
+    shown = RUNNER.invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.stdout)
+
+
+@pytest.mark.parametrize("command", PRICING)
+def test_every_command_that_prices_has_every_option_of_a_question(command: str) -> None:
+    options = {option: parameter for parameter in COMMANDS[command].params for option in parameter.opts}
+    for name, about in QUESTION_FIELDS.items():
+        parameter = options[option_of(name)]
+        assert parameter.help == about.help
+        assert parameter.default is None
+
+
+def test_no_command_declares_an_option_of_a_question_anew() -> None:
+    ours = {option_of(name) for name in QUESTION_FIELDS}
+    elsewhere = {
+        (command, option)
+        for command in COMMANDS.keys() - set(PRICING)
+        for parameter in COMMANDS[command].params
+        for option in parameter.opts
+        if option in ours
+    }
+    # What is measured or placed is no deployment: a machine whose kernels are timed, the GPUs of a fleet.
+    assert elsewhere <= {
+        ("measure", "--gpus"),
+        ("place", "--gpus"),
+        ("calibrate", "--hardware"),
+        ("validate", "--hardware"),
+    }
+
+
+def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(tmp_path: Path) -> None:
+    limits = ("--gpus", "2", "--tpot-ms", "20")
+    workload = replace(ASKED, gpus=2, tpot_ms=20.0).load()
+    best = told("recommend", *WORDS, *limits, "--top", "1", "--out", tmp_path / "answer")["best"]
+    strategy = best["strategy"]
+    mine = evaluate(workload, Strategy(**strategy | {"dims": tuple(strategy["dims"])}))
+    degrees = [word for name in ("tp", "ep", "pp", "batch") for word in (f"--{name}", strategy[name])]
+    evaluated = told("evaluate", *WORDS, *limits, *degrees, "--dims", ",".join(map(str, strategy["dims"])))
+    assert mine.tokens_per_s_per_gpu == best["tokens_per_s_per_gpu"] == evaluated["tokens_per_s_per_gpu"]
+    optimum = told("optimum", *WORDS, *limits)
+    assert optimum["tokens_per_s_per_gpu"] >= best["tokens_per_s_per_gpu"]  # of a replica, whatever GPUs are left over
+    assert (optimum["engine"], optimum["phase"]) == ("vllm", "serve")
+    searched = told("search", *WORDS, *limits, "-s", "random", "-b", "3", "--out", tmp_path / "run")
+    assert searched["config_hash"] == optimum["config_hash"] == workload.config_hash
+    assert searched["optimum"] == optimum["tokens_per_s_per_gpu"]
+
+
+def test_with_an_engine_the_phase_is_serve_and_the_bare_machine_decodes() -> None:
+    bare = replace(ASKED, engine="none").load()
+    assert (ASKED.load().phase, ASKED.load().space) == ("serve", "vllm")
+    assert (bare.phase, bare.space, bare.engine) == ("decode", "joint", None)
+
+
+CHANGES: dict[str, Any] = {
+    "hardware": "h200_sxm",
+    "engine": "sglang",
+    "phase": "decode",
+    "isl": 500,
+    "osl": 50,
+    "weights": "bf16",
+    "kv_cache": "bf16",
+    "chunk_tokens": 512,
+    "prompt_wait_steps": 5,
+    "expert_exchange": "all_to_all",
+    "redundant_experts": 8,
+    "draft_tokens": 2,
+    "tpot_ms": 30.0,
+    "ttft_ms": 400.0,
+    "gpus": 4,
+    "margin": 0.1,
+    "space": "extended",
+    "groups": "own",
+    "batches": "powers_of_two",
+    "any_degrees": "pp",
+}
+BESIDE: dict[str, dict[str, Any]] = {
+    "prompt_wait_steps": {"engine": "sglang"},
+    "draft_tokens": {"acceptance": "0.8", "draft": "ngram"},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Question(model="mixtral_8x7b", isl=1000, osl=100),
+        Question(workload="mixtral_8x22b_8k", phase="serve", isl=1000, osl=100, engine="vllm", weights="fp8"),
+    ],
+    ids=["described", "named"],
+)
+def test_every_field_changes_the_workload_that_it_is_about(asked: Question, name: str) -> None:
+    before = replace(asked, **BESIDE.get(name, {}) if name != "draft_tokens" else {}).load()
+    after = replace(asked, **BESIDE.get(name, {}), **{name: CHANGES[name]}).load()
+    assert _differences(before, after), name
+    assert set(CHANGES) | {"workload", "model", "acceptance", "draft"} == {each.name for each in fields(Question)}
+
+
+def _differences(before: Workload, after: Workload) -> set[str]:
+    names = {each.name for each in fields(Workload)} - {"config_hash", "name"}
+    return {name for name in names if repr(getattr(before, name)) != repr(getattr(after, name))}
+
+
+def test_a_record_of_a_question_is_the_question_with_its_defaults() -> None:
+    record = json.loads(json.dumps(ASKED.record()))
+    assert record["engine"] == "vllm"
+    assert Question.of_record(record).load().config_hash == ASKED.load().config_hash
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"modle": "x"}, "a question has no field 'modle': did you mean 'model'?"),
+        ({"isl": "many"}, "--isl: "),
+        ({"isl": 0}, "--isl: expected at least 1, got 0"),
+        ({"gpus": 2.5}, "--gpus: "),
+        ({"phase": "sevre"}, "--phase: "),
+        ({"model": 5}, "--model: "),
+    ],
+)
+def test_a_record_that_is_no_question_is_one_message(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(CatalogError) as raised:
+        Question.of_record(content)
+    assert str(raised.value).startswith(message)
+
+
+def test_a_question_names_or_describes_a_workload_and_not_both() -> None:
+    with pytest.raises(CatalogError, match="one or the other"):
+        Question(workload="mixtral_8x22b_8k", model="mixtral_8x7b", isl=1, osl=1).load()
+    with pytest.raises(CatalogError, match="expected --workload NAME, or --model NAME"):
+        Question().load()
