@@ -143,7 +143,6 @@ def test_a_record_of_a_question_is_the_question_with_its_defaults() -> None:
         ({"isl": "many"}, "--isl: "),
         ({"isl": 0}, "--isl: expected at least 1, got 0"),
         ({"gpus": 2.5}, "--gpus: "),
-        ({"phase": "sevre"}, "--phase: "),
         ({"model": 5}, "--model: "),
     ],
 )
