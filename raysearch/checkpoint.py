@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from raysearch.files import write_bytes
-from sim.config.reading import parse_object, read_bytes
+from sim.config.reading import Unreadable, parse_object, read_bytes
 
 CHECKPOINT_FILE = "checkpoint.bin"
 
@@ -70,10 +70,10 @@ def load_checkpoint(run_dir: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ValueError(f"it cannot be read: {error.strerror}") from error
+        raise Unreadable(f"it cannot be read: {error.strerror}") from error
     digest, content = stored[:_DIGEST_BYTES], stored[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != digest:
-        raise ValueError("its digest is not that of its content")
+        raise Unreadable("its digest is not that of its content")
     return unpack(content)
 
 

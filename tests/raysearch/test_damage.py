@@ -295,3 +295,42 @@ def test_a_run_of_another_study_is_put_aside(study: Study, out: Path, undisturbe
 def test_a_whole_study_is_verified(study: Study, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verify_results(out)
     assert capsys.readouterr().out == "3 runs with 165 calls are as they were written\n"
+
+
+def test_a_stray_line_beside_a_finished_run_costs_that_run_alone(
+    study: Study, out: Path, undisturbed: dict[str, str]
+) -> None:
+    (out / "runs" / FINISHED / ROWS_FILE).write_text('{"call": 1}\n')
+    (out / "runs" / OTHER / ROWS_FILE).write_text("")
+    assert set(survey(out).damaged) == {FINISHED, OTHER}
+    report = read_report(out)
+    assert [run["run_id"] for run in report.runs] == [UNDER_WAY]
+    assert set(report.damaged) == {FINISHED, OTHER}
+    assert go_on(study, out) == undisturbed
+    assert sorted(path.name for path in (out / "damaged").iterdir()) == [f"{FINISHED}.0", f"{OTHER}.0"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("improvements", [[1000000000, 1.0]], "improvements at ascending calls"),
+        ("budget", -1, "budget"),
+        ("best", 1e300, "best"),
+    ],
+)
+def test_what_no_run_can_have_found_is_named_and_left_out_of_the_report(
+    out: Path, key: str, value: object, what: str
+) -> None:
+    path = out / "runs" / FINISHED / "summary.json"
+    fields = json.loads(path.read_text())
+    del fields["sha256"]
+    write_record(path, {**fields, key: value})
+    report = read_report(out)
+    assert list(report.damaged) == [FINISHED]
+    assert what in report.damaged[FINISHED]
+    assert not report.complete
+
+
+def test_verify_names_a_checkpoint_that_was_altered(out: Path) -> None:
+    flip(out / "runs" / UNDER_WAY / "checkpoint.bin")
+    assert "checkpoint.bin is damaged: its digest is not that of its content" in verify(out).damaged[UNDER_WAY]

@@ -1,0 +1,259 @@
+"""Nothing that a handed folder says is imported or run: commands on forged folders, under an audit hook.
+
+The hook sees every import, every execution of code, every process and every connection of the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysearch import app
+from raysearch.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
+from raysearch.damage import set_aside_damaged
+from raysearch.export.source import RECOMMENDATION_FILE, TUNED_FILE
+from raysearch.records import RunSpec
+from raysearch.results import read_spec
+from raysearch.run import SearchRun
+from raysearch.study import StudyFile, check_study, load_study, run_dir, write_study
+from tests.conftest import CHECKOUT
+from tests.raysearch.forging import forge, places, resealed
+
+ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "12"))
+CODE = "open('ran', 'w').close()\n\ndef f(*_):\n    open('ran', 'w').close()\n\nclass F: pass\n"
+PROGRAM = """
+import io, json, os, sys, sysconfig
+
+own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *json.loads(sys.argv[2]))]
+inside = tuple(path + os.sep for path in own)
+seen = []
+
+def hook(event, args):
+    if event == "exec":
+        name = getattr(args[0], "co_filename", "")
+        generated = name.startswith("<") or not os.path.isabs(name)  # by dataclasses, NumPy's and others' own templates
+        if not generated and not os.path.realpath(name).startswith(inside):
+            seen.append(f"exec {name}")
+    elif event == "import" and args[1] and not os.path.realpath(args[1]).startswith(inside):
+        seen.append(f"import {args[1]}")
+    elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pty.spawn"):
+        seen.append(f"{event} {args[0]!r}")
+    elif event in ("socket.connect", "socket.bind", "socket.sendto", "pickle.find_class", "ctypes.dlopen"):
+        seen.append(f"{event} {args!r}"[:200])
+
+import matplotlib.font_manager  # which may look for fonts by a command, once on a machine
+import pyarrow.parquet, pandas  # whose libraries load others of theirs
+from raysearch import app
+
+sys.addaudithook(hook)
+for words in json.load(open(sys.argv[1])):
+    sys.argv = ["raysearch", *words]
+    sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+    before = len(seen)
+    try:
+        code = app.run()
+    except BaseException as error:
+        code = f"{type(error).__name__}: {error}"
+    said = sys.stderr.getvalue() + sys.stdout.getvalue()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    told = {"words": words, "code": code, "seen": seen[before:], "traceback": "Traceback" in said, "said": said[-2000:]}
+    print(json.dumps(told), flush=True)
+"""
+
+
+def under_audit(commands: list[list[str]], cwd: Path) -> list[dict[str, Any]]:
+    """What each command did, run one after the other in a process of its own; forged modules lie where it looks."""
+    (cwd / "commands.json").write_text(json.dumps(commands))
+    packages = json.dumps([str(CHECKOUT / name) for name in ("sim", "envs", "raysearch")])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM, "commands.json", packages],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(told) == len(commands), done.stderr[-2000:]
+    return told
+
+
+@pytest.fixture(scope="module")
+def handed(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with folders of every command, and code that nobody named on a command line."""
+    top = tmp_path_factory.mktemp("handed")
+    (top / "evil.py").write_text(CODE)
+    (top / "handed").mkdir()
+    (top / "handed" / "evil.py").write_text(CODE)
+    text = tiny_workload.read_text()
+    (top / "w.toml").write_text(text)
+    declared = 'declared_choices = "handed.evil:f"\nspace = "extended"\n' + text
+    (top / "handed" / "w.toml").write_text(declared)
+    run = SearchRun(RunSpec(str(top / "w.toml"), "random", seed=0, budget=4), top / "search")
+    run.advance(4)
+    run.finish()
+    half = SearchRun(RunSpec(str(top / "w.toml"), "annealing", seed=0, budget=20), top / "half")
+    half.advance(4)
+    half.save()
+    half.close()
+    (top / "s.toml").write_text(
+        'name = "s"\nworkloads = ["w.toml"]\nsearchers = ["random"]\nseeds = [0, 1]\nbudget = 4\n'
+    )
+    study = load_study(top / "s.toml")
+    write_study(study, dict.fromkeys(study.workloads), top / "study")
+    for run_id, spec in study.specs().items():
+        run = SearchRun(spec, run_dir(top / "study", run_id))
+        run.advance(4)
+        run.finish()
+    strategy = {"tp": 2, "ep": 1, "pp": 1, "batch": 8, "dims": [0, 1, 1, 0, 0, 0, 1, 1, 0, 0]}
+    options = {"model": "qwen3_32b", "isl": 400, "osl": 50, "engine": "vllm", "phase": "serve", "max_gpus": 8}
+    answer = {"options": options, "best": {"strategy": strategy}, "alternatives": [], "feasible": True}
+    for name in (RECOMMENDATION_FILE, TUNED_FILE):
+        (top / name).write_text(json.dumps(resealed(answer)))
+    return top
+
+
+HOSTILE = ["handed/w.toml", "evil:f", "handed.evil:f", "evil", "handed/evil.py", "$(touch ran)", "../handed/w.toml"]
+NAMED = {
+    "search/run.json": "search",
+    "search/summary.json": "search",
+    "half/run.json": "half",
+    "study/study.json": "study",
+    "study/runs/tiny-random-s0/run.json": "study",
+    RECOMMENDATION_FILE: RECOMMENDATION_FILE,
+    TUNED_FILE: TUNED_FILE,
+}
+
+
+def commands_on(folder: str) -> list[list[str]]:
+    if folder.endswith(".json"):
+        return [["export", folder], ["export", folder, "--to", "sglang", "--json"]]
+    told = [["status", folder], ["report", folder], ["verify", folder], ["export", folder, "--json"]]
+    if folder.endswith("half"):
+        given = ["-w", "w.toml", "-s", "annealing", "--budget", "20", "--out", folder, "--resume"]
+        return [*told, ["search", *given]]
+    return told
+
+
+@pytest.mark.slow
+def test_no_forged_folder_has_anything_imported_or_run(handed: Path, tmp_path: Path) -> None:
+    top = Path(shutil.copytree(handed, tmp_path / "top", symlinks=True))
+    rng, commands = random.Random(0), []
+    for number in range(len(NAMED) + ROUNDS):
+        name = list(NAMED)[number % len(NAMED)]
+        base = NAMED[name]
+        place = top / str(number)
+        if base.endswith(".json"):
+            place.mkdir()
+            shutil.copy(top / base, place / base)
+            path, told = place / base, f"{number}/{base}"
+        else:
+            shutil.copytree(top / base, place / base)
+            path, told = place / name, f"{number}/{base}"
+        fields = json.loads(path.read_text())
+        texts = [at for at in places(fields) if isinstance(_at(fields, at), str | None) and at != ("sha256",)]
+        for at in rng.sample(texts, min(len(texts), rng.choice([1, 1, 3]))):
+            forge(path, at, rng.choice(HOSTILE))
+        commands += commands_on(told)
+        if name == "study/study.json":  # all runs are finished, so that no Ray is started
+            commands.append(["study", "s.toml", "--out", told, "--resume"])
+    for told in under_audit(commands, top):
+        assert not told["seen"], told
+        assert not told["traceback"], told
+        assert told["code"] in (0, 1, 2, 3), told
+    assert not list(top.rglob("ran"))
+
+
+def _at(value: Any, at: tuple[str | int, ...]) -> Any:
+    for key in at:
+        value = value[key]
+    return value
+
+
+@pytest.mark.slow
+def test_a_record_whose_workload_names_code_is_reported_without_it(handed: Path, tmp_path: Path) -> None:
+    top = Path(shutil.copytree(handed, tmp_path / "top"))
+    forge(top / "search" / "run.json", ("spec", "workload"), "handed/w.toml")
+    forge(top / RECOMMENDATION_FILE, ("options",), {"workload": "handed/w.toml"})
+    forge(top / TUNED_FILE, ("options",), {"workload": "handed/w.toml"})
+    commands = [*commands_on("search"), ["export", RECOMMENDATION_FILE], ["export", TUNED_FILE]]
+    told = under_audit(commands, top)
+    assert [each["code"] for each in told] == [0, 0, 0, 2, 2, 2]
+    assert not [each["seen"] for each in told if each["seen"]]
+    for each in (told[1], *told[3:]):
+        assert "choices of ops that handed.evil:f declares, and code is run only where you name it" in each["said"]
+    assert not list(top.rglob("ran"))
+
+
+@pytest.mark.slow
+def test_the_hook_sees_what_a_user_names(handed: Path, tmp_path: Path) -> None:
+    top = Path(shutil.copytree(handed, tmp_path / "top"))
+    (told,) = under_audit([["evaluate", "-w", "handed/w.toml", "--tp", "1", "--batch", "1"]], top)
+    assert told["seen"] == [f"exec {top / 'handed' / 'evil.py'}"]
+    assert (top / "ran").exists()
+
+
+def test_a_study_of_checkpoints_that_were_exchanged_is_made_again(tmp_path: Path) -> None:
+    workload = tmp_path / "w.toml"
+    shutil.copy(CHECKOUT / "configs/workloads/gpt_moe_1_2t_16k.toml", workload)
+    study = check_study(
+        StudyFile(name="s", workloads=(str(workload),), searchers=("random",), seeds=(0, 1, 2), budget=9)
+    )
+    out = tmp_path / "out"
+    write_study(study, dict.fromkeys(study.workloads), out)
+    folders = [run_dir(out, run_id) for run_id in study.specs()]
+    for folder, spec in zip(folders, study.specs().values(), strict=True):
+        run = SearchRun(spec, folder)
+        run.advance(5)
+        run.save()
+        run.close()
+    first, second = (read_checkpoint(folder) for folder in folders[:2])
+    assert first
+    assert second
+    write_checkpoint(folders[0], second)
+    write_checkpoint(folders[1], first)
+    wrong = set_aside_damaged(out)
+    assert list(wrong) == [folder.name for folder in folders[:2]]
+    assert all(f"{CHECKPOINT_FILE} is damaged: it is of another run" in what for what in wrong.values())
+    assert (out / "damaged" / f"{folders[0].name}.0" / CHECKPOINT_FILE).is_file()
+    assert (folders[2] / CHECKPOINT_FILE).is_file()
+
+
+def test_other_code_than_a_run_was_begun_with_is_gone_on_with_only_by_leave(
+    tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def f(workload, strategy): ...\n")
+    run = SearchRun(RunSpec(str(tiny_workload), "random", seed=0, budget=4), tmp_path / "out")
+    run.advance(2)
+    run.save()
+    run.close()
+    assert read_spec(tmp_path / "out", run.run_id)["simulator"] is None
+    forge(tmp_path / "out" / "run.json", ("code",), {"own:f": "0" * 16})
+    words = [
+        "raysearch",
+        "search",
+        "-w",
+        str(tiny_workload),
+        "-s",
+        "random",
+        "--budget",
+        "4",
+        "--out",
+        "out",
+        "--resume",
+    ]
+    monkeypatch.setattr(sys, "argv", words)
+    assert app.run() == 2
+    assert "the code of own:f is not that with which out/run.json was begun" in capsys.readouterr().err
+    assert "own" not in sys.modules
+    monkeypatch.setattr(sys, "argv", [*words, "--trust-code"])
+    assert app.run() == 0
