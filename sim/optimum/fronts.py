@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from sim.layers.ops import Layer, Tensor
 from sim.ops.rank import OpCost, Rank
-from sim.step.costs import moves, op_cost
+from sim.step.costs import moves
+from sim.step.layer import layer_sum
 from sim.step.two_meshes import sides
 from sim.strategy import MOST_CHOICES
 
@@ -86,11 +87,11 @@ class Side:
 
     @staticmethod
     def _costs(rank: Rank, choices: Mapping[str, Sequence[int]]) -> dict[str, dict[int, OpCost]]:
-        ops = rank.layer.op_by_name
+        alone = sides(rank, rank)
         return {
-            name: {choice: op_cost(rank, ops[name], choice) for choice in table}
-            for name, table in choices.items()
-            if name in ops
+            addend.name: {choice: addend.price(alone, (choice,)) for choice in choices[addend.name]}
+            for addend in layer_sum(rank.layer).costs
+            if addend.name in choices
         }
 
     @cached_property
@@ -226,17 +227,18 @@ class _Grid:
 
 def _inner_moves_s(rank: Rank, choices: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[tuple[str, ...], Floats]]:
     """Seconds of the tensors that stay on the side, by the choices at their ends, but for the stream between layers."""
-    within = sides(rank, rank)
-    for tensor in rank.layer.tensors:
-        if tensor is not rank.layer.stream and set(tensor.ends) <= set(choices):
-            tables = tuple(choices[name] for name in tensor.ends)
-            if within.within_a_group(tensor):
+    alone = sides(rank, rank)
+    for addend in layer_sum(rank.layer).moves:
+        tensor = rank.layer.tensor(addend.name)
+        if tensor is not rank.layer.stream and set(addend.ops) <= set(choices):
+            tables = tuple(choices[name] for name in addend.ops)
+            if alone.within_a_group(tensor):
                 examples, which = _alike(rank.layer, tensor, tables)
             else:
                 examples = tuple(itertools.product(*tables))
                 which = np.arange(len(examples))
-            seconds = np.array([sum(within.moves_s(tensor, ends)) for ends in examples])
-            yield tensor.ends, seconds[which].reshape([len(table) for table in tables])
+            seconds = np.array([sum(addend.price(alone, ends)) for ends in examples])
+            yield addend.ops, seconds[which].reshape([len(table) for table in tables])
 
 
 @lru_cache(maxsize=1024)

@@ -21,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.evaluation import Evaluation
-from sim.layers.ops import Tensor
 from sim.ops.rank import Rank
 from sim.optimum.spaces import Space, space_of
 from sim.serving.phases import batching, most_sequences, phase_of
 from sim.simulate import ROUNDING, degree_violations, evaluate
-from sim.step.costs import move_s, moves, op_cost, rank_of
+from sim.step.costs import rank_of
+from sim.step.layer import Addend, layer_sum
 from sim.step.pipeline import Stage, pipeline
 from sim.step.stage import at_ends_s, base_of, end_seconds, room, stage_bytes, working_bytes
-from sim.step.two_meshes import sides
+from sim.step.two_meshes import Sides, sides
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
 
@@ -148,8 +148,9 @@ class _Tables:
     """
 
     def __init__(self, rank: Rank, space: Space) -> None:
-        self.tensors = {tensor.name: tensor.ends for tensor in rank.layer.tensors}
-        costs = {op.name: [op_cost(rank, op, choice) for choice in CHOICES] for op in rank.layer.ops}
+        layer, alone = layer_sum(rank.layer), sides(rank, rank)
+        self.tensors = {addend.name: addend.ops for addend in layer.moves}
+        costs = {addend.name: [addend.price(alone, (choice,)) for choice in CHOICES] for addend in layer.costs}
         self.time_s = {name: np.array([c.time_s for c in row]) for name, row in costs.items()}
         self.weight_bytes = {name: np.array([c.weight_bytes for c in row]) for name, row in costs.items()}
         self.kv_bytes = {name: np.array([c.kv_bytes for c in row]) for name, row in costs.items()}
@@ -158,14 +159,12 @@ class _Tables:
             name: [choice for choice in space.choices[name] if row[choice].broken is None]
             for name, row in costs.items()
         }
-        self.move_s = {tensor.name: _move_table(rank, tensor) for tensor in rank.layer.tensors}
+        self.move_s = {addend.name: _move_table(addend, alone) for addend in layer.moves}
 
 
-def _move_table(rank: Rank, tensor: Tensor) -> Floats:
-    table = np.zeros((len(CHOICES),) * (1 + len(tensor.consumers)))
-    for choices in itertools.product(CHOICES, repeat=table.ndim):
-        table[choices] = sum([move_s(rank, move) for move in moves(rank.layer, tensor, choices)])
-    return table
+def _move_table(addend: Addend, alone: Sides) -> Floats:
+    seconds = [sum(addend.price(alone, ends)) for ends in itertools.product(CHOICES, repeat=len(addend.ops))]
+    return np.array(seconds).reshape([len(CHOICES)] * len(addend.ops))
 
 
 class _Segment:

@@ -70,12 +70,8 @@ def explain(
                 work = op_work(rank, op, chosen[op.name])
                 kernels = [price(rank, kernel) for kernel in work.kernels]
                 ops.append(_breakdown(rank, op, chosen, work, kernels, incoming[op.name]))
-                for kernel in kernels:
-                    priced = Priced(kernel.total_s, kernel.error, kernel.interval, kernel.extrapolated)
-                    parts.append(_counted(priced, share))
-                parts += [_counted(_priced(collective), share) for collective in work.collectives]
-            for collectives in incoming.values():
-                parts += [_counted(_priced(collective), share) for collective in collectives]
+                parts += [_part(each, share) for each in (*kernels, *work.collectives)]
+            parts += [_part(collective, share) for collectives in incoming.values() for collective in collectives]
         parts += _draft_parts(end_of(stack), workload.model.layers)
         explained.append(tuple(ops))
     trust = trust_of(workload.hardware, parts)
@@ -100,20 +96,15 @@ def _draft_parts(end: Sides, layers: int) -> list[Priced]:
             for op in sides.experts.layer.ops:
                 rank = sides.rank_by_op[op.name]
                 work = op_work(rank, op, chosen[op.name])
-                for kernel in (price(rank, each) for each in work.kernels):
-                    priced = Priced(kernel.total_s, kernel.error, kernel.interval, kernel.extrapolated)
-                    parts.append(_counted(priced, share))
-                parts += [_counted(_priced(collective), share) for collective in work.collectives]
+                parts += [_part(price(rank, kernel), share) for kernel in work.kernels]
+                parts += [_part(collective, share) for collective in work.collectives]
     return parts
 
 
-def _priced(collective: Collective) -> Priced:
-    return Priced(collective.time_s, collective.error, collective.interval, collective.extrapolated)
-
-
-def _counted(priced: Priced, share: float) -> Priced:
-    """A part that a share of the layers has."""
-    return priced if share == 1 else priced._replace(time_s=share * priced.time_s)
+def _part(found: KernelTime | Collective, share: float) -> Priced:
+    """A kernel or a collective that a share of the layers has."""
+    time_s = found.total_s if isinstance(found, KernelTime) else found.time_s
+    return Priced(share * time_s, found.error, found.interval, found.extrapolated)
 
 
 def _incoming_collectives(sides: Sides, choices: Mapping[str, int]) -> dict[str, list[Collective]]:

@@ -42,7 +42,7 @@ class Addend(NamedTuple):
 
     name: str
     ops: tuple[str, ...]
-    price: Callable[[Sides, Choices], tuple[Any, ...]]
+    price: Callable[[Sides, Choices], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
