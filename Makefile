@@ -19,7 +19,7 @@ help:
 	@echo "make search        set up .venv and run the quickstart study"
 	@echo "make test          set up .venv with the development tools; lint, type-check and test"
 	@echo "make test-cluster  test on several hosts; needs root, sshd, rsync and iproute2"
-	@echo "make fuzz          damage files, options and names at random, N=2000 times each, and stop studies at 30 moments"
+	@echo "make fuzz          damage files, options and names at random, N=2000 times each, stop studies at 30 moments and each of their processes"
 	@echo "make setup         set up .venv"
 	@echo "make hashes        renew requirements*.txt after a change of constraints.txt; needs uv"
 	@echo "make clean         remove .venv and build products (results/ stays)"
@@ -34,7 +34,7 @@ test-cluster: setup-dev
 
 fuzz: setup-dev
 	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py tests/raysearch/test_readers.py tests/raysearch/test_trust.py tests/raysearch/export/test_render.py tests/sim/config/test_hostile_configurations.py
-	RAYSEARCH_FUZZ=1 $(BIN)/pytest tests/raysearch/test_supervision.py -k any_moment
+	RAYSEARCH_FUZZ=1 $(BIN)/pytest tests/raysearch/test_supervision.py -k 'any_moment or chaos'
 
 check:
 	$(BIN)/ruff check .

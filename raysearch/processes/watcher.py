@@ -36,8 +36,8 @@ MOST_STARTS = 4
 """[assumed] A Ray that died as often dies for a reason that stays."""
 BEAT_S = 2.0
 """[assumed] Between two beats of a child."""
-SILENT_S = 40.0
-"""[assumed] A child without a beat for so long is stopped or hangs; imports and solvers hold Python for seconds.
+SILENT_S = 50.0
+"""[assumed] A child without a beat for so long is stopped or hangs; loading a large library holds Python for long.
 Counted in looks, not by a clock: whoever pauses all of us, by Ctrl-Z or a scheduler, lets no time pass."""
 _LOOK_S = 0.05
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

@@ -26,7 +26,7 @@ from tests.raysearch.simulators.boxes import LOG, gate
 BOXES = "tests.raysearch.simulators.boxes:"
 SEARCHERS = ["annealing", "random"]
 BUDGET = 60
-LONGEST_S = 150
+LONGEST_S = 400
 """Any wait; far above what the busiest machine takes."""
 
 
