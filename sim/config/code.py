@@ -11,6 +11,13 @@ import hashlib
 import importlib
 import sys
 from enum import Enum
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+)
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +47,9 @@ NO_SOURCE = "none"
 """In place of a digest where a module has no file."""
 
 
+_LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE_SUFFIXES))
+
+
 def source_digests(*names: str | None) -> dict[str, str]:
     """The digest of the module's file of each "module:function", found but not run; what is none such is left out.
 
@@ -59,14 +69,12 @@ def _source_digest(name: str) -> str:
 
 def _source_of(module: str) -> Path | None:
     """The file that importing a module would run last: of a package its `__init__.py`."""
-    folders: list[str] | None = None
-    here = str(Path.cwd())
-    spec = None
-    for name in accumulate(module.split("."), "{}.{}".format):
-        searched = (folders,) if folders is not None else (None, [here])
-        finds = (finder.find_spec(name, path) for path in searched for finder in sys.meta_path)
-        spec = next((found for found in finds if found), None)
-        if spec is None:
-            return None
-        folders = list(spec.submodule_search_locations or ())
+    first, *rest = accumulate(module.split("."), "{}.{}".format)
+    finds = (finder.find_spec(first, path) for path in (None, [str(Path.cwd())]) for finder in sys.meta_path)
+    spec = next((found for found in finds if found), None)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    for name in rest:  # not by Python's own search, which asks a namespace package's parent that was never imported
+        specs = [found for folder in folders if (found := FileFinder(folder, *_LOADERS).find_spec(name))]
+        spec = next((found for found in specs if found.loader), None)
+        folders = [folder for found in ([spec] if spec else specs) for folder in found.submodule_search_locations or ()]
     return Path(spec.origin) if spec and spec.origin and spec.has_location else None
