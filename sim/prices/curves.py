@@ -99,7 +99,7 @@ class ExpertActivation(NamedTuple):
 Shape = Gemm | GroupedGemm | DecodeAttention | PrefillAttention | LatentDecode | Routing | Permute | ExpertActivation
 
 
-MEMOISED = 1 << 16
+MEMOISED = 1 << 15
 """Prices of a kind that are kept: strategies share most, as degrees and batches come from short tables."""
 _KINDS = {"all_to_all": "alltoall"}
 LOW_LATENCY_TOKENS = 1024

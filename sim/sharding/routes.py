@@ -284,7 +284,7 @@ def _step(axis: int, source: Placement, target: Placement, after: Layout, proble
     return Step(axis, collective, source, target, after, sent_bytes, span)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=1 << 14)
 def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...], degree: int) -> float:
     """Bytes that the busiest rank sends over the bytes of the tensor, when one shard is turned into another.
 
@@ -314,12 +314,12 @@ def _fits(layout: Layout, problem: _Problem) -> bool:
     return True
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=1 << 14)
 def largest_shape(layout: Layout, degrees: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     """`local_shape`, memoised: routes ask for the same few again and again."""
     return local_shape(shape, layout, degrees)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=1 << 14)
 def _piece_shapes(layout: Layout, degrees: tuple[int, ...], shape: tuple[int, ...]) -> frozenset[tuple[int, ...]]:
     return local_shapes(shape, layout, degrees)

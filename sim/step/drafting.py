@@ -106,7 +106,7 @@ def _draft(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -
     return Draft(time_s, weight_bytes, kv_bytes)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def _passes(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -> tuple[Pass, ...]:
     """The first over what the step computes, the others over one token of each sequence."""
     speculation, own = workload.speculation, _with_draft(workload)

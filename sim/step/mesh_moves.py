@@ -41,7 +41,7 @@ def axes_of(**degrees: int) -> tuple[Axis, ...]:
     return tuple(Axis(name, n, math.prod(sizes[index + 1 :])) for index, (name, n) in enumerate(degrees.items()))
 
 
-@lru_cache(maxsize=1 << 17)
+@lru_cache(maxsize=1 << 14)
 def mesh_collectives(
     hardware: Hardware,
     axes: tuple[Axis, ...],

@@ -253,7 +253,7 @@ def sides_of_strategy(workload: Workload, load: Load, strategy: Strategy) -> tup
     return sides_of(workload, load, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def meeting(left: Sides, right: Sides) -> Meeting:
     """The way of the residual stream from a layer of one group to a layer of another."""
     leaving, taking = left.experts.layer.stream, right.experts.layer.stream
