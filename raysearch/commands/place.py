@@ -22,8 +22,8 @@ def place(
         float | None,
         typer.Option(min=0.05, max=20.0, help="Burstiness of all models; 1 is Poisson.", show_default="the file's"),
     ] = None,
-    requests: Annotated[int, typer.Option(min=100, help="Requests of a simulated run.")] = 1000,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs behind each figure.")] = 10,
+    requests: Annotated[int, typer.Option(min=100, max=1_000_000, help="Requests of a simulated run.")] = 1000,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Runs behind each figure.")] = 10,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder for placement.json, curves.csv and curves.png.", callback=at_home),
