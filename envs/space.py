@@ -44,6 +44,11 @@ class StrategySpace:
 
     def __init__(self, workload: Workload, *, fixed_dims: tuple[int, ...] | None = None) -> None:
         space = space_of(workload)
+        if space.ends:
+            raise ValueError(
+                f"{workload.name}: the generated space is solved exactly (raysearch optimum), not searched; search "
+                "'extended', which has all of it but the choices at the ends of the model"
+            )
         everything = space.coordinates
         self.coordinates: tuple[Coordinate, ...] = (
             everything if fixed_dims is None else tuple(each for each in everything if each.name in _DEGREES)

@@ -43,8 +43,15 @@ class _File(BaseModel):
 
 
 def write_certificate(path: Path, workload: Workload, best: Evaluation | None, progress: Progress | None = None) -> int:
-    """Proves the best of a workload's space and writes the proof; of how many ranges of batches it is made."""
-    proof = certify(space_of(workload), best, progress)
+    """Proves the best of a workload's space and writes the proof; of how many ranges of batches it is made.
+
+    Raises:
+        InputError: It has choices at the ends of the model.
+    """
+    space = space_of(workload)
+    if space.ends:
+        raise InputError("no certificate of the space 'generated': leave out --certificate, or take --space extended")
+    proof = certify(space, best, progress)
     head = {
         "workload": workload.name,
         "config_hash": workload.config_hash,

@@ -142,7 +142,7 @@ def anchored(kind: Kind, name_or_path: str, *, beside: Path | None = None) -> st
 
 
 def strategy_dict(strategy: Strategy) -> dict[str, Any]:
-    """A strategy as it stands in JSON: tp, ep, pp, batch, the list dims; beyond the paper's space also cp and dp."""
+    """A strategy as it stands in JSON: tp, ep, pp, batch, the list dims; beyond the paper's space also cp, dp, ends."""
     fields: dict[str, Any] = {
         "tp": strategy.tp,
         "ep": strategy.ep,
@@ -150,13 +150,15 @@ def strategy_dict(strategy: Strategy) -> dict[str, Any]:
         "batch": strategy.batch,
         "dims": list(strategy.dims),
     }
-    return fields | ({"cp": strategy.cp, "dp": strategy.attention_dp} if strategy.extended else {})
+    own = {"cp": strategy.cp, "dp": strategy.attention_dp} if strategy.extended else {}
+    return fields | own | ({"ends": list(strategy.ends)} if strategy.ends else {})
 
 
 def degrees_text(strategy: Strategy) -> str:
     """Degrees and batch in words, and the layout's name if it has one."""
     layout = layout_of(strategy)
     rest = f"pp {strategy.pp}, batch {strategy.batch}" + (f" ({layout})" if layout else "")
+    rest += f", ends {','.join(map(str, strategy.ends))}" if strategy.ends else ""
     if not strategy.extended:
         return f"tp {strategy.tp}, ep {strategy.ep}, {rest}"
     attention = f"attention tp {strategy.tp}, cp {strategy.cp}, dp {strategy.attention_dp}"
@@ -165,4 +167,4 @@ def degrees_text(strategy: Strategy) -> str:
 
 def as_strategy(fields: Mapping[str, Any]) -> Strategy:
     """A strategy from its JSON form."""
-    return Strategy(**{**fields, "dims": tuple(fields["dims"])})
+    return Strategy(**{**fields, "dims": tuple(fields["dims"]), "ends": tuple(fields.get("ends", ()))})

@@ -1,7 +1,7 @@
 """Named strategy spaces of a workload, and the exact best of each, kept on disk beside the yardsticks.
 
 >>> list(SPACES)
-['megatron', 'megatron-sp', 'paper', 'joint', '+context', '+degrees', '+tokens', '+gathered', 'extended']
+['megatron', 'megatron-sp', 'paper', 'joint', '+context', '+degrees', '+tokens', '+gathered', 'extended', 'generated']
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sim.optimum.spaces import (
     Space,
     engine_space,
     extended_space,
+    generated_space,
     heuristic_space,
     joint_space,
     paper_space,
@@ -42,8 +43,10 @@ SPACES: Mapping[str, Callable[[Workload], Space]] = {
     "joint": joint_space,
     **{f"+{extension}": partial(_widened, extension) for extension in EXTENSIONS},
     "extended": extended_space,
+    "generated": generated_space,
 }
-"""Heuristics at all degrees, the paper's space, the joint one, that with each extension alone, and with all of them."""
+"""Heuristics at all degrees, the paper's space, the joint one, that with each extension alone, with all of them, and
+with choices at the ends of the model besides."""
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,8 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
     columns = strategies if isinstance(strategies, Strategies) else _columns(workload, strategies)
     terms = _terms(workload, tuple(dim.choices for dim in dims_of(workload)))
     terms.check(columns)
-    if len(columns) < FEW:
+    own_ends = strategies is not columns and any(each.ends for each in strategies)
+    if len(columns) < FEW or own_ends:
         one_by_one = zip(*(_figures(evaluate(workload, each)) for each in strategies), strict=True)
         return Evaluations(workload, strategies, *map(np.array, one_by_one))
     blocks = [terms.figures(columns[start : start + terms.block]) for start in range(0, len(columns), terms.block)]
@@ -487,7 +488,11 @@ class _Terms:
         rows = self._meshes.rows([key[:5] for key in keys], self._begin_mesh)
         pipelines = self._pipelines.rows(keys, self._begin_pipeline)
         about = self._about[rows].T
-        pace, (tokens, most), base = Pace(*about[: len(_PACE)]), about[len(_PACE) : -5], Base(*about[-5:])
+        pace, (tokens, most), base = (
+            Pace(*about[: len(_PACE)]),
+            about[len(_PACE) : -len(Base._fields)],
+            Base(*about[-len(Base._fields) :]),
+        )
         costs = [table.figures(rows, places) for table in self._costs]
         moves = [table.figures(rows, places) for table in self._moves]
         met, ends = self._meetings.figures(rows, places), self._ends.figures(pipelines, places)[0]

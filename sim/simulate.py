@@ -17,7 +17,7 @@ from sim.step.layer import GroupSum, group_sums
 from sim.step.stage import Step, needed_and_allowed_bytes, price_step
 from sim.step.two_meshes import Sides, sides_of_strategy
 from sim.strategy import Strategy
-from sim.workload import Workload
+from sim.workload import Workload, with_ends
 
 ROUNDING = 1e-9
 """Relative excess of a latency over its SLO that is put down to the order in which seconds were added up."""
@@ -42,6 +42,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     >>> evaluation.gpus, evaluation.feasible
     (256, True)
     """
+    workload = with_ends(workload, strategy.ends)
     state = steady_state(workload, strategy)
     tpot_s = state.batching.tpot_s(state.decode_s, state.mixed_s)
     ttft_s = state.batching.ttft_s(state.decode_s, state.mixed_s)

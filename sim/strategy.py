@@ -13,11 +13,16 @@ CHOICES: tuple[Choice, ...] = (0, 1, 2)
 TOKENS, GATHERED_TOKENS, GATHERED = 3, 4, 5
 """Choices of the extended space that GEMMs alone have: sharded over tokens with the whole weight on every GPU; the
 same with weights that are sharded at rest and gathered at use; replicated, with weights gathered at use."""
-GEMM_CHOICES: tuple[int, ...] = (*CHOICES, TOKENS, GATHERED_TOKENS, GATHERED)
 FIRST_DECLARED = 6
 """Numbers from here on belong to choices that users declare: see `sim.layers.choices.declare_choice`."""
 MOST_CHOICES = 16
 """All numbers lie below. [assumed] ten declared choices of one op are plenty."""
+
+
+END_OPS: tuple[str, ...] = ("embedding", "lm_head", "sampling")
+"""The fused ops at both ends of the model, in the order of `Strategy.ends`."""
+ENGINES_ENDS: tuple[int, ...] = (0, 1, 1)
+"""All three sharded over the vocabulary, as vLLM, SGLang, TensorRT-LLM and Megatron-LM do; `()` stands for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +37,10 @@ class Strategy:
         dims: One `Choice` per fused op of the model, or of each of its groups of layers: see `sim.layers.dims.dims_of`.
         cp: Degree over which the context is cut, and with it each sequence's KV cache.
         dp: Degree over which attention is data-parallel; None for the paper's meaning, that of ep.
+        ends: One choice per op at the ends of the model, see `END_OPS`; empty for `ENGINES_ENDS`. Beyond the generated
+            space nobody chooses.
 
-    The last two span the extended space: attention lies on a mesh (dp, tp, cp) and the experts on one
+    cp and dp span the extended space: attention lies on a mesh (dp, tp, cp) and the experts on one
     (ep, moe_tp) of the same GPUs, so `moe_tp` follows.
     """
 
@@ -44,6 +51,7 @@ class Strategy:
     dims: tuple[int, ...]
     cp: int = 1
     dp: int | None = None
+    ends: tuple[int, ...] = ()
 
     @property
     def attention_dp(self) -> int:

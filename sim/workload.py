@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
 from sim.prices.engine import Engine
 from sim.prices.hardware import Hardware
+from sim.strategy import ENGINES_ENDS
 
 PhaseName = str
 """What a deployment does: "decode", "serve", "prefill", or a registered one: see `sim.serving.phases`."""
@@ -114,6 +116,7 @@ class Workload:
         expert_exchange: See `ExpertExchange`.
         redundant_experts: Copies of experts that each layer holds besides, for balance (EPLB).
         speculation: Speculative decoding, or None for one token per step and sequence.
+        ends: How the ends of the model lie: see `sim.strategy.Strategy.ends`.
         declarations: "module:function" that declared choices of ops for the extended space; None: no file named any.
     """
 
@@ -142,6 +145,7 @@ class Workload:
     declarations: str | None = None
     speculation: Speculation | None = None
     redundant_experts: int = 0
+    ends: tuple[int, ...] = ENGINES_ENDS
 
     @property
     def queries(self) -> int:
@@ -167,3 +171,9 @@ class Workload:
     def hbm_limit_bytes(self) -> float:
         """Most memory of a GPU that is accepted: its HBM less the margin."""
         return self.hardware.hbm_bytes * (1 - self.margin)
+
+
+@lru_cache(maxsize=1024)
+def with_ends(workload: Workload, ends: tuple[int, ...]) -> Workload:
+    """The workload where the ends of the model lie so; itself where they lie as engines lay them."""
+    return workload if ends in ((), workload.ends) else replace(workload, ends=ends)

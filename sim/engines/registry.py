@@ -24,7 +24,7 @@ from sim.workload import Workload
 GROUP = "raysearch.engines"
 SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
 _ENGINES: dict[str, EngineRules] = {each.name: each for each in (VLLM, SGLANG, TRTLLM, MEGATRON_CORE)}
-OWN_SPACES = ("paper", "joint", "extended")
+OWN_SPACES = ("paper", "joint", "extended", "generated")
 """Spaces that are no engine's: their strategies are judged by what hardware and model allow."""
 BARE_MACHINE = "none"
 """Named in an engine's place: kernels and collectives alone, without an engine's time and memory policy."""

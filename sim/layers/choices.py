@@ -20,15 +20,12 @@ from typing import Literal
 
 from sim.layers.declared import DeclaredChoice, Work, declared_choices, keep, next_number, withdraw
 from sim.layers.ops import FusedOp, Layer, Tensor, gathers_weight
-from sim.sharding.operations import OPERATIONS
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement, Shard
 from sim.sharding.rule_check import prove
 from sim.sharding.rules import Operation, Rule, Run, label_rule, parse_rule, rules_of
 from sim.strategy import FIRST_DECLARED, NONE
 
 MatrixDim = Literal["rows", "columns", "neither"]
-LOOK_UP, LM_HEAD, GREEDY = (label_rule(OPERATIONS[name], "v") for name in ("embedding", "lm_head", "greedy"))
-"""Rules of the model's ends, the vocabulary sharded: they leave a sum's parts, columns of logits, one token for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 from sim.layers.declared import OpKey, declared_choices
 from sim.layers.model import LayerGroup
-from sim.sharding.rules import Operation
-from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, GEMM_CHOICES, NONE, TOKENS
+from sim.sharding.placement import Shard
+from sim.sharding.rules import Operation, rules_of
+from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, NONE, TOKENS
 
 Side = Literal["attention", "experts"]
 """The mesh whose group shares an op: attention's, or that of the experts or of the one feed-forward network."""
@@ -132,14 +133,14 @@ class FusedOp:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """Choices that the op has in the extended space, declared ones behind."""
-        return (*(GEMM_CHOICES if self.kind == "einsum" else CHOICES), *declared_choices(self.key))
+        """Choices that the op's proven rules allow, declared ones behind: see `choices_by_rule`."""
+        return (*choices_by_rule(self), *declared_choices(self.key))
 
     def label(self, choice: int) -> str:
         """The einsum letter that a choice shards, "" for none.
 
         >>> from sim.ops.layers import MOE_LAYER
-        >>> [MOE_LAYER.op("ffn1").label(choice) for choice in GEMM_CHOICES]
+        >>> [MOE_LAYER.op("ffn1").label(choice) for choice in MOE_LAYER.op("ffn1").choices]
         ['d', 'f', '', 'c', 'c', '']
         """
         if choice in (NONE, GATHERED):
@@ -147,9 +148,33 @@ class FusedOp:
         if choice >= FIRST_DECLARED:
             return declared_choices(self.key)[choice].label
         if choice in (TOKENS, GATHERED_TOKENS):
-            assert self.kind == "einsum"
-            return self.letters[-2]
+            return rows_of(self)
         return self.labels[choice]
+
+
+@lru_cache(maxsize=256)
+def choices_by_rule(op: FusedOp) -> tuple[int, ...]:
+    """The numbers of the registered rules that run the op in plain chunks, in the order in which rules are found.
+
+    0 and 1 shard the op's two letters, 2 nothing. Then, where its operation has such rules: 3 shards the rows, if
+    neither letter does; 4 and 5 do the same as 3 and 2 with a weight that rests in shards and is gathered at use.
+
+    Raises:
+        ValueError: No rule shards one of the op's two letters.
+    """
+    rules = rules_of(op.operation, (Shard(0),))
+    sharded = {rule.label for rule in rules}
+    if lacking := [label for label in op.labels if label not in sharded]:
+        raise ValueError(f"no rule of {op.name} shards {lacking[0]!r}; its rules shard {', '.join(sorted(sharded))}")
+    by_rows = rows_of(op) in sharded - {*op.labels, ""}
+    gathered = op.weighted and any(rule.run and not rule.label for rule in rules)
+    more = {TOKENS: by_rows, GATHERED_TOKENS: by_rows and gathered, GATHERED: gathered}
+    return (*CHOICES, *(choice for choice, proven in more.items() if proven))
+
+
+def rows_of(op: FusedOp) -> str:
+    """The letter of the rows of what an op leaves: tokens, or their copies for experts."""
+    return op.letters[-2:-1]
 
 
 def gathers_weight(choice: int) -> bool:

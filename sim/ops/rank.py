@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -139,6 +140,12 @@ class Rank:
         self._widths = _widths(workload, layer_group, layer)
         self.memo = Memo()
         self.memo_of_tokens = _memo_of_tokens(workload, layer_group, tp, cp, self.sizes.load, load.cached_tokens)
+
+    def with_workload(self, workload: Workload) -> Rank:
+        """The same GPU of a workload that differs in what no layer knows, with nothing known of its costs."""
+        found = copy.copy(self)
+        found.workload, found.memo, found.memo_of_tokens = workload, Memo(), Memo()
+        return found
 
     @property
     def attention(self) -> Attention:

@@ -16,11 +16,12 @@ this repository; it agrees with `sim.simulate.evaluate` to rounding, and with br
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ from sim.layers.dims import dims_of
 from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
 from sim.ops.rank import Rank
+from sim.optimum.endings import Ending, unbeaten_endings
 from sim.optimum.fronts import Floats, Ints, Ranks, Side
 from sim.optimum.spaces import Space
 from sim.optimum.sums import Layers, Stack, Unit, all_layers, fits, layers_apart, least_stage_s, slowest_stage_s
@@ -176,7 +178,7 @@ def _search_parts(
 ) -> tuple[_Ranking, int]:
     opened, parts = 0, space.parts()
     for at, part in enumerate(parts):
-        worked = None if known is None else known.setdefault(tuple(part.choices.items()), Worked())
+        worked = None if known is None else known.setdefault((*part.choices.items(), *part.ends.items()), Worked())
         search = _Search(part, ranking, worked)
         search.run(_share(progress, at, len(parts)))
         opened += search.opened
@@ -265,6 +267,8 @@ class _Start(NamedTuple):
         layer_s: Least seconds of a layer, each op for itself and without moves.
         weights, kv: The same of its bytes.
         possible: Whether every op has a choice that more tokens might allow.
+        endings: Choices at the ends of the model that no others beat, each with `stacks` where they lie so; the
+            space's one way, if it has no choices there.
     """
 
     units: tuple[Unit, ...]
@@ -274,6 +278,7 @@ class _Start(NamedTuple):
     weights: tuple[float, ...]
     kv: tuple[float, ...]
     possible: bool
+    endings: tuple[Ending, ...]
 
 
 class Worked:
@@ -308,6 +313,7 @@ class _Search:
         self.workload: Workload = space.workload
         self._units = units_of(space)
         self._combines = space.choices[self._end_dim()]
+        self._ends = tuple(space.ends.values())
         self._worked = Worked() if worked is None else worked
         self.ranking = ranking
         self.opened = 0
@@ -414,12 +420,14 @@ class _Search:
         if found is None:
             start = self._start(mesh, batch, or_more=True)
             least_s = [
-                _SLACK * pp * least_stage_s(stack, pp, each_s, self._combines)
-                for stack, each_s in zip(start.stacks, layer_s, strict=True)
+                _SLACK * pp * min([least_stage_s(stack, pp, each_s, self._combines) for stack in stacks])
+                for *stacks, each_s in zip(*(ending.stacks for ending in start.endings), layer_s, strict=True)
             ]
             stages_s = tuple(itertools.accumulate(least_s, max))  # with prompts a step takes no less
-            memory = memory_bytes(
-                start.stacks[-1], pp, layer_weight_bytes=start.weights, layer_kv_bytes=start.kv, peak_op_bytes=0.0
+            held = start.weights, start.kv
+            memory = min(
+                [least_memory(ending.stacks[-1], pp, *held) for ending in start.endings],
+                key=lambda each: needed_and_allowed_bytes(self.workload, each)[0],
             )
             found = known[key] = _Floor(stages_s, memory)
         return found
@@ -460,31 +468,36 @@ class _Search:
 
         layers = self._layers(mesh, batch)
         if len(start.units) == 1:
-            steps_s = self._steps_s(start, pp, layers, apart=True)
+            each_s = [self._steps_s(start, pp, layers, ending.stacks, apart=True) for ending in start.endings]
+            steps_s = functools.reduce(np.minimum, each_s)
             layers = start.units[0].crossed(
                 layers.of(
                     self._promising(steps_s, lambda step_s: self.ranking.worth_a_look(worth(step_s), degrees, gpus))
                 )
             )
-        steps_s = self._steps_s(start, pp, layers)
-        if not np.isfinite(steps_s).any():
-            return
-        winner = int(steps_s.argmin())
-        if (value := worth(float(steps_s[winner]))) > self.ranking.least(degrees):
-            dims = layers.dims(winner)
-            best = Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp)
-            self.ranking.offer(value, self.space.plain(best))
+        for ending in start.endings:
+            steps_s = self._steps_s(start, pp, layers, ending.stacks)
+            if not np.isfinite(steps_s).any():
+                continue
+            winner = int(steps_s.argmin())
+            if (value := worth(float(steps_s[winner]))) > self.ranking.least(degrees):
+                dims = layers.dims(winner)
+                best = Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp, ending.ends)
+                self.ranking.offer(value, self.space.plain(best))
 
-    def _steps_s(self, start: _Start, pp: int, layers: Layers, *, apart: bool = False) -> Floats:
+    def _steps_s(
+        self, start: _Start, pp: int, layers: Layers, stacks: Sequence[Stack], *, apart: bool = False
+    ) -> Floats:
         """[n] mean seconds of a step, infinite where a limit is broken.
 
         Args:
             start: Of the mesh and batch.
             pp: Pipeline stages.
             layers: Combinations of choices, n of them.
+            stacks: Of the start, the ends of the model as they are to lie.
             apart: Whether the ways of the residual stream are not in them; then seconds are at least those.
         """
-        state, stacks, workload = start.state, start.stacks, self.workload
+        state, workload = start.state, self.workload
         stages_s = [pp * slowest_stage_s(stack, pp, layers, kind, met=not apart) for kind, stack in enumerate(stacks)]
         decode_s, mixed_s = stages_s[0], stages_s[-1]
         allowed = fits(workload, stacks[-1], pp, layers.figures)
@@ -522,7 +535,9 @@ class _Search:
             units = self._units_on(mesh, tuple(load._replace(or_more=or_more) for load in state.loads))
             possible = all(unit.possible for unit in units)
             floors = _floors(units) if possible else ((), (), ())
-            found = known[key] = _Start(units, state, _stacks(units), *floors, possible)
+            stacks = _stacks(units)
+            endings = unbeaten_endings(stacks, self._ends, self._combines)
+            found = known[key] = _Start(units, state, stacks, *floors, possible, endings)
         return found
 
     def _units_on(self, mesh: Mesh, loads: tuple[Load, ...]) -> tuple[Unit, ...]:
@@ -578,6 +593,11 @@ class _Search:
         if key not in known:
             known[key] = Side(ranks(), dims)
         return known[key]
+
+
+def least_memory(stack: Stack, pp: int, weights: Sequence[float], kv: Sequence[float]) -> Memory:
+    """Of the fullest stage, no op's inputs and output counted."""
+    return memory_bytes(stack, pp, layer_weight_bytes=weights, layer_kv_bytes=kv, peak_op_bytes=0.0)
 
 
 def units_of(space: Space) -> tuple[tuple[tuple[int, ...], Dims, Dims], ...]:

@@ -139,9 +139,15 @@ def added_up(factors: Sequence[Factor], order: tuple[int, ...]) -> Table:
 
 
 class Bounds:
-    """Bounds of one space; an engine's is taken part by part, see `Space.parts`."""
+    """Bounds of one space; an engine's is taken part by part, see `Space.parts`.
+
+    Raises:
+        ValueError: The space has choices at the ends of the model, which no bound counts.
+    """
 
     def __init__(self, space: Space) -> None:
+        if space.ends:
+            raise ValueError("expected a space without choices at the ends of the model, such as 'extended'")
         self.space = space
         self._tables = tuple(space.choices.values())
         self._step = step_sum(space.workload)

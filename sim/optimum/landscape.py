@@ -106,10 +106,16 @@ MOST_BATCHES = 64
 
 
 def can_be_added_up(space: Space) -> bool:
-    """Whether a space has a landscape: one mesh, steps and layers of one kind, a short list of batches."""
+    """Whether a space has a landscape: one mesh, steps and layers of one kind, engines' ends, few batches."""
     workload = space.workload
-    alike = len(workload.model.groups) == 1
-    return alike and space.one_mesh and not phase_of(workload).prefills and len(space.batch) <= MOST_BATCHES
+    alike = len(workload.model.groups) == 1 and not space.ends
+    return (
+        alike
+        and not space.ends
+        and space.one_mesh
+        and not phase_of(workload).prefills
+        and len(space.batch) <= MOST_BATCHES
+    )
 
 
 class _Landscape:

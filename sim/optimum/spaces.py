@@ -28,7 +28,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,9 +37,20 @@ from sim.engines.registry import rules_of
 from sim.engines.rules import EngineRules
 from sim.layers.declared import declared_choices
 from sim.layers.dims import Dim, dims_of
-from sim.layers.ops import FusedOp
+from sim.layers.ops import FusedOp, choices_by_rule
+from sim.ops.ends import end_ops
 from sim.simulate import mesh_violations
-from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, NONE, TOKENS, Strategy
+from sim.strategy import (
+    CHOICES,
+    END_OPS,
+    ENGINES_ENDS,
+    FIRST_DECLARED,
+    GATHERED,
+    GATHERED_TOKENS,
+    NONE,
+    TOKENS,
+    Strategy,
+)
 from sim.workload import Workload
 
 EXTENSIONS = ("context", "degrees", "tokens", "gathered")
@@ -76,6 +87,7 @@ class Space:
         dp: Values of attention's data-parallel degree; empty where it is ep.
         choices: Values per entry of `Strategy.dims`, by its name: a fused op's, or with its group's before it.
         engine: Whose rules cut the product down; None for all of it.
+        ends: Values per op at the ends of the model, by name; empty where they lie as the workload has them.
     """
 
     workload: Workload
@@ -87,6 +99,7 @@ class Space:
     batch: tuple[int, ...]
     choices: Mapping[str, tuple[int, ...]]
     engine: EngineRules | None = None
+    ends: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
     def parts(self) -> tuple[Space, ...]:
         """The space as products of tables: itself, or of an engine's space one per plan of the engine."""
@@ -105,7 +118,7 @@ class Space:
         if self.engine is not None:
             stages = sum(len(part.stages(mesh)) for part in self.parts() for mesh in part.meshes())
             return stages * len(self.batch)
-        tables = (self.tp, self.cp, self.dp or (0,), self.ep, self.pp, self.batch, *self.choices.values())
+        tables = (self.tp, self.cp, self.dp or (0,), self.ep, self.pp, self.batch, *self._tables)
         return math.prod(map(len, tables))
 
     @property
@@ -124,10 +137,15 @@ class Space:
             for tp, cp, ep in itertools.product(self.tp, self.cp, self.ep)
             for dp in self.dp or (0,)
         ]
-        dims = math.prod(map(len, self.choices.values()))
-        alike = math.prod(sum(choice < FIRST_DECLARED for choice in table) for table in self.choices.values())
+        dims = math.prod(map(len, self._tables))
+        alike = math.prod(sum(choice < FIRST_DECLARED for choice in table) for table in self._tables)
         kinds = sum(dims if dims_matter(mesh) else dims - alike + min(alike, 1) for mesh in meshes)
         return kinds * len(self.pp) * len(self.batch)
+
+    @property
+    def _tables(self) -> tuple[tuple[int, ...], ...]:
+        """Of all ops."""
+        return *self.choices.values(), *self.ends.values()
 
     @property
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -138,6 +156,7 @@ class Space:
             *(Coordinate(name, values, ordered=True) for name, values in degrees.items()),
             *(Coordinate(name, values, ordered=False) for name, values in self.choices.items()),
             *(Coordinate(name, values, ordered=True) for name, values in own.items()),
+            *(Coordinate(name, values, ordered=False) for name, values in self.ends.items()),
         )
 
     @property
@@ -190,6 +209,8 @@ class Space:
         values |= {
             name: (choice, table) for choice, (name, table) in zip(strategy.dims, self.choices.items(), strict=True)
         }
+        own_ends = zip(END_OPS, strategy.ends or ENGINES_ENDS, ENGINES_ENDS, strict=True)
+        values |= {name: (choice, self.ends.get(name, (engines,))) for name, choice, engines in own_ends}
         missing = [
             f"{name} is {value}, not one of {_shortened(table)}"
             for name, (value, table) in values.items()
@@ -203,9 +224,10 @@ class Space:
 
     def sample(self, rng: np.random.Generator) -> Strategy:
         """A strategy, every one equally likely; of an engine's space one of its tables', run or not."""
-        tables = (self.tp, self.ep, self.pp, self.batch, self.cp, self.dp or (0,), *self.choices.values())
+        tables = (self.tp, self.ep, self.pp, self.batch, self.cp, self.dp or (0,), *self._tables)
         tp, ep, pp, batch, cp, dp, *dims = (table[rng.integers(len(table))] for table in tables)
-        return Strategy(tp, ep, pp, batch, tuple(dims), cp, dp or ep)
+        ops = len(self.choices)
+        return Strategy(tp, ep, pp, batch, tuple(dims[:ops]), cp, dp or ep, tuple(dims[ops:]))
 
 
 def space_of(workload: Workload) -> Space:
@@ -216,7 +238,8 @@ def space_of(workload: Workload) -> Space:
     """
     if rules := rules_of(workload):
         return engine_space(workload, rules)
-    return {"paper": paper_space, "joint": joint_space, "extended": extended_space}[workload.space](workload)
+    named = {"paper": paper_space, "joint": joint_space, "extended": extended_space, "generated": generated_space}
+    return named[workload.space](workload)
 
 
 def paper_space(workload: Workload) -> Space:
@@ -261,12 +284,24 @@ def extended_space(workload: Workload, extensions: Iterable[str] = (*EXTENSIONS,
         pp=degrees.pp,
         batch=degrees.batch,
         choices={
-            dim.name: CHOICES
-            + (more if dim.op.kind == "einsum" else ())
+            dim.name: tuple(choice for choice in choices_by_rule(dim.op) if choice in (*CHOICES, *more))
             + (_declared(dim, workload) if DECLARED in wanted else ())
             for dim in dims_of(workload)
         },
     )
+
+
+def generated_space(workload: Workload) -> Space:
+    """All that proven rules allow: the extended space, and choices for the embedding, the LM head and sampling.
+
+    Every op has the choices that `sim.layers.ops.choices_by_rule` numbers; the other spaces are subsets of them.
+
+    >>> from sim.config.catalog import load_workload
+    >>> dict(generated_space(load_workload("gpt_moe_1_2t_16k")).ends)
+    {'embedding': (0, 1, 2, 3), 'lm_head': (0, 1, 2, 3, 4, 5), 'sampling': (0, 1, 2)}
+    """
+    ends = {op.name: choices_by_rule(op) for op in end_ops()}
+    return replace(extended_space(workload), ends=ends)
 
 
 def _declared(dim: Dim, workload: Workload) -> tuple[int, ...]:

@@ -96,7 +96,9 @@ def _draft(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -
             held = [(group.count * copies, figures.costs) for group, _, figures in parts]
             weight_bytes = sum([count * sum([cost.weight_bytes for cost in each]) for count, each in held])
             kv_bytes = sum([count * sum([cost.kv_bytes for cost in each]) for count, each in held])
-            weight_bytes += 0.0 if _is_mtp(workload) else _vocabularies(model) * vocabulary_bytes(stack[-1].attention)
+            if not _is_mtp(workload):
+                embedding, head, tied = vocabulary_bytes(stack[-1].attention)
+                weight_bytes += embedding + head - tied
         if _is_mtp(workload):
             rank, hidden = stack[-1].attention, model.hidden
             joined = gemm(rank, workload.precisions.weights, Gemm(rank.sizes.tokens, 2 * hidden, hidden), 2.0)
@@ -131,10 +133,6 @@ def _layer_copies(workload: Workload) -> int:
     """MTP layers that are held: as many as the model was published with, one per drafted token at most."""
     assert workload.speculation is not None
     return min(workload.model.mtp_layers, workload.speculation.draft_tokens) if _is_mtp(workload) else 1
-
-
-def _vocabularies(model: Model) -> int:
-    return 1 if model.tied_embeddings else 2
 
 
 @lru_cache(maxsize=64)

@@ -1,22 +1,57 @@
-"""Both ends of the model: the embedding, and the LM head with greedy sampling.
+"""Both ends of the model, priced: the embedding, the LM head and greedy sampling, each under a choice of its own.
 
-The vocabulary is cut over the GPUs that share a sequence's attention, whatever mesh the experts lie on: vLLM,
-TensorRT-LLM and Megatron-LM cut it over attention's tensor parallelism, SGLang with `--enable-dp-lm-head` beside data
-parallel attention. So each attention group looks its own tokens up and chooses its own next ones. Around them the
-residual stream lies as the layers hand it on: as a layer's last op leaves it.
+They lie on the GPUs that share a sequence's attention, whatever mesh the experts lie on, so each attention group looks
+its own tokens up and chooses its own next ones. Engines cut all three over the vocabulary (`ENGINES_ENDS`): vLLM,
+TensorRT-LLM and Megatron-LM over attention's tensor parallelism, SGLang with `--enable-dp-lm-head` beside data parallel
+attention. Other choices are other rules of `sim.ops.ends`; `Workload.ends` has them. Around the ends the residual
+stream lies as the layers hand it on: as a layer's last op leaves it.
 """
 
 from __future__ import annotations
 
-from sim.layers.choices import LOOK_UP
-from sim.ops.kernels import elementwise, gemm
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from sim.layers.choices import OpRule, rule
+from sim.layers.ops import FusedOp
+from sim.ops.ends import ENDS, end_ops
+from sim.ops.kernels import Work
 from sim.ops.rank import Rank
-from sim.prices.curves import Gemm
-from sim.prices.roofline import Kernel
-from sim.sharding.placement import REPLICATE
+from sim.ops.work import op_work
+from sim.prices.collectives import Collective
 from sim.sharding.redistribute import collective_between
 from sim.step.costs import price, seconds, stream_bytes, stream_placement
 from sim.step.two_meshes import Sides, crossing
+from sim.step.two_meshes import sides as both_sides
+from sim.strategy import END_OPS
+from sim.workload import with_ends
+
+_TOKEN_BYTES = 4
+_LOGIT_BYTES = 4
+"""Logits are kept in fp32."""
+
+
+class EndPlan(NamedTuple):
+    """The three ops under their choices.
+
+    Attributes:
+        ops: By name.
+        rules: Of each, over the GPUs that share a sequence's attention.
+        choices: Of each.
+    """
+
+    ops: Mapping[str, FusedOp]
+    rules: Mapping[str, OpRule]
+    choices: Mapping[str, int]
+
+
+@lru_cache(maxsize=1024)
+def end_plan(ends: tuple[int, ...]) -> EndPlan:
+    """The plan of some choices, in the order of `END_OPS`."""
+    choices = dict(zip(END_OPS, ends, strict=True))
+    ops = dict(zip(END_OPS, end_ops(), strict=True))
+    return EndPlan(ops, {name: rule(op, ENDS, choices[name]) for name, op in ops.items()}, choices)
 
 
 def ends_s(sides: Sides, last_choice: int) -> tuple[float, float]:
@@ -31,54 +66,108 @@ def ends_s(sides: Sides, last_choice: int) -> tuple[float, float]:
 
 
 def embedding_s(sides: Sides, last_choice: int) -> float:
-    """Seconds of the vocabulary-parallel look-up, whose parts are reduced to the layers' placement."""
+    """Seconds of the look-up, and of bringing its result into the layers' placement."""
     rank = sides.attention
-    return price(rank, elementwise(rank, 0.0, 2 * stream_bytes(rank))).total_s + _reduced_s(sides, last_choice)
-
-
-def _reduced_s(sides: Sides, last_choice: int) -> float:
-    """Attention groups smaller than the experts' keep their tokens apart: the first layer would only undo more."""
-    rank, leaves = sides.attention, sides.leaves
-    placement = stream_placement(leaves, last_choice)
-    if sides.leaves_elsewhere and leaves.tp < rank.tp:
-        return seconds(crossing(rank, leaves, rank.layer.stream, LOOK_UP.output, placement))
-    kind = collective_between(LOOK_UP.output, placement)
-    return rank.tp_s(kind, stream_bytes(rank)) if kind else 0.0
+    return kernels_s(rank, "embedding") + seconds(leaving(sides, last_choice))
 
 
 def head_s(sides: Sides, last_choice: int) -> float:
-    """Seconds of the final norm, the LM head with its columns over tp, and greedy sampling, for tokens due next."""
+    """Seconds of the final norm, the LM head and greedy sampling, for tokens due next."""
     rank = sides.attention
-    tokens = rank.sizes.output_tokens
-    # Each rank offers its best token and score: 8 bytes per sequence and rank.
-    sample_s = rank.tp_s("all_gather", 8.0 * tokens * rank.tp)
-    norm, head = [price(rank, kernel).total_s for kernel in head_kernels(rank)]
-    return norm + head + (_gathered_s(sides, last_choice) + sample_s)
+    head, sampling = end_work(rank, "lm_head"), end_work(rank, "sampling")
+    inside_s = seconds(head.collectives) + seconds(logits_moved(rank))
+    outside_s = seconds(sampling.collectives) + seconds(tokens_moved(rank))
+    return kernels_s(rank, "lm_head") + (seconds(entering(sides, last_choice)) + inside_s + outside_s)
 
 
-def _gathered_s(sides: Sides, last_choice: int) -> float:
+def kernels_s(rank: Rank, name: str) -> float:
+    """Seconds of the kernels of one of the three."""
+    return sum([price(rank, kernel).total_s for kernel in end_work(rank, name).kernels])
+
+
+def end_work(rank: Rank, name: str) -> Work:
+    """What one of the three does on a GPU of an attention group."""
+    plan = end_plan(rank.workload.ends)
+    return op_work(rank, plan.ops[name], plan.choices[name])
+
+
+def with_other_ends(sides: Sides, ends: tuple[int, ...]) -> Sides:
+    """The same GPU where the ends of the model lie otherwise."""
+    attention = sides.attention.with_workload(with_ends(sides.attention.workload, ends))
+    return both_sides(attention, attention if sides.attention is sides.experts else sides.experts)
+
+
+# --- moves --------------------------------------------------------------------------------------------
+
+
+def leaving(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
+    """The embedding's result on its way into the layers' placement.
+
+    Attention groups smaller than the experts' keep their tokens apart: the first layer would only undo more.
+    """
     rank, leaves = sides.attention, sides.leaves
-    placement = stream_placement(leaves, last_choice)
+    source, placement = end_plan(rank.workload.ends).rules["embedding"].output, stream_placement(leaves, last_choice)
+    if sides.leaves_elsewhere and leaves.tp < rank.tp:
+        return crossing(rank, leaves, rank.layer.stream, source, placement)
+    kind = collective_between(source, placement)
+    return rank.tp_collective(kind, rank.layer.stream.name, stream_bytes(rank)) if kind else ()
+
+
+def entering(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
+    """The residual stream, of tokens due next, on its way to the head."""
+    rank, leaves = sides.attention, sides.leaves
+    (target,), source = end_plan(rank.workload.ends).rules["lm_head"].inputs, stream_placement(leaves, last_choice)
     if sides.leaves_elsewhere:
-        return seconds(crossing(leaves, rank, rank.layer.stream, placement, REPLICATE, due=True))
+        return crossing(leaves, rank, rank.layer.stream, source, target, due=True)
+    kind = collective_between(source, target)
     due_bytes = rank.sizes.output_tokens * rank.workload.model.hidden * rank.activation_each
-    return 0.0 if placement == REPLICATE else rank.tp_s("all_gather", due_bytes)
+    return rank.tp_collective(kind, rank.layer.stream.name, due_bytes) if kind else ()
 
 
-def head_kernels(rank: Rank) -> tuple[Kernel, Kernel]:
-    """The final norm and the LM head of a GPU of an attention group."""
-    model, tokens = rank.workload.model, rank.sizes.output_tokens
-    norm = elementwise(rank, 4.0 * tokens * model.hidden, 2 * tokens * model.hidden * rank.activation_each)
-    shape = Gemm(max(tokens, 1.0), model.hidden, rank.shard(model.vocab, when=True))
-    return norm, gemm(rank, rank.workload.precisions.activations, shape, rank.activation_each)
+def logits_moved(rank: Rank) -> tuple[Collective, ...]:
+    """Logits on their way from the head to sampling."""
+    rules = end_plan(rank.workload.ends).rules
+    kind = collective_between(rules["lm_head"].output, rules["sampling"].inputs[0])
+    logits_bytes = rank.sizes.output_tokens * rank.workload.model.vocab * _LOGIT_BYTES
+    return rank.tp_collective(kind, "logits", logits_bytes) if kind else ()
 
 
-def vocabulary_bytes(rank: Rank) -> float:
-    """Bytes of the embedding, or of the LM head, on one GPU of an attention group; both are cut over all of it."""
-    model = rank.workload.model
-    return rank.shard(model.vocab, when=True) * model.hidden * rank.activation_each
+def tokens_moved(rank: Rank) -> tuple[Collective, ...]:
+    """Chosen tokens on their way to the embedding; those of prompts come from outside."""
+    rules = end_plan(rank.workload.ends).rules
+    kind = collective_between(rules["sampling"].output, rules["embedding"].inputs[0])
+    return rank.tp_collective(kind, "token", rank.sizes.output_tokens * _TOKEN_BYTES) if kind else ()
+
+
+# --- bytes --------------------------------------------------------------------------------------------
+
+
+def vocabulary_bytes(rank: Rank) -> tuple[float, float, float]:
+    """Bytes of the embedding and of the LM head on one GPU of an attention group, and what of them is one weight.
+
+    Tied weights are one where they lie alike.
+    """
+    embedding, head = end_work(rank, "embedding").weight_bytes, end_work(rank, "lm_head").weight_bytes
+    tied = rank.workload.model.tied_embeddings and _rest_alike(rank)
+    return embedding, head, embedding if tied else 0.0
+
+
+def _rest_alike(rank: Rank) -> bool:
+    letters = set[str]()
+    for name in ("embedding", "lm_head"):
+        plan = end_plan(rank.workload.ends)
+        weight = plan.rules[name].weight
+        assert weight is not None
+        letters.add("".join(plan.ops[name].operation.operands[-1][dim] for dim in weight.dims))
+    return rank.tp == 1 or len(letters) == 1
 
 
 def head_activation_bytes(rank: Rank) -> float:
     """The hidden state and the fp32 logits at the LM head, on one GPU of an attention group."""
-    return stream_bytes(rank) + rank.sizes.output_tokens * rank.shard(rank.workload.model.vocab, when=True) * 4.0
+    rows, vocab = rank.sizes.output_tokens, rank.workload.model.vocab
+    rules = end_plan(rank.workload.ends).rules
+    logits = 0.0
+    for placement in (rules["lm_head"].output, rules["sampling"].inputs[0]):
+        held = rank.shard(rows, when=True) if placement.dims == (0,) else rows
+        logits = max(logits, held * rank.shard(vocab, when=placement.dims == (1,)) * float(_LOGIT_BYTES))
+    return stream_bytes(rank) + (logits + end_work(rank, "lm_head").buffer_bytes)

@@ -23,14 +23,12 @@ class Stage(NamedTuple):
             included; empty where it lies alike in all groups.
         first: Whether it has the embedding.
         last: Whether it has the LM head.
-        vocabularies: How often it holds the vocabulary: as the embedding, and as the LM head unless they are one.
     """
 
     layers: tuple[Any, ...]
     meetings: tuple[tuple[Pair, Any], ...]
     first: Any
     last: Any
-    vocabularies: Any
 
     def covers(self, other: Stage) -> bool:
         """Whether the other has nothing that this one has not."""
@@ -54,8 +52,7 @@ def pipeline(workload: Workload, pp: int) -> tuple[Stage, ...]:
         met = Counter(pair for pair in pairwise(model.order[start : start + count + 1]) if pair[0] != pair[1])
         meetings = tuple(sorted(met.items())) if meet(workload) else ()
         first, last = index == 0, index == len(counts) - 1
-        vocabularies = 1 if first and last and model.tied_embeddings else first + last
-        found.add(Stage(tuple(mine.count(group) for group in groups), meetings, first, last, vocabularies))
+        found.add(Stage(tuple(mine.count(group) for group in groups), meetings, first, last))
         start += count
     return tuple(sorted(each for each in found if not any(other != each and other.covers(each) for other in found)))
 

@@ -203,13 +203,16 @@ class Base(NamedTuple):
     Attributes:
         stream: The residual stream.
         head: Activations at the LM head.
-        vocabulary: The embedding, or the LM head.
+        embedding, lm_head: Weights of the ends of the model.
+        tied: What of them is held once where both are on one stage.
         draft_weights, draft_kv: Of the draft.
     """
 
     stream: Any
     head: Any
-    vocabulary: Any
+    embedding: Any
+    lm_head: Any
+    tied: Any
     draft_weights: Any
     draft_kv: Any
 
@@ -221,7 +224,7 @@ def base_of(stack: Sequence[Sides]) -> Base:
     return Base(
         max([sides.stream_bytes() for sides in stack]),
         head_activation_bytes(end.attention),
-        vocabulary_bytes(end.attention),
+        *vocabulary_bytes(end.attention),
         draft.weight_bytes,
         draft.kv_bytes,
     )
@@ -239,7 +242,8 @@ def stage_bytes(
         layer_kv: Of one layer of each group and one microbatch.
         base: What is held besides.
     """
-    ends = stage.vocabularies * base.vocabulary + stage.last * base.draft_weights
+    ends = stage.first * base.embedding + stage.last * base.lm_head - stage.first * stage.last * base.tied
+    ends = ends + stage.last * base.draft_weights
     weights = add_up([count * each for count, each in zip(stage.layers, layer_weights, strict=True)]) + ends
     kv = add_up([count * pp * each for count, each in zip(stage.layers, layer_kv, strict=True)])
     return weights, kv + pp * (stage.last * base.draft_kv)

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from sim.layers.choices import GREEDY, LM_HEAD, LOOK_UP, rule
+from sim.layers.choices import rule
 from sim.layers.ops import FusedOp, Layer
 from sim.ops.layers import DENSE_LAYER, MOE_LAYER
 from sim.sharding.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from sim.sharding.rules import einsum_rule
+from sim.step.ends import end_plan
+from sim.strategy import END_OPS, ENGINES_ENDS
 
 Pieces = list[np.ndarray]
 RANKS = 3
@@ -350,10 +352,9 @@ def test_the_small_router_weight_is_replicated_when_tokens_are_sharded() -> None
 
 
 def test_both_ends_of_the_model_are_priced_by_rules_that_fit_each_other() -> None:
-    assert [str(each) for each in (LOOK_UP, LM_HEAD, GREEDY)] == [
-        "R, S(0) -> P(sum) (with communication inside)",
-        "R, S(1) -> S(1)",
-        "S(1) -> R (with communication inside)",
-    ]
-    assert GREEDY.inputs == (LM_HEAD.output,)
-    assert LOOK_UP.inputs[0] == GREEDY.output  # the next step looks up what this one has chosen
+    rules = end_plan(ENGINES_ENDS).rules
+    embedding, head, sampling = (rules[name] for name in END_OPS)
+    assert (embedding.inputs, embedding.weight, embedding.output) == ((REPLICATE,), Shard(0), PARTIAL)
+    assert (head.inputs, head.weight, head.output) == ((REPLICATE,), Shard(1), Shard(1))
+    assert sampling.inputs == (head.output,)
+    assert embedding.inputs[0] == sampling.output  # the next step looks up what this one has chosen
