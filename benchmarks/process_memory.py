@@ -11,8 +11,8 @@ import argparse
 import itertools
 from pathlib import Path
 
-from sim.config.described import Description, described_workload
-
+from sim.config.question import Question
+from sim.engines.registry import BARE_MACHINE
 from sim.optimum.best import find_best
 from sim.optimum.spaces import space_of
 
@@ -31,10 +31,11 @@ def main() -> None:
     parser.add_argument("--workloads", type=int, default=200, help="how many")
     parser.add_argument("--gpus", type=int, default=16, help="device budget of each")
     arguments = parser.parse_args()
-    shapes = itertools.product(itertools.count(1), MODELS, ("decode", "serve"))
+    shapes = ((turn, *each) for turn in itertools.count(1) for each in itertools.product(MODELS, ("decode", "serve")))
     for done, (turn, model, phase) in enumerate(itertools.islice(shapes, arguments.workloads), start=1):
-        said = Description(model, phase=phase, isl=800 * turn, osl=500, max_gpus=arguments.gpus, tpot_ms=50.0)
-        find_best(space_of(described_workload(said, {"space": "extended"})))
+        lengths = {"isl": 800 * turn, "osl": 500, "tpot_ms": 50.0, "gpus": arguments.gpus}
+        described = {"model": model, "engine": BARE_MACHINE, "phase": phase, "batches": "powers_of_two"}
+        find_best(space_of(Question(**described, **lengths, space="extended").load()))
         if done % 20 == 0 or done == arguments.workloads:
             print(f"{done} workloads: {resident_mb():,.0f} MB", flush=True)
 
