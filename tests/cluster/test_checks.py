@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raysearch import cluster
 from raysearch.errors import InputError, RunFailed
+from raysearch.processes import cluster
 from raysearch.records import RunSpec
 from raysearch.trial import SearchTrial, trial_config
 

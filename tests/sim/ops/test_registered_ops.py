@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from raysearch.recommend.question import Question
 from rich.console import Console
 
 from raysearch.explain.picture import pictures_of
@@ -21,6 +20,7 @@ from raysearch.explain.svg import draw as draw_svg
 from raysearch.explain.terminal import draw
 from raysearch.frameworks.layer import unshown
 from raysearch.recommend.answer import answer
+from raysearch.recommend.demand import Demand
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.files import config_path
@@ -232,7 +232,7 @@ def test_it_is_recommended_and_drawn(toy_moe: Workload) -> None:
     workload = dataclasses.replace(
         gated(shipped), phase="serve", prompt_tokens=1000, output_tokens=100, space="vllm", max_gpus=8, degrees=degrees
     )
-    options = answer(Question(workload, {}, gpus=8)).options
+    options = answer(Demand(workload, gpus=8)).options
     assert options
     best = options[0].evaluation
     assert best.strategy.dims == megatron_dims(workload.model)

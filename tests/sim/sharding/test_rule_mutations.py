@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.layers.choices import all_operations
+from sim.ops.layers import all_operations
 from sim.sharding.placement import Array
 from sim.sharding.rule_check import candidates, counter_example
 from sim.sharding.rules import Operation, Rule, rules_of
