@@ -34,6 +34,13 @@ def printer() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
+def print_blocks(blocks: Iterable[RenderableType]) -> None:
+    """Prints each block on lines of its own as soon as it is there."""
+    console = printer()
+    for block in blocks:
+        console.print(block)
+
+
 def plain_table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, wrap: Sequence[str] = ()
 ) -> Table:

@@ -13,7 +13,7 @@ from raysearch.commands.question_options import loaded, takes_question
 from raysearch.errors import NOTHING_FEASIBLE, InputError
 from raysearch.files import as_strategy, degrees_text, strategy_dict
 from raysearch.processes.claim import check_folder
-from raysearch.recommend.answer import Answer, answer
+from raysearch.recommend.answer import Answer
 from raysearch.recommend.demand import Demand
 from raysearch.recommend.record import figures
 from sim.config.question import Question
@@ -56,31 +56,39 @@ def recommend(
         from raysearch.simulators.aisimulate import check_here
 
         check_here()
-    workload = loaded(question)
-    demand = Demand(workload, workload.max_gpus, question, top, requests_per_s, concurrency, price)
-    from raysearch.recommend.record import answer_dict, write_answer
-    from raysearch.recommend.show import show_best, show_rest
+    loaded(question)
+    from raysearch.answers.recommended import RecommendationResult
+    from raysearch.recommend.record import write_answer
+    from raysearch.recommend.show import best_blocks, rest_blocks
+    from raysearch.tables import print_blocks
 
     def shown(so_far: Answer) -> None:
         try:
-            show_best(so_far)
+            print_blocks(best_blocks(so_far))
         except SystemExit as end:  # Rich's own, where the reader of a pipe has gone; the folder is asked for still
             if out is None or not isinstance(end.__context__, BrokenPipeError):
                 raise
 
-    told_of = _note if sys.stderr.isatty() else lambda _: None
-    found = answer(demand, told_of) if as_json else answer(demand, told_of, shown)
-    told = write_answer(found, out) if out is not None else answer_dict(found)
-    other = _recommended_by_aisimulate(demand) if compare_with else None
+    found = RecommendationResult.of(
+        question,
+        requests_per_s=requests_per_s,
+        concurrency=concurrency,
+        price=price,
+        top=top,
+        progress=_note if sys.stderr.isatty() else lambda _: None,
+        found=(lambda _: None) if as_json else shown,
+    )
+    told = write_answer(found.answer, out) if out is not None else found.to_dict()
+    other = _recommended_by_aisimulate(found.answer.demand) if compare_with else None
     if as_json:
         print_json({**told, "compare_with": other} if compare_with else told)
     else:
-        show_rest(found)
+        print_blocks(rest_blocks(found.answer))
         if out is not None:
             print(f"Written: {out}")
         if compare_with:
             print(_comparison_text(other))
-    if not found.options:
+    if not found.feasible:
         raise typer.Exit(NOTHING_FEASIBLE)
 
 

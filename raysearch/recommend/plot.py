@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 from raysearch.recommend.answer import Answer
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def draw_front(answer: Answer) -> bytes:
-    """A PNG: the front, its intervals, and the strategies that are told."""
+    """The front as a PNG."""
+    picture = io.BytesIO()
+    front_figure(answer).savefig(picture, format="png", dpi=150)
+    return picture.getvalue()
+
+
+def front_figure(answer: Answer) -> Figure:
+    """The front, its intervals, and the strategies that are recommended."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -46,6 +57,4 @@ def draw_front(answer: Answer) -> bytes:
         title=f"{workload.model.name}, {workload.space} on {workload.hardware.name}",
     )
     axes.legend(fontsize=8)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    return picture.getvalue()
+    return figure

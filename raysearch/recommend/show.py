@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+
 from raysearch.files import degrees_text
 from raysearch.recommend.alternatives import gpus_text
 from raysearch.recommend.answer import Answer, Option
 from raysearch.recommend.demand import Demand
 from raysearch.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.recommend.record import figures
-from raysearch.tables import plain_table, printer
+from raysearch.tables import plain_table
 from sim.evaluation import Evaluation
 from sim.nearness import near_limits
 from sim.precision import slow_precision
@@ -18,58 +23,55 @@ _NOTABLE = 1.03
 """Ratio of two times per token above which both are told. [assumed]"""
 
 
-def show_best(answer: Answer) -> None:
-    """Prints what to run."""
+def best_blocks(answer: Answer) -> Iterator[RenderableType]:
+    """What to run, line by line."""
     best = answer.options[0]
-    console, demand, fleet = printer(), answer.demand, best.fleet
+    demand, fleet = answer.demand, best.fleet
     told = figures(demand.workload, best.evaluation)
     gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
     left = f", {fleet.left_over} of {demand.gpus} left over" if fleet.left_over else f", all of {demand.gpus}"
-    console.print(f"{demand.workload.space}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}")
-    console.print(
-        f"  {_ranged(told, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all"
-    )
+    yield f"{demand.workload.space}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}"
+    yield (f"  {_ranged(told, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all")
     if told["tpot_s"]:
         each = _ranged(told, "tpot_s", "ms per token", 1e3)
-        console.print(f"  {each}; {_ranged(told, 'tokens_per_s_per_user', 'tokens/s per user')}")
+        yield f"  {each}; {_ranged(told, 'tokens_per_s_per_user', 'tokens/s per user')}"
     if told["ttft_s"]:
-        console.print(f"  {_ranged(told, 'ttft_s', 'ms to the first token', 1e3)}")
+        yield f"  {_ranged(told, 'ttft_s', 'ms to the first token', 1e3)}"
     if fleet.requests_per_s is not None:
-        console.print(f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once")
+        yield f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once"
     if text := _prompts_elsewhere(demand, best):
-        console.print(f"  {text}")
+        yield f"  {text}"
     low = told["intervals"].get("tokens_per_s_per_gpu")
     if low and (sure := gpus_at_low_end(demand, best.evaluation, low[0])):
-        console.print(f"  At the low end of the interval {gpus_text(sure)} carry that load")
+        yield f"  At the low end of the interval {gpus_text(sure)} carry that load"
     if paid := cost(demand, fleet):
-        console.print(f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens")
-    console.print(f"  Limit: {best.limit}")
-    console.print(f"  In brackets 90 % intervals{_because(best.evaluation)}")
+        yield f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens"
+    yield f"  Limit: {best.limit}"
+    yield f"  In brackets 90 % intervals{_because(best.evaluation)}"
     for what in best.evaluation.extrapolated:
-        console.print(f"  Extrapolated: {what}")
+        yield f"  Extrapolated: {what}"
     for near in near_limits(demand.workload, best.evaluation):
-        console.print(f"  Near its limit: {near.message}")
+        yield f"  Near its limit: {near.message}"
     if "ttft_s" in told["intervals"]:
-        console.print(
-            "  That of the first token is [assumed] as wide as of steps that are all prompts; no queue is in it"
-        )
+        yield ("  That of the first token is [assumed] as wide as of steps that are all prompts; no queue is in it")
     if warning := slow_precision(
         demand.workload,
         best.evaluation.tokens_per_s_per_gpu,
         lambda other: evaluate(other, best.evaluation.strategy).tokens_per_s_per_gpu,
     ):
-        console.print(f"  Warning: {warning}")
+        yield f"  Warning: {warning}"
 
 
-def show_rest(answer: Answer) -> None:
-    """Prints what else there is; where nothing is feasible, the nearest miss."""
+def rest_blocks(answer: Answer) -> Iterator[RenderableType]:
+    """What else there is; where nothing is feasible, the nearest miss."""
     if not answer.options:
-        _show_miss(answer)
+        yield from _miss_lines(answer)
         return
-    _show_options(answer)
-    _show_beside(answer)
-    _show_variations(answer)
-    _show_front(answer)
+    yield _options_table(answer)
+    yield from _beside_lines(answer)
+    yield _variations_table(answer)
+    if answer.front:
+        yield _front_table(answer)
 
 
 def _prompts_elsewhere(demand: Demand, best: Option) -> str:
@@ -96,7 +98,7 @@ def _ranged(told: dict, name: str, unit: str, scale: float = 1.0) -> str:
     return f"{text} [{low_high[0] * scale:,.1f}, {low_high[1] * scale:,.1f}]" if low_high else text
 
 
-def _show_options(answer: Answer) -> None:
+def _options_table(answer: Answer) -> Table:
     rows = [
         (
             str(number),
@@ -112,19 +114,19 @@ def _show_options(answer: Answer) -> None:
     ]
     columns = ("", "strategy", "GPUs", "tok/s/GPU", "TPOT ms", "TTFT ms", "reason", "limit")
     wrap = ("strategy", "reason", "limit")
-    printer().print(plain_table("What to run, and what else", columns, rows, left=2, wrap=wrap))
+    return plain_table("What to run, and what else", columns, rows, left=2, wrap=wrap)
 
 
-def _show_beside(answer: Answer) -> None:
+def _beside_lines(answer: Answer) -> Iterator[str]:
     for name, each in answer.beside.items():
         if each is None:
             continue
         best = each.evaluation
         what = f"{best.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({degrees_text(best.strategy)})"
-        printer().print(f"Best of the {name} space: {what}; the engine reaches {each.reached:.2f} of it")
+        yield (f"Best of the {name} space: {what}; the engine reaches {each.reached:.2f} of it")
 
 
-def _show_variations(answer: Answer) -> None:
+def _variations_table(answer: Answer) -> Table:
     rows = []
     for each in answer.variations:
         found = each.evaluation
@@ -135,10 +137,10 @@ def _show_variations(answer: Answer) -> None:
         rows.append((each.change, value, "-" if each.gpus is None else str(each.gpus), gain, what + broken))
     by = "fewer GPUs" if answer.demand.requests_per_s is not None else "tokens/s of all GPUs"
     columns = ("", "tok/s/GPU", "GPUs", "gain", "strategy")
-    printer().print(plain_table(f"What if (gain: {by})", columns, rows, wrap=("strategy",)))
+    return plain_table(f"What if (gain: {by})", columns, rows, wrap=("strategy",))
 
 
-def _show_front(answer: Answer) -> None:
+def _front_table(answer: Answer) -> Table:
     rows = [
         (
             f"{point.tokens_per_s_per_user:,.1f}",
@@ -148,27 +150,23 @@ def _show_front(answer: Answer) -> None:
         )
         for point in answer.front
     ]
-    if rows:
-        title = "Throughput against speed (batches: powers of two)"
-        columns = ("tok/s/user", "tok/s/GPU", "GPUs", "strategy")
-        printer().print(plain_table(title, columns, rows, wrap=("strategy",)))
+    title = "Throughput against speed (batches: powers of two)"
+    return plain_table(title, ("tok/s/user", "tok/s/GPU", "GPUs", "strategy"), rows, wrap=("strategy",))
 
 
-def _show_miss(answer: Answer) -> None:
-    console, demand = printer(), answer.demand
-    console.print(
+def _miss_lines(answer: Answer) -> Iterator[str]:
+    demand = answer.demand
+    yield (
         f"Nothing is feasible: {demand.workload.model.name} on {gpus_text(demand.gpus)} with {demand.workload.space}."
     )
     if answer.miss is None:
-        console.print("The engine runs nothing on so many GPUs.")
+        yield "The engine runs nothing on so many GPUs."
         return
     evaluation = answer.miss.evaluation
-    console.print(
-        f"Nearest miss: {degrees_text(evaluation.strategy)}, {evaluation.tokens_per_s_per_gpu:,.1f} tokens/s/GPU"
-    )
+    yield (f"Nearest miss: {degrees_text(evaluation.strategy)}, {evaluation.tokens_per_s_per_gpu:,.1f} tokens/s/GPU")
     for violation in evaluation.violations:
-        console.print(f"  {violation.message}")
+        yield f"  {violation.message}"
     if answer.miss.gpus_needed is not None:
-        console.print(f"  The load takes {answer.miss.gpus_needed:,} GPUs, {demand.gpus:,} are at hand")
+        yield f"  The load takes {answer.miss.gpus_needed:,} GPUs, {demand.gpus:,} are at hand"
     for change in answer.miss.would_fit:
-        console.print(f"  It would fit with {change}.")
+        yield f"  It would fit with {change}."

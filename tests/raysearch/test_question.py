@@ -139,7 +139,7 @@ def test_a_record_of_a_question_is_the_question_with_its_defaults() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"modle": "x"}, "a question has no field 'modle': did you mean 'model'?"),
+        ({"mdel": "x"}, "a question has no field 'mdel': did you mean 'model'?"),
         ({"isl": "many"}, "--isl: "),
         ({"isl": 0}, "--isl: expected at least 1, got 0"),
         ({"gpus": 2.5}, "--gpus: "),

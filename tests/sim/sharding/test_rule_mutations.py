@@ -117,7 +117,7 @@ def test_a_rule_that_reads_something_else_of_a_rank_is_refused(what: str) -> Non
 
 
 def test_a_rule_that_says_another_placement_of_its_result_is_refused() -> None:
-    def anothers() -> Iterator[tuple[str, Operation, Rule]]:
+    def moved_rows() -> Iterator[tuple[str, Operation, Rule]]:
         for name, op, rule in registered()[::EACH]:
             known = rules_of(op, candidates(1))
             for output in candidates(len(op.result)):
@@ -125,4 +125,4 @@ def test_a_rule_that_says_another_placement_of_its_result_is_refused() -> None:
                 if not any(each.implies(said.inputs, output) for each in known):
                     yield name, op, said
 
-    assert not survivors(anothers())
+    assert not survivors(moved_rows())

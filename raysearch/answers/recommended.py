@@ -1,0 +1,100 @@
+"""A recommended deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raysearch.answers.result import Result
+from raysearch.recommend.answer import Answer, answer
+from raysearch.recommend.demand import Demand
+from raysearch.recommend.record import answer_dict, figures, write_answer
+from sim.config.question import Question
+from sim.evaluation import Evaluation
+from sim.strategy import Strategy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class RecommendationResult(Result):
+    """What to run, what else, and why not more.
+
+    Attributes:
+        question: What was asked.
+        answer: The strategies with their fleets, the best first; where nothing is feasible, the nearest miss.
+    """
+
+    question: Question
+    answer: Answer
+
+    @classmethod
+    def of(
+        cls,
+        question: Question,
+        *,
+        requests_per_s: float | None = None,
+        concurrency: int | None = None,
+        price: float | None = None,
+        top: int = 5,
+        progress: Callable[[str], None] = lambda _: None,
+        found: Callable[[Answer], None] = lambda _: None,
+    ) -> RecommendationResult:
+        """Answers a question; see `raysearch.api.recommend`, and `raysearch.recommend.answer.answer` for `found`."""
+        workload = question.load()
+        demand = Demand(workload, workload.max_gpus, question, top, requests_per_s, concurrency, price)
+        return cls(question, answer(demand, progress, found))
+
+    @property
+    def feasible(self) -> bool:
+        """Whether anything can be run within the limits."""
+        return bool(self.answer.options)
+
+    @property
+    def best(self) -> Evaluation | None:
+        """One replica of the best strategy; None where nothing is feasible."""
+        return self.answer.options[0].evaluation if self.answer.options else None
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """The best strategy; None where nothing is feasible."""
+        return self.best.strategy if self.best else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as `raysearch recommend --json` prints it."""
+        return answer_dict(self.answer)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row per strategy, the best first."""
+        workload = self.answer.demand.workload
+        return [
+            {
+                **figures(workload, option.evaluation),
+                **asdict(option.fleet),
+                "limit": option.limit,
+                "reason": option.reason,
+            }
+            for option in self.answer.options
+        ]
+
+    def blocks(self) -> Iterator[RenderableType]:
+        """What `raysearch recommend` prints."""
+        from raysearch.recommend.show import best_blocks, rest_blocks
+
+        if self.feasible:
+            yield from best_blocks(self.answer)
+        yield from rest_blocks(self.answer)
+
+    def figure(self) -> Figure:
+        """The front between tokens/s per GPU and per user."""
+        from raysearch.recommend.plot import front_figure
+
+        return front_figure(self.answer)
+
+    def write(self, folder: str | Path) -> None:
+        """Writes recommendation.json, the front and each option's command, for `raysearch export`."""
+        write_answer(self.answer, Path(folder))
