@@ -2,7 +2,7 @@
 
     python benchmarks/tune_live.py --data measured/    # measured runs of models that the fit did not see
     python benchmarks/tune_live.py --engines           # one engine's simulator, another engine as truth
-    python benchmarks/tune_live.py --data measured/ --fit  # what `raysearch.live.belief.LIKENESS` is fitted to
+    python benchmarks/tune_live.py --data measured/ --fit  # what `raysearch.deploy.live.belief.LIKENESS` is fitted to
 
 docs/tune_live.md has the figures.
 """
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from envs.space import StrategySpace
 from envs.strategy_env import StrategyEnv
-from raysearch.live.belief import LIKENESS, Belief, Likeness
-from raysearch.live.candidates import Candidates, candidates_of
-from raysearch.live.decide import Observation
-from raysearch.live.session import Settings, tune
+from raysearch.deploy.live.belief import LIKENESS, Belief, Likeness
+from raysearch.deploy.live.candidates import Candidates, candidates_of
+from raysearch.deploy.live.decide import Observation
+from raysearch.deploy.live.session import Settings, tune
 from raysearch.registry import make_searcher
 from raysearch.searcher import Outcome
 from raysearch.simulators.measurement import Measurement

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
-from raysearch.recommend.answer import Answer, answer
-from raysearch.recommend.demand import Demand
-from raysearch.recommend.record import answer_dict, figures, write_answer
+from raysearch.deploy.recommend.answer import Answer, answer
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.record import answer_dict, figures, write_answer
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
@@ -44,7 +44,7 @@ class RecommendationResult(Result):
         progress: Callable[[str], None] = lambda _: None,
         found: Callable[[Answer], None] = lambda _: None,
     ) -> RecommendationResult:
-        """Answers a question; see `raysearch.api.recommend`, and `raysearch.recommend.answer.answer` for `found`."""
+        """Answers a question; see `raysearch.api.recommend`, and `answer` of the deployment for `found`."""
         workload = question.load()
         demand = Demand(workload, workload.max_gpus, question, top, requests_per_s, concurrency, price)
         return cls(question, answer(demand, progress, found))
@@ -83,7 +83,7 @@ class RecommendationResult(Result):
 
     def blocks(self) -> Iterator[RenderableType]:
         """What `raysearch recommend` prints."""
-        from raysearch.recommend.show import best_blocks, rest_blocks
+        from raysearch.deploy.recommend.show import best_blocks, rest_blocks
 
         if self.feasible:
             yield from best_blocks(self.answer)
@@ -91,7 +91,7 @@ class RecommendationResult(Result):
 
     def figure(self) -> Figure:
         """The front between tokens/s per GPU and per user."""
-        from raysearch.recommend.plot import front_figure
+        from raysearch.deploy.recommend.plot import front_figure
 
         return front_figure(self.answer)
 

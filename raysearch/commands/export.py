@@ -20,9 +20,9 @@ from raysearch.commands.strategy import (
     PpOption,
     strategy_of,
 )
+from raysearch.deploy.export.deployment import Deployment, Export
+from raysearch.deploy.export.registry import exporter, exporter_names, pools_exporter
 from raysearch.errors import NOTHING_FEASIBLE, InputError
-from raysearch.export.deployment import Deployment, Export
-from raysearch.export.registry import exporter, exporter_names, pools_exporter
 from raysearch.files import strategy_dict, write_together
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
@@ -80,14 +80,14 @@ def export_strategy(
     check_folder(out)
     write = exporter(to)
     if source is not None:
-        from raysearch.export.source import read_deployments
+        from raysearch.deploy.export.source import read_deployments
 
         deployments = read_deployments(source, question, alternative, serve)
     else:
         said = (ep, pp, dims, cp, dp, moe_tp, layout)
         deployments = {"": _described(question, tp, batch, replicas, serve, said)}
     if ops is not None:
-        from raysearch.export.cut import with_ops
+        from raysearch.deploy.export.cut import with_ops
 
         names = [name.strip() for name in ops.split(",")]
         deployments = {pool: with_ops(each, names) for pool, each in deployments.items()}
@@ -130,7 +130,7 @@ def _told(to: str, deployments: dict[str, Deployment], exports: dict[str, Export
 def _described(
     question: Question | None, tp: int | None, batch: int | None, replicas: int, serve: str | None, rest: tuple
 ) -> Deployment:
-    from raysearch.export.models import repository
+    from raysearch.deploy.export.models import repository
 
     if question is None or (tp is None and rest[-1] is None) or batch is None:
         raise InputError("expected a folder or a file to export from, or a workload with --tp or --layout, and --batch")

@@ -28,7 +28,7 @@ def list_configurations(as_json: JsonOption = False) -> None:
       raysearch list --json
     """
     from raysearch.capabilities import machine_facts, model_facts
-    from raysearch.export.registry import exporter_names, exporter_summary
+    from raysearch.deploy.export.registry import exporter_names, exporter_summary
 
     names = {kind: list_names(kind) for kind in ("hardware", "models", "workloads", "studies", "fleets")}
     searchers = {name: searcher_summary(name) for name in searcher_names()}

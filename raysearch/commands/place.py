@@ -45,9 +45,9 @@ def place(
     """
     from dataclasses import replace
 
-    from raysearch.place.answer import answer, answer_dict, curves
-    from raysearch.place.fleet_file import load_fleet
-    from raysearch.place.show import show, write_answer
+    from raysearch.deploy.place.answer import answer, answer_dict, curves
+    from raysearch.deploy.place.fleet_file import load_fleet
+    from raysearch.deploy.place.show import show, write_answer
     from raysearch.progress import following
 
     check_folder(out)

@@ -62,8 +62,8 @@ def compare_pools(
           --sweep ttft-ms=300,500,1000,2000,4000 --out results/pools
       raysearch pools --model llama_3_1_70b --gpus 64 --isl 8000 --osl 500 --tpot-ms 30 --sweep requests-per-s=0.5,2,8
     """
-    from raysearch.pools.answer import Case, along_traffic
-    from raysearch.pools.record import answers_dict, write_answers
+    from raysearch.deploy.pools.answer import Case, along_traffic
+    from raysearch.deploy.pools.record import answers_dict, write_answers
     from raysearch.progress import telling
     from sim.pools.matching import Limits
     from sim.pools.resharding import Host
@@ -105,7 +105,7 @@ def compare_pools(
     if as_json:
         print_json(told)
     else:
-        from raysearch.pools.show import show
+        from raysearch.deploy.pools.show import show
 
         show(found)
         if out is not None:

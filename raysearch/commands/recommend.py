@@ -10,12 +10,12 @@ import typer
 
 from raysearch.commands.options import JsonOption, OutOption, print_json
 from raysearch.commands.question_options import loaded, takes_question
+from raysearch.deploy.recommend.answer import Answer
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.record import figures
 from raysearch.errors import NOTHING_FEASIBLE, InputError
 from raysearch.files import as_strategy, degrees_text, strategy_dict
 from raysearch.processes.claim import check_folder
-from raysearch.recommend.answer import Answer
-from raysearch.recommend.demand import Demand
-from raysearch.recommend.record import figures
 from sim.config.question import Question
 from sim.simulate import evaluate
 
@@ -58,8 +58,8 @@ def recommend(
         check_here()
     loaded(question)
     from raysearch.answers.recommended import RecommendationResult
-    from raysearch.recommend.record import write_answer
-    from raysearch.recommend.show import best_blocks, rest_blocks
+    from raysearch.deploy.recommend.record import write_answer
+    from raysearch.deploy.recommend.show import best_blocks, rest_blocks
     from raysearch.tables import print_blocks
 
     def shown(so_far: Answer) -> None:

@@ -16,9 +16,9 @@ from raysearch.processes.claim import claimed
 from sim.config.question import Question
 
 if TYPE_CHECKING:
-    from raysearch.live.candidates import Candidates
-    from raysearch.live.decide import Decision, Observation
-    from raysearch.live.session import Settings
+    from raysearch.deploy.live.candidates import Candidates
+    from raysearch.deploy.live.decide import Decision, Observation
+    from raysearch.deploy.live.session import Settings
 
 
 _TIMEOUT_S = 3600.0
@@ -72,10 +72,10 @@ def tune_live(
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --within 1% --confidence 0.95 --json
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --out tuning --resume
     """
-    from raysearch.export.source import TUNED_FILE
-    from raysearch.live.benchmark import check_chosen, opened_benchmark
-    from raysearch.live.candidates import candidates_of
-    from raysearch.live.session import Folder, Settings, patient, tune
+    from raysearch.deploy.export.source import TUNED_FILE
+    from raysearch.deploy.live.benchmark import check_chosen, opened_benchmark
+    from raysearch.deploy.live.candidates import candidates_of
+    from raysearch.deploy.live.session import Folder, Settings, patient, tune
     from raysearch.processes.deadline import Patience
     from raysearch.processes.watcher import can_go_on_with
     from raysearch.progress import stepping, telling

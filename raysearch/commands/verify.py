@@ -18,8 +18,8 @@ def verify_results(
     Examples:
       raysearch verify results/smoke
     """
-    from raysearch.export.source import verified_answers
-    from raysearch.live.session import is_tuning, verify_tuning
+    from raysearch.deploy.export.source import verified_answers
+    from raysearch.deploy.live.session import is_tuning, verify_tuning
     from raysearch.results import verify
 
     answers = verified_answers(directory)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raysearch.contexts import longest_context, too_long
-from raysearch.export.models import draft_repository, repository, stored_format
+from raysearch.deploy.export.models import draft_repository, repository, stored_format
 from sim.config.catalog import load_model
 from sim.config.files import CatalogError, configs_root
 from tests.described import question_about

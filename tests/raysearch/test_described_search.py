@@ -15,7 +15,7 @@ from raysearch.app import app
 from raysearch.records import RunSpec
 from raysearch.results import read_runs, read_spec, verify
 from sim.config.question import Question
-from tests.raysearch.export.test_engines import QWEN_CONFIG
+from tests.raysearch.deploy.export.test_engines import QWEN_CONFIG
 from tests.raysearch.test_cli import LONGEST_S, Start
 
 LLAMA = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--max-gpus", "2")

@@ -19,14 +19,14 @@ import pytest
 
 from envs.calls import CallRow
 from envs.chain import NO_ROWS_DIGEST
+from raysearch.deploy.export.source import RECOMMENDATION_FILE, TUNED_FILE, read_deployments, verified_answers
+from raysearch.deploy.export.stored import Exportable
+from raysearch.deploy.live.session import Head, verify_tuning
+from raysearch.deploy.place.fleet_file import FleetFile
+from raysearch.deploy.place.show import PLACEMENT_FILE
 from raysearch.errors import InputError, RunFailed
-from raysearch.export.source import RECOMMENDATION_FILE, TUNED_FILE, read_deployments, verified_answers
-from raysearch.export.stored import Exportable
 from raysearch.files import SEAL, read_record
 from raysearch.journal import JOURNAL_FILE, last_events
-from raysearch.live.session import Head, verify_tuning
-from raysearch.place.fleet_file import FleetFile
-from raysearch.place.show import PLACEMENT_FILE
 from raysearch.processes.claim import CLAIM_FILE, in_use
 from raysearch.records import RunHead, RunSummary, StudyRecord
 from raysearch.report import NotExplained, best_figures, read_report

@@ -19,7 +19,7 @@ import pytest
 from raysearch import app
 from raysearch.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from raysearch.damage import set_aside_damaged
-from raysearch.export.source import RECOMMENDATION_FILE, TUNED_FILE
+from raysearch.deploy.export.source import RECOMMENDATION_FILE, TUNED_FILE
 from raysearch.records import RunSpec
 from raysearch.results import read_spec
 from raysearch.run import SearchRun

@@ -14,10 +14,10 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor import Shard as TorchShard
 
+from raysearch.deploy.export.cut import cut_of, with_ops
+from raysearch.deploy.export.deployment import Deployment
+from raysearch.deploy.export.dtensor import export
 from raysearch.errors import InputError
-from raysearch.export.cut import cut_of, with_ops
-from raysearch.export.deployment import Deployment
-from raysearch.export.dtensor import export
 from raysearch.frameworks import styles
 from raysearch.frameworks.dtensor import from_torch_placements, torch_placement
 from raysearch.frameworks.layer import choices_of_weights, weight_shapes

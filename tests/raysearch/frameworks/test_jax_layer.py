@@ -132,8 +132,8 @@ def test_every_weight_has_a_spec_that_divides_it() -> None:
 
 
 def test_the_exported_file_holds_the_same_specs(elsewhere: Executor) -> None:
-    from raysearch.export.deployment import Deployment
-    from raysearch.export.jax import export
+    from raysearch.deploy.export.deployment import Deployment
+    from raysearch.deploy.export.jax import export
     from raysearch.frameworks.jax_layer import cache_spec, stream_spec, weight_specs
     from sim.strategy import Strategy
     from tests.described import question_about

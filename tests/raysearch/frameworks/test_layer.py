@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from raysearch.deploy.export.deployment import Deployment
+from raysearch.deploy.export.registry import exporter
 from raysearch.errors import InputError
-from raysearch.export.deployment import Deployment
-from raysearch.export.registry import exporter
 from raysearch.frameworks.layer import check_runs, unshown
 from sim.config.catalog import load_model
 from sim.layers.heuristics import megatron_dims

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from raysearch.deploy.recommend.answer import answer
+from raysearch.deploy.recommend.demand import Demand
 from raysearch.explain.picture import pictures_of
 from raysearch.explain.svg import draw as draw_svg
 from raysearch.explain.terminal import draw
 from raysearch.frameworks.layer import unshown
-from raysearch.recommend.answer import answer
-from raysearch.recommend.demand import Demand
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.files import config_path

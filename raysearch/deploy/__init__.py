@@ -1,0 +1,1 @@
+"""From a question to a running deployment: recommendations, pools, placements, exports, tuning on the real machine."""

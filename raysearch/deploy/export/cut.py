@@ -1,0 +1,60 @@
+"""What exports to frameworks share: a strategy as it cuts one layer, or some ops of it, and what that leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from raysearch.deploy.export.deployment import Deployment
+from raysearch.errors import InputError
+from raysearch.frameworks.layer import Sharded, shown_group, unshown
+from sim.config.files import did_you_mean
+from sim.ops.layers import op_names
+from sim.strategy import CHOICES, NONE
+
+
+def cut_of(deployment: Deployment, target: str) -> Sharded:
+    """The layer of a deployment as its strategy cuts it.
+
+    Args:
+        deployment: What is exported.
+        target: To what.
+
+    Raises:
+        InputError: A strategy beyond the joint space.
+    """
+    strategy, model = deployment.strategy, deployment.workload.model
+    if strategy.extended or set(strategy.dims) - set(CHOICES):
+        raise InputError(
+            f"--to {target} knows the strategies of the joint space: one mesh of tp and ep, choices 0, 1 and 2"
+        )
+    return Sharded(model, dict(zip(op_names(model), strategy.dims, strict=True)), strategy.tp, strategy.ep)
+
+
+def with_ops(deployment: Deployment, names: Sequence[str]) -> Deployment:
+    """The same, with every op but these whole over tp.
+
+    Raises:
+        InputError: The model has no such op.
+    """
+    known = op_names(deployment.workload.model)
+    if unknown := [name for name in names if name not in known]:
+        raise InputError(f"unknown op {unknown[0]!r}: {did_you_mean(unknown[0], known)}")
+    choices = zip(known, deployment.strategy.dims, strict=True)
+    dims = tuple(choice if name in names else NONE for name, choice in choices)
+    return replace(deployment, strategy=replace(deployment.strategy, dims=dims))
+
+
+def left_out(deployment: Deployment) -> tuple[str, ...]:
+    """What one layer's shardings do not say of a model."""
+    strategy, model = deployment.strategy, deployment.workload.model
+    group = shown_group(model)
+    dropped = [f"pp {strategy.pp}: give each stage a mesh and its layers"] if strategy.pp > 1 else []
+    if len(model.groups) > 1:
+        dropped.append(f"of {len(model.groups)} groups of layers the specs are those of {group.name} alone")
+    return (*dropped, *(f"no spec and no layer that runs: {part}" for part in unshown(model)))
+
+
+ORDER_NOTE = (
+    "queries, keys and values lie side by side for each group of heads, gate and up projections column by column"
+)

@@ -1,0 +1,173 @@
+"""What is exported, and what an export is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from raysearch.deploy.export.render import Command, Variable, shell_text
+from raysearch.errors import InputError
+from sim.serving.phases import batching, phase_of
+from sim.step.pipeline import stage_layers
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+COMMAND_FILE = "start.sh"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A strategy that is to be run.
+
+    Attributes:
+        workload: What it serves, on what.
+        strategy: Of one replica.
+        served_model: Hugging Face repository or path of the weights; a variable where somebody must make them first.
+        replicas: Copies that share nothing.
+        quantization: How the engine quantises these weights when it starts, in its own word; None leaves them.
+        longest_request: Tokens of the longest request where they differ; 0 where all are the workload's.
+
+    Raises:
+        InputError: Weights that no command line can name, or no copies.
+    """
+
+    workload: Workload
+    strategy: Strategy
+    served_model: str | Variable
+    replicas: int = 1
+    quantization: str | None = None
+    longest_request: int = 0
+
+    def __post_init__(self) -> None:
+        check_weights(str(self.served_model))
+        if isinstance(self.replicas, bool) or not isinstance(self.replicas, int) or self.replicas < 1:
+            raise InputError(f"expected replicas to be a whole number of at least 1, got {self.replicas!r}")
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one replica, as engines count them: hosts."""
+        return math.ceil(self.strategy.gpus / self.workload.hardware.host_gpus)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one replica on each of its nodes, which are filled alike."""
+        return math.ceil(self.strategy.gpus / self.nodes)
+
+    @property
+    def domain_notes(self) -> list[str]:
+        """Where its nodes must lie, if fast links join several hosts."""
+        hardware = self.workload.hardware
+        if self.nodes == 1 or hardware.host_gpus == hardware.node_gpus:
+            return []
+        domain = f"of the {hardware.node_gpus} GPUs that NVLink joins, nodes of {hardware.host_gpus}"
+        if self.strategy.gpus <= hardware.node_gpus:
+            return [f"its {self.nodes} nodes must be {domain}, as was charged"]
+        return [f"charged was one domain {domain}, filled after another: place its {self.nodes} nodes so"]
+
+    def router_notes(self, joined: str = "") -> list[str]:
+        """What to do with several replicas, and what joins a pool with the other one, if anything does."""
+        apart = phase_of(self.workload).pool if joined else None
+        where = f"in the {apart} pool" if apart else "behind a router"
+        copies = [
+            f"start {self.replicas} of these {where}, each on {self.strategy.gpus} GPU{'s' * (self.strategy.gpus > 1)}"
+        ]
+        return [
+            *(copies if self.replicas > 1 else []),
+            *([f"prefill and decode pools meet by {joined}"] if apart else []),
+        ]
+
+    @property
+    def layer_partition(self) -> str:
+        """Layers of each pipeline stage, as "16,15,15,15", where they are not as many in all; else ""."""
+        layers = stage_layers(self.workload.model.layers, self.strategy.pp)
+        return ",".join(map(str, layers)) if len(set(layers)) > 1 else ""
+
+    @property
+    def rank_requests(self) -> int:
+        """Requests that run at once on an attention rank, those of all pipeline stages' microbatches together."""
+        return math.ceil(self.strategy.batch / self.strategy.attention_dp) * self.strategy.pp
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        workload = self.workload
+        return max(workload.prompt_tokens + workload.output_tokens, workload.context_tokens, self.longest_request)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a step of an attention rank must have room for: prompts or a chunk beside running requests."""
+        running = self.rank_requests * self.workload.queries if phase_of(self.workload).decodes else 0
+        return running + self.prompt_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts in a step of an attention rank, as they were charged."""
+        workload, dp = self.workload, self.strategy.attention_dp
+        mixed = batching(workload, self.strategy.batch, dp).mixed
+        prompts = math.ceil(mixed.of_group(dp).prompts) * workload.prompt_tokens if mixed else 0
+        return workload.chunk_tokens or prompts if phase_of(workload).mixes else prompts
+
+
+def spread_notes(deployment: Deployment, nodes: int) -> list[str]:
+    """What differs from what was charged where a replica's GPUs lie evenly on nodes that they do not fill."""
+    hardware, all_gpus = deployment.workload.hardware, deployment.strategy.gpus
+    gpus, domain = math.ceil(all_gpus / nodes), deployment.domain_notes
+    if nodes == 1 or gpus == hardware.host_gpus or (domain and all_gpus <= hardware.node_gpus):
+        return domain
+    spread = f"it takes {gpus} of the {hardware.host_gpus} GPUs of each node; charged was one node filled after another"
+    return [*domain, spread]
+
+
+def check_even(count: int, of: str, nodes: int) -> None:
+    """Whether nodes can be all alike.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if count % nodes:
+        raise ValueError(f"{count} {of} do not lie evenly on {nodes} nodes")
+
+
+def check_weights(path: str) -> str:
+    """The same repository or path of weights, if it can be an argument of a command.
+
+    Raises:
+        InputError: It cannot, or an engine would take it for an option.
+    """
+    if path.startswith("-"):
+        raise InputError(
+            f"weights {path!r} look like an option to engines: write ./{path}, or the whole path (--serve)"
+        )
+    if "\0" in path or path.encode(errors="ignore").decode() != path:
+        raise InputError(f"the name of weights {path!r} is no text: rename them, or give another path (--serve)")
+    return path
+
+
+@dataclass(frozen=True)
+class Export:
+    """A deployment in a target's words.
+
+    Attributes:
+        command: What starts it; None where files are applied by something else.
+        files: By name, text each.
+        dropped: What the target cannot be told, and what the simulator says that costs.
+        notes: What its user must know.
+        violations: Limits that it breaks where it runs, by the simulator.
+    """
+
+    command: Command | None
+    files: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()
+
+    @property
+    def command_text(self) -> str:
+        """The command as one would type it; "" without one."""
+        return shell_text(self.command) if self.command else ""
+
+    @property
+    def all_files(self) -> dict[str, str]:
+        """Its files, and its command as a script."""
+        return {**self.files, **({COMMAND_FILE: f"#!/bin/sh\n{self.command_text}\n"} if self.command else {})}

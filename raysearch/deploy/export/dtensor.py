@@ -1,0 +1,94 @@
+"""A strategy as PyTorch reads it: a mesh and a plan that `parallelize_module` takes, with the styles that it needs.
+
+The plan's modules are those of `raysearch.frameworks.torch_layer`, whose collectives under it are those that the
+simulator charges.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raysearch.deploy.export.cut import ORDER_NOTE, cut_of, left_out
+from raysearch.deploy.export.deployment import Deployment, Export
+from raysearch.deploy.export.render import Call, Name, python_text
+from raysearch.frameworks.plan import Lay, OpPlan, cache_lay, layer_plan, stream_lay
+from sim.layers.mixers import GroupedAttention
+from sim.sharding.placement import PARTIAL, REPLICATE
+from sim.simulate import evaluate
+
+_HEAD = '''
+"""Shardings over EP x TP GPUs of one layer of MODEL, for PyTorch; all layers are alike.
+
+    parallelize_module(model, mesh(), plan())
+
+A module that is not in PLAN stays as it is. Rename those that your model calls otherwise. Placements are over ep and
+tp: STREAM those of [tokens, hidden] between layers, CACHE those of keys and values, [sequences, context, kv heads, head
+dim], or None where there are no heads. LEFT_OUT is what they do not say of the model, CHARGED what each GPU sends in a
+layer, as the simulator charges it.
+"""
+
+from styles import OpParallel
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+P, R, S = Partial(), Replicate(), Shard
+'''
+_TAIL = """
+def mesh(device: str = "cuda") -> DeviceMesh:
+    return init_device_mesh(device, (EP, TP), mesh_dim_names=("ep", "tp"))
+
+
+def plan(layers: str = "layers.*.") -> dict[str, OpParallel]:
+    return {layers + path: style for path, style in PLAN.items()}
+"""
+
+
+def export(deployment: Deployment) -> Export:
+    """sharding.py for one pipeline stage of one replica, and styles.py, which it imports.
+
+    Raises:
+        InputError: A strategy beyond the joint space.
+    """
+    cut, missing = cut_of(deployment, "dtensor"), left_out(deployment)
+    constants = {
+        "MODEL": cut.model.name,
+        "EP": cut.ep,
+        "TP": cut.tp,
+        "PLAN": {path: style(plan) for path, plan in layer_plan(cut).items()},
+        "STREAM": placements(stream_lay(cut)),
+        "CACHE": placements(cache_lay(cut)) if isinstance(cut.group.attention, GroupedAttention) else None,
+        "LEFT_OUT": missing,
+        "CHARGED": _charged(deployment),
+    }
+    styles = Path(__file__).parents[1] / "frameworks" / "styles.py"
+    files = {"sharding.py": python_text(_HEAD, constants, _TAIL), "styles.py": styles.read_text(encoding="utf-8")}
+    notes = (ORDER_NOTE, "tokens are each ep rank's own; raysearch.frameworks.torch_layer has the modules of the plan")
+    return Export(None, files, missing, notes)
+
+
+def style(plan: OpPlan) -> Call:
+    """The `OpParallel` of a module as Python reads it.
+
+    >>> from sim.sharding.placement import Shard
+    >>> style(OpPlan(((Shard(0), REPLICATE),), (Shard(0), Shard(1)), (Shard(0), Shard(1)), (REPLICATE, Shard(0))))
+    OpParallel(reads=[(S(0), R)], weight=(R, S(0)), gives=(S(0), S(1)))
+    """
+    named: dict[str, object] = {"reads": [placements(lay) for lay in plan.reads]}
+    named |= {"weight": placements(plan.weight)} if plan.weight else {}
+    named |= {"gives": placements(plan.gives)}
+    named |= {"leaves": placements(plan.leaves)} if plan.leaves != plan.gives else {}
+    return Call("OpParallel", (), named | ({"local": True} if plan.local else {}))
+
+
+def placements(lay: Lay) -> tuple[object, ...]:
+    """Placements over ep and tp as the exported file writes them."""
+    return tuple({REPLICATE: Name("R"), PARTIAL: Name("P")}.get(each) or Call(each.code, each.dims) for each in lay)
+
+
+def _charged(deployment: Deployment) -> tuple[str, ...]:
+    """Which collectives to expect."""
+    return tuple(
+        f"{c.kind} of {c.tensor}, {c.degree} GPUs: {c.bytes_per_device:,.0f} bytes"
+        for op in evaluate(deployment.workload, deployment.strategy).ops
+        for c in op.collectives
+    )

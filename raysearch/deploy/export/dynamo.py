@@ -1,0 +1,134 @@
+"""A strategy as a DynamoGraphDeployment of NVIDIA Dynamo 1.6.1 (nvidia.com/v1beta1).
+
+Source: dynamo/profiler/templates/dgd/* and dynamo/profiler/utils/config.py of the ai-dynamo 1.6.1 wheel. A worker's
+replicas are the deployment's; one that spans nodes says so in `multinode.nodeCount`, and GPUs are counted per node. The
+operator adds what each engine needs to span nodes, data-parallel ranks of a node too (its backend_vllm.go).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from raysearch.deploy.export import sglang, trtllm, vllm
+from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
+from raysearch.deploy.export.fitting import fitted
+from raysearch.deploy.export.render import Word, container_environment, container_words, words, yaml_text
+from raysearch.deploy.export.vllm import check_ranks
+from sim.engines.registry import engine_rules
+from sim.engines.rules import nvidia_alone
+from sim.serving.phases import phase_of
+
+VERSION = "1.6.1"
+FILE = "dynamo.yaml"
+_IMAGES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
+
+
+def export(deployment: Deployment) -> Export:
+    """The resource, of the workload's engine (vLLM where it has none); `kubectl apply -f` takes it."""
+    made = export_pools({"": deployment})
+    pool = phase_of(deployment.workload).pool
+    if pool is None:
+        return made
+    return replace(made, notes=(*made.notes, f"this is the {pool} pool alone: add the components of the other one"))
+
+
+def export_pools(pools: Mapping[str, Deployment]) -> Export:
+    """One resource for pools that serve together: a frontend, and the workers of each pool as a component.
+
+    Source: examples/backends/*/deploy/disagg.yaml of Dynamo.
+    """
+    engine = _engine_of(next(iter(pools.values())))
+    components, notes, dropped, violations = [_frontend(engine)], list[str](), list[str](), list[str]()
+    for name, deployment in pools.items():
+        runs = fitted(deployment, engine_rules(engine))
+        check_even(runs.deployment.strategy.gpus, "GPUs", deployment.nodes)
+        if engine == "vllm":
+            check_ranks(runs.deployment)
+        which = f"{name} pool: " if name else ""
+        notes += [which + text for text in (*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes))]
+        dropped += [which + text for text in runs.dropped]
+        violations += [which + text for text in runs.violations]
+        components.append(_worker(runs.deployment, engine))
+    model = next(iter(pools.values())).workload.model.name
+    resource = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": resource_name(f"{model}-{engine}")},
+        "spec": {"components": components},
+    }
+    notes += [f"kubectl apply -f {FILE}, where Dynamo's operator of {VERSION} runs", "hf-token-secret holds HF_TOKEN"]
+    return Export(None, {FILE: yaml_text(resource)}, tuple(dropped), tuple(notes), tuple(violations))
+
+
+def _engine_of(deployment: Deployment) -> str:
+    workload = deployment.workload
+    for text in nvidia_alone(workload.hardware):
+        raise ValueError(f"Dynamo's images: {text}; export to the engine or to llm-d")
+    engine = workload.engine.name.partition("<")[0] if workload.engine else "vllm"
+    if engine not in _IMAGES:
+        raise ValueError(f"Dynamo runs {', '.join(_IMAGES)}, not {engine}")
+    return engine
+
+
+def _frontend(engine: str) -> dict[str, Any]:
+    pod = _pod(engine, ["python3"], ["-m", "dynamo.frontend"], None)
+    return {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": pod}
+
+
+def _worker(deployment: Deployment, engine: str) -> dict[str, Any]:
+    pool = phase_of(deployment.workload).pool
+    worker: dict[str, Any] = {
+        "name": pool or "worker",
+        "type": pool or "worker",
+        "replicas": deployment.replicas,
+        "podTemplate": _pod(engine, ["python3", "-m", f"dynamo.{engine}"], _args(deployment, engine), deployment),
+    }
+    if deployment.nodes > 1:
+        worker["multinode"] = {"nodeCount": deployment.nodes}
+    return worker
+
+
+def resource_name(text: str) -> str:
+    """A text as the name of a Kubernetes resource: lower case, letters, digits and hyphens, a letter first, at most 63.
+
+    >>> resource_name("Qwen3_235B-A22B"), resource_name("7b"), resource_name("模型")
+    ('qwen3-235b-a22b', 'model-7b', 'model')
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return (name if name[:1].isalpha() else f"model-{name}")[:63].strip("-")
+
+
+def _pod(engine: str, command: list[str], args: list[Word], worker: Deployment | None) -> dict[str, Any]:
+    main: dict[str, Any] = {
+        "name": "main",
+        "image": f"nvcr.io/nvidia/ai-dynamo/{_IMAGES[engine]}:{VERSION}",
+        "command": command,
+        "args": container_words(args),
+        "envFrom": [{"secretRef": {"name": "hf-token-secret"}}],
+    }
+    if worker is not None:
+        if environment := _environment(worker, engine):
+            main["env"] = container_environment(environment)
+        main["resources"] = {"limits": {"nvidia.com/gpu": str(worker.gpus_per_node)}}
+    return {"spec": {"containers": [main]}}
+
+
+def _environment(deployment: Deployment, engine: str) -> dict[str, str]:
+    of_engine = {"vllm": vllm.layers_of_stages, "sglang": sglang.layers_of_stages}
+    return of_engine[engine](deployment) if engine in of_engine else {}
+
+
+def _args(deployment: Deployment, engine: str) -> list[Word]:
+    of_pool = phase_of(deployment.workload).pool
+    pool = ["--disaggregation-mode", of_pool] if of_pool else []
+    if engine == "vllm":  # Dynamo's mode sets how caches are sent
+        kept = [flag for flag in vllm.engine_flags(deployment) if flag[0] != "--kv-transfer-config"]
+        return ["--model", deployment.served_model, *words(kept), *pool]
+    if engine == "sglang":
+        return ["--model-path", deployment.served_model, *words(sglang.engine_flags(deployment))]
+    overridden = json.dumps(trtllm.config(deployment))
+    return ["--model-path", deployment.served_model, "--override-engine-args", overridden, *pool]

@@ -1,0 +1,123 @@
+"""A deployment made one that an engine can be told, and what that costs by the simulator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from raysearch.contexts import too_long
+from raysearch.deploy.export.deployment import Deployment
+from raysearch.deploy.export.models import Told, with_weights
+from raysearch.files import degrees_text
+from sim.config.catalog import under_engine
+from sim.engines.rules import EngineRules
+from sim.evaluation import Evaluation
+from sim.simulate import evaluate, mesh_violations
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A deployment that an engine runs.
+
+    Attributes:
+        deployment: The same on the engine, with what it runs in place of what it cannot be told.
+        dropped: What it could not be told, each with the cost; empty if it runs everything as it is.
+        notes: What its user must know.
+        violations: Limits that it breaks there.
+    """
+
+    deployment: Deployment
+    dropped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()
+
+
+def fitted(
+    deployment: Deployment, engine: EngineRules, tell: Callable[[Deployment, EngineRules], Told] = with_weights
+) -> Fitted:
+    """The nearest deployment that an engine runs: as many GPUs, as many stages, the same batch.
+
+    Of those it takes the fastest that is feasible; where none is, the one that misses its limits least. All is priced
+    on that engine, whatever engine the strategy was found on.
+
+    Args:
+        deployment: What is wished.
+        engine: Who is to run it.
+        tell: What the engine can be told of all but the strategy.
+
+    Raises:
+        ValueError: The engine runs nothing on so many GPUs, or nothing on such GPUs.
+    """
+    if lacks := list(engine.lacks_machine(deployment.workload.hardware)):
+        raise ValueError(f"{engine.title}: {lacks[0]}")
+    there = replace(deployment, workload=on_engine(deployment.workload, engine))
+    told = tell(there, engine)
+    dropped, notes = list(told.dropped), [*_moved(deployment, there, engine), *told.notes]
+    notes += too_long(deployment.longest, deployment.workload.model, Path(str(told.deployment.served_model)))
+    if dropped:
+        before, after = _wished(there), _wished(told.deployment)
+        dropped[-1] = f"{dropped[-1]}: {_cost(before, after)}"
+    workload, strategy = told.deployment.workload, deployment.strategy
+    refused = engine.refusals(workload, strategy)
+    if not refused:
+        return Fitted(told.deployment, tuple(dropped), tuple(notes), _broken(evaluate(workload, strategy)))
+    runs = [evaluate(workload, each) for each in _alike(told.deployment, engine)]
+    if not runs:
+        raise ValueError(f"{refused[0]}; and it runs nothing else on {strategy.gpus} GPUs")
+    best = min(runs, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu))
+    cost = f"in its place: {degrees_text(best.strategy)}; {_cost(_wished(told.deployment), best)}"
+    there = replace(told.deployment, strategy=best.strategy)
+    return Fitted(there, (*dropped, *refused, cost), tuple(notes), _broken(best))
+
+
+def _broken(evaluation: Evaluation) -> tuple[str, ...]:
+    return tuple(violation.message for violation in evaluation.violations)
+
+
+def on_engine(workload: Workload, engine: EngineRules) -> Workload:
+    """The same served by an engine: its space, kernels, times and memory policy. Tokens reach experts as they did."""
+    if workload.engine and workload.engine.name.partition("<")[0] == engine.name:
+        return replace(workload, space=engine.name)
+    return under_engine(workload, engine.name)
+
+
+def _moved(deployment: Deployment, there: Deployment, engine: EngineRules) -> Iterator[str]:
+    """What changes with the engine alone, where another one or none was charged."""
+    was = deployment.workload.engine
+    if (was.name if was else None) != (there.workload.engine.name if there.workload.engine else None):
+        by = f"was charged as on {was.name if was else 'the bare machine'}"
+        yield f"this {by}; on {engine.title} {_cost(_wished(deployment), _wished(there))}"
+
+
+def _wished(deployment: Deployment) -> Evaluation:
+    """What a deployment would do on its engine if it could be told."""
+    return evaluate(replace(deployment.workload, space="extended"), deployment.strategy)
+
+
+def _alike(deployment: Deployment, engine: EngineRules) -> Iterator[Strategy]:
+    """What the engine runs on as many GPUs with the same batch."""
+    workload, strategy = deployment.workload, deployment.strategy
+    divisors = [n for n in range(1, strategy.stage_gpus + 1) if strategy.stage_gpus % n == 0]
+    contexts = divisors if engine.cuts_context(workload) else [1]
+    experts = [ep for ep in divisors if workload.model.experts % ep == 0]
+    for plan, tp, cp, ep in itertools.product(engine.plans_of(workload), divisors, contexts, experts):
+        if strategy.stage_gpus % (tp * cp) == 0:
+            dp = strategy.stage_gpus // (tp * cp)
+            each = Strategy(tp, ep, strategy.pp, strategy.batch, plan.dims, cp, None if (cp, dp) == (1, ep) else dp)
+            if not mesh_violations(workload, tp, cp, dp, ep) and not engine.refusals(workload, each):
+                yield each
+
+
+def _cost(before: Evaluation, after: Evaluation) -> str:
+    """What a change costs: throughput, the time of a token or of a prompt, and the limits that it breaks."""
+    was, is_ = before.tokens_per_s_per_gpu, after.tokens_per_s_per_gpu
+    text = f"{is_:,.1f} tokens/s/GPU, not {was:,.1f} ({is_ / was - 1:+.1%}), "
+    if before.tpot_s:
+        text += f"{after.tpot_s * 1e3:.1f} ms per token, not {before.tpot_s * 1e3:.1f}"
+    else:
+        text += f"{after.ttft_s * 1e3:.1f} ms to the first token, not {before.ttft_s * 1e3:.1f}"
+    return text + "".join(f"; breaks a limit: {violation.message}" for violation in after.violations)

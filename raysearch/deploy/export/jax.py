@@ -1,0 +1,75 @@
+"""A strategy as JAX reads it: a mesh, and a `PartitionSpec` for each weight, the cache and the residual stream.
+
+The layer itself, whose collectives are those that the simulator charges, is `raysearch.frameworks.jax_layer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raysearch.deploy.export.cut import ORDER_NOTE, cut_of, left_out
+from raysearch.deploy.export.deployment import Deployment, Export
+from raysearch.deploy.export.render import Call, python_text
+from raysearch.frameworks.layer import Sharded, weight_shapes
+from sim.layers.mixers import GroupedAttention
+from sim.sharding.placement import Placement, Shard
+
+_HEAD = '''
+"""Shardings over EP x TP devices of one layer of MODEL, for JAX; all layers are alike.
+
+STREAM is that of [tokens, hidden] between layers, CACHE that of keys and values, [sequences, context, kv heads,
+head dim], or None where there are no heads. LEFT_OUT is what they do not say of the model.
+"""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+'''
+_TAIL = """
+def mesh(devices=None):
+    return Mesh(np.array(devices or jax.devices()[: EP * TP]).reshape(EP, TP), ("ep", "tp"))
+"""
+
+
+def export(deployment: Deployment) -> Export:
+    """sharding.py for one pipeline stage of one replica.
+
+    Raises:
+        InputError: A strategy beyond the joint space.
+    """
+    cut, missing = cut_of(deployment, "jax"), left_out(deployment)
+    weights: dict[str, Call] = {}
+    for name, shape in weight_shapes(cut.model).items():
+        over_ep = {"ep": Shard(0)} if cut.model.is_moe and name in ("ffn1", "ffn2") else {}
+        weights[name] = spec({**over_ep, "tp": cut.weight_placement(name)}, len(shape))
+    constants = {
+        "MODEL": cut.model.name,
+        "EP": cut.ep,
+        "TP": cut.tp,
+        "WEIGHTS": weights,
+        "STREAM": spec({"ep": Shard(0), "tp": cut.stream}, 2),
+        "CACHE": _cache(cut),
+        "LEFT_OUT": missing,
+    }
+    notes = (
+        ORDER_NOTE,
+        "raysearch.frameworks.jax_layer runs the layer with the collectives that the simulator charges",
+    )
+    return Export(None, {"sharding.py": python_text(_HEAD, constants, _TAIL)}, missing, notes)
+
+
+def _cache(cut: Sharded) -> Call | None:
+    if not isinstance(cut.group.attention, GroupedAttention):
+        return None
+    over_tp = {"t": Shard(0), "h": Shard(2)}.get(cut.label("attention"))
+    return spec({"ep": Shard(0), **({"tp": over_tp} if over_tp else {})}, 4)
+
+
+def spec(placements: Mapping[str, Placement], rank: int) -> Call:
+    """A `PartitionSpec` as Python reads it.
+
+    >>> spec({"ep": Shard(0), "tp": Shard(0)}, 2)
+    P(('ep', 'tp'), None)
+    """
+    axes = [tuple(name for name, each in placements.items() if each == Shard(dim)) for dim in range(rank)]
+    return Call("P", tuple(each if len(each) > 1 else each[0] if each else None for each in axes))

@@ -1,0 +1,130 @@
+"""A strategy as an SGLang server's command.
+
+Source: sglang/srt/arg_groups/fields of 0.5.23: `--tp-size` counts the GPUs of a stage, `--attn-dp-size` splits them
+into attention groups (in place of `--dp-size` with `--enable-dp-attention`, which ends with 2026), over which
+`--enable-dp-lm-head` has each cut a vocabulary of its own, as `sim.step.ends` charges it,
+`--max-running-requests` counts requests of the replica, `--max-prefill-tokens` tokens of an attention group, and
+`--chunked-prefill-size` is divided by the attention groups. `--enable-mixed-chunk` puts chunks of prompts into steps
+that decode, which are apart without it; it takes chunks, and no speculative decoding (scheduler.py, server_args.py).
+"""
+
+from __future__ import annotations
+
+from raysearch.deploy.export.deployment import Deployment, Export, spread_notes
+from raysearch.deploy.export.fitting import fitted
+from raysearch.deploy.export.models import draft_repository
+from raysearch.deploy.export.render import Command, Flag, Variable
+from sim.engines.sglang import SGLANG
+from sim.layers.heuristics import megatron_dims
+from sim.serving.phases import phase_of
+from sim.workload import Speculation
+
+_JOINED = "`python -m sglang_router.launch_router --pd-disaggregation --prefill URL ... --decode URL ...`"
+
+
+def export(deployment: Deployment) -> Export:
+    """The command that starts one replica; over several nodes, the same on each."""
+    runs = fitted(deployment, SGLANG)
+    flags = engine_flags(runs.deployment)
+    notes, nodes = [*runs.notes], _nodes(deployment)
+    if phase_of(deployment.workload).mixes and not _mixes(deployment):
+        notes.append("SGLang computes these prompts in steps of their own; charged was one step with what decodes")
+    if nodes > 1:
+        address: Flag = ("--dist-init-addr", Variable("HEAD_ADDRESS", ":50000"))
+        flags += [("--nnodes", nodes), ("--node-rank", Variable("NODE_RANK")), address]
+        notes.append(f"run it on each of {nodes} nodes, with NODE_RANK 0 to {nodes - 1}")
+    notes += [*spread_notes(deployment, nodes), *deployment.router_notes(_JOINED)]
+    program = ("python", "-m", "sglang.launch_server", "--model-path", runs.deployment.served_model)
+    command = Command(program, tuple(flags), layers_of_stages(runs.deployment))
+    return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
+
+
+def layers_of_stages(deployment: Deployment) -> dict[str, str]:
+    """What its environment must say where stages are not alike."""
+    split = deployment.layer_partition
+    return {"SGLANG_PP_LAYER_PARTITION": split} if split else {}
+
+
+def _mixes(deployment: Deployment) -> bool:
+    """Whether its steps can carry chunks of prompts beside requests that decode, as phase serve charges them."""
+    workload = deployment.workload
+    return phase_of(workload).mixes and workload.chunk_tokens is not None and workload.speculation is None
+
+
+def _nodes(deployment: Deployment) -> int:
+    """Fewest nodes that have whole stages each, or whole stages over several of them.
+
+    Source: _calculate_rank_ranges of sglang/srt/entrypoints/engine.py.
+    """
+    pp, stage = deployment.strategy.pp, deployment.strategy.stage_gpus
+    counts = range(deployment.nodes, deployment.strategy.gpus + 1)
+    return next(n for n in counts if pp % n == 0 or (n % pp == 0 and stage % (n // pp) == 0))
+
+
+def engine_flags(deployment: Deployment) -> list[Flag]:
+    """All options but those of several nodes."""
+    return _parallel_flags(deployment) + _serving_flags(deployment)
+
+
+def _parallel_flags(deployment: Deployment) -> list[Flag]:
+    """Options of the degrees."""
+    strategy, workload = deployment.strategy, deployment.workload
+    flags: list[Flag] = [("--tp-size", strategy.stage_gpus)]
+    if strategy.pp > 1:
+        flags.append(("--pp-size", strategy.pp))
+    if strategy.attention_dp > 1:
+        flags += [("--attn-dp-size", strategy.attention_dp), ("--enable-dp-lm-head", None)]
+    if strategy.cp > 1:
+        flags.append(("--dcp-size", strategy.cp))
+    if workload.model.is_moe and strategy.ep > 1:
+        flags.append(("--ep-size", strategy.ep))
+        if workload.expert_exchange == "all_to_all":
+            flags.append(("--moe-a2a-backend", "deepep"))
+    if strategy.tp > 1 and strategy.dims[0] != megatron_dims(workload.model)[0]:
+        flags.append(("--enable-layernorm-sp", None))
+    return flags
+
+
+def _serving_flags(deployment: Deployment) -> list[Flag]:
+    """Options of the batch, the memory and the formats."""
+    workload, strategy = deployment.workload, deployment.strategy
+    chunk = -1 if workload.chunk_tokens is None else workload.chunk_tokens * strategy.attention_dp
+    flags: list[Flag] = [
+        ("--max-running-requests", deployment.rank_requests * strategy.attention_dp),
+        ("--chunked-prefill-size", chunk),
+        *([("--enable-mixed-chunk", None)] if _mixes(deployment) else []),
+        *([("--max-prefill-tokens", deployment.prompt_tokens)] if deployment.prompt_tokens else []),
+        ("--context-length", deployment.longest),
+        ("--mem-fraction-static", SGLANG.memory.share),
+    ]
+    if workload.prompt_wait_steps and strategy.attention_dp > 1 and phase_of(workload).mixes:
+        flags += [
+            ("--enable-prefill-delayer", None),
+            ("--prefill-delayer-max-delay-passes", workload.prompt_wait_steps),
+        ]
+    if workload.precisions.kv_cache == "fp8":
+        flags.append(("--kv-cache-dtype", "fp8_e4m3"))
+    if deployment.quantization:
+        flags.append(("--quantization", deployment.quantization))
+    if workload.redundant_experts:
+        flags += [("--enable-eplb", None), ("--ep-num-redundant-experts", workload.redundant_experts)]
+    if workload.speculation is not None:
+        flags += _speculation_flags(workload.speculation)
+    if pool := phase_of(workload).pool:
+        flags.append(("--disaggregation-mode", pool))
+    return flags
+
+
+def _speculation_flags(said: Speculation) -> list[Flag]:
+    """Source: docs/advanced_features/speculative_decoding of the same version; one draft per step, no tree."""
+    if said.draft is None:
+        return [("--speculative-algorithm", "NGRAM"), ("--speculative-num-draft-tokens", said.draft_tokens + 1)]
+    chain: list[Flag] = [
+        ("--speculative-num-steps", said.draft_tokens),
+        ("--speculative-eagle-topk", 1),
+        ("--speculative-num-draft-tokens", said.draft_tokens + 1),
+    ]
+    if said.draft == "mtp":
+        return [("--speculative-algorithm", "EAGLE"), *chain]
+    path: Flag = ("--speculative-draft-model-path", draft_repository(said.draft))
+    return [("--speculative-algorithm", "STANDALONE"), path, *chain]

@@ -1,0 +1,111 @@
+"""Where an exported strategy comes from: a recommendation, the results of a search or a study, or printed JSON."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from raysearch.deploy.export.deployment import Deployment
+from raysearch.deploy.export.models import repository
+from raysearch.deploy.export.pools import POOLS_FILE, pool_deployments
+from raysearch.deploy.export.stored import Exportable
+from raysearch.errors import InputError
+from raysearch.files import as_strategy, read_record
+from raysearch.records import Record, RunSpec
+from raysearch.results import read_runs, read_spec
+from sim.config.code import Origin
+from sim.config.question import Question
+from sim.validate import check_strategy
+
+RECOMMENDATION_FILE = "recommendation.json"
+TUNED_FILE = "tuned.json"
+"""What `tune-live` found: the options of its workload, and the best."""
+
+
+def verified_answers(folder: Path) -> list[str]:
+    """Names of the answers of `recommend`, `pools`, `place` and `tune-live` in a folder, each as it was written.
+
+    Raises:
+        InputError: What says which one is not.
+    """
+    from raysearch.deploy.place.show import PLACEMENT_FILE
+
+    schemas = dict.fromkeys((RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE), Exportable) | {PLACEMENT_FILE: Record}
+    found = {name: schema for name, schema in schemas.items() if os.path.lexists(folder / name)}
+    for name, schema in found.items():
+        read_record(folder / name, schema)
+    return list(found)
+
+
+def read_deployments(
+    source: Path, question: Question | None, alternative: int, served_model: str | None
+) -> dict[str, Deployment]:
+    """What a folder or a file holds, by the name of its pool; "" of a single one.
+
+    Args:
+        source: A folder of `recommend`, `pools`, `tune-live`, `search` or `study`,
+            or a file with a "strategy" of `--json`.
+        question: What is served, where the source does not say; a printed strategy does not, and one whose ops have
+            declared choices names code that only a user has run.
+        alternative: 0 for the best of a recommendation, then its alternatives in order; of `pools` a point.
+        served_model: In place of the model's own repository.
+
+    Raises:
+        InputError, StrategyError, CatalogError: There is no such strategy, or its workload cannot be had.
+    """
+    files = [source / name for name in (RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE) if (source / name).is_file()]
+    if source.is_dir() and not files:
+        found = {"": _of_results(source, question, served_model)}
+    else:
+        found = _of_file(files[0] if files else source, question, alternative, served_model)
+    for each in found.values():
+        check_strategy(each.workload, each.strategy)
+    return found
+
+
+def _of_file(
+    path: Path, question: Question | None, alternative: int, served_model: str | None
+) -> dict[str, Deployment]:
+    try:
+        told = read_record(path, Exportable, sealed=False)
+    except OSError as error:
+        raise InputError(f"cannot read a strategy from {path}: {error.strerror or error}") from error
+    if told.get("points") is not None:
+        return pool_deployments(path, told, alternative, served_model)
+    origin = Origin.RECORD if question is None else Origin.USER
+    if told.get("question") is not None:
+        question = question or Question.of_record(told["question"])
+        told = _alternative(path, told, alternative)
+    if question is None:
+        raise InputError(f"{path} says no workload: name it with --workload, or describe it with --model")
+    if not told.get("strategy"):
+        raise InputError(f"{path} has no strategy: nothing was feasible")
+    workload = question.load(origin)
+    served_model = served_model or repository(workload, question.model)
+    return {"": Deployment(workload, as_strategy(told["strategy"]), served_model, told.get("replicas", 1))}
+
+
+def _alternative(path: Path, told: dict[str, Any], number: int) -> dict[str, Any]:
+    if told.get("best") is None:
+        raise InputError(f"{path} has no strategy: nothing was feasible")
+    choices = [told["best"], *told.get("alternatives", [])]
+    if number >= len(choices):
+        raise InputError(f"{path} has no alternative {number}: it has the best (0) and {len(choices) - 1} more")
+    return choices[number]
+
+
+def _of_results(folder: Path, question: Question | None, served_model: str | None) -> Deployment:
+    """The best strategy of the best run; of a study with several workloads none can be said to be."""
+    from raysearch.report import NotExplained, best_runs, explain
+
+    runs = best_runs(read_runs(folder))
+    if len(runs) != 1:
+        workloads = ", ".join(run["workload"] for run in runs) or "none"
+        raise InputError(f"{folder} has the best of {len(runs)} workloads ({workloads}): name a run's own folder")
+    try:
+        workload, evaluation = explain(folder, runs[0], question.load() if question else None)
+    except NotExplained as error:
+        raise InputError(f"the best strategy of {folder} cannot be exported: {error}") from error
+    model = RunSpec(**read_spec(folder, runs[0]["run_id"])).described.get("model")
+    return Deployment(workload, evaluation.strategy, served_model or repository(workload, model))

@@ -1,0 +1,91 @@
+"""A strategy as `trtllm-serve` and its config.yaml.
+
+Source: documentation of TensorRT-LLM 1.3.0rc26 and the engine arguments that AIConfigurator generates for 1.3.0rc23;
+`max_batch_size` counts requests of one attention-DP rank, `max_num_tokens` is a multiple of `tokens_per_block`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from raysearch.deploy.export.deployment import Deployment, Export
+from raysearch.deploy.export.fitting import fitted
+from raysearch.deploy.export.models import draft_repository
+from raysearch.deploy.export.render import Command, Word, yaml_text
+from sim.engines.trtllm import TRTLLM
+from sim.serving.phases import phase_of
+from sim.workload import Speculation
+
+CONFIG_FILE = "config.yaml"
+_JOINED = "`trtllm-serve disaggregated -c FILE` with the pools' addresses as context_servers and generation_servers"
+_BLOCK_TOKENS = 32
+"""Tokens of a KV block. [published] default of kv_cache_config.tokens_per_block."""
+
+
+def export(deployment: Deployment) -> Export:
+    """The command that starts one replica, and the file that it reads."""
+    runs = fitted(deployment, TRTLLM)
+    program: tuple[Word, ...] = ("trtllm-serve", runs.deployment.served_model)
+    notes = [*runs.notes]
+    if deployment.nodes > 1:
+        program = ("mpirun", "-n", str(deployment.strategy.gpus), "trtllm-llmapi-launch", *program)
+        notes.append(f"start it over {deployment.nodes} nodes with their host file, or by `srun` in place of mpirun")
+    notes += [*deployment.domain_notes, *deployment.router_notes(_JOINED)]
+    command = Command(program, (("--config", CONFIG_FILE),))
+    files = {CONFIG_FILE: yaml_text(config(runs.deployment))}
+    return Export(command, files, runs.dropped, tuple(notes), runs.violations)
+
+
+def config(deployment: Deployment) -> dict[str, Any]:
+    """The content of config.yaml."""
+    strategy, workload = deployment.strategy, deployment.workload
+    attention_dp = strategy.attention_dp > 1
+    content: dict[str, Any] = {
+        "backend": "pytorch",
+        "tensor_parallel_size": strategy.attention_dp if attention_dp else strategy.tp,
+        "pipeline_parallel_size": strategy.pp,
+        "enable_attention_dp": attention_dp,
+    }
+    if workload.prompt_wait_steps and attention_dp and phase_of(workload).mixes:
+        waits = {"enable_balance": True, "timeout_iters": workload.prompt_wait_steps, "batching_wait_iters": 0}
+        content["attention_dp_config"] = waits
+    if strategy.cp > 1:
+        content["context_parallel_size"] = strategy.cp
+        content["cp_config"] = {"cp_type": "HELIX", "tokens_per_block": _BLOCK_TOKENS}
+    if workload.model.is_moe:
+        content["moe_expert_parallel_size"] = strategy.ep
+        content["moe_tensor_parallel_size"] = strategy.moe_tp
+        if workload.expert_exchange == "all_to_all":
+            content["moe_config"] = {"backend": "WIDEEP"}
+        if workload.redundant_experts:
+            slots = workload.model.experts + workload.redundant_experts
+            content.setdefault("moe_config", {})["load_balancer"] = {"num_slots": slots, "layer_updates_per_iter": 2}
+    content["max_batch_size"] = deployment.rank_requests
+    content["max_num_tokens"] = _BLOCK_TOKENS * math.ceil(deployment.step_tokens / _BLOCK_TOKENS)
+    content["max_seq_len"] = deployment.longest
+    content["enable_chunked_prefill"] = workload.chunk_tokens is not None
+    content["kv_cache_config"] = {
+        "free_gpu_memory_fraction": TRTLLM.memory.share,
+        "dtype": "fp8" if workload.precisions.kv_cache == "fp8" else "auto",
+        "tokens_per_block": _BLOCK_TOKENS,
+    }
+    content["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": deployment.rank_requests}
+    if workload.speculation is not None:
+        content["speculative_config"] = _speculation(workload.speculation)
+    if phase_of(workload).pool:
+        buffer = _BLOCK_TOKENS * math.ceil(deployment.longest / _BLOCK_TOKENS)
+        content["cache_transceiver_config"] = {"backend": "DEFAULT", "max_tokens_in_buffer": buffer}
+    if phase_of(workload).pool == "prefill":  # examples/disaggregated: not supported in context servers
+        content["disable_overlap_scheduler"] = True
+    return content
+
+
+def _speculation(said: Speculation) -> dict[str, Any]:
+    """Source: tensorrt_llm/llmapi/llm_args.py of the same version."""
+    if said.draft == "mtp":
+        return {"decoding_type": "MTP", "num_nextn_predict_layers": said.draft_tokens}
+    if said.draft is None:
+        return {"decoding_type": "NGram", "max_draft_len": said.draft_tokens}
+    draft = draft_repository(said.draft)
+    return {"decoding_type": "Draft_Target", "max_draft_len": said.draft_tokens, "speculative_model": draft}

@@ -1,0 +1,133 @@
+"""Placements: which GPUs form groups, and which models each group serves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from raysearch.deploy.place.arrivals import Stream
+from raysearch.deploy.place.queueing import Group
+from raysearch.deploy.place.service import Objective, Service, Shape
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Placed:
+    """A group and its models, by their numbers, ascending."""
+
+    shape: Shape
+    models: tuple[int, ...]
+
+
+Placement = tuple[Placed, ...]
+"""Groups in ascending order, so that equal placements are equal."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tenant:
+    """A model with its requests.
+
+    Attributes:
+        name: As people call it.
+        stream: Its arrivals.
+        objective: What they ask for.
+    """
+
+    name: str
+    stream: Stream
+    objective: Objective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cluster:
+    """GPUs, and the models that they are to serve.
+
+    Attributes:
+        gpus: At hand.
+        tenants: The models.
+        services: By (model, shape): those shapes alone on which the model has room.
+    """
+
+    gpus: int
+    tenants: tuple[Tenant, ...]
+    services: Mapping[tuple[int, Shape], Service]
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Groups that hold some model, the smallest first."""
+        return tuple(sorted({shape for _, shape in self.services}, key=lambda each: (each.gpus, each)))
+
+    def has_room(self, shape: Shape, models: Sequence[int]) -> bool:
+        """Whether models fit on one group, each with a request of its own in flight."""
+        services = [self.services.get((model, shape)) for model in models]
+        if any(each is None for each in services):
+            return False
+        held = [each for each in services if each is not None]
+        needed = sum(each.fixed_bytes for each in held) + max((each.request_bytes for each in held), default=0.0)
+        return all(needed <= each.allowed_bytes for each in held)
+
+    def groups(self, placement: Placement) -> list[Group]:
+        """The groups of a placement, as the queues see them."""
+        return [
+            Group(placed.shape.stages, {model: self.services[model, placed.shape] for model in placed.models})
+            for placed in placement
+        ]
+
+    def at(self, rate: float = 1.0, cv: float | None = None) -> Cluster:
+        """The same under so many times the load, or with all arrivals as bursty as given."""
+        tenants = tuple(
+            replace(each, stream=Stream(rate * each.stream.requests_per_s, each.stream.cv if cv is None else cv))
+            for each in self.tenants
+        )
+        return replace(self, tenants=tenants)
+
+    def slower(self, factor: float) -> Cluster:
+        """The same where every step takes so many times as long as the step model says."""
+        return replace(self, services={on: service.slower(factor) for on, service in self.services.items()})
+
+
+def partitions(gpus: int, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, ...]]:
+    """All ways to cut GPUs into groups of the shapes; GPUs stay idle only where no shape fits what is left.
+
+    >>> [[each.gpus for each in way] for way in partitions(3, (Shape(1, 1), Shape(2, 1)))]
+    [[1, 1, 1], [1, 2]]
+    """
+    least = min((shape.gpus for shape in shapes), default=gpus + 1)
+
+    def cut(left: int, start: int) -> Iterator[tuple[Shape, ...]]:
+        if left < least:
+            yield ()
+            return
+        for at in range(start, len(shapes)):
+            if shapes[at].gpus <= left:
+                for rest in cut(left - shapes[at].gpus, at):
+                    yield (shapes[at], *rest)
+
+    return cut(gpus, 0)
+
+
+def model_sets(cluster: Cluster, shape: Shape, most: int) -> list[tuple[int, ...]]:
+    """Sets of at most so many models that a group of the shape has room for, the empty one too."""
+    models = range(len(cluster.tenants))
+    sizes = range(min(most, len(cluster.tenants)) + 1)
+    return [each for size in sizes for each in itertools.combinations(models, size) if cluster.has_room(shape, each)]
+
+
+def all_placements(cluster: Cluster, shapes: Sequence[Shape], most: int) -> Iterator[Placement]:
+    """Every placement on groups of the shapes, each group with at most so many models."""
+    sets = {shape: model_sets(cluster, shape, most) for shape in shapes}
+
+    def filled(way: Sequence[Shape], first: int) -> Iterator[tuple[Placed, ...]]:
+        """Fills groups from left to right; one like its left neighbour takes no earlier set, so none comes twice."""
+        if not way:
+            yield ()
+            return
+        of_shape = sets[way[0]]
+        for at in range(first, len(of_shape)):
+            alike = len(way) > 1 and way[1] == way[0]
+            for rest in filled(way[1:], at if alike else 0):
+                yield (Placed(way[0], of_shape[at]), *rest)
+
+    for way in partitions(cluster.gpus, shapes):
+        for placement in filled(way, 0):
+            yield tuple(sorted(placement))

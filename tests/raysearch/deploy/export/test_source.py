@@ -1,0 +1,174 @@
+"""The export command: what it reads a strategy from, what it prints and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from raysearch.app import app
+from raysearch.errors import NOTHING_FEASIBLE, InputError
+from sim.config.files import CatalogError
+from sim.validate import StrategyError
+from tests.raysearch.deploy.export.test_engines import QWEN_CONFIG
+
+RUNNER = CliRunner()
+QWEN = ("--model", "qwen3_32b", "--isl", "4000", "--osl", "500", "--phase", "serve")
+
+
+def run(*words: str) -> str:
+    shown = RUNNER.invoke(app, ["export", *words], catch_exceptions=False)
+    assert shown.exit_code == 0
+    return shown.stdout
+
+
+def test_a_strategy_by_options_is_a_command() -> None:
+    assert run(*QWEN, "--tp", "4", "--batch", "32").startswith(
+        "vllm serve Qwen/Qwen3-32B-FP8 \\\n  --tensor-parallel-size 4"
+    )
+    assert "/weights/mine" in run(*QWEN, "--tp", "4", "--batch", "32", "--to", "sglang", "--serve", "/weights/mine")
+
+
+def test_a_printed_strategy_is_read_and_files_are_written(tmp_path: Path) -> None:
+    shown = RUNNER.invoke(app, ["evaluate", *QWEN, "--tp", "2", "--batch", "8", "--json"])
+    (tmp_path / "best.json").write_text(shown.stdout)
+    told = json.loads(run(str(tmp_path / "best.json"), *QWEN, "--to", "trtllm", "--out", str(tmp_path / "o"), "--json"))
+    assert told["strategy"]["tp"] == 2
+    assert (tmp_path / "o" / "config.yaml").read_text() == told["files"]["config.yaml"]
+    assert (tmp_path / "o" / "start.sh").read_text() == f"#!/bin/sh\n{told['command']}\n"
+    with pytest.raises(InputError, match="says no workload"):
+        run(str(tmp_path / "best.json"))
+
+
+def test_some_ops_alone_are_exported_to_pytorch(tmp_path: Path) -> None:
+    said = (*QWEN, "--tp", "4", "--batch", "32", "--to", "dtensor", "--ops", "qkv_proj, attention,o_proj")
+    run(*said, "--out", str(tmp_path))
+    written = (tmp_path / "sharding.py").read_text()
+    assert "'o_proj': OpParallel(reads=[(S(0), S(1))]" in written
+    assert "ffn1" not in written
+    assert "all_reduce of attn_projected, 4 GPUs" in written
+    assert "class OpParallel" in (tmp_path / "styles.py").read_text()
+
+
+def test_the_best_of_a_search_is_exported(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    words = ("search", "-w", "llama_3_1_405b_8k", "-s", "megatron", "--out", folder)
+    assert RUNNER.invoke(app, [*words], catch_exceptions=False).exit_code == 0
+    shown = RUNNER.invoke(app, ["export", folder, "--to", "megatron"], catch_exceptions=False)
+    assert shown.stdout.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun")
+    assert "infeasible: needs 1" in shown.stderr  # it runs bf16 alone, the strategy is one of fp8
+    assert shown.exit_code == NOTHING_FEASIBLE
+
+
+def test_without_anything_to_export_it_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a folder or a file"):
+        run("--to", "vllm")
+    with pytest.raises(InputError, match="cannot read"):
+        run(str(tmp_path / "none.json"))
+
+
+def test_weights_beside_a_configuration_are_served_from_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN_CONFIG))
+    said = ("--model", str(folder), "--isl", "4000", "--osl", "500", "--tp", "4", "--batch", "32")
+    shown = RUNNER.invoke(app, ["export", *said], catch_exceptions=False)
+    assert shown.stdout.startswith("vllm serve mine ")
+    assert "put their repository or folder in the place of mine (--serve)" in shown.stderr
+    (folder / "model.safetensors").touch()
+    assert run(*said).startswith(f"vllm serve {folder} ")
+    assert run(*said, "--to", "dynamo").count(f"- {folder}\n") == 1
+
+    asked = ("--isl", "4000", "--osl", "500", "--gpus", "1", "--tpot-ms", "32", "--out", str(tmp_path / "answer"))
+    told = RUNNER.invoke(app, ["recommend", "--model", str(folder), *asked], catch_exceptions=False)
+    assert told.exit_code == 0
+    assert f"vllm serve {folder} " in (tmp_path / "answer" / "best" / "start.sh").read_text()
+    assert run(str(tmp_path / "answer")).startswith(f"vllm serve {folder} ")
+
+
+def test_where_nothing_was_feasible_there_is_nothing_to_export(tmp_path: Path) -> None:
+    asked = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--tpot-ms", "0.01")
+    RUNNER.invoke(app, ["recommend", *asked, "--out", str(tmp_path)])
+    with pytest.raises(InputError, match="nothing was feasible"):
+        run(str(tmp_path))
+
+
+def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
+    asked = ("--model", "llama_3_1_8b", "--mix", "3000:100:1,9000:300:1", "--gpus", "8", "--tpot-ms", "10")
+    shown = RUNNER.invoke(app, ["pools", *asked, "--sweep", "ttft-ms=1,500", "--out", str(tmp_path), "--json"])
+    nothing, answer = json.loads(shown.stdout)["points"]
+    assert nothing["winner"] is None
+    assert answer["winner"] == "apart"
+    with pytest.raises(InputError, match="nothing was feasible"):
+        run(str(tmp_path))
+    with pytest.raises(InputError, match="no point 2: it has 2"):
+        run(str(tmp_path), "--alternative", "2")
+    pools = json.loads(run(str(tmp_path), "--alternative", "1", "--out", str(tmp_path / "o"), "--json"))["pools"]
+    for name, role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+        way = answer["ways"]["apart"][name]
+        assert (tmp_path / "o" / name / "start.sh").read_text() == f"#!/bin/sh\n{pools[name]['command']}\n"
+        assert pools[name]["strategy"] == way["strategy"]
+        assert pools[name]["replicas"] == way["replicas"]
+        assert role in pools[name]["command"]
+        assert "--max-model-len 9300" in pools[name]["command"]  # the longest, not the typical
+    together = json.loads(run(str(tmp_path), "--alternative", "1", "--to", "dynamo", "--json"))
+    assert {name: each["replicas"] for name, each in together["pools"].items()} == {
+        name: answer["ways"]["apart"][name]["replicas"] for name in ("prefill", "decode")
+    }
+    assert together["files"]["dynamo.yaml"].count("type: frontend") == 1
+
+
+STRATEGY = {"tp": 1, "ep": 1, "pp": 1, "batch": 8, "dims": [2, 1, 1, 0, 2, 2, 1, 1, 0, 2]}
+APART = {
+    "winner": "apart",
+    "kinds": [{"prompt_tokens": 4000, "output_tokens": 500, "share": 1.0}],
+    "ways": {"apart": {pool: {"replicas": 2, "strategy": STRATEGY} for pool in ("prefill", "decode")}},
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        ("ways.apart.decode.replicas", -3, "replicas: .* greater than or equal to 1, got -3"),
+        ("ways.apart.decode.replicas", "many", "replicas: .*valid integer.*'many'"),
+        ("ways.apart.decode.strategy.tp", [], "tp: .*valid integer"),
+        ("ways.apart.decode.strategy.dims", [2, 1], "expected 10 choices|dims"),
+        ("ways.apart.decode.strategy", None, "strategy"),
+        ("ways.apart", None, "says that 'apart' wins, and nothing of how"),
+        ("ways", 5, "ways"),
+        ("winner", 5, "winner"),
+        ("kinds", [], "at least one kind"),
+        ("kinds", [{"prompt_tokens": -1, "output_tokens": 5}], "prompt_tokens: .* greater than or equal to 1, got -1"),
+        ("kinds", "x", "kinds"),
+    ],
+)
+def test_an_answer_of_pools_that_is_none_is_one_message(tmp_path: Path, place: str, value: object, says: str) -> None:
+    point = json.loads(json.dumps(APART))
+    *way, last = place.split(".")
+    inner = point
+    for key in way:
+        inner = inner[key]
+    options = {"model": "llama_3_1_8b", "isl": 4000, "osl": 500}
+    (tmp_path / "pools.json").write_text(json.dumps({"question": options, "points": [point]}))
+    assert "kv_consumer" in run(str(tmp_path))
+    inner[last] = value
+    (tmp_path / "pools.json").write_text(json.dumps({"question": options, "points": [point]}))
+    with pytest.raises((InputError, StrategyError), match=says):
+        run(str(tmp_path))
+    (tmp_path / "pools.json").write_text(json.dumps({"points": value}))
+    with pytest.raises(InputError):
+        run(str(tmp_path))
+
+
+def test_no_copies_and_no_engine_are_one_message(tmp_path: Path) -> None:
+    options = {"model": "llama_3_1_8b", "isl": 4000, "osl": 500, "phase": "serve"}
+    answer = {"question": options, "best": {"strategy": STRATEGY, "replicas": -3}}
+    (tmp_path / "recommendation.json").write_text(json.dumps(answer))
+    with pytest.raises(InputError, match="replicas"):
+        run(str(tmp_path), "--to", "dynamo")
+    answer = {"question": {**options, "engine": 5}, "best": {"strategy": STRATEGY}}
+    (tmp_path / "recommendation.json").write_text(json.dumps(answer))
+    with pytest.raises((InputError, CatalogError), match="engine"):
+        run(str(tmp_path))

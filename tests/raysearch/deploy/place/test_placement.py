@@ -1,0 +1,215 @@
+"""Placements: all of them, the best of them, and when sharing sharded groups is worth it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from raysearch.app import app
+from raysearch.deploy.place.arrivals import Stream
+from raysearch.deploy.place.attainment import Traffic, over_seeds, tried
+from raysearch.deploy.place.fleet_file import load_fleet
+from raysearch.deploy.place.placement import Cluster, Placed, Placement, Tenant, all_placements, partitions
+from raysearch.deploy.place.search import best_placements, dedicated, replicated, shared
+from raysearch.deploy.place.service import Objective, Service, Shape
+from sim.config.files import CatalogError
+
+ALONE, PIPELINE = Shape(1, 1), Shape(1, 2)
+
+
+def cluster(
+    models: int, gpus: int, rate: float, cv: float, ttft_s: float, cost: float = 1.0, fixed: float = 0.9
+) -> Cluster:
+    """Models of one pass and a second on one GPU, and on pipelines of 2 and 4 stages, where they take `cost` as long.
+
+    A model takes the share `fixed` of a GPU, and on more GPUs as much less.
+    """
+    never = (0.0,) * 10_000
+
+    def service(stages: int) -> Service:
+        prompt_s = 1.0 if stages == 1 else cost
+        return Service(None, prompt_s, prompt_s / stages, never, never, fixed / stages, 0.0, 1.0)
+
+    shapes = [Shape(1, stages) for stages in (1, 2, 4) if stages <= gpus]
+    tenant = Tenant("model", Stream(rate, cv), Objective(1, ttft_s, math.inf))
+    return Cluster(
+        gpus, (tenant,) * models, {(model, each): service(each.stages) for model in range(models) for each in shapes}
+    )
+
+
+def attained(of: Cluster, placement: Placement, requests: int = 4000, seeds: int = 4) -> float:
+    return float(
+        np.mean([tried(of, placement, run).attained for run in Traffic(requests, tuple(range(seeds))).draw(of)])
+    )
+
+
+OWN = (Placed(ALONE, (0,)), Placed(ALONE, (1,)))
+SHARED = (Placed(PIPELINE, (0, 1)),)
+
+
+def test_sharding_over_shared_gpus_wins_under_bursts_and_loose_slos() -> None:
+    # AlpaServe, sections 3.2 and 3.3: though the pipeline costs 10 %, a burst has both GPUs.
+    of = cluster(2, 2, rate=0.4, cv=4.0, ttft_s=5.0, cost=1.1)
+    assert attained(of, SHARED) > attained(of, OWN) + 0.1
+
+
+def test_it_wins_less_the_less_bursts_there_are() -> None:
+    gains = []
+    for cv in (0.3, 1.0, 4.0):
+        of = cluster(2, 2, rate=0.4, cv=cv, ttft_s=3.0, cost=1.1)
+        gains.append(attained(of, SHARED) - attained(of, OWN))
+    assert gains == sorted(gains)
+
+
+@pytest.mark.parametrize(("cv", "ttft_s"), [(4.0, 1.05), (0.2, 1.25)])
+def test_it_loses_at_tight_slos_and_without_bursts(cv: float, ttft_s: float) -> None:
+    # A SLO shorter than the pipeline's own 1.1 s cannot be met there; regular arrivals hardly ever queue on a GPU.
+    of = cluster(2, 2, rate=0.4, cv=cv, ttft_s=ttft_s, cost=1.1)
+    assert attained(of, OWN) > attained(of, SHARED)
+
+
+def test_partitions_are_those_counted_by_hand() -> None:
+    shapes = (Shape(1, 1), Shape(1, 2), Shape(2, 1), Shape(1, 4))
+    found = list(partitions(4, shapes))
+    # 1+1+1+1, 1+1+2 in two ways, 2+2 in three, 4.
+    assert len(found) == len(set(found)) == 7
+    assert all(sum(each.gpus for each in way) == 4 for way in found)
+
+
+def test_every_placement_comes_once_and_fits() -> None:
+    of = cluster(3, 2, 1.0, 1.0, 2.0, fixed=0.6)
+    found = list(all_placements(of, of.shapes, 3))
+    # Two GPUs alike with none or one of three models each: 4 * 5 / 2. A pipeline with up to three, 0.3 GPUs each: 8.
+    assert len(found) == len(set(found)) == 10 + 8
+    assert all(of.has_room(placed.shape, placed.models) for placement in found for placed in placement)
+
+
+@pytest.mark.parametrize(
+    ("models", "gpus", "rate", "cv", "ttft_s", "fixed"),
+    [
+        (2, 2, 0.4, 4.0, 5.0, 0.9),
+        (2, 2, 0.4, 1.0, 1.05, 0.9),
+        (3, 2, 0.3, 3.0, 4.0, 0.45),
+        (3, 3, 0.4, 2.0, 2.0, 0.6),
+        (2, 4, 0.8, 4.0, 3.0, 0.9),
+    ],
+)
+def test_the_search_finds_the_best_of_all_placements(
+    models: int, gpus: int, rate: float, cv: float, ttft_s: float, fixed: float
+) -> None:
+    of = cluster(models, gpus, rate, cv, ttft_s, cost=1.1, fixed=fixed)
+    traffic = Traffic(300, (0, 1)).draw(of)
+    (every,) = best_placements(of, traffic, (), (shared(of),), most_tried=10**6)
+    (found,) = best_placements(of, traffic, (), (shared(of),), most_tried=0)
+    assert (every.exact, found.exact) == (True, False)
+
+    def share(placement: Placement) -> float:
+        return float(np.mean([tried(of, placement, run).attained for run in traffic]))
+
+    assert share(found.placement) == share(every.placement)
+
+
+def test_wider_kinds_of_placements_are_never_worse_on_what_the_search_saw() -> None:
+    of = cluster(3, 4, 0.5, 3.0, 3.0, fixed=0.45)
+    traffic = Traffic(300, (0,)).draw(of)
+    kinds = (dedicated(of), replicated(of), shared(of))
+    own, copied, best = best_placements(of, traffic, (), kinds)
+    assert all(len(placed.models) <= 1 for placed in own.placement)
+    assert all(placed.shape.gpus == 1 for placed in copied.placement)
+    shares = [tried(of, each.placement, traffic[0]).attained for each in (own, copied, best)]
+    assert shares[2] >= max(shares[:2])
+
+
+def test_nine_of_ten_intervals_hold_what_a_long_run_attains() -> None:
+    of = cluster(2, 2, rate=0.4, cv=2.0, ttft_s=3.0)
+    truth = attained(of, SHARED, requests=100_000, seeds=1)
+    held = 0
+    for repeat in range(100):
+        runs = Traffic(100, tuple(range(10 + 5 * repeat, 15 + 5 * repeat))).draw(of)
+        estimate = over_seeds([tried(of, SHARED, run).attained for run in runs], 0.0, 1.0)
+        held += (estimate.low or 0.0) <= truth <= (estimate.high or 0.0)
+    assert 82 <= held <= 98  # 90 within 2.7 standard deviations of 100 tries
+
+
+SMALL = """
+name = "small"
+hardware = "h100_sxm"
+gpus = 2
+
+[[models]]
+model = "llama_3_1_8b"
+name = "chat"
+count = 2
+requests_per_s = 4.0
+cv = 4.0
+isl = 2000
+osl = 20
+ttft_ms = 300.0
+"""
+
+
+def written(folder: Path, text: str = SMALL) -> str:
+    path = folder / "fleet.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def ask(*words: str, code: int = 0) -> Any:
+    shown = CliRunner().invoke(app, ["place", *words], catch_exceptions=False)
+    assert shown.exit_code == code, shown.output
+    return shown
+
+
+def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
+    path, out = written(tmp_path), tmp_path / "out"
+    few = ("--requests", "100", "--seeds", "3")
+    told = json.loads(ask(path, *few, "--json").stdout)
+    assert told == json.loads(ask(path, *few, "--json").stdout)
+    assert [each["kind"] for each in told["alternatives"]] == ["replicated", "dedicated"]
+    best = told["best"]
+    assert best["exact"]
+    assert best["attained"]["low"] <= best["attained"]["value"] <= best["attained"]["high"]
+    assert best["attained_if_slower"]["value"] <= best["attained"]["value"]
+    assert sum(group["gpus"] for group in best["groups"]) == 2
+    assert {model["name"] for model in best["models"]} == {"chat_1", "chat_2"}
+    shown = ask(path, *few, "--out", str(out)).stdout
+    assert "every placement was tried" in shown
+    kept = json.loads((out / "placement.json").read_text())
+    assert kept.pop("sha256")
+    assert kept == told
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert len((out / "curves.csv").read_text().splitlines()) == 1 + 3 * 12
+
+
+def test_nothing_in_time_is_told_by_the_exit_code(tmp_path: Path) -> None:
+    path = written(tmp_path, SMALL.replace("300.0", "1.0"))
+    told = json.loads(ask(path, "--requests", "100", "--seeds", "2", "--json", code=3).stdout)
+    assert told["best"]["attained"]["value"] == 0
+
+
+@pytest.mark.parametrize(
+    ("was", "instead", "message"),
+    [
+        ("requests_per_s", "request_per_s", "did you mean 'requests_per_s'?"),
+        ("ttft_ms = 300.0", "", "ttft_ms, tpot_ms or both"),
+        ("llama_3_1_8b", "lama_3_1_8b", "did you mean 'llama_3_1_8b'?"),
+        ("gpus = 2", 'gpus = 2\nengine = "vlm"', "did you mean 'vllm'?"),
+        ("llama_3_1_8b", "llama_3_1_405b", "has room on no group"),
+    ],
+)
+def test_mistakes_in_a_file_are_one_message(tmp_path: Path, was: str, instead: str, message: str) -> None:
+    with pytest.raises(CatalogError, match=message.replace("?", r"\?")):
+        load_fleet(written(tmp_path, SMALL.replace(was, instead)))
+
+
+def test_more_gpus_and_less_load_never_lose_requests() -> None:
+    of = cluster(2, 2, rate=0.8, cv=3.0, ttft_s=3.0)
+    heavy, light = attained(of, SHARED), attained(of.at(rate=0.5), SHARED)
+    assert light > heavy
+    assert attained(of.slower(1.2), SHARED) < heavy

@@ -1,0 +1,441 @@
+"""Recommendations: exact, whole in JSON, filled and sized right, and helpful where nothing is feasible."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from raysearch.app import app
+from raysearch.deploy.recommend.alternatives import alternatives, reason
+from raysearch.deploy.recommend.answer import Answer, answer
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.fleet import best_first, fleet_of, needed_gpus, stay_of
+from raysearch.deploy.recommend.limits import binding_limit
+from raysearch.errors import InputError
+from raysearch.files import as_strategy, read_record
+from raysearch.records import Record
+from sim.config.catalog import load_hardware
+from sim.config.question import Question
+from sim.engines.registry import engine_rules
+from sim.optimum.best import find_best
+from sim.optimum.spaces import space_of
+from sim.simulate import evaluate
+from tests.described import question_about
+
+RUNNER = CliRunner()
+ASKED = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "200", "--gpus", "4", "--tpot-ms", "12", "--top", "3")
+
+
+def ask(*words: str, code: int = 0) -> dict[str, Any]:
+    shown = RUNNER.invoke(app, ["recommend", *ASKED, *words, "--json"], catch_exceptions=False)
+    assert shown.exit_code == code, shown.output
+    return json.loads(shown.stdout)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recommended")
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path) -> dict[str, Any]:
+    return ask("--out", str(folder), "--price", "2.5", "--ttft-ms", "500")
+
+
+def test_the_best_is_the_exact_best_of_the_engine(told: dict[str, Any]) -> None:
+    workload = Question(**told["question"]).load()
+    assert workload.config_hash == told["config_hash"]
+    found = find_best(space_of(workload)).evaluation
+    assert found is not None
+    best = told["best"]
+    # Replicas of any degrees fill four GPUs, so the best per GPU is the best in all.
+    assert best["tokens_per_s_per_gpu"] == pytest.approx(found.tokens_per_s_per_gpu, rel=1e-12)
+    again = evaluate(workload, as_strategy(best["strategy"]))
+    assert again.feasible
+    assert (best["tpot_s"], best["ttft_s"]) == (again.tpot_s, again.ttft_s)
+    assert not engine_rules("vllm").refusals(workload, again.strategy)
+
+
+def test_every_figure_has_its_interval_around_it(told: dict[str, Any]) -> None:
+    for option in (told["best"], *told["alternatives"]):
+        for name in ("tpot_s", "ttft_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user"):
+            low, high = option["intervals"][name]
+            assert low < option[name] < high
+        assert option["tokens_per_s_per_user"] == pytest.approx(1 / option["tpot_s"])
+
+
+def test_replicas_fill_the_gpus_and_alternatives_differ_and_follow_in_worth(told: dict[str, Any]) -> None:
+    options = [told["best"], *told["alternatives"]]
+    assert len(options) == 3
+    for option in options:
+        assert option["gpus"] == option["replicas"] * option["gpus_per_replica"]
+        assert option["gpus"] + option["left_over"] == 4
+        assert option["tokens_per_s"] == pytest.approx(option["gpus"] * option["tokens_per_s_per_gpu"])
+        assert option["requests_per_s"] == pytest.approx(option["tokens_per_s"] / 200)
+        millions_an_hour = option["tokens_per_s"] * 3600 / 1e6
+        assert option["price_per_hour"] == pytest.approx(2.5 * option["gpus"])
+        assert option["price_per_million_tokens"] == pytest.approx(option["price_per_hour"] / millions_an_hour)
+        assert option["reason"]
+    rates = [option["tokens_per_s"] for option in options]
+    assert rates == sorted(rates, reverse=True)
+    assert len({json.dumps(option["strategy"]) for option in options}) == len(options)
+
+
+def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it() -> None:
+    said = {"isl": 8000, "osl": 1000, "tpot_ms": 50.0, "phase": "serve", "engine": "vllm"}
+    workload = question_about("qwen3_235b_a22b", gpus=16, **said, batches="any").load()
+    demand, known = Demand(workload, 16, top=9), {}
+    bests = best_first(demand, 1, known)
+    options = [*bests, *alternatives(demand, bests, known)]
+    best = options[0]
+    for at, each in enumerate(options[1:], 1):
+        assert each.feasible
+        assert best.tokens_per_s_per_gpu >= each.tokens_per_s_per_gpu >= 0.5 * best.tokens_per_s_per_gpu
+        for before in options[:at]:
+            assert (
+                each.gpus < before.gpus
+                or each.strategy.ep == 1 < before.strategy.ep
+                or each.strategy.pp == 1 < before.strategy.pp
+                or each.tpot_interval_s[1] <= 0.05 < before.tpot_interval_s[1]
+                or each.tpot_s < 0.97 * before.tpot_s
+                or each.ttft_s < 0.97 * before.ttft_s
+                or each.memory_bytes.total < 0.9 * before.memory_bytes.total
+            )
+    alone = [each for each in options if reason(demand, each, best).startswith("no expert parallelism")]
+    without = replace(workload, degrees=replace(workload.degrees, ep=(1,)))
+    assert best.strategy.ep > 1
+    assert alone[0] == find_best(space_of(without)).evaluation
+    assert any("at the high end of its interval" in reason(demand, each, best) for each in options)
+
+
+def test_an_alternative_of_smaller_replicas_is_the_exact_best_of_so_many_gpus() -> None:
+    said = {"isl": 4000, "osl": 500, "tpot_ms": 20.0, "phase": "serve", "engine": "sglang"}
+    workload = question_about("qwen3_32b", gpus=7, **said, batches="any").load()
+    demand, known = Demand(workload, 7), {}
+    bests = best_first(demand, 1, known)
+    assert bests[0].gpus == 2
+    told = [each for each in alternatives(demand, bests, known) if each.gpus == 1]
+    single = question_about("qwen3_32b", gpus=1, **said, batches="any").load()
+    found = find_best(space_of(single)).evaluation
+    assert found is not None
+    assert told[0].strategy == found.strategy
+    assert reason(demand, told[0], bests[0]).startswith("replicas of 1 GPU, not 2; ")
+
+
+def test_the_binding_limit_is_what_one_more_request_breaks(told: dict[str, Any]) -> None:
+    assert told["best"]["binding_limit"].startswith("TPOT: batch ")
+    assert "12.0 ms are allowed" in told["best"]["binding_limit"]
+
+
+def test_other_spaces_lie_beside_and_hold_the_engines(told: dict[str, Any]) -> None:
+    extended = told["beside"]["extended"]
+    assert extended["engine_reaches"] <= 1 + 1e-12
+    share = told["best"]["tokens_per_s_per_gpu"] / extended["tokens_per_s_per_gpu"]  # both fill all GPUs
+    assert extended["engine_reaches"] == pytest.approx(share)
+    assert set(told["beside"]) == {"paper", "extended"}
+
+
+def test_more_of_anything_never_costs(told: dict[str, Any]) -> None:
+    gains = {each["change"]: each["gain"] for each in told["sensitivity"]}
+    assert len(gains) == 6
+    assert all(gain >= -1e-12 for change, gain in gains.items() if change.startswith(("10 %", "a T")))
+    assert gains["10 % more HBM bandwidth"] > 0.01  # decoding streams weights and cache
+    assert gains["a TPOT 10 % longer"] > 0  # the TPOT binds
+
+
+def test_the_front_falls_and_no_point_beats_another(told: dict[str, Any], folder: Path) -> None:
+    users = [row["tokens_per_s_per_user"] for row in told["pareto"]]
+    values = [row["tokens_per_s_per_gpu"] for row in told["pareto"]]
+    assert len(users) > 3
+    assert users == sorted(users)
+    assert values == sorted(values, reverse=True)
+    with (folder / "pareto.csv").open() as lines:
+        assert [float(row["tokens_per_s_per_user"]) for row in csv.DictReader(lines)] == users
+    assert (folder / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_recommendation_is_exported_as_it_stands(told: dict[str, Any], folder: Path) -> None:
+    kept = folder / "recommendation.json"
+    assert read_record(kept, Record) == told
+    altered = folder / "altered.json"
+    altered.write_text(kept.read_text().replace('"tp": ', '"tp": 1', 1))
+    with pytest.raises(InputError, match="altered since it was written"):
+        read_record(altered, Record)
+    altered.unlink()
+    shown = RUNNER.invoke(app, ["export", str(folder), "--to", "vllm"], catch_exceptions=False)
+    assert shown.stdout.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct")
+    assert f"--tensor-parallel-size {told['best']['strategy']['tp']}" in shown.stdout
+    assert shown.stdout.strip() in (folder / "best" / "start.sh").read_text()
+    second = RUNNER.invoke(app, ["export", str(folder), "--alternative", "1", "--json"], catch_exceptions=False)
+    assert json.loads(second.stdout)["strategy"] == told["alternatives"][0]["strategy"]
+
+
+@pytest.mark.parametrize("load", [("--requests-per-s", "6"), ("--concurrency", "40")])
+def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str]) -> None:
+    sized = ask(*load, "--ttft-ms", "500")
+    for option in (sized["best"], *sized["alternatives"]):
+        carried = option["requests_per_s"] if load[0] == "--requests-per-s" else option["requests_at_once"]
+        assert carried >= float(load[1]) * (1 - 1e-9)
+        assert option["gpus"] >= sized["best"]["gpus"]
+        fewer = option["replicas"] - 1
+        assert carried * fewer / option["replicas"] < float(load[1])
+    if load[0] == "--requests-per-s":  # no strategy does more per GPU than the exact best
+        each = told["best"]["tokens_per_s_per_gpu"] / 200
+        assert sized["best"]["gpus"] >= math.ceil(6 / each)
+
+
+def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
+    said = {"isl": 1, "osl": 1, "tpot_ms": 10.0, "phase": "serve", "engine": "vllm", "weights": "fp8"}
+    workload = question_about("llama_3_1_8b", gpus=4, **said, batches="any").load()
+    demand = Demand(workload, 4, concurrency=130)
+    fastest = best_first(demand.unloaded, 1)[0]
+    assert fastest.strategy.batch < 130  # of one GPU, whose larger batches are slower for some way
+    fewest = best_first(demand, 3)
+    assert needed_gpus(demand, fewest[0]) == fewest[0].gpus == 1
+    assert [needed_gpus(demand, each) for each in fewest] == sorted(needed_gpus(demand, each) for each in fewest)
+    brute = [evaluate(workload, replace(fewest[0].strategy, batch=batch)) for batch in range(100, 200)]
+    assert any(each.feasible and each.running >= 130 for each in brute)
+    assert binding_limit(demand.unloaded, fastest).startswith("TPOT: batch ")  # that of a faster one further on
+
+
+def test_a_rate_says_how_many_gpus_carry_it_at_the_low_end_of_the_interval() -> None:
+    best = ask("--requests-per-s", "6", "--top", "1")["best"]
+    low, high = best["intervals"]["tokens_per_s_per_gpu"]
+    assert low < best["tokens_per_s_per_gpu"] < high
+    assert best["gpus_at_low_end"] * low >= 6 * 200 > (best["gpus_at_low_end"] - best["gpus_per_replica"]) * low
+    assert "gpus_at_low_end" not in ask("--top", "1")["best"]
+
+
+@pytest.mark.parametrize(("engine", "counts_all"), [("vllm", True), ("sglang", False)])
+def test_every_second_of_a_request_shows_in_one_figure_by_little_s_law(engine: str, counts_all: bool) -> None:
+    said = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "phase": "serve", "engine": engine, "gpus": 4}
+    demand = Demand(question_about("llama_3_1_8b", **said, batches="any").load(), 4)
+    best = best_first(demand, 1)[0]
+    fleet = fleet_of(demand, best)
+    stay = stay_of(demand, best, fleet)
+    assert stay is not None
+    assert stay.request_s * (fleet.requests_per_s or 0) == pytest.approx(fleet.requests_at_once)
+    # Half a step is in the time to the first token that no request waits for which comes as another ends.
+    whole = pytest.approx(stay.request_s, abs=best.tpot_s)
+    assert stay.ttft_at_once_s + 199 * best.tpot_s == whole
+    assert best.ttft_s + 199 * stay.tpot_one_by_one_s == whole
+    assert (best.ttft_s + 199 * best.tpot_s == whole) == counts_all
+
+
+def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
+    said = ("--prompt-wait-steps", "30", "--top", "1")
+    told = ask("--engine", "sglang", "--out", str(tmp_path), *said)
+    assert told["question"]["prompt_wait_steps"] == 30
+    kept = json.loads((tmp_path / "recommendation.json").read_text())["question"]
+    assert Question(**kept).load().prompt_wait_steps == 30  # as its export reads it
+    refused = raysearch("recommend", *ASKED, *said)
+    assert refused.returncode == 2
+    assert "vLLM 0.33.0: no prompt waits for those of other attention groups" in refused.stderr
+
+
+def llama(gpus: int, *words: str, model: str = "llama_3_1_8b", code: int = 0) -> dict[str, Any]:
+    """An answer of another demand than `ASKED`."""
+    said = ("--model", model, "--gpus", str(gpus), "--isl", "1000", "--osl", "100")
+    shown = RUNNER.invoke(app, ["recommend", *said, *words, "--json"], catch_exceptions=False)
+    assert shown.exit_code == code, shown.output
+    return json.loads(shown.stdout)
+
+
+@pytest.mark.parametrize("wrong", [("--requests-per-s", "0"), ("--requests-per-s", "-3"), ("--price", "-2")])
+def test_figures_that_mean_nothing_are_refused(raysearch: Callable[..., Any], wrong: tuple[str, str]) -> None:
+    refused = raysearch("recommend", *ASKED, *wrong)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"error: {wrong[0]}: expected a number")
+
+
+@pytest.mark.parametrize("load", [("--requests-per-s", "100000"), ("--concurrency", "90000")])
+def test_a_load_that_the_gpus_cannot_carry_says_how_many_could(load: tuple[str, str]) -> None:
+    miss = llama(1, *load, "--tpot-ms", "8", code=3)["nearest_miss"]
+    if load[0] == "--requests-per-s":
+        assert miss["gpus_needed"] == math.ceil(100_000 * 100 / miss["tokens_per_s_per_gpu"])  # replicas of one GPU
+    assert miss["gpus_needed"] > 4
+    assert miss["would_fit"] == [f"{miss['gpus_needed']:,} GPUs"]
+    assert not miss["violations"]
+
+
+def test_a_load_of_prompts_is_counted_in_prompts() -> None:
+    told = llama(16, "--phase", "prefill", "--ttft-ms", "300", "--requests-per-s", "100", "--price", "2")
+    best = told["best"]
+    assert best["requests_per_s"] >= 100
+    assert best["requests_per_s"] * (best["replicas"] - 1) / best["replicas"] < 100
+    # What is paid for is the load, not what the replicas could do besides.
+    assert best["price_per_million_tokens"] == pytest.approx(2 * best["gpus"] / (100 * 1000 * 3600) * 1e6)
+
+
+def test_with_gpus_left_over_like_is_compared_with_like() -> None:
+    told = llama(7, "--tpot-ms", "24", model="llama_3_1_70b")
+    options = [told["best"], *told["alternatives"]]
+    assert options[0]["left_over"] > 0
+    for each in options[1:]:
+        assert each["tokens_per_s"] <= options[0]["tokens_per_s"]
+        if each["gpus"] != options[0]["gpus"]:
+            fewer = 1 - each["tokens_per_s"] / options[0]["tokens_per_s"]
+            assert f"{fewer:.1%} fewer tokens/s in all, {each['left_over']} GPU" in each["reason"]
+    best = options[0]["tokens_per_s"]
+    for other in told["beside"].values():
+        filled = other["tokens_per_s_per_gpu"] * (7 // other["gpus_per_replica"]) * other["gpus_per_replica"]
+        assert other["engine_reaches"] == pytest.approx(best / filled)
+    gains = {each["change"]: each for each in told["sensitivity"]}
+    for change in ("10 % more HBM", "10 % more HBM bandwidth", "a TPOT 10 % longer"):
+        each = gains[change]
+        assert each["gain"] >= -1e-12  # more of a thing never costs
+        assert each["gain"] == pytest.approx(each["tokens_per_s_per_gpu"] * each["gpus"] / best - 1)
+
+
+def test_under_a_load_gains_are_fewer_gpus_and_a_batch_may_be_bound_by_nothing() -> None:
+    told = llama(1, "--requests-per-s", "7", "--tpot-ms", "8")
+    assert told["best"]["gpus"] == 1
+    assert all(each["gain"] == 0 for each in told["sensitivity"] if each["change"].startswith("10 %"))
+    assert told["best"]["binding_limit"].startswith("none: batch ")
+    assert told["best"]["binding_limit"].endswith("but the load takes as many GPUs with it")
+
+
+def test_more_memory_is_what_the_engine_s_share_of_it_needs_and_only_said_to_suffice_if_it_does(tmp_path: Path) -> None:
+    said = ("--weights", "bf16", "--kv-cache", "bf16", "--osl", "64")
+    miss = llama(1, *said, "--tpot-ms", "60", model="llama_3_1_70b", code=3)["nearest_miss"]
+    needs = next(text for text in miss["would_fit"] if text.endswith("GB more memory on each GPU"))
+    hardware = load_hardware("h100_sxm")
+    workload = question_about(
+        "llama_3_1_70b",
+        phase="serve",
+        isl=1000,
+        osl=64,
+        engine="vllm",
+        weights="bf16",
+        kv_cache="bf16",
+        gpus=1,
+        batches="any",
+    ).load()
+    for more, fits in ((float(needs.split()[0]), True), (float(needs.split()[0]) - 0.3, False)):
+        larger = replace(workload, hardware=replace(workload.hardware, hbm_bytes=hardware.hbm_bytes + more * 1e9))
+        assert (find_best(space_of(larger)).evaluation is not None) == fits
+    # A TPOT that no memory would meet: memory alone is not said to suffice.
+    miss = llama(1, *said, "--tpot-ms", "20", model="llama_3_1_70b", code=3)["nearest_miss"]
+    assert not [text for text in miss["would_fit"] if text.endswith("memory on each GPU") and " and " not in text]
+    assert [text for text in miss["would_fit"] if " and " in text]
+
+
+def test_figures_on_both_sides_of_a_limit_look_different() -> None:
+    miss = llama(4, "--tpot-ms", "0.01", code=3)["nearest_miss"]
+    assert "the SLO is 0.01 ms" in miss["violations"][0]["message"]
+
+
+def test_what_is_to_be_compared_with_is_looked_for_first(raysearch: Callable[..., Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr("raysearch.commands.recommend.answer", None)
+    monkeypatch.setitem(sys.modules, "aisimulate", None)
+    refused = raysearch("recommend", *ASKED, "--compare-with", "aisimulate")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: the black box 'aisimulate' needs AISimulate: pip install -e")
+
+
+def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told() -> None:
+    missed = ask("--tpot-ms", "0.5", code=3)
+    assert missed["best"] is None
+    assert missed["alternatives"] == []
+    miss = missed["nearest_miss"]
+    assert [violation["kind"] for violation in miss["violations"]] == ["tpot"]
+    assert miss["would_fit"][0] == f"a TPOT of {math.ceil(miss['tpot_s'] * 1e4) / 10:.1f} ms"
+    words = [word for word in ASKED if word != "--top"][:-1]
+    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "0.5"], catch_exceptions=False)
+    assert shown.exit_code == 3
+    assert "Nearest miss" in shown.stdout
+    assert "It would fit with a TPOT of" in shown.stdout
+
+
+def test_a_folder_holds_what_starts_the_last_answer_and_nothing_of_those_before(tmp_path: Path) -> None:
+    said = ("--tpot-ms", "8", "--out", str(tmp_path))
+    llama(1, *said, "--engine", "trtllm", "--phase", "decode")
+    assert (tmp_path / "best" / "config.yaml").exists()
+    (tmp_path / "mine.txt").touch()
+    (tmp_path / "alternative9").mkdir()
+    llama(1, *said, "--engine", "sglang", "--phase", "decode")
+    assert {each.name for each in (tmp_path / "best").iterdir()} == {"start.sh"}
+    assert not (tmp_path / "alternative9").exists()
+    llama(1, "--tpot-ms", "0.01", "--out", str(tmp_path), code=3)
+    assert {each.name for each in tmp_path.iterdir()} == {"mine.txt", "recommendation.json", "pareto.csv"}
+
+
+def test_a_folder_is_written_though_nobody_reads_what_is_printed(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--tpot-ms", "8")
+    process = start("recommend", *words, "--phase", "decode", "--out", tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=200) == 0
+    assert json.loads((tmp_path / "recommendation.json").read_text())["sensitivity"]
+    assert (tmp_path / "best" / "start.sh").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--tpot-ms", "nan"), "--tpot-ms: Input should be greater"),
+        (("--weights", "fp9"), "--weights: Input should be 'bf16'"),
+        (("--phase", "decode", "--chunk-tokens", "512"), "--chunk-tokens is of phase 'serve'"),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_words_that_were_typed(
+    raysearch: Callable[..., Any], words: tuple[str, ...], told: str
+) -> None:
+    refused = raysearch("recommend", *ASKED, *words)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"error: the workload of the options: {told}")
+
+
+def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:
+    words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--hardware", "mi300x")
+    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "6"], catch_exceptions=False)
+    assert "Extrapolated: efficiencies carried over from h100_sxm" in shown.stdout
+    assert "Near its limit: TPOT leaves" in shown.stdout
+
+
+def test_a_pool_of_prompts_has_an_interval_and_says_what_it_rests_on() -> None:
+    words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--phase", "prefill")
+    shown = RUNNER.invoke(app, ["recommend", *words, "--ttft-ms", "100"], catch_exceptions=False)
+    assert re.search(r"tokens/s/GPU \[[\d,.]+, [\d,.]+\]", shown.stdout)
+    assert "[assumed] as wide as of steps that are all prompts" in shown.stdout
+
+
+def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
+    asked = Question(model="llama_3_1_8b", isl=1000, osl=100, tpot_ms=20.0, gpus=2)
+    demand = Demand(asked.load(), 2, asked, top=2)
+    order: list[str] = []
+    early: list[Answer] = []
+
+    def found(so_far: Answer) -> None:
+        order.append("found")
+        early.append(so_far)
+
+    whole = answer(demand, order.append, found)
+    assert order[:2] == ["the engine's best", "found"]
+    assert len(order) > 3
+    assert early[0].options == whole.options[:1]
+    assert len(whole.options) == 2
+    assert not early[0].beside
+    assert whole.beside
+
+
+def test_the_answer_stands_in_the_terminal() -> None:
+    shown = RUNNER.invoke(app, ["recommend", *ASKED, "--engine", "sglang"], catch_exceptions=False)
+    for text in ("sglang: ", "tokens/s/GPU [", "What to run, and what else", "Best of the extended space", "What if"):
+        assert text in shown.stdout
+    # The best lies just within the SLO with some of the others' prompts, and beyond it with all.
+    said = " ".join(shown.stdout.split())
+    assert re.search(r"counts 52% of other requests' prompts.*ms per token, above the SLO\)", said)
