@@ -22,7 +22,7 @@ def caches() -> Iterator[Any]:
     for module in pkgutil.walk_packages(sim.__path__, "sim."):
         importlib.import_module(module.name)
     for each in gc.get_objects():
-        if isinstance(each, functools._lru_cache_wrapper) and (each.__module__ or "").startswith("sim."):
+        if type(each) is functools._lru_cache_wrapper and (each.__module__ or "").startswith("sim."):
             yield each
 
 
