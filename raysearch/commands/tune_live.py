@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,7 +62,8 @@ def tune_live(
     """Measure strategies on a real machine until the best is known, starting from the simulator's exact ranking.
 
     Every measurement is on disk before the next one begins, and tells of the strategies like it too. Ctrl-C loses
-    none; the same command with --resume goes on. Exits with 3 where nothing can be run within the limits.
+    none; the same command with --resume goes on. Of a described workload the batches are powers of two unless
+    --batches any is given. Exits with 3 where nothing can be run within the limits.
 
     \b
     Examples:
@@ -81,6 +82,8 @@ def tune_live(
     from raysearch.progress import stepping, telling
     from sim.optimum.spaces import space_of
 
+    if question.model is not None and question.batches is None:
+        question = replace(question, batches="powers_of_two")  # neighbours of a batch are not worth a measurement each
     workload = loaded(question)
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the tuning to go on with")

@@ -60,7 +60,7 @@ def export(deployment: Deployment) -> Export:
         "LEFT_OUT": missing,
         "CHARGED": _charged(deployment),
     }
-    styles = Path(__file__).parents[1] / "frameworks" / "styles.py"
+    styles = Path(__file__).parents[2] / "frameworks" / "styles.py"
     files = {"sharding.py": python_text(_HEAD, constants, _TAIL), "styles.py": styles.read_text(encoding="utf-8")}
     notes = (ORDER_NOTE, "tokens are each ep rank's own; raysearch.frameworks.torch_layer has the modules of the plan")
     return Export(None, files, missing, notes)

@@ -99,9 +99,9 @@ def in_kubernetes(text: str, environment: dict[str, str]) -> str:
 
 @cache
 def workloads() -> dict[str, Workload]:
-    dense = served("qwen3_32b", "vllm", max_gpus=32)
-    named = {engine: served("deepseek_v3", engine, max_gpus=32) for engine in ("vllm", "sglang", "trtllm")}
-    return {"dense": dense, "megatron": served("mixtral_8x7b", max_gpus=32), **named}
+    dense = served("qwen3_32b", "vllm", gpus=32)
+    named = {engine: served("deepseek_v3", engine, gpus=32) for engine in ("vllm", "sglang", "trtllm")}
+    return {"dense": dense, "megatron": served("mixtral_8x7b", gpus=32), **named}
 
 
 def deployment(target: str, path: str, model: str) -> Deployment:
