@@ -266,7 +266,7 @@ def test_calls_decided_ahead_are_a_lean_agents_asked_ahead_though_resumed_or_mad
 
 
 def test_a_runners_environment_ends_with_its_share_and_leaves_evaluations_out_of_its_info():
-    env = Brief(make_env(**WORKLOAD), share=2)
+    env = Brief(make_env(**WORKLOAD), share=2, timeout_s=60.0)
     for _ in range(2):
         env.reset()
         steps = [env.step(env.action_space.sample()) for _ in range(2)]
