@@ -118,14 +118,20 @@ class Runners:
         Raises:
             RuntimeError: See `bear`.
         """
+        late = False
         try:
             made: Any = ray.get(asked.answer, timeout=asked.deadline.left_s)
         except GetTimeoutError:
-            made = RunnerError(f"no answer within {asked.limit_s:g} s", "")
+            made, late = RunnerError(f"no answer within {asked.limit_s:g} s", ""), True
         except RayError as error:
             made = error
         if made is None or isinstance(made, Exception):
-            self.bear(asked.runner, first_call, made)
+            try:
+                self.bear(asked.runner, first_call, made)
+            except RuntimeError:
+                if late:  # it would not hear either that it is to stop, which RLlib waits for
+                    ray.kill(self._handles[asked.runner])
+                raise
             return None
         self._lost_since.pop(asked.runner, None)
         return made
