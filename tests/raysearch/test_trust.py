@@ -182,8 +182,8 @@ def _at(value: Any, at: tuple[str | int, ...]) -> Any:
 def test_a_record_whose_workload_names_code_is_reported_without_it(handed: Path, tmp_path: Path) -> None:
     top = Path(shutil.copytree(handed, tmp_path / "top"))
     forge(top / "search" / "run.json", ("spec", "workload"), "handed/w.toml")
-    forge(top / RECOMMENDATION_FILE, ("options",), {"workload": "handed/w.toml"})
-    forge(top / TUNED_FILE, ("options",), {"workload": "handed/w.toml"})
+    forge(top / RECOMMENDATION_FILE, ("question",), {"workload": "handed/w.toml"})
+    forge(top / TUNED_FILE, ("question",), {"workload": "handed/w.toml"})
     commands = [*commands_on("search"), ["export", RECOMMENDATION_FILE], ["export", TUNED_FILE]]
     told = under_audit(commands, top)
     assert [each["code"] for each in told] == [0, 0, 0, 2, 2, 2]
