@@ -46,10 +46,10 @@ ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "12"))
 MOST_BYTES = 500 * 10**6
 REFUSALS = (InputError, CatalogError, StrategyError, RunFailed)
 POOL = {"strategy": {"tp": 4, "ep": 1, "pp": 1, "batch": 8, "dims": [2] * 10}, "replicas": 2}
-OPTIONS = {"model": "llama_3_1_70b", "isl": 800, "osl": 50, "max_gpus": 8, "phase": "serve", "engine": "vllm"}
-ANSWER = {"form": 1, "options": OPTIONS, "best": POOL, "alternatives": [POOL], "feasible": True}
+QUESTION = {"model": "llama_3_1_70b", "isl": 800, "osl": 50, "gpus": 8, "phase": "serve", "engine": "vllm"}
+ANSWER = {"form": 1, "question": QUESTION, "best": POOL, "alternatives": [POOL], "feasible": True}
 POOLS = {
-    "options": OPTIONS,
+    "question": QUESTION,
     "points": [
         {
             "kinds": [{"prompt_tokens": 800, "output_tokens": 50, "share": 1.0}],

@@ -114,8 +114,8 @@ def handed(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         run.advance(4)
         run.finish()
     strategy = {"tp": 2, "ep": 1, "pp": 1, "batch": 8, "dims": [0, 1, 1, 0, 0, 0, 1, 1, 0, 0]}
-    options = {"model": "qwen3_32b", "isl": 400, "osl": 50, "engine": "vllm", "phase": "serve", "max_gpus": 8}
-    answer = {"options": options, "best": {"strategy": strategy}, "alternatives": [], "feasible": True}
+    question = {"model": "qwen3_32b", "isl": 400, "osl": 50, "engine": "vllm", "phase": "serve", "gpus": 8}
+    answer = {"question": question, "best": {"strategy": strategy}, "alternatives": [], "feasible": True}
     for name in (RECOMMENDATION_FILE, TUNED_FILE):
         (top / name).write_text(json.dumps(resealed(answer)))
     return top
