@@ -27,14 +27,25 @@ _LOOK_S = 1.0
 @contextmanager
 def beating(file: Path | int) -> Iterator[None]:
     """Touches a file, by its path or its open handle, now and then until the context ends."""
-    ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(BEAT_S):
-            with suppress(OSError):  # it has no name any more, or its file system does not answer
-                os.utime(file)
+        with suppress(OSError):  # it has no name any more, or its file system does not answer
+            os.utime(file)
 
-    thread = threading.Thread(target=beat, daemon=True)
+    with _every(BEAT_S, beat):
+        yield
+
+
+@contextmanager
+def _every(seconds: float, work: Callable[[], object]) -> Iterator[None]:
+    """Does something in a thread, again and again, meanwhile."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(seconds):
+            work()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield
@@ -105,16 +116,5 @@ class Hearts:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Looks every second, meanwhile."""
-        ended = threading.Event()
-
-        def run() -> None:
-            while not ended.wait(_LOOK_S):
-                self.look()
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        try:
+        with _every(_LOOK_S, self.look):
             yield
-        finally:
-            ended.set()
-            thread.join()
