@@ -25,6 +25,8 @@ from sim.prices.tables import Floats, Table, interpolate, made_monotone, vertice
 
 FORMAT = 2
 """Version of the coefficients file."""
+_MOST_SERIES = 1024
+"""Tables that are kept; a file holds some ninety series."""
 WIDEST_GROUP = 32
 """Query heads per KV head up to which an engine's usual decode attention runs; beyond, a slower one is measured."""
 FEW_EXPERTS = 8
@@ -64,8 +66,8 @@ class Calibration:
         self.series: Mapping[str, Mapping[str, Any]] = _Series(data["series"])
         self.machine = machine_of(data)
         self.measured = machine_of(data.get("measured", data))
-        self.table = lru_cache(maxsize=None)(self._build_table)
-        self._vertices = lru_cache(maxsize=None)(self._grid_vertices)
+        self.table = lru_cache(maxsize=_MOST_SERIES)(self._build_table)
+        self._vertices = lru_cache(maxsize=_MOST_SERIES)(self._grid_vertices)
 
     def scaled_to(self, header: Mapping[str, Mapping[str, float]]) -> Calibration:
         """The same efficiencies on another machine: each term of a kernel moves with the rate that it counts in.
