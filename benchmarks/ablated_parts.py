@@ -13,16 +13,16 @@ from ray.rllib.core.columns import Columns
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
-from raysearch.ppo.coordinates import Coordinates
-from raysearch.ppo.copy_actor import CopyActor, MixtureOpinion
-from raysearch.ppo.copy_algorithm import CopyConfig
-from raysearch.ppo.copy_attention import CopyAttention
-from raysearch.ppo.copy_learner import CopyLearner
-from raysearch.ppo.distribution import IMPOSSIBLE, MultiCategorical, padding_index
-from raysearch.ppo.memory import CallMemory
-from raysearch.ppo.mixture import CopyMixture
-from raysearch.ppo.noise import gumbel_noise
-from raysearch.ppo.rollout import normalize, share_below
+from raysearch.searchers.ppo.coordinates import Coordinates
+from raysearch.searchers.ppo.copy_actor import CopyActor, MixtureOpinion
+from raysearch.searchers.ppo.copy_algorithm import CopyConfig
+from raysearch.searchers.ppo.copy_attention import CopyAttention
+from raysearch.searchers.ppo.copy_learner import CopyLearner
+from raysearch.searchers.ppo.distribution import IMPOSSIBLE, MultiCategorical, padding_index
+from raysearch.searchers.ppo.memory import CallMemory
+from raysearch.searchers.ppo.mixture import CopyMixture
+from raysearch.searchers.ppo.noise import gumbel_noise
+from raysearch.searchers.ppo.rollout import normalize, share_below
 
 _DEGREES = 4
 """tp, ep, pp and batch, the first places of an action."""

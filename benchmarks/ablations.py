@@ -26,13 +26,13 @@ import torch
 from gymnasium.spaces import Box
 from scipy.stats import bootstrap
 
-import raysearch.ppo
+import raysearch.searchers.ppo
 from envs.strategy_env import StrategyEnv
-from raysearch.files import write_json
-from raysearch.ppo.copy_algorithm import CopyConfig
-from raysearch.registry import check_options
-from raysearch.searcher import Outcome
-from raysearch.yardstick import find_yardstick
+from raysearch.base.file_io import write_json
+from raysearch.optima.optimum_cache import find_yardstick
+from raysearch.searchers.interface import Outcome
+from raysearch.searchers.ppo.copy_algorithm import CopyConfig
+from raysearch.searchers.registry import check_options
 from sim.config.catalog import load_workload
 from sim.workload import Workload
 
@@ -147,7 +147,7 @@ def search(variant: Variant, workload: Workload, seed: int, budget: int) -> list
 @functools.cache
 def sources() -> bytes:
     """The code of the agent, so that no run of another one is taken for one of this."""
-    parts = sorted(Path(raysearch.ppo.__file__).parent.glob("*.py"))
+    parts = sorted(Path(raysearch.searchers.ppo.__file__).parent.glob("*.py"))
     return b"".join(path.read_bytes() for path in [*parts, Path(__file__).with_name("ablated_parts.py")])
 
 

@@ -16,7 +16,7 @@ import argparse
 import dataclasses
 import time
 
-from raysearch.spaces import SPACES
+from raysearch.optima.named_spaces import SPACES
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.optimum.best import find_best

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raysearch.statistics import estimate, interquartile_mean
+from raysearch.reports.statistics import estimate, interquartile_mean
 
 STUDIES, WORKLOADS = 600, 6
 

@@ -29,8 +29,8 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
 from envs.strategy_env import StrategyEnv
-from raysearch.registry import make_searcher
-from raysearch.searcher import Outcome
+from raysearch.searchers.interface import Outcome
+from raysearch.searchers.registry import make_searcher
 from sim.config.catalog import load_workload
 from sim.workload import Workload
 

@@ -29,11 +29,11 @@ from scipy.stats import bootstrap
 
 from envs.registration import ENV_ID
 from envs.strategy_env import StrategyEnv
-from raysearch.ppo.algorithm import LearnToShardConfig
-from raysearch.ppo.copy_algorithm import CopyConfig
-from raysearch.ppo.copy_options import CopyOptions
-from raysearch.ppo.options import Options
-from raysearch.yardstick import find_yardstick
+from raysearch.optima.optimum_cache import find_yardstick
+from raysearch.searchers.ppo.algorithm import LearnToShardConfig
+from raysearch.searchers.ppo.copy_algorithm import CopyConfig
+from raysearch.searchers.ppo.copy_options import CopyOptions
+from raysearch.searchers.ppo.ppo_options import Options
 from sim import simulate
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation

@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from envs.space import StrategySpace
+from raysearch.optima.optimum_cache import find_yardstick
 from raysearch.processes.connection import connected
-from raysearch.records import RunSpec
-from raysearch.run import SearchRun
+from raysearch.runs.records import RunSpec
+from raysearch.runs.run import SearchRun
 from raysearch.simulators.opening import Patience, open_simulator
 from raysearch.simulators.protocol import InProcess
-from raysearch.yardstick import find_yardstick
 from sim import simulate
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation

@@ -3,11 +3,11 @@
     python benchmarks/scaling.py                         # 10, 100 and 1000 concurrent runs
     python benchmarks/scaling.py --concurrent 100 --runs 1000 --reports 5 --json
 
-The study is a real one, through `raysearch.tuning.run_study`, with Ray Tune's controller, the display, the logs and a
-placement group per run. Its runs are dummies: they wait instead of searching, and report what a run reports. So that a
-thousand of them fit into one machine, `--seats` of them share a process, where real ones have one each; with
-`--seats 1` they do here, too. All CPU seconds are of the process named, not of the machine, so other work on it
-matters little; the reports per second do not go beyond what the waiting allows.
+The study is a real one, through `raysearch.studies.tuning.run_study`, with Ray Tune's controller, the display, the
+logs and a placement group per run. Its runs are dummies: they wait instead of searching, and report what a run
+reports. So that a thousand of them fit into one machine, `--seats` of them share a process, where real ones have one
+each; with `--seats 1` they do here, too. All CPU seconds are of the process named, not of the machine, so other work
+on it matters little; the reports per second do not go beyond what the waiting allows.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import ray
 from ray import tune
 from ray.air.execution.resources.placement_group import PlacementGroupAcquiredResources
 
-from raysearch import tuning
-from raysearch.errors import Interrupted
-from raysearch.study import StudyFile, check_study
-from raysearch.study_display import StudyBars
-from raysearch.trial import SearchTrial
+from raysearch.base.errors import Interrupted
+from raysearch.studies import tuning
+from raysearch.studies.study_display import StudyBars
+from raysearch.studies.study_file import StudyFile, check_study
+from raysearch.studies.trial import SearchTrial
 
 CALLS_PER_REPORT = 200
 SETTINGS = ((10, 100, 1), (10, 100, 10), (100, 1000, 10), (1000, 1000, 100))

@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from raysearch.records import STUDY_FILE, RunSpec
-from raysearch.results import read_runs
-from raysearch.run import SearchRun
-from raysearch.yardstick import find_yardstick
+from raysearch.optima.optimum_cache import find_yardstick
+from raysearch.runs.records import STUDY_FILE, RunSpec
+from raysearch.runs.run import SearchRun
+from raysearch.studies.results import read_runs
 from sim.config.catalog import load_workload
 
 WORKLOADS = [f"gpt_moe_{size}_{context}" for size in ("1_2t", "1_6t") for context in ("16k", "32k", "64k")]

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from envs.space import StrategySpace
 from envs.strategy_env import StrategyEnv
 from raysearch.deploy.live.belief import LIKENESS, Belief, Likeness
-from raysearch.deploy.live.candidates import Candidates, candidates_of
 from raysearch.deploy.live.decide import Observation
+from raysearch.deploy.live.deployment_candidates import Candidates, candidates_of
 from raysearch.deploy.live.session import Settings, tune
-from raysearch.registry import make_searcher
-from raysearch.searcher import Outcome
+from raysearch.searchers.interface import Outcome
+from raysearch.searchers.registry import make_searcher
 from raysearch.simulators.measurement import Measurement
 from sim.config.question import Question
 from sim.evaluation import Evaluation
@@ -67,8 +67,8 @@ class Deployment:
 
 def measured_deployments(data: Path) -> list[Deployment]:
     """The aggregated serving runs, by deployment; equal configurations count once."""
-    from raysearch.calibration.engines import held_out_times, stating_their_batch, steps_of
-    from raysearch.calibration.serving import agg_runs, numbers_of, read_runs
+    from raysearch.fidelity.calibration.engines import held_out_times, stating_their_batch, steps_of
+    from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_runs
     from sim.config.catalog import load_calibrated, load_machine
 
     machine, frame = load_machine("h100_sxm", load_calibrated("h100_sxm", None)), read_runs(data)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from envs.strategy_env import StrategyEnv
-from raysearch.registry import check_options, make_searcher
-from raysearch.searcher import Outcome
-from raysearch.yardstick import find_yardstick
+from raysearch.optima.optimum_cache import find_yardstick
+from raysearch.searchers.interface import Outcome
+from raysearch.searchers.registry import check_options, make_searcher
 from sim.config.catalog import load_workload
 from sim.workload import Workload
 

@@ -7,10 +7,11 @@ True
 
 from typing import TYPE_CHECKING, Any
 
+from raysearch.base.version import __version__
+
 if TYPE_CHECKING:
     from raysearch.api import evaluate, question, recommend
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "evaluate", "question", "recommend"]
 
 

@@ -61,7 +61,7 @@ def evaluate(
     2
     """
     from raysearch.answers.evaluated import EvaluationResult
-    from raysearch.commands.strategy import strategy_of
+    from raysearch.answers.strategy_text import strategy_of
     from sim.simulate import evaluate as simulate
 
     workload = question.load()

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from raysearch import app
-from raysearch.errors import STOPS
+from raysearch.base.errors import STOPS
+from raysearch.cli import app
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 Command = Callable[..., subprocess.CompletedProcess[str]]

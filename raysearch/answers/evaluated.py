@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
-from raysearch.files import strategy_dict
+from raysearch.base.file_io import strategy_dict
 from sim.config.question import Question
 from sim.engines.registry import lacking_formats
 from sim.evaluation import Evaluation
@@ -93,7 +93,7 @@ class EvaluationResult(Result):
 
     def blocks(self) -> Iterator[RenderableType]:
         """What `raysearch evaluate` prints."""
-        from raysearch.tables import explanation
+        from raysearch.base.rich_tables import explanation
 
         for text in self.broken:
             yield f"Infeasible: {text}"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
-from raysearch.deploy.recommend.answer import Answer, answer
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.record import answer_dict, figures, write_answer
+from raysearch.deploy.recommend.recommendation import Answer, answer
+from raysearch.deploy.recommend.recommendation_files import answer_dict, figures, write_answer
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
@@ -83,7 +83,7 @@ class RecommendationResult(Result):
 
     def blocks(self) -> Iterator[RenderableType]:
         """What `raysearch recommend` prints."""
-        from raysearch.deploy.recommend.show import best_blocks, rest_blocks
+        from raysearch.deploy.recommend.recommendation_text import best_blocks, rest_blocks
 
         if self.feasible:
             yield from best_blocks(self.answer)
@@ -91,7 +91,7 @@ class RecommendationResult(Result):
 
     def figure(self) -> Figure:
         """The front between tokens/s per GPU and per user."""
-        from raysearch.deploy.recommend.plot import front_figure
+        from raysearch.deploy.recommend.front_plot import front_figure
 
         return front_figure(self.answer)
 

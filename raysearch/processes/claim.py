@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.strategy_env import brief
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
 from raysearch.processes.heartbeat import BEAT_S, Pulse, beating
 from sim.config.reading import Unreadable, opened, parse_object
 

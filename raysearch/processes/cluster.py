@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import GetTimeoutError, NodeDiedError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
 
 PROBE_TIMEOUT_S = 120.0
 """[assumed] A node that has not started a process and read a file within it never will."""

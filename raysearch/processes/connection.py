@@ -29,7 +29,7 @@ from ray._raylet import (  # pyright: ignore[reportAttributeAccessIssue]
 )
 
 from envs.strategy_env import failure_text
-from raysearch.errors import InputError, RunFailed
+from raysearch.base.errors import InputError, RunFailed
 from raysearch.processes.vigil import CONNECT_TIMEOUT_S, Vigil, answers, watched
 from raysearch.processes.watcher import private_prefix, start_anew, starting_ray
 

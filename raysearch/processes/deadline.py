@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from envs.strategy_env import brief
-from raysearch.errors import InputError
-from raysearch.limits import LONGEST_TIMEOUT_S, MOST_RETRIES
+from raysearch.base.errors import InputError
+from raysearch.base.limits import LONGEST_TIMEOUT_S, MOST_RETRIES
 
 START_TIMEOUT_S = 120.0
 """[assumed] Longest start of a process for calls: for a free CPU, an interpreter, and the import of the black box."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from raysearch.errors import FAILURE, INPUT_ERROR, STOPS
+from raysearch.base.errors import FAILURE, INPUT_ERROR, STOPS
 
 GRACE_S = 6.0
 """[assumed] For a command that was told to stop to say what it kept; then it is ended. Every row is on disk already."""

@@ -1,1 +1,1 @@
-"""One searcher per file; `raysearch.registry` knows them by name."""
+"""One searcher per file; `raysearch.searchers.registry` knows them by name."""

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from envs.space import Action, StrategySpace
-from raysearch.merit import merit
-from raysearch.searcher import NoOptions, Outcome, Searcher
+from raysearch.searchers.interface import NoOptions, Outcome, Searcher
+from raysearch.searchers.merit import merit
 
 
 class AntColonyOptions(NoOptions):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.space import Action
-from raysearch.searcher import Outcome, Searcher
+from raysearch.searchers.interface import Outcome, Searcher
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from envs.space import Action, StrategySpace
-from raysearch.searcher import NoOptions, Outcome, Searcher
+from raysearch.searchers.interface import NoOptions, Outcome, Searcher
 
 if TYPE_CHECKING:
     from pymoo.core.population import Population

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.space import Action, StrategySpace
-from raysearch.errors import InputError
-from raysearch.searcher import Outcome, Searcher
+from raysearch.base.errors import InputError
+from raysearch.searchers.interface import Outcome, Searcher
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import Model
 

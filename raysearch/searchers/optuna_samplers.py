@@ -13,9 +13,9 @@ from pydantic import BaseModel, Field
 
 from envs.actions import is_long
 from envs.space import Action, StrategySpace
-from raysearch.history import History, rebuilt
-from raysearch.merit import merit
-from raysearch.searcher import NoOptions, Outcome, Searcher
+from raysearch.searchers.history import History, rebuilt
+from raysearch.searchers.interface import NoOptions, Outcome, Searcher
+from raysearch.searchers.merit import merit
 from sim.optimum.spaces import Coordinate
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.space import Action
-from raysearch.searcher import Outcome, Searcher
+from raysearch.searchers.interface import Outcome, Searcher
 
 
 @final

@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from envs.space import Action, StrategySpace
-from raysearch.searcher import Outcome, RewardOptions, Searcher
+from raysearch.searchers.interface import Outcome, RewardOptions, Searcher
 
 
 class SB3Options(RewardOptions):
-    """Settings of `sb3_ppo`; what is not here has Stable-Baselines3's default. See `raysearch.ppo.options`.
+    """Settings of `sb3_ppo`; what is not here has Stable-Baselines3's default.
+
+    See `raysearch.searchers.ppo.ppo_options`.
 
     Attributes:
         rollout_calls: Calls between two updates.

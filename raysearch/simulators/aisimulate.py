@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from raysearch.errors import InputError
-from raysearch.extras import check_installed
+from raysearch.base.errors import InputError
+from raysearch.base.extras import check_installed
 from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
 from sim.layers.dims import spread
 from sim.layers.heuristics import megatron_dims

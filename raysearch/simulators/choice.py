@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, redirect_stdout
 import numpy as np
 
 from envs.strategy_env import SimulatorFailure, StrategyEnv
-from raysearch.errors import InputError, RunFailed
+from raysearch.base.errors import InputError, RunFailed
 from raysearch.simulators.opening import Patience, searched_space
 from sim.strategy import Strategy
 from sim.workload import Workload

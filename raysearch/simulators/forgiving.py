@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from envs.strategy_env import checked, failure_text
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
 from raysearch.simulators.measurement import failed_evaluation
 from raysearch.simulators.protocol import Simulator
 from sim.evaluation import Evaluation

@@ -18,8 +18,8 @@ import io
 import warnings
 from typing import Any
 
-from raysearch.errors import InputError
-from raysearch.extras import check_installed
+from raysearch.base.errors import InputError
+from raysearch.base.extras import check_installed
 from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
 from sim.strategy import Strategy
 from sim.workload import Workload

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 
 from envs.strategy_env import brief, checked
-from raysearch.errors import InputError
-from raysearch.limits import MOST_GPUS
+from raysearch.base.errors import InputError
+from raysearch.base.limits import MOST_GPUS
 from sim.evaluation import Evaluation, Memory, StageBreakdown, Violation
 from sim.strategy import Strategy
 from sim.workload import Workload

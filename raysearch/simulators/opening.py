@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from envs.space import StrategySpace
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
+from raysearch.optima.optimum_cache import cache_dir
 from raysearch.processes.deadline import Patience as Patience
-from raysearch.registry import searcher_class
+from raysearch.searchers.registry import searcher_class
 from raysearch.simulators.protocol import InProcess, Simulator
-from raysearch.yardstick import cache_dir
 from sim import simulate
 from sim.layers.heuristics import megatron_dims
 from sim.optimum.spaces import space_of

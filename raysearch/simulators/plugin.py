@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from envs.strategy_env import Evaluate
-from raysearch.errors import InputError
-from raysearch.foreign import foreign
+from raysearch.base.errors import InputError
+from raysearch.base.foreign import foreign
 from raysearch.simulators.measurement import as_evaluation
 from sim import simulate
 from sim.config.code import import_module

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from envs.strategy_env import SimulatorError, failure_text
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
 from raysearch.processes.deadline import START_TIMEOUT_S, NoAnswer
 from raysearch.simulators.plugin import load_simulator
 from sim.evaluation import Evaluation

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from raysearch.records import RunSpec
-from raysearch.results import study_frame
-from raysearch.run import SearchRun
-from raysearch.study import load_study
+from raysearch.runs.records import RunSpec
+from raysearch.runs.run import SearchRun
+from raysearch.studies.results import study_frame
+from raysearch.studies.study_file import load_study
 
 
 def write_study(

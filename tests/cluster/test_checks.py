@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raysearch.errors import InputError, RunFailed
+from raysearch.base.errors import InputError, RunFailed
 from raysearch.processes import cluster
-from raysearch.records import RunSpec
-from raysearch.trial import SearchTrial, trial_config
+from raysearch.runs.records import RunSpec
+from raysearch.studies.trial import SearchTrial, trial_config
 
 
 def nodes(*cpus: int) -> list[dict]:

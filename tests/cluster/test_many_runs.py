@@ -8,7 +8,7 @@ from ray import tune
 from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 from ray.tune.search.variant_generator import generate_variants
 
-from raysearch.tuning import Grid
+from raysearch.studies.tuning import Grid
 
 RUNS = 50
 

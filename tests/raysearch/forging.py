@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from raysearch.files import SEAL, _seal
+from raysearch.base.file_io import SEAL, _seal
 
 Place = tuple[str | int, ...]
 WRONG: list[Any] = [

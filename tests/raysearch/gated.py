@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from envs.rows import read_rows
-from raysearch.records import RunSpec
-from raysearch.results import read_runs
-from raysearch.run import SearchRun
+from raysearch.optima.optimum_cache import CACHE_VARIABLE
+from raysearch.runs.records import RunSpec
+from raysearch.runs.run import SearchRun
 from raysearch.simulators.plugin import load_plugin
 from raysearch.simulators.protocol import InProcess
-from raysearch.yardstick import CACHE_VARIABLE
+from raysearch.studies.results import read_runs
 from tests.processes import descendants
 from tests.raysearch.simulators.boxes import LOG, gate
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import raysearch as rs
 from raysearch.answers.recommended import RecommendationResult
-from raysearch.app import app
+from raysearch.cli.app import app
 
 RUNNER = CliRunner()
 WORDS = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--gpus", "2", "--tpot-ms", "20")

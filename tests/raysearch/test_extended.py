@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from envs.calls import parse_dims_text
 from envs.rows import read_rows
-from raysearch.app import app
+from raysearch.cli.app import app
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 LONG = ("-w", "gpt_moe_1_2t_1m", "--pp", "1", "--batch", "64", "--dims", "megatron", "--tp", "2", "--cp", "4")

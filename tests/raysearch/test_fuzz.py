@@ -1,6 +1,6 @@
 """Files and options that are broken at random, seeded: a few in the default run, many by `make fuzz`.
 
-The rule is that of `tests/raysearch/test_damage.py`: a clear refusal, or the same result bit for bit.
+The rule is that of `tests/raysearch/studies/test_damage.py`: a clear refusal, or the same result bit for bit.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from raysearch import app
-from raysearch.calibration.tables import FAMILIES, read_csv
-from raysearch.checkpoint import pack, unpack
-from raysearch.damage import set_aside_damaged
-from raysearch.errors import InputError
-from raysearch.registry import check_options
-from raysearch.results import read_runs, survey, verify
-from raysearch.run import SearchRun, finished_summary
+from raysearch.base.errors import InputError
+from raysearch.cli import app
+from raysearch.fidelity.calibration.measured_tables import FAMILIES, read_csv
+from raysearch.optima.optimum_cache import cache_dir, find_yardstick
+from raysearch.runs.checkpoint import pack, unpack
+from raysearch.runs.run import SearchRun, finished_summary
+from raysearch.searchers.registry import check_options
 from raysearch.simulators.cache import AnswerCache
 from raysearch.simulators.protocol import InProcess
-from raysearch.status import read_status
-from raysearch.study import Study, StudyFile, check_study, load_study, run_dir, write_study
-from raysearch.yardstick import cache_dir, find_yardstick
+from raysearch.studies.damage import set_aside_damaged
+from raysearch.studies.results import read_runs, survey, verify
+from raysearch.studies.study_file import Study, StudyFile, check_study, load_study, run_dir, write_study
+from raysearch.studies.study_status import read_status
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 from sim.simulate import evaluate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from raysearch.app import app
+from raysearch.cli.app import app
 
 TINY = {
     "model_type": "llama",

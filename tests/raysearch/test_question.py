@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from raysearch.app import app
+from raysearch.cli.app import app
 from sim.config.files import CatalogError
 from sim.config.question import QUESTION_FIELDS, Question, option_of
 from sim.simulate import evaluate

@@ -19,21 +19,21 @@ import pytest
 
 from envs.calls import CallRow
 from envs.chain import NO_ROWS_DIGEST
+from raysearch.base.errors import InputError, RunFailed
+from raysearch.base.file_io import SEAL, read_record
 from raysearch.deploy.export.source import RECOMMENDATION_FILE, TUNED_FILE, read_deployments, verified_answers
 from raysearch.deploy.export.stored import Exportable
 from raysearch.deploy.live.session import Head, verify_tuning
 from raysearch.deploy.place.fleet_file import FleetFile
-from raysearch.deploy.place.show import PLACEMENT_FILE
-from raysearch.errors import InputError, RunFailed
-from raysearch.files import SEAL, read_record
-from raysearch.journal import JOURNAL_FILE, last_events
+from raysearch.deploy.place.fleet_plan_text import PLACEMENT_FILE
 from raysearch.processes.claim import CLAIM_FILE, in_use
-from raysearch.records import RunHead, RunSummary, StudyRecord
-from raysearch.report import NotExplained, best_figures, read_report
-from raysearch.results import survey, verify
-from raysearch.run import SearchRun
-from raysearch.status import read_status
-from raysearch.study import StudyFile, check_study, load_study, run_dir, write_study
+from raysearch.reports.study_report import NotExplained, best_figures, read_report
+from raysearch.runs.records import RunHead, RunSummary, StudyRecord
+from raysearch.runs.run import SearchRun
+from raysearch.studies.journal import JOURNAL_FILE, last_events
+from raysearch.studies.results import survey, verify
+from raysearch.studies.study_file import StudyFile, check_study, load_study, run_dir, write_study
+from raysearch.studies.study_status import read_status
 from sim.config.calibration_file import CalibrationFile
 from sim.config.catalog import load_calibration, load_hardware, load_model, load_workload
 from sim.config.files import CatalogError, configs_root, read_config

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from raysearch import app
-from raysearch.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
-from raysearch.damage import set_aside_damaged
+from raysearch.cli import app
 from raysearch.deploy.export.source import RECOMMENDATION_FILE, TUNED_FILE
-from raysearch.records import RunSpec
-from raysearch.results import read_spec
-from raysearch.run import SearchRun
-from raysearch.study import StudyFile, check_study, load_study, run_dir, write_study
+from raysearch.runs.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
+from raysearch.runs.records import RunSpec
+from raysearch.runs.run import SearchRun
+from raysearch.studies.damage import set_aside_damaged
+from raysearch.studies.results import read_spec
+from raysearch.studies.study_file import StudyFile, check_study, load_study, run_dir, write_study
 from tests.conftest import CHECKOUT
 from tests.raysearch.forging import forge, places, resealed
 
@@ -51,7 +51,7 @@ def hook(event, args):
 
 import matplotlib.font_manager  # which may look for fonts by a command, once on a machine
 import pyarrow.parquet, pandas  # whose libraries load others of theirs
-from raysearch import app
+from raysearch.cli import app
 
 sys.addaudithook(hook)
 for words in json.load(open(sys.argv[1])):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from raysearch.base.errors import InputError
 from raysearch.deploy.export.deployment import Deployment
-from raysearch.errors import InputError
-from raysearch.frameworks.layer import Sharded, shown_group, unshown
+from raysearch.deploy.layers.sharded_layer import Sharded, shown_group, unshown
 from sim.config.files import did_you_mean
 from sim.ops.layers import op_names
 from sim.strategy import CHOICES, NONE

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from raysearch.base.errors import InputError
 from raysearch.deploy.export.render import Command, Variable, shell_text
-from raysearch.errors import InputError
 from sim.serving.phases import batching, phase_of
 from sim.step.pipeline import stage_layers
 from sim.strategy import Strategy

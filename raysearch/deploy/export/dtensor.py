@@ -1,6 +1,6 @@
 """A strategy as PyTorch reads it: a mesh and a plan that `parallelize_module` takes, with the styles that it needs.
 
-The plan's modules are those of `raysearch.frameworks.torch_layer`, whose collectives under it are those that the
+The plan's modules are those of `examples.layers.torch_layer`, whose collectives under it are those that the
 simulator charges.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from raysearch.deploy.export.cut import ORDER_NOTE, cut_of, left_out
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.render import Call, Name, python_text
-from raysearch.frameworks.plan import Lay, OpPlan, cache_lay, layer_plan, stream_lay
+from raysearch.deploy.layers.layer_plan import Lay, OpPlan, cache_lay, layer_plan, stream_lay
 from sim.layers.mixers import GroupedAttention
 from sim.sharding.placement import PARTIAL, REPLICATE
 from sim.simulate import evaluate
@@ -60,9 +60,9 @@ def export(deployment: Deployment) -> Export:
         "LEFT_OUT": missing,
         "CHARGED": _charged(deployment),
     }
-    styles = Path(__file__).parents[2] / "frameworks" / "styles.py"
+    styles = Path(__file__).parents[1] / "layers" / "styles.py"
     files = {"sharding.py": python_text(_HEAD, constants, _TAIL), "styles.py": styles.read_text(encoding="utf-8")}
-    notes = (ORDER_NOTE, "tokens are each ep rank's own; raysearch.frameworks.torch_layer has the modules of the plan")
+    notes = (ORDER_NOTE, "tokens are each ep rank's own; examples.layers.torch_layer has the modules of the plan")
     return Export(None, files, missing, notes)
 
 

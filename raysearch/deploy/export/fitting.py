@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raysearch.contexts import too_long
+from raysearch.base.file_io import degrees_text
+from raysearch.deploy.contexts import too_long
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import Told, with_weights
-from raysearch.files import degrees_text
 from sim.config.catalog import under_engine
 from sim.engines.rules import EngineRules
 from sim.evaluation import Evaluation

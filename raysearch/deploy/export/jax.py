@@ -1,6 +1,6 @@
 """A strategy as JAX reads it: a mesh, and a `PartitionSpec` for each weight, the cache and the residual stream.
 
-The layer itself, whose collectives are those that the simulator charges, is `raysearch.frameworks.jax_layer`.
+The layer itself, whose collectives are those that the simulator charges, is `examples.layers.jax_layer`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from raysearch.deploy.export.cut import ORDER_NOTE, cut_of, left_out
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.render import Call, python_text
-from raysearch.frameworks.layer import Sharded, weight_shapes
+from raysearch.deploy.layers.sharded_layer import Sharded, weight_shapes
 from sim.layers.mixers import GroupedAttention
 from sim.sharding.placement import Placement, Shard
 
@@ -53,7 +53,7 @@ def export(deployment: Deployment) -> Export:
     }
     notes = (
         ORDER_NOTE,
-        "raysearch.frameworks.jax_layer runs the layer with the collectives that the simulator charges",
+        "examples.layers.jax_layer runs the layer with the collectives that the simulator charges",
     )
     return Export(None, {"sharding.py": python_text(_HEAD, constants, _TAIL)}, missing, notes)
 

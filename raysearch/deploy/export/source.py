@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from raysearch.base.errors import InputError
+from raysearch.base.file_io import as_strategy, read_record
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import repository
-from raysearch.deploy.export.pools import POOLS_FILE, pool_deployments
+from raysearch.deploy.export.pool_services import POOLS_FILE, pool_deployments
 from raysearch.deploy.export.stored import Exportable
-from raysearch.errors import InputError
-from raysearch.files import as_strategy, read_record
-from raysearch.records import Record, RunSpec
-from raysearch.results import read_runs, read_spec
+from raysearch.runs.records import Record, RunSpec
+from raysearch.studies.results import read_runs, read_spec
 from sim.config.code import Origin
 from sim.config.question import Question
 from sim.validate import check_strategy
@@ -29,7 +29,7 @@ def verified_answers(folder: Path) -> list[str]:
     Raises:
         InputError: What says which one is not.
     """
-    from raysearch.deploy.place.show import PLACEMENT_FILE
+    from raysearch.deploy.place.fleet_plan_text import PLACEMENT_FILE
 
     schemas = dict.fromkeys((RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE), Exportable) | {PLACEMENT_FILE: Record}
     found = {name: schema for name, schema in schemas.items() if os.path.lexists(folder / name)}
@@ -97,7 +97,7 @@ def _alternative(path: Path, told: dict[str, Any], number: int) -> dict[str, Any
 
 def _of_results(folder: Path, question: Question | None, served_model: str | None) -> Deployment:
     """The best strategy of the best run; of a study with several workloads none can be said to be."""
-    from raysearch.report import NotExplained, best_runs, explain
+    from raysearch.reports.study_report import NotExplained, best_runs, explain
 
     runs = best_runs(read_runs(folder))
     if len(runs) != 1:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from raysearch.limits import MOST_GPUS
-from raysearch.records import Record, StoredStrategy
+from raysearch.base.limits import MOST_GPUS
+from raysearch.runs.records import Record, StoredStrategy
 from sim.config.question import RecordedQuestion
 
 Replicas = Annotated[int, Field(ge=1, le=MOST_GPUS)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raysearch.deploy.live.candidates import Candidates
+from raysearch.deploy.live.deployment_candidates import Candidates
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -23,9 +23,9 @@ from socket import socketpair
 from typing import IO, Any, final
 
 from envs.strategy_env import brief
-from raysearch.errors import InputError, RunFailed
-from raysearch.files import strategy_dict
-from raysearch.foreign import foreign
+from raysearch.base.errors import InputError, RunFailed
+from raysearch.base.file_io import strategy_dict
+from raysearch.base.foreign import foreign
 from raysearch.processes.deadline import START_TIMEOUT_S, Deadline
 from raysearch.processes.marked import end_marked, mark_of, marked, marking
 from raysearch.simulators.measurement import Measurement, as_evaluation

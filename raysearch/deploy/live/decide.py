@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysearch.deploy.live.belief import LIKENESS, Belief, Likeness, belief_of
-from raysearch.deploy.live.candidates import Candidates
+from raysearch.deploy.live.deployment_candidates import Candidates
 from raysearch.simulators.measurement import Measurement
 
 Floats = NDArray[np.float64]

@@ -14,13 +14,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from envs.chain import Chain, DamagedRows, chained_line, follow, links
-from envs.files import write_atomically
+from envs.row_files import write_atomically
+from raysearch.base.errors import InputError, RunFailed
+from raysearch.base.file_io import Damaged, as_strategy, aside, read_record, strategy_dict, write_record
 from raysearch.deploy.live.belief import LIKENESS, Likeness
 from raysearch.deploy.live.benchmark import Benchmark, checked
-from raysearch.deploy.live.candidates import Candidates
 from raysearch.deploy.live.decide import Decider, Decision, Observation
-from raysearch.errors import InputError, RunFailed
-from raysearch.files import Damaged, as_strategy, aside, read_record, strategy_dict, write_record
+from raysearch.deploy.live.deployment_candidates import Candidates
 from raysearch.simulators.measurement import Measurement
 from sim.config.reading import parse_object
 from sim.strategy import Strategy

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysearch.deploy.place.arrivals import Arrivals, draw_arrivals
-from raysearch.deploy.place.placement import Cluster, Placement
+from raysearch.deploy.place.model_placement import Cluster, Placement
 from raysearch.deploy.place.queueing import simulate
 
 CONFIDENCE = 0.9

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from raysearch.deploy.place.arrivals import Stream
-from raysearch.deploy.place.placement import Cluster, Tenant
+from raysearch.deploy.place.model_placement import Cluster, Tenant
 from raysearch.deploy.place.service import Objective, Service, Shape, best_service
 from sim.config.fields import Count, FileSchema, Name, Positive
 from sim.config.files import CatalogError, config_path, did_you_mean, read_config

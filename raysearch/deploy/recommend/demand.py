@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
 from sim.config.question import Question
 from sim.workload import Workload
 

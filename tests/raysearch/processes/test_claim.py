@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
 from raysearch.processes import claim, heartbeat
 from raysearch.processes.claim import CLAIM_FILE, LAPSE_S, claimed, in_use
 from tests.conftest import command_environment
@@ -102,7 +102,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from raysearch.processes import claim
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
 claim.WITNESSED_S = 1.0
 if "without-locks" in sys.argv:
     def no_locks(handle, operation):

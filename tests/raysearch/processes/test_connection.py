@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray._private import services as ray_services
 
-from raysearch.errors import RunFailed
+from raysearch.base.errors import RunFailed
 from raysearch.processes import connection
 from raysearch.processes.connection import connected
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
 from raysearch.processes.deadline import NoAnswer, Patience, within
 from tests.conftest import CHECKOUT
 
@@ -67,8 +67,8 @@ def test_wall_clocks_are_asked_for_dates_alone() -> None:
         for path in (CHECKOUT / folder).rglob("*.py")
         if "time.time()" in path.read_text() or "datetime.now" in path.read_text()
     }
-    dates = {"raysearch/files.py", "raysearch/journal.py", "raysearch/commands/calibrate.py"}
-    assert asking == dates | {"raysearch/commands/status.py"}  # which tells since when
+    dates = {"raysearch/base/file_io.py", "raysearch/studies/journal.py", "raysearch/cli/commands/calibrate.py"}
+    assert asking == dates | {"raysearch/cli/commands/status.py"}  # which tells since when
 
 
 @pytest.mark.parametrize("given", [{"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"retries": -1}])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raysearch.yardstick import CACHE_VARIABLE
+from raysearch.optima.optimum_cache import CACHE_VARIABLE
 from tests.raysearch.simulators.boxes import LOG
 
 

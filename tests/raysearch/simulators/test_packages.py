@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
 from raysearch.simulators import aisimulate, genz
 from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims

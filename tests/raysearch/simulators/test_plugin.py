@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
 from raysearch.simulators.measurement import Measurement, as_evaluation
 from raysearch.simulators.opening import searched_space
 from raysearch.simulators.plugin import load_plugin

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from envs.rows import read_rows
-from raysearch.errors import InputError, RunFailed
-from raysearch.results import read_runs
-from raysearch.run import SearchRun
+from raysearch.base.errors import InputError, RunFailed
+from raysearch.runs.run import SearchRun
 from raysearch.simulators.plugin import load_plugin
 from raysearch.simulators.protocol import InProcess
-from raysearch.study import Study, StudyFile, check_study, run_dir
-from raysearch.study_display import Displays, StudyBars, StudyDisplay
+from raysearch.studies.results import read_runs
+from raysearch.studies.study_display import Displays, StudyBars, StudyDisplay
+from raysearch.studies.study_file import Study, StudyFile, check_study, run_dir
 from tests.processes import descendants
 from tests.raysearch.simulators.boxes import held_process
 
@@ -33,7 +33,7 @@ def study(box: str | None, **other) -> Study:
 
 
 def run(planned: Study, out: Path, *others: StudyDisplay) -> None:
-    from raysearch.tuning import run_study
+    from raysearch.studies.tuning import run_study
 
     out.mkdir()
     with StudyBars("boxes", planned.specs(), {}) as bars:

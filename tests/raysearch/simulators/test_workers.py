@@ -16,9 +16,9 @@ import ray
 from envs.rows import read_rows
 from envs.space import StrategySpace
 from envs.strategy_env import SimulatorFailure
-from raysearch.errors import InputError
-from raysearch.records import RunSpec
-from raysearch.run import SearchRun
+from raysearch.base.errors import InputError
+from raysearch.runs.records import RunSpec
+from raysearch.runs.run import SearchRun
 from raysearch.simulators import choice
 from raysearch.simulators.choice import choose_workers
 from raysearch.simulators.opening import Patience

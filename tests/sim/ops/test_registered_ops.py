@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from raysearch.deploy.recommend.answer import answer
+from raysearch.deploy.layers.sharded_layer import unshown
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.explain.picture import pictures_of
-from raysearch.explain.svg import draw as draw_svg
-from raysearch.explain.terminal import draw
-from raysearch.frameworks.layer import unshown
+from raysearch.deploy.recommend.recommendation import answer
+from raysearch.reports.explain.picture import pictures_of
+from raysearch.reports.explain.svg import draw as draw_svg
+from raysearch.reports.explain.terminal import draw
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.files import config_path

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import yaml
 
-from raysearch.commands.question_options import loaded
+from raysearch.base.errors import InputError
+from raysearch.cli.commands.question_options import loaded
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.fitting import on_engine
+from raysearch.deploy.export.formats import exporter, exporter_names, register_exporter
 from raysearch.deploy.export.models import CHECKPOINT, repository
-from raysearch.deploy.export.registry import exporter, exporter_names, register_exporter
-from raysearch.errors import InputError
 from sim.config.catalog import load_model
 from sim.config.question import Question
 from sim.engines.registry import engine_rules

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from raysearch.deploy.export.deployment import Deployment
-from raysearch.deploy.export.registry import exporter, pools_exporter
+from raysearch.deploy.export.formats import exporter, pools_exporter
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Workload

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from raysearch.deploy.export.deployment import Deployment
-from raysearch.deploy.export.registry import exporter
+from raysearch.deploy.export.formats import exporter
 from sim.strategy import Strategy
 from tests.raysearch.deploy.export.test_engines import served, some_strategies
 

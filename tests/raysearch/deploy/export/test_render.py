@@ -19,12 +19,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from raysearch.app import app
+from raysearch.base.errors import NOTHING_FEASIBLE, InputError
+from raysearch.base.file_io import write_together
+from raysearch.cli.app import app
 from raysearch.deploy.export.deployment import Deployment
-from raysearch.deploy.export.registry import exporter
+from raysearch.deploy.export.formats import exporter
 from raysearch.deploy.export.render import Call, Command, Name, Variable, python_text, shell_text, words, yaml_text
-from raysearch.errors import NOTHING_FEASIBLE, InputError
-from raysearch.files import write_together
 from sim.config.catalog import load_model
 from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Published

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from raysearch.app import app
-from raysearch.errors import NOTHING_FEASIBLE, InputError
+from raysearch.base.errors import NOTHING_FEASIBLE, InputError
+from raysearch.cli.app import app
 from sim.config.files import CatalogError
 from sim.validate import StrategyError
 from tests.raysearch.deploy.export.test_engines import QWEN_CONFIG

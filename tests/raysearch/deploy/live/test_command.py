@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from envs.chain import Chain, chained_line, links
-from raysearch.app import app
+from raysearch.base.errors import InputError, Interrupted, RunFailed
+from raysearch.cli.app import app
 from raysearch.deploy.live.benchmark import of_command
 from raysearch.deploy.live.session import HEAD_FILE, ROWS_FILE
-from raysearch.errors import InputError, Interrupted, RunFailed
 from raysearch.simulators.measurement import Measurement
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy

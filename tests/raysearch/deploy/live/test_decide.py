@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from raysearch.deploy.live.belief import LIKENESS, belief_of
-from raysearch.deploy.live.candidates import TERMS, Candidates, candidates_of
 from raysearch.deploy.live.decide import Decider, Observation
+from raysearch.deploy.live.deployment_candidates import TERMS, Candidates, candidates_of
 from raysearch.deploy.live.session import Settings, tune
 from raysearch.simulators.measurement import Measurement
 from sim.optimum.best import best_of_degrees, find_best

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from raysearch.app import app
+from raysearch.cli.app import app
 from raysearch.deploy.place.arrivals import Stream
 from raysearch.deploy.place.attainment import Traffic, over_seeds, tried
 from raysearch.deploy.place.fleet_file import load_fleet
-from raysearch.deploy.place.placement import Cluster, Placed, Placement, Tenant, all_placements, partitions
-from raysearch.deploy.place.search import best_placements, dedicated, replicated, shared
+from raysearch.deploy.place.model_placement import Cluster, Placed, Placement, Tenant, all_placements, partitions
+from raysearch.deploy.place.placement_search import best_placements, dedicated, replicated, shared
 from raysearch.deploy.place.service import Objective, Service, Shape
 from sim.config.files import CatalogError
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from raysearch.app import app
-from raysearch.errors import InputError
+from raysearch.base.errors import InputError
+from raysearch.cli.app import app
 
 RUNNER = CliRunner()
 ASKED = ("--model", "llama_3_1_70b", "--osl", "500", "--tpot-ms", "30")

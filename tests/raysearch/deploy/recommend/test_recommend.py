@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from raysearch.app import app
+from raysearch.base.errors import InputError
+from raysearch.base.file_io import as_strategy, read_record
+from raysearch.cli.app import app
 from raysearch.deploy.recommend.alternatives import alternatives, reason
-from raysearch.deploy.recommend.answer import Answer, answer
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, fleet_of, needed_gpus, stay_of
-from raysearch.deploy.recommend.limits import binding_limit
-from raysearch.errors import InputError
-from raysearch.files import as_strategy, read_record
-from raysearch.records import Record
+from raysearch.deploy.recommend.limiting_factor import binding_limit
+from raysearch.deploy.recommend.recommendation import Answer, answer
+from raysearch.runs.records import Record
 from sim.config.catalog import load_hardware
 from sim.config.question import Question
 from sim.engines.registry import engine_rules

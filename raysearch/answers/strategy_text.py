@@ -1,0 +1,98 @@
+"""The strategy that degrees and dims describe in words, as options, exports and Python give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raysearch.base.errors import InputError
+from sim.layers.dims import spread
+from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layouts import StageDegrees, degrees_of_layout
+from sim.strategy import Strategy
+from sim.validate import check_strategy
+from sim.workload import Workload
+
+_NAMED_DIMS = {"megatron": megatron_dims, "megatron-sp": megatron_sp_dims}
+
+
+def strategy_of(
+    workload: Workload,
+    tp: int | None,
+    ep: int | None,
+    pp: int,
+    batch: int,
+    dims: str,
+    cp: int = 1,
+    dp: int | None = None,
+    moe_tp: int | None = None,
+    layout: str | None = None,
+) -> Strategy:
+    """The strategy that the options describe, checked.
+
+    Raises:
+        InputError: `dims` is no list of numbers, no degrees are given, or some that contradict each other.
+        StrategyError: See `sim.validate.check_strategy`.
+    """
+    if layout is not None:
+        tp, ep, dp = _degrees_of(layout, tp=tp, ep=ep, dp=dp, cp=None if cp == 1 else cp)
+    if tp is None:
+        raise InputError("expected --tp N, or --layout with a name and the GPUs of a stage, such as --layout tep8")
+    ep = 1 if ep is None else ep
+    if moe_tp is not None and dp is None and tp > 0 and cp > 0 and (moe_tp * ep) % (tp * cp) == 0:
+        dp = moe_tp * ep // (tp * cp)
+    strategy = Strategy(tp, ep, pp, batch, parse_dims(dims, workload), cp, dp)
+    check_strategy(workload, strategy)
+    if moe_tp is not None and moe_tp * ep != strategy.stage_gpus:
+        raise InputError(
+            f"tp * dp * cp ({tp} * {strategy.attention_dp} * {cp}) must equal --moe-tp times --moe-ep "
+            f"({moe_tp} * {ep}); leave out --moe-tp or --dp, and it follows"
+        )
+    return strategy
+
+
+def _degrees_of(layout: str, **given: int | None) -> StageDegrees:
+    if beside := [f"--{name}" for name, degree in given.items() if degree is not None]:
+        raise InputError(f"--layout {layout} says what {' and '.join(beside)} would say: give one or the other")
+    try:
+        return degrees_of_layout(layout)
+    except ValueError as error:
+        raise InputError(f"--layout: {error}") from None
+
+
+def parse_dims(text: str, workload: Workload) -> tuple[int, ...]:
+    """The dims that an option's text stands for: numbers joined by commas or not at all, or a heuristic's name."""
+    if text in _NAMED_DIMS:
+        return spread(workload, _NAMED_DIMS[text](workload.model))
+    try:
+        return tuple(int(part) for part in (text.split(",") if "," in text else text.strip()))
+    except ValueError:
+        raise InputError(
+            f"--dims takes numbers joined by commas, or one of {', '.join(_NAMED_DIMS)}; got {text!r}"
+        ) from None
+
+
+def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int | None]) -> tuple[str, Strategy]:
+    """The dims, as written, and the strategy of a text such as "megatron tp=8 cp=1" or "megatron layout=tep8".
+
+    Args:
+        workload: Whose strategy it is.
+        text: Dims, and any degrees in which it differs from the first strategy, by their option's name.
+        degrees: The first strategy's, as `strategy_of` names them.
+
+    Raises:
+        InputError: As of `strategy_of`, or the text is no dims and degrees.
+    """
+    words = text.split()
+    dims = [word for word in words if "=" not in word]
+    changed: dict[str, int] = {}
+    named = [word.partition("=")[2] for word in words if word.startswith("layout=")]
+    for name, _, value in (word.partition("=") for word in words if "=" in word and not word.startswith("layout=")):
+        known = "ep" if name == "moe-ep" else name.replace("-", "_")
+        if known not in degrees or not value.isdecimal():
+            names = ", ".join(degrees).replace("_", "-")
+            raise InputError(f"--against takes degrees such as tp=8, of {names}; got {name}={value!r}")
+        changed[known] = int(value)
+    if len(dims) != 1:
+        raise InputError(f"--against takes dims, and degrees if they differ, such as 'megatron tp=8'; got {text!r}")
+    kept = {**dict.fromkeys(("tp", "ep", "dp", "moe_tp")), "cp": 1, "layout": named[-1]} if named else {}
+    return dims[0], strategy_of(workload, dims=dims[0], **{**degrees, **kept, **changed})  # type: ignore[arg-type]

@@ -1,0 +1,29 @@
+"""What is installed only by who asks for it: packages that few need, or whose licences not everybody can take."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+
+from raysearch.base.errors import InputError
+
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "aisimulate": ("aisimulate", "AISimulate"),
+    "genz": ("GenZ", "GenZ"),
+    "nevergrad": ("nevergrad", "Nevergrad"),
+    "pymoo": ("pymoo", "pymoo"),
+    "sb3": ("stable_baselines3", "Stable-Baselines3"),
+}
+"""Extra of pyproject.toml -> the module that it brings, and its title."""
+
+
+def check_installed(extra: str, who: str) -> None:
+    """Refuses to go on without an extra.
+
+    Raises:
+        InputError: It is not installed; says how to, from the checkout or a wheel, since neither is published.
+    """
+    module, title = PACKAGES[extra]
+    if importlib.util.find_spec(module) is None:
+        how = f"pip install -e '.[{extra}]' in the checkout, or 'FILE.whl[{extra}]'"
+        raise InputError(f"{who} needs {title}: {how}")

@@ -1,0 +1,170 @@
+"""The files of a results folder: written whole, checked when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from envs.row_files import write_atomically
+from raysearch.base.errors import InputError
+from sim.config.files import Kind, config_path, configs_root, explain
+from sim.config.reading import Unreadable, parse_object, read_bytes
+from sim.layouts import layout_of
+from sim.strategy import Strategy
+
+RESULTS_ROOT = Path("results")
+"""Where commands without --out put their folders, relative to the working directory."""
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file; see `envs.row_files.write_atomically`."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes a JSON object; see `envs.row_files.write_atomically`."""
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_together(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Makes or replaces files of a folder, which is made if need be: all of them or, where one cannot be written, none.
+
+    Args:
+        folder: Where they are to lie; what else lies there stays.
+        files: By path within it.
+
+    Raises:
+        OSError: One cannot be written; nothing has changed.
+    """
+    top = folder.absolute()
+    inside = Path()
+    while not top.exists() and not top.parent.exists():
+        top, inside = top.parent, top.name / inside
+    made = not top.exists()
+    staged = (top.parent if made else top) / f".{top.name}.{os.urandom(4).hex()}"
+    try:
+        for name, content in files.items():
+            write_bytes(staged / inside / name, content)
+        if made:
+            staged.rename(top)
+        else:
+            for name in files:
+                (top / name).parent.mkdir(parents=True, exist_ok=True)
+                (staged / name).replace(top / name)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def aside(path: Path) -> Path:
+    """Where something is put aside: the path with a number behind its name, the first that is free."""
+    return next(place for number in count() if not (place := path.with_name(f"{path.name}.{number}")).exists())
+
+
+SEAL = "sha256"
+"""The last key of a record: the digest of all the others."""
+LARGEST_RECORD_BYTES = 32 * 1024**2
+"""[assumed] A study of a hundred thousand runs takes a fifth of it; what is larger is not one of ours."""
+
+
+def write_record(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes a JSON object behind whose back nobody changes anything: `read_record` notices."""
+    write_json(path, {**value, SEAL: _seal(value)})
+
+
+def read_record(path: Path, schema: type[BaseModel], *, sealed: bool = True) -> dict[str, Any]:
+    """The object that `write_record` wrote.
+
+    Args:
+        path: Where.
+        schema: What must stand in it.
+        sealed: Whether it must carry its digest. A file that people may write themselves may lack one, but none that
+            is not its own.
+
+    Raises:
+        InputError: It was altered since, or is not what `schema` says.
+        OSError: There is no such file, or it cannot be read.
+    """
+    try:
+        content = read_bytes(path, LARGEST_RECORD_BYTES)
+        fields = parse_object(content)
+        schema.model_validate_json(content, strict=True)
+        seal = fields.pop(SEAL, None)
+        if seal != _seal(fields) and (sealed or seal is not None):
+            older = "or an older version wrote it" if sealed else f"without {SEAL!r} it is taken as it is"
+            raise Unreadable(f"it was altered since it was written, {older}")
+    except ValidationError as error:
+        raise Damaged(f"{path} is damaged: {explain(error, schema)}") from error
+    except Unreadable as error:
+        raise Damaged(f"{path} is damaged: {error}") from error
+    return fields
+
+
+def _seal(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+class Damaged(InputError):
+    """A file of results is not what was written.
+
+    Attributes:
+        what: Which one, and what is wrong with it.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}; bring it back from a copy, make it again with --resume, or use another folder")
+        self.what = what
+
+
+def results_folder(out: Path | None, name: str) -> Path:
+    """Where new results go: `out`, or results/<name>-<UTC time>. Creates nothing."""
+    return out or RESULTS_ROOT / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+
+
+def anchored(kind: Kind, name_or_path: str, *, beside: Path | None = None) -> str:
+    """A shipped name as it is; a path made absolute, so that results read back from any working directory.
+
+    Raises:
+        CatalogError: No such name or file.
+    """
+    path = config_path(kind, name_or_path, beside=beside)
+    if path == configs_root() / kind / f"{name_or_path}{path.suffix}":
+        return name_or_path
+    return str(path.resolve() if path.suffix == ".toml" else path.absolute())  # downloaded ones are links to blobs
+
+
+def strategy_dict(strategy: Strategy) -> dict[str, Any]:
+    """A strategy as it stands in JSON: tp, ep, pp, batch, the list dims; beyond the paper's space also cp, dp, ends."""
+    fields: dict[str, Any] = {
+        "tp": strategy.tp,
+        "ep": strategy.ep,
+        "pp": strategy.pp,
+        "batch": strategy.batch,
+        "dims": list(strategy.dims),
+    }
+    own = {"cp": strategy.cp, "dp": strategy.attention_dp} if strategy.extended else {}
+    return fields | own | ({"ends": list(strategy.ends)} if strategy.ends else {})
+
+
+def degrees_text(strategy: Strategy) -> str:
+    """Degrees and batch in words, and the layout's name if it has one."""
+    layout = layout_of(strategy)
+    rest = f"pp {strategy.pp}, batch {strategy.batch}" + (f" ({layout})" if layout else "")
+    rest += f", ends {','.join(map(str, strategy.ends))}" if strategy.ends else ""
+    if not strategy.extended:
+        return f"tp {strategy.tp}, ep {strategy.ep}, {rest}"
+    attention = f"attention tp {strategy.tp}, cp {strategy.cp}, dp {strategy.attention_dp}"
+    return f"{attention}; experts tp {strategy.moe_tp}, ep {strategy.ep}; {rest}"
+
+
+def as_strategy(fields: Mapping[str, Any]) -> Strategy:
+    """A strategy from its JSON form."""
+    return Strategy(**{**fields, "dims": tuple(fields["dims"]), "ends": tuple(fields.get("ends", ()))})

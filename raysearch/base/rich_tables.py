@@ -1,0 +1,226 @@
+"""Results as tables for people; `--json` gives the same figures to programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from raysearch.base.file_io import degrees_text
+from sim.evaluation import Evaluation, OpBreakdown
+from sim.nearness import near_limits
+from sim.serving.phases import phase_of
+from sim.step.pipeline import stage_layers
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+LEAST_WIDTH = 100
+"""Columns of a table that loses no figure; a narrower terminal breaks its lines instead."""
+
+
+def printer() -> Console:
+    """Stdout, as wide as the terminal and wide enough for every table.
+
+    Names and paths stand in what it prints as they are: brackets and colons mean nothing.
+    """
+    console = Console()
+    width = max(console.width, LEAST_WIDTH) if console.is_terminal else 120
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+def print_blocks(blocks: Iterable[RenderableType]) -> None:
+    """Prints each block on lines of its own as soon as it is there."""
+    console = printer()
+    for block in blocks:
+        console.print(block)
+
+
+def plain_table(
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, wrap: Sequence[str] = ()
+) -> Table:
+    """A table whose first `left` columns are text and whose others are figures. Those in `wrap` may break lines."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=column not in wrap)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def scores_table(scores: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """The one table a study ends with; a line with a workload's name stands above its searchers."""
+    seeds = max(row["runs"] for row in scores)
+    rows: list[tuple[str, ...]] = []
+    for workload, of_workload in groupby(scores, key=lambda row: row["workload"]):
+        rows += [(workload,), *map(_score_row, of_workload)]
+    return plain_table(
+        f"Mean ± deviation over {seeds} seeds" if seeds > 1 else None,
+        ("searcher", "best\ntok/s/GPU", "f/f*", "x RW\n(bound)", "feasible", "unique", "calls", "wall s"),
+        rows,
+    )
+
+
+def _score_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        f"  {row['searcher']}" + ("" if row["complete"] else " (unfinished)"),
+        _spread(row["best"], row["best_sd"], 2),
+        _spread(row["fraction_of_optimum"], row["fraction_of_optimum_sd"], 3),
+        "-" if row["ratio"] is None else f"{row['ratio']:.2f} ({_figure(row['ratio_bound'], 2)})",
+        f"{row['feasible_share']:.1%}",
+        f"{row['unique_share']:.1%}",
+        f"{row['calls']:,.0f}",
+        _figure(row["wall_s"], 1),
+    )
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _spread(value: float | None, deviation: float | None, digits: int) -> str:
+    return _figure(value, digits) + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+
+
+def explanation(workload: Workload, evaluation: Evaluation) -> list[RenderableType]:
+    """Everything about one evaluated strategy: degrees, ops, stage, memory, violations."""
+    return [
+        _headline(workload, evaluation),
+        *_layer_tables(workload, evaluation),
+        _stage_line(workload, evaluation),
+        _memory_table(workload, evaluation),
+        _violations(evaluation),
+        *(Text(f"Near its limit: {near.message}", "yellow") for near in near_limits(workload, evaluation)),
+    ]
+
+
+def _headline(workload: Workload, evaluation: Evaluation) -> Text:
+    strategy = evaluation.strategy
+    return Text.assemble(
+        (f"{workload.name}", "bold"),
+        f" on {workload.hardware.name}: ",
+        (degrees_text(strategy), "bold"),
+        f", dims {','.join(map(str, strategy.dims))}\n",
+        (f"{evaluation.tokens_per_s_per_gpu:,.2f} tokens/s/GPU", "bold"),
+        f", ±{evaluation.expected_error:.0%}, on {evaluation.gpus} GPUs{_latencies(workload, evaluation)}",
+        f"\n{_served_how(workload)}",
+        ("".join(f"\nextrapolated: {what}" for what in evaluation.extrapolated), "yellow"),
+    )
+
+
+def _latencies(workload: Workload, evaluation: Evaluation) -> str:
+    told, phase = "", phase_of(workload)
+    if phase.decodes:
+        low_s, high_s = evaluation.tpot_interval_s
+        told += f", {evaluation.tpot_s * 1e3:.2f} ms per output token{_allowed(workload.tpot_slo_s)}"
+        told += f", with 90 % confidence {low_s * 1e3:.1f} to {high_s * 1e3:.1f} ms"
+    if phase.prefills:
+        low_s, high_s = evaluation.ttft_interval_s
+        told += f", {evaluation.ttft_s * 1e3:.0f} ms to the first token{_allowed(workload.ttft_slo_s)}"
+        told += f", with 90 % confidence {low_s * 1e3:.0f} to {high_s * 1e3:.0f} ms"
+    return told + (f" ({evaluation.interval_because})" if evaluation.interval_because else "")
+
+
+def _allowed(slo_s: float) -> str:
+    return f" (allowed {slo_s * 1e3:g} ms)" if math.isfinite(slo_s) else ""
+
+
+def _served_how(workload: Workload) -> str:
+    """Phase, traffic, engine and precisions, in words."""
+    curves, precisions = workload.hardware.curves, workload.precisions
+    lengths = f"{workload.context_tokens:,} tokens of context"
+    if phase_of(workload).prefills:
+        lengths = f"prompts of {workload.prompt_tokens:,} tokens, answers of {workload.output_tokens:,}"
+    drafted = f"; {workload.speculation}" if workload.speculation else ""
+    engine = f"engine {workload.engine.name}" if workload.engine else "the bare machine, no engine's own time"
+    kernels = f" with {curves.engine}'s kernels" if curves else ""
+    return (
+        f"phase {workload.phase}, {lengths}; {engine}{kernels}; "
+        f"weights {precisions.weights}, KV cache {precisions.kv_cache}{drafted}"
+    )
+
+
+def _layer_tables(workload: Workload, evaluation: Evaluation) -> Iterator[RenderableType]:
+    """One layer of each group, and its communication."""
+    model, stage = workload.model, evaluation.stage
+    for group, layer_s in zip(model.groups, stage.group_layer_s, strict=True):
+        several = f" of the {group.count} of {model.layers} that are {group.name}" if len(model.groups) > 1 else ""
+        ops = evaluation.group_ops(group.name)
+        yield _ops_table(f"One layer{several}, op by op", evaluation.strategy, ops, layer_s)
+        yield _communication_table(f"Communication of one layer{several}", ops)
+
+
+def _ops_table(title: str, strategy: Strategy, ops: Sequence[OpBreakdown], layer_s: float) -> Table:
+    placements = "inputs -> output over " + ("its group" if strategy.extended else "tp")
+    return plain_table(
+        title,
+        ("op", "sharded dim", placements, "bound by", "kernel us", "comm us", "total us", "share"),
+        [_op_row(op, layer_s) for op in ops],
+        left=4,
+        wrap=(placements,),
+    )
+
+
+def _op_row(op: OpBreakdown, layer_s: float) -> tuple[str, ...]:
+    inputs = ", ".join(f"{tensor} {placement}" for tensor, placement in op.placements_in.items())
+    return (
+        op.name,
+        f"{op.choice} ({op.label})",
+        f"{inputs} -> {op.placement_out}",
+        op.bound,
+        *(f"{seconds * 1e6:,.1f}" for seconds in (op.kernel_time_s, op.communication_time_s, op.time_s)),
+        f"{op.time_s / layer_s:.1%}",
+    )
+
+
+def _communication_table(title: str, ops: Sequence[OpBreakdown]) -> RenderableType:
+    rows = [
+        (op.name, c.kind, c.tensor, f"{c.axis} = {c.degree}", bytes_text(c.bytes_per_device), f"{c.time_s * 1e6:,.1f}")
+        for op in ops
+        for c in op.collectives
+    ]
+    if not rows:
+        return Text("No communication within a layer")
+    columns = ("for op", "collective", "tensor", "over", "bytes per GPU", "us")
+    return plain_table(title, columns, rows, left=4)
+
+
+def bytes_text(size: float) -> str:
+    """A size in the largest decimal unit that fits."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:,.2f} {unit}"
+    return f"{size:,.0f} B"
+
+
+def _stage_line(workload: Workload, evaluation: Evaluation) -> Text:
+    stage = evaluation.stage
+    parts = {
+        f"{stage.layers} layers x {stage.layer_s * 1e6:,.1f} us": stage.layers * stage.layer_s,
+        "embedding": stage.embedding_s,
+        "head": stage.head_s,
+        "send and receive": stage.send_recv_s,
+        **({"draft": stage.draft_s} if stage.draft_s else {}),
+    }
+    text = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in parts.items())
+    layers = stage_layers(workload.model.layers, min(evaluation.strategy.pp, workload.model.layers))
+    uneven = f"\nLayers of its {len(layers)} stages: {', '.join(map(str, layers))}" if len(set(layers)) > 1 else ""
+    return Text(f"Slowest pipeline stage {stage.total_s * 1e3:.2f} ms: {text}{uneven}")
+
+
+def _memory_table(workload: Workload, evaluation: Evaluation) -> Table:
+    memory, capacity = evaluation.memory_bytes, workload.hardware.hbm_bytes
+    kinds = {name: getattr(memory, name) for name in ("weights", "kv_cache", "activations", "overhead", "total")}
+    rows = [(name.replace("_", " "), bytes_text(size), f"{size / capacity:.1%}") for name, size in kinds.items()]
+    return plain_table("Memory of the fullest GPU", ("kind", "size", f"of {bytes_text(capacity)}"), rows)
+
+
+def _violations(evaluation: Evaluation) -> Text:
+    if evaluation.feasible:
+        return Text("Violations: none", style="green")
+    return Text("\n".join(["Violations:", *(f"  {v.kind}: {v.message}" for v in evaluation.violations)]), style="red")

@@ -1,0 +1,132 @@
+"""The commands, joined into one application. One file per subcommand in raysearch.cli.commands; this one judges errors.
+
+Nothing imported here may import Ray, torch, pandas or matplotlib: most commands need none of them and start at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from raysearch.base.errors import FAILURE, INPUT_ERROR, InputError, RunFailed
+from raysearch.cli.commands import (
+    calibrate,
+    evaluate,
+    explain,
+    export,
+    listing,
+    measure,
+    optimum,
+    place,
+    pools,
+    recommend,
+    report,
+    search,
+    status,
+    study,
+    tune_live,
+    validate,
+    verify,
+    verify_rules,
+)
+from sim.config.files import CatalogError
+from sim.validate import StrategyError
+
+_ArgumentError: Any = typer.BadParameter.__base__  # of all mistakes on the command line; typer exports this one only
+
+app = typer.Typer(
+    help="Search for the fastest way to shard a large language model over many GPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Bytes that are no text, as Python has them in arguments."""
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from raysearch.base.version import __version__
+
+        print(f"raysearch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_tell_version)
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("list")(listing.list_configurations)
+app.command("evaluate")(evaluate.evaluate_strategy)
+app.command("explain")(explain.explain_strategy)
+app.command("optimum")(optimum.show_optimum)
+app.command("export")(export.export_strategy)
+app.command("search")(search.search_workload)
+app.command("study")(study.run)
+app.command("status")(status.show_status)
+app.command("recommend")(recommend.recommend)
+app.command("place")(place.place)
+app.command("pools")(pools.compare_pools)
+app.command("report")(report.report_results)
+app.command("measure")(measure.measure)
+app.command("calibrate")(calibrate.calibrate)
+app.command("validate")(validate.validate)
+app.command("tune-live")(tune_live.tune_live)
+app.command("verify")(verify.verify_results)
+app.command("verify-rules")(verify_rules.verify_rules)
+
+
+def run() -> int:
+    """Runs the command that sys.argv names and returns the exit code; errors are told in one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # the name of a file may hold bytes that are no text
+    for word in sys.argv:
+        if not word.isascii() and _SURROGATE.search(word):
+            return _fail(f"{word!r}: expected text in UTF-8", INPUT_ERROR)
+    try:
+        code = app(prog_name="raysearch", standalone_mode=False)  # of a `typer.Exit`, or None
+        sys.stdout.flush()  # now, while a full disk can still be told
+    except _ArgumentError as error:
+        return _fail(error.format_message(), INPUT_ERROR)
+    except (InputError, CatalogError, StrategyError) as error:
+        return _fail(error, INPUT_ERROR)
+    except RunFailed as error:
+        return _fail(error, FAILURE)
+    except SystemExit as end:
+        if isinstance(end.__context__, OSError):  # Typer's own, where the reader of its help has gone
+            _give_up_stdout()
+            return FAILURE
+        return _fail("code of others that the command called has asked to end it", FAILURE)
+    except OSError as error:
+        _give_up_stdout()
+        return _fail("" if isinstance(error, BrokenPipeError) else error, FAILURE)
+    return code or 0
+
+
+def _fail(message: object, code: int) -> int:
+    if text := str(message):  # none: the reader of a pipe has gone, or help was shown instead
+        print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def _give_up_stdout() -> None:
+    """Drops what stdout cannot take, or the interpreter would fail once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,85 @@
+"""`raysearch calibrate`: fits the simulator's curves to measured kernels."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raysearch.cli.commands.options import JsonOption, at_home, print_json
+from sim.config.catalog import load_machine, load_machine_header
+
+
+def calibrate(
+    data: Annotated[Path, typer.Option("--data", "-d", help="Folder with CSV files of measured kernels.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File of coefficients to write, .json.", callback=at_home)],
+    source: Annotated[
+        str, typer.Option(help="Where the rows come from, with version and licence; kept in the file.")
+    ] = "",
+    hardware: Annotated[
+        str,
+        typer.Option(
+            help="The machine, for its memory and the peaks that no time may beat: name in configs/hardware, or a path."
+        ),
+    ] = "h100_sxm",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that holds something else.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit efficiency curves and the collective model to measured rows, and say how well they do on rows held out.
+
+    \b
+    Reads whichever of these the folder holds; a kernel family without a file stays at the hardware file's medians:
+      gemm.csv, attention_decode.csv, attention_prefill.csv, mla_decode.csv, moe.csv, collectives.csv,
+      moe_alltoall_deepep.csv, p2p_send_recv_vidur.csv
+
+    \b
+    Examples:
+      raysearch calibrate --data measured/ --out my_machine.json
+      raysearch calibrate --data measured/ --out mine.json --hardware my_machine.toml --source "own cluster" --json
+    \b
+    Then name the file in that hardware file: calibration = "mine.json"
+    """
+    from raysearch.base.errors import InputError
+    from raysearch.base.progress import telling
+    from raysearch.fidelity.calibration.coefficients import fit_directory, write_coefficients
+
+    if out.suffix != ".json":
+        raise InputError(f"--out takes the name of a .json file, got {str(out)!r}")
+    provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    header = load_machine_header(hardware)
+    with telling("calibrating") as tell:
+        content = fit_directory(data, provenance, header, partial(load_machine, hardware), tell)
+    written = write_coefficients(out, content, force=force)
+    if as_json:
+        print_json(
+            {"out": str(out), "written": written, "families": content["families"], "serving": content.get("serving")}
+        )
+        return
+    _print(content["families"])
+    for figures in content["families"].values():
+        for name, why in figures.get("series_left_at_defaults", {}).items():
+            print(f"{name} left at the defaults: {why}")
+    if why := content.get("serving", {}).get("left_at_defaults"):
+        print(f"serving left at the defaults: {why}")
+    print(f"{'wrote' if written else 'unchanged:'} {out}")
+
+
+_SHARES = ("mape", "median_ape", "p90_ape", "bias", "bare_roofline_mape")
+
+
+def _print(families: dict[str, dict[str, Any]]) -> None:
+    from raysearch.base.rich_tables import plain_table, printer
+
+    rows = [_row(name, figures) for name, figures in families.items()]
+    columns = ("family", "rows", "mean error", "median", "p90", "bias", "bare roofline")
+    printer().print(plain_table("Errors on rows held out from the fit", columns, rows, wrap=("mean error",)))
+
+
+def _row(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
+    if "left_at_defaults" in figures:
+        return (name, "-", f"left at the defaults: {figures['left_at_defaults']} ({figures['file']})", "", "", "", "")
+    shares = (figures[key] for key in _SHARES)
+    return (name, f"{figures['rows']:,}", *("-" if share is None else f"{share:.1%}" for share in shares))

@@ -1,0 +1,99 @@
+"""`raysearch explain`: the layer as a picture, beside the same under a second strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysearch.answers.strategy_text import second_strategy_of, strategy_of
+from raysearch.base.errors import InputError
+from raysearch.base.file_io import degrees_text
+from raysearch.cli.commands.options import JsonOption, print_json
+from raysearch.cli.commands.question_options import loaded, takes_question
+from raysearch.cli.commands.strategy_options import (
+    BatchOption,
+    CpOption,
+    DimsOption,
+    DpOption,
+    EpOption,
+    LayoutOption,
+    MoeTpOption,
+    PpOption,
+    TpOption,
+)
+from sim.config.question import Question
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+
+
+@takes_question
+def explain_strategy(
+    question: Question,
+    batch: BatchOption,
+    tp: TpOption = None,
+    ep: EpOption = None,
+    pp: PpOption = 1,
+    dims: DimsOption = "megatron",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="A second strategy: dims as --dims takes them, and the degrees in which it differs, as in "
+            "'megatron tp=8 cp=1' or 'megatron layout=tep8'."
+        ),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file instead of the terminal.")] = None,
+    cp: CpOption = 1,
+    dp: DpOption = None,
+    moe_tp: MoeTpOption = None,
+    layout: LayoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw one layer of each kind: ops, how each tensor lies, and the collectives between them with bytes and time.
+
+    \b
+    Examples:
+      raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron
+      raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --against megatron --svg layer.svg
+      raysearch explain -w gpt_moe_1_2t_1m --tp 1 --cp 8 --dp 16 --ep 16 --pp 1 --batch 64 --dims 201022210102 --against "megatron tp=8 cp=1"
+      raysearch explain --model gpt_oss_120b --phase serve --isl 2000 --osl 500 --engine vllm --tp 4 --batch 8
+    """  # noqa: E501
+    from raysearch.reports.explain.picture import picture_dict, pictures_of
+
+    workload = loaded(question)
+    shown = [(dims, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))]
+    if against is not None:
+        first = shown[0][1]
+        degrees = {"tp": first.tp, "ep": first.ep, "pp": pp, "batch": batch, "cp": cp, "dp": dp, "moe_tp": moe_tp}
+        degrees |= {"dp": first.dp} if layout else {}
+        shown.append(second_strategy_of(workload, against, degrees))
+    drawn = [pictures_of(_title(text, strategy), workload, evaluate(workload, strategy)) for text, strategy in shown]
+    groups = list(zip(*drawn, strict=True))
+    on_degrees = " | ".join(dict.fromkeys(degrees_text(strategy) for _, strategy in shown))
+    heading = f"{workload.name} on {workload.hardware.name}: {on_degrees}"
+    if svg is not None:
+        _write(svg, heading, groups)
+    if as_json:
+        pictures = [picture_dict(picture) for pictures in groups for picture in pictures]
+        print_json({"heading": heading, "pictures": pictures, "svg": str(svg) if svg else None})
+    elif svg is not None:
+        print(f"Picture: {svg}")
+    else:
+        from raysearch.base.rich_tables import printer
+        from raysearch.reports.explain.terminal import draw
+
+        printer().print(*draw(heading, groups), sep="\n")
+
+
+def _title(dims: str, strategy: Strategy) -> str:
+    return f"dims {dims}" if dims[:1].isdigit() else f"{dims} ({','.join(map(str, strategy.dims))})"
+
+
+def _write(path: Path, heading: str, groups: list) -> None:
+    from raysearch.reports.explain.svg import draw
+
+    try:
+        path.write_text(draw(heading, groups), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write --svg {path}: {error.strerror}; name a file in a folder that exists") from None

@@ -1,0 +1,103 @@
+"""Options that several commands share, and how all of them print JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raysearch.answers.result import Result
+from raysearch.base.limits import MOST_RETRIES, MOST_WORKERS
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def at_home(path: Path | None) -> Path | None:
+    """The path with its ~ expanded, which the shell leaves in `--out=~/x`: pandas would, and other libraries not."""
+    if path is None:
+        return None
+    if found := _ADDRESS.match(str(path)):
+        address = str(path).replace(found[0], f"{found[0]}/", 1)
+        raise typer.BadParameter(
+            f"{address}: expected a path of a file system, not an address; mount it, or copy the results there"
+        )
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise typer.BadParameter(f"{path}: {error}") from error
+
+
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="Folder for the results, new or empty.",
+        show_default="results/NAME-UTC TIME",
+        callback=at_home,
+    ),
+]
+ResultsArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.", callback=at_home)
+]
+SimulatorOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Search another black box: module:function, or an installed entry point.", show_default="our own"
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=MOST_WORKERS, help="Processes that evaluate for a run.", show_default="by how long a call takes"
+    ),
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout-s", help="Longest call; then it has failed, and its process is ended.")
+]
+
+
+class OnFailure(StrEnum):
+    """What becomes of a strategy on which a plugged-in simulator fails for good."""
+
+    stop = "stop"
+    infeasible = "infeasible"
+
+
+OnFailureOption = Annotated[
+    OnFailure | None,
+    typer.Option(
+        help="When a --simulator fails on a strategy for good: 'stop' the run, or count it as 'infeasible'.",
+        show_default="stop",
+    ),
+]
+RetriesOption = Annotated[
+    int, typer.Option(max=MOST_RETRIES, help="How often a failing call is tried again before the run stops.")
+]
+TrustCodeOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code", help="With --resume: go on though the code of a simulator is another than it was begun with."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Prints a result for programs."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def show(result: Result, *, as_json: bool) -> None:
+    """Prints a result for people or for programs."""
+    if as_json:
+        print_json(result.to_dict())
+        return
+    from raysearch.base.rich_tables import printer
+
+    printer().print(result)

@@ -1,0 +1,124 @@
+"""`raysearch recommend`: from a model, GPUs and a service-level objective to what to run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from raysearch.base.errors import NOTHING_FEASIBLE, InputError
+from raysearch.base.file_io import as_strategy, degrees_text, strategy_dict
+from raysearch.cli.commands.options import JsonOption, OutOption, print_json
+from raysearch.cli.commands.question_options import loaded, takes_question
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.recommendation import Answer
+from raysearch.deploy.recommend.recommendation_files import figures
+from raysearch.processes.claim import check_folder
+from sim.config.question import Question
+from sim.simulate import evaluate
+
+
+@takes_question
+def recommend(
+    question: Question,
+    requests_per_s: Annotated[
+        float | None, typer.Option(help="Fewest GPUs for so many requests a second.", show_default="fill --gpus")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Fewest GPUs for so many requests at once.", min=1, show_default="fill --gpus")
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Of a GPU and hour.", show_default="none")] = None,
+    compare_with: Annotated[
+        str | None, typer.Option(help="'aisimulate': its recommendation beside ours (a minute or two).")
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many strategies to show.", min=1)] = 5,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recommend a deployment: the best strategy the engine supports, its predicted performance, and alternatives.
+
+    Exact over every strategy of the engine and every batch. What to run is printed as soon as it is known, what stands
+    beside it follows. Exits with 3 where nothing is feasible, and says what comes nearest and what would make it fit.
+
+    \b
+    Examples:
+      raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --tpot-ms 50 --ttft-ms 2000
+      raysearch recommend --model deepseek_v3 --gpus 64 --isl 4000 --osl 1000 --engine sglang --out results/v3
+      raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --tpot-ms 50 --compare-with aisimulate
+      raysearch recommend --model qwen3_32b --gpus 16 --isl 2000 --osl 300 --tpot-ms 30 --requests-per-s 5 --price 2.5
+    """
+    check_folder(out)
+    if compare_with not in (None, "aisimulate"):
+        raise InputError(f"--compare-with knows 'aisimulate', got {compare_with!r}")
+    if compare_with:
+        from raysearch.simulators.aisimulate import check_here
+
+        check_here()
+    loaded(question)
+    from raysearch.answers.recommended import RecommendationResult
+    from raysearch.base.rich_tables import print_blocks
+    from raysearch.deploy.recommend.recommendation_files import write_answer
+    from raysearch.deploy.recommend.recommendation_text import best_blocks, rest_blocks
+
+    def shown(so_far: Answer) -> None:
+        try:
+            print_blocks(best_blocks(so_far))
+        except SystemExit as end:  # Rich's own, where the reader of a pipe has gone; the folder is asked for still
+            if out is None or not isinstance(end.__context__, BrokenPipeError):
+                raise
+
+    found = RecommendationResult.of(
+        question,
+        requests_per_s=requests_per_s,
+        concurrency=concurrency,
+        price=price,
+        top=top,
+        progress=_note if sys.stderr.isatty() else lambda _: None,
+        found=(lambda _: None) if as_json else shown,
+    )
+    told = write_answer(found.answer, out) if out is not None else found.to_dict()
+    other = _recommended_by_aisimulate(found.answer.demand) if compare_with else None
+    if as_json:
+        print_json({**told, "compare_with": other} if compare_with else told)
+    else:
+        print_blocks(rest_blocks(found.answer))
+        if out is not None:
+            print(f"Written: {out}")
+        if compare_with:
+            print(_comparison_text(other))
+    if not found.feasible:
+        raise typer.Exit(NOTHING_FEASIBLE)
+
+
+def _recommended_by_aisimulate(demand: Demand) -> dict[str, Any] | None:
+    """What AISimulate recommends, by its figures and by ours."""
+    from raysearch.simulators.aisimulate import recommendation
+
+    theirs = recommendation(demand.workload, demand.gpus)
+    if theirs is None:
+        return None
+    ours = evaluate(demand.workload, theirs.strategy)
+    return {
+        **asdict(theirs),
+        "strategy": strategy_dict(theirs.strategy),
+        "by_ours": figures(demand.workload, ours),
+        "violations_by_ours": [violation.message for violation in ours.violations],
+    }
+
+
+def _comparison_text(other: dict[str, Any] | None) -> str:
+    if other is None:
+        return "AISimulate finds nothing that meets the SLOs on one pool."
+    ours, degrees = other["by_ours"], degrees_text(as_strategy(other["strategy"]))
+    broken = "".join(f"; breaks a limit by ours: {text}" for text in other["violations_by_ours"])
+    return (
+        f"AISimulate ({other['version']}): {degrees}; {other['tokens_per_s_per_gpu']:,.1f} tokens/s/GPU and "
+        f"{other['tpot_s'] * 1e3:.1f} ms per token by its figures, {ours['tokens_per_s_per_gpu']:,.1f} and "
+        f"{ours['tpot_s'] * 1e3:.1f} by ours{broken}"
+    )
+
+
+def _note(what: str) -> None:
+    print(f"... {what}", file=sys.stderr)

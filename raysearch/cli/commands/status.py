@@ -1,0 +1,94 @@
+"""`raysearch status`: how far a study is, from another terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raysearch.base.errors import FAILURE
+from raysearch.cli.commands.options import JsonOption, ResultsArgument, print_json
+
+if TYPE_CHECKING:
+    from raysearch.studies.study_status import StudyStatus
+
+WATCH_EVERY_S = 2.0
+"""Seconds between two looks."""
+
+
+def show_status(
+    directory: ResultsArgument,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 s until nothing runs any more.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell how far a study or a search is: running, stopped or finished.
+
+    Reads only the files in DIR and disturbs nobody. Run it on the machine that the study was started from: on others
+    some file systems do not tell whether it still runs. With --watch, --json prints an object per line. Exit code 1 if
+    a run is damaged.
+
+    \b
+    Examples:
+      raysearch status results/smoke
+      raysearch status results/smoke --watch
+      raysearch status results/smoke --json
+    """
+    from raysearch.studies.study_status import read_status
+
+    if watch:
+        status = _watch(directory, as_json)
+    else:
+        status = read_status(directory)
+        if as_json:
+            print_json(_plain(directory, status))
+        else:
+            from raysearch.base.rich_tables import printer
+            from raysearch.studies.status_table import status_text
+
+            printer().print(*status_text(directory, status, time.time()), sep="\n")
+    if any(run.state == "damaged" for run in status.runs):
+        raise typer.Exit(FAILURE)
+
+
+def _watch(directory: Path, as_json: bool) -> StudyStatus:
+    from rich.console import Group
+    from rich.live import Live
+
+    from raysearch.base.rich_tables import printer
+    from raysearch.studies.status_table import status_text
+    from raysearch.studies.study_status import read_status
+
+    status = read_status(directory)
+    console = printer()
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            if as_json:
+                print(json.dumps(_plain(directory, status), allow_nan=False), flush=True)
+            else:
+                live.update(Group(*status_text(directory, status, time.time())), refresh=console.is_terminal)
+            if status.state != "running":
+                return status
+            time.sleep(WATCH_EVERY_S)
+            status = read_status(directory)
+
+
+def _plain(directory: Path, status: StudyStatus) -> dict[str, Any]:
+    return {
+        "folder": str(directory),
+        "state": status.state,
+        "finished_runs": sum(run.state == "finished" for run in status.runs),
+        "calls": sum(run.calls for run in status.runs),
+        "remaining_s": status.remaining_s,
+        "changed": _utc(status.changed_s),
+        "best": [run.run_id for run in status.best()],
+        "runs": [{**(fields := asdict(run)), "changed": _utc(fields.pop("changed_s"))} for run in status.runs],
+    }
+
+
+def _utc(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,212 @@
+"""`raysearch tune-live`: the real machine has the last word, in as few measurements as possible."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raysearch.base.errors import NOTHING_FEASIBLE, InputError, Interrupted, RunFailed
+from raysearch.base.file_io import degrees_text, results_folder, strategy_dict, write_record
+from raysearch.cli.commands.options import JsonOption, OutOption, RetriesOption, TimeoutOption, print_json
+from raysearch.cli.commands.question_options import loaded, takes_question
+from raysearch.processes.claim import claimed
+from sim.config.question import Question
+
+if TYPE_CHECKING:
+    from raysearch.deploy.live.decide import Decision, Observation
+    from raysearch.deploy.live.deployment_candidates import Candidates
+    from raysearch.deploy.live.session import Settings
+
+
+_TIMEOUT_S = 3600.0
+"""[assumed] An engine that starts, warms up and is measured fits."""
+
+
+def _share(text: str) -> float:
+    """A share given as 0.02, 2% or 2 %."""
+    try:
+        value = float(text.rstrip("% ")) / (100 if text.rstrip().endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise typer.BadParameter(f"expected a share such as 0.02 or 2%, got {text!r}")
+    return value
+
+
+@takes_question
+def tune_live(
+    question: Question,
+    benchmark: Annotated[
+        str | None, typer.Option(help="module:function of (workload, strategy) that returns a Measurement.")
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(help="Shell command that prints JSON on its last line; {tp}, {batch}, ... are filled in."),
+    ] = None,
+    within: Annotated[str, typer.Option(help="Loss against the best that does not matter, as 2% or 0.02.")] = "2%",
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.999, help="Probability of being within it at which to stop.")
+    ] = 0.9,
+    noise: Annotated[str, typer.Option(help="How far equal measurements lie apart (standard deviation).")] = "1%",
+    most: Annotated[int, typer.Option("--max-measurements", min=1, help="Stop after so many in all.")] = 50,
+    timeout_s: TimeoutOption = _TIMEOUT_S,
+    retries: RetriesOption = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws behind the decisions.")] = 0,
+    out: OutOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the tuning in --out.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure strategies on a real machine until the best is known, starting from the simulator's exact ranking.
+
+    Every measurement is on disk before the next one begins, and tells of the strategies like it too. Ctrl-C loses
+    none; the same command with --resume goes on. Of a described workload the batches are powers of two unless
+    --batches any is given. Exits with 3 where nothing can be run within the limits.
+
+    \b
+    Examples:
+      raysearch tune-live -w mine.toml --benchmark my_cluster:measure
+      raysearch tune-live --model qwen3_32b --isl 4000 --osl 500 --gpus 8 \\
+        --tpot-ms 30 --command './bench.sh --tp {tp} --pp {pp} --concurrency {batch}' --out tuning
+      raysearch tune-live -w mine.toml --benchmark my_cluster:measure --within 1% --confidence 0.95 --json
+      raysearch tune-live -w mine.toml --benchmark my_cluster:measure --out tuning --resume
+    """
+    from raysearch.base.progress import stepping, telling
+    from raysearch.deploy.export.source import TUNED_FILE
+    from raysearch.deploy.live.benchmark import check_chosen, opened_benchmark
+    from raysearch.deploy.live.deployment_candidates import candidates_of
+    from raysearch.deploy.live.session import Folder, Settings, patient, tune
+    from raysearch.processes.deadline import Patience
+    from raysearch.processes.watcher import can_go_on_with
+    from sim.optimum.spaces import space_of
+
+    if question.model is not None and question.batches is None:
+        question = replace(question, batches="powers_of_two")  # neighbours of a batch are not worth a measurement each
+    workload = loaded(question)
+    if resume and out is None:
+        raise InputError("--resume needs --out: the folder of the tuning to go on with")
+    settings = Settings(_share(within), confidence, _share(noise), seed)
+    patience = Patience(timeout_s, retries)
+    check_chosen(benchmark, command)
+    path = results_folder(out, f"{workload.name}-tune-live")
+    with (
+        claimed(path, resume=resume),
+        opened_benchmark(benchmark, command, workload, patience.timeout_s, path) as measure,
+    ):
+        with stepping(f"candidates of {workload.name}") as progress:
+            candidates = candidates_of(space_of(workload), progress)
+        if not len(candidates):
+            raise InputError(f"no strategy of {workload.name} has room on its GPUs: see `raysearch optimum`")
+        folder = Folder(path, candidates, settings)
+        seen = folder.resume() if resume else folder.begin()
+        going_on = [] if resume else ["--resume"] if out else ["--out", str(path), "--resume"]
+        can_go_on_with([*sys.argv[1:], *going_on])
+        try:
+            with telling(f"tuning {workload.name}") as tell:
+                run = patient(measure, patience.retries, tell)
+
+                def measured(index: int) -> Any:
+                    strategy = candidates.strategies[index]
+                    tell(f"measurement {len(seen) + 1}: {degrees_text(strategy)}")
+                    answer = run(strategy)
+                    folder.keep(index, answer)
+                    return answer
+
+                decisions = [step.decision for step in tune(candidates, settings, measured, seen, most)]
+        except Interrupted as stop:
+            raise Interrupted(stop.signum, f"{stop}; {_kept(len(seen), path)}") from None
+        except RunFailed as failure:
+            raise RunFailed(f"{failure}; {_kept(len(seen), path)}") from failure
+        told = _as_dict(candidates, settings, seen, decisions[-1]) | {"folder": str(path)}
+        write_record(path / TUNED_FILE, {"question": question.record(), "best": told["best"]})
+    if as_json:
+        print_json(told)
+    else:
+        _print(candidates, told)
+    if decisions[-1].incumbent is None:
+        raise typer.Exit(NOTHING_FEASIBLE)
+
+
+def _kept(count: int, path: object) -> str:
+    return f"{count} measurements, all kept in {path}; the same command with --out {path} --resume goes on"
+
+
+def _as_dict(candidates: Candidates, settings: Settings, seen: list[Observation], decision: Decision) -> dict[str, Any]:
+    incumbent = decision.incumbent
+    low, middle, high = decision.tokens_per_s_per_gpu
+    return {
+        "workload": candidates.workload.name,
+        "settings": asdict(settings),
+        "candidates": len(candidates),
+        "left_out": candidates.left_out,
+        "best": None
+        if incumbent is None
+        else {
+            "strategy": strategy_dict(candidates.strategies[incumbent]),
+            "rank_by_simulator": incumbent + 1,
+            "tokens_per_s_per_gpu": middle,
+            "interval": [low, high],
+            "confidence": decision.confidence,
+        },
+        "known": decision.confidence >= settings.confidence,
+        "ended_because": _ending(settings, decision),
+        "scale": decision.scale,
+        "measurements": [
+            {
+                "strategy": strategy_dict(candidates.strategies[each.candidate]),
+                "rank_by_simulator": each.candidate + 1,
+                "predicted_tokens_per_s_per_gpu": candidates.evaluations[each.candidate].tokens_per_s_per_gpu,
+                "predicted_tpot_s": candidates.evaluations[each.candidate].tpot_s,
+                **asdict(each.measurement),
+            }
+            for each in seen
+        ],
+    }
+
+
+def _ending(settings: Settings, decision: Decision) -> str:
+    """Why nothing more was measured."""
+    if decision.incumbent is not None and decision.confidence >= settings.confidence:
+        return "the best is known"
+    if decision.following is None:
+        return "no candidate is left to measure"
+    return "--max-measurements was reached"
+
+
+def _print(candidates: Candidates, told: dict[str, Any]) -> None:
+    from raysearch.base.file_io import as_strategy
+    from raysearch.base.rich_tables import plain_table, printer
+
+    console = printer()
+    rows = [
+        (
+            str(number),
+            degrees_text(as_strategy(row["strategy"])),
+            str(row["rank_by_simulator"]),
+            f"{row['predicted_tokens_per_s_per_gpu']:,.1f}",
+            row["unsupported"] or f"{row['tokens_per_s_per_gpu']:,.1f}",
+            f"{row['predicted_tpot_s'] * 1e3:.1f}",
+            f"{row['tpot_s'] * 1e3:.1f}" if row["tpot_s"] else "-",
+        )
+        for number, row in enumerate(told["measurements"], start=1)
+    ]
+    columns = ("", "strategy", "rank", "tok/s/GPU said", "measured", "ms/token said", "measured")
+    console.print(plain_table(f"Measurements of {told['workload']}", columns, rows, left=2))
+    left_out = f", {told['left_out']:,} too slow by far left out" if told["left_out"] else ""
+    console.print(f"{told['candidates']:,} candidates{left_out}")
+    if told["best"] is None:
+        console.print(f"None of those measured can be run within the limits; {told['ended_because']}.")
+        return
+    best, settings = told["best"], told["settings"]
+    low, high = best["interval"]
+    console.print(
+        f"Best: {degrees_text(as_strategy(best['strategy']))}, rank {best['rank_by_simulator']} by the simulator"
+    )
+    console.print(f"  {best['tokens_per_s_per_gpu']:,.1f} tokens/s/GPU, {low:,.1f} to {high:,.1f} at 90%")
+    sure = f"within {settings['within']:.1%} of the best with probability {best['confidence']:.2f}"
+    more = "" if told["known"] else f"; {settings['confidence']:g} was asked for: {told['ended_because']}"
+    console.print(f"  {sure}{more}")
+    console.print(f"The simulator is {told['scale']:.2f} times as far off here as it says itself.")
+    console.print(f"Kept in {told['folder']}")

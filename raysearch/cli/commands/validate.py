@@ -1,0 +1,213 @@
+"""`raysearch validate`: what the simulator predicts, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raysearch.base.errors import InputError
+from raysearch.cli.commands.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from raysearch.fidelity.calibration.deployments import Machine
+    from raysearch.fidelity.validation.error_figures import Comparison
+    from sim.prices.calibration import Calibration
+
+KERNEL_FAMILIES: Mapping[str, str] = {
+    "gemm": "gemm",
+    "attention_decode": "attention_decode",
+    "attention_prefill": "attention_prefill",
+    "mla_decode": "mla_decode",
+    "moe": "moe",
+    "collectives": "collectives",
+    "moe_alltoall_deepep": "moe_alltoall_deepep",
+    "p2p_send_recv_vidur": "send_recv",
+}
+"""Key in the report -> key of the calibration's tables."""
+
+
+_SHOWN = 3
+"""Rows that a line about what was skipped names; --json has all."""
+
+
+def validate(
+    data: Annotated[Path, typer.Option("--data", "-d", help="Folder with CSV files of measurements.")],
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            help="Coefficients to check: name in configs/calibration, or the path of a JSON file.",
+            show_default="those that the hardware names",
+        ),
+    ] = None,
+    hardware: Annotated[
+        str,
+        typer.Option(help="The machine, for its peaks and its memory: name in configs/hardware, or a path."),
+    ] = "h100_sxm",
+    plots: Annotated[Path | None, typer.Option(help="Folder for a PNG per family, predicted against measured.")] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Predict each row by a fit of this folder that did not see its shape.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare predictions with measured kernels, collectives and serving runs.
+
+    Reads whichever files the folder holds; the others are reported as not checked. Errors are shares of the measured
+    value; beside them stands the error of the bare roofline. With --held-out nothing that is predicted was fitted.
+    Serving runs are priced by the very function that searches ask; rows that it cannot price are named with the reason.
+
+    \b
+    Examples:
+      raysearch validate --data measured/
+      raysearch validate --data measured/ --json --plots pictures/
+      raysearch validate --data measured/ --held-out
+      raysearch validate --data measured/ --hardware my_machine.toml
+    """
+    from raysearch.base.progress import telling
+    from raysearch.fidelity.validation.error_figures import not_checked, report
+    from sim.config.catalog import load_calibrated, load_machine
+
+    if not data.is_dir():
+        raise InputError(f"no such folder: {data}")
+    loaded = load_calibrated(hardware, calibration)
+    machine = load_machine(hardware, loaded)
+    result: dict[str, dict[str, Any]] = {}
+    pictures: list[Path] = []
+    with telling("validating") as tell:
+        for name, compare in _comparisons(data, loaded, machine, held_out=held_out).items():
+            tell(name)
+            comparison = compare()
+            result[name] = not_checked("no such file") if comparison is None else report(comparison)
+            if plots is not None and comparison is not None and result[name]["rows"]:
+                from raysearch.fidelity.validation.plots import plot_comparison
+
+                pictures.append(plot_comparison(comparison, plots))
+    if as_json:
+        print_json(result)
+        return
+    _print(result, pictures)
+
+
+def _comparisons(
+    data: Path, calibration: Calibration, machine: Machine, *, held_out: bool
+) -> dict[str, Callable[[], Comparison | None]]:
+    from raysearch.fidelity.validation.kernel_errors import compare_family
+    from raysearch.fidelity.validation.published_deployments import compare_published
+    from raysearch.fidelity.validation.serving_errors import compare_serving
+
+    def kernels(name: str, family: str) -> Callable[[], Comparison | None]:
+        return lambda: compare_family(name, family, data, calibration, held_out=held_out)
+
+    return {
+        **{name: kernels(name, family) for name, family in KERNEL_FAMILIES.items()},
+        "endtoend_ttft_tpot": lambda: compare_serving(data, calibration, machine, held_out=held_out),
+        "endtoend": lambda: compare_published(data, calibration, machine),
+    }
+
+
+def _print(result: Mapping[str, Mapping[str, Any]], pictures: list[Path]) -> None:
+    from raysearch.base.rich_tables import plain_table, printer
+
+    columns = ("family", "rows", "mean", "median", "p90", "bias", "rank", "in 90 %", "bare roofline")
+    rows: list[tuple[str, ...]] = []
+    for name, family in result.items():
+        rows.append((name, *_cells(family)) if family["rows"] else (f"{name}: {family['note'] or 'no rows'}",))
+        rows += [(f"  {group['name']}", *_cells(group)) for group in family["groups"] if group["rows"]]
+    console = printer()
+    console.print(plain_table("Predicted against measured, relative errors", columns, rows, wrap=("family",)))
+    for part in result["moe"].get("by_expert_parallel_degree", ()):
+        console.print(
+            f"moe, expert-parallel degree {part['degree']}: {part['rows']:,} rows, bias {part['bias']:+.1%}, "
+            f"{part['coverage']:.0%} inside their 90 % interval"
+        )
+    serving = result["endtoend_ttft_tpot"]
+    if serving["rows"]:
+        console.print(_serving_lines(serving))
+    for line in _told(result):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for path in pictures:
+        console.print(f"wrote {path}")
+
+
+def _told(result: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What was not predicted and what was read otherwise than stated, a line per reason."""
+    serving = result["endtoend_ttft_tpot"]
+    parts = dict(result)
+    if disagg := serving.get("disagg"):
+        parts["disaggregated runs"] = disagg
+    for name, part in parts.items():
+        for heading, key in (("rows not predicted", "skipped"), ("rows read otherwise", "reread")):
+            for reason, rows in part.get(key, {}).items():
+                names = ", ".join(rows[:_SHOWN]) + ", ..." * (len(rows) > _SHOWN)
+                yield f"{name}, {len(rows)} {heading}: {reason} ({names})"
+        if part.get("rows") and name in KERNEL_FAMILIES and part["note"]:
+            yield f"{name}: {part['note']}"
+
+
+def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    shares = (figures[key] for key in ("mape", "median_ape", "p90_ape", "bias"))
+    light, coverage = figures["roofline_mape"], figures.get("coverage")
+    return (
+        f"{figures['rows']:,}",
+        *(f"{share:.1%}" for share in shares),
+        _rank(figures),
+        "-" if coverage is None else f"{coverage:.0%}",
+        "-" if light is None else f"{light:.1%}",
+    )
+
+
+def _serving_lines(serving: Mapping[str, Any]) -> str:
+    sure, disagg = serving["rows_that_state_their_batch"], serving["disagg"]
+    lines = []
+    if sure["rows"] and sure["rows"] < serving["rows"]:
+        lines.append(
+            f"serving, {sure['rows']} runs that state what could run at once: mean error {sure['mape']:.1%}, "
+            f"median {sure['median_ape']:.1%}"
+        )
+    for name, found in serving["rank_correlation_within_workload"].items():
+        kept = found["rows_that_state_their_batch"]
+        if kept["mean"] is not None:
+            lines.append(
+                f"rank of tokens/s/GPU within {name.replace('_', ' x ')}: {found['mean']:.3f} over {found['groups']} "
+                f"workloads; of those runs alone {kept['mean']:.3f}"
+            )
+    for kind, held in serving["interval"].items():
+        lines.append(_coverage_line(kind, held))
+    if disagg["rows"]:
+        parts = ", ".join(f"{name} {part['mape']:.0%}" for name, part in disagg["by_engine"].items() if part["rows"])
+        lines.append(
+            f"disaggregated runs, {disagg['rows']} of {disagg['rows'] + disagg['unpredicted']} predicted: "
+            f"mean error of the time per token {disagg['mape']:.0%}, bias {disagg['bias']:+.0%} ({parts})"
+        )
+    for what, first in (
+        (", without the queues that measured runs had", serving["ttft"]),
+        (" of disaggregated runs, with their queues", disagg["ttft"]),
+    ):
+        if first["rows"]:
+            lines.append(
+                f"time to the first token{what}: {first['rows']} rows, "
+                f"mean error {first['mape']:.0%}, median {first['median_ape']:.0%}, rank {_rank(first)}"
+            )
+    return "\n".join(lines)
+
+
+_INTERVALS = {
+    "stated": "90 % interval of the time per token as stated",
+    "measured": "90 % interval of the time per token, held out by shape",
+    "unmeasured": "the same where the model was never measured, held out by model",
+    "bare": "the same without an engine's own times, held out by model",
+}
+
+
+def _coverage_line(kind: str, held: Mapping[str, Any]) -> str:
+    parts = {"dense": held["dense"], "MoE": held["moe"]}
+    parts |= {f"{bounds} of the time for prompts": share for bounds, share in held["by_share_of_prompts"].items()}
+    told = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share is not None)
+    return f"{_INTERVALS[kind]}: {held['all']:.0%} of {held['rows']} rows inside ({told})"
+
+
+def _rank(figures: Mapping[str, Any]) -> str:
+    rank = figures["rank_correlation"]
+    return "-" if rank is None else f"{rank:.3f}"

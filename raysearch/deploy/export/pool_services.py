@@ -1,0 +1,121 @@
+"""The pools that an answer of `pools` runs, as deployments: one, or one for prompts and one for answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from raysearch.base.errors import InputError
+from raysearch.base.file_io import as_strategy
+from raysearch.deploy.export.deployment import Deployment
+from raysearch.deploy.export.models import repository
+from raysearch.deploy.export.stored import Replicas, StoredOption
+from raysearch.runs.records import Record
+from sim.config.code import Origin
+from sim.config.fields import Count
+from sim.config.files import explain
+from sim.config.question import Question
+from sim.pools.traffic import Kind, Traffic, workload_of
+from sim.serving.phases import phase_of
+from sim.validate import check_strategy
+from sim.workload import PhaseName
+
+POOLS_FILE = "pools.json"
+_POOLS: Mapping[str, Mapping[str, PhaseName]] = {
+    "one": {"pool": "serve"},
+    "apart": {"prefill": "prefill", "decode": "decode"},
+}
+"""Way -> its pools, by their key in the file, and what each does."""
+
+
+class _OnePool(Record):
+    pool: StoredOption
+    replicas: Replicas
+    chunk_tokens: Count | None
+
+
+class _Apart(Record):
+    prefill: StoredOption
+    decode: StoredOption
+
+
+class _Ways(Record):
+    one: _OnePool | None = None
+    apart: _Apart | None = None
+
+
+class _Kind(Record):
+    prompt_tokens: Count
+    output_tokens: Count
+    share: Annotated[float, Field(ge=1e-9, le=1e9)]
+
+
+class _Point(Record):
+    kinds: list[_Kind]
+    ways: _Ways
+    winner: str | None
+
+
+class _Answers(Record):
+    """What is read again of pools.json."""
+
+    points: list[_Point]
+    question: dict[str, Any] | None = None
+
+
+def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model: str | None) -> dict[str, Deployment]:
+    """The pools of the way that wins, by name; one pool has the name "".
+
+    Args:
+        path: Where it was read, for errors.
+        told: What pools.json holds.
+        number: Which of its points, from 0.
+        served_model: In place of the model's own repository.
+
+    Raises:
+        InputError: It is no pools.json, there is no such point, nothing is feasible in it, or no engine can be told
+            what wins.
+    """
+    try:
+        answers = _Answers.model_validate(told)
+    except ValidationError as error:
+        raise InputError(f"{path} is not as `pools` writes it: {explain(error, _Answers)}") from error
+    if number >= len(answers.points):
+        raise InputError(f"{path} has no point {number}: it has {len(answers.points)}, from 0")
+    if answers.question is None:
+        raise InputError(f"{path} does not say of which workload it is: make it anew with this version of `pools`")
+    point = answers.points[number]
+    if point.winner is None:
+        raise InputError(f"point {number} of {path} has no strategy: nothing was feasible")
+    if point.winner not in _POOLS:
+        raise InputError(
+            f"point {number} of {path}: a pool that re-shards between prompts and answers wins, and no engine can move "
+            "weights and caches to another layout while it runs: take a point that another way wins (--alternative N), "
+            "or ask `recommend` for one pool"
+        )
+    way = getattr(point.ways, point.winner)
+    if way is None:
+        raise InputError(f"point {number} of {path} says that {point.winner!r} wins, and nothing of how")
+    try:
+        traffic = Traffic.of(Kind(**dict(kind)) for kind in point.kinds)
+    except ValueError as error:
+        raise InputError(f"point {number} of {path}: {error}") from error
+    question = Question.of_record(answers.question)
+    workload = question.load(Origin.RECORD)
+    served_model = served_model or repository(workload, question.model)
+    longest = max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)
+    found: dict[str, Deployment] = {}
+    for name, phase in _POOLS[point.winner].items():
+        served, pool = workload_of(traffic, workload, phase), getattr(way, name)
+        if phase_of(served).mixes:
+            served = replace(served, chunk_tokens=way.chunk_tokens)
+        strategy, whole = as_strategy(pool.strategy.model_dump()), phase_of(served).pool is None
+        check_strategy(served, strategy)
+        replicas = way.replicas if whole else pool.replicas
+        deployment = Deployment(served, strategy, served_model, replicas, longest_request=longest)
+        found["" if whole else name] = deployment
+    return found

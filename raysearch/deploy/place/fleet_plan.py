@@ -1,0 +1,210 @@
+"""The answer to a fleet: where to place its models, what that attains, and what else would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raysearch.base.file_io import strategy_dict
+from raysearch.deploy.place.attainment import Estimate, Traffic, Trial, over_seeds, tried
+from raysearch.deploy.place.fleet_file import Fleet
+from raysearch.deploy.place.model_placement import Cluster, Placed, Placement
+from raysearch.deploy.place.placement_search import Found, best_placements, dedicated, replicated, shared
+
+SLOWER = 1.1
+"""Steps that take 10 % longer than the step model says: how much that costs is told beside each attainment."""
+_SEARCH_SEEDS, _FINAL_SEEDS = 2, 4
+"""Seeds that placements are searched by, and those that the last few are compared on. [assumed]"""
+RATES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+CVS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Of the curves: times the file's rates, and burstiness of all models. [assumed] AlpaServe's range"""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Option:
+    """The best placement of a kind.
+
+    Attributes:
+        name: shared, replicated or dedicated: see `raysearch.deploy.place.placement_search`.
+        found: It, and how sure that it is the best.
+        trials: One per seed, none of which the search has seen.
+        slower: Share in time if all steps took `SLOWER` times as long, per seed.
+    """
+
+    name: str
+    found: Found
+    trials: tuple[Trial, ...]
+    slower: tuple[float, ...]
+
+    @property
+    def attained(self) -> Estimate:
+        """Share of all requests that were in time."""
+        return over_seeds([trial.attained for trial in self.trials], 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """Placements of a fleet.
+
+    Attributes:
+        fleet: What was asked.
+        traffic: What the trials saw.
+        options: shared, replicated, dedicated.
+    """
+
+    fleet: Fleet
+    traffic: Traffic
+    options: tuple[Option, ...]
+
+    @property
+    def best(self) -> Option:
+        """The best placement of all."""
+        return self.options[0]
+
+    def gain(self, over: Option) -> Estimate:
+        """By how much larger the best one's share in time is than another's, seed by seed."""
+        pairs = zip(self.best.trials, over.trials, strict=True)
+        return over_seeds([ours.attained - theirs.attained for ours, theirs in pairs], -1.0, 1.0)
+
+
+def answer(fleet: Fleet, requests: int, seeds: int, progress: Progress) -> Answer:
+    """Searches placements and measures them on arrivals that the search has not seen.
+
+    Args:
+        fleet: Models and GPUs.
+        requests: Of all models, in each run.
+        seeds: Runs that the figures rest on.
+        progress: Told what goes on.
+    """
+    cluster = fleet.cluster
+    own, final, last = _SEARCH_SEEDS, _SEARCH_SEEDS + _FINAL_SEEDS, _SEARCH_SEEDS + _FINAL_SEEDS + seeds
+    search, finals, traffic = (Traffic(requests, tuple(range(*each))) for each in ((own,), (own, final), (final, last)))
+    # The narrower kinds first: what they find counts for the wider one too.
+    kinds = (dedicated(cluster), replicated(cluster), shared(cluster))
+    found = best_placements(cluster, search.draw(cluster), finals.draw(cluster), kinds, progress=progress)
+    arrivals = traffic.draw(cluster)
+    slower = cluster.slower(SLOWER)
+    options = [
+        Option(
+            kind.name,
+            each,
+            tuple(tried(cluster, each.placement, run) for run in arrivals),
+            tuple(tried(slower, each.placement, run).attained for run in arrivals),
+        )
+        for kind, each in zip(kinds, found, strict=True)
+    ]
+    return Answer(fleet, traffic, tuple(reversed(options)))
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """What a placement attains under another load.
+
+    Attributes:
+        option: Name of the placement.
+        varied: "rate", in times the file's, or "cv", of all models.
+        at: Its value.
+        attained: Share in time.
+    """
+
+    option: str
+    varied: str
+    at: float
+    attained: Estimate
+
+
+def curves(answer: Answer, progress: Progress) -> list[CurvePoint]:
+    """The placements, as they are, under other rates and burstiness."""
+    loads: list[tuple[str, float, Cluster]] = [
+        *(("rate", rate, answer.fleet.cluster.at(rate)) for rate in RATES),
+        *(("cv", cv, answer.fleet.cluster.at(cv=cv)) for cv in CVS),
+    ]
+    points: list[CurvePoint] = []
+    for done, (varied, at, cluster) in enumerate(loads):
+        arrivals = answer.traffic.draw(cluster)
+        for option in answer.options:
+            attained = [tried(cluster, option.found.placement, run).attained for run in arrivals]
+            points.append(CurvePoint(option.name, varied, at, over_seeds(attained, 0.0, 1.0)))
+        progress("other loads", done + 1, len(loads))
+    return points
+
+
+def answer_dict(answer: Answer) -> dict[str, Any]:
+    """Everything in JSON."""
+    file = answer.fleet.file
+    return {
+        "fleet": file.name,
+        "hardware": file.hardware,
+        "engine": file.engine,
+        "gpus": file.gpus,
+        "config_hashes": list(answer.fleet.config_hashes),
+        "requests_per_seed": answer.traffic.requests,
+        "seeds": list(answer.traffic.seeds),
+        "confidence": 0.9,
+        "best": _option_dict(answer, answer.best),
+        "alternatives": [
+            {**_option_dict(answer, option), "best_attains_more": _interval(answer.gain(option))}
+            for option in answer.options[1:]
+        ],
+    }
+
+
+def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
+    cluster, trials = answer.fleet.cluster, option.trials
+    busy = np.mean([trial.busy for trial in trials], axis=0)
+    placement = option.found.placement
+    return {
+        "kind": option.name,
+        "exact": option.found.exact,
+        "attained": _interval(option.attained),
+        "attained_if_slower": _interval(over_seeds(option.slower, 0.0, 1.0)),
+        "slower": SLOWER,
+        "ttft_s": {
+            "mean": _mean(trial.ttft_s[0] for trial in trials),
+            "p99": _mean(trial.ttft_s[1] for trial in trials),
+        },
+        "idle_gpus": answer.fleet.file.gpus - sum(placed.shape.gpus for placed in placement if placed.models),
+        "groups": [_group_dict(cluster, placed, share) for placed, share in zip(placement, busy, strict=True)],
+        "models": [_model_dict(answer, number, trials, placement) for number in range(len(cluster.tenants))],
+    }
+
+
+def _group_dict(cluster: Cluster, placed: Placed, busy: float) -> dict[str, Any]:
+    strategies = {
+        cluster.tenants[model].name: service.strategy
+        for model in placed.models
+        if (service := cluster.services[model, placed.shape])
+    }
+    return {
+        "gpus": placed.shape.gpus,
+        "stages": placed.shape.stages,
+        "busy": float(busy),
+        "models": {name: strategy_dict(strategy) if strategy else None for name, strategy in strategies.items()},
+    }
+
+
+def _model_dict(answer: Answer, number: int, trials: Sequence[Trial], placement: Placement) -> dict[str, Any]:
+    tenant = answer.fleet.cluster.tenants[number]
+    shares = [float(trial.of_models[number]) for trial in trials if trial.counts[number]]
+    return {
+        "name": tenant.name,
+        "requests_per_s": tenant.stream.requests_per_s,
+        "cv": tenant.stream.cv,
+        "replicas": sum(number in placed.models for placed in placement),
+        "attained": _interval(over_seeds(shares, 0.0, 1.0)) if shares else None,
+    }
+
+
+def _interval(estimate: Estimate) -> dict[str, float | None]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else None

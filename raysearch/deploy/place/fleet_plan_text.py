@@ -1,0 +1,120 @@
+"""Placements in the terminal, as a picture and as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from raysearch.base.file_io import degrees_text, write_bytes, write_record
+from raysearch.base.rich_tables import plain_table, printer
+from raysearch.deploy.place.attainment import Estimate, over_seeds
+from raysearch.deploy.place.fleet_plan import SLOWER, Answer, CurvePoint, Option, answer_dict
+from raysearch.deploy.place.model_placement import Cluster
+from sim.strategy import Strategy
+
+PLACEMENT_FILE = "placement.json"
+
+
+def show(answer: Answer) -> None:
+    """Prints an answer."""
+    console, file = printer(), answer.fleet.file
+    best = answer.best
+    console.print(
+        f"{file.name}: {len(answer.fleet.cluster.tenants)} models on {file.gpus} GPUs {file.hardware}, {file.engine}"
+    )
+    console.print(f"{_estimate(best.attained)} of the requests are in time with")
+    rows = _group_rows(answer.fleet.cluster, best)
+    console.print(plain_table(None, ("GPUs", "sharded", "models", "busy"), rows, left=3, wrap=("models", "sharded")))
+    rows = [_row(answer, option) for option in answer.options]
+    columns = (
+        "",
+        "in time",
+        f"steps {SLOWER - 1:.0%}\nslower",
+        "TTFT ms\nmean",
+        "TTFT ms\n99 %",
+        "best attains\nmore by",
+    )
+    console.print(plain_table("Kinds of placements", columns, rows))
+    exact = all(option.found.exact for option in answer.options)
+    tried = sum(option.found.tried for option in answer.options)
+    how = "every placement was tried" if exact else "a heuristic's best: others may be better"
+    console.print(f"{tried:,} placements simulated; {how}.")
+    seeds, requests = len(answer.traffic.seeds), answer.traffic.requests
+    console.print(
+        f"In brackets 90 % intervals over {seeds} runs of {requests:,} requests that the search has not seen: of the "
+        "arrivals' chance, not of the step model's error."
+    )
+
+
+def _group_rows(cluster: Cluster, option: Option) -> list[tuple[str, ...]]:
+    """A line per group."""
+    rows: list[tuple[str, ...]] = []
+    for at, placed in enumerate(option.found.placement):
+        strategies = [cluster.services[model, placed.shape].strategy for model in placed.models]
+        sharded = dict.fromkeys(_sharded(each) for each in strategies if each)
+        names = ", ".join(cluster.tenants[model].name for model in placed.models) or "none"
+        busy = sum(trial.busy[at] for trial in option.trials) / len(option.trials)
+        rows.append((str(placed.shape), "; ".join(sharded), names, f"{busy:.0%}"))
+    return rows
+
+
+def _sharded(strategy: Strategy) -> str:
+    return degrees_text(strategy).partition(", batch")[0]
+
+
+def _row(answer: Answer, option: Option) -> tuple[str, ...]:
+    ttft = [sum(trial.ttft_s[at] for trial in option.trials) / len(option.trials) for at in (0, 1)]
+    gain = "" if option is answer.best else _estimate(answer.gain(option), sign="+")
+    slower = over_seeds(option.slower, 0.0, 1.0)
+    return (
+        option.name,
+        _estimate(option.attained),
+        f"{slower.value:.1%}",
+        *(f"{1e3 * each:,.0f}" for each in ttft),
+        gain,
+    )
+
+
+def _estimate(estimate: Estimate, sign: str = "") -> str:
+    value = f"{estimate.value:{sign}.1%}"
+    return value if estimate.low is None else f"{value} [{estimate.low:{sign}.1%}, {estimate.high:{sign}.1%}]"
+
+
+def write_answer(answer: Answer, points: Sequence[CurvePoint], folder: Path) -> None:
+    """Writes placement.json, curves.csv and curves.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_record(folder / PLACEMENT_FILE, answer_dict(answer))
+    table = io.StringIO()
+    writer = csv.writer(table)
+    writer.writerow(("placement", "varied", "at", "attained", "low", "high"))
+    for each in points:
+        writer.writerow((each.option, each.varied, each.at, each.attained.value, each.attained.low, each.attained.high))
+    write_bytes(folder / "curves.csv", table.getvalue().encode())
+    write_bytes(folder / "curves.png", draw_curves(answer, points))
+
+
+def draw_curves(answer: Answer, points: Sequence[CurvePoint]) -> bytes:
+    """A PNG: the share in time of each placement against the rate and against burstiness."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    labels = {"rate": "times the file's rates", "cv": "coefficient of variation of all gaps (1: Poisson)"}
+    for axes, (varied, label) in zip(figure.subplots(1, 2, sharey=True), labels.items(), strict=True):
+        for option in answer.options:
+            own = [each for each in points if each.option == option.name and each.varied == varied]
+            at = [each.at for each in own]
+            axes.plot(at, [each.attained.value for each in own], marker="o", label=option.name)
+            if own[0].attained.low is not None:
+                bands = [[each.attained.low for each in own], [each.attained.high for each in own]]
+                axes.fill_between(at, *bands, alpha=0.2, linewidth=0)
+        axes.set(xlabel=label)
+        axes.grid(alpha=0.3)
+    first = figure.axes[0]
+    first.set(ylabel="share of requests in time")
+    first.legend(title="placement, as found for the file")
+    figure.suptitle(f"{answer.fleet.file.name} on {answer.fleet.file.gpus} GPUs {answer.fleet.file.hardware}")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    return picture.getvalue()

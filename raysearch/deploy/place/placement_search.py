@@ -1,0 +1,257 @@
+"""The placement that keeps most requests in time: every one where they are few, else AlpaServe's search and more.
+
+Where not all placements can be tried: groups of one shape, then of the best shapes together (all ways to cut the GPUs,
+where those are few); on each, models are placed greedily, the one with most late requests on the group that works
+least, as long as there is room, and the best placement on the way counts (AlpaServe, algorithms 1, its fast variant,
+and 2). Then single changes to the best of them, until none helps: a model more, less or elsewhere on one group. That
+is a heuristic: tests hold it against all placements of small cases.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raysearch.deploy.place.arrivals import Arrivals
+from raysearch.deploy.place.attainment import Trial, tried
+from raysearch.deploy.place.model_placement import Cluster, Placed, Placement, all_placements, partitions
+from raysearch.deploy.place.service import Shape
+
+MOST_TRIED = 400
+"""Placements up to which all are tried. [assumed] Some seconds' work, as are the numbers below."""
+_MOST_PARTITIONS = 12
+"""Partitions up to which each is filled."""
+_MIXED = 3
+"""Shapes of the best partitions of one shape, which are then mixed two by two."""
+_MENDED = 2
+"""Placements that are changed bit by bit."""
+_MOST_CHANGES = 80
+"""Placements that such changes may try."""
+_FINALISTS = 6
+"""Placements that are compared once more, on arrivals that the search has not seen."""
+
+Progress = Callable[[str, int, int], None]
+"""Told what is done, and how far: (what, done, total)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Which placements are searched.
+
+    Attributes:
+        name: As people call them.
+        shapes: Of groups.
+        most_models: Of a group.
+    """
+
+    name: str
+    shapes: tuple[Shape, ...]
+    most_models: int
+
+
+def shared(cluster: Cluster) -> Allowed:
+    """Every placement: groups of any shape, shared by as many models as have room."""
+    return Allowed("shared", cluster.shapes, len(cluster.tenants))
+
+
+def dedicated(cluster: Cluster) -> Allowed:
+    """Groups of one model each, sharded or not."""
+    return Allowed("dedicated", cluster.shapes, 1)
+
+
+def replicated(cluster: Cluster) -> Allowed:
+    """Groups shared by any models, but none sharded over more GPUs than one of its models needs.
+
+    Source: AlpaServe's baseline "selective replication".
+    """
+    least: dict[int, int] = {}
+    for model, shape in cluster.services:
+        least[model] = min(least.get(model, shape.gpus), shape.gpus)
+    shapes = tuple(shape for shape in cluster.shapes if shape.gpus in least.values())
+    return Allowed("replicated", shapes, len(cluster.tenants))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best placement of those that were allowed.
+
+    Attributes:
+        placement: It.
+        exact: Whether every one was tried, so that none has more requests of the search's arrivals in time.
+        tried: How many were simulated.
+    """
+
+    placement: Placement
+    exact: bool
+    tried: int
+
+
+def best_placements(
+    cluster: Cluster,
+    traffic: Sequence[Arrivals],
+    final: Sequence[Arrivals],
+    allowed: Sequence[Allowed],
+    most_tried: int = MOST_TRIED,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> list[Found]:
+    """Searches the placements that keep most requests in time; of equals those with the soonest first tokens.
+
+    Args:
+        cluster: GPUs and models.
+        traffic: The arrivals to go by.
+        final: Arrivals on which the best few are compared once more, or none: the best of many that were tried on the
+            same arrivals is partly luck.
+        allowed: Each is searched for itself, and takes in what was tried before and it allows too.
+        most_tried: Placements up to which all are tried.
+        progress: Told what goes on.
+    """
+    search = _Search(cluster, traffic, final)
+    return [search.best_of(each, most_tried, progress) for each in allowed]
+
+
+class _Search:
+    """Placements tried so far."""
+
+    def __init__(self, cluster: Cluster, traffic: Sequence[Arrivals], final: Sequence[Arrivals]) -> None:
+        self.cluster, self.traffic, self.final = cluster, traffic, final
+        self._scores: dict[Placement, tuple[float, float]] = {}
+        self._finals: dict[Placement, tuple[float, float]] = {}
+
+    def best_of(self, allowed: Allowed, most_tried: int, progress: Progress) -> Found:
+        every = list(
+            itertools.islice(all_placements(self.cluster, allowed.shapes, allowed.most_models), most_tried + 1)
+        )
+        exact, before = len(every) <= most_tried, len(self._scores)
+        if exact:
+            for done, placement in enumerate(every):
+                self.score(placement)
+                progress(allowed.name, done + 1, len(every))
+        else:
+            self.fill(allowed, progress)
+            for placement in self._ranked(allowed)[:_MENDED]:
+                self.mend(allowed, placement, progress)
+        return Found(self._final(self._ranked(allowed)), exact, len(self._scores) - before)
+
+    def _ranked(self, allowed: Allowed) -> list[Placement]:
+        """Those that are allowed, the best first."""
+        shapes = set(allowed.shapes)
+        inside = [
+            placement
+            for placement in self._scores
+            if all(each.shape in shapes and len(each.models) <= allowed.most_models for each in placement)
+        ]
+        return sorted(inside, key=lambda each: self._scores[each], reverse=True)
+
+    def _final(self, ranked: Sequence[Placement]) -> Placement:
+        if not self.final:
+            return ranked[0]
+        for placement in ranked[:_FINALISTS]:
+            if placement not in self._finals:
+                self._finals[placement] = _score([tried(self.cluster, placement, each) for each in self.final])
+        return max(ranked[:_FINALISTS], key=lambda each: self._finals[each])
+
+    def score(self, placement: Placement) -> tuple[float, float]:
+        """Share of the requests in time; minus the mean time to the first token."""
+        if placement not in self._scores:
+            self._scores[placement] = _score([tried(self.cluster, placement, each) for each in self.traffic])
+        return self._scores[placement]
+
+    def fill(self, allowed: Allowed, progress: Progress) -> None:
+        """Fills partitions greedily: all of them, or those of one shape and of the best shapes two by two."""
+        gpus, shapes = self.cluster.gpus, allowed.shapes
+        ways = list(itertools.islice(partitions(gpus, shapes), _MOST_PARTITIONS + 1))
+        if len(ways) <= _MOST_PARTITIONS:
+            self._fill(allowed, ways, progress)
+            return
+        single = [way for shape in shapes for way in partitions(gpus, (shape,)) if way]
+        scores = self._fill(allowed, single, progress)
+        ranked = sorted(range(len(single)), key=lambda at: scores[at], reverse=True)
+        good = sorted({single[at][0] for at in ranked[:_MIXED]}, key=lambda each: (each.gpus, each))
+        mixed = [way for pair in itertools.combinations(good, 2) for way in partitions(gpus, pair)]
+        self._fill(allowed, [way for way in mixed if len(set(way)) == 2][:_MOST_PARTITIONS], progress)
+
+    def _fill(
+        self, allowed: Allowed, ways: Sequence[tuple[Shape, ...]], progress: Progress
+    ) -> list[tuple[float, float]]:
+        scores: list[tuple[float, float]] = []
+        for done, way in enumerate(ways):
+            scores.append(self._greedy(allowed, way))
+            progress(allowed.name, done + 1, len(ways))
+        return scores
+
+    def _greedy(self, allowed: Allowed, way: tuple[Shape, ...]) -> tuple[float, float]:
+        """Places one model after the other, going by the first arrivals alone; the best of the way is scored."""
+        placement: Placement | None = tuple(Placed(shape, ()) for shape in sorted(way))
+        best, best_score = placement, (-1.0, 0.0)
+        while placement is not None:
+            trial = tried(self.cluster, placement, self.traffic[0])
+            if _score([trial]) > best_score:
+                best, best_score = placement, _score([trial])
+            placement = self._one_more(allowed, placement, trial)
+        return self.score(best)
+
+    def _one_more(self, allowed: Allowed, placement: Placement, trial: Trial) -> Placement | None:
+        """The model with most late requests on the group that works least, of those that can be."""
+        for model in np.argsort(-trial.late, kind="stable").tolist():
+            if not trial.late[model]:
+                return None
+            for at in sorted(range(len(placement)), key=lambda at: (trial.busy[at], len(placement[at].models))):
+                if (models := self._with(allowed, placement[at], model)) is not None:
+                    return _changed(placement, {at: models})
+        return None
+
+    def _with(self, allowed: Allowed, placed: Placed, model: int) -> tuple[int, ...] | None:
+        """The models of a group with one more, if it has room."""
+        models = tuple(sorted((*placed.models, model)))
+        fits = model not in placed.models and len(models) <= allowed.most_models
+        return models if fits and self.cluster.has_room(placed.shape, models) else None
+
+    def mend(self, allowed: Allowed, placement: Placement, progress: Progress) -> None:
+        """Changes one thing after the other, as long as one helps."""
+        left, better = _MOST_CHANGES, True
+        while better:
+            better = False
+            for changed in self._changes(allowed, placement):
+                if changed in self._scores:
+                    continue
+                if left == 0:
+                    return
+                left -= 1
+                progress(f"{allowed.name}, changed", _MOST_CHANGES - left, _MOST_CHANGES)
+                if self.score(changed) > self.score(placement):
+                    placement, better = changed, True
+                    break
+
+    def _changes(self, allowed: Allowed, placement: Placement) -> Iterator[Placement]:
+        """A model more, one less, one for another, or one from a group to another; groups alike count once."""
+        distinct = [at for at, placed in enumerate(placement) if placed not in placement[:at]]
+        models = range(len(self.cluster.tenants))
+        for at in distinct:
+            for model in models:
+                if (more := self._with(allowed, placement[at], model)) is not None:
+                    yield _changed(placement, {at: more})
+        for at in distinct:
+            for model in placement[at].models:
+                less = tuple(each for each in placement[at].models if each != model)
+                yield _changed(placement, {at: less})
+                for other in distinct:
+                    if other != at and (more := self._with(allowed, placement[other], model)) is not None:
+                        yield _changed(placement, {at: less, other: more})
+                for new in models:
+                    swapped = self._with(allowed, Placed(placement[at].shape, less), new)
+                    if swapped is not None and new != model:
+                        yield _changed(placement, {at: swapped})
+
+
+def _score(trials: Sequence[Trial]) -> tuple[float, float]:
+    served = [trial for trial in trials if not math.isnan(trial.ttft_s[0])]
+    ttft_s = float(np.mean([trial.ttft_s[0] for trial in served])) if served else math.inf
+    return float(np.mean([trial.attained for trial in trials])), -ttft_s
+
+
+def _changed(placement: Placement, models: dict[int, tuple[int, ...]]) -> Placement:
+    return tuple(sorted(Placed(each.shape, models.get(at, each.models)) for at, each in enumerate(placement)))

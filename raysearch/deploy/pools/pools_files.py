@@ -1,0 +1,139 @@
+"""Answers in JSON and as rows of a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from raysearch.base.file_io import degrees_text, write_bytes, write_record
+from raysearch.deploy.export.pool_services import POOLS_FILE
+from raysearch.deploy.pools.pool_comparison import WAYS, Answer, Way
+from raysearch.deploy.recommend.recommendation_files import figures
+from sim.config.question import Question
+from sim.pools.best import OnePool
+from sim.pools.candidates import Replica
+from sim.pools.resharding import Resharded
+from sim.pools.traffic import workload_of
+from sim.workload import Workload
+
+FORM = 2
+"""Of pools.json; counts up when a reader of the old one would stumble."""
+
+
+def answer_dict(answer: Answer) -> dict[str, Any]:
+    """An answer in JSON; a way that is not feasible is null."""
+    case = answer.case
+    return {
+        "kinds": [asdict(kind) for kind in case.traffic.kinds],
+        "limits": {name: None if value == math.inf else value for name, value in asdict(case.limits).items()},
+        "kv_hidden": case.hidden,
+        "ways": {name: None if way is None else _way_dict(answer, name, way) for name, way in answer.ways.items()},
+        "winner": answer.winner,
+    }
+
+
+def answers_dict(found: list[Answer], question: Question) -> dict[str, Any]:
+    """Several answers on one workload in JSON, with the question that it answers."""
+    workload = found[0].case.workload
+    return {
+        "form": FORM,
+        "question": question.record(),
+        "model": workload.model.name,
+        "hardware": workload.hardware.name,
+        "space": workload.space,
+        "engine": workload.engine.name if workload.engine else None,
+        "points": [answer_dict(each) for each in found],
+    }
+
+
+def _way_dict(answer: Answer, name: str, way: Way) -> dict[str, Any]:
+    case = answer.case
+    told: dict[str, Any] = {
+        "requests_per_s": way.requests_per_s,
+        "goodput_per_gpu": answer.goodput_per_gpu(name),
+        "gpus": way.gpus,
+        "left_over": case.limits.gpus - way.gpus,
+        "tpot_s": way.tpot_s,
+        "ttft_s": way.ttft_s,
+    }
+    if isinstance(way, OnePool):
+        own = {"replicas": way.replicas, "chunk_tokens": way.workload.chunk_tokens}
+        return {**told, **own, "pool": figures(way.workload, way.evaluation)}
+    if isinstance(way, Resharded):
+        cycle = {name: getattr(way, name) for name in ("waves", "cycle_requests", "cycle_s", "switch_s", "replicas")}
+        pools = {
+            phase: _pool_dict(answer, phase, replica, way.replicas)
+            for phase, replica in (("prefill", way.prefill), ("decode", way.decode))
+        }
+        return {**told, **cycle, **pools}
+    return {
+        **told,
+        "transfer_s": way.transfer_s,
+        "transfer_over": "the node's links" if way.same_node else "the network",
+        "prefill": _pool_dict(answer, "prefill", way.prefill, way.prefills),
+        "decode": _pool_dict(answer, "decode", way.decode, way.decodes),
+    }
+
+
+def _pool_dict(answer: Answer, phase: Any, replica: Replica, count: int) -> dict[str, Any]:
+    workload = workload_of(answer.case.traffic, answer.case.workload, phase)
+    rates = {"replicas": count, "requests_per_s_of_each": replica.requests_per_s, "sharers": replica.sharers}
+    return {**rates, **figures(workload, replica.evaluation)}
+
+
+COLUMNS = (
+    "prompt_tokens",
+    "output_tokens",
+    "gpus",
+    "tpot_ms",
+    "ttft_ms",
+    "load_requests_per_s",
+    *(f"{way}_{what}" for way in WAYS for what in ("requests_per_s", "gpus", "goodput_per_gpu")),
+    "winner",
+)
+
+
+def rows(found: list[Answer]) -> list[tuple[Any, ...]]:
+    """A row per answer, under `COLUMNS`; empty cells where a way is not feasible."""
+    told: list[tuple[Any, ...]] = []
+    for answer in found:
+        traffic, limits = answer.case.traffic, answer.case.limits
+        row: list[Any] = [traffic.prompt_tokens, traffic.output_tokens, limits.gpus]
+        row += [None if each == math.inf else each * 1e3 for each in (limits.tpot_s, limits.ttft_s)]
+        row.append(limits.requests_per_s)
+        for name in WAYS:
+            way = answer.ways[name]
+            row += [None] * 3 if way is None else [way.requests_per_s, way.gpus, answer.goodput_per_gpu(name)]
+        told.append((*row, answer.winner))
+    return told
+
+
+def write_answers(found: list[Answer], question: Question, folder: Path) -> dict[str, Any]:
+    """Writes pools.json, pools.csv and, of several answers, pools.png; what the first holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = answers_dict(found, question)
+    write_record(folder / POOLS_FILE, told)
+    table = io.StringIO()
+    csv.writer(table).writerows([COLUMNS, *rows(found)])
+    write_bytes(folder / "pools.csv", table.getvalue().encode())
+    if len(found) > 1:
+        from raysearch.deploy.pools.pools_plot import draw
+
+        write_bytes(folder / "pools.png", draw(found))
+    return told
+
+
+def what_runs(workload: Workload, way: Way) -> str:
+    """A way's pools in words."""
+    if isinstance(way, OnePool):
+        chunk = way.workload.chunk_tokens
+        how = "whole prompts" if chunk is None else f"chunks of {chunk:,}"
+        return f"{way.replicas} x ({degrees_text(way.evaluation.strategy)}), {how}"
+    prefill, decode = (degrees_text(each.evaluation.strategy) for each in (way.prefill, way.decode))
+    if isinstance(way, Resharded):
+        return f"{way.replicas} x (prompts: {prefill}; answers: {decode})"
+    return f"prefill {way.prefills} x ({prefill}); decode {way.decodes} x ({decode})"

@@ -1,0 +1,93 @@
+"""Answers in the terminal: one in full, several as a table."""
+
+from __future__ import annotations
+
+import math
+
+from raysearch.base.rich_tables import plain_table, printer
+from raysearch.deploy.pools.pool_comparison import WAYS, Answer, Way
+from raysearch.deploy.pools.pools_files import what_runs
+from sim.pools.matching import Matched
+from sim.pools.resharding import Resharded
+
+
+def show(found: list[Answer]) -> None:
+    """Prints answers."""
+    if len(found) == 1:
+        _show_one(found[0])
+    else:
+        _show_table(found)
+
+
+def _show_one(answer: Answer) -> None:
+    console, case, limits = printer(), answer.case, answer.case.limits
+    console.print(f"{case.workload.model.name}, {case.workload.space}, {limits.gpus} GPUs; {_lengths(answer)}")
+    for name, words in WAYS.items():
+        way = answer.ways[name]
+        mark = " <- the most requests per GPU" if name == answer.winner else ""
+        console.print(f"{words}{mark}")
+        if way is None:
+            console.print("  none keeps the limits")
+            continue
+        console.print(f"  {what_runs(case.workload, way)}")
+        left = limits.gpus - way.gpus
+        console.print(
+            f"  {way.requests_per_s:,.2f} requests/s on {way.gpus} GPUs{f', {left} left over' if left else ''}: "
+            f"{answer.goodput_per_gpu(name):.3f} per GPU; {way.tpot_s * 1e3:.1f} ms per token, "
+            f"{way.ttft_s * 1e3:,.0f} ms to the first"
+        )
+        for line in _notes(way):
+            console.print(f"  {line}")
+
+
+def _lengths(answer: Answer) -> str:
+    kinds = answer.case.traffic.kinds
+    return ", ".join(
+        f"{kind.prompt_tokens:,} in and {kind.output_tokens:,} out" + (f" ({kind.share:.0%})" if len(kinds) > 1 else "")
+        for kind in kinds
+    )
+
+
+def _notes(way: Way) -> list[str]:
+    if isinstance(way, Matched):
+        over = "the node's links" if way.same_node else "the network"
+        spare = [
+            (name, count * replica.requests_per_s / way.requests_per_s - 1)
+            for name, count, replica in (("prefill", way.prefills, way.prefill), ("decode", way.decodes, way.decode))
+        ]
+        told = ", ".join(f"{name} could {share:.0%} more" for name, share in spare if share > 0.005)
+        return [f"KV cache: {way.transfer_s * 1e3:.1f} ms over {over}" + (f"; {told}" if told else "")]
+    if isinstance(way, Resharded):
+        return [
+            f"Cycles of {way.cycle_s:,.1f} s: {way.cycle_requests:,} requests of each replica in {way.waves} waves; "
+            f"weights move for {way.switch_s * 1e3:,.0f} ms of it, there and back"
+        ]
+    return []
+
+
+def _show_table(found: list[Answer]) -> None:
+    console = printer()
+    columns = ("prompt", "GPUs", "TTFT ms", "load /s", *(f"{name} /s/GPU" for name in WAYS), "wins", "by")
+    table: list[tuple[str, ...]] = []
+    for answer in found:
+        limits = answer.case.limits
+        goodputs = sorted((answer.goodput_per_gpu(name) for name in WAYS), reverse=True)
+        lead = f"{goodputs[0] / goodputs[1] - 1:.0%}" if goodputs[1] else "-"
+        table.append(
+            (
+                f"{answer.case.traffic.prompt_tokens:,.0f}",
+                f"{limits.gpus:,}",
+                "any" if limits.ttft_s == math.inf else f"{limits.ttft_s * 1e3:,.0f}",
+                "full" if limits.requests_per_s is None else f"{limits.requests_per_s:g}",
+                *(f"{answer.goodput_per_gpu(name):.4f}" if answer.ways[name] else "-" for name in WAYS),
+                answer.winner or "none",
+                lead,
+            )
+        )
+    workload = found[0].case.workload
+    console.print(
+        plain_table(
+            f"{workload.model.name}, {workload.space}: requests/s within the limits, per GPU", columns, table, left=0
+        )
+    )
+    console.print("; ".join(f"{name}: {words}" for name, words in WAYS.items()))

@@ -1,0 +1,117 @@
+"""The answer to a demand: what to run, what else, why not more, and what the engine's limits cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from raysearch.deploy.recommend.alternatives import alternatives, reason
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.fleet import EVERY, Fleet, best_first, fleet_of, gain
+from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
+from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
+from sim.evaluation import Evaluation
+from sim.optimum.best import Known
+
+Said = Callable[[str], None]
+"""Told what is being worked out."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A strategy to run.
+
+    Attributes:
+        evaluation: Of one replica.
+        fleet: Its replicas.
+        limit: What keeps it from a larger batch.
+        reason: Why it is worth a look beside the best; of the best, what it is best in.
+    """
+
+    evaluation: Evaluation
+    fleet: Fleet
+    limit: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What another space has.
+
+    Attributes:
+        evaluation: Of its exact best.
+        reached: Share of that one's tokens/s, all GPUs at hand filled, that the engine's best reaches.
+    """
+
+    evaluation: Evaluation
+    reached: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to run.
+
+    Attributes:
+        demand: What was asked.
+        options: The best first; none where nothing is feasible.
+        beside: The paper's and the extended space, by name; None where nothing is feasible.
+        variations: The best if something were different.
+        front: From most throughput to most speed.
+        miss: Where nothing is feasible.
+    """
+
+    demand: Demand
+    options: tuple[Option, ...]
+    beside: Mapping[str, Beside | None]
+    variations: tuple[Variation, ...]
+    front: tuple[FrontPoint, ...]
+    miss: NearestMiss | None
+
+
+def answer(demand: Demand, said: Said = lambda _: None, found: Callable[[Answer], None] = lambda _: None) -> Answer:
+    """Answers a demand exactly: every strategy of the engine's space and every batch are accounted for.
+
+    Args:
+        demand: What is asked.
+        said: Told what is being worked out.
+        found: Given the best as soon as it is known, before what stands beside it is worked out; not called where
+            nothing is feasible.
+    """
+    said("the engine's best")
+    known: Known = {}
+    bests = best_first(demand, 1 if demand.concurrency is None else EVERY, known)
+    if not bests:
+        said("the nearest miss")
+        return Answer(demand, (), {}, (), (), nearest_miss(demand, known))
+    best = bests[0]
+
+    def option(each: Evaluation) -> Option:
+        return Option(each, fleet_of(demand, each), binding_limit(demand, each), reason(demand, each, best))
+
+    options = [option(best)]
+    found(Answer(demand, tuple(options), {}, (), (), None))
+    said("what else to run")
+    options += map(option, alternatives(demand, bests, known))
+    # Other spaces are compared where all GPUs are filled: under a load whole replicas would hide what limits cost.
+    fill = demand.unloaded
+    fastest = best_first(fill, 1, known)[0] if demand.loaded else best
+    beside: dict[str, Beside | None] = {}
+    others = [best, fastest]
+    for name in ("paper", "extended"):
+        said(f"the best of the {name} space")
+        if other := _best_beside(fill, name, others):
+            others.append(other)
+        beside[name] = Beside(other, 1 / (1 + gain(fill, other, fastest))) if other else None
+    said("what if")
+    varied = tuple(variations(demand, best, known) if demand.concurrency is None else variations(fill, fastest, known))
+    said("the front")
+    return Answer(demand, tuple(options), beside, varied, tuple(front(demand, known)), None)
+
+
+def _best_beside(demand: Demand, name: str, others: Sequence[Evaluation]) -> Evaluation | None:
+    """The exact best of a space over every batch; of the extended one over powers of two and the others' batches."""
+    degrees = demand.workload.degrees
+    if name == "extended":
+        powers = {1 << power for power in range(13)} & set(degrees.batch)
+        degrees = replace(degrees, batch=tuple(sorted(powers | {other.strategy.batch for other in others})))
+    return next(iter(best_first(demand.under(space=name, degrees=degrees), 1, among=others)), None)

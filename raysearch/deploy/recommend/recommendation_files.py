@@ -1,0 +1,209 @@
+"""An answer as JSON, and the files of a folder: recommendation.json, pareto.csv, pareto.png, each option's command."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from raysearch.base.file_io import strategy_dict, write_bytes, write_record, write_together
+from raysearch.deploy.export.source import RECOMMENDATION_FILE
+from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
+from raysearch.deploy.recommend.recommendation import Answer, Beside, Option
+from sim.evaluation import Evaluation
+from sim.layouts import layout_of
+from sim.nearness import near_limits
+from sim.serving.phases import phase_of
+from sim.workload import Workload
+
+FORM = 2
+"""Of recommendation.json; counts up when a reader of the old one would stumble."""
+
+
+def answer_dict(answer: Answer) -> dict[str, Any]:
+    """An answer in JSON; without a feasible strategy `best` is null and `nearest_miss` says why."""
+    demand, workload = answer.demand, answer.demand.workload
+    options = [_option_dict(answer, option) for option in answer.options]
+    return {
+        "form": FORM,
+        "question": demand.question.record() if demand.question else {},
+        "engine": workload.space,
+        "hardware": workload.hardware.name,
+        "model": workload.model.name,
+        "config_hash": workload.config_hash,
+        "feasible": bool(options),
+        "best": options[0] if options else None,
+        "alternatives": options[1:],
+        "beside": {name: _beside_dict(workload, each) for name, each in answer.beside.items()},
+        "sensitivity": [
+            {
+                "change": each.change,
+                "gain": each.gain,
+                "feasible": bool(each.evaluation and each.evaluation.feasible),
+                "gpus": each.gpus,
+                "tokens_per_s_per_gpu": each.evaluation.tokens_per_s_per_gpu if each.evaluation else None,
+                "strategy": strategy_dict(each.evaluation.strategy) if each.evaluation else None,
+            }
+            for each in answer.variations
+        ],
+        "pareto": pareto_rows(answer),
+        "nearest_miss": _miss_dict(answer),
+    }
+
+
+def figures(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
+    """Figures of a strategy with their 90 % intervals."""
+    tpot_s, ttft_s = evaluation.tpot_s, evaluation.ttft_s
+    told: dict[str, Any] = {
+        "strategy": strategy_dict(evaluation.strategy),
+        "layout": layout_of(evaluation.strategy),
+        "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
+        "tpot_s": tpot_s if tpot_s else None,
+        "tokens_per_s_per_user": 1 / tpot_s if tpot_s else None,
+        "ttft_s": ttft_s if phase_of(workload).prefills else None,
+        "intervals": _intervals(evaluation),
+        "interval_because": evaluation.interval_because,
+        "expected_error": evaluation.expected_error,
+        "extrapolated": list(evaluation.extrapolated),
+        "memory_bytes": {**asdict(evaluation.memory_bytes), "total": evaluation.memory_bytes.total},
+        "gpus_per_replica": evaluation.gpus,
+        "near_limits": [asdict(limit) for limit in near_limits(workload, evaluation)],
+    }
+    return told
+
+
+def _intervals(evaluation: Evaluation) -> dict[str, list[float]]:
+    """Low and high of each figure that a phase has: rates err as the time does that they are made of."""
+    tpot_s, ttft_s, per_gpu = evaluation.tpot_s, evaluation.ttft_s, evaluation.tokens_per_s_per_gpu
+    told: dict[str, list[float]] = {}
+    if tpot_s:
+        low_s, high_s = evaluation.tpot_interval_s
+        told |= {"tpot_s": [low_s, high_s], "tokens_per_s_per_user": [1 / high_s, 1 / low_s]}
+        told["tokens_per_s_per_gpu"] = [per_gpu * tpot_s / high_s, per_gpu * tpot_s / low_s]
+    if ttft_s:
+        low_s, high_s = evaluation.ttft_interval_s
+        told["ttft_s"] = [low_s, high_s]
+        told.setdefault("tokens_per_s_per_gpu", [per_gpu * ttft_s / high_s, per_gpu * ttft_s / low_s])
+    return told
+
+
+def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
+    paid = cost(answer.demand, option.fleet)
+    told: dict[str, Any] = {}
+    if paid:
+        told |= {"price_per_hour": paid[0], "price_per_million_tokens": paid[1]}
+    own = figures(answer.demand.workload, option.evaluation)
+    low = own["intervals"].get("tokens_per_s_per_gpu")
+    if low and (gpus := gpus_at_low_end(answer.demand, option.evaluation, low[0])):
+        told["gpus_at_low_end"] = gpus
+    if stay := stay_of(answer.demand, option.evaluation, option.fleet):
+        told |= asdict(stay)
+    return {
+        **own,
+        **asdict(option.fleet),
+        **told,
+        "binding_limit": option.limit,
+        "reason": option.reason,
+    }
+
+
+def _beside_dict(workload: Workload, each: Beside | None) -> dict[str, Any] | None:
+    return {**figures(workload, each.evaluation), "engine_reaches": each.reached} if each else None
+
+
+def _miss_dict(answer: Answer) -> dict[str, Any] | None:
+    if answer.miss is None:
+        return None
+    evaluation = answer.miss.evaluation
+    return {
+        **figures(answer.demand.workload, evaluation),
+        "violations": [asdict(violation) for violation in evaluation.violations],
+        "gpus_needed": answer.miss.gpus_needed,
+        "would_fit": list(answer.miss.would_fit),
+    }
+
+
+_PARETO = (
+    "tokens_per_s_per_user",
+    "tokens_per_s_per_gpu",
+    "tpot_s",
+    "ttft_s",
+    "gpus",
+    "tp",
+    "cp",
+    "dp",
+    "ep",
+    "pp",
+    "batch",
+)
+
+
+def pareto_rows(answer: Answer) -> list[dict[str, Any]]:
+    """The front, a row per strategy, the most throughput first."""
+    rows: list[dict[str, Any]] = []
+    for point in answer.front:
+        found, strategy = point.evaluation, point.evaluation.strategy
+        degrees = (strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep, strategy.pp, strategy.batch)
+        values = (point.tokens_per_s_per_user, found.tokens_per_s_per_gpu, found.tpot_s, found.ttft_s, found.gpus)
+        rows.append(dict(zip(_PARETO, (*values, *degrees), strict=True)))
+    return rows
+
+
+def write_answer(answer: Answer, folder: Path) -> dict[str, Any]:
+    """Writes the files of an answer; what recommendation.json holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _clear(folder)
+    told = answer_dict(answer)
+    write_record(folder / RECOMMENDATION_FILE, told)
+    table = io.StringIO()
+    writer = csv.writer(table)
+    writer.writerow(_PARETO)
+    writer.writerows(row.values() for row in pareto_rows(answer))
+    write_bytes(folder / "pareto.csv", table.getvalue().encode())
+    if answer.front:
+        from raysearch.deploy.recommend.front_plot import draw_front
+
+        write_bytes(folder / "pareto.png", draw_front(answer))
+    _write_commands(answer, folder)
+    return told
+
+
+_OF_OPTIONS = re.compile(r"best|alternative\d+")
+
+
+def _clear(folder: Path) -> None:
+    """Takes away what an answer that was written here before had: commands of another demand would start it."""
+    if not (folder / RECOMMENDATION_FILE).is_file():
+        return
+    (folder / "pareto.png").unlink(missing_ok=True)
+    for each in folder.iterdir():
+        if _OF_OPTIONS.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+
+
+_TARGETS = {"megatron_core": "megatron"}
+
+
+def _write_commands(answer: Answer, folder: Path) -> None:
+    """How to start each option, where its engine has an exporter."""
+    from raysearch.deploy.export.deployment import Deployment
+    from raysearch.deploy.export.formats import exporter, exporter_names
+    from raysearch.deploy.export.models import repository
+
+    workload = answer.demand.workload
+    weights = repository(workload, answer.demand.question.model if answer.demand.question else None)
+    target = _TARGETS.get(workload.space, workload.space)
+    if target not in exporter_names():
+        return
+    for number, option in enumerate(answer.options):
+        own = folder / ("best" if number == 0 else f"alternative{number}")
+        try:
+            deployment = Deployment(workload, option.evaluation.strategy, weights, option.fleet.replicas)
+            files = exporter(target)(deployment).all_files
+        except ValueError as error:
+            files = {"not_exported.txt": f"{target} cannot run it: {error}\n"}
+        write_together(own, {name: text.encode() for name, text in files.items()})

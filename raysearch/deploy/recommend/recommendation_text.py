@@ -1,0 +1,172 @@
+"""An answer in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from raysearch.base.file_io import degrees_text
+from raysearch.base.rich_tables import plain_table
+from raysearch.deploy.recommend.alternatives import gpus_text
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
+from raysearch.deploy.recommend.recommendation import Answer, Option
+from raysearch.deploy.recommend.recommendation_files import figures
+from sim.evaluation import Evaluation
+from sim.nearness import near_limits
+from sim.precision import slow_precision
+from sim.simulate import evaluate
+
+_NOTABLE = 1.03
+"""Ratio of two times per token above which both are told. [assumed]"""
+
+
+def best_blocks(answer: Answer) -> Iterator[RenderableType]:
+    """What to run, line by line."""
+    best = answer.options[0]
+    demand, fleet = answer.demand, best.fleet
+    told = figures(demand.workload, best.evaluation)
+    gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
+    left = f", {fleet.left_over} of {demand.gpus} left over" if fleet.left_over else f", all of {demand.gpus}"
+    yield f"{demand.workload.space}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}"
+    yield (f"  {_ranged(told, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all")
+    if told["tpot_s"]:
+        each = _ranged(told, "tpot_s", "ms per token", 1e3)
+        yield f"  {each}; {_ranged(told, 'tokens_per_s_per_user', 'tokens/s per user')}"
+    if told["ttft_s"]:
+        yield f"  {_ranged(told, 'ttft_s', 'ms to the first token', 1e3)}"
+    if fleet.requests_per_s is not None:
+        yield f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once"
+    if text := _prompts_elsewhere(demand, best):
+        yield f"  {text}"
+    low = told["intervals"].get("tokens_per_s_per_gpu")
+    if low and (sure := gpus_at_low_end(demand, best.evaluation, low[0])):
+        yield f"  At the low end of the interval {gpus_text(sure)} carry that load"
+    if paid := cost(demand, fleet):
+        yield f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens"
+    yield f"  Limit: {best.limit}"
+    yield f"  In brackets 90 % intervals{_because(best.evaluation)}"
+    for what in best.evaluation.extrapolated:
+        yield f"  Extrapolated: {what}"
+    for near in near_limits(demand.workload, best.evaluation):
+        yield f"  Near its limit: {near.message}"
+    if "ttft_s" in told["intervals"]:
+        yield ("  That of the first token is [assumed] as wide as of steps that are all prompts; no queue is in it")
+    if warning := slow_precision(
+        demand.workload,
+        best.evaluation.tokens_per_s_per_gpu,
+        lambda other: evaluate(other, best.evaluation.strategy).tokens_per_s_per_gpu,
+    ):
+        yield f"  Warning: {warning}"
+
+
+def rest_blocks(answer: Answer) -> Iterator[RenderableType]:
+    """What else there is; where nothing is feasible, the nearest miss."""
+    if not answer.options:
+        yield from _miss_lines(answer)
+        return
+    yield _options_table(answer)
+    yield from _beside_lines(answer)
+    yield _variations_table(answer)
+    if answer.front:
+        yield _front_table(answer)
+
+
+def _prompts_elsewhere(demand: Demand, best: Option) -> str:
+    """Where the time of other requests' prompts shows that the time per token does not count."""
+    stay, engine, evaluation = stay_of(demand, best.evaluation, best.fleet), demand.workload.engine, best.evaluation
+    if stay is None or engine is None or stay.tpot_one_by_one_s < _NOTABLE * evaluation.tpot_s:
+        return ""
+    above = ", above the SLO" if stay.tpot_one_by_one_s > demand.workload.tpot_limit_s else ""
+    return (
+        f"The time per token counts {engine.times.prefill_share:.0%} of other requests' prompts, as measured, "
+        f"throughput all. The rest lies before the first token where requests start at once "
+        f"({stay.ttft_at_once_s * 1e3:,.0f} ms), or between tokens where they come one by one "
+        f"({stay.tpot_one_by_one_s * 1e3:,.1f} ms per token{above})"
+    )
+
+
+def _because(evaluation: Evaluation) -> str:
+    return f": wide, for {evaluation.interval_because}" if evaluation.interval_because else ""
+
+
+def _ranged(told: dict, name: str, unit: str, scale: float = 1.0) -> str:
+    low_high = told["intervals"].get(name)
+    text = f"{told[name] * scale:,.1f} {unit}"
+    return f"{text} [{low_high[0] * scale:,.1f}, {low_high[1] * scale:,.1f}]" if low_high else text
+
+
+def _options_table(answer: Answer) -> Table:
+    rows = [
+        (
+            str(number),
+            degrees_text(option.evaluation.strategy),
+            f"{option.fleet.replicas} x {option.evaluation.gpus}",
+            f"{option.evaluation.tokens_per_s_per_gpu:,.1f}",
+            f"{option.evaluation.tpot_s * 1e3:.1f}" if option.evaluation.tpot_s else "-",
+            f"{option.evaluation.ttft_s * 1e3:,.0f}" if option.evaluation.ttft_s else "-",
+            option.reason,
+            option.limit,
+        )
+        for number, option in enumerate(answer.options)
+    ]
+    columns = ("", "strategy", "GPUs", "tok/s/GPU", "TPOT ms", "TTFT ms", "reason", "limit")
+    wrap = ("strategy", "reason", "limit")
+    return plain_table("What to run, and what else", columns, rows, left=2, wrap=wrap)
+
+
+def _beside_lines(answer: Answer) -> Iterator[str]:
+    for name, each in answer.beside.items():
+        if each is None:
+            continue
+        best = each.evaluation
+        what = f"{best.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({degrees_text(best.strategy)})"
+        yield (f"Best of the {name} space: {what}; the engine reaches {each.reached:.2f} of it")
+
+
+def _variations_table(answer: Answer) -> Table:
+    rows = []
+    for each in answer.variations:
+        found = each.evaluation
+        value = "nothing feasible" if found is None else f"{found.tokens_per_s_per_gpu:,.1f}"
+        gain = f"{each.gain:+.1%}" if each.gain is not None else "-"
+        what = degrees_text(found.strategy) if found else "-"
+        broken = f"; {found.violations[0].message}" if found and found.violations else ""
+        rows.append((each.change, value, "-" if each.gpus is None else str(each.gpus), gain, what + broken))
+    by = "fewer GPUs" if answer.demand.requests_per_s is not None else "tokens/s of all GPUs"
+    columns = ("", "tok/s/GPU", "GPUs", "gain", "strategy")
+    return plain_table(f"What if (gain: {by})", columns, rows, wrap=("strategy",))
+
+
+def _front_table(answer: Answer) -> Table:
+    rows = [
+        (
+            f"{point.tokens_per_s_per_user:,.1f}",
+            f"{point.evaluation.tokens_per_s_per_gpu:,.1f}",
+            str(point.evaluation.gpus),
+            degrees_text(point.evaluation.strategy),
+        )
+        for point in answer.front
+    ]
+    title = "Throughput against speed (batches: powers of two)"
+    return plain_table(title, ("tok/s/user", "tok/s/GPU", "GPUs", "strategy"), rows, wrap=("strategy",))
+
+
+def _miss_lines(answer: Answer) -> Iterator[str]:
+    demand = answer.demand
+    yield (
+        f"Nothing is feasible: {demand.workload.model.name} on {gpus_text(demand.gpus)} with {demand.workload.space}."
+    )
+    if answer.miss is None:
+        yield "The engine runs nothing on so many GPUs."
+        return
+    evaluation = answer.miss.evaluation
+    yield (f"Nearest miss: {degrees_text(evaluation.strategy)}, {evaluation.tokens_per_s_per_gpu:,.1f} tokens/s/GPU")
+    for violation in evaluation.violations:
+        yield f"  {violation.message}"
+    if answer.miss.gpus_needed is not None:
+        yield f"  The load takes {answer.miss.gpus_needed:,} GPUs, {demand.gpus:,} are at hand"
+    for change in answer.miss.would_fit:
+        yield f"  It would fit with {change}."

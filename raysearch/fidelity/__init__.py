@@ -1,0 +1,1 @@
+"""How true the simulator is: measuring, fitting and validating."""

@@ -1,0 +1,261 @@
+"""How each family of kernels is fitted: measured rows in, series of coefficients out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from raysearch.fidelity.calibration.lattice import DEFAULT, Lattice, Part, Robust, fit_terms
+from raysearch.fidelity.calibration.measured_tables import FAMILIES, measured_us
+from raysearch.fidelity.calibration.predict import SHORT_DTYPE, library_of, moe_routing, moe_shape, series_of
+from sim.prices import terms
+from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, grid_phi, moe_layer_terms
+from sim.prices.machine import Machine
+
+Floats = NDArray[np.float64]
+Series = dict[str, dict[str, Any]]
+
+
+def _powers(first: int, last: int, step: int = 1) -> list[float]:
+    return [float(2**i) for i in range(first, last + 1, step)]
+
+
+# --- grids: vertices where libraries switch tiles, coarse lattices where rows are dense enough ------------
+
+_WIDTHS = [*_powers(7, 14), 65536]
+_COARSE_WIDTHS = [128, 512, 1536, 4096, 16384, 65536]
+_HEADS = [64, 128, 192, 256]
+_COARSE_ROWS = [1, 16, 32, 64, 128, 129, 256, 257, 512, 1024, 4096, 16384]
+_AREAS = [2.0 ** (half / 2) for half in range(28, 55)]
+"""Elements of C, fine enough for a few waves of tiles to show."""
+_LENGTHS = [16, 64, 256, 1024, 4096, 16384, 131072]
+_STREAM = [[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 1, 0]]
+"""A lattice over (KV elements, streams, group)."""
+
+
+def _attention(group: list[float], coarse_group: list[float], monotone: tuple[int, ...]) -> Lattice:
+    same = Part(
+        [_powers(0, 16, 2), _LENGTHS, coarse_group, _HEADS], (0.02, 0.02, 0.01, 0.002), (0.005, 0.005, 0.0025, 0.0005)
+    )
+    stream = Part(
+        [_powers(10, 26), [1, 16, 128, 1024, 16384], coarse_group], (0.02,) * 3, (0.005,) * 3, combine=_STREAM
+    )
+    axes = [_powers(0, 17), _powers(4, 17), group, _HEADS]
+    return Lattice(axes, [same, stream], monotone, (1, 1, 1, 1), iterations=40)
+
+
+GRIDS: Mapping[str, Lattice] = {
+    "gemm": Lattice(
+        [[1, 16, 32, 64, 128, 129, 256, 257, 512, 1024, 2048, 2049, 4096, 8192, 16384], _WIDTHS, _WIDTHS],
+        [
+            Part([_COARSE_ROWS, _COARSE_WIDTHS, _COARSE_WIDTHS], (0.02,) * 3, (0.005,) * 3),
+            Part(  # what C takes in waves of tiles, by the length of the K loop
+                [_AREAS, _COARSE_WIDTHS],
+                (0.05,) * 2,
+                (0.01,) * 2,
+                combine=[[1, 1, 0], [0, 0, 1]],
+            ),
+            Part(
+                [_COARSE_ROWS, _powers(14, 32, 2)], (0.05,) * 2, (0.01,) * 2, combine=[[1, 0, 0], [0, 1, 1]]
+            ),  # weights
+        ],
+        (0, 1, 2),
+        (1, 1, 1),
+    ),
+    "attention_gqa": _attention([2, 4, 8, 16, 32], [2, 8, 32], (0, 1, 2)),
+    "attention_mha": _attention([1], [1], (0, 1)),
+    "attention_wide": Lattice(
+        [_powers(0, 13), _powers(4, 17), [33, 64, 128], _HEADS],
+        [Part([[1, 16, 256, 2048], [16, 256, 2048, 131072], [33, 64, 128], [64, 128, 256]], (0.05,) * 4, (0.01,) * 4)],
+        (0, 1, 2),
+        (1, 1, 1, 1),
+        iterations=40,
+    ),
+    "collectives": Lattice(
+        [_powers(7, 30), [2, 4, 8]], [Part([_powers(7, 30), [2, 4, 8]], (0.05, 0.015), (0.0, 0.02))], (0,), (1, 0)
+    ),
+}
+"""Tables by name. The time of a collective need not grow with the degree, nor that of attention with the head."""
+
+_FLOOR_SHARE = 0.002
+"""Share of measured rows below the launch floor that a table never falls below: none but outliers."""
+_GEMM_ROBUST = Robust(rounds=8, cut=1.0)
+"""Nearly least absolute deviations: a library's odd choice for one shape says nothing of its neighbours."""
+_COLLECTIVE_ROBUST = Robust(rounds=8, cut=4.0, power=2.0)
+_VERSION_STIFFNESS = 10.0
+"""A version of a library departs little from what its versions have in common."""
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _table_fit(
+    machine: Machine,
+    series: str,
+    grid: str,
+    points: Floats,
+    log_us: Floats,
+    shared: Floats | float = 0.0,
+    robust: Robust = DEFAULT,
+) -> tuple[dict[str, Any], Floats]:
+    """The record of a series, and the log time of its table's vertices; `shared` is a correction to start from."""
+    lattice, phi = GRIDS[grid], grid_phi(series, machine)
+    coefficients = fit_terms(phi(points), np.exp(log_us), robust)
+    floor_us = float(f"{np.exp(np.quantile(log_us, _FLOOR_SHARE)):.4g}")
+    at_vertices = phi(lattice.points)
+    if (at_vertices @ coefficients).min() <= 0:  # rows so far from small sizes that no term says what those take
+        coefficients[0] = floor_us
+    base_us = np.log(at_vertices @ coefficients)
+    base = base_us + lattice.spread @ np.broadcast_to(shared, lattice.spread.shape[1])
+    g = shared + lattice.correction(points, log_us - lattice.rows(points) @ base, base, robust=robust)
+    record = {"grid": grid, "terms": rounded(coefficients), "floor_us": floor_us, "g_percent": _percent(g)}
+    return record, base_us + lattice.spread @ g
+
+
+def _percent(g: Floats) -> list[int]:
+    return np.round(g * 100).astype(int).tolist()
+
+
+def rounded(coefficients: Floats) -> list[float]:
+    """Four significant digits: far below the error of any fit."""
+    return [float(f"{value:.4g}") for value in coefficients]
+
+
+def fit_gemm(frame: pd.DataFrame, machine: Machine) -> Series:
+    """One table per engine and dtype; bf16 is cuBLAS under all engines, so its correction is pooled first."""
+    points, log_us = np.log(frame[["m", "n", "k"]].to_numpy(dtype=float)), np.log(measured_us(frame))
+    names, fitted = np.array(series_of("gemm", frame)), {}
+    shared = _pooled(machine, [names == name for name in sorted(set(names)) if name.endswith("/bf16")], points, log_us)
+    for name in sorted(set(names)):
+        start = shared if name.endswith("/bf16") else 0.0
+        rows = names == name
+        fitted[name], _ = _table_fit(machine, name, "gemm", points[rows], log_us[rows], start, _GEMM_ROBUST)
+    return fitted
+
+
+def _pooled(machine: Machine, masks: list[NDArray[np.bool_]], points: Floats, log_us: Floats) -> Floats | float:
+    """The correction that several series of bf16 GEMMs have in common."""
+    if not masks:
+        return 0.0
+    lattice, phi, residuals = GRIDS["gemm"], grid_phi("gemm/any/bf16", machine), []
+    for mask in masks:
+        coefficients = fit_terms(phi(points[mask]), np.exp(log_us[mask]))
+        base = np.log(phi(lattice.points) @ coefficients)
+        residuals.append(log_us[mask] - lattice.rows(points[mask]) @ base)
+    together = np.concatenate([points[mask] for mask in masks])
+    return lattice.correction(together, np.concatenate(residuals), robust=_GEMM_ROBUST)
+
+
+def fit_attention_decode(frame: pd.DataFrame, machine: Machine) -> Series:
+    """One table per engine, KV dtype and kernel variant (by query heads per KV head)."""
+    streams, group = frame.batch_size * frame.num_kv_heads, frame.num_heads / frame.num_kv_heads
+    points = np.log(np.column_stack([streams, frame.kv_len, group, frame.head_dim]).astype(float))
+    log_us, names = np.log(measured_us(frame)), np.array(series_of("attention_decode", frame))
+    fitted: Series = {}
+    for name in sorted(set(names)):
+        grid = f"attention_{name.split('/')[-1]}"
+        fitted[name], _ = _table_fit(machine, name, grid, points[names == name], log_us[names == name])
+    return fitted
+
+
+def fit_collectives(frame: pd.DataFrame, machine: Machine) -> Series:
+    """One table per op and library; each version of NCCL and dtype departs from the library's."""
+    points = np.log(frame[["message_bytes", "num_gpus"]].to_numpy(dtype=float))
+    log_us, lattice, fitted = np.log(measured_us(frame)), GRIDS["collectives"], {}
+    own = np.array(series_of("collectives", frame))
+    library = np.array([f"collectives/{op}/{library_of(s)}" for op, s in zip(frame.op, frame.source, strict=True)])
+    for name in sorted(set(library)):
+        mask = library == name
+        fitted[name], heights = _table_fit(
+            machine, name, "collectives", points[mask], log_us[mask], robust=_COLLECTIVE_ROBUST
+        )
+        for version in sorted(set(own[mask]) - {name}):
+            rows = own == version
+            residuals = log_us[rows] - lattice.rows(points[rows]) @ heights
+            g = lattice.correction(
+                points[rows], residuals, heights, robust=_COLLECTIVE_ROBUST, stiffness=_VERSION_STIFFNESS
+            )
+            fitted[version] = {"grid": "collectives", "parent": name, "g_percent": _percent(g)}
+    return fitted
+
+
+# --- plain sums of terms ----------------------------------------------------------------------------
+
+
+def _decode_mla(machine: Machine, row: Any) -> list[float]:
+    return terms.mla_decode(machine, row.batch_size, row.kv_len, row.num_heads, SHORT_DTYPE[row.kv_cache_dtype])
+
+
+def _prefill(machine: Machine, row: Any) -> list[float]:
+    shape = (row.batch_size, row.isl, row.num_heads, row.num_kv_heads, row.head_dim)
+    return terms.attention_prefill(machine, *shape, SHORT_DTYPE[row.attn_dtype])
+
+
+def _moe(machine: Machine, row: Any) -> list[float]:
+    series = f"{row.kernel_source}/{SHORT_DTYPE[row.dtype]}"
+    return moe_layer_terms(machine, series, *moe_shape(row), **moe_routing(row))
+
+
+def _expert(machine: Machine, row: Any) -> list[float]:
+    width = row.hidden * (DISPATCH_EACH if row.side == "dispatch" else COMBINE_EACH)
+    shape = (row.tokens_per_rank, width, row.num_experts, row.topk, row.num_nodes)
+    return terms.expert_all_to_all(machine, *shape, low_latency=row.mode == "low_latency")
+
+
+Fit = Callable[[pd.DataFrame, Machine], Series]
+
+
+def _sum_fit(family: str, phi: Callable[[Machine, Any], list[float]], robust: Robust) -> Fit:
+    def fit(frame: pd.DataFrame, machine: Machine) -> Series:
+        names, fitted = np.array(series_of(family, frame)), {}
+        for name in sorted(set(names)):
+            rows = frame.loc[names == name]
+            design = np.array([phi(machine, row) for row in rows.itertuples(index=False)])
+            fitted[name] = {"terms": rounded(fit_terms(design, measured_us(rows), robust))}
+        return fitted
+
+    return fit
+
+
+FITS: Mapping[str, Fit] = {
+    "gemm": fit_gemm,
+    "attention_decode": fit_attention_decode,
+    "collectives": fit_collectives,
+    "attention_prefill": _sum_fit("attention_prefill", _prefill, DEFAULT),
+    "mla_decode": _sum_fit("mla_decode", _decode_mla, DEFAULT),
+    "moe": _sum_fit("moe", _moe, Robust(rounds=6, cut=1.5)),
+    "moe_alltoall_deepep": _sum_fit("moe_alltoall_deepep", _expert, Robust(rounds=8)),
+    "send_recv": _sum_fit("send_recv", lambda _, row: terms.send_recv(row.message_bytes), DEFAULT),
+}
+
+
+def ranges(family: str, frame: pd.DataFrame) -> dict[str, dict[str, list[float]]]:
+    """Smallest and largest of each size that a series was fitted to."""
+    sizes = list(FAMILIES[family].sizes)
+    if family == "moe":  # what one grouped GEMM sees
+        rows, width = frame.num_tokens * frame.topk / frame.moe_ep_size, frame.inter_size / frame.moe_tp_size
+        frame = frame.assign(
+            rows=rows,
+            area=frame.hidden_size * width,
+            local=frame.num_experts / frame.moe_ep_size,
+            hidden=frame.hidden_size,
+            width=width,
+            width_per_hidden=width / frame.hidden_size,
+        )
+        sizes = ["rows", "area", "local", "hidden", "width", "width_per_hidden"]
+    spans: dict[str, dict[str, list[float]]] = {}
+    for name, rows in frame.groupby(np.array(series_of(family, frame))):
+        spans[str(name)] = {
+            size: [float(np.min(rows[size].to_numpy())), float(np.max(rows[size].to_numpy()))] for size in sizes
+        }
+    return spans
+
+
+def grids_of(series: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The grids that some series lie on, as they stand in a file of coefficients."""
+    names = sorted({record["grid"] for record in series if "grid" in record})
+    return {name: GRIDS[name].record() for name in names}

@@ -1,0 +1,271 @@
+"""The CSV files of measurements: schemas, reading, and one clear error for a bad one."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from raysearch.base.errors import InputError
+from sim.config.files import did_you_mean
+from sim.config.reading import read_bytes
+
+LARGEST = 10**9
+"""No size, count or time in these files is larger; what is would be a slip, and its products overflow."""
+Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Bytes = Annotated[int, Field(ge=1, le=LARGEST**2 // 10**6)]
+NAME_PATTERN = r"^[A-Za-z0-9_.+-]+$"
+"""Text cells become parts of series' names, which slashes separate."""
+_NAME_WANTED = "expected a name of letters, digits and _ . + - only"
+Text = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
+KvDtype = Literal["bfloat16", "fp8"]
+MathDtype = Literal["bfloat16", "fp8", "fp8_block"]
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Gemm(_Row):
+    framework: Text
+    dtype: MathDtype
+    m: Count
+    n: Count
+    k: Count
+    latency_us: Positive
+
+
+class _AttentionDecode(_Row):
+    framework: Text
+    kv_cache_dtype: KvDtype
+    batch_size: Count
+    kv_len: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    latency_us: Positive
+
+
+class _AttentionPrefill(_Row):
+    framework: Text
+    attn_dtype: KvDtype
+    kv_cache_dtype: KvDtype
+    batch_size: Count
+    isl: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    latency_us: Positive
+
+
+class _MlaDecode(_Row):
+    mla_dtype: Text
+    kv_cache_dtype: KvDtype
+    batch_size: Count
+    kv_len: Count
+    num_heads: Count
+    latency_us: Positive
+
+
+class _Moe(_Row):
+    framework: Text
+    kernel_source: Text
+    dtype: MathDtype
+    num_tokens: Count
+    hidden_size: Count
+    inter_size: Count
+    topk: Count
+    num_experts: Count
+    moe_tp_size: Count
+    moe_ep_size: Count
+    distribution: Text
+    latency_us: Positive
+
+
+class _Collective(_Row):
+    source: Text
+    op: Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
+    dtype: Text
+    num_gpus: Annotated[int, Field(ge=2, le=LARGEST)]
+    num_nodes: Annotated[int, Field(ge=1, le=1)]
+    message_bytes: Bytes
+    latency_us: Positive
+
+
+class _ExpertAllToAll(_Row):
+    mode: Literal["low_latency", "normal"]
+    num_nodes: Count
+    hidden: Count
+    topk: Count
+    num_experts: Count
+    tokens_per_rank: Count
+    comm_sms: Annotated[int, Field(ge=0, le=LARGEST)]
+    dispatch_us: Positive
+    combine_us: Positive
+
+
+class _SendRecv(_Row):
+    scope: Annotated[str, Field(pattern="^int(er|ra)_node")]
+    message_bytes: Bytes
+    median_us: Positive
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One CSV file of kernel measurements.
+
+    Attributes:
+        file: Its name.
+        schema: What a row must hold.
+        keys: Columns that name a shape; rows that share them are never split between fit and test.
+        groups: Columns that name what is fitted and reported on its own.
+        time: Column of the measured microseconds.
+        sizes: Columns whose range is recorded with the fit.
+    """
+
+    file: str
+    schema: type[BaseModel]
+    keys: tuple[str, ...]
+    groups: tuple[str, ...]
+    time: str = "latency_us"
+    sizes: tuple[str, ...] = ()
+
+
+FAMILIES: dict[str, Family] = {
+    "gemm": Family("gemm.csv", _Gemm, ("n", "k"), ("framework", "dtype"), sizes=("m", "n", "k")),
+    "attention_decode": Family(
+        "attention_decode.csv",
+        _AttentionDecode,
+        ("batch_size", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
+        ("framework", "kv_cache_dtype"),
+        sizes=("batch_size", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
+    ),
+    "attention_prefill": Family(
+        "attention_prefill.csv",
+        _AttentionPrefill,
+        ("batch_size", "isl", "num_heads", "num_kv_heads", "head_dim"),
+        ("framework", "attn_dtype", "kv_cache_dtype"),
+        sizes=("batch_size", "isl", "num_heads", "num_kv_heads", "head_dim"),
+    ),
+    "mla_decode": Family(
+        "mla_decode.csv",
+        _MlaDecode,
+        ("batch_size", "kv_len", "num_heads"),
+        ("kv_cache_dtype",),
+        sizes=("batch_size", "kv_len", "num_heads"),
+    ),
+    "moe": Family(
+        "moe.csv",
+        _Moe,
+        ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
+        ("framework", "kernel_source", "dtype"),
+        sizes=("num_tokens", "hidden_size", "inter_size", "topk", "num_experts"),
+    ),
+    "collectives": Family(
+        "collectives.csv", _Collective, ("op", "num_gpus", "message_bytes"), ("op", "source"), sizes=("message_bytes",)
+    ),
+    "moe_alltoall_deepep": Family(
+        "moe_alltoall_deepep.csv",
+        _ExpertAllToAll,
+        ("mode", "num_nodes", "hidden", "topk", "num_experts", "tokens_per_rank"),
+        ("mode", "side", "comm_sms", "num_nodes"),
+        sizes=("tokens_per_rank", "hidden", "topk", "num_experts", "num_nodes"),
+    ),
+    "send_recv": Family(
+        "p2p_send_recv_vidur.csv", _SendRecv, ("message_bytes",), ("scope",), "median_us", ("message_bytes",)
+    ),
+}
+"""Every family of kernel measurements, by name."""
+
+
+def read_table(directory: Path, family: str) -> pd.DataFrame | None:
+    """The validated rows of a family in long form; None if its file is missing.
+
+    Raises:
+        InputError: The file cannot be read, lacks a column, or holds an impossible value.
+    """
+    path = directory / FAMILIES[family].file
+    if not path.exists():
+        return None
+    frame = read_csv(path, FAMILIES[family].schema)
+    return long_form(family, frame)
+
+
+def read_csv(path: Path, schema: type[BaseModel]) -> pd.DataFrame:
+    """The columns that a schema names, every row checked.
+
+    Raises:
+        InputError: Names the file, the line and the column, what was expected and what was found.
+    """
+    return check_rows(path, read_text(path), schema)
+
+
+_LARGEST_TABLE_BYTES = 64 * 1024**2
+"""[assumed] A million measured rows."""
+
+
+def read_text(path: Path) -> pd.DataFrame:
+    """A CSV file as text, cell by cell.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    try:
+        content = io.BytesIO(read_bytes(path, _LARGEST_TABLE_BYTES))
+        frame = pd.read_csv(content, keep_default_na=False, dtype=str)
+    except (OSError, ValueError, pd.errors.ParserError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first cells for names of the rows
+        count = len(frame.columns)
+        raise InputError(f"{path}: rows have more cells than the header's {count}: is there a comma at their ends?")
+    return frame
+
+
+def check_names(path: Path, column: str, cells: Iterable[str]) -> None:
+    """Raises InputError for a cell that is no name; see `NAME_PATTERN`."""
+    for line, cell in enumerate(cells, start=2):
+        if not re.fullmatch(NAME_PATTERN[1:-1], cell):
+            raise InputError(f"{path}, line {line}, column {column}: {_NAME_WANTED}, got {cell!r}")
+
+
+def check_rows(path: Path, raw: pd.DataFrame, schema: type[BaseModel]) -> pd.DataFrame:
+    """The columns that a schema names of a file read as text; see `read_csv`."""
+    wanted = list(schema.model_fields)
+    if missing := [name for name in wanted if name not in raw.columns]:
+        raise InputError(f"{path}: no column {missing[0]!r}; {did_you_mean(missing[0], raw.columns)}")
+    if raw.empty:
+        raise InputError(f"{path} holds no rows")
+    records: list[dict[str, Any]] = []
+    for line, values in enumerate(zip(*(raw[name] for name in wanted), strict=True), start=2):
+        try:
+            records.append(dict(schema.model_validate(dict(zip(wanted, values, strict=True)))))
+        except ValidationError as error:
+            item = error.errors()[0]
+            expected = _NAME_WANTED if item.get("ctx", {}).get("pattern") == NAME_PATTERN else item["msg"]
+            where = f"{path}, line {line}, column {item['loc'][0]}"
+            raise InputError(f"{where}: {expected}, got {item['input']!r}") from None
+    return pd.DataFrame.from_records(records, columns=wanted)
+
+
+def long_form(family: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with a `latency_us` per row; an expert all-to-all gives a row each for dispatch and combine."""
+    if family == "moe_alltoall_deepep" and "side" not in frame:
+        sides = [frame.assign(side=side, latency_us=frame[f"{side}_us"]) for side in ("dispatch", "combine")]
+        return pd.concat(sides, ignore_index=True)
+    if family == "send_recv" and "latency_us" not in frame:
+        return frame.assign(latency_us=frame["median_us"])
+    return frame
+
+
+def measured_us(frame: pd.DataFrame) -> NDArray[np.float64]:
+    """[rows] measured microseconds of a long frame."""
+    return frame["latency_us"].to_numpy(dtype=float)

@@ -1,0 +1,139 @@
+"""GEMMs and attention of one GPU, as rows of `gemm.csv`, `attention_decode.csv` and `attention_prefill.csv`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from raysearch.fidelity.measuring.timing import median_us
+
+Row = dict[str, Any]
+_ROTATED_BYTES = 512e6
+"""Weights that calls go through in turn: more than any cache holds. [assumed]"""
+_MEMORY_SHARE = 0.5
+"""Of a GPU's free memory that one shape may take. [assumed]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which shapes to measure.
+
+    Attributes:
+        rows: M of GEMMs.
+        weights: (N, K) of GEMMs.
+        batches, lengths: Sequences, and cached tokens or tokens of prompts.
+        heads: (query heads, KV heads, width) of one GPU.
+        most_tokens: Most tokens of all sequences together.
+        messages: Bytes of collectives and messages.
+    """
+
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192, 16384)
+    weights: tuple[tuple[int, int], ...] = tuple(
+        (n, k) for n, k in product((256, 1024, 2560, 4096, 7168, 14336, 28672), repeat=2) if n * k <= 14336 * 8192
+    )
+    batches: tuple[int, ...] = (1, 4, 16, 64, 256)
+    lengths: tuple[int, ...] = (128, 512, 2048, 8192, 32768, 131072)
+    heads: tuple[tuple[int, int, int], ...] = (
+        *((8, 1, 128), (16, 2, 128), (32, 8, 128), (64, 8, 128)),
+        *((8, 8, 128), (32, 32, 128), (8, 1, 64), (64, 8, 64), (32, 2, 256), (64, 1, 128)),
+    )
+    most_tokens: int = 2**20
+    messages: tuple[int, ...] = field(default=tuple(1 << power for power in range(10, 30)))
+
+
+TINY = Plan((1, 8, 32), ((64, 64), (64, 128), (128, 64)), (1, 2), (16, 32), ((4, 2, 16),), 128, (1024, 65536))
+"""A look at whether everything runs, in seconds and on a CPU too."""
+
+
+def gemms(plan: Plan, device: torch.device, framework: str) -> Iterator[Row]:
+    """C[m, n] = A[m, k] B[k, n] in bf16 and, where the device multiplies it, fp8 with one scale per tensor."""
+    dtypes = ["bfloat16", *(["fp8"] if _multiplies_fp8(device) else [])]
+    for dtype, (n, k), m in product(dtypes, plan.weights, plan.rows):
+        each = 2 if dtype == "bfloat16" else 1
+        if not _fits(device, each * (n * k + m * k) + 2 * m * n):
+            continue
+        copies = 1 if device.type == "cpu" else max(1, min(64, int(_ROTATED_BYTES / (each * n * k))))
+        a = torch.randn(m, k, device=device).to(torch.bfloat16)
+        weights = [torch.randn(n, k, device=device).to(torch.bfloat16) for _ in range(copies)]
+        if dtype == "fp8":
+            call = _fp8_call(a, weights)
+        else:
+
+            def call(index: int, a: torch.Tensor = a, weights: Sequence[torch.Tensor] = weights) -> torch.Tensor:
+                return a @ weights[index % len(weights)].T
+
+        yield {"framework": framework, "dtype": dtype, "m": m, "n": n, "k": k, "latency_us": median_us(call, device)}
+
+
+def _fp8_call(a: torch.Tensor, weights: Sequence[torch.Tensor]) -> Any:
+    narrow, one = torch.float8_e4m3fn, torch.ones((), device=a.device)
+    left, right = a.to(narrow), [weight.to(narrow) for weight in weights]
+
+    def call(index: int) -> torch.Tensor:
+        weight = right[index % len(right)].T
+        multiply = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
+        return multiply(left, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+    return call
+
+
+def _multiplies_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def attention_decode(plan: Plan, device: torch.device, framework: str) -> Iterator[Row]:
+    """One new token per sequence over a bf16 cache."""
+    for (heads, kv_heads, width), batch, length in product(plan.heads, plan.batches, plan.lengths):
+        if batch * length > plan.most_tokens or not _fits(device, 4.0 * batch * length * kv_heads * width):
+            continue
+        latency_us = _attention_us(device, batch, 1, length, heads, kv_heads, width, causal=False)
+        yield {
+            "framework": framework,
+            "kv_cache_dtype": "bfloat16",
+            "batch_size": batch,
+            "kv_len": length,
+            "num_heads": heads,
+            "num_kv_heads": kv_heads,
+            "head_dim": width,
+            "latency_us": latency_us,
+        }
+
+
+def attention_prefill(plan: Plan, device: torch.device, framework: str) -> Iterator[Row]:
+    """Causal attention over the tokens of prompts."""
+    for (heads, kv_heads, width), batch, length in product(plan.heads, plan.batches, plan.lengths):
+        if batch * length > plan.most_tokens // 8 or not _fits(device, 8.0 * batch * length * heads * width):
+            continue
+        latency_us = _attention_us(device, batch, length, length, heads, kv_heads, width, causal=True)
+        yield {
+            "framework": framework,
+            "attn_dtype": "bfloat16",
+            "kv_cache_dtype": "bfloat16",
+            "batch_size": batch,
+            "isl": length,
+            "num_heads": heads,
+            "num_kv_heads": kv_heads,
+            "head_dim": width,
+            "latency_us": latency_us,
+        }
+
+
+def _attention_us(
+    device: torch.device, batch: int, queries: int, length: int, heads: int, kv_heads: int, width: int, *, causal: bool
+) -> float:
+    shapes = ((heads, queries), (kv_heads, length), (kv_heads, length))
+    query, key, value = (torch.randn(batch, *shape, width, device=device).to(torch.bfloat16) for shape in shapes)
+
+    def call(_: int) -> torch.Tensor:
+        return scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=heads != kv_heads)
+
+    return median_us(call, device)
+
+
+def _fits(device: torch.device, size_bytes: float) -> bool:
+    return device.type != "cuda" or size_bytes <= _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]

@@ -1,0 +1,1 @@
+"""Exact optima of workloads: computed once, kept on disk, certified."""

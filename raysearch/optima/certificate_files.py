@@ -1,0 +1,100 @@
+"""Certificates of exact optima as files: see `sim.optimum.certificate`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from raysearch.base.errors import InputError
+from raysearch.base.file_io import as_strategy, read_record, strategy_dict, write_bytes
+from sim.evaluation import Evaluation
+from sim.optimum.bounds import Multipliers
+from sim.optimum.certificate import Certificate, Leaf, certify
+from sim.optimum.checker import Refused, check
+from sim.optimum.spaces import space_of
+from sim.workload import Workload
+
+Progress = Callable[[int, int], None]
+
+
+class _Leaf(BaseModel):
+    """A `Leaf`; without `step_s` no choice is allowed or nothing runs."""
+
+    part: int
+    mesh: tuple[int, int, int, int]
+    pp: int
+    low: int
+    high: int
+    multipliers: tuple[float, float, float]
+    step_s: float | None
+
+
+class _File(BaseModel):
+    workload: str
+    config_hash: str
+    space: str
+    strategy: dict[str, object] | None
+    tokens_per_s_per_gpu: float
+    leaves: list[_Leaf]
+
+
+def write_certificate(path: Path, workload: Workload, best: Evaluation | None, progress: Progress | None = None) -> int:
+    """Proves the best of a workload's space and writes the proof; of how many ranges of batches it is made.
+
+    Raises:
+        InputError: It has choices at the ends of the model.
+    """
+    space = space_of(workload)
+    if space.ends:
+        raise InputError("no certificate of the space 'generated': leave out --certificate, or take --space extended")
+    proof = certify(space, best, progress)
+    head = {
+        "workload": workload.name,
+        "config_hash": workload.config_hash,
+        "space": workload.space,
+        "strategy": strategy_dict(proof.strategy) if proof.strategy else None,
+        "tokens_per_s_per_gpu": proof.reached,
+    }
+    rows = [{**leaf._asdict(), "step_s": leaf.step_s if math.isfinite(leaf.step_s) else None} for leaf in proof.leaves]
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    write_bytes(path, f'{json.dumps(head)[:-1]},\n"leaves": [\n{lines}\n]}}\n'.encode())
+    return len(rows)
+
+
+def check_certificate(path: Path, workload: Workload, progress: Progress | None = None) -> tuple[Certificate, int]:
+    """Replays the certificate of a workload's best; it, and how many strategies were evaluated.
+
+    Raises:
+        InputError: It is another workload's, is damaged, or does not prove what it says.
+    """
+    try:
+        fields = _File.model_validate(read_record(path, _File, sealed=False))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    if (fields.config_hash, fields.space) != (workload.config_hash, workload.space):
+        raise InputError(
+            f"{path} is of the space {fields.space!r} of {fields.workload} ({fields.config_hash}), not of the space "
+            f"{workload.space!r} of {workload.name} ({workload.config_hash}): give the options that it was written with"
+        )
+    leaves = tuple(
+        Leaf(
+            each.part,
+            each.mesh,
+            each.pp,
+            each.low,
+            each.high,
+            Multipliers(*each.multipliers),
+            math.inf if each.step_s is None else each.step_s,
+        )
+        for each in fields.leaves
+    )
+    strategy = as_strategy(fields.strategy) if fields.strategy else None
+    certificate = Certificate(strategy, fields.tokens_per_s_per_gpu, leaves)
+    try:
+        return certificate, check(space_of(workload), certificate, progress)
+    except Refused as error:
+        raise InputError(f"{path} proves nothing: {error}") from error

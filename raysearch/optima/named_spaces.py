@@ -1,0 +1,134 @@
+"""Named strategy spaces of a workload, and the exact best of each, kept on disk beside the yardsticks.
+
+>>> list(SPACES)
+['megatron', 'megatron-sp', 'paper', 'joint', '+context', '+degrees', '+tokens', '+gathered', 'extended', 'generated']
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from raysearch.base.file_io import LARGEST_RECORD_BYTES, as_strategy, strategy_dict, write_json
+from raysearch.optima.optimum_cache import cache_dir, find_yardstick, note_unkept, simulator_digest
+from sim.config.reading import parse_object, read_bytes
+from sim.engines.registry import SHIPPED, engine_rules
+from sim.optimum.spaces import (
+    EXTENSIONS,
+    Space,
+    engine_space,
+    extended_space,
+    generated_space,
+    heuristic_space,
+    joint_space,
+    paper_space,
+)
+from sim.strategy import FIRST_DECLARED, Strategy
+from sim.workload import Workload
+
+Progress = Callable[[int, int], None]
+
+
+def _widened(extension: str, workload: Workload) -> Space:
+    return extended_space(workload, [extension])
+
+
+SPACES: Mapping[str, Callable[[Workload], Space]] = {
+    "megatron": partial(heuristic_space, sequence_parallel=False),
+    "megatron-sp": partial(heuristic_space, sequence_parallel=True),
+    "paper": paper_space,
+    "joint": joint_space,
+    **{f"+{extension}": partial(_widened, extension) for extension in EXTENSIONS},
+    "extended": extended_space,
+    "generated": generated_space,
+}
+"""Heuristics at all degrees, the paper's space, the joint one, that with each extension alone, with all of them, and
+with choices at the ends of the model besides."""
+
+
+@dataclass(frozen=True)
+class SpaceBest:
+    """The best strategy of a space.
+
+    Attributes:
+        tokens_per_s_per_gpu: Its throughput, or None if nothing is feasible.
+        space_size: Strategies in the space.
+        opened: Of the tuples of degrees and batch, how many were added up; bounds ruled out the others.
+        tuples: How many there are.
+        wall_s: How long it took when it was found.
+    """
+
+    tokens_per_s_per_gpu: float | None
+    strategy: Strategy | None
+    space_size: int
+    opened: int
+    tuples: int
+    wall_s: float
+
+
+def named_space(workload: Workload, name: str) -> Space:
+    """A space of `SPACES`, or what an engine of that name can run.
+
+    Raises:
+        UnknownEngine: It is neither.
+    """
+    return SPACES[name](workload) if name in SPACES else engine_space(workload, engine_rules(name))
+
+
+def best_of_space(workload: Workload, name: str, progress: Progress | None = None, *, fresh: bool = False) -> SpaceBest:
+    """The exact best of a space, see `named_space`: from the disk cache, or found now and kept there.
+
+    With declared choices, or an engine that is not shipped, it is found anew: no file's name can tell functions apart.
+    """
+    space = named_space(workload, name)
+    foreign = space.engine is not None and space.engine.name not in SHIPPED
+    if foreign or any(max(table) >= FIRST_DECLARED for table in space.choices.values()):
+        return _search(space, progress)
+    path = cache_dir() / f"{workload.config_hash}-{name.lstrip('+')}-{simulator_digest()}.json"
+    kept = None if fresh else _read(path)
+    if kept is None:
+        kept = _search(space, progress)
+        strategy = strategy_dict(kept.strategy) if kept.strategy else None
+        try:
+            write_json(path, {**asdict(kept), "strategy": strategy})
+        except OSError as error:
+            note_unkept(path.parent, error.strerror)
+    return kept
+
+
+def optimum_value(workload: Workload, progress: Progress | None = None) -> float | None:
+    """f* of the space that the workload's searches have, in tokens/s/GPU; None if nothing is feasible."""
+    from sim.optimum.landscape import can_be_added_up
+    from sim.optimum.spaces import space_of
+
+    if not can_be_added_up(space_of(workload)):
+        return best_of_space(workload, workload.space, progress).tokens_per_s_per_gpu
+    return find_yardstick(workload, progress).tokens_per_s_per_gpu
+
+
+def _search(space: Space, progress: Progress | None) -> SpaceBest:
+    from sim.optimum.best import find_best
+
+    started = time.perf_counter()
+    found = find_best(space, progress)
+    best = found.evaluation
+    return SpaceBest(
+        tokens_per_s_per_gpu=best.tokens_per_s_per_gpu if best else None,
+        strategy=best.strategy if best else None,
+        space_size=found.space_size,
+        opened=found.opened,
+        tuples=found.tuples,
+        wall_s=time.perf_counter() - started,
+    )
+
+
+def _read(path: Path) -> SpaceBest | None:
+    try:
+        fields = parse_object(read_bytes(path, LARGEST_RECORD_BYTES))
+        strategy = fields.pop("strategy")
+        return SpaceBest(strategy=as_strategy(strategy) if strategy else None, **fields)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # absent, or not ours: it is found and written anew

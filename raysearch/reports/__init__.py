@@ -1,0 +1,1 @@
+"""Reports of studies: scores, statistics over seeds, pictures."""

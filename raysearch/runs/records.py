@@ -1,0 +1,267 @@
+"""The JSON files of a results folder: what stands in them, checked whenever they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from envs.strategy_env import brief
+from raysearch.base.errors import InputError
+from raysearch.base.limits import LARGEST_BUDGET, LARGEST_SEED, MOST_WORKERS
+from sim.config.code import Origin, source_digests
+from sim.config.question import Question, RecordedQuestion, Word
+from sim.strategy import MOST_CHOICES
+from sim.validate import LARGEST
+from sim.workload import GroupChoices, SpaceName, Workload
+
+HEAD_FILE = "run.json"
+SUMMARY_FILE = "summary.json"
+STUDY_FILE = "study.json"
+SAVE_EVERY_S = 2.0
+"""[assumed] Work that a run may lose with its process; so often, PPO's 6.6 MB take 1 % of its time."""
+OnFailure = Literal["stop", "infeasible"]
+
+WORKLOAD_OPTIONS = ("hardware", "space", "margin", "engine", "groups", "any_degrees")
+"""Options of a workload for which a spec has fields, since studies have them too; the others are in `described`."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What makes a run: equal specs give equal calls.
+
+    Attributes:
+        workload: Name in configs/workloads or the path of a TOML file; a mere name where `described` has a model.
+        searcher: Registered name.
+        seed: From 0 to `LARGEST_SEED`.
+        budget: Calls, at least 1.
+        hardware: Replaces the workload's hardware: a name or a path.
+        options: Of the searcher; what is left out takes its preset.
+        simulator: Name of a plugged-in black box, see `raysearch.simulators.plugin`; None for our own.
+        workers: Processes that evaluate; 0 evaluates where the searcher runs. It decides how far ahead the searcher
+            is asked, and so what it calls.
+        space: Replaces the workload's strategy space.
+        margin: Replaces the share of SLO and memory that the workload keeps free.
+        on_failure: Whether a strategy on which a plugged-in black box fails for good stops the run or is infeasible.
+        engine: Replaces the workload's inference engine, and its space unless one is given.
+        groups: Replaces whether kinds of layers share the choices of their ops.
+        any_degrees: Degrees of which every number is searched: "pp", "ep" or "ep,pp".
+        described: Further fields of a `sim.config.question.Question`: with a model among them they describe the
+            workload, else they replace keys of its file.
+    """
+
+    workload: str
+    searcher: str
+    seed: int
+    budget: int
+    hardware: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    simulator: str | None = None
+    workers: int = 0
+    space: SpaceName | None = None
+    margin: float | None = None
+    on_failure: OnFailure = "stop"
+    engine: str | None = None
+    groups: GroupChoices | None = None
+    any_degrees: str | None = None
+    described: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self, origin: Origin = Origin.USER) -> Workload:
+        """The workload, with what the spec replaces.
+
+        Args:
+            origin: Who named it; code that its file names is run for a user alone.
+
+        Raises:
+            CatalogError: An unknown name or an unusable file.
+        """
+        options = {name: getattr(self, name) for name in WORKLOAD_OPTIONS}
+        named = {} if "model" in self.described else {"workload": self.workload}
+        return Question.of_record({**named, **options, **self.described}).load(origin)
+
+    @property
+    def in_flight(self) -> int:
+        """Most calls asked for and not told yet: one more than workers, so that none waits for the searcher."""
+        return self.workers + 1
+
+    @property
+    def digest(self) -> str:
+        """Tells specs apart; those that choose nothing new as they were before it could be chosen."""
+        fields = asdict(self)
+        usual = {"on_failure": "stop", "engine": None, "groups": None, "any_degrees": None, "described": {}}
+        for name, value in usual.items():
+            if fields[name] == value:
+                del fields[name]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+    def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise InputError(f"budget must be at least 1 call, got {self.budget}")
+        if self.budget > LARGEST_BUDGET:
+            raise InputError(
+                f"budget must be at most {LARGEST_BUDGET:,} calls, got {brief(str(self.budget))}: their rows alone "
+                f"would take {LARGEST_BUDGET * 300 / 1e9:,.0f} GB and the fastest searcher days"
+            )
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise InputError(f"seed must be at least 0 and below 2**63, got {self.seed}")
+        if not 0 <= self.workers <= MOST_WORKERS:
+            raise InputError(f"workers must be 0 to {MOST_WORKERS:,}, got {brief(str(self.workers))}")
+        if self.on_failure != "stop" and self.simulator is None:
+            raise InputError(
+                f"on_failure = {self.on_failure!r} is for plugged-in simulators: our own fails by a bug, "
+                "which is never an infeasible strategy; leave it out, or give a simulator"
+            )
+
+
+_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+Label = Annotated[str, Field(pattern=rf"^{_LABEL.pattern}$")]
+"""A name that may stand in paths, tables and pictures."""
+Calls = Annotated[int, Field(ge=0, le=LARGEST_BUDGET)]
+Budget = Annotated[int, Field(ge=1, le=LARGEST_BUDGET)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Degree = Annotated[int, Field(ge=1, le=LARGEST)]
+Figure = Annotated[float, Field(ge=0, le=1e15)]
+"""[assumed] Tokens/s/GPU and the like; beyond it, sums and ratios might not be numbers any more."""
+Optimum = Annotated[float, Field(ge=1e-9, le=1e15)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class Record(BaseModel):
+    """What records share: figures are finite. What a newer version has beside these keys does not matter."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class StoredStrategy(Record):
+    """A strategy as `raysearch.base.file_io.strategy_dict` has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tp: Degree
+    ep: Degree
+    pp: Degree
+    batch: Degree
+    dims: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_CHOICES)]], Field(max_length=4096)]
+    cp: Degree = 1
+    dp: Degree | None = None
+
+
+class RunHead(Record):
+    """run.json: what the run is, from its first moment on; `code` has the digest of the source of what users named."""
+
+    run_id: Label
+    spec: RunSpec
+    workload: Label
+    hardware: Label
+    config_hash: Label
+    optimum: Optimum | None
+    version: Label
+    code: dict[Word, Label] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _says_what_options_can(self) -> RunHead:
+        RecordedQuestion.model_validate(dict(self.spec.described))
+        if not _LABEL.fullmatch(self.spec.searcher):
+            raise ValueError(f"expected a searcher's name, got {brief(self.spec.searcher)}")
+        return self
+
+
+def check_code(path: Path, recorded: Mapping[str, str], *, trusted: bool) -> None:
+    """Makes sure that a record is gone on with by the code that it was begun with, as far as modules' files tell.
+
+    Args:
+        path: The record, for the message.
+        recorded: Digests by the names of functions, as its `code` has them.
+        trusted: Whether a user vouches for other code.
+
+    Raises:
+        InputError: A file is another one.
+    """
+    for name, digest in {} if trusted else source_digests(*recorded).items():
+        if digest != recorded[name]:
+            raise InputError(
+                f"the code of {name} is not that with which {path} was begun (digest {digest}, then {recorded[name]}): "
+                "bring it back, or add --trust-code if its answers are the same"
+            )
+
+
+class RunSummary(Record):
+    """summary.json: what a finished run found.
+
+    `improvements` are the calls that raised the best, each with the run's seconds when it was made; `digest` is of the
+    calls, `rows_sha256` of the Parquet file that holds them; `answers_differ` is what a plugged-in black box said
+    otherwise when it was asked anew.
+    """
+
+    run_id: Label
+    workload: Label
+    hardware: Label
+    searcher: Label
+    seed: Seed
+    budget: Budget
+    calls: Calls
+    unique_calls: Calls
+    feasible_calls: Calls
+    best: Figure
+    strategy: StoredStrategy | None
+    digest: Label
+    rows_sha256: Label
+    config_hash: Label
+    version: Label
+    optimum: Optimum | None
+    fraction_of_optimum: Figure | None
+    wall_s: Seconds
+    improvements: list[tuple[Calls, Seconds]]
+    answers_differ: list[str] = Field(default_factory=list)
+    metrics: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> RunSummary:
+        if not max(self.unique_calls, self.feasible_calls) <= self.calls <= self.budget:
+            raise ValueError(f"expected counts of calls within each other and the budget of {self.budget}")
+        if self.strategy is None and self.best:
+            raise ValueError(f"expected the strategy of the best, {self.best:g}")
+        numbers = [call for call, _ in self.improvements]
+        if numbers != sorted({*numbers}) or (numbers and not 1 <= numbers[0] <= numbers[-1] <= self.calls):
+            raise ValueError(f"expected improvements at ascending calls from 1 to {self.calls}")
+        return self
+
+
+class StudyPlan(Record):
+    """What is read again of a study's file; study.json holds all of it."""
+
+    searchers: list[Label]
+    seeds: list[Seed]
+    budget: Budget
+
+
+class StudyRecord(Record):
+    """study.json: what is run in the folder; `budgets` and the specs' digests are by run id, `hashes` by workload.
+
+    `code` has the digest of the source of what users named.
+    """
+
+    study: StudyPlan
+    runs: list[str]
+    budgets: dict[Label, Budget]
+    specs: dict[Label, Label]
+    optima: dict[Word, Optimum | None]
+    hashes: dict[Label, Label]
+    version: Label
+    code: dict[Word, Label] = Field(default_factory=dict)
+
+    @field_validator("runs")
+    @classmethod
+    def _are_names_of_folders(cls, runs: list[str]) -> list[str]:
+        if len(set(runs)) < len(runs):
+            raise ValueError("a run's name stands twice")
+        for run_id in runs:
+            if not _LABEL.fullmatch(run_id):
+                raise ValueError(f"a run's name names its folder, {brief(repr(run_id))} cannot")
+        return runs

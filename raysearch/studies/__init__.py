@@ -1,0 +1,1 @@
+"""Studies, many runs in parallel on Ray Tune: files, trials, results, status."""

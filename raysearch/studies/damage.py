@@ -1,0 +1,69 @@
+"""Sets aside what cannot be gone on with, so that it is made again; nothing is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raysearch.base.file_io import Damaged, aside, read_record
+from raysearch.runs.checkpoint import CHECKPOINT_FILE
+from raysearch.runs.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, StudyRecord
+from raysearch.studies.results import (
+    FILES_OF_A_RUN,
+    check_regular,
+    check_resumable,
+    checked_head,
+    checked_summary,
+    strangers,
+)
+from raysearch.studies.study_file import run_dir
+
+DAMAGED_FOLDER = "damaged"
+"""In the folder of the study, beside `runs`, or in that of the search."""
+
+
+def set_aside_damaged(study: Path) -> dict[str, str]:
+    """Moves the damaged runs of a study into `DAMAGED_FOLDER`; returns what is wrong with them, by run id.
+
+    Of a run under way the rows behind its checkpoint are not looked at: they are made again.
+    """
+    record = read_record(study / STUDY_FILE, StudyRecord)
+    wrong = {path.name: f"{path} is not a run of this study" for path in strangers(study, record)}
+    for run_id in record["runs"]:
+        folder = run_dir(study, run_id)
+        try:
+            _check(folder, record)
+        except Damaged as damage:
+            wrong[run_id] = damage.what
+    for run_id in wrong:
+        run_dir(study, run_id).rename(_place(study, run_id))
+    return wrong
+
+
+def set_aside_damaged_search(folder: Path) -> str:
+    """Moves the files of a damaged search into `DAMAGED_FOLDER`; returns what is wrong, or nothing."""
+    files = [path for name in FILES_OF_A_RUN if (path := folder / name).exists()]
+    try:
+        _check(folder)
+    except Damaged as damage:
+        place = _place(folder, "search")
+        place.mkdir()
+        for path in files:
+            path.rename(place / path.name)
+        return damage.what
+    return ""
+
+
+def _check(folder: Path, record: Mapping[str, Any] | None = None) -> None:
+    """Makes sure that what there is of a run can be gone on with. Raises: Damaged."""
+    check_regular(folder)
+    if any((folder / name).exists() for name in (HEAD_FILE, SUMMARY_FILE, CHECKPOINT_FILE)):
+        head = checked_head(folder, record)
+        if checked_summary(folder, head) is None:
+            check_resumable(folder, head)
+
+
+def _place(folder: Path, name: str) -> Path:
+    (folder / DAMAGED_FOLDER).mkdir(exist_ok=True)
+    return aside(folder / DAMAGED_FOLDER / name)

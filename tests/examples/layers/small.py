@@ -1,0 +1,97 @@
+"""A small layer of each kind, its numbers, its unsharded truth, and what the simulator charges for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from raysearch.deploy.layers.sharded_layer import Sharded, weight_shapes
+from sim.config.catalog import load_hardware
+from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.layers.model import Model, uniform_model
+from sim.ops.layers import op_names
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import DegreeTables, Precisions, Workload
+
+SEQUENCES, CONTEXT = 32, 6
+HEADS, KV_HEADS, HEAD_DIM = 8, 4, 8
+DENSE = uniform_model("small", 2, 64, 96, HEADS, KV_HEADS, HEAD_DIM, 128, 1, 1)
+MOE = uniform_model("small_moe", 2, 64, 32, HEADS, KV_HEADS, HEAD_DIM, 128, 4, 4)
+"""Every token visits every expert, so that no copy is sent for nothing."""
+
+
+def sharded(model: Model, dims: tuple[int, ...], tp: int, ep: int) -> Sharded:
+    return Sharded(model, dict(zip(op_names(model), dims, strict=True)), tp, ep)
+
+
+def ffn2_on_hidden(model: Model) -> tuple[int, ...]:
+    names = op_names(model)
+    dims = list(megatron_sp_dims(model))
+    dims[names.index("ffn2")] = 1
+    return tuple(dims)
+
+
+KNOWN = {"megatron": megatron_dims, "megatron_sp": megatron_sp_dims, "ffn2_on_hidden": ffn2_on_hidden}
+
+
+def numbers(model: Model, seed: int = 0) -> tuple[dict[str, Any], tuple[Any, Any], Any]:
+    """(weights, cache, stream) in single precision, whole."""
+    rng = np.random.default_rng(seed)
+    weights = {n: rng.normal(0, s[-2 if len(s) > 1 else 0] ** -0.5, s) for n, s in weight_shapes(model).items()}
+    cache = [rng.normal(size=(SEQUENCES, CONTEXT, KV_HEADS, HEAD_DIM)) for _ in range(2)]
+    stream = rng.normal(size=(SEQUENCES, model.hidden))
+    as_single = lambda array: array.astype(np.float32)  # noqa: E731
+    return {n: as_single(w) for n, w in weights.items()}, (as_single(cache[0]), as_single(cache[1])), as_single(stream)
+
+
+def workload_of(model: Model, tp: int, ep: int) -> Workload:
+    """One decode step of the layer, everything in bf16."""
+    return Workload(
+        "small", model, load_hardware("h100_sxm"), "decode", CONTEXT, math.inf, 64,
+        Precisions("bf16", "bf16", "bf16", "bf16"), 1.0, DegreeTables((tp,), (ep,), (1,), (SEQUENCES,)), "",
+    )  # fmt: skip
+
+
+def charged(model: Model, dims: tuple[int, ...], tp: int, ep: int) -> list[tuple[str, int, int]]:
+    """(kind, degree, bytes that a rank sends) of every collective of one layer, sorted."""
+    evaluation = evaluate(workload_of(model, tp, ep), Strategy(tp, ep, 1, SEQUENCES, dims))
+    return sorted((c.kind, c.degree, round(c.bytes_per_device)) for op in evaluation.ops for c in op.collectives)
+
+
+def truth(model: Model, weights: dict[str, Any], cache: tuple[Any, Any], stream: Any) -> Any:
+    """The layer in plain numpy, in double precision: the stream after it."""
+    w = {name: weight.astype(float) for name, weight in weights.items()}
+
+    def norm(x: Any, scale: Any) -> Any:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * scale
+
+    def softmax(x: Any) -> Any:
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        return powers / powers.sum(-1, keepdims=True)
+
+    def feed_forward(x: Any, first: Any, second: Any) -> Any:
+        gate, up = (x @ first)[:, 0::2], (x @ first)[:, 1::2]
+        return (gate / (1 + np.exp(-gate)) * up) @ second
+
+    shared, dim = HEADS // KV_HEADS, HEAD_DIM
+    qkv = (norm(stream, w["attn_norm"]) @ w["qkv_proj"]).reshape(len(stream), KV_HEADS, shared + 2, dim)
+    heads = []
+    for head in range(HEADS):
+        group = head // shared
+        keys = np.concatenate([cache[0][:, :, group], qkv[:, None, group, shared]], axis=1)
+        values = np.concatenate([cache[1][:, :, group], qkv[:, None, group, shared + 1]], axis=1)
+        scores = np.einsum("th,tlh->tl", qkv[:, group, head % shared], keys) / math.sqrt(dim)
+        heads.append(np.einsum("tl,tlh->th", softmax(scores), values))
+    middle = stream + np.concatenate(heads, axis=1) @ w["o_proj"]
+    x = norm(middle, w["ffn_norm"])
+    if not model.is_moe:
+        return middle + feed_forward(x, w["ffn1"], w["ffn2"])
+    chances = softmax(x @ w["router"])
+    least = np.sort(chances, axis=1)[:, -model.groups[0].feed_forward.experts_per_token, None]
+    chances = np.where(chances >= least, chances, 0.0)
+    chances /= chances.sum(1, keepdims=True)
+    outs = [chances[:, e, None] * feed_forward(x, w["ffn1"][e], w["ffn2"][e]) for e in range(model.experts)]
+    return middle + sum(outs)

@@ -1,0 +1,37 @@
+"""What `raysearch list` says of machines and models."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from raysearch.cli.app import app
+from sim.config.files import list_names
+
+
+def test_every_machine_and_model_is_listed_with_what_is_known_of_it() -> None:
+    told = CliRunner().invoke(app, ["list", "--json"])
+    assert told.exit_code == 0, told.output
+    facts = json.loads(told.stdout)["facts"]
+    assert sorted(facts["hardware"]) == list_names("hardware")
+    assert sorted(facts["models"]) == list_names("models")
+    machines, models = facts["hardware"], facts["models"]
+    assert (machines["h100_sxm"]["efficiencies"], machines["h100_sxm"]["interval"]) == ("measured", [1, 1])
+    assert machines["mi300x"]["efficiencies"] == "carried over from h100_sxm"
+    assert (machines["mi300x"]["topology"], machines["h100_nvl"]["rack_gpus"]) == ("mesh", 8)
+    assert all(facts["bias"] for facts in machines.values() if facts["efficiencies"] != "measured")
+    assert machines["a100_40_sxm"]["formats"] == ["bf16"]
+    assert machines["h100_sxm"]["formats"] == ["bf16", "fp8"]
+    assert machines["b200_sxm"]["formats"] == ["bf16", "fp8", "mxfp4", "nvfp4"]
+    assert "trtllm" in models["qwen3_32b"]["serving_measured_under"]
+    assert models["deepseek_v3"]["assumed"]
+    assert all(
+        {"evaluate", "optimum", "search"} <= set(each["can"]) for kind in facts.values() for each in kind.values()
+    )
+
+
+def test_the_list_is_a_table_for_people() -> None:
+    told = CliRunner().invoke(app, ["list"], env={"COLUMNS": "200"})
+    assert "carried over from h100_sxm" in told.stdout
+    assert "72 switched" in told.stdout

@@ -1,0 +1,53 @@
+"""Speculative decoding from the command line."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from raysearch.cli.app import app
+
+PLAIN = [
+    "evaluate",
+    "--model",
+    "deepseek_v3",
+    "--engine",
+    "none",
+    "--isl",
+    "1024",
+    "--osl",
+    "256",
+    "--layout",
+    "tep8",
+    "--batch",
+    "8",
+]
+EVALUATE = [*PLAIN, "--draft-tokens", "2"]
+
+
+def test_evaluate_says_what_is_drafted() -> None:
+    told = CliRunner().invoke(app, [*EVALUATE, "--acceptance", "0.9,0.5", "--json"])
+    found = json.loads(told.stdout)
+    assert found["speculation"] == {"draft_tokens": 2, "accepted": [0.9, 0.5], "draft": "mtp", "tokens_per_step": 2.35}
+    assert found["stage"]["draft_s"] > 0
+    assert found["tpot_s"] * 2.35 == found["stage"]["total_s"]
+    shown = CliRunner().invoke(app, [*EVALUATE, "--acceptance", "0.9,0.5"]).stdout
+    assert "2 drafted per step by mtp, 2.35 tokens gained" in " ".join(shown.split())
+
+
+def test_shares_without_a_draft_and_a_draft_without_shares_are_one_message() -> None:
+    alone = CliRunner().invoke(app, [*PLAIN, "--acceptance", "0.9"])
+    assert "--acceptance is of speculative decoding: give --draft-tokens N too" in str(alone.exception)
+    assert "give acceptance" in str(CliRunner().invoke(app, EVALUATE).exception)
+    assert "--acceptance takes a share" in str(CliRunner().invoke(app, [*EVALUATE, "--acceptance", "high"]).exception)
+
+
+def test_a_named_workload_drafts_too() -> None:
+    options = ["optimum", "-w", "llama_3_1_405b_8k", "--space", "vllm", "--max-gpus", "16", "--json"]
+    plain, drafted = (
+        json.loads(CliRunner().invoke(app, [*options, *more]).stdout)
+        for more in ([], ["--draft-tokens", "3", "--acceptance", "0.8", "--draft", "llama_3_1_8b"])
+    )
+    assert drafted["speculation"]["draft"] == "llama_3_1_8b"
+    assert drafted["tokens_per_s_per_gpu"] > plain["tokens_per_s_per_gpu"]

@@ -1,0 +1,473 @@
+"""Commands that are told to stop, at any moment and twice; a Ray that dies; and who may talk to a Ray of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raysearch.base.errors import STOPS
+from raysearch.cli import main as cli
+from raysearch.studies.results import verify
+from tests.conftest import command_environment
+from tests.processes import children, descendants, ended, hears, listening
+from tests.raysearch.gated import LONGEST_S, digests, holds_rows, undisturbed, wait_for_rows, write_study
+from tests.raysearch.gated import let_pass as let_pass
+
+CHILD = """
+import os, signal, subprocess, sys, time
+from raysearch.cli import main as cli
+from raysearch.processes import watcher as supervision
+def run():
+    {}
+cli._run, supervision.GRACE_S = run, 0.5
+supervision.SILENT_S, supervision.BEAT_S = 3.0, 0.2
+sys.argv = ["raysearch", "study"]
+cli.main()
+"""
+SAY = "print('ready', *sys.argv[1:], flush=True)"
+ORPHAN = "global orphan; orphan = subprocess.Popen(['sleep', '600'], start_new_session=True)"
+DEAF = "[signal.signal(s, signal.SIG_IGN) for s in (2, 15, 1)]; signal.pthread_sigmask(signal.SIG_UNBLOCK, (2, 15, 1))"
+TOLD = "supervision.can_go_on_with(['study', 'mine', '--resume'])"
+
+
+def start_child(*statements: str) -> subprocess.Popen[str]:
+    script = CHILD.format("\n    ".join(statements))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", script]
+    return subprocess.Popen(command, text=True, env=command_environment(), start_new_session=True, **pipes)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_command_that_hears_nothing_is_ended_with_all_it_has_started_and_one_message(signum: int) -> None:
+    process = start_child(DEAF, TOLD, ORPHAN, SAY, "time.sleep(600)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready study\n"
+    started = list(descendants(process.pid))
+    assert len(started) == 3  # the keeper, the command, and its orphan
+    process.send_signal(signum)
+    process.send_signal(signum)
+    _, said = process.communicate(timeout=LONGEST_S)
+    name = signal.Signals(signum).name
+    rest = "every call so far is kept. Go on with: raysearch study mine --resume"
+    assert said == f"interrupted by {name}; {rest}\n"
+    assert process.returncode == 128 + signum
+    assert all(ended(pid) for pid in started)
+
+
+def test_a_command_that_dies_leaves_nothing_behind_and_says_how_to_go_on() -> None:
+    process = start_child(TOLD, ORPHAN, SAY, "os.kill(os.getpid(), signal.SIGKILL)")
+    _, said = process.communicate(timeout=LONGEST_S)
+    assert process.returncode == 1
+    assert said.startswith("error: the command was ended by SIGKILL; every call so far is kept. Go on with: raysearch ")
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_a_mistake_is_not_followed_by_how_to_go_on(code: int) -> None:
+    process = start_child("sys.argv += ['--resume']", f"return {code}")
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == code
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_command_that_other_code_ended_has_not_succeeded(code: int) -> None:
+    process = start_child(SAY, TOLD, f"os._exit({code})")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    what = f"code that the command called has ended its process, with exit code {code}"
+    assert said.startswith(f"error: {what}; every call so far is kept.")
+
+
+@pytest.mark.parametrize("end", ["os._exit(1)", "os.abort()"])
+def test_a_ray_that_ends_the_process_while_it_starts_is_started_anew(end: str) -> None:
+    process = start_child(SAY, "ray = supervision.starting_ray()", "ray.__enter__()", end)
+    printed, said = process.communicate(timeout=LONGEST_S)
+    assert printed == "ready study\n" * 4
+    assert said == "error: Ray died again and again\n"
+    assert process.returncode == 1
+
+
+def test_a_ray_that_has_started_has_nothing_to_do_with_an_end() -> None:
+    process = start_child("with supervision.starting_ray(): pass", SAY, "os._exit(1)")
+    assert process.communicate(timeout=LONGEST_S)[0] == "ready study\n"
+
+
+def test_a_command_whose_ray_has_died_is_gone_on_with_and_given_up_at_last() -> None:
+    process = start_child(SAY, TOLD, "supervision.start_anew()")
+    printed, said = process.communicate(timeout=LONGEST_S)
+    assert printed.splitlines() == ["ready study", *["ready study mine --resume"] * 3]
+    assert said.startswith("error: Ray died again and again")
+    assert process.returncode == 1
+
+
+def test_a_command_that_cannot_go_on_once_its_ray_has_died_says_how_to_later() -> None:
+    again = "if '--resume' in sys.argv: return 2"
+    process = start_child(again, TOLD, "supervision.start_anew()")
+    assert process.communicate(timeout=LONGEST_S)[1].startswith("note: every call so far is kept. Go on with: ")
+    assert process.returncode == 2
+
+
+AGAIN = "if '--resume' in sys.argv: return 0"
+
+
+@pytest.mark.parametrize("victim", ["keeper", "command"])
+def test_a_command_that_is_stopped_is_told_of_and_begun_anew(victim: str) -> None:
+    process = start_child(SAY, AGAIN, TOLD, ORPHAN, "time.sleep(600)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready study\n"
+    started = list(descendants(process.pid))
+    os.kill(kin(process)[victim], signal.SIGSTOP)
+    printed, said = process.communicate(timeout=LONGEST_S)
+    assert (printed, process.returncode) == ("ready study mine --resume\n", 0)
+    assert said == "note: the command gave no sign of life for 3 s and is begun anew\n"
+    assert all(ended(pid) for pid in started)
+
+
+def test_a_command_that_hangs_and_lets_no_thread_of_its_own_run_is_begun_anew() -> None:
+    process = start_child(SAY, AGAIN, TOLD, "import ctypes; ctypes.PyDLL(None).sleep(600)")
+    printed, said = process.communicate(timeout=LONGEST_S)
+    assert printed == "ready study\nready study mine --resume\n"
+    assert said.startswith("note: the command gave no sign of life")
+    assert process.returncode == 0
+
+
+def test_a_command_that_hangs_again_and_again_is_given_up() -> None:
+    process = start_child(SAY, TOLD, "import ctypes; ctypes.PyDLL(None).sleep(600)")
+    printed, said = process.communicate(timeout=LONGEST_S)
+    assert len(printed.splitlines()) == 4
+    assert said.splitlines()[-1].startswith("error: the command fell silent again and again; every call so far is kept")
+    assert process.returncode == 1
+
+
+def test_a_command_that_is_paused_as_a_whole_goes_on() -> None:
+    process = start_child(SAY, "time.sleep(3)", "print('done')", "return 0")
+    assert process.stdout is not None
+    process.stdout.readline()
+    for signum in (signal.SIGSTOP, signal.SIGCONT):
+        os.killpg(process.pid, signum)  # as Ctrl-Z and fg do: all but the keeper
+        time.sleep(5)
+    assert process.communicate(timeout=LONGEST_S) == ("done\n", "")
+
+
+@pytest.mark.parametrize("victim", ["watcher", "keeper", "group"])
+def test_whichever_is_killed_nothing_that_was_started_is_left(victim: str) -> None:
+    process = start_child(SAY, TOLD, ORPHAN, "time.sleep(600)")
+    assert process.stdout is not None
+    process.stdout.readline()
+    started = list(descendants(process.pid))
+    if victim == "group":
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        os.kill(kin(process)[victim], signal.SIGKILL)
+    _, said = process.communicate(timeout=LONGEST_S)
+    wait_until(lambda: all(ended(pid) for pid in started))
+    if victim == "keeper":
+        assert said.startswith("error: the command was ended by SIGKILL; every call so far is kept. Go on with: ")
+
+
+def kin(process: subprocess.Popen[str]) -> dict[str, int]:
+    """The processes between the shell and what the command starts."""
+    (keeper,) = children(process.pid)
+    (command,) = children(keeper)
+    return {"watcher": process.pid, "keeper": keeper, "command": command}
+
+
+def wait_until(true: Callable[[], bool], seconds: float = LONGEST_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_signal_that_came_before_it_could_be_heard_is_one_message_too(capsys: pytest.CaptureFixture[str]) -> None:
+    before = {signum: signal.getsignal(signum) for signum in STOPS}
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        assert cli._run() == 128 + signal.SIGTERM
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    assert capsys.readouterr().err == "interrupted by SIGTERM\n"
+
+
+class Finalised:
+    """Is told to stop as it goes, where Python ignores exceptions."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_amid_a_finaliser_is_one_message_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> int:
+        Finalised()
+        time.sleep(60)
+        return 0
+
+    before = {signum: signal.getsignal(signum) for signum in (*STOPS, signal.SIGALRM)}
+    hook, timer = sys.unraisablehook, signal.getitimer(signal.ITIMER_REAL)
+    monkeypatch.setattr("raysearch.cli.app.run", run)
+    try:
+        assert cli._run() == 128 + signal.SIGTERM
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # pytest-timeout's
+    assert sys.unraisablehook is hook
+    assert capsys.readouterr().err == "interrupted by SIGTERM\n"
+
+
+Happened = Callable[["subprocess.Popen[str]"], object]
+
+
+def after(seconds: float) -> Happened:
+    until_s = time.monotonic() + seconds
+    return lambda process: time.monotonic() > until_s and hears(process.pid, signal.SIGTERM)
+
+
+def raylet_runs(process: subprocess.Popen[str]) -> bool:
+    return any("/raylet\0" in title for title in descendants(process.pid).values())
+
+
+LONG = int(os.environ.get("RAYSEARCH_FUZZ", "0")) > 0
+MOMENTS: list[tuple[Callable[[], Happened], signal.Signals]] = [
+    (lambda: after(0.3), signal.SIGTERM),
+    (lambda: raylet_runs, signal.SIGINT),
+    *((lambda s=tenth / 10: after(s), STOPS[tenth % 3]) for tenth in range(3, 120, 4) if LONG),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900 + LONG * 7200)
+def test_a_study_that_is_stopped_twice_at_any_moment_says_so_once_and_leaves_nothing(
+    tiny_workload: Path, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    keys = {"name": "s", "workloads": [str(tiny_workload)], "seeds": [0], "searchers": ["random"], "budget": 10**8}
+    study, out = tmp_path / "study.toml", tmp_path / "out"
+    study.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
+    for moment, signum in MOMENTS:
+        begun = (out / "study.json").exists()
+        process = start("study", study, "--out", out, "--cpus", "1", *(["--resume"] if begun else []))
+        happened = moment()
+        while not happened(process):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        started = list(descendants(process.pid))
+        for _ in range(2):
+            os.killpg(process.pid, signum)  # as a terminal does: to all that was started from it
+        _, said = process.communicate(timeout=LONGEST_S)
+        assert process.returncode == 128 + signum, said
+        assert said.count("interrupted") == 1, said
+        assert "Traceback" not in said
+        assert all(ended(pid) for pid in started)
+        if (out / "study.json").exists():
+            assert verify(out).damaged == {} if list(out.glob("runs/*/run.json")) else True
+            assert "--resume" in said
+
+
+CHAOS = """
+import sys
+from raysearch.cli import main as cli
+from raysearch.processes import vigil, watcher
+watcher.SILENT_S, vigil.SILENT_S = 10.0, 5.0
+sys.argv[0] = "raysearch"
+cli.main()
+"""
+JUMPING = """
+import os, time
+real = time.time
+def jumped():
+    with open(os.environ["CHAOS_CLOCK"]) as file:
+        return real() + float(file.read())
+time.time = jumped
+"""
+KINDS = ("watcher", "keeper", "command", "gcs_server", "raylet", "run", "worker")
+TITLES = {"gcs_server": "/gcs_server\0", "raylet": "/raylet\0", "worker": "ray::SimulatorWorker"}
+DISTURBANCES = ("STOP", "KILL", "full disk")
+ENDS = {("KILL", "watcher"), ("KILL", "keeper"), ("KILL", "command")}
+"""What the command does not survive; whoever asks for it with --resume goes on."""
+Disturbed = tuple[str, str, int]
+SCENARIOS: list[tuple[Disturbed, ...]] = [
+    (
+        ("STOP", "worker", 5),
+        ("STOP", "run", 15),
+        ("clock", "all", 20),
+        ("STOP", "command", 25),
+        ("KILL", "watcher", 40),
+    ),
+    *(
+        (each,)
+        for each in (
+            *((how, kind, calls) for how in DISTURBANCES for kind in KINDS for calls in (0, 20, 45)),
+            *(("clock", "all", calls) for calls in (0, 20, 45)),
+        )
+        if LONG
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: "-".join(f"{a}_{b}_{c}" for a, b, c in each))
+def test_chaos_changes_no_row_and_leaves_nothing(
+    tiny_workload: Path,
+    tmp_path: Path,
+    let_pass: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: tuple[Disturbed, ...],
+) -> None:
+    (clock := tmp_path / "clock").write_text("0")
+    (tmp_path / "jumping").mkdir()
+    (tmp_path / "jumping/sitecustomize.py").write_text(JUMPING)
+    monkeypatch.setenv("CHAOS_CLOCK", str(clock))
+    study, out = write_study(tmp_path, tiny_workload, searchers=["annealing"], timeout_s=60.0), tmp_path / "out"
+    words = [sys.executable, "-c", CHAOS, "study", str(study), "--out", str(out), "--cpus", "2"]
+    own = command_environment()
+    own["PYTHONPATH"] = f"{tmp_path / 'jumping'}{os.pathsep}{own['PYTHONPATH']}"
+    started: set[int] = set()
+
+    def begin() -> subprocess.Popen[str]:
+        resume = ["--resume"] if (out / "study.json").exists() else []
+        return subprocess.Popen([*words, *resume], stderr=subprocess.PIPE, text=True, env=own, start_new_session=True)
+
+    def gone() -> None:
+        process.communicate(timeout=LONGEST_S)
+        wait_until(lambda: all(ended(pid) for pid in started), seconds=10)
+
+    process = begin()
+    for how, kind, calls in scenario:
+        let_pass(calls)
+        wait_for_rows(process, out, calls)
+        while not {"worker", "run"} <= victims(process, out).keys():
+            time.sleep(0.1)
+        started |= set(descendants(process.pid))
+        disturb(how, victims(process, out)[kind] if kind in KINDS else 0, clock)
+        if (how, kind) in ENDS:
+            gone()
+            process = begin()
+    let_pass(1000)
+    while process.poll() is None:
+        started |= set(descendants(process.pid))
+        time.sleep(0.1)
+        if scenario[-1][:2] == ("STOP", "watcher") and summaries(out):
+            os.kill(process.pid, signal.SIGCONT)
+    if process.returncode:  # a disk without room is told, and gone on with once there is some
+        assert "full disk" in {how for how, _, _ in scenario}
+        gone()
+        process = begin()
+        process.wait(timeout=2 * LONGEST_S)
+    gone()
+    assert process.returncode == 0
+    assert digests(out) == {"annealing": undisturbed(tiny_workload, tmp_path / "alone")["annealing"]}
+
+
+def victims(process: subprocess.Popen[str], out: Path) -> dict[str, int]:
+    """The living processes of a study by their kind."""
+    titles = descendants(process.pid)
+    found = {"watcher": process.pid}
+    for pid, title in titles.items():
+        for kind, part in (
+            ("gcs_server", "/gcs_server\0"),
+            ("raylet", "/raylet\0"),
+            ("worker", "ray::SimulatorWorker"),
+        ):
+            if part in title:
+                found[kind] = pid
+        if holds_rows(pid, out):
+            found["run"] = pid
+    for keeper in children(process.pid) if process.poll() is None else []:
+        found["keeper"] = keeper
+        found |= dict(zip(["command"], children(keeper), strict=False))
+    return found
+
+
+def summaries(out: Path) -> list[Path]:
+    return list(out.glob("runs/*/summary.json"))
+
+
+def disturb(how: str, pid: int, clock: Path) -> None:
+    if how == "clock":
+        clock.write_text(str(-1e6 if clock.read_text() != "0" else 1e6))
+    elif how == "full disk":
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # what it starts has it, too
+    else:
+        os.kill(pid, getattr(signal, f"SIG{how}"))
+
+
+STRANGER = """
+import os, sys
+import ray
+try:
+    ray.init(sys.argv[1], logging_level="ERROR")
+except ConnectionError as error:
+    print("refused")
+else:
+    print("let in")
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from raysearch.processes.connection import CLUSTERS_VARIABLE, connected
+
+    assert not ray.is_initialized()
+    before, heard = tokens(), [signal.getsignal(which) for which in STOPS]
+    with connected(cpus=1):
+        assert [signal.getsignal(which) for which in STOPS] == heard
+        address = ray.get_runtime_context().gcs_address
+        assert address.startswith("127.0.0.1:")
+        assert ray.get(ray.remote(lambda: 7).remote()) == 7
+        token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+        assert (token.stat().st_mode & 0o777, token.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        (sockets,) = token.parent.glob("ray/session_2*/sockets")
+        assert not any(path.name == sockets.parent.name for path in Path("/tmp/ray").glob("session_*"))
+        assert {"raylet", "plasma_store"} <= {path.name for path in sockets.iterdir()}
+        rays = descendants(os.getpid())
+        assert any("/gcs_server\0" in title for title in rays.values())
+        assert not any(part in title for title in rays.values() for part in ("monitor.py\0", "dashboard.py\0"))
+        assert not any(token.read_text() in told for pid in rays for told in (rays[pid], environment_of(pid)))
+        own = {name: value for name, value in command_environment().items() if "RAY_AUTH" not in name}
+        assert own[CLUSTERS_VARIABLE] == "0"  # so that they, too, ask at 127.0.0.1
+        strangers = [
+            subprocess.Popen(
+                [sys.executable, "-c", STRANGER, address],
+                env={**own, **mode, "HOME": str(tmp_path)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for mode in (
+                {"RAY_AUTH_MODE": "disabled"},
+                {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+                {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)},
+            )
+        ]  # at a time: each tries for half a minute
+        assert [stranger.communicate()[0] for stranger in strangers] == [*["refused\n"] * 2, "let in\n"]
+        assert {host for host, _ in listening([os.getpid(), *descendants(os.getpid())])} == {"127.0.0.1"}
+    assert tokens() == before
+    assert not token.exists()
+
+
+def environment_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:  # it has ended meanwhile
+        return ""
+
+
+def tokens() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}

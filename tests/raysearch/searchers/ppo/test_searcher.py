@@ -1,0 +1,143 @@
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.strategy_env import StrategyEnv
+from raysearch.searchers.interface import Outcome
+from raysearch.searchers.ppo.copy_options import CopyOptions
+from raysearch.searchers.ppo.ppo_options import Options
+from raysearch.searchers.registry import OptionsError, check_options, make_searcher
+from sim.config.catalog import load_workload
+from sim.config.files import config_path, read_config
+from tests.raysearch.searchers.searcher_suite import SearcherSuite
+
+
+class TestConformance(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "ppo_paper"
+
+    @pytest.fixture
+    def budget(self) -> int:
+        return 41
+
+
+class TestOurPreset(SearcherSuite):
+    @pytest.fixture
+    def name(self) -> str:
+        return "ppo"
+
+    @pytest.fixture
+    def budget(self) -> int:
+        return 75  # two rollouts and a part
+
+
+@pytest.fixture(scope="module")
+def workload():
+    return load_workload("gpt_moe_1_2t_16k")
+
+
+def search(workload, budget: int, name: str = "ppo_paper", **options):
+    """Makes `budget` calls; returns the searcher."""
+    env = StrategyEnv(workload)
+    searcher = make_searcher(name, env.space, seed=0, budget=budget, **options)
+    observation, _ = env.reset()
+    for _ in range(budget):
+        action = searcher.ask(observation)
+        observation, reward, _, _, info = env.step(action)
+        searcher.tell(action, Outcome.of(observation, reward, info))
+    return searcher
+
+
+def test_preset_file_holds_the_defaults():
+    assert read_config(config_path("searchers", "ppo_paper"), Options) == Options()
+
+
+def test_our_preset_file_holds_our_defaults():
+    assert read_config(config_path("searchers", "ppo"), CopyOptions) == CopyOptions()
+
+
+def test_defaults_are_the_papers():
+    options = Options()
+    assert (options.rollout_calls, options.gradient_steps, options.learning_rate) == (2, 2, 1e-3)
+    assert (options.confidence_threshold, options.chunks) == (0.95, 5)
+    assert (options.embedding, options.hidden) == (256, 256)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 1.0}, "lr: unknown key"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"confidence_threshold": 1.5}, "confidence_threshold"),
+        ({"chunks": 0}, "chunks"),
+        ({"attention_heads": 3}, "attention_heads must divide embedding: 256"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(OptionsError, match=message):
+        check_options("ppo_paper", options)
+
+
+def test_four_of_five_chunks_end_with_a_restart(workload):
+    assert search(workload, 50).metrics()["restarts"] == 4
+
+
+def test_a_checkpoint_is_small(workload):
+    assert len(pickle.dumps(search(workload, 10).get_state())) < 7_000_000
+
+
+def test_a_checkpoint_of_ours_stays_small_over_a_whole_search(workload):
+    state = search(workload, 40, "ppo").get_state()
+    per_call = 2 * 16 + 8  # an int16 per coordinate and a merit
+    assert len(pickle.dumps(state)) + 4000 * per_call < 1_500_000
+
+
+def test_options_reach_the_network(workload):
+    small = search(workload, 4, embedding=16, hidden=16, feed_forward=16)
+    assert len(pickle.dumps(small.get_state())) < 100_000
+
+
+@pytest.mark.slow
+def test_a_search_starts_no_ray_cluster_and_prints_nothing():
+    script = """
+import numpy as np
+from envs.space import StrategySpace
+from raysearch.searchers.registry import make_searcher
+from raysearch.searchers.interface import Outcome
+from sim.config.catalog import load_workload
+searcher = make_searcher("ppo_paper", StrategySpace(load_workload("gpt_moe_1_2t_16k")), seed=0, budget=4)
+observation = np.full((3, 16), -1.0, np.float32)
+for _ in range(4):
+    searcher.tell(searcher.ask(observation), Outcome(0.0, False, -1.0, 0.0, observation))
+import ray
+assert not ray.is_initialized()
+"""
+    root = Path(__file__).parents[4]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_validating_options_imports_neither_torch_nor_rllib():
+    script = """
+import sys
+from raysearch.searchers.registry import check_options
+check_options("ppo_paper", {})
+assert not {"torch", "ray"} & sys.modules.keys()
+"""
+    root = Path(__file__).parents[4]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_actions_follow_the_seed_and_not_the_workload_alone(workload):
+    space = StrategyEnv(workload).space
+    observation = np.full((3, len(space.sizes)), -1.0, np.float32)
+    actions = [make_searcher("ppo_paper", space, seed=seed, budget=10).ask(observation) for seed in (0, 0, 1)]
+    assert np.array_equal(actions[0], actions[1])
+    assert not np.array_equal(actions[0], actions[2])

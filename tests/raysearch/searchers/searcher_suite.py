@@ -1,0 +1,256 @@
+"""What every searcher must do. A searcher's tests inherit `SearcherSuite` and supply its name."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envs import ROWS_FILE, BudgetExhausted, CallGate, RowWriter, StrategyEnv, read_rows
+from raysearch.runs.checkpoint import pack, unpack
+from raysearch.searchers.interface import Outcome, Searcher
+from raysearch.searchers.registry import make_searcher
+from raysearch.simulators.opening import searched_space
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+from tests.envs.fakes import DENSE, MOE, barren, hilly, tiny_workload
+
+Simulator = Callable[[Workload, Strategy], Evaluation]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that fixes a run, picklable."""
+
+    name: str
+    budget: int
+    workload: Workload
+    simulator: Simulator = hilly
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Run:
+    """A searcher, a gate and the loop between them, as the project's own runs have it."""
+
+    def __init__(self, setting: Setting, folder: Path, *, resumed_calls: int | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        path = folder / ROWS_FILE
+        self.folder = folder
+        self.rows = RowWriter(path) if resumed_calls is None else RowWriter.resume(path, resumed_calls)
+        space = searched_space(setting.workload, None, setting.name)
+        env = StrategyEnv(setting.workload, evaluate=setting.simulator, space=space)
+        self.space = env.space
+        self.gate = CallGate(env, setting.budget, self.rows, run_id="r")
+        self.searcher: Searcher = make_searcher(
+            setting.name, self.space, seed=setting.seed, budget=setting.budget, **setting.options
+        )
+        self.observation, _ = self.gate.reset()
+        self.actions: list[np.ndarray] = []
+
+    def call(self) -> bool:
+        action = self.searcher.ask(self.observation)
+        if action is None:
+            return False
+        self.actions.append(action)
+        observation, reward, _, _, info = self.gate.step(action)
+        self.searcher.tell(action, Outcome.of(observation, reward, info))
+        self.observation = observation
+        return True
+
+    def advance(self, calls: int | None = None) -> Run:
+        for _ in range(self.gate.calls_left if calls is None else calls):
+            if not self.call():
+                break
+        return self
+
+    def state(self) -> bytes:
+        state = {"gate": self.gate.get_state(), "searcher": self.searcher.get_state()}
+        return pack({**state, "observation": self.observation})
+
+    def restore(self, state: bytes) -> None:
+        kept = unpack(state)
+        self.observation = kept["observation"]
+        self.gate.set_state(kept["gate"])
+        self.searcher.set_state(kept["searcher"])
+
+    def close(self) -> None:
+        self.searcher.close()
+        self.rows.close()
+
+
+def resumed(setting: Setting, folder: Path, calls: int, state: bytes) -> Run:
+    run = Run(setting, folder, resumed_calls=calls)
+    run.restore(state)
+    return run
+
+
+def finish_elsewhere(setting: Setting, folder: Path, calls: int, state: bytes) -> str:
+    """Finishes a saved run; the digest of all its calls. Runs in a process where this searcher never was."""
+    with contextlib.closing(resumed(setting, folder, calls, state)) as run:
+        return run.advance().gate.digest
+
+
+class SearcherSuite:
+    """Inherit it and supply `name`; override the other fixtures where they do not fit.
+
+    >>> class TestMine(SearcherSuite):
+    ...     @pytest.fixture
+    ...     def name(self) -> str:
+    ...         return "mine"
+    """
+
+    @pytest.fixture
+    def name(self) -> str:
+        """The searcher's registered name."""
+        raise NotImplementedError("supply the fixture `name`")
+
+    @pytest.fixture
+    def budget(self) -> int:
+        """Calls of each run; enough for the searcher to show all it does."""
+        return 80
+
+    @pytest.fixture
+    def options(self) -> dict[str, Any]:
+        """Options other than the preset's."""
+        return {}
+
+    @pytest.fixture
+    def seeded(self) -> bool:
+        """Whether another seed makes another run."""
+        return True
+
+    @pytest.fixture
+    def setting(self, name: str, budget: int, options: dict[str, Any]) -> Setting:
+        return Setting(name, budget, load_workload(MOE), options=options)
+
+    @pytest.fixture
+    def new_run(self, tmp_path: Path) -> Iterator[Callable[[Setting], Run]]:
+        """Starts runs, each in a folder of its own, and closes them after the test."""
+        with contextlib.ExitStack() as stack:
+
+            def start(setting: Setting) -> Run:
+                folder = Path(tempfile.mkdtemp(dir=tmp_path))
+                return stack.enter_context(contextlib.closing(Run(setting, folder)))
+
+            yield start
+
+    @pytest.mark.parametrize("place", ["moe", "dense", "tiny", "barren", "real"])
+    def test_it_spends_exactly_the_budget_on_actions_of_the_space(
+        self, new_run, name: str, budget: int, options: dict[str, Any], place: str
+    ) -> None:
+        workload, simulator = {
+            "moe": (load_workload(MOE), hilly),
+            "dense": (load_workload(DENSE), hilly),
+            "tiny": (tiny_workload(), hilly),
+            "barren": (load_workload(MOE), barren),
+            "real": (load_workload(MOE), evaluate),
+        }[place]
+        run = new_run(Setting(name, budget, workload, simulator, options=options)).advance()
+        limit = run.searcher.sweep_calls(run.searcher.space)
+        expected = budget if limit is None else min(budget, limit)
+        assert run.gate.calls == len(run.actions) == len(read_rows(run.folder)) == expected
+        for action in run.actions:
+            assert action.dtype == np.int64
+            run.space.decode(action)
+        if place == "barren":
+            assert run.gate.best_strategy is None
+        if expected == budget:
+            with pytest.raises(BudgetExhausted):
+                run.call()
+        else:
+            assert run.searcher.ask(run.observation) is None
+
+    def test_equal_seeds_make_equal_runs_whatever_the_global_generators_do_and_others_other_ones(
+        self, new_run, setting: Setting, seeded: bool
+    ) -> None:
+        digests = []
+        for global_seed in (1, 2):
+            random.seed(global_seed)
+            np.random.seed(global_seed)  # noqa: NPY002
+            digests.append(new_run(setting).advance().gate.digest)
+        another = new_run(Setting(**{**vars(setting), "seed": setting.seed + 1})).advance().gate.digest
+        assert digests[0] == digests[1]
+        assert (another != digests[0]) == seeded
+
+    def test_a_run_resumed_here_or_in_a_fresh_process_equals_one_that_was_never_stopped(
+        self, new_run, setting: Setting, elsewhere: Executor
+    ) -> None:
+        whole = new_run(setting)
+        kept = []
+        for share in (0.0, 0.01, 0.3, 0.5, 1.0):
+            whole.advance(round(share * setting.budget) - whole.gate.calls)
+            kept.append((share, whole.gate.calls, whole.state()))
+        whole.advance()
+        for share, calls, state in reversed(kept):  # each leaves all rows to the next
+            if share == 0.3:
+                resume = elsewhere.submit(finish_elsewhere, setting, whole.folder, calls, state)
+                assert resume.result(timeout=120) == whole.gate.digest
+                continue
+            with contextlib.closing(resumed(setting, whole.folder, calls, state)) as cut:
+                cut.advance()
+                assert cut.gate.digest == whole.gate.digest
+                assert cut.gate.get_state() == whole.gate.get_state()
+                assert cut.searcher.metrics() == whole.searcher.metrics()
+
+    def test_a_snapshot_does_not_change_while_the_run_goes_on(self, new_run, setting: Setting) -> None:
+        run = new_run(setting).advance(setting.budget // 2)
+        state = run.searcher.get_state()
+        frozen = pack(state)
+        run.advance()
+        assert pack(state) == frozen
+
+    def test_a_snapshot_can_be_used_twice(self, new_run, setting: Setting) -> None:
+        run = new_run(setting).advance(setting.budget // 2)
+        calls, state = run.gate.calls, run.searcher.get_state()
+        digests = set()
+        for _ in range(2):
+            copied = new_run(setting)
+            copied.gate.set_state(run.gate.get_state())
+            copied.observation = run.observation
+            copied.searcher.set_state(state)
+            assert copied.gate.calls == calls
+            digests.add(copied.advance().gate.digest)
+        assert len(digests) == 1
+
+    def test_it_leaves_alone_what_it_was_given_and_what_it_gave(self, new_run, setting: Setting) -> None:
+        run = new_run(setting)
+        given: list[tuple[np.ndarray, np.ndarray]] = []
+        for _ in range(setting.budget):
+            observation = run.observation
+            given.append((observation, observation.copy()))
+            if not run.call():
+                break
+            given.append((run.actions[-1], run.actions[-1].copy()))
+        for array, copied in given:
+            np.testing.assert_array_equal(array, copied)
+
+    def test_changing_an_action_after_it_was_told_does_not_reach_the_searcher(self, new_run, setting: Setting) -> None:
+        careful, careless = new_run(setting), new_run(setting)
+        for _ in range(setting.budget):
+            assert careful.call() == careless.call()
+            if careless.actions:
+                careless.actions[-1][:] = 0
+        assert careless.gate.digest == careful.gate.digest
+
+    def test_its_metrics_are_numbers(self, new_run, setting: Setting) -> None:
+        run = new_run(setting)
+        for calls in (0, 1, setting.budget):
+            for metric, value in run.advance(min(calls, run.gate.calls_left)).searcher.metrics().items():
+                assert isinstance(metric, str)
+                assert math.isfinite(value)
+
+    def test_a_budget_of_one_call_is_enough(self, new_run, setting: Setting) -> None:
+        assert new_run(Setting(**{**vars(setting), "budget": 1})).advance().gate.calls == 1

@@ -1,0 +1,141 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from envs import StrategySpace
+from raysearch.base.errors import InputError
+from raysearch.cli.app import app
+from raysearch.searchers import registry
+from raysearch.searchers.registry import (
+    OptionsError,
+    UnknownName,
+    check_options,
+    make_searcher,
+    register,
+    searcher_class,
+    searcher_names,
+    searcher_summary,
+)
+from raysearch.simulators.opening import searched_space
+from sim.config.files import list_names
+from tests.envs.fakes import tiny_workload
+
+SPACE = StrategySpace(tiny_workload())
+
+
+def test_the_shipped_searchers_are_known_by_their_names() -> None:
+    baselines = ("random", "random_walk", "annealing", "coordinate", "megatron", "megatron_sp")
+    peers = ("annealing_tuned", "mcmc", "genetic", "ant_colony", "optuna_tpe", "optuna_cmaes", "nevergrad")
+    names = (*baselines, *peers, "sb3_ppo", "ppo_paper")
+    assert {*names} <= {*searcher_names()}
+
+
+def test_every_searcher_has_a_one_line_summary_and_a_preset() -> None:
+    for name in searcher_names():
+        assert searcher_summary(name)
+        assert "\n" not in searcher_summary(name)
+        assert name in list_names("searchers")
+
+
+@pytest.mark.parametrize("name", [name for name in searcher_names() if name != "ppo_paper"])
+def test_the_class_behind_a_name_bears_it(name: str) -> None:
+    assert searcher_class(name).name == name
+    space = searched_space(tiny_workload(), None, name)
+    assert isinstance(make_searcher(name, space, seed=0, budget=1), searcher_class(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "module", "title"),
+    [
+        ("sb3_ppo", "sb3", "stable_baselines3", "Stable-Baselines3"),
+        ("nevergrad", "nevergrad", "nevergrad", "Nevergrad"),
+        ("genetic", "pymoo", "pymoo", "pymoo"),
+    ],
+)
+def test_a_missing_extra_is_one_message_that_says_what_to_install(
+    name: str, extra: str, module: str, title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert searcher_summary(name).endswith(f"needs the extra {extra}")
+    check_options(name, {})
+    monkeypatch.setitem(sys.modules, module, None)  # as where it is not installed
+    with pytest.raises(InputError, match=rf"'{name}' needs {title}: pip install -e '\.\[{extra}\]' in the checkout"):
+        check_options(name, {})
+
+
+def test_a_study_of_a_searcher_whose_extra_is_missing_ends_before_its_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pymoo", None)
+    text = 'name = "a"\nworkloads = ["gpt_moe_1_2t_16k"]\nsearchers = ["random", "genetic"]\nseeds = [0]\nbudget = 5\n'
+    (tmp_path / "study.toml").write_text(text)
+    with pytest.raises(InputError, match="'genetic' needs pymoo"):
+        CliRunner().invoke(
+            app, ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")], catch_exceptions=False
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_preset_holds_unless_an_option_is_given() -> None:
+    assert check_options("annealing", {}).model_dump() == {"initial_temperature": 100.0}
+    assert check_options("annealing", {"initial_temperature": 3}).model_dump() == {"initial_temperature": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("annealing", {"inital_temperature": 3}, "inital_temperature: unknown key; did you mean 'initial_temperature'"),
+        ("annealing", {"initial_temperature": -1}, "initial_temperature: .*greater than 0, got -1"),
+        ("annealing", {"initial_temperature": float("nan")}, "initial_temperature: .*, got nan"),
+        ("annealing", {"initial_temperature": float("inf")}, "initial_temperature: .*finite number, got inf"),
+        ("annealing", {"initial_temperature": "hot"}, "initial_temperature: .* number.*, got 'hot'"),
+        ("random", {"temperature": 3}, "searcher 'random': temperature: unknown key"),
+        ("ppo_paper", {"learning_rate": float("inf")}, "learning_rate: .*finite number, got inf"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_error(name: str, options: dict, message: str) -> None:
+    with pytest.raises(OptionsError, match=message) as error:
+        make_searcher(name, SPACE, seed=0, budget=10, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_name_is_answered_with_the_closest() -> None:
+    for refused in (searcher_summary, searcher_class):
+        with pytest.raises(UnknownName, match="unknown searcher 'anealing': did you mean 'annealing'"):
+            refused("anealing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"seed": -1, "budget": 1}, "seed of at least 0, got -1"), ({"seed": 0, "budget": 0}, "at least 1 call, got 0")],
+)
+def test_a_seed_or_budget_out_of_range_is_refused(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_searcher("random", SPACE, **arguments)
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match=r"'random' is registered already, as raysearch\.searchers\.random:Random"):
+        register("random", "again", "elsewhere:Searcher")
+    with pytest.raises(ValueError, match=r"expected 'package\.module:Class', got 'elsewhere'"):
+        register("another", "wrong", "elsewhere")
+    assert "another" not in searcher_names()
+
+
+def test_a_searcher_of_the_users_own_needs_no_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    register("mine", "the same by another name", "raysearch.searchers.random:RandomSearcher")
+    assert make_searcher("mine", SPACE, seed=0, budget=1).sweep_calls(SPACE) is None
+
+
+def test_naming_searchers_imports_none_of_them() -> None:
+    program = """if True:
+        import sys
+        from raysearch.searchers.registry import searcher_names, searcher_summary
+        [searcher_summary(name) for name in searcher_names()]
+        heavy = {"torch", "ray", "pandas", "raysearch.searchers", "raysearch.searchers.ppo"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])

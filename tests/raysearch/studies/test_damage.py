@@ -1,0 +1,336 @@
+"""Every file of a study is deleted, cut, flipped, swapped, emptied or replaced: it is noticed, or it does not matter.
+
+The rule: what a study says after --resume is bit for bit what an undisturbed one says, or it is a clear refusal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envs.calls import CallRow
+from envs.rows import ROWS_FILE, RowWriter, read_rows
+from raysearch.base.errors import InputError, RunFailed
+from raysearch.base.file_io import aside, write_record
+from raysearch.cli.commands.verify import verify_results
+from raysearch.reports.study_report import read_report
+from raysearch.runs.records import RunSpec
+from raysearch.runs.run import SearchRun, finished_summary
+from raysearch.studies.damage import set_aside_damaged
+from raysearch.studies.results import read_runs, survey, verify
+from raysearch.studies.study_file import Study, StudyFile, check_same_study, check_study, run_dir, write_study
+from raysearch.studies.study_status import read_status
+
+FINISHED, OTHER, UNDER_WAY = "tiny-random_walk-s0", "tiny-random_walk-s1", "tiny-annealing-s0"
+SAVED, MADE = 30, 45
+
+
+@pytest.fixture(scope="module")
+def study(tiny_workload: Path) -> Study:
+    file = StudyFile(
+        name="s", workloads=(str(tiny_workload),), searchers=("random_walk", "annealing"), seeds=(0, 1), budget=60
+    )
+    return check_study(file)
+
+
+@pytest.fixture(scope="module")
+def begun(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that was killed: two runs are finished, one is under way with calls beyond its checkpoint, one waits."""
+    out = tmp_path_factory.mktemp("study") / "out"
+    write_study(study, dict.fromkeys(study.workloads), out)
+    for run_id in (FINISHED, OTHER, UNDER_WAY):
+        run = SearchRun(study.specs()[run_id], run_dir(out, run_id))
+        if run_id == UNDER_WAY:
+            run.advance(SAVED)
+            run.save()
+            run.advance(MADE - SAVED)
+            run.close()
+        else:
+            run.advance(60)
+            run.finish()
+    return out
+
+
+@pytest.fixture
+def out(begun: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(begun, tmp_path / "out"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(study: Study, begun: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The digests of all runs of the same study that nobody stopped or damaged."""
+    out = Path(shutil.copytree(begun, tmp_path_factory.mktemp("whole") / "out"))
+    return go_on(study, out)
+
+
+def go_on(study: Study, out: Path) -> dict[str, str]:
+    """What a study does on --resume, without Ray; the digests it ends with."""
+    set_aside_damaged(out)
+    for run_id, spec in study.specs().items():
+        if finished_summary(run_dir(out, run_id)) is None:
+            run = SearchRun(spec, run_dir(out, run_id), resume=True)
+            run.advance(60)
+            run.finish()
+    assert verify(out).damaged == {}
+    return {run["run_id"]: run["digest"] for run in read_runs(out)}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def become_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "delete": Path.unlink,
+    "truncate": halve,
+    "flip": flip,
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(random.Random(0).randbytes(200)),
+    "nested": lambda path: path.write_text("[" * 100_000),
+    "foreign": lambda path: path.write_text('{"a": 1}\n'),
+    "pipe": become_a_pipe,
+}
+FILES = [
+    *(f"runs/{FINISHED}/{name}" for name in ("run.json", "summary.json", "rows.parquet")),
+    *(f"runs/{UNDER_WAY}/{name}" for name in ("run.json", "rows.jsonl", "checkpoint.bin")),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_of_a_run_is_noticed_and_the_study_ends_as_if_it_had_not_been(
+    study: Study, out: Path, undisturbed: dict[str, str], name: str, damage: str
+) -> None:
+    DAMAGE[damage](out / name)
+    run_id, file = Path(name).parts[1:]
+    found = survey(out)
+    if (file, damage) == ("checkpoint.bin", "pipe"):
+        assert "no regular file" in found.damaged[run_id]
+    elif file != "checkpoint.bin" and (file, damage) != ("summary.json", "delete"):  # which makes it one under way
+        assert list(found.damaged) == [run_id]
+        assert str(out / "runs" / run_id) in found.damaged[run_id]
+        assert [run.run_id for run in read_status(out).runs if run.state == "damaged"] == [run_id]
+        if damage == "flip":
+            assert not read_report(out).complete
+    assert go_on(study, out) == undisturbed
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGE if name not in ("delete", "pipe")])
+def test_a_damaged_record_of_a_study_is_refused(out: Path, damage: str) -> None:
+    DAMAGE[damage](out / "study.json")
+    for read in (survey, set_aside_damaged, read_status, read_report):
+        with pytest.raises(InputError, match=r"study\.json is damaged"):
+            read(out)
+
+
+@pytest.mark.parametrize("forged", [{"searchers": 7}, {"budget": "x"}, {"seeds": None}])
+def test_a_record_of_a_study_that_says_nothing_of_use_is_refused(out: Path, forged: dict[str, object]) -> None:
+    record = json.loads((out / "study.json").read_text())
+    del record["sha256"]
+    write_record(out / "study.json", {**record, "study": {**record["study"], **forged}})
+    for read in (survey, set_aside_damaged, read_status, read_report):
+        with pytest.raises(InputError, match=r"study\.json is damaged.*study\." + next(iter(forged))):
+            read(out)
+
+
+def test_a_study_whose_runs_lie_elsewhere_is_refused(out: Path) -> None:
+    record = json.loads((out / "study.json").read_text())
+    del record["sha256"]
+    (out.parent / "mine").mkdir()
+    write_record(out / "study.json", {**record, "runs": [*record["runs"], "../../mine"]})
+    for read in (survey, set_aside_damaged, read_status, read_report):
+        with pytest.raises(InputError, match=r"study\.json is damaged.*names its folder"):
+            read(out)
+    assert (out.parent / "mine").is_dir()
+
+
+def test_a_study_is_gone_on_with_only_by_its_own_runs(study: Study, out: Path) -> None:
+    record = json.loads((out / "study.json").read_text())
+    del record["sha256"]
+    for forged in ({"runs": record["runs"][:-1]}, {"budgets": dict.fromkeys(record["runs"], 7)}):
+        write_record(out / "study.json", {**record, **forged})
+        with pytest.raises(InputError, match="its runs are not those of its study"):
+            check_same_study(study, out)
+    write_record(out / "study.json", {**record, "runs": ["tiny-other-s9"]})
+    with pytest.raises(InputError, match="it has no run 'tiny-other-s9'"):
+        read_status(out)
+
+
+def test_strategies_that_do_the_same_count_once_when_rows_are_worked_out_again(tmp_path: Path) -> None:
+    run = SearchRun(RunSpec("gpt_moe_1_2t_16k", "annealing", seed=0, budget=300), tmp_path)
+    run.advance(300)
+    told = run.finish()["unique_calls"]
+    assert told < len(read_rows(tmp_path).drop_duplicates(["tp", "ep", "pp", "batch", "dims"]))
+    assert verify(tmp_path).damaged == {}
+
+
+def swap_lines(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3], lines[7] = lines[7], lines[3]
+    path.write_bytes(b"".join(lines))
+
+
+def double_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:5], lines[4], *lines[5:]]))
+
+
+def lose_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:5], *lines[6:]]))
+
+
+def alter_line(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"feasible": false', b'"feasible": true', 1))
+
+
+@pytest.mark.parametrize("damage", [swap_lines, double_line, lose_line, alter_line])
+def test_rows_that_were_moved_or_altered_are_made_again(
+    study: Study, out: Path, undisturbed: dict[str, str], damage: Callable[[Path], None]
+) -> None:
+    damage(out / "runs" / UNDER_WAY / ROWS_FILE)
+    assert "does not follow from the lines before it" in survey(out).damaged[UNDER_WAY]
+    assert go_on(study, out) == undisturbed
+
+
+def test_garbage_beyond_the_checkpoint_costs_nothing_but_those_calls(
+    study: Study, out: Path, undisturbed: dict[str, str]
+) -> None:
+    with (out / "runs" / UNDER_WAY / ROWS_FILE).open("ab") as file:
+        file.write(b"garbage\n")
+    run = SearchRun(study.specs()[UNDER_WAY], run_dir(out, UNDER_WAY), resume=True)
+    assert run.calls == SAVED
+    run.close()
+    assert go_on(study, out) == undisturbed
+
+
+def test_rows_that_were_cut_below_the_checkpoint_are_noticed_and_made_again(
+    study: Study, out: Path, undisturbed: dict[str, str]
+) -> None:
+    path = out / "runs" / UNDER_WAY / ROWS_FILE
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: SAVED - 1]))
+    what = f"it holds {SAVED - 1} rows, but was saved after {SAVED} calls"
+    assert what in survey(out).damaged[UNDER_WAY]
+    assert [run.run_id for run in read_status(out).runs if what in run.damage] == [UNDER_WAY]
+    assert go_on(study, out) == undisturbed
+
+
+def test_rows_that_were_altered_and_chained_anew_are_noticed_and_made_again(
+    study: Study, out: Path, undisturbed: dict[str, str]
+) -> None:
+    path = out / "runs" / UNDER_WAY / ROWS_FILE
+    rows = [CallRow(*values) for values in read_rows(path.parent).itertuples(index=False)]
+    rows[3] = rows[3]._replace(tokens_per_s_per_gpu=1e6, best_so_far=1e6)
+    path.unlink()
+    with contextlib.closing(RowWriter(path)) as writer:
+        for row in rows:
+            writer.write(row)
+    what = f"it holds other rows, but was saved after {SAVED} calls"
+    assert what in survey(out).damaged[UNDER_WAY]
+    assert [run.run_id for run in read_status(out).runs if what in run.damage] == [UNDER_WAY]
+    assert go_on(study, out) == undisturbed
+
+
+@pytest.mark.parametrize("files", [["rows.parquet"], ["summary.json"], ["run.json", "summary.json", "rows.parquet"]])
+def test_files_that_two_runs_have_exchanged_are_noticed(
+    study: Study, out: Path, undisturbed: dict[str, str], files: list[str]
+) -> None:
+    mine, other = run_dir(out, FINISHED), run_dir(out, OTHER)
+    for name in files:
+        content = (mine / name).read_bytes()
+        (mine / name).write_bytes((other / name).read_bytes())
+        (other / name).write_bytes(content)
+    assert set(survey(out).damaged) == {FINISHED, OTHER}
+    assert go_on(study, out) == undisturbed
+
+
+def test_an_edited_best_is_noticed_even_with_a_seal_of_its_own(
+    study: Study, out: Path, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from raysearch.base.file_io import SEAL, write_record
+
+    path = out / "runs" / FINISHED / "summary.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "best": fields["best"] + 1}))
+    assert "altered since it was written" in survey(out).damaged[FINISHED]
+    del fields[SEAL]
+    write_record(path, {**fields, "best": fields["best"] + 1})
+    assert survey(out).damaged == {}
+    with pytest.raises(RunFailed, match=rf"{FINISHED} is damaged: its rows say best "):
+        verify_results(out)
+    assert "2 runs with 105 calls are as they were written" in capsys.readouterr().out
+
+
+def test_what_is_put_aside_takes_the_first_free_name(tmp_path: Path) -> None:
+    (tmp_path / "run.1").mkdir()  # somebody has cleaned up
+    aside(tmp_path / "run").mkdir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.0", "run.1"]
+    assert aside(tmp_path / "run").name == "run.2"
+
+
+def test_a_run_of_another_study_is_put_aside(study: Study, out: Path, undisturbed: dict[str, str]) -> None:
+    shutil.copytree(run_dir(out, FINISHED), run_dir(out, "tiny-random_walk-s9"))
+    assert "is not a run of this study" in survey(out).damaged["tiny-random_walk-s9"]
+    assert go_on(study, out) == undisturbed
+    assert [path.name for path in (out / "damaged").iterdir()] == ["tiny-random_walk-s9.0"]
+
+
+def test_a_whole_study_is_verified(study: Study, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verify_results(out)
+    assert capsys.readouterr().out == "3 runs with 165 calls are as they were written\n"
+
+
+def test_a_stray_line_beside_a_finished_run_costs_that_run_alone(
+    study: Study, out: Path, undisturbed: dict[str, str]
+) -> None:
+    (out / "runs" / FINISHED / ROWS_FILE).write_text('{"call": 1}\n')
+    (out / "runs" / OTHER / ROWS_FILE).write_text("")
+    assert set(survey(out).damaged) == {FINISHED, OTHER}
+    report = read_report(out)
+    assert [run["run_id"] for run in report.runs] == [UNDER_WAY]
+    assert set(report.damaged) == {FINISHED, OTHER}
+    assert go_on(study, out) == undisturbed
+    assert sorted(path.name for path in (out / "damaged").iterdir()) == [f"{FINISHED}.0", f"{OTHER}.0"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("improvements", [[1000000000, 1.0]], "improvements at ascending calls"),
+        ("budget", -1, "budget"),
+        ("best", 1e300, "best"),
+    ],
+)
+def test_what_no_run_can_have_found_is_named_and_left_out_of_the_report(
+    out: Path, key: str, value: object, what: str
+) -> None:
+    path = out / "runs" / FINISHED / "summary.json"
+    fields = json.loads(path.read_text())
+    del fields["sha256"]
+    write_record(path, {**fields, key: value})
+    report = read_report(out)
+    assert list(report.damaged) == [FINISHED]
+    assert what in report.damaged[FINISHED]
+    assert not report.complete
+
+
+def test_verify_names_a_checkpoint_that_was_altered(out: Path) -> None:
+    flip(out / "runs" / UNDER_WAY / "checkpoint.bin")
+    assert "checkpoint.bin is damaged: its digest is not that of its content" in verify(out).damaged[UNDER_WAY]

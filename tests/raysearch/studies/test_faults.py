@@ -1,0 +1,203 @@
+"""Studies on Ray that are stopped, killed, robbed of a host or of disk space, and resumed: nothing is lost.
+
+Their black box answers about as many strategies as a test lets pass and then waits, so that whatever happens comes in
+the middle of a known call however busy the machine is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from raysearch.runs.records import RunSpec
+from raysearch.runs.run import SearchRun
+from raysearch.studies.study_status import read_status
+from tests.conftest import command_environment, raysearch_command
+from tests.processes import descendants, ended
+from tests.raysearch.gated import (
+    LONGEST_S,
+    digests,
+    holds_rows,
+    process_of,
+    rows_of,
+    undisturbed,
+    wait_for_rows,
+    write_study,
+)
+from tests.raysearch.gated import let_pass as let_pass
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
+Start = Callable[..., "subprocess.Popen[str]"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_a_study_survives_a_hangup_a_move_a_killed_run_and_two_deaths_of_its_ray(
+    tiny_workload: Path, tmp_path: Path, start: Start, let_pass: Callable[[int], None]
+) -> None:
+    study, out = write_study(tmp_path, tiny_workload), tmp_path / "out"
+    command = ("study", study, "--out", out, "--cpus", "2", "--json")
+
+    let_pass(20)
+    hung_up = start(*command)
+    wait_for_rows(hung_up, out, 20)
+    assert read_status(out).state == "running"
+    wait_for_title(hung_up, "tiny-annealing-s0")
+    os.killpg(hung_up.pid, signal.SIGHUP)  # as a terminal that is closed does: to Ray's processes too
+    assert_stopped(hung_up, signal.SIGHUP, f"raysearch study {study} --out {out} ")
+    status = read_status(out)
+    assert [run.state for run in status.runs] == ["interrupted", "waiting"]
+    assert status.runs[0].calls == rows_of(out) >= 20
+
+    moved = tmp_path / "moved"
+    out.rename(moved)
+    mended = start("study", study, "--out", moved, "--cpus", "2", "--json", "--resume")
+    let_pass(40)
+    wait_for_rows(mended, moved, 40)
+    (run,) = (pid for pid in descendants(mended.pid) if holds_rows(pid, moved))
+    os.kill(run, signal.SIGKILL)
+    let_pass(70)
+    wait_for_rows(mended, moved, 70)
+    kill_until_another_runs(mended, "raylet")
+    let_pass(90)
+    wait_for_rows(mended, moved, 90)
+    kill_until_another_runs(mended, "gcs_server")
+    let_pass(1000)
+    printed, said = mended.communicate(timeout=2 * LONGEST_S)
+    assert mended.returncode == 0, said
+    assert said.count("note: Ray has died") == 2
+    straight = undisturbed(tiny_workload, tmp_path / "alone")
+    assert {run["searcher"]: run["digest"] for run in json.loads(printed)["runs"]} == straight
+    assert digests(moved) == straight
+
+
+def test_a_run_goes_on_when_its_host_its_driver_and_the_whole_cluster_die(
+    tiny_workload: Path, tmp_path: Path, start: Start, let_pass: Callable[[int], None], cluster: Cluster
+) -> None:
+    study, out = write_study(tmp_path, tiny_workload), tmp_path / "out"
+    command = ("study", study, "--out", out, "--address", cluster.address, "--json")
+
+    let_pass(20)
+    host = cluster.add_node(**HOST)
+    killed = start(*command)
+    wait_for_rows(killed, out, 20)
+    host.all_processes["raylet"][0].process.kill()
+    cluster.add_node(**HOST)
+    let_pass(40)
+    wait_for_rows(killed, out, 40)
+
+    killed.kill()  # the run, on a host of its own, lives on for a second or two, beside the one that is resumed
+    resumed = start(*command, "--resume")
+    let_pass(70)
+    wait_for_rows(resumed, out, 70)
+
+    cluster.head_node.all_processes["gcs_server"][0].process.kill()
+    _, said = resumed.communicate(timeout=LONGEST_S)
+    assert resumed.returncode == 2, said
+    assert "note: the Ray cluster has died" in said
+    assert "no Ray cluster answers" in said
+    assert f"every call so far is kept. Go on with: raysearch study {study} --out {out} " in said
+
+    let_pass(1000)
+    last = start("study", study, "--out", out, "--cpus", "2", "--json", "--resume")
+    _, said = last.communicate(timeout=2 * LONGEST_S)
+    assert last.returncode == 0, said
+    assert digests(out) == undisturbed(tiny_workload, tmp_path / "alone")
+
+
+HOST = {"num_cpus": 2, "object_store_memory": 100 * 1024**2}
+
+
+@pytest.fixture
+def cluster(let_pass: Callable[[int], None]) -> Iterator[Cluster]:  # whose environment the hosts inherit
+    """A head without CPUs: whatever runs is on the hosts that are added."""
+    from ray.cluster_utils import Cluster
+
+    head = {**HOST, "num_cpus": 0, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    yield cluster
+    cluster.shutdown()
+
+
+FULL_DISK = """
+set -e
+mount -t tmpfs -o size=400k tmpfs {disk}
+set +e
+{study}
+echo code $? >&2
+cp -r {disk}/out {kept}
+"""
+
+
+def test_a_full_disk_stops_a_study_with_one_message_and_what_is_there_is_whole(
+    tiny_workload: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    study = write_study(tmp_path, tiny_workload, searchers=["annealing"], budget=1500)
+    study.write_text(re.sub("simulator = .*\n", "", study.read_text()))
+    command = shlex.join(raysearch_command("study", study, "--out", tmp_path / "disk/out", "--cpus", "1"))
+    script = FULL_DISK.format(disk=tmp_path / "disk", study=command, kept=tmp_path / "kept")
+    done = subprocess.run(mounting(script), capture_output=True, text=True, env=command_environment(), timeout=600)
+    assert re.findall(r"code (\d)\n", done.stderr) == ["1"], done.stderr
+    (error,) = re.findall("^error: .*$", done.stderr, re.MULTILINE)
+    assert "No space left on device" in error
+    assert "--resume" in error
+    assert "Traceback" not in done.stderr
+    spec = RunSpec(str(tiny_workload), "annealing", seed=0, budget=1500)
+    ends = []
+    for folder, resume in ((tmp_path / "kept/runs/tiny-annealing-s0", True), (tmp_path / "straight", False)):
+        run = SearchRun(spec, folder, resume=resume)
+        run.advance(1500)
+        ends.append(run.finish()["digest"])
+    assert ends[0] == ends[1]
+
+
+def mounting(script: str) -> list[str]:
+    """The command that runs a script with mounts of its own; skips the test where that is not allowed."""
+    own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*own, "mount -t tmpfs none /mnt"], check=False).returncode:
+        pytest.skip("this machine does not let tests mount a file system")
+    return [*own, script]
+
+
+def assert_stopped(process: subprocess.Popen[str], signum: signal.Signals, going_on: str) -> None:
+    """Makes sure that a command that was told to stop says so once, and how to go on, and leaves nothing behind."""
+    started = list(descendants(process.pid))
+    _, said = process.communicate(timeout=LONGEST_S)
+    assert process.returncode == 128 + signum, said
+    assert said.count("every call so far is kept. Go on with: ") == 1, said
+    assert going_on in said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    assert all(ended(pid) for pid in started)
+
+
+def wait_for_title(process: subprocess.Popen[str], text: str) -> None:
+    """Waits until something that a command has started has a title that holds the text."""
+    deadline = time.monotonic() + LONGEST_S
+    while not any(text in title for title in descendants(process.pid).values()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no {text} in {descendants(process.pid)} after {LONGEST_S} s"
+        time.sleep(0.05)
+
+
+def kill_until_another_runs(process: subprocess.Popen[str], name: str) -> None:
+    """Kills a process of a Ray, and returns when the command has started another Ray."""
+    os.kill(killed := process_of(process, name), signal.SIGKILL)
+    deadline = time.monotonic() + LONGEST_S
+    while not any(f"/{name}\0" in title for pid, title in descendants(process.pid).items() if pid != killed):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no other {name} after {LONGEST_S} s"
+        time.sleep(0.05)
