@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from envs.space import StrategySpace
 from envs.strategy_env import StrategyEnv
@@ -29,6 +28,7 @@ from raysearch.deploy.live.session import Settings, tune
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.registry import make_searcher
 from raysearch.simulators.measurement import Measurement
+from sim.arrays import Floats
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims
@@ -37,7 +37,6 @@ from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-Floats = NDArray[np.float64]
 WITHIN, CONFIDENCE, NOISE = 0.02, 0.9, 0.005
 LEAST = 6
 """Configurations of a deployment below which there is little to choose."""

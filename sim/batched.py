@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, final, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.arrays import Floats, Ints
 from sim.engines.registry import rules_of
 from sim.evaluation import Evaluation, Violation
 from sim.layers.dims import dims_of
@@ -43,8 +44,6 @@ from sim.strategy import MOST_CHOICES, Strategy
 from sim.validate import check_strategy
 from sim.workload import Workload
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Stack = tuple[Sides, ...]
 """Both sides of a GPU, per group of layers."""

@@ -16,7 +16,6 @@ from raysearch.reports.learning_curves import AnytimeCurves
 from raysearch.reports.statistics import (
     CONFIDENCE,
     RESAMPLES,
-    Array,
     Estimate,
     at_least,
     estimate,
@@ -26,6 +25,7 @@ from raysearch.reports.statistics import (
     mean,
     median,
 )
+from sim.arrays import Floats
 
 CHECKPOINTS = (10, 100, 250, 500, 1000, 2000, 4000)
 """Calls after which scores are told, as far as the budget goes; the budget is always one of them."""
@@ -100,7 +100,7 @@ def _target(curves: AnytimeCurves, searcher: str, target: float, budget: int) ->
     }
 
 
-def _curve(curves: AnytimeCurves, best: Array, budget: int, workload: str | None = None) -> dict[str, Any]:
+def _curve(curves: AnytimeCurves, best: Floats, budget: int, workload: str | None = None) -> dict[str, Any]:
     calls = np.unique(np.geomspace(1, budget, _POINTS).round().astype(int))
     figures = _figures(curves, best[:, calls - 1], interquartile_mean, workload, _CURVE_RESAMPLES)
     return {"calls": calls.tolist(), **figures}
@@ -116,7 +116,7 @@ def _curve_by_time(curves: AnytimeCurves, searcher: str) -> dict[str, Any] | Non
     return {"wall_s": seconds.tolist(), **_figures(curves, best, interquartile_mean, resamples=_CURVE_RESAMPLES)}
 
 
-def _pair(curves: AnytimeCurves, first: str, second: str, scores: dict[str, Array]) -> dict[str, Any]:
+def _pair(curves: AnytimeCurves, first: str, second: str, scores: dict[str, Floats]) -> dict[str, Any]:
     x, y = curves.strata(scores[first]), curves.strata(scores[second])
     return {
         "first": first,
@@ -127,7 +127,7 @@ def _pair(curves: AnytimeCurves, first: str, second: str, scores: dict[str, Arra
 
 
 def _figures(
-    curves: AnytimeCurves, values: Array, statistic: Any, workload: str | None = None, resamples: int = RESAMPLES
+    curves: AnytimeCurves, values: Floats, statistic: Any, workload: str | None = None, resamples: int = RESAMPLES
 ) -> dict[str, Any]:
     return _plain(estimate(curves.strata(values, workload), statistic, rng=_rng(), resamples=resamples))
 

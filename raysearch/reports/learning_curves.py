@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raysearch.base.file_io import Damaged
-from raysearch.reports.statistics import Array
 from raysearch.studies.results import planned_budget, run_folder, run_rows
+from sim.arrays import Floats
 
 Run = dict[str, Any]
 
@@ -39,7 +39,7 @@ class AnytimeCurves:
     """
 
     blocks: tuple[Block, ...]
-    best: Mapping[str, Array]
+    best: Mapping[str, Floats]
     runs: Mapping[str, tuple[Run, ...]]
     exact: bool
     left_out: int
@@ -49,7 +49,7 @@ class AnytimeCurves:
         """Those with a block, in order."""
         return tuple(dict.fromkeys(block.workload for block in self.blocks))
 
-    def strata(self, values: Array, workload: str | None = None) -> list[Array]:
+    def strata(self, values: Floats, workload: str | None = None) -> list[Floats]:
         """Splits the rows of an array [blocks, ...] by workload: all of them, or only the one that is named."""
         names = np.array([block.workload for block in self.blocks])
         return [values[names == name] for name in ([workload] if workload else self.workloads)]
@@ -58,7 +58,7 @@ class AnytimeCurves:
         """Whether the improvements of all its runs were timed: not so in results of older versions."""
         return all(run["improvements"] is not None for run in self.runs[searcher])
 
-    def best_at(self, searcher: str, seconds: Array) -> Array:
+    def best_at(self, searcher: str, seconds: Floats) -> Floats:
         """The scores of a `timed` searcher after so many seconds of each run, [blocks, seconds].
 
         Exact between the seconds too: the best changes only with the improvements.
@@ -66,20 +66,20 @@ class AnytimeCurves:
         curves = zip(self.best[searcher], self.runs[searcher], strict=True)
         return np.stack([_after(seconds, curve, run["improvements"]) for curve, run in curves])
 
-    def seconds_until(self, searcher: str, calls: Array) -> Array:
+    def seconds_until(self, searcher: str, calls: Floats) -> Floats:
         """When each run of a `timed` searcher made its improvement of that call, [blocks]; infinite past the budget."""
         budget = self.best[searcher].shape[1]
         timed = zip((dict(map(tuple, run["improvements"])) for run in self.runs[searcher]), calls, strict=True)
         return np.array([times[int(call)] if call <= budget else np.inf for times, call in timed])
 
 
-def _after(seconds: Array, curve: Array, improvements: Sequence[tuple[int, float]]) -> Array:
+def _after(seconds: Floats, curve: Floats, improvements: Sequence[tuple[int, float]]) -> Floats:
     calls, times = np.array([(0, 0.0), *improvements]).T
     made = calls[np.searchsorted(times, seconds, side="right") - 1].astype(int)  # the last improvement's call, or 0
     return np.concatenate(([0.0], curve))[np.minimum(made, len(curve))]
 
 
-def best_so_far(directory: Path, run: Run) -> Array:
+def best_so_far(directory: Path, run: Run) -> Floats:
     """The best throughput of a run after each of its calls, tokens/s/GPU, [calls].
 
     Raises:
@@ -94,7 +94,7 @@ def best_so_far(directory: Path, run: Run) -> Array:
     return best
 
 
-def read_curves(directory: Path, runs: Sequence[Run], best_calls: Mapping[str, Array] | None = None) -> AnytimeCurves:
+def read_curves(directory: Path, runs: Sequence[Run], best_calls: Mapping[str, Floats] | None = None) -> AnytimeCurves:
     """The curves of a results folder's finished runs; while none is finished, as far as all of them have come.
 
     Args:
@@ -140,6 +140,6 @@ def _complete_blocks(usable: Sequence[Run]) -> dict[Block, dict[str, Run]]:
     }
 
 
-def _curve(best: Array, reference: float, budget: int) -> Array:
+def _curve(best: Floats, reference: float, budget: int) -> Floats:
     best = best[:budget] / reference
     return np.pad(best, (0, budget - len(best)), mode="edge") if len(best) else np.zeros(budget)

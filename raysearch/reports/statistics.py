@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Strata = Sequence[Array]
+from sim.arrays import Floats
+
+Strata = Sequence[Floats]
 Statistic = Callable[..., Any]
 """Takes arrays and the keyword `axis`; returns one array without that axis."""
 
@@ -39,9 +39,9 @@ class Estimate:
         high: Upper end, likewise.
     """
 
-    value: Array
-    low: Array | None
-    high: Array | None
+    value: Floats
+    low: Floats | None
+    high: Floats | None
 
 
 def estimate(strata: Strata, statistic: Statistic, *, rng: np.random.Generator, resamples: int = RESAMPLES) -> Estimate:
@@ -77,7 +77,7 @@ def estimate(strata: Strata, statistic: Statistic, *, rng: np.random.Generator, 
     return Estimate(value, np.asarray(interval.low), np.asarray(interval.high))
 
 
-def interquartile_mean(*strata: Array, axis: int = 0) -> Any:
+def interquartile_mean(*strata: Floats, axis: int = 0) -> Any:
     """Mean of the middle half of all runs: a quarter of them, rounded down, is cut off at either end.
 
     Less moved by single runs than the mean, less noisy than the median. Source: Agarwal et al. 2021, section 4.3.
@@ -87,12 +87,12 @@ def interquartile_mean(*strata: Array, axis: int = 0) -> Any:
     return trim_mean(np.concatenate(strata, axis=axis), 0.25, axis=axis)
 
 
-def mean(*strata: Array, axis: int = 0) -> Any:
+def mean(*strata: Floats, axis: int = 0) -> Any:
     """Mean over all runs."""
     return np.concatenate(strata, axis=axis).mean(axis=axis)
 
 
-def median(*strata: Array, axis: int = 0) -> Any:
+def median(*strata: Floats, axis: int = 0) -> Any:
     """The smallest value that at least half of all runs do not exceed: always one that a run had."""
     return np.quantile(np.concatenate(strata, axis=axis), 0.5, axis=axis, method="inverted_cdf")
 
@@ -113,19 +113,19 @@ def improvement(first: Strata, second: Strata, *, rng: np.random.Generator, resa
     """
     workloads = len(first)
 
-    def mean_share(*strata: Array, axis: int = -1) -> Any:
+    def mean_share(*strata: Floats, axis: int = -1) -> Any:
         pairs = zip(strata[:workloads], strata[workloads:], strict=True)
         return np.mean([_share_won(x, y, axis) for x, y in pairs], axis=0)
 
     return estimate([*first, *second], mean_share, rng=rng, resamples=resamples)
 
 
-def _share_won(x: Array, y: Array, axis: int) -> Any:
+def _share_won(x: Floats, y: Floats, axis: int) -> Any:
     x, y = np.moveaxis(x, axis, -1), np.moveaxis(y, axis, -1)
     return 0.5 + np.sign(x[..., :, None] - y[..., None, :]).mean(axis=(-2, -1)) / 2
 
 
-def at_least(values: Array, thresholds: Array) -> Array:
+def at_least(values: Floats, thresholds: Floats) -> Floats:
     """1.0 where a run reaches a threshold, else 0.0: [runs] and [thresholds] give [runs, thresholds].
 
     Its `mean` is the performance profile: the share of runs with a score of at least each threshold.
@@ -134,7 +134,7 @@ def at_least(values: Array, thresholds: Array) -> Array:
     return (values[:, None] >= thresholds).astype(np.float64)
 
 
-def first_call(curves: Array, score: float) -> Array:
+def first_call(curves: Floats, score: float) -> Floats:
     """The call, counted from 1, by which each run first had a score; one more than there are calls if it never did.
 
     Args:

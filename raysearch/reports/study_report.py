@@ -13,9 +13,9 @@ from raysearch.base.errors import InputError
 from raysearch.base.file_io import Damaged, as_strategy
 from raysearch.reports.comparison import compare
 from raysearch.reports.learning_curves import best_so_far, read_curves
-from raysearch.reports.statistics import Array
 from raysearch.runs.records import RunSpec
 from raysearch.studies.results import planned_runs, read_spec, survey
+from sim.arrays import Floats
 from sim.config.code import Origin
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
@@ -62,7 +62,7 @@ def read_report(directory: Path) -> Report:
     """
     found = survey(directory)
     damaged = dict(found.damaged)
-    best: dict[str, Array] = {}
+    best: dict[str, Floats] = {}
     for run in found.runs:
         try:
             best[run["run_id"]] = best_so_far(directory, run)

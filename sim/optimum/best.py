@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sim.arrays import Floats, Ints
 from sim.canonical import canonical
 from sim.evaluation import Evaluation, Memory
 from sim.layers.dims import dims_of
@@ -34,7 +35,7 @@ from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
 from sim.ops.rank import Rank
 from sim.optimum.endings import Ending, unbeaten_endings
-from sim.optimum.fronts import Floats, Ints, Ranks, Side
+from sim.optimum.fronts import Ranks, Side
 from sim.optimum.spaces import Space
 from sim.optimum.sums import Layers, Stack, Unit, all_layers, fits, layers_apart, least_stage_s, slowest_stage_s
 from sim.serving.phases import Batching, batching, most_sequences

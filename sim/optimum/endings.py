@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.optimum.fronts import Floats
+from sim.arrays import Floats
 from sim.step.costs import seconds
 from sim.step.drafting import draft_of
 from sim.step.ends import (

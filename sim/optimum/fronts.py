@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.arrays import Floats, Ints
 from sim.layers.ops import Layer, Tensor
 from sim.ops.rank import OpCost, Rank
 from sim.step.costs import moves
@@ -21,8 +21,6 @@ from sim.step.layer import layer_sum
 from sim.step.two_meshes import sides
 from sim.strategy import MOST_CHOICES
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Ranks = tuple[tuple[Rank, ...], ...]
 """A GPU, per kind of step and group of layers."""
 

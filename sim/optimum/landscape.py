@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.arrays import Floats
 from sim.evaluation import Evaluation
 from sim.ops.rank import Rank
 from sim.optimum.spaces import Space, space_of
@@ -33,7 +34,6 @@ from sim.step.two_meshes import Sides, sides
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
 
-Floats = NDArray[np.float64]
 _SEPARATORS: tuple[str, ...] = ("attn_residual", "combine")
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _BINS_PER_E_FOLD = 2000

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.arrays import Floats, Ints
 from sim.layers.ops import Tensor
-from sim.optimum.fronts import Figures, Floats, Front, Ints, Side, unbeaten_within
+from sim.optimum.fronts import Figures, Front, Side, unbeaten_within
 from sim.step.pipeline import Pair, pipeline
 from sim.step.stage import (
     at_ends_s,

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.arrays import Floats
 from sim.pools.candidates import Replica, unbeaten
 from sim.pools.handover import Link
 
-Floats = NDArray[np.float64]
 ROUNDING = 1e-9
 
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from sim.arrays import Floats
 from sim.prices import grid_terms, terms
 from sim.prices.dtypes import bytes_each
 from sim.prices.machine import Machine, machine_of
 from sim.prices.routing import EXPONENT, drawn_experts
-from sim.prices.tables import Floats, Table, interpolate, made_monotone, vertices
+from sim.prices.tables import Table, interpolate, made_monotone, vertices
 
 FORMAT = 2
 """Version of the coefficients file."""

@@ -8,12 +8,10 @@ Ceilings may step here: a table sees them at its vertices alone and runs straigh
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.arrays import Floats
 from sim.prices.dtypes import bytes_each
 from sim.prices.machine import Machine
-
-Floats = NDArray[np.float64]
 
 _L2_SHARES = (0.12, 0.3, 0.5, 0.7, 0.9, 1.2)
 """KV cache over the L2 cache at which streaming may begin to cost more."""

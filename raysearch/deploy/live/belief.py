@@ -15,12 +15,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raysearch.deploy.live.deployment_candidates import Candidates
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from sim.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from raysearch.deploy.live.belief import LIKENESS, Belief, Likeness, belief_of
 from raysearch.deploy.live.deployment_candidates import Candidates
 from raysearch.simulators.measurement import Measurement
+from sim.arrays import Floats
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 SAMPLES = 4000

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.arrays import Floats
 from sim.evaluation import Evaluation
 from sim.optimum.best import best_of_degrees
 from sim.optimum.spaces import Space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
-
-Floats = NDArray[np.float64]
 
 WITHIN = math.log(4.0)
 """[assumed] What the simulator puts a factor of four below the best cannot be the best: measured serving runs lie

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from raysearch.deploy.place.arrivals import Arrivals
 from raysearch.deploy.place.service import Objective, Service
+from sim.arrays import Floats
 
-Floats = NDArray[np.float64]
 _LEFT = 1e-6
 """Tokens that rounding may leave of an answer."""
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysearch.fidelity.calibration.deployments import Machine, ServingRun
+from sim.arrays import Floats
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, EngineTimes
 from sim.prices.roofline import PRICED_BY_MEDIANS
 from sim.serving.phases import Pace
 from sim.simulate import evaluate, steady_state
 
-Floats = NDArray[np.float64]
 FOLDS = 5
 """Parts that a cross-validation deals shapes into."""
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from raysearch.fidelity.calibration.kernel_families import FITS, grids_of
 from raysearch.fidelity.calibration.measured_tables import FAMILIES, measured_us
 from raysearch.fidelity.calibration.predict import predict, series_of
+from sim.arrays import Floats
 from sim.prices.calibration import FEW_EXPERTS, FORMAT, Calibration
 from sim.prices.machine import machine_of
 
-Floats = NDArray[np.float64]
 H100_SXM: Mapping[str, Mapping[str, float]] = {
     "speed_of_light": {
         "bf16_tflops": 989.0,

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from raysearch.fidelity.calibration.deployments import ServingRun
 from raysearch.fidelity.calibration.engines import FOLDS, Steps, held_out_times, shapes_of
+from sim.arrays import Floats
 from sim.prices.engine import BARE, EngineTimes
 from sim.prices.hardware import Widths
 from sim.prices.priced import EXACT
 from sim.prices.trust import on_top
 
-Floats = NDArray[np.float64]
 WANTED = 0.9
 """Share of rows that an interval is to hold."""
 _LEAST = 0.85

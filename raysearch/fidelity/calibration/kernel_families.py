@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from raysearch.fidelity.calibration.lattice import DEFAULT, Lattice, Part, Robust, fit_terms
 from raysearch.fidelity.calibration.measured_tables import FAMILIES, measured_us
 from raysearch.fidelity.calibration.predict import SHORT_DTYPE, library_of, moe_routing, moe_shape, series_of
+from sim.arrays import Floats
 from sim.prices import terms
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, grid_phi, moe_layer_terms
 from sim.prices.machine import Machine
 
-Floats = NDArray[np.float64]
 Series = dict[str, dict[str, Any]]
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.sparse.linalg import splu
 
+from sim.arrays import Floats
 from sim.prices.tables import corner_weights, vertices
 
-Floats = NDArray[np.float64]
 sp: Any = scipy.sparse  # its stubs do not know that most of its functions return sparse matrices
 
 _LEAST_GAP = 0.5

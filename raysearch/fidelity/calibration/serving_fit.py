@@ -16,8 +16,7 @@ from raysearch.fidelity.calibration.deployments import Machine, ServingRun, Skip
 from raysearch.fidelity.calibration.engines import fit_engine, held_out_times, shapes_of, stating_their_batch, steps_of
 from raysearch.fidelity.calibration.intervals import serving_intervals
 from raysearch.fidelity.calibration.measured_tables import LARGEST, check_names, read_text
-
-Floats = NDArray[np.float64]
+from sim.arrays import Floats
 
 FILE = "endtoend_ttft_tpot.csv"
 _COLUMNS = ("id", "backend", "backend_version", "model_path", "mode", "gemm_quant_mode")

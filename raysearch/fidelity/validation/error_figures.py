@@ -11,8 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysearch.fidelity.calibration.serving_fit import rows_by
+from sim.arrays import Floats
 
-Floats = NDArray[np.float64]
 LEAST_RANKED = 4
 """Rows below which a rank correlation says nothing."""
 

@@ -14,9 +14,9 @@ from raysearch.fidelity.calibration.fit import cross_validated, inside_interval
 from raysearch.fidelity.calibration.measured_tables import FAMILIES, check_rows, long_form, measured_us, read_text
 from raysearch.fidelity.calibration.predict import SHORT_DTYPE, bare_roofline, predict, series_of
 from raysearch.fidelity.validation.error_figures import Comparison
+from sim.arrays import Floats
 from sim.prices.calibration import Calibration
 
-Floats = NDArray[np.float64]
 _KNOWN: dict[str, tuple[str, ...]] = {
     "framework": ("trtllm", "vllm", "sglang"),
     "kv_cache_dtype": ("bfloat16", "fp8"),

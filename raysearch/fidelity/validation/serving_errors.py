@@ -26,12 +26,11 @@ from raysearch.fidelity.calibration.serving_fit import LEAST_JUDGED, Runs, agg_r
 from raysearch.fidelity.validation.disaggregated import compare_disaggregated
 from raysearch.fidelity.validation.error_figures import Comparison, figures, within_groups
 from raysearch.fidelity.validation.light import light_tpot_s
+from sim.arrays import Floats
 from sim.evaluation import Evaluation
 from sim.prices.calibration import Calibration
 from sim.prices.engine import EngineTimes
 from sim.simulate import evaluate, steady_state
-
-Floats = NDArray[np.float64]
 
 
 def compare_serving(

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.prices.tables import Floats
+from sim.arrays import Floats
 
 
 def gemm_us(m: Floats, n: Floats, k: Floats) -> Floats:
