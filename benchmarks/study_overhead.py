@@ -24,7 +24,7 @@ from typing import Any
 from raysearch.optima.optimum_cache import find_yardstick
 from raysearch.runs.records import STUDY_FILE, RunSpec
 from raysearch.runs.run import SearchRun
-from raysearch.studies.results import read_runs
+from raysearch.studies.results import read_study_runs
 from sim.config.catalog import load_workload
 
 WORKLOADS = [f"gpt_moe_{size}_{context}" for size in ("1_2t", "1_6t") for context in ("16k", "32k", "64k")]
@@ -69,7 +69,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     wall_s = time.perf_counter() - started
     alone_s = (alone_s + _alone_s(options, folder / "after")) / 2
-    runs = read_runs(out)
+    runs = read_study_runs(out)
     work_s = sum(run["wall_s"] for run in runs)
     # study.json is written once Ray is there, the last summary when the last run ends.
     span_s = max(path.stat().st_mtime for path in out.glob("runs/*/summary.json")) - (out / STUDY_FILE).stat().st_mtime

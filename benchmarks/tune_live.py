@@ -22,7 +22,7 @@ import numpy as np
 from envs.space import StrategySpace
 from envs.strategy_env import StrategyEnv
 from raysearch.deploy.live.belief import LIKENESS, Belief, Likeness
-from raysearch.deploy.live.decide import Observation
+from raysearch.deploy.live.decide import Measured
 from raysearch.deploy.live.deployment_candidates import Candidates, candidates_of
 from raysearch.deploy.live.session import Settings, tune
 from raysearch.searchers.interface import Outcome
@@ -67,10 +67,10 @@ class Deployment:
 def measured_deployments(data: Path) -> list[Deployment]:
     """The aggregated serving runs, by deployment; equal configurations count once."""
     from raysearch.fidelity.calibration.engines import held_out_times, stating_their_batch, steps_of
-    from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_runs
+    from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_serving_runs
     from sim.config.catalog import load_calibrated, load_machine
 
-    machine, frame = load_machine("h100_sxm", load_calibrated("h100_sxm", None)), read_runs(data)
+    machine, frame = load_machine("h100_sxm", load_calibrated("h100_sxm", None)), read_serving_runs(data)
     assert frame is not None, data
     found = agg_runs(frame)
     runs, measured_s = found.runs, numbers_of(found.rows, "silicon_tpot_ms") / 1e3
@@ -131,7 +131,7 @@ def tuned(candidates: Candidates, truth: Floats, tpot_s: Floats, seed: int, like
         blur = math.exp(NOISE * rng.standard_normal())
         return Measurement(float(rate[index]) / blur, float(tpot_s[index]) * blur)
 
-    seen: list[Observation] = []
+    seen: list[Measured] = []
     needed, final = math.inf, None
     for step in tune(candidates, Settings(WITHIN, CONFIDENCE, NOISE, seed), measure, seen, 60, likeness):
         final = step.decision.incumbent

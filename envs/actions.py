@@ -23,7 +23,7 @@ Action = NDArray[np.int64]
 ActionLike = NDArray[np.integer[Any]]
 """What is taken for an action: any integer type."""
 
-LONG = 32
+LONG_LABEL = 32
 """Values beyond which an ordered coordinate counts as long. [assumed] powers of two stay below, ranges do not."""
 _RADIX = 16
 """Values of a digit. [assumed]"""
@@ -31,7 +31,7 @@ _RADIX = 16
 
 def is_long(coordinate: Coordinate) -> bool:
     """Whether a coordinate has so many ordered values that it is searched by steps, not value by value."""
-    return coordinate.ordered and len(coordinate.values) > LONG
+    return coordinate.ordered and len(coordinate.values) > LONG_LABEL
 
 
 def doublings(values: Sequence[int]) -> tuple[range, ...]:
@@ -46,7 +46,7 @@ def doublings(values: Sequence[int]) -> tuple[range, ...]:
 
 
 @dataclass(frozen=True)
-class Part:
+class ActionPart:
     """How a long coordinate is written: the place of its doubling, and those of the digits behind it.
 
     Attributes:
@@ -98,7 +98,7 @@ class Actions(MultiDiscrete):
         ordered: Places of those whose values have an order.
     """
 
-    def __init__(self, coordinates: Sequence[Coordinate], parts: Sequence[Part] = ()) -> None:
+    def __init__(self, coordinates: Sequence[Coordinate], parts: Sequence[ActionPart] = ()) -> None:
         self.coordinates = tuple(coordinates)
         self.sizes = tuple(len(coordinate.values) for coordinate in self.coordinates)
         self.ordered = tuple(place for place, each in enumerate(self.coordinates) if each.ordered)
@@ -169,7 +169,7 @@ class Factored:
     """
 
     def __init__(self, coordinates: Sequence[Coordinate]) -> None:
-        short, digits, parts = [*coordinates], list[Coordinate](), list[Part]()
+        short, digits, parts = [*coordinates], list[Coordinate](), list[ActionPart]()
         for place, coordinate in enumerate(coordinates):
             if not is_long(coordinate):
                 continue
@@ -180,7 +180,7 @@ class Factored:
             while _RADIX ** len(places) < counts.max():
                 places.append(len(coordinates) + len(digits))
                 digits.append(Coordinate(f"{coordinate.name}_digit{len(places)}", tuple(range(_RADIX)), ordered=True))
-            parts.append(Part(place, tuple(places), np.array([table.start for table in tables]), counts))
+            parts.append(ActionPart(place, tuple(places), np.array([table.start for table in tables]), counts))
         self._plain = len(coordinates)
         self._parts = parts
         self.actions = Actions([*short, *digits], parts)

@@ -51,7 +51,7 @@ class SimulatorFailure(RuntimeError):
         return f"the simulator failed on {self.strategy}: {self.reason}"
 
 
-class Figures(NamedTuple):
+class CallFigures(NamedTuple):
     """What a search looks at of an evaluation.
 
     Attributes:
@@ -182,10 +182,10 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
             ValueError: The action is not in the space.
         """
         evaluation = self.evaluate(self.space.decode(self.plain(action)))
-        observation, reward, terminated, truncated, info = self.take(action, Figures.of(evaluation))
+        observation, reward, terminated, truncated, info = self.take(action, CallFigures.of(evaluation))
         return observation, reward, terminated, truncated, {"evaluation": evaluation, **info}
 
-    def take(self, action: ActionLike, figures: Figures) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def take(self, action: ActionLike, figures: CallFigures) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """The step of an action `[A]` that somebody else has evaluated: what `step` returns, but for `evaluation`."""
         self.calls += 1
         feasible = figures.feasible

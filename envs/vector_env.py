@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from envs.strategy_env import Figures, Observation, StrategyEnv, checked
+from envs.strategy_env import CallFigures, Observation, StrategyEnv, checked
 from sim.batched import Evaluations
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
@@ -97,20 +97,20 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
         self._over = terminated | truncated
         return np.stack(observations), rewards, terminated, truncated, infos
 
-    def _found(self, going: Sequence[int], actions: NDArray[np.integer[Any]]) -> list[Figures]:
+    def _found(self, going: Sequence[int], actions: NDArray[np.integer[Any]]) -> list[CallFigures]:
         """What the simulator says of the strategies of some environments."""
         if not going:
             return []
         space = self.envs[0].space
         if self._evaluate_many is None:
             asked = [(self.envs[index], actions[index]) for index in going]
-            return [Figures.of(env.evaluate(space.decode(env.plain(action)))) for env, action in asked]
+            return [CallFigures.of(env.evaluate(space.decode(env.plain(action)))) for env, action in asked]
         strategies = space.strategies(self.envs[0].plain(actions[going]))
         evaluations = self._evaluate_many(space.workload, strategies)
         if isinstance(evaluations, Evaluations):  # our simulator's own, of which a search needs the figures alone
             columns = (evaluations.tokens_per_s_per_gpu, evaluations.feasible, evaluations.excess)
-            return [Figures(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
-        return [Figures.of(checked(each, strategy)) for each, strategy in zip(evaluations, strategies, strict=True)]
+            return [CallFigures(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
+        return [CallFigures.of(checked(each, strategy)) for each, strategy in zip(evaluations, strategies, strict=True)]
 
     @property
     def observations(self) -> Observation:

@@ -16,7 +16,7 @@ from sim.layers.mixers import GroupedAttention
 from sim.layers.model import Model
 
 
-class Layer(nn.Module):
+class TorchLayer(nn.Module):
     """(stream [tokens, hidden], keys and values [tokens, context, kv heads, head dim]) -> the stream after it."""
 
     def __init__(self, model: Model) -> None:
@@ -26,7 +26,7 @@ class Layer(nn.Module):
         shapes = weight_shapes(model)
         self.attn_norm = Norm(model.hidden)
         self.qkv_proj = nn.Linear(*shapes["qkv_proj"], bias=False)
-        self.attention = Attention(group)
+        self.attention = TorchAttention(group)
         self.o_proj = nn.Linear(*shapes["o_proj"], bias=False)
         self.attn_residual = Add()
         self.ffn_norm = Norm(model.hidden)
@@ -97,7 +97,7 @@ class Scale(nn.Module):
         return (x * torch.rsqrt(total / self.hidden + EPSILON)).to(x.dtype) * self.weight
 
 
-class Attention(nn.Module):
+class TorchAttention(nn.Module):
     """Each token's queries to its sequence's cache and to itself."""
 
     def __init__(self, group: ShownLayer) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.recommendation import Answer, answer
-from raysearch.deploy.recommend.recommendation_files import answer_dict, figures, write_answer
+from raysearch.deploy.recommend.recommendation import Recommendation, recommended
+from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
@@ -30,7 +30,7 @@ class RecommendationResult(Result):
     """
 
     question: Question
-    answer: Answer
+    answer: Recommendation
 
     @classmethod
     def of(
@@ -42,12 +42,12 @@ class RecommendationResult(Result):
         price: float | None = None,
         top: int = 5,
         progress: Callable[[str], None] = lambda _: None,
-        found: Callable[[Answer], None] = lambda _: None,
+        found: Callable[[Recommendation], None] = lambda _: None,
     ) -> RecommendationResult:
-        """Answers a question; see `raysearch.api.recommend`, and `answer` of the deployment for `found`."""
+        """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`."""
         workload = question.load()
         demand = Demand(workload, workload.max_gpus, question, top, requests_per_s, concurrency, price)
-        return cls(question, answer(demand, progress, found))
+        return cls(question, recommended(demand, progress, found))
 
     @property
     def feasible(self) -> bool:
@@ -66,14 +66,14 @@ class RecommendationResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as `raysearch recommend --json` prints it."""
-        return answer_dict(self.answer)
+        return recommendation_dict(self.answer)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row per strategy, the best first."""
         workload = self.answer.demand.workload
         return [
             {
-                **figures(workload, option.evaluation),
+                **option_figures(workload, option.evaluation),
                 **asdict(option.fleet),
                 "limit": option.limit,
                 "reason": option.reason,
@@ -97,4 +97,4 @@ class RecommendationResult(Result):
 
     def write(self, folder: str | Path) -> None:
         """Writes recommendation.json, the front and each option's command, for `raysearch export`."""
-        write_answer(self.answer, Path(folder))
+        write_recommendation(self.answer, Path(folder))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from envs.row_files import write_atomically
 from raysearch.base.errors import InputError
-from sim.config.files import Kind, config_path, configs_root, explain
+from sim.config.files import ConfigKind, config_path, configs_root, first_error_text
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.layouts import layout_of
 from sim.strategy import Strategy
@@ -102,7 +102,7 @@ def read_record(path: Path, schema: type[BaseModel], *, sealed: bool = True) -> 
             older = "or an older version wrote it" if sealed else f"without {SEAL!r} it is taken as it is"
             raise Unreadable(f"it was altered since it was written, {older}")
     except ValidationError as error:
-        raise Damaged(f"{path} is damaged: {explain(error, schema)}") from error
+        raise Damaged(f"{path} is damaged: {first_error_text(error, schema)}") from error
     except Unreadable as error:
         raise Damaged(f"{path} is damaged: {error}") from error
     return fields
@@ -129,7 +129,7 @@ def results_folder(out: Path | None, name: str) -> Path:
     return out or RESULTS_ROOT / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
-def anchored(kind: Kind, name_or_path: str, *, beside: Path | None = None) -> str:
+def anchored(kind: ConfigKind, name_or_path: str, *, beside: Path | None = None) -> str:
     """A shipped name as it is; a path made absolute, so that results read back from any working directory.
 
     Raises:

@@ -22,7 +22,7 @@ from raysearch.processes.watcher import start_anew
 
 LOOK_S = 1.0
 """Between two looks."""
-SILENT_S = 20.0
+VIGIL_SILENT_S = 20.0
 """[assumed] A Ray that does not answer for so long has died; a process that is stopped for so long stays stopped."""
 CONNECT_TIMEOUT_S = 5.0
 """[assumed] A cluster that does not answer within it is not there."""
@@ -61,7 +61,7 @@ class Vigil:
     def __init__(self, ours: bool) -> None:
         self._ours = ours
         self._before = set(_children())
-        self._stopped = Stopped(round(SILENT_S / LOOK_S))
+        self._stopped = Stopped(round(VIGIL_SILENT_S / LOOK_S))
         self._heard_of_s: dict[str, float] = {}
         self._vital: set[int] = set()
 
@@ -82,7 +82,7 @@ class Vigil:
         rays = daemons | {pid: each for pid, each in table.items() if each.parent in daemons}
         for pid in self._stopped.among(rays):
             print(
-                f"note: process {pid} of Ray ({rays[pid].name}) was stopped for {SILENT_S:g} s and is ended",
+                f"note: process {pid} of Ray ({rays[pid].name}) was stopped for {VIGIL_SILENT_S:g} s and is ended",
                 file=sys.stderr,
                 flush=True,
             )
@@ -94,9 +94,9 @@ class Vigil:
         for address, heard_of_s in tuple(self._heard_of_s.items()):
             if answers(address):
                 self._heard_of_s[address] = time.monotonic()
-            elif time.monotonic() - heard_of_s > SILENT_S:
+            elif time.monotonic() - heard_of_s > VIGIL_SILENT_S:
                 whose = "Ray" if self._ours else "the Ray cluster"
-                return f"{whose} has died: nobody answers at {address} for {SILENT_S:g} s"
+                return f"{whose} has died: nobody answers at {address} for {VIGIL_SILENT_S:g} s"
         return None
 
 

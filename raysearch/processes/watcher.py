@@ -34,9 +34,9 @@ START_ANEW = 75
 """Exit code of a child that is to run again, as sysexits.h has it for a failure that passes."""
 MOST_STARTS = 4
 """[assumed] A Ray that died as often dies for a reason that stays."""
-BEAT_S = 2.0
+WATCHER_BEAT_S = 2.0
 """[assumed] Between two beats of a child."""
-SILENT_S = 50.0
+WATCHER_SILENT_S = 50.0
 """[assumed] A child without a beat for so long is stopped or hangs; loading a large library holds Python for long.
 Counted in looks, not by a clock: whoever pauses all of us, by Ctrl-Z or a scheduler, lets no time pass."""
 _LOOK_S = 0.05
@@ -244,9 +244,11 @@ def _hear_out(keeper: int, ear: _Ear, stops: _Stops) -> _End:
             return _End(code, going_on[-1] if going_on else None, None in said, amid_ray[-1:] == [True], silent)
         quiet = 0 if heard else quiet + 1
         stopped = stopped + 1 if _is_stopped(keeper) else 0
-        if max(quiet, stopped) * _LOOK_S > SILENT_S and not silent:
+        if max(quiet, stopped) * _LOOK_S > WATCHER_SILENT_S and not silent:
             silent = True
-            print(f"note: the command gave no sign of life for {SILENT_S:g} s and is begun anew", file=sys.stderr)
+            print(
+                f"note: the command gave no sign of life for {WATCHER_SILENT_S:g} s and is begun anew", file=sys.stderr
+            )
         if silent or (stops.signum is not None and time.monotonic() - stops.came_at_s > GRACE_S):
             with suppress(ProcessLookupError):
                 os.kill(keeper, signal.SIGKILL)
@@ -345,7 +347,7 @@ def _beat() -> None:
     with suppress(OSError):  # the watcher has gone, and the keeper ends us
         while True:
             _say(_BEAT)
-            time.sleep(BEAT_S)
+            time.sleep(WATCHER_BEAT_S)
 
 
 def _reap(child: int) -> None:

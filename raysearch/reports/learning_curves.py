@@ -13,7 +13,7 @@ from raysearch.base.file_io import Damaged
 from raysearch.studies.results import planned_budget, run_folder, run_rows
 from sim.arrays import Floats
 
-Run = dict[str, Any]
+RunRow = dict[str, Any]
 
 
 class Block(NamedTuple):
@@ -40,7 +40,7 @@ class AnytimeCurves:
 
     blocks: tuple[Block, ...]
     best: Mapping[str, Floats]
-    runs: Mapping[str, tuple[Run, ...]]
+    runs: Mapping[str, tuple[RunRow, ...]]
     exact: bool
     left_out: int
 
@@ -79,7 +79,7 @@ def _after(seconds: Floats, curve: Floats, improvements: Sequence[tuple[int, flo
     return np.concatenate(([0.0], curve))[np.minimum(made, len(curve))]
 
 
-def best_so_far(directory: Path, run: Run) -> Floats:
+def best_so_far(directory: Path, run: RunRow) -> Floats:
     """The best throughput of a run after each of its calls, tokens/s/GPU, [calls].
 
     Raises:
@@ -94,12 +94,14 @@ def best_so_far(directory: Path, run: Run) -> Floats:
     return best
 
 
-def read_curves(directory: Path, runs: Sequence[Run], best_calls: Mapping[str, Floats] | None = None) -> AnytimeCurves:
+def read_curves(
+    directory: Path, runs: Sequence[RunRow], best_calls: Mapping[str, Floats] | None = None
+) -> AnytimeCurves:
     """The curves of a results folder's finished runs; while none is finished, as far as all of them have come.
 
     Args:
         directory: The folder.
-        runs: As `raysearch.studies.results.read_runs` gives them for it.
+        runs: As `raysearch.studies.results.read_study_runs` gives them for it.
         best_calls: By run id, as `best_so_far` gives them; by default they are read.
 
     Raises:
@@ -123,14 +125,14 @@ def read_curves(directory: Path, runs: Sequence[Run], best_calls: Mapping[str, F
     return AnytimeCurves(tuple(by_block), best, kept, exact, left_out=len(runs) - sum(map(len, kept.values())))
 
 
-def _reference(run: Run, runs: Sequence[Run]) -> float:
+def _reference(run: RunRow, runs: Sequence[RunRow]) -> float:
     return run["optimum"] or max(other["best"] for other in runs if other["workload"] == run["workload"]) or 1.0
 
 
-def _complete_blocks(usable: Sequence[Run]) -> dict[Block, dict[str, Run]]:
+def _complete_blocks(usable: Sequence[RunRow]) -> dict[Block, dict[str, RunRow]]:
     """The blocks with a run of each searcher that has any, workload by workload; their runs by searcher."""
     searchers = sorted({run["searcher"] for run in usable})
-    found: dict[Block, dict[str, Run]] = {}
+    found: dict[Block, dict[str, RunRow]] = {}
     for run in sorted(usable, key=lambda run: (run["workload"], run["seed"])):
         found.setdefault(Block(run["workload"], run["seed"]), {})[run["searcher"]] = run
     return {

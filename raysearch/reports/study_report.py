@@ -23,18 +23,18 @@ from sim.simulate import evaluate
 from sim.validate import StrategyError, check_strategy
 from sim.workload import Workload
 
-Run = dict[str, Any]
+RunRow = dict[str, Any]
 
 RATIO_BASE = "random_walk"
 """The searcher that ratios are taken to: the neighbour walk, which changes one choice at a time."""
 
 
 @dataclass(frozen=True)
-class Report:
+class StudyReport:
     """All that a results folder says.
 
     Attributes:
-        runs: As `raysearch.studies.results.read_runs` gives them.
+        runs: As `raysearch.studies.results.read_study_runs` gives them.
         planned: How many there are to be.
         scores: As `score` gives them.
         statistics: As `raysearch.reports.comparison.compare` gives them; None while no workload and seed has been
@@ -42,7 +42,7 @@ class Report:
         damaged: What is wrong with runs that are left out, by run id.
     """
 
-    runs: list[Run]
+    runs: list[RunRow]
     planned: int
     scores: list[dict[str, Any]]
     statistics: dict[str, Any] | None
@@ -54,7 +54,7 @@ class Report:
         return len(self.runs) == self.planned and all(run["complete"] for run in self.runs)
 
 
-def read_report(directory: Path) -> Report:
+def read_report(directory: Path) -> StudyReport:
     """Reads and judges a results folder: finished, broken off or still running.
 
     Raises:
@@ -73,10 +73,10 @@ def read_report(directory: Path) -> Report:
         raise Damaged(next(iter(damaged.values())))
     curves = read_curves(directory, runs, best)
     statistics = compare(curves) if curves.blocks else None
-    return Report(runs, planned_runs(directory), score(runs), statistics, damaged)
+    return StudyReport(runs, planned_runs(directory), score(runs), statistics, damaged)
 
 
-def score(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def score(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
     """One row per workload and searcher, the best searcher of each workload first.
 
     Means are over the runs (seeds); `*_sd` is the sample deviation, None of a single run. `ratio` is mean best over
@@ -84,9 +84,9 @@ def score(runs: Sequence[Run]) -> list[dict[str, Any]]:
     that searcher or if it found nothing.
 
     Args:
-        runs: As `raysearch.studies.results.read_runs` gives them.
+        runs: As `raysearch.studies.results.read_study_runs` gives them.
     """
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str], list[RunRow]] = {}
     for run in runs:
         groups.setdefault((run["workload"], run["searcher"]), []).append(run)
     rows = [_score_group(group, groups.get((workload, RATIO_BASE))) for (workload, _), group in groups.items()]
@@ -94,7 +94,7 @@ def score(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (order.index(row["workload"]), -row["best"]))
 
 
-def _score_group(runs: Sequence[Run], walks: Sequence[Run] | None) -> dict[str, Any]:
+def _score_group(runs: Sequence[RunRow], walks: Sequence[RunRow] | None) -> dict[str, Any]:
     best = statistics.mean(run["best"] for run in runs)
     optimum = runs[0]["optimum"]
     walk = statistics.mean(run["best"] for run in walks) if walks else 0.0
@@ -121,9 +121,9 @@ def _deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def best_runs(runs: Sequence[Run]) -> list[Run]:
+def best_runs(runs: Sequence[RunRow]) -> list[RunRow]:
     """The best run of each workload that found anything feasible; of equal ones the first."""
-    best: dict[str, Run] = {}
+    best: dict[str, RunRow] = {}
     for run in runs:
         if run["strategy"] and (run["workload"] not in best or run["best"] > best[run["workload"]]["best"]):
             best[run["workload"]] = run
@@ -134,12 +134,12 @@ class NotExplained(InputError):
     """The best strategy of a run cannot be evaluated again; the message says why."""
 
 
-def explain(directory: Path, run: Run, workload: Workload | None = None) -> tuple[Workload, Evaluation]:
+def explain(directory: Path, run: RunRow, workload: Workload | None = None) -> tuple[Workload, Evaluation]:
     """The best strategy of a run, evaluated again.
 
     Args:
         directory: The results folder.
-        run: As `raysearch.studies.results.read_runs` gives it.
+        run: As `raysearch.studies.results.read_study_runs` gives it.
         workload: The run's, where a user has named it; by default what the record says, which imports no code.
 
     Raises:
@@ -160,7 +160,7 @@ def explain(directory: Path, run: Run, workload: Workload | None = None) -> tupl
     return workload, evaluate(workload, strategy)
 
 
-def best_figures(directory: Path, runs: Sequence[Run]) -> list[dict[str, Any]]:
+def best_figures(directory: Path, runs: Sequence[RunRow]) -> list[dict[str, Any]]:
     """Of the best run of each workload: its figure, the error to expect of it, and what rests on extrapolation."""
     figures: list[dict[str, Any]] = []
     for run in best_runs(runs):

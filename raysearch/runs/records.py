@@ -16,7 +16,7 @@ from envs.strategy_env import brief
 from raysearch.base.errors import InputError
 from raysearch.base.limits import LARGEST_BUDGET, LARGEST_SEED, MOST_WORKERS
 from sim.config.code import Origin, source_digests
-from sim.config.question import Question, RecordedQuestion, Word
+from sim.config.question import Question, RecordedQuestion, Text
 from sim.strategy import MOST_CHOICES
 from sim.validate import LARGEST
 from sim.workload import GroupChoices, SpaceName, Workload
@@ -128,7 +128,7 @@ Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Degree = Annotated[int, Field(ge=1, le=LARGEST)]
 Figure = Annotated[float, Field(ge=0, le=1e15)]
 """[assumed] Tokens/s/GPU and the like; beyond it, sums and ratios might not be numbers any more."""
-Optimum = Annotated[float, Field(ge=1e-9, le=1e15)]
+RecordedOptimum = Annotated[float, Field(ge=1e-9, le=1e15)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
@@ -160,9 +160,9 @@ class RunHead(Record):
     workload: Label
     hardware: Label
     config_hash: Label
-    optimum: Optimum | None
+    optimum: RecordedOptimum | None
     version: Label
-    code: dict[Word, Label] = Field(default_factory=dict)
+    code: dict[Text, Label] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _says_what_options_can(self) -> RunHead:
@@ -214,7 +214,7 @@ class RunSummary(Record):
     rows_sha256: Label
     config_hash: Label
     version: Label
-    optimum: Optimum | None
+    optimum: RecordedOptimum | None
     fraction_of_optimum: Figure | None
     wall_s: Seconds
     improvements: list[tuple[Calls, Seconds]]
@@ -251,10 +251,10 @@ class StudyRecord(Record):
     runs: list[str]
     budgets: dict[Label, Budget]
     specs: dict[Label, Label]
-    optima: dict[Word, Optimum | None]
+    optima: dict[Text, RecordedOptimum | None]
     hashes: dict[Label, Label]
     version: Label
-    code: dict[Word, Label] = Field(default_factory=dict)
+    code: dict[Text, Label] = Field(default_factory=dict)
 
     @field_validator("runs")
     @classmethod

@@ -12,7 +12,7 @@ from envs.space import StrategySpace
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
 from raysearch.searchers.interface import Searcher
-from sim.config.files import config_path, did_you_mean, explain, list_names, read_config
+from sim.config.files import config_path, did_you_mean, first_error_text, list_names, read_config
 
 
 class UnknownName(InputError):
@@ -93,7 +93,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     try:
         return schema.model_validate({**preset, **options})
     except ValidationError as error:
-        raise OptionsError(f"searcher {name!r}: {explain(error, schema)}") from error
+        raise OptionsError(f"searcher {name!r}: {first_error_text(error, schema)}") from error
 
 
 def make_searcher(name: str, space: StrategySpace, *, seed: int, budget: int, **options: Any) -> Searcher:

@@ -19,7 +19,7 @@ JOURNAL_FILE = "journal.jsonl"
 _LONGEST_LINE = 4096
 """[assumed] Bytes; an event has a hundred and the name of its run."""
 
-Kind = Literal["begun", "started", "finished", "failed"]
+EventKind = Literal["begun", "started", "finished", "failed"]
 
 
 class Event(NamedTuple):
@@ -33,7 +33,7 @@ class Event(NamedTuple):
     """
 
     at_s: float
-    kind: Kind
+    kind: EventKind
     run_id: str
     fresh: bool = True
 
@@ -69,7 +69,7 @@ class Journal(StudyDisplay):
             self._begun = True
             self._write("begun", "")
 
-    def _write(self, kind: Kind, run_id: str) -> None:
+    def _write(self, kind: EventKind, run_id: str) -> None:
         now = datetime.now(UTC)
         line = {"at": now.isoformat(timespec="milliseconds"), "event": kind, "run": run_id}
         with self._path.open("ab") as file:  # one write of one line, which no reader sees in part

@@ -19,7 +19,7 @@ from raysearch.runs.records import STUDY_FILE, StudyRecord
 _OVER_SEEDS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.mean, "best": max}
 
 
-class Published(BaseModel):
+class PublishedFigures(BaseModel):
     """The section [published] of a study file: ratios of throughput.
 
     Attributes:
@@ -39,7 +39,7 @@ class Published(BaseModel):
     note: str = ""
 
 
-def read_published(directory: Path) -> Published | None:
+def read_published(directory: Path) -> PublishedFigures | None:
     """What a study's folder says was published; None of a single run, or if it says nothing.
 
     Raises:
@@ -48,12 +48,12 @@ def read_published(directory: Path) -> Published | None:
     path = directory / STUDY_FILE
     section = read_record(path, StudyRecord)["study"].get("published") if path.is_file() else None
     try:
-        return Published.model_validate_json(json.dumps(section), strict=True) if section else None
+        return PublishedFigures.model_validate_json(json.dumps(section), strict=True) if section else None
     except ValidationError as error:
         raise Damaged(f"{path} is damaged: its section published is {section}") from error
 
 
-def beside_published(published: Published, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def beside_published(published: PublishedFigures, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row per workload and searcher, in the order of the runs.
 
     `throughput` is tokens/s/GPU over the seeds as the published statistic takes them; `ratios` holds, by base, ours
@@ -61,7 +61,7 @@ def beside_published(published: Published, runs: Sequence[Mapping[str, Any]]) ->
 
     Args:
         published: What to stand beside.
-        runs: As `raysearch.studies.results.read_runs` gives them.
+        runs: As `raysearch.studies.results.read_study_runs` gives them.
     """
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for run in runs:
@@ -88,7 +88,7 @@ def _ratio(value: float, optimum: float | None, base: float | None) -> dict[str,
     return {"ours": value / base if base else None, "bound": optimum / base if base and optimum else None}
 
 
-def published_table(published: Published, rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+def published_table(published: PublishedFigures, rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Ours and theirs, workload by workload."""
     lines: list[tuple[str, ...]] = []
     for workload, of_workload in groupby(rows, key=lambda row: row["workload"]):

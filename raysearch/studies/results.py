@@ -45,7 +45,7 @@ def study_frame(directory: str | Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    return pd.DataFrame(read_runs(Path(directory)))
+    return pd.DataFrame(read_study_runs(Path(directory)))
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Survey:
     damaged: dict[str, str]
 
 
-def read_runs(directory: Path) -> list[dict[str, Any]]:
+def read_study_runs(directory: Path) -> list[dict[str, Any]]:
     """The same as `study_frame`, as dictionaries.
 
     Raises:

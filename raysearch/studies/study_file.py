@@ -30,7 +30,7 @@ from raysearch.base.version import __version__
 from raysearch.runs.records import STUDY_FILE, OnFailure, RunSpec, StudyRecord, check_code
 from raysearch.searchers.registry import check_options, run_budget
 from raysearch.simulators.opening import Patience, check_workers, searched_space
-from raysearch.studies.published_figures import Published
+from raysearch.studies.published_figures import PublishedFigures
 from sim.config.catalog import load_workload
 from sim.config.code import source_digests
 from sim.config.files import config_path, read_config
@@ -108,7 +108,7 @@ class StudyFile(BaseModel):
     report_every: Annotated[int, Field(ge=1, le=LARGEST_BUDGET, strict=True)] = 500
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: Tuning | None = None
-    published: Published | None = None
+    published: PublishedFigures | None = None
 
     @property
     def workers_per_run(self) -> int:

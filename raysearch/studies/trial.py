@@ -22,7 +22,7 @@ from raysearch.runs.run import SearchRun, finish_rows, finished_summary
 from raysearch.simulators.opening import Patience
 
 _PATIENCE = Patience()
-FAILURE = "failure"
+FAILURE_KEY = "failure"
 """Key of a trial's last report if its run cannot go on; the value says why."""
 
 
@@ -78,8 +78,8 @@ class SearchTrial(tune.Trainable):
 
         These are `report_every` calls, or what is left of a chunk: at its end the run is saved and may go on elsewhere.
 
-        What would happen again is reported under `FAILURE` and not raised: Tune would start the run anew in vain, and
-        keep the reason in the same folder, be its disk full or not. A process that dies is Tune's to replace.
+        What would happen again is reported under `FAILURE_KEY` and not raised: Tune would start the run anew in vain,
+        and keep the reason in the same folder, be its disk full or not. A process that dies is Tune's to replace.
         """
         try:
             return self._advance(Path(self._trial["folder"]))
@@ -107,7 +107,7 @@ class SearchTrial(tune.Trainable):
     def _failed(self, reason: str) -> dict[str, Any]:
         metrics = self._run.metrics() if self._run else {"calls": 0, "best": 0.0, "wall_s": 0.0}
         self.cleanup()
-        return {**self._report(metrics, done=True), FAILURE: reason}
+        return {**self._report(metrics, done=True), FAILURE_KEY: reason}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Turns this actor to the next trial."""

@@ -29,7 +29,7 @@ from raysearch.runs.records import HEAD_FILE
 from raysearch.runs.run import finished_summary
 from raysearch.studies.study_display import StudyDisplay
 from raysearch.studies.study_file import TUNE_FOLDER, Study, run_dir, write_study
-from raysearch.studies.trial import FAILURE, SearchTrial, trial_config
+from raysearch.studies.trial import FAILURE_KEY, SearchTrial, trial_config
 
 MAX_FAILURES = 2
 """[assumed] Restarts of a run whose process dies, before the run counts as failed."""
@@ -91,7 +91,7 @@ def _fit(tuner: tune.Tuner) -> dict[str, str]:
         raise RunFailed(f"Ray Tune stopped: {_last_line(error)}") from error
     reasons: dict[str, str] = {}
     for result in results:
-        reason = (result.metrics or {}).get(FAILURE) or (result.error and _last_line(result.error))
+        reason = (result.metrics or {}).get(FAILURE_KEY) or (result.error and _last_line(result.error))
         if reason:
             reasons[(result.config or {})["run"]["run_id"]] = reason
     return reasons
@@ -117,7 +117,7 @@ class _Relay(tune.Callback):
         _display.get().reported(trial.config["run"]["run_id"], result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        ended = _display.get().failed if FAILURE in trial.last_result else _display.get().finished
+        ended = _display.get().failed if FAILURE_KEY in trial.last_result else _display.get().finished
         _hearts.get().leave(run_id := trial.config["run"]["run_id"])
         ended(run_id)
 

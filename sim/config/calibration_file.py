@@ -17,7 +17,7 @@ from sim.prices.machine import Machine
 
 Coefficient = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False, strict=True)]
 Vertex = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False, strict=True)]
-Axis = Annotated[tuple[Vertex, ...], Field(min_length=1, max_length=64), AfterValidator(ascending)]
+GridAxis = Annotated[tuple[Vertex, ...], Field(min_length=1, max_length=64), AfterValidator(ascending)]
 Percent = Annotated[int, Field(ge=-1000, le=1000, strict=True)]
 
 
@@ -36,14 +36,14 @@ class _MachineCounts(BaseModel):
 
 
 class _Part(BaseModel):
-    axes: tuple[Axis, ...]
+    axes: tuple[GridAxis, ...]
     combine: tuple[tuple[Coefficient, ...], ...]
 
 
 class _Grid(BaseModel):
     """A lattice and the coarser ones that its correction is a sum of."""
 
-    axes: Annotated[tuple[Axis, ...], Field(min_length=1, max_length=4)]
+    axes: Annotated[tuple[GridAxis, ...], Field(min_length=1, max_length=4)]
     monotone: tuple[Whole, ...]
     slopes: tuple[Annotated[int, Field(ge=0, le=1, strict=True)], ...]
     parts: Annotated[tuple[_Part, ...], Field(min_length=1)]

@@ -21,7 +21,7 @@ from sim.config.files import (
     CatalogError,
     config_path,
     did_you_mean,
-    explain,
+    first_error_text,
     list_names,
     read_config,
     read_json,
@@ -56,7 +56,7 @@ def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) ->
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error}") from error
     except ValidationError as error:
-        raise CatalogError(f"{path}: {explain(error, CalibrationFile)}") from error
+        raise CatalogError(f"{path}: {first_error_text(error, CalibrationFile)}") from error
     except Unreadable as error:
         raise CatalogError(f"{path}: {error}") from error
 
@@ -146,7 +146,7 @@ def read_model(path: Path) -> ModelFile:
     try:
         return ModelFile.model_validate(imported.content)
     except ValidationError as error:
-        raise CatalogError(f"{path}, as a model file: {explain(error, ModelFile)}") from error
+        raise CatalogError(f"{path}, as a model file: {first_error_text(error, ModelFile)}") from error
 
 
 def imported_model(path: Path) -> ModelImport | None:
@@ -239,7 +239,7 @@ def load_workload(
         try:
             file = WorkloadFile.model_validate({**kept, **new})
         except ValidationError as error:
-            raise CatalogError(f"{path}: {explain(error, WorkloadFile)}") from error
+            raise CatalogError(f"{path}: {first_error_text(error, WorkloadFile)}") from error
     # A --hardware path is the caller's, so it is relative to the working directory, not to the workload.
     hardware_path = (
         config_path("hardware", file.hardware, beside=path.parent)

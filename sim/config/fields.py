@@ -37,7 +37,7 @@ MOST_LAYERS = 4096
 """Most layers of a model, which are priced one by one. [assumed] Thirty times those of the deepest published one."""
 Count = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 Whole = Annotated[int, Field(ge=0, le=LARGEST, strict=True)]
-Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
+LayerCount = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
 Microseconds = Annotated[NonNegative, Field(lt=1e6)]
 GigabytesPerSecond = Annotated[Positive, Field(lt=1e6)]
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(ascending)]

@@ -19,7 +19,7 @@ from sim.config.reading import Unreadable, parse_object, parse_toml, read_bytes
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-Kind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration", "fleets"]
+ConfigKind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration", "fleets"]
 _SINGULAR = {
     "hardware": "hardware",
     "models": "model",
@@ -45,7 +45,7 @@ def configs_root() -> Path:
     return installed if installed.is_dir() else package.parent / "configs"
 
 
-def list_names(kind: Kind) -> list[str]:
+def list_names(kind: ConfigKind) -> list[str]:
     """Names of the shipped files of a kind, sorted."""
     return sorted(path.stem for path in (configs_root() / kind).glob(f"*{_SUFFIX.get(kind, '.toml')}"))
 
@@ -59,7 +59,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(known)}" if known else "none is known"
 
 
-def config_path(kind: Kind, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
+def config_path(kind: ConfigKind, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
     """The file behind a shipped name or a path of the user's own.
 
     Args:
@@ -116,7 +116,7 @@ def _known_keys(schema: type[BaseModel], location: tuple[str | int, ...]) -> lis
 _MOST_MISTAKES = 8
 
 
-def explain(error: ValidationError, schema: type[BaseModel]) -> str:
+def first_error_text(error: ValidationError, schema: type[BaseModel]) -> str:
     """What is wrong with a file or options: key, expectation and value of the first mistakes, on one line."""
     lines: list[str] = []
     mistakes = [item for item in error.errors() if _is_of_its_kind(item)]
@@ -173,7 +173,7 @@ def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise CatalogError(f"{path}: {explain(error, schema)}") from error
+        raise CatalogError(f"{path}: {first_error_text(error, schema)}") from error
 
 
 @contextmanager

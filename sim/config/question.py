@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from sim.config.catalog import assembled, default_hardware, imported_model, load_workload, read_model
 from sim.config.code import Origin
-from sim.config.files import CatalogError, Kind, config_path, did_you_mean, explain
+from sim.config.files import CatalogError, ConfigKind, config_path, did_you_mean, first_error_text
 from sim.config.huggingface.model_import import ModelImport
 from sim.config.schemas import DEEPEST, MTP, NGRAM, WorkloadFile, any_degrees
 from sim.engines.registry import BARE_MACHINE, UnknownEngine, engine_rules
@@ -54,7 +54,7 @@ class About:
     key: str = ""
     least: float | None = None
     most: float | None = None
-    kind: Kind | None = None
+    kind: ConfigKind | None = None
     aliases: tuple[str, ...] = ()
 
 
@@ -349,7 +349,7 @@ QUESTION_FIELDS: Final[Mapping[str, About]] = {
     name: next(each for each in get_args(hint) if isinstance(each, About)) for name, hint in _HINTS.items()
 }
 """What each field of a question means, by name."""
-Word = Annotated[str, Field(max_length=4096)]
+Text = Annotated[str, Field(max_length=4096)]
 """A name, a path or a short text of a record."""
 if TYPE_CHECKING:
 
@@ -359,7 +359,7 @@ else:
     RecordedQuestion = create_model(
         "RecordedQuestion",
         __config__=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False),
-        **{name: (Word | None if str in get_args(get_args(hint)[0]) else hint, None) for name, hint in _HINTS.items()},
+        **{name: (Text | None if str in get_args(get_args(hint)[0]) else hint, None) for name, hint in _HINTS.items()},
     )
 
 
@@ -493,7 +493,9 @@ def _described(asked: Question, origin: Origin) -> Workload:
     try:
         workload = WorkloadFile.model_validate(content)
     except ValidationError as error:
-        raise CatalogError(f"the workload of the options: {_in_options(explain(error, WorkloadFile))}") from error
+        raise CatalogError(
+            f"the workload of the options: {_in_options(first_error_text(error, WorkloadFile))}"
+        ) from error
     return assembled(workload, model_path, Path(hardware_path), origin=origin)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from sim.config.fields import Count, Degrees, FileSchema, Layers, Name, Positive, Probability, Whole
+from sim.config.fields import Count, Degrees, FileSchema, LayerCount, Name, Positive, Probability, Whole
 from sim.config.files import did_you_mean
 from sim.engines.registry import OWN_SPACES, engine_names
 from sim.layers import mixers
@@ -158,7 +158,7 @@ class ModelFile(_LayerFile):
     """configs/models/*.toml: dimensions of a decoder-only transformer."""
 
     name: Name
-    layers: Layers
+    layers: LayerCount
     hidden: Count
     vocab: Count
     expert_dtype: Dtype | None = None

@@ -21,7 +21,7 @@ from sim.engines.trtllm import TRTLLM
 from sim.engines.vllm import VLLM
 from sim.workload import Workload
 
-GROUP = "raysearch.engines"
+ENGINES_GROUP = "raysearch.engines"
 SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
 _ENGINES: dict[str, EngineRules] = {each.name: each for each in (VLLM, SGLANG, TRTLLM, MEGATRON_CORE)}
 OWN_SPACES = ("paper", "joint", "extended", "generated")
@@ -103,11 +103,13 @@ def lacking_formats(workload: Workload) -> list[str]:
 
 
 def _load_installed() -> None:
-    for found in entry_points(group=GROUP):
+    for found in entry_points(group=ENGINES_GROUP):
         rules = found.load()
         if not isinstance(rules, EngineRules):
             raise TypeError(
-                f"entry point {found.name!r} of {GROUP}: expected an EngineRules, got {type(rules).__name__}"
+                f"entry point {found.name!r} of {ENGINES_GROUP}: expected an EngineRules, got {type(rules).__name__}"
             )
         if _ENGINES.setdefault(rules.name, rules) is not rules:
-            raise ValueError(f"entry point {found.name!r} of {GROUP}: there is an engine {rules.name!r} already")
+            raise ValueError(
+                f"entry point {found.name!r} of {ENGINES_GROUP}: there is an engine {rules.name!r} already"
+            )

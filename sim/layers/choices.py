@@ -22,7 +22,7 @@ from sim.layers.declared import DeclaredChoice, Work, declared_choices, keep, ne
 from sim.layers.ops import FusedOp, Layer, Tensor, gathers_weight
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement, Shard
 from sim.sharding.rule_check import prove
-from sim.sharding.rules import Operation, Rule, Run, label_rule, parse_rule, rules_of
+from sim.sharding.rules import Operation, Rule, RunOp, label_rule, parse_rule, rules_of
 from sim.strategy import FIRST_DECLARED, NONE
 
 MatrixDim = Literal["rows", "columns", "neither"]
@@ -98,7 +98,7 @@ def declare_choice(
     name: str,
     rule: Rule | str,
     *,
-    sums_late: Run | None = None,
+    sums_late: RunOp | None = None,
     work: Work | None = None,
 ) -> int:
     """Offers a further way to run an op, once its rule is proved; the extended space has it from now on.

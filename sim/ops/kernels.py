@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sim.ops.rank import Rank
 from sim.prices.collectives import Collective
-from sim.prices.curves import Gemm, GroupedGemm, Shape
+from sim.prices.curves import Gemm, GroupedGemm, KernelShape
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.roofline import Kernel
 
@@ -29,7 +29,7 @@ class Work(NamedTuple):
     buffer_bytes: float = 0.0
 
 
-def elementwise(rank: Rank, flops: float, traffic_bytes: float, shape: Shape | str | None = None) -> Kernel:
+def elementwise(rank: Rank, flops: float, traffic_bytes: float, shape: KernelShape | str | None = None) -> Kernel:
     """A kernel that streams activations; those around the experts' GEMMs have a measured shape."""
     dtype = rank.workload.precisions.activations
     return Kernel("elementwise", dtype, dtype, flops, traffic_bytes, shape)

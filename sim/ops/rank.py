@@ -16,7 +16,7 @@ from sim.layers.ops import Layer, Tensor
 from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
 from sim.prices.collectives import Collective, collective_price
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
-from sim.prices.mesh import Group, ep_group, tp_group
+from sim.prices.mesh import MeshGroup, ep_group, tp_group
 from sim.prices.priced import Priced
 from sim.sharding.redistribute import sent_share
 from sim.workload import Workload
@@ -165,7 +165,7 @@ class Rank:
         return self.ep // self.copies
 
     @property
-    def ep_group(self) -> Group:
+    def ep_group(self) -> MeshGroup:
         """The GPUs of all groups, one of each."""
         return ep_group(self.tp, self.ep, *self.workload.hardware.tiers)
 
@@ -221,7 +221,7 @@ class Rank:
         return self._price(kind, self.axis, self.tp_group, tensor_bytes).time_s
 
     def collective(
-        self, kind: str, axis: str, members: Group, tensor_name: str, tensor_bytes: float
+        self, kind: str, axis: str, members: MeshGroup, tensor_name: str, tensor_bytes: float
     ) -> tuple[Collective, ...]:
         """A collective over some GPUs on a tensor of `tensor_bytes`; none where there is but one."""
         if members.degree == 1:
@@ -230,5 +230,5 @@ class Rank:
         sent_bytes = tensor_bytes * sent_share(kind, members.degree)
         return (Collective(kind, axis, members.degree, tensor_name, sent_bytes, *priced),)
 
-    def _price(self, kind: str, axis: str, members: Group, tensor_bytes: float) -> Priced:
+    def _price(self, kind: str, axis: str, members: MeshGroup, tensor_bytes: float) -> Priced:
         return collective_price(self.workload.hardware, kind, members, tensor_bytes, axis)

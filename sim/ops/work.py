@@ -13,9 +13,9 @@ from sim.ops.kernels import Work, elementwise, gemm
 from sim.ops.mixing import beside_projection, latent_projections
 from sim.ops.rank import Rank
 from sim.prices.collectives import Collective, expert_all_to_all
-from sim.prices.curves import ExpertActivation, Gemm, GroupedGemm, Permute, Routing
+from sim.prices.curves import ExpertActivation, ExpertRouting, Gemm, GroupedGemm, Permute
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
-from sim.prices.mesh import Group, group
+from sim.prices.mesh import MeshGroup, group
 from sim.strategy import NONE
 
 _STATISTIC_BYTES = 4
@@ -179,7 +179,7 @@ def router_work(rank: Rank, op: FusedOp, label: str) -> Work:
     dtype = rank.workload.precisions.activations  # routers are kept out of low precision
     logits_bytes = rows * experts * rank.activation_each
     routing_bytes = rows * topk * ROUTING_ENTRY_BYTES
-    shape = Routing(rows, experts, topk, *_experts(rank))
+    shape = ExpertRouting(rows, experts, topk, *_experts(rank))
     kernels = (
         gemm(rank, dtype, Gemm(rows, hidden, columns), rank.activation_each),
         elementwise(rank, 5.0 * rows * experts, logits_bytes + routing_bytes, shape),
@@ -218,13 +218,13 @@ def combine_work(rank: Rank, op: FusedOp, label: str) -> Work:
     return Work((weighted_sum,), (*scatter, *total))
 
 
-def _other_tokens(rank: Rank) -> tuple[str, Group]:
+def _other_tokens(rank: Rank) -> tuple[str, MeshGroup]:
     """The groups with tokens of their own, as an axis."""
     tiers = rank.workload.hardware.tiers
     return rank.experts_axis, group(rank.tp * rank.copies, rank.token_groups, *tiers)
 
 
-def _same_tokens(rank: Rank) -> tuple[str, Group]:
+def _same_tokens(rank: Rank) -> tuple[str, MeshGroup]:
     """The groups of experts that have the same tokens, as an axis."""
     return rank.experts_axis, group(rank.tp, rank.copies, *rank.workload.hardware.tiers)
 

@@ -36,8 +36,8 @@ SLACK = 1 - 1e-9
 
 Mesh = tuple[int, int, int, int]
 """tp, cp, dp, ep."""
-Table = NDArray[np.float64]
-Factor = tuple[tuple[int, ...], Table]
+BoundsTable = NDArray[np.float64]
+Factor = tuple[tuple[int, ...], BoundsTable]
 """Places in `Strategy.dims`, ascending, and a number for each combination of choices there."""
 
 
@@ -85,7 +85,7 @@ class Least:
     """
 
     value: float
-    buckets: tuple[tuple[int, tuple[int, ...], Table], ...]
+    buckets: tuple[tuple[int, tuple[int, ...], BoundsTable], ...]
 
     def up_to(self, value: float) -> Iterator[dict[int, int]]:
         """Every combination whose sum is no more: at each op's place which of its choices.
@@ -107,7 +107,7 @@ class Least:
 def least_of(factors: Sequence[Factor]) -> Least:
     """Takes the ops out one by one, always one that is met by fewest others."""
     left, total = [each for each in factors if each[0]], math.fsum(float(table) for at, table in factors if not at)
-    buckets: list[tuple[int, tuple[int, ...], Table]] = []
+    buckets: list[tuple[int, tuple[int, ...], BoundsTable]] = []
     while left:
         met: dict[int, set[int]] = {}
         for places, _ in left:
@@ -126,9 +126,9 @@ def least_of(factors: Sequence[Factor]) -> Least:
     return Least(total, tuple(buckets))
 
 
-def added_up(factors: Sequence[Factor], order: tuple[int, ...]) -> Table:
+def added_up(factors: Sequence[Factor], order: tuple[int, ...]) -> BoundsTable:
     """The sum of tables, an axis per place in that order."""
-    total: Table = np.zeros(())
+    total: BoundsTable = np.zeros(())
     for places, table in factors:
         axes = sorted(range(len(places)), key=lambda at: order.index(places[at]))
         shape = [1] * len(order)

@@ -26,7 +26,7 @@ Ranks = tuple[tuple[Rank, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class FrontFigures:
     """What combinations of choices take and hold, [n] of them, of one layer of each group.
 
     Attributes:
@@ -40,9 +40,9 @@ class Figures:
     kv_bytes: Floats
     peak_bytes: Floats
 
-    def of(self, index: Ints) -> Figures:
+    def of(self, index: Ints) -> FrontFigures:
         """Those of some combinations."""
-        return Figures(
+        return FrontFigures(
             self.times_s[..., index], self.weight_bytes[:, index], self.kv_bytes[:, index], self.peak_bytes[index]
         )
 
@@ -136,7 +136,7 @@ class Front:
 
     ops: tuple[str, ...]
     choices: Ints
-    figures: Figures
+    figures: FrontFigures
 
     @property
     def ends(self) -> dict[str, Ints]:
@@ -147,7 +147,7 @@ class Front:
 def _front(side: Side, allowed: Mapping[str, set[int]]) -> Front:
     grid = _Grid({name: tuple(sorted(allowed[name])) for name in side.ops})
     held = side.costs[-1]
-    figures = Figures(
+    figures = FrontFigures(
         np.array(
             [
                 [
@@ -249,7 +249,7 @@ def _alike(
     return tuple(ends for _, ends in ways.values()), np.array(which, dtype=np.int64)
 
 
-def unbeaten_within(keys: Ints, figures: Figures) -> Ints:
+def unbeaten_within(keys: Ints, figures: FrontFigures) -> Ints:
     """Combinations that no other of the same key matches or undercuts in every figure."""
     rows = figures.rows
     kept = [same[_unbeaten(rows[same])] for key in np.unique(keys) for same in [np.flatnonzero(keys == key)]]

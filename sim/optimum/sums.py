@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sim.arrays import Floats, Ints
 from sim.layers.ops import Tensor
-from sim.optimum.fronts import Figures, Front, Side, unbeaten_within
+from sim.optimum.fronts import Front, FrontFigures, Side, unbeaten_within
 from sim.step.pipeline import Pair, pipeline
 from sim.step.stage import (
     at_ends_s,
@@ -61,7 +61,7 @@ class Unit:
         """Whether every op has a choice that breaks no limit."""
         return all(self.attention.allowed.values()) and all(self.experts.allowed.values())
 
-    def apart(self, left: Front, right: Front) -> Figures:
+    def apart(self, left: Front, right: Front) -> FrontFigures:
         """Figures of whole layers, [left * right] of them, but for the residual stream's way between the sides.
 
         Args:
@@ -70,7 +70,7 @@ class Unit:
         """
         times_s = left.figures.times_s[..., :, None] + right.figures.times_s[..., None, :]
         size = times_s.shape[-1] * times_s.shape[-2]
-        return Figures(
+        return FrontFigures(
             times_s.reshape(*times_s.shape[:2], size),
             (left.figures.weight_bytes[:, :, None] + right.figures.weight_bytes[:, None, :]).reshape(-1, size),
             (left.figures.kv_bytes[:, :, None] + right.figures.kv_bytes[:, None, :]).reshape(-1, size),
@@ -147,7 +147,7 @@ class Layers:
         unit: Of each group.
     """
 
-    figures: Figures
+    figures: FrontFigures
     parts: tuple[tuple[Front, Ints], ...]
     unit: tuple[int, ...]
 
@@ -187,7 +187,7 @@ def _layers_of(unit: Unit, left: Front, right: Front) -> Layers:
 def _pairs(some: Layers, more: Layers) -> Layers:
     size, others = some.figures.peak_bytes.size, more.figures.peak_bytes.size
     mine, its = some.of(np.repeat(np.arange(size), others)), more.of(np.tile(np.arange(others), size))
-    figures = Figures(
+    figures = FrontFigures(
         np.concatenate([mine.figures.times_s, its.figures.times_s], axis=1),
         np.concatenate([mine.figures.weight_bytes, its.figures.weight_bytes]),
         np.concatenate([mine.figures.kv_bytes, its.figures.kv_bytes]),
@@ -256,7 +256,7 @@ def _meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
     return np.array([meeting_s(stack, pair, choices) for choices in _rows(columns, rows)])[inverse]
 
 
-def fits(workload: Workload, stack: Stack, pp: int, figures: Figures) -> NDArray[np.bool_]:
+def fits(workload: Workload, stack: Stack, pp: int, figures: FrontFigures) -> NDArray[np.bool_]:
     """[n] whether weights, cache and activations of every stage have room."""
     base = base_of(stack)
     working = sum(working_bytes(workload, base, figures.peak_bytes))

@@ -25,7 +25,7 @@ from sim.workload import Workload
 CHUNKS: tuple[int | None, ...] = (None, 8192, 2048, 512)
 """Most prompt tokens of a step that one pool may choose, None for whole prompts. [published] 512 and 2048 were
 vLLM's defaults and 8192 is (0.33.0, engine/arg_utils.py)."""
-Said = Callable[[str], None]
+OnMessage = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def pools(
     *,
     hidden: float = 0.0,
     free_transfer: bool = False,
-    said: Said = lambda _: None,
+    said: OnMessage = lambda _: None,
 ) -> Pools:
     """Prices all replicas of both pools once, for any limits.
 

@@ -42,10 +42,10 @@ class Replica:
         return self.evaluation.gpus
 
 
-Progress = Callable[[int, int], None]
+OnCount = Callable[[int, int], None]
 
 
-def replicas(workload: Workload, traffic: Traffic, progress: Progress | None = None) -> tuple[Replica, ...]:
+def replicas(workload: Workload, traffic: Traffic, progress: OnCount | None = None) -> tuple[Replica, ...]:
     """All replicas that have room, of the degrees and batches of the workload's space, whatever their latency.
 
     Args:

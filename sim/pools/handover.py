@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from sim.layers.dims import choices_of, dims_of
 from sim.ops.layers import layer_ops
 from sim.prices.collectives import stage_send_s
-from sim.prices.mesh import Group
+from sim.prices.mesh import MeshGroup
 from sim.simulate import evaluate
 from sim.strategy import NONE, Strategy
 from sim.workload import Workload
@@ -69,5 +69,5 @@ class Link:
         """Seconds that `gpus` GPUs are busy with the cache of a request: the bound of a pool's rate."""
         if self.free:
             return 0.0
-        pair = Group(2, 2 if self.same_node else 1)
+        pair = MeshGroup(2, 2 if self.same_node else 1)
         return stage_send_s(self.workload.hardware, pair, self.cache_bytes / gpus)

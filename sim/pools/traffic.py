@@ -17,7 +17,7 @@ from sim.workload import PhaseName, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TrafficKind:
     """Requests of one length.
 
     Attributes:
@@ -34,14 +34,14 @@ class Kind:
 class Traffic:
     """A mix of requests; the shares add up to 1.
 
-    >>> Traffic.of([Kind(1000, 100, 3), Kind(5000, 100)]).prompt_tokens
+    >>> Traffic.of([TrafficKind(1000, 100, 3), TrafficKind(5000, 100)]).prompt_tokens
     2000.0
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[TrafficKind, ...]
 
     @classmethod
-    def of(cls, kinds: Iterable[Kind]) -> Traffic:
+    def of(cls, kinds: Iterable[TrafficKind]) -> Traffic:
         """A mix, its shares scaled to add up to 1.
 
         Raises:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from sim.prices.curves import MEMOISED
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
-from sim.prices.mesh import Group
+from sim.prices.mesh import MeshGroup
 from sim.prices.priced import EXACT, Interval, Priced
 from sim.sharding.redistribute import sent_share
 
@@ -69,7 +69,7 @@ def envelope_time_s(lines: Envelope, message_bytes: float) -> float:
     return min([latency_s + message_bytes * per_byte_s for latency_s, per_byte_s in lines], default=0.0)
 
 
-def collective_time_s(hardware: Hardware, kind: str, group: Group, tensor_bytes: float) -> float:
+def collective_time_s(hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float) -> float:
     """Seconds of a collective over a tp group by the latency model.
 
     Args:
@@ -82,7 +82,7 @@ def collective_time_s(hardware: Hardware, kind: str, group: Group, tensor_bytes:
 
 
 @lru_cache(maxsize=MEMOISED)
-def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: float, axis: str = "tp") -> Priced:
+def collective_price(hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float, axis: str = "tp") -> Priced:
     """Exposed seconds of a collective over a group, by the curves where there are any; `axis` names it in warnings."""
     exposed = 1 - hardware.communication_overlap
     curves = hardware.curves
@@ -100,7 +100,7 @@ def collective_price(hardware: Hardware, kind: str, group: Group, tensor_bytes: 
 
 @lru_cache(maxsize=MEMOISED)
 def expert_all_to_all(
-    hardware: Hardware, side: str, group: Group, tokens: float, columns: float, each: float, experts: int, topk: int
+    hardware: Hardware, side: str, group: MeshGroup, tokens: float, columns: float, each: float, experts: int, topk: int
 ) -> Priced:
     """Exposed seconds of an expert dispatch or combine.
 
@@ -129,7 +129,7 @@ def expert_all_to_all(
 
 
 @lru_cache(maxsize=MEMOISED)
-def stage_send_s(hardware: Hardware, pair: Group, sent_bytes: float) -> float:
+def stage_send_s(hardware: Hardware, pair: MeshGroup, sent_bytes: float) -> float:
     """Seconds to hand `sent_bytes` from a GPU of one pipeline stage to one of the next; see `mesh.stage_pair`."""
     model, same_node = hardware.collectives, pair.nodes == 1
     if pair.racked and model.rack:
@@ -143,11 +143,11 @@ def stage_send_s(hardware: Hardware, pair: Group, sent_bytes: float) -> float:
     return send_recv_time_s(model.send_recv, same_node=same_node, sent_bytes=sent_bytes)
 
 
-def _across(group: Group) -> str:
+def _across(group: MeshGroup) -> str:
     return "the nodes of a rack" if group.racked else "nodes"
 
 
-def expert_all_to_all_time_s(model: CollectiveModel, side: str, group: Group, sent_bytes: float) -> float:
+def expert_all_to_all_time_s(model: CollectiveModel, side: str, group: MeshGroup, sent_bytes: float) -> float:
     """Seconds of an expert dispatch or combine in which each GPU sends `sent_bytes` to the others, without curves.
 
     The slower of the NVLink part and the network's or the rack's part, plus the kernel's latency. Latencies are
@@ -183,7 +183,7 @@ def _latency_at_nodes(latency_s: tuple[float, ...], nodes: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _envelope(model: CollectiveModel, kind: str, group: Group) -> Envelope:
+def _envelope(model: CollectiveModel, kind: str, group: MeshGroup) -> Envelope:
     if group.degree == 1:
         return ()
     if kind == "all_to_all":
@@ -197,7 +197,7 @@ def _envelope(model: CollectiveModel, kind: str, group: Group) -> Envelope:
     return tuple(lines)
 
 
-def _nccl_lines(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> list[Line]:
+def _nccl_lines(model: CollectiveModel, protocol: Protocol, kind: str, group: MeshGroup) -> list[Line]:
     lines = [_ring_line(model, protocol, kind, group)]
     if group.nodes > 1 and kind == "all_reduce":
         lines.append(_tree_line(model, protocol, group))
@@ -206,7 +206,7 @@ def _nccl_lines(model: CollectiveModel, protocol: Protocol, kind: str, group: Gr
     return lines
 
 
-def _bandwidth_bytes_per_s(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> float:
+def _bandwidth_bytes_per_s(model: CollectiveModel, protocol: Protocol, kind: str, group: MeshGroup) -> float:
     reduce = kind == "all_reduce"
     nvlink = model.all_reduce_bandwidth_bytes_per_s if reduce else model.gather_bandwidth_bytes_per_s
     nvlink *= model.links_used(group.per_node)
@@ -218,7 +218,7 @@ def _bandwidth_bytes_per_s(model: CollectiveModel, protocol: Protocol, kind: str
     return (network if group.per_node == 1 else min(nvlink, network)) * protocol.bandwidth_share
 
 
-def _ring_line(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> Line:
+def _ring_line(model: CollectiveModel, protocol: Protocol, kind: str, group: MeshGroup) -> Line:
     passes = 2 if kind == "all_reduce" else 1
     steps, inter_steps = passes * (group.degree - 1), passes * (group.nodes - 1)
     intra_step_s, inter_step_s = protocol.ring_intra_step_s, protocol.ring_inter_step_s
@@ -230,7 +230,7 @@ def _ring_line(model: CollectiveModel, protocol: Protocol, kind: str, group: Gro
     return Line(latency_s, sent_share(kind, group.degree) / _bandwidth_bytes_per_s(model, protocol, kind, group))
 
 
-def _tree_line(model: CollectiveModel, protocol: Protocol, group: Group) -> Line:
+def _tree_line(model: CollectiveModel, protocol: Protocol, group: MeshGroup) -> Line:
     up_s = (group.degree / group.nodes - 1) * protocol.tree_intra_step_s
     racked = group.racked and model.rack
     inter_step_s = protocol.tree_intra_step_s + racked.hop_s if racked else protocol.tree_inter_step_s
@@ -239,8 +239,8 @@ def _tree_line(model: CollectiveModel, protocol: Protocol, group: Group) -> Line
     return Line(protocol.tree_base_s + 2 * up_s, sent_share("all_reduce", group.degree) / bandwidth)
 
 
-def _hierarchical_line(model: CollectiveModel, protocol: Protocol, kind: str, group: Group) -> Line:
-    inside, across = Group(group.per_node, group.per_node), Group(group.nodes, 1, group.racked)
+def _hierarchical_line(model: CollectiveModel, protocol: Protocol, kind: str, group: MeshGroup) -> Line:
+    inside, across = MeshGroup(group.per_node, group.per_node), MeshGroup(group.nodes, 1, group.racked)
     inner_kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
     inner = [_ring_line(model, protocol, inner_kind, inside) for inner_kind in inner_kinds]
     outer = _ring_line(model, protocol, kind, across)
@@ -250,7 +250,7 @@ def _hierarchical_line(model: CollectiveModel, protocol: Protocol, kind: str, gr
     )
 
 
-def _all_to_all_line(model: CollectiveModel, group: Group) -> Line:
+def _all_to_all_line(model: CollectiveModel, group: MeshGroup) -> Line:
     link, share = model.all_to_all, sent_share("all_to_all", group.degree)
     intra_bytes_per_s = link.intra_bandwidth_bytes_per_s * model.links_used(group.per_node)
     if group.nodes == 1:

@@ -67,7 +67,7 @@ class LatentDecode(NamedTuple):
     heads: float
 
 
-class Routing(NamedTuple):
+class ExpertRouting(NamedTuple):
     """Top-k over the router's logits; `dtype` of here and below is the format of the experts' weights."""
 
     tokens: float
@@ -96,7 +96,9 @@ class ExpertActivation(NamedTuple):
     gated: bool
 
 
-Shape = Gemm | GroupedGemm | DecodeAttention | PrefillAttention | LatentDecode | Routing | Permute | ExpertActivation
+KernelShape = (
+    Gemm | GroupedGemm | DecodeAttention | PrefillAttention | LatentDecode | ExpertRouting | Permute | ExpertActivation
+)
 
 
 MEMOISED = 1 << 15
@@ -201,12 +203,12 @@ class Curves:
 
     # --- kernels ---------------------------------------------------------------------------------
 
-    def kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
+    def kernel(self, shape: KernelShape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
         """Seconds of a kernel, or None if the calibration knows nothing like it."""
         priced = self._own_kernel(shape, math_dtype, stream_dtype)
         return self.rest.kernel(shape, math_dtype, stream_dtype) if priced is None and self.rest else priced
 
-    def _own_kernel(self, shape: Shape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
+    def _own_kernel(self, shape: KernelShape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
         if isinstance(shape, Gemm):
             return self._gemm(shape, math_dtype)
         if isinstance(shape, DecodeAttention):
@@ -254,7 +256,9 @@ class Curves:
             return None
         return self._priced(series, self.calibration.mla_decode_us(kv_dtype, *shape), shape, kv_dtype)
 
-    def _expert_kernel(self, shape: GroupedGemm | Routing | Permute | ExpertActivation, dtype: str) -> Priced | None:
+    def _expert_kernel(
+        self, shape: GroupedGemm | ExpertRouting | Permute | ExpertActivation, dtype: str
+    ) -> Priced | None:
         series = self._series_of("moe", dtype, "gated" if shape.gated else "plain")
         if series is None:
             return None
@@ -267,7 +271,7 @@ class Curves:
                 measured_as = series.rpartition("/")[2]
                 priced_as = dtype if bytes_each(dtype) != bytes_each(measured_as) else measured_as
                 time_us = curves.grouped_gemm_us(series, rows, active, local, inner, columns, priced_as, skewed=skewed)
-            case Routing(tokens, experts, topk):
+            case ExpertRouting(tokens, experts, topk):
                 time_us = curves.moe_routing_us(series, tokens, experts, topk)
             case Permute(tokens, rows, hidden):
                 time_us = curves.moe_permute_us(series, tokens, rows, hidden)

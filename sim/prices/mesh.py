@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 
-class Group(NamedTuple):
+class MeshGroup(NamedTuple):
     """The GPUs along one mesh axis, as their collective sees them.
 
     Attributes:
@@ -32,7 +32,7 @@ class Group(NamedTuple):
         return "inter" if self.per_node == 1 else "hierarchical"
 
 
-def group(stride: int, degree: int, node_gpus: int, rack_gpus: int = 0) -> Group:
+def group(stride: int, degree: int, node_gpus: int, rack_gpus: int = 0) -> MeshGroup:
     """The worst-placed group of `degree` GPUs that lie `stride` apart on nodes of `node_gpus` in racks of `rack_gpus`.
 
     Without racks, `rack_gpus` is 0. Groups follow each other without gaps, so where they do not divide a node some
@@ -45,7 +45,7 @@ def group(stride: int, degree: int, node_gpus: int, rack_gpus: int = 0) -> Group
     """
     nodes = _spanned(stride, degree, node_gpus)
     racked = nodes > 1 and rack_gpus > node_gpus and _spanned(stride, degree, rack_gpus) == 1
-    return Group(degree, math.ceil(degree / nodes), racked)
+    return MeshGroup(degree, math.ceil(degree / nodes), racked)
 
 
 def _spanned(stride: int, degree: int, size: int) -> int:
@@ -54,17 +54,17 @@ def _spanned(stride: int, degree: int, size: int) -> int:
     return min(degree, (last_start + stride * (degree - 1)) // size + 1)
 
 
-def tp_group(tp: int, node_gpus: int, rack_gpus: int = 0) -> Group:
+def tp_group(tp: int, node_gpus: int, rack_gpus: int = 0) -> MeshGroup:
     """The tensor-parallel group: neighbouring GPUs."""
     return group(1, tp, node_gpus, rack_gpus)
 
 
-def ep_group(tp: int, ep: int, node_gpus: int, rack_gpus: int = 0) -> Group:
+def ep_group(tp: int, ep: int, node_gpus: int, rack_gpus: int = 0) -> MeshGroup:
     """The expert-parallel group: GPUs a tp group apart."""
     return group(tp, ep, node_gpus, rack_gpus)
 
 
-def stage_pair(tp: int, ep: int, pp: int, node_gpus: int, rack_gpus: int = 0) -> Group:
+def stage_pair(tp: int, ep: int, pp: int, node_gpus: int, rack_gpus: int = 0) -> MeshGroup:
     """A GPU and its neighbour in the next stage, across the slowest of all pipeline boundaries.
 
     >>> stage_pair(2, 2, 2, node_gpus=8).nodes, stage_pair(8, 1, 2, node_gpus=8).nodes
@@ -72,5 +72,5 @@ def stage_pair(tp: int, ep: int, pp: int, node_gpus: int, rack_gpus: int = 0) ->
     """
     gpus = tp * ep * pp
     if node_gpus % gpus == 0:
-        return Group(2, 2)
-    return Group(2, 1, racked=rack_gpus > node_gpus and rack_gpus % gpus == 0)
+        return MeshGroup(2, 2)
+    return MeshGroup(2, 1, racked=rack_gpus > node_gpus and rack_gpus % gpus == 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.prices.curves import MEMOISED, Shape
+from sim.prices.curves import MEMOISED, KernelShape
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import Hardware, KernelFamily
 from sim.prices.priced import Interval
@@ -43,7 +43,7 @@ class Kernel(NamedTuple):
     stream_dtype: Dtype
     flops: float
     traffic_bytes: float
-    shape: Shape | str | None = None
+    shape: KernelShape | str | None = None
     fused: bool = False
     unlike: str = ""
 

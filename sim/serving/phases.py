@@ -20,7 +20,7 @@ import numpy as np
 
 from sim.layers.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
-from sim.serving.prompts import meeting, mixing
+from sim.serving.prompts import mixing, prompt_meeting
 from sim.workload import PhaseName, Workload
 
 PoolRole = Literal["prefill", "decode"]
@@ -153,7 +153,7 @@ def _serving(workload: Workload, batch: int, dp: int) -> Batching:
     cached = (isl + osl if reserved else context) + drafted
     decode = Load(batch, context, cached, attention_groups=dp, queries=workload.queries)
     chunks = 1 if workload.chunk_tokens is None else math.ceil(isl / workload.chunk_tokens)
-    groups, met = min(batch, dp), meeting(workload.prompt_wait_steps, batch, dp, osl / gained)
+    groups, met = min(batch, dp), prompt_meeting(workload.prompt_wait_steps, batch, dp, osl / gained)
     tokens = batch * gained * met.running_share
     with_prompts = mixing(tokens / osl, chunks, groups, met.prompts)
     mixed = decode._replace(

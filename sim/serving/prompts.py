@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Meeting(NamedTuple):
+class PromptMeeting(NamedTuple):
     """How prompts wait for each other.
 
     Attributes:
@@ -24,7 +24,7 @@ class Meeting(NamedTuple):
     running_share: float
 
 
-def meeting(wait_steps: int, batch: int, dp: int, answer_steps: float) -> Meeting:
+def prompt_meeting(wait_steps: int, batch: int, dp: int, answer_steps: float) -> PromptMeeting:
     """Prompts that one of them waits for.
 
     In the steps that the first one waits at most, others arrive at an even rate, and all of them start together. The
@@ -37,15 +37,15 @@ def meeting(wait_steps: int, batch: int, dp: int, answer_steps: float) -> Meetin
         dp: Attention groups.
         answer_steps: Steps of an answer.
 
-    >>> meeting(60, 256, 8, 1024)  # a slot waits 14 of 1024 steps until 8 groups have one each
+    >>> prompt_meeting(60, 256, 8, 1024)  # a slot waits 14 of 1024 steps until 8 groups have one each
     Meeting(prompts=8, waits=14.0, running_share=0.9865125240847784)
-    >>> meeting(60, 64, 8, 1024).prompts
+    >>> prompt_meeting(60, 64, 8, 1024).prompts
     4.75
     """
     per_step = batch / answer_steps
     prompts = min(dp, 1 + min(wait_steps, answer_steps) * per_step)
     waits = (prompts - 1) / (2 * per_step)
-    return Meeting(prompts, waits, 1 / (1 + waits / answer_steps))
+    return PromptMeeting(prompts, waits, 1 / (1 + waits / answer_steps))
 
 
 class Mixing(NamedTuple):
@@ -72,7 +72,7 @@ def mixing(per_step: float, chunks: int, groups: int, met: float) -> Mixing:
         per_step: Prompts per step, of all groups.
         chunks: Steps that a prompt takes.
         groups: Attention groups with requests.
-        met: Prompts that come into the same step; see `Meeting`.
+        met: Prompts that come into the same step; see `PromptMeeting`.
 
     >>> mixing(0.25, 1, 1, 1)
     Mixing(share=0.25, prompts=1.0, busiest_prompts=1.0)

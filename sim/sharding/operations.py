@@ -33,7 +33,7 @@ TOP_K = 2
 VOCABULARY = 63
 QUERIES = 2
 HEAD = 3
-EPSILON = 1e-6
+NORM_EPSILON = 1e-6
 
 # --- numbers ------------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ def _norm(x: Array) -> Array:
 
 
 def _normalised(x: Array, squares: Array, size: int) -> Array:
-    return x / np.sqrt(squares / size + EPSILON)
+    return x / np.sqrt(squares / size + NORM_EPSILON)
 
 
 def _swiglu(x: Array) -> Array:
@@ -174,13 +174,13 @@ def activation_operation(letters: str) -> Operation:
 
 # --- rules --------------------------------------------------------------------------------------------
 
-Ranks = Sequence[Sequence[Array]]
+RankTensors = Sequence[Sequence[Array]]
 
 
 def norm_over_columns(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
     """Shard the columns: the ranks all-reduce one sum of squares per row, and the rest is pointwise."""
 
-    def run(ranks: Ranks) -> list[Array]:
+    def run(ranks: RankTensors) -> list[Array]:
         squares = sum(np.square(x).sum(-1, keepdims=True) for (x,) in ranks)
         size = sum(x.shape[-1] for (x,) in ranks)
         return [_normalised(x, np.asarray(squares), size) for (x,) in ranks]
@@ -197,7 +197,7 @@ def attention_over_context(operation: Operation, placements: Sequence[Placement]
     for shard in shards(placements):
         for output in (shard.on(1), shard.on(0), REPLICATE):
 
-            def run(ranks: Ranks, output: Placement = output) -> list[Array]:
+            def run(ranks: RankTensors, output: Placement = output) -> list[Array]:
                 caches = [cache if rank else _appended(qkv, cache) for rank, (qkv, cache) in enumerate(ranks)]
                 queries = ranks[0][0][..., : QUERIES * HEAD]
                 parts = [cached_attention(queries, cache) for cache in caches]
@@ -216,7 +216,7 @@ def router_over_experts(operation: Operation, placements: Sequence[Placement]) -
     """Shard the experts: the ranks gather the logits, because top-k needs all of them."""
     for shard in shards(placements):
 
-        def run(ranks: Ranks, shard: Placement = shard) -> list[Array]:
+        def run(ranks: RankTensors, shard: Placement = shard) -> list[Array]:
             logits = shard.on(1).assemble([x @ weight for x, weight in ranks])
             return [top_k(logits)] * len(ranks)
 
@@ -236,7 +236,7 @@ def combine_is_an_einsum_and_an_add(operation: Operation, placements: Sequence[P
 def combine_sums_late(operation: Operation, placements: Sequence[Placement]) -> Iterator[Rule]:
     """Parts of the experts' results pass the weighted sum and are all-reduced before the residual add."""
 
-    def run(ranks: Ranks) -> list[Array]:
+    def run(ranks: RankTensors) -> list[Array]:
         weighted = sum(np.einsum("etd,te->td", results, gates) for results, _, gates in ranks)
         return [np.asarray(weighted) + residual for _, residual, _ in ranks]
 
@@ -247,7 +247,7 @@ def look_up_over_vocabulary(operation: Operation, placements: Sequence[Placement
     """Shard the vocabulary: every rank looks up the tokens whose rows it has, and zeros for the others."""
     for shard in shards(placements):
 
-        def run(ranks: Ranks, shard: Placement = shard) -> list[Array]:
+        def run(ranks: RankTensors, shard: Placement = shard) -> list[Array]:
             held = shard.held(sum(len(table) for _, table in ranks), len(ranks))
             return [_masked_look_up(tokens, table, rows) for (tokens, table), rows in zip(ranks, held, strict=True)]
 
@@ -263,7 +263,7 @@ def greedy_over_vocabulary(operation: Operation, placements: Sequence[Placement]
     """Shard the vocabulary: the ranks gather the score and the token of each one's best, and take the best of those."""
     for shard in shards(placements):
 
-        def run(ranks: Ranks, shard: Placement = shard) -> list[Array]:
+        def run(ranks: RankTensors, shard: Placement = shard) -> list[Array]:
             held = shard.held(sum(logits.shape[1] for (logits,) in ranks), len(ranks))
             offers = [
                 (logits.max(1), tokens[_greedy(logits)])

@@ -31,7 +31,7 @@ from sim.sharding.redistribute import RedistributionError, collective_between, s
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RouteStep:
     """One collective, or one local slice, on one axis of the mesh.
 
     Attributes:
@@ -58,7 +58,7 @@ class Route:
     """Steps in order, from `source` on."""
 
     source: Layout
-    steps: tuple[Step, ...]
+    steps: tuple[RouteStep, ...]
 
     @property
     def bytes_per_device(self) -> float:
@@ -81,7 +81,7 @@ def cheapest_route(
     degrees: Sequence[int],
     shape: Sequence[int],
     element_bytes: float,
-    price: Callable[[Step], float] = lambda step: step.bytes_per_device,
+    price: Callable[[RouteStep], float] = lambda step: step.bytes_per_device,
     *,
     fused: bool = False,
     stripes: bool = True,
@@ -107,8 +107,8 @@ def cheapest_route(
         largest_shape(layout, problem.degrees, problem.shape)
     choices = [_candidates(axis, source, target, problem) for axis in range(len(degrees))]
     order = itertools.count()  # layouts have no order: the earlier one wins a tie
-    queue: list[tuple[float, int, int, Layout, Step | None]] = [(0.0, 0, next(order), source, None)]
-    arrived: dict[Layout, Step | None] = {}
+    queue: list[tuple[float, int, int, Layout, RouteStep | None]] = [(0.0, 0, next(order), source, None)]
+    arrived: dict[Layout, RouteStep | None] = {}
     before: dict[Layout, Layout] = {}
     waiting: dict[Layout, tuple[float, int]] = {source: (0.0, 0)}
     while queue:
@@ -144,8 +144,10 @@ def execute(route: Route, pieces: Pieces, degrees: Sequence[int]) -> Pieces:
     return pieces
 
 
-def _steps_back(layout: Layout, arrived: dict[Layout, Step | None], before: dict[Layout, Layout]) -> tuple[Step, ...]:
-    steps: list[Step] = []
+def _steps_back(
+    layout: Layout, arrived: dict[Layout, RouteStep | None], before: dict[Layout, Layout]
+) -> tuple[RouteStep, ...]:
+    steps: list[RouteStep] = []
     while (step := arrived[layout]) is not None:
         steps.append(step)
         layout = before[layout]
@@ -165,7 +167,7 @@ def _candidates(axis: int, source: Layout, target: Layout, problem: _Problem) ->
     return tuple(placement for placement in found if placement.holds != "part")
 
 
-def _steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Problem) -> Iterator[Step]:
+def _steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Problem) -> Iterator[RouteStep]:
     for axis, held in enumerate(layout):
         source = _as_seen(axis, held, layout, problem)
         if source is not None:
@@ -185,7 +187,7 @@ def _in_one_step(source: Placement, target: Placement, problem: _Problem) -> boo
     return not (source.holds == "part" and source.spans(len(problem.shape)) & set(target.dims))
 
 
-def _fused_steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Problem) -> Iterator[Step]:
+def _fused_steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Problem) -> Iterator[RouteStep]:
     """Moves neighbouring axes that lie alike as if they were one: plain shards in even sizes, and parts that nest."""
     for axis, end in itertools.combinations(range(len(layout) + 1), 2):
         held = layout[axis]
@@ -249,7 +251,7 @@ def _even(dim: int, outer: Layout, axes: Iterable[int], problem: _Problem) -> bo
     return all(shape[dim] % ranks == 0 for shape in sizes)
 
 
-def _renamed_steps(axis: int, layout: Layout, problem: _Problem) -> Iterator[Step]:
+def _renamed_steps(axis: int, layout: Layout, problem: _Problem) -> Iterator[RouteStep]:
     """Gathers an outer axis under an inner one of the same dim, whose chunks then are stripes; and back."""
     for inner in range(axis + 1, len(layout)):
         outer_held, inner_held, degree = layout[axis], layout[inner], problem.degrees[axis]
@@ -271,7 +273,9 @@ def _replaced(layout: Layout, changes: Mapping[int, Placement]) -> Layout:
 # --- prices -------------------------------------------------------------------------------------------
 
 
-def _step(axis: int, source: Placement, target: Placement, after: Layout, problem: _Problem, span: int = 1) -> Step:
+def _step(
+    axis: int, source: Placement, target: Placement, after: Layout, problem: _Problem, span: int = 1
+) -> RouteStep:
     collective, degree = collective_between(source, target), math.prod(problem.degrees[axis : axis + span])
     sent_bytes = 0.0
     if collective is not None:
@@ -281,7 +285,7 @@ def _step(axis: int, source: Placement, target: Placement, after: Layout, proble
         if collective == "all_to_all":
             share = all_to_all_share(source, target, shape, degree)
         sent_bytes = share * math.prod(shape) * problem.element_bytes
-    return Step(axis, collective, source, target, after, sent_bytes, span)
+    return RouteStep(axis, collective, source, target, after, sent_bytes, span)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -26,7 +26,7 @@ from sim.sharding import kinds as kinds  # registers their text forms
 from sim.sharding.domains import Domain
 from sim.sharding.placement import PARTIAL, REPLICATE, Array, Placement, PlacementError, Shard, parse_placement
 
-Run = Callable[[Sequence[Sequence[Array]]], Sequence[Array]]
+RunOp = Callable[[Sequence[Sequence[Array]]], Sequence[Array]]
 """All ranks at once: the operands of each rank in, the result of each rank out."""
 
 
@@ -81,7 +81,7 @@ class Rule:
     inputs: tuple[Placement, ...]
     output: Placement
     label: str = ""
-    run: Run | None = field(default=None, compare=False)
+    run: RunOp | None = field(default=None, compare=False)
 
     def degrees(self, tried: Sequence[int]) -> tuple[int, ...]:
         """Those degrees of an axis that its placements fit, or the one that they are made for."""

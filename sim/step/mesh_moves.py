@@ -14,7 +14,7 @@ from sim.prices.mesh import group
 from sim.sharding.layout import Layout
 from sim.sharding.placement import Shard
 from sim.sharding.redistribute import collective_between, sent_share
-from sim.sharding.routes import Step, cheapest_route
+from sim.sharding.routes import RouteStep, cheapest_route
 
 
 class Axis(NamedTuple):
@@ -84,15 +84,15 @@ def fastest_route(
     element_bytes: float,
     *,
     or_more: bool = False,
-) -> tuple[tuple[Axis, ...], tuple[Step, ...]]:
+) -> tuple[tuple[Axis, ...], tuple[RouteStep, ...]]:
     """The axes of more than one GPU, and the steps over them; arguments as of `mesh_collectives`."""
 
-    def counted(step: Step) -> Step:
+    def counted(step: RouteStep) -> RouteStep:
         if or_more and not _least_of_all_rows(step, shape[1] % ranks == 0):
             return replace(step, bytes_per_device=0.0)
         return step
 
-    def microseconds(step: Step) -> float:  # not seconds: a route's costs are compared to 9 decimals
+    def microseconds(step: RouteStep) -> float:  # not seconds: a route's costs are compared to 9 decimals
         priced = _collective(hardware, axes, counted(step), "")
         return priced.time_s * 1e6 if priced else 0.0
 
@@ -100,7 +100,7 @@ def fastest_route(
     axes = tuple(axes[index] for index in wide)
     source, target = (tuple(layout[index] for index in wide) for layout in (source, target))
     if len(axes) == 1:
-        return axes, (Step(0, collective_between(source[0], target[0]), source[0], target[0], target, 0.0),)
+        return axes, (RouteStep(0, collective_between(source[0], target[0]), source[0], target[0], target, 0.0),)
     degrees = [axis.degree for axis in axes]
     ranks = math.prod(degrees)
     smaller, factor = _smaller_alike(shape, ranks, even_rows=or_more)
@@ -120,7 +120,7 @@ def _smaller_alike(shape: tuple[int, ...], ranks: int, *, even_rows: bool) -> tu
     return smaller, math.prod(shape) / math.prod(smaller)
 
 
-def _least_of_all_rows(step: Step, even_columns: bool) -> bool:
+def _least_of_all_rows(step: RouteStep, even_columns: bool) -> bool:
     """Whether a step between even rows sends no more than between as many that do not divide evenly.
 
     An all-to-all sends what changes hands. From rows to even columns or back the busiest rank keeps 1/n at most of a
@@ -142,7 +142,7 @@ def _on_one_axis(
     return (Collective(kind, axis.name, axis.degree, tensor, tensor_bytes * sent_share(kind, axis.degree), *priced),)
 
 
-def _collective(hardware: Hardware, mesh: Sequence[Axis], step: Step, tensor: str) -> Collective | None:
+def _collective(hardware: Hardware, mesh: Sequence[Axis], step: RouteStep, tensor: str) -> Collective | None:
     axes = mesh[step.axis : step.axis + step.span]
     degree = math.prod(axis.degree for axis in axes)
     if step.collective is None:

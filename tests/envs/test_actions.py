@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs import StrategySpace
-from envs.actions import LONG, Actions, Factored, doublings, is_long
+from envs.actions import LONG_LABEL, Actions, Factored, doublings, is_long
 from sim.canonical import canonical
 from sim.config.catalog import load_workload
 from sim.optimum.spaces import Coordinate
@@ -33,7 +33,7 @@ def test_degrees_have_an_order_and_choices_have_none() -> None:
     assert names == ["tp", "ep", "pp", "batch", "cp", "dp"]
 
 
-@pytest.mark.parametrize(("count", "long"), [(LONG, False), (LONG + 1, True)])
+@pytest.mark.parametrize(("count", "long"), [(LONG_LABEL, False), (LONG_LABEL + 1, True)])
 def test_a_coordinate_is_long_beyond_a_number_of_ordered_values(count: int, long: bool) -> None:
     assert is_long(Coordinate("batch", tuple(range(1, count + 1)), ordered=True)) == long
     assert not is_long(Coordinate("op", tuple(range(count)), ordered=False))
@@ -46,12 +46,12 @@ def test_a_space_without_long_coordinates_is_its_own_factored_one() -> None:
     np.testing.assert_array_equal(EXTENDED.factored.decode(action), action)
 
 
-@given(values=st.sets(st.integers(1, 10**6), min_size=LONG + 1, max_size=300).map(sorted).map(tuple))
+@given(values=st.sets(st.integers(1, 10**6), min_size=LONG_LABEL + 1, max_size=300).map(sorted).map(tuple))
 def test_every_value_of_a_long_coordinate_is_written_once_and_comes_back(values: tuple[int, ...]) -> None:
     factored = Factored([Coordinate("tp", (1, 2), ordered=True), Coordinate("batch", values, ordered=True)])
     plain = np.stack([np.ones(len(values), np.int64), np.arange(len(values))], 1)
     written = factored.encode(plain)
-    assert max(factored.actions.sizes) < LONG
+    assert max(factored.actions.sizes) < LONG_LABEL
     assert (written >= 0).all()
     assert (written < np.array(factored.actions.sizes)).all()
     assert len(np.unique(written, axis=0)) == len(values)

@@ -19,7 +19,7 @@ from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.simulators.plugin import load_plugin
 from raysearch.simulators.protocol import InProcess
-from raysearch.studies.results import read_runs
+from raysearch.studies.results import read_study_runs
 from tests.processes import descendants
 from tests.raysearch.simulators.boxes import LOG, gate
 
@@ -51,7 +51,7 @@ def undisturbed(workload: Path, folder: Path) -> dict[str, str]:
 
 def digests(out: Path) -> dict[str, str]:
     """Of the runs of a finished study, whose rows are counted too: each call once."""
-    runs = read_runs(out)
+    runs = read_study_runs(out)
     for run in runs:
         assert run["complete"]
         assert list(read_rows(out / "runs" / run["run_id"])["call"]) == list(range(1, run["budget"] + 1))

@@ -16,7 +16,7 @@ import pytest
 
 from raysearch.base.errors import InputError
 from raysearch.cli import app
-from raysearch.fidelity.calibration.measured_tables import FAMILIES, read_csv
+from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, read_csv
 from raysearch.optima.optimum_cache import cache_dir, find_yardstick
 from raysearch.runs.checkpoint import pack, unpack
 from raysearch.runs.run import SearchRun, finished_summary
@@ -24,7 +24,7 @@ from raysearch.searchers.registry import check_options
 from raysearch.simulators.cache import AnswerCache
 from raysearch.simulators.protocol import InProcess
 from raysearch.studies.damage import set_aside_damaged
-from raysearch.studies.results import read_runs, survey, verify
+from raysearch.studies.results import read_study_runs, survey, verify
 from raysearch.studies.study_file import Study, StudyFile, check_study, load_study, run_dir, write_study
 from raysearch.studies.study_status import read_status
 from sim.config.catalog import load_workload
@@ -85,7 +85,7 @@ def gone_on(study: Study, out: Path) -> dict[str, str]:
             run = SearchRun(spec, run_dir(out, run_id), resume=True)
             run.advance(40)
             run.finish()
-    return {run["run_id"]: run["digest"] for run in read_runs(out)}
+    return {run["run_id"]: run["digest"] for run in read_study_runs(out)}
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
@@ -157,7 +157,7 @@ def test_a_broken_table_is_refused_in_one_line_or_read_within_its_bounds(tmp_pat
     for seed in range(10 * ROUNDS):
         path.write_bytes(broken(GEMMS.encode(), random.Random(seed)))
         try:
-            frame = read_csv(path, FAMILIES["gemm"].schema)
+            frame = read_csv(path, MEASURED_FAMILIES["gemm"].schema)
         except InputError as refusal:
             assert str(path) in str(refusal)  # noqa: PT017
             assert len(str(refusal)) < 10_000  # noqa: PT017
@@ -168,7 +168,7 @@ def test_a_broken_table_is_refused_in_one_line_or_read_within_its_bounds(tmp_pat
 def test_a_comma_at_the_ends_of_lines_is_no_name_of_a_row(tmp_path: Path) -> None:
     (tmp_path / "gemm.csv").write_text(GEMMS.replace("\n", ",\n").replace("us,", "us"))
     with pytest.raises(InputError, match="more cells than the header's 6"):
-        read_csv(tmp_path / "gemm.csv", FAMILIES["gemm"].schema)
+        read_csv(tmp_path / "gemm.csv", MEASURED_FAMILIES["gemm"].schema)
 
 
 def test_a_broken_cache_of_optima_is_not_believed(

@@ -65,11 +65,11 @@ def _measure(
     import torch
 
     from raysearch.base.progress import telling
-    from raysearch.fidelity.calibration.measured_tables import FAMILIES
-    from raysearch.fidelity.measuring.gpu_kernels import TINY, Plan, attention_decode, attention_prefill, gemms
+    from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES
+    from raysearch.fidelity.measuring.gpu_kernels import TINY, MeasuringPlan, attention_decode, attention_prefill, gemms
     from raysearch.fidelity.measuring.links import collectives
 
-    plan = TINY if tiny else Plan()
+    plan = TINY if tiny else MeasuringPlan()
     device = torch.device("cpu" if on_cpu else "cuda")
     if on_cpu:
         torch.set_num_threads(1)
@@ -91,7 +91,7 @@ def _measure(
     counts: dict[str, int] = {}
     for family, rows in tables.items():
         if rows:
-            name = FAMILIES[family].file
+            name = MEASURED_FAMILIES[family].file
             pd.DataFrame(rows).to_csv(out / name, index=False)
             counts[name] = len(rows)
     return counts, left_out

@@ -93,7 +93,7 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def show(result: Result, *, as_json: bool) -> None:
+def show_result(result: Result, *, as_json: bool) -> None:
     """Prints a result for people or for programs."""
     if as_json:
         print_json(result.to_dict())

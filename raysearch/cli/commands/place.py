@@ -47,20 +47,20 @@ def place(
 
     from raysearch.base.progress import following
     from raysearch.deploy.place.fleet_file import load_fleet
-    from raysearch.deploy.place.fleet_plan import answer, answer_dict, curves
-    from raysearch.deploy.place.fleet_plan_text import show, write_answer
+    from raysearch.deploy.place.fleet_plan import curves, fleet_plan_dict, plan_fleet
+    from raysearch.deploy.place.fleet_plan_text import show_fleet_plan, write_fleet_plan
 
     check_folder(out)
     loaded = load_fleet(fleet, **({} if gpus is None else {"gpus": gpus}))
     loaded = replace(loaded, cluster=loaded.cluster.at(rate, cv))
     with following(f"placements of {loaded.file.name}") as progress:
-        found = answer(loaded, requests, seeds, progress)
+        found = plan_fleet(loaded, requests, seeds, progress)
         if out is not None:
-            write_answer(found, curves(found, progress), out)
+            write_fleet_plan(found, curves(found, progress), out)
     if as_json:
-        print_json(answer_dict(found))
+        print_json(fleet_plan_dict(found))
     else:
-        show(found)
+        show_fleet_plan(found)
         if out is not None:
             print(f"Written: {out}")
     if found.best.attained.value == 0:

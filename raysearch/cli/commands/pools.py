@@ -14,7 +14,7 @@ from raysearch.cli.commands.options import JsonOption, OutOption, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
-from sim.pools.traffic import Kind, Traffic
+from sim.pools.traffic import Traffic, TrafficKind
 
 _BATCHES = tuple(sorted({*(1 << power for power in range(13)), *(3 << power for power in range(11))}))
 """Powers of two and the middle between them. [assumed] the next finer grid, for times per pool of seconds."""
@@ -105,9 +105,9 @@ def compare_pools(
     if as_json:
         print_json(told)
     else:
-        from raysearch.deploy.pools.pools_text import show
+        from raysearch.deploy.pools.pools_text import show_pools
 
-        show(found)
+        show_pools(found)
         if out is not None:
             print(f"Written: {out}")
     if not any(each.winner for each in found):
@@ -148,15 +148,15 @@ def _mixes(question: Question, lengths: list[float] | None, mix: str | None) -> 
         lengths = lengths or ([question.isl] if question.isl is not None else None)
         if question.workload is not None and lengths is None and question.osl is None:
             file = question.load()
-            return [Traffic.of([Kind(file.prompt_tokens, file.output_tokens)])]
+            return [Traffic.of([TrafficKind(file.prompt_tokens, file.output_tokens)])]
         if lengths is None or question.osl is None:
             raise InputError("expected --isl and --osl, or --mix ISL:OSL:SHARE,...")
-        return [Traffic.of([Kind(int(length), question.osl)]) for length in lengths]
+        return [Traffic.of([TrafficKind(int(length), question.osl)]) for length in lengths]
     if question.isl is not None or question.osl is not None or lengths is not None:
         raise InputError("give --isl and --osl, or --mix, not both")
     try:
         kinds = [each.split(":") for each in mix.split(",")]
-        return [Traffic.of(Kind(int(length), int(out), float(share)) for length, out, share in kinds)]
+        return [Traffic.of(TrafficKind(int(length), int(out), float(share)) for length, out, share in kinds)]
     except ValueError as error:
         form = "ISL:OSL:SHARE, comma-separated, as 1000:200:7,16000:1000:3"
         raise InputError(f"--mix: expected {form}, got {mix!r}") from error

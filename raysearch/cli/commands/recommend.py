@@ -13,8 +13,8 @@ from raysearch.base.file_io import as_strategy, degrees_text, strategy_dict
 from raysearch.cli.commands.options import JsonOption, OutOption, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.recommendation import Answer
-from raysearch.deploy.recommend.recommendation_files import figures
+from raysearch.deploy.recommend.recommendation import Recommendation
+from raysearch.deploy.recommend.recommendation_files import option_figures
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
 from sim.simulate import evaluate
@@ -59,10 +59,10 @@ def recommend(
     loaded(question)
     from raysearch.answers.recommended import RecommendationResult
     from raysearch.base.rich_tables import print_blocks
-    from raysearch.deploy.recommend.recommendation_files import write_answer
+    from raysearch.deploy.recommend.recommendation_files import write_recommendation
     from raysearch.deploy.recommend.recommendation_text import best_blocks, rest_blocks
 
-    def shown(so_far: Answer) -> None:
+    def shown(so_far: Recommendation) -> None:
         try:
             print_blocks(best_blocks(so_far))
         except SystemExit as end:  # Rich's own, where the reader of a pipe has gone; the folder is asked for still
@@ -78,7 +78,7 @@ def recommend(
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=(lambda _: None) if as_json else shown,
     )
-    told = write_answer(found.answer, out) if out is not None else found.to_dict()
+    told = write_recommendation(found.answer, out) if out is not None else found.to_dict()
     other = _recommended_by_aisimulate(found.answer.demand) if compare_with else None
     if as_json:
         print_json({**told, "compare_with": other} if compare_with else told)
@@ -103,7 +103,7 @@ def _recommended_by_aisimulate(demand: Demand) -> dict[str, Any] | None:
     return {
         **asdict(theirs),
         "strategy": strategy_dict(theirs.strategy),
-        "by_ours": figures(demand.workload, ours),
+        "by_ours": option_figures(demand.workload, ours),
         "violations_by_ours": [violation.message for violation in ours.violations],
     }
 

@@ -11,7 +11,7 @@ from raysearch.cli.commands.options import JsonOption, ResultsArgument, print_js
 from sim.layers.heuristics import MEGATRON_NOTE
 
 if TYPE_CHECKING:
-    from raysearch.reports.study_report import Report
+    from raysearch.reports.study_report import StudyReport
 
 
 def report_results(
@@ -97,7 +97,7 @@ def print_report(directory: Path) -> None:
     _tell_damage(report)
 
 
-def _tell_damage(report: Report) -> None:
+def _tell_damage(report: StudyReport) -> None:
     """Fails if runs were left out, so that nobody takes the rest for the whole."""
     if report.damaged:
         raise RunFailed(
@@ -106,7 +106,7 @@ def _tell_damage(report: Report) -> None:
         )
 
 
-def _draw(directory: Path, report: Report) -> dict[str, str]:
+def _draw(directory: Path, report: StudyReport) -> dict[str, str]:
     """Paths of the pictures by name; none, with a note, where nothing may be written."""
     from raysearch.reports.figures import write_figures
 

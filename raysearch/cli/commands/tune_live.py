@@ -16,7 +16,7 @@ from raysearch.processes.claim import claimed
 from sim.config.question import Question
 
 if TYPE_CHECKING:
-    from raysearch.deploy.live.decide import Decision, Observation
+    from raysearch.deploy.live.decide import Decision, Measured
     from raysearch.deploy.live.deployment_candidates import Candidates
     from raysearch.deploy.live.session import Settings
 
@@ -133,7 +133,7 @@ def _kept(count: int, path: object) -> str:
     return f"{count} measurements, all kept in {path}; the same command with --out {path} --resume goes on"
 
 
-def _as_dict(candidates: Candidates, settings: Settings, seen: list[Observation], decision: Decision) -> dict[str, Any]:
+def _as_dict(candidates: Candidates, settings: Settings, seen: list[Measured], decision: Decision) -> dict[str, Any]:
     incumbent = decision.incumbent
     low, middle, high = decision.tokens_per_s_per_gpu
     return {

@@ -12,7 +12,7 @@ from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import JsonOption, print_json
 
 if TYPE_CHECKING:
-    from raysearch.fidelity.calibration.deployments import Machine
+    from raysearch.fidelity.calibration.deployments import MeasuredMachine
     from raysearch.fidelity.validation.error_figures import Comparison
     from sim.prices.calibration import Calibration
 
@@ -91,7 +91,7 @@ def validate(
 
 
 def _comparisons(
-    data: Path, calibration: Calibration, machine: Machine, *, held_out: bool
+    data: Path, calibration: Calibration, machine: MeasuredMachine, *, held_out: bool
 ) -> dict[str, Callable[[], Comparison | None]]:
     from raysearch.fidelity.validation.kernel_errors import compare_family
     from raysearch.fidelity.validation.published_deployments import compare_published

@@ -16,14 +16,14 @@ from typing import Any
 from raysearch.deploy.export import sglang, trtllm, vllm
 from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
 from raysearch.deploy.export.fitting import fitted
-from raysearch.deploy.export.render import Word, container_environment, container_words, words, yaml_text
+from raysearch.deploy.export.render import Argument, container_environment, container_words, words, yaml_text
 from raysearch.deploy.export.vllm import check_ranks
 from sim.engines.registry import engine_rules
 from sim.engines.rules import nvidia_alone
 from sim.serving.phases import phase_of
 
 VERSION = "1.6.1"
-FILE = "dynamo.yaml"
+MANIFEST_FILE = "dynamo.yaml"
 _IMAGES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
 
 
@@ -60,8 +60,11 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
         "metadata": {"name": resource_name(f"{model}-{engine}")},
         "spec": {"components": components},
     }
-    notes += [f"kubectl apply -f {FILE}, where Dynamo's operator of {VERSION} runs", "hf-token-secret holds HF_TOKEN"]
-    return Export(None, {FILE: yaml_text(resource)}, tuple(dropped), tuple(notes), tuple(violations))
+    notes += [
+        f"kubectl apply -f {MANIFEST_FILE}, where Dynamo's operator of {VERSION} runs",
+        "hf-token-secret holds HF_TOKEN",
+    ]
+    return Export(None, {MANIFEST_FILE: yaml_text(resource)}, tuple(dropped), tuple(notes), tuple(violations))
 
 
 def _engine_of(deployment: Deployment) -> str:
@@ -102,7 +105,7 @@ def resource_name(text: str) -> str:
     return (name if name[:1].isalpha() else f"model-{name}")[:63].strip("-")
 
 
-def _pod(engine: str, command: list[str], args: list[Word], worker: Deployment | None) -> dict[str, Any]:
+def _pod(engine: str, command: list[str], args: list[Argument], worker: Deployment | None) -> dict[str, Any]:
     main: dict[str, Any] = {
         "name": "main",
         "image": f"nvcr.io/nvidia/ai-dynamo/{_IMAGES[engine]}:{VERSION}",
@@ -122,7 +125,7 @@ def _environment(deployment: Deployment, engine: str) -> dict[str, str]:
     return of_engine[engine](deployment) if engine in of_engine else {}
 
 
-def _args(deployment: Deployment, engine: str) -> list[Word]:
+def _args(deployment: Deployment, engine: str) -> list[Argument]:
     of_pool = phase_of(deployment.workload).pool
     pool = ["--disaggregation-mode", of_pool] if of_pool else []
     if engine == "vllm":  # Dynamo's mode sets how caches are sent

@@ -18,7 +18,7 @@ from raysearch.base.errors import InputError
 from raysearch.deploy.export.deployment import Deployment, Export
 from sim.config.files import did_you_mean
 
-GROUP = "raysearch.exporters"
+EXPORTERS_GROUP = "raysearch.exporters"
 Exporter = Callable[[Deployment], Export]
 PoolsExporter = Callable[[Mapping[str, Deployment]], Export]
 
@@ -55,7 +55,7 @@ def register_exporter(name: str, summary: str, load: str, pools: str = "") -> No
 
 def exporter_names() -> tuple[str, ...]:
     """All names, shipped ones first."""
-    installed = [entry.name for entry in entry_points(group=GROUP) if entry.name not in _ENTRIES]
+    installed = [entry.name for entry in entry_points(group=EXPORTERS_GROUP) if entry.name not in _ENTRIES]
     return (*_ENTRIES, *installed)
 
 
@@ -72,7 +72,7 @@ def exporter(name: str) -> Exporter:
     """
     if name in _ENTRIES:
         return _loaded(_ENTRIES[name].load)
-    for entry in entry_points(group=GROUP):
+    for entry in entry_points(group=EXPORTERS_GROUP):
         if entry.name == name:
             return entry.load()
     raise InputError(f"unknown export target {name!r}: {did_you_mean(name, exporter_names())}")

@@ -21,7 +21,7 @@ from raysearch.deploy.export.vllm import check_ranks, engine_flags, layers_of_st
 from sim.engines.vllm import VLLM
 from sim.serving.phases import phase_of
 
-FILE = "llm-d-values.yaml"
+VALUES_FILE = "llm-d-values.yaml"
 _IMAGES = {"nvidia": "vllm/vllm-openai:v0.33.0", "amd": "vllm/vllm-openai-rocm:v0.33.0"}
 """By the vendor of the GPUs. [published] Docker Hub; ROCm's since 0.14, that it has this version is [assumed]."""
 _PORT, _BEHIND_PROXY = 8000, 8200
@@ -50,8 +50,8 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
         violations += [which + text for text in runs.violations]
         told[phase_of(deployment.workload).pool or "decode"] = runs.deployment
     release = resource_name(next(iter(told.values())).workload.model.name)
-    notes.append(f"helm install {release} llm-d-modelservice/llm-d-modelservice -f {FILE}")
-    return Export(None, {FILE: yaml_text(values(told))}, tuple(dropped), tuple(notes), tuple(violations))
+    notes.append(f"helm install {release} llm-d-modelservice/llm-d-modelservice -f {VALUES_FILE}")
+    return Export(None, {VALUES_FILE: yaml_text(values(told))}, tuple(dropped), tuple(notes), tuple(violations))
 
 
 def values(pools: Mapping[str, Deployment]) -> dict[str, Any]:

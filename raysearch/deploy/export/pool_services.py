@@ -17,9 +17,9 @@ from raysearch.deploy.export.stored import Replicas, StoredOption
 from raysearch.runs.records import Record
 from sim.config.code import Origin
 from sim.config.fields import Count
-from sim.config.files import explain
+from sim.config.files import first_error_text
 from sim.config.question import Question
-from sim.pools.traffic import Kind, Traffic, workload_of
+from sim.pools.traffic import Traffic, TrafficKind, workload_of
 from sim.serving.phases import phase_of
 from sim.validate import check_strategy
 from sim.workload import PhaseName
@@ -83,7 +83,7 @@ def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model
     try:
         answers = _Answers.model_validate(told)
     except ValidationError as error:
-        raise InputError(f"{path} is not as `pools` writes it: {explain(error, _Answers)}") from error
+        raise InputError(f"{path} is not as `pools` writes it: {first_error_text(error, _Answers)}") from error
     if number >= len(answers.points):
         raise InputError(f"{path} has no point {number}: it has {len(answers.points)}, from 0")
     if answers.question is None:
@@ -101,7 +101,7 @@ def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model
     if way is None:
         raise InputError(f"point {number} of {path} says that {point.winner!r} wins, and nothing of how")
     try:
-        traffic = Traffic.of(Kind(**dict(kind)) for kind in point.kinds)
+        traffic = Traffic.of(TrafficKind(**dict(kind)) for kind in point.kinds)
     except ValueError as error:
         raise InputError(f"point {number} of {path}: {error}") from error
     question = Question.of_record(answers.question)

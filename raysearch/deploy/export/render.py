@@ -25,12 +25,12 @@ class Variable:
         return f"${self.name}{self.suffix}"
 
 
-Word = str | Variable
-Flag = tuple[str, Word | int | float | None]
+Argument = str | Variable
+Flag = tuple[str, Argument | int | float | None]
 """An option and its value; None for a switch."""
 
 
-def words(flags: Iterable[Flag]) -> list[Word]:
+def words(flags: Iterable[Flag]) -> list[Argument]:
     """Options and values, one word each."""
     found = (word for flag in flags for word in flag if word is not None)
     return [word if isinstance(word, Variable) else str(word) for word in found]
@@ -46,12 +46,12 @@ class Command:
         environment: Variables that it finds set beside those of whoever starts it.
     """
 
-    program: tuple[Word, ...]
+    program: tuple[Argument, ...]
     flags: tuple[Flag, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def words(self) -> list[Word]:
+    def words(self) -> list[Argument]:
         """All arguments, the program first."""
         return [*self.program, *words(self.flags)]
 
@@ -68,13 +68,13 @@ def shell_text(command: Command) -> str:
     return " \\\n  ".join(map(" ".join, lines))
 
 
-def _quoted(word: Word) -> str:
+def _quoted(word: Argument) -> str:
     if isinstance(word, Variable):
         return f'"${{{word.name}:?}}"{shlex.quote(word.suffix) if word.suffix else ""}'
     return shlex.quote(word)
 
 
-def container_words(found: Iterable[Word]) -> list[str]:
+def container_words(found: Iterable[Argument]) -> list[str]:
     """Words of a container's command: Kubernetes puts variables in the place of $(NAME), and takes $$ for $.
 
     >>> container_words(["--host", Variable("HOST"), "$(HOST)"])

@@ -13,7 +13,7 @@ from raysearch.deploy.export.models import repository
 from raysearch.deploy.export.pool_services import POOLS_FILE, pool_deployments
 from raysearch.deploy.export.stored import Exportable
 from raysearch.runs.records import Record, RunSpec
-from raysearch.studies.results import read_runs, read_spec
+from raysearch.studies.results import read_spec, read_study_runs
 from sim.config.code import Origin
 from sim.config.question import Question
 from sim.validate import check_strategy
@@ -99,7 +99,7 @@ def _of_results(folder: Path, question: Question | None, served_model: str | Non
     """The best strategy of the best run; of a study with several workloads none can be said to be."""
     from raysearch.reports.study_report import NotExplained, best_runs, explain
 
-    runs = best_runs(read_runs(folder))
+    runs = best_runs(read_study_runs(folder))
     if len(runs) != 1:
         workloads = ", ".join(run["workload"] for run in runs) or "none"
         raise InputError(f"{folder} has the best of {len(runs)} workloads ({workloads}): name a run's own folder")

@@ -12,7 +12,7 @@ from typing import Any
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import draft_repository
-from raysearch.deploy.export.render import Command, Word, yaml_text
+from raysearch.deploy.export.render import Argument, Command, yaml_text
 from sim.engines.trtllm import TRTLLM
 from sim.serving.phases import phase_of
 from sim.workload import Speculation
@@ -26,7 +26,7 @@ _BLOCK_TOKENS = 32
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica, and the file that it reads."""
     runs = fitted(deployment, TRTLLM)
-    program: tuple[Word, ...] = ("trtllm-serve", runs.deployment.served_model)
+    program: tuple[Argument, ...] = ("trtllm-serve", runs.deployment.served_model)
     notes = [*runs.notes]
     if deployment.nodes > 1:
         program = ("mpirun", "-n", str(deployment.strategy.gpus), "trtllm-llmapi-launch", *program)

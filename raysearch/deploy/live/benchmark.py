@@ -171,7 +171,7 @@ def serve() -> None:
             return
         try:
             with foreign(f"the benchmark {name} failed", RunFailed):
-                answer: Any = checked(function(workload, strategy), workload, strategy)
+                answer: Any = checked_benchmark(function(workload, strategy), workload, strategy)
         except (RunFailed, InputError) as failure:
             answer = str(failure)
         host.send(answer)
@@ -205,7 +205,7 @@ def of_command(
             raise RunFailed(
                 f"the command must print a JSON object on its last line, got {brief(last)[:_SHOWN_BYTES]!r}"
             ) from error
-        return checked(answer, workload, strategy)
+        return checked_benchmark(answer, workload, strategy)
 
     return measure
 
@@ -272,7 +272,7 @@ def _listen(process: subprocess.Popen[bytes], deadline: Deadline) -> tuple[bytes
     return bytes(kept[process.stdout]), bytes(kept[process.stderr])
 
 
-def checked(answer: Any, workload: Workload, strategy: Strategy) -> Measurement:
+def checked_benchmark(answer: Any, workload: Workload, strategy: Strategy) -> Measurement:
     """A benchmark's answer as a measurement.
 
     Raises:

@@ -28,7 +28,7 @@ _PRECISE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class Measured:
     """What was measured of one candidate.
 
     Attributes:
@@ -81,7 +81,7 @@ class Decider:
         self._rate = Belief(np.full(count, _RATE_SD), correlation, likeness, noise)
         self._ttft = Belief(np.full(count, _TTFT_SD), correlation, likeness, noise)
 
-    def decide(self, seen: Sequence[Observation], rng: np.random.Generator) -> Decision:
+    def decide(self, seen: Sequence[Measured], rng: np.random.Generator) -> Decision:
         """What to recommend and what to measure next.
 
         Args:
@@ -108,7 +108,7 @@ class Decider:
         return Decision(incumbent, confidence, following, gain, (low, middle, high), scale)
 
     def _following(
-        self, gains: Floats, values: Floats, incumbent: int | None, seen: Sequence[Observation], open_: Mask
+        self, gains: Floats, values: Floats, incumbent: int | None, seen: Sequence[Measured], open_: Mask
     ) -> int | None:
         """The challenger that is expected to gain most; or the incumbent once more, where it is what is unsure."""
         fresh = open_.copy()
@@ -120,7 +120,7 @@ class Decider:
         challenger = int(np.argmax(challengers))
         return incumbent if again and values[:, incumbent].std() > values[:, challenger].std() else challenger
 
-    def _values(self, seen: Sequence[Observation], rng: np.random.Generator) -> tuple[Floats, float]:
+    def _values(self, seen: Sequence[Measured], rng: np.random.Generator) -> tuple[Floats, float]:
         """([samples, n] tokens/s/GPU, 0 where an SLO is missed; the mean scale)."""
         each, workload = self.candidates, self.candidates.workload
         run = [o for o in seen if not o.measurement.unsupported]
@@ -150,7 +150,7 @@ class Decider:
             values = np.where(_in_time(drawn[:count], stated, workload.ttft_limit_s), values[:count], 0.0)
         return values, self._time.mean_scale(rows, slower)
 
-    def _ruled_out(self, seen: Sequence[Observation]) -> Mask:
+    def _ruled_out(self, seen: Sequence[Measured]) -> Mask:
         """[n] what cannot run: what did not, and the same degrees with more requests, which need more of everything."""
         out = np.zeros(len(self.candidates), dtype=bool)
         strategies = self.candidates.strategies

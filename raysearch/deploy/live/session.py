@@ -18,8 +18,8 @@ from envs.row_files import write_atomically
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import Damaged, as_strategy, aside, read_record, strategy_dict, write_record
 from raysearch.deploy.live.belief import LIKENESS, Likeness
-from raysearch.deploy.live.benchmark import Benchmark, checked
-from raysearch.deploy.live.decide import Decider, Decision, Observation
+from raysearch.deploy.live.benchmark import Benchmark, checked_benchmark
+from raysearch.deploy.live.decide import Decider, Decision, Measured
 from raysearch.deploy.live.deployment_candidates import Candidates
 from raysearch.simulators.measurement import Measurement
 from sim.config.reading import parse_object
@@ -56,10 +56,10 @@ class Head(BaseModel):
     sha256: str = ""
 
 
-class Step(NamedTuple):
+class MeasuringStep(NamedTuple):
     """A measurement, and where things stand after it; before the first there is none."""
 
-    measured: Observation | None
+    measured: Measured | None
     decision: Decision
 
 
@@ -67,10 +67,10 @@ def tune(
     candidates: Candidates,
     settings: Settings,
     measure: Callable[[int], Measurement],
-    seen: list[Observation],
+    seen: list[Measured],
     most: int,
     likeness: Likeness = LIKENESS,
-) -> Iterator[Step]:
+) -> Iterator[MeasuringStep]:
     """Goes on from what was seen until the best is known, nothing is left, or `most` were measured in all.
 
     Args:
@@ -85,11 +85,11 @@ def tune(
     last = seen[-1] if seen else None
     while True:
         decision = decider.decide(seen, np.random.default_rng((settings.seed, len(seen))))
-        yield Step(last, decision)
+        yield MeasuringStep(last, decision)
         done = decision.incumbent is not None and decision.confidence >= settings.confidence
         if done or decision.following is None or len(seen) >= most:
             return
-        last = Observation(decision.following, measure(decision.following))
+        last = Measured(decision.following, measure(decision.following))
         seen.append(last)
 
 
@@ -114,12 +114,12 @@ class Folder:
             "settings": asdict(settings),
         }
 
-    def begin(self) -> list[Observation]:
+    def begin(self) -> list[Measured]:
         """Notes what is tuned; nothing was measured yet."""
         write_record(self.path / HEAD_FILE, self._head)
         return []
 
-    def resume(self) -> list[Observation]:
+    def resume(self) -> list[Measured]:
         """The measurements that an earlier part made, as far as they can be trusted; the others are made again.
 
         A last line that was not written whole is dropped. Where one is damaged, the file is put aside as it is.
@@ -133,7 +133,7 @@ class Folder:
             told = ", ".join(f"{key} {begun.get(key)} there, {self._head[key]} now" for key in differs)
             raise InputError(f"{self.path} holds another tuning ({told}); resume with the same options")
         kept_lines: list[bytes] = []
-        seen: list[Observation] = []
+        seen: list[Measured] = []
         try:
             for line, chain in links(self._rows):
                 seen.append(self._read(line))
@@ -148,10 +148,10 @@ class Folder:
         write_atomically(self._rows, lambda temporary: temporary.write_bytes(b"".join(kept_lines)))
         return seen
 
-    def _read(self, line: bytes) -> Observation:
+    def _read(self, line: bytes) -> Measured:
         row = parse_object(line)
         strategy = as_strategy(row["strategy"])
-        return Observation(self._index[strategy], checked(row["measurement"], self._workload, strategy))
+        return Measured(self._index[strategy], checked_benchmark(row["measurement"], self._workload, strategy))
 
     def keep(self, candidate: int, measurement: Measurement) -> None:
         """Adds a measurement; it is on the disk when this returns."""

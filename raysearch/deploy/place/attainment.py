@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysearch.deploy.place.arrivals import Arrivals, draw_arrivals
-from raysearch.deploy.place.model_placement import Cluster, Placement
+from raysearch.deploy.place.model_placement import Cluster, ModelPlacement
 from raysearch.deploy.place.queueing import simulate
 
-CONFIDENCE = 0.9
+ATTAINMENT_CONFIDENCE = 0.9
 WARM_UP = 0.1
 """Share of the time in which requests are served and not counted: the groups begin empty. [assumed]"""
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class AttainmentEstimate:
     """A mean over seeds.
 
     Attributes:
@@ -36,7 +36,7 @@ class Estimate:
     high: float | None
 
 
-def over_seeds(values: Sequence[float], least: float = -math.inf, most: float = math.inf) -> Estimate:
+def over_seeds(values: Sequence[float], least: float = -math.inf, most: float = math.inf) -> AttainmentEstimate:
     """The mean of independent values and Student's interval, cut to what is possible.
 
     >>> estimate = over_seeds([0.5, 0.7, 0.6], 0.0, 1.0)
@@ -47,10 +47,10 @@ def over_seeds(values: Sequence[float], least: float = -math.inf, most: float = 
 
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
-        return Estimate(mean, None, None)
+        return AttainmentEstimate(mean, None, None)
     spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
-    return Estimate(mean, max(least, mean - half), min(most, mean + half))
+    half = float(t.ppf((1 + ATTAINMENT_CONFIDENCE) / 2, len(values) - 1)) * spread
+    return AttainmentEstimate(mean, max(least, mean - half), min(most, mean + half))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +75,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class SampledTraffic:
     """What requests are drawn.
 
     Attributes:
@@ -93,7 +93,7 @@ class Traffic:
         return [draw_arrivals(streams, horizon_s, seed) for seed in self.seeds]
 
 
-def tried(cluster: Cluster, placement: Placement, arrivals: Arrivals) -> Trial:
+def tried(cluster: Cluster, placement: ModelPlacement, arrivals: Arrivals) -> Trial:
     """Simulates a placement."""
     objectives = [tenant.objective for tenant in cluster.tenants]
     outcome = simulate(cluster.groups(placement), objectives, arrivals)

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from raysearch.deploy.place.arrivals import Stream
 from raysearch.deploy.place.model_placement import Cluster, Tenant
-from raysearch.deploy.place.service import Objective, Service, Shape, best_service
+from raysearch.deploy.place.service import GroupShape, Objective, Service, best_service
 from sim.config.fields import Count, FileSchema, Name, Positive
 from sim.config.files import CatalogError, config_path, did_you_mean, read_config
 from sim.config.question import Question
@@ -112,10 +112,10 @@ def load_fleet(name_or_path: str, **instead: Any) -> Fleet:
     path = config_path("fleets", name_or_path)
     file = read_config(path, FleetFile).model_copy(update=instead)
     hardware = str(config_path("hardware", file.hardware, beside=path.parent))
-    services: dict[tuple[int, Shape], Service] = {}
+    services: dict[tuple[int, GroupShape], Service] = {}
     tenants: list[Tenant] = []
     hashes: list[str] = []
-    priced: dict[int, tuple[str, dict[Shape, Service]]] = {}  # equal models are priced once
+    priced: dict[int, tuple[str, dict[GroupShape, Service]]] = {}  # equal models are priced once
     for number, (name, table) in enumerate(file.tenants()):
         objective = Objective(table.osl, _seconds(table.ttft_ms), _seconds(table.tpot_ms))
         if id(table) not in priced:
@@ -136,9 +136,9 @@ def _seconds(milliseconds: float | None) -> float:
     return math.inf if milliseconds is None else 1e-3 * milliseconds
 
 
-def _shapes(gpus: int) -> list[Shape]:
+def _shapes(gpus: int) -> list[GroupShape]:
     powers = [1 << power for power in range(gpus.bit_length())]
-    return [Shape(stage, stages) for stage in powers for stages in powers if stage * stages <= gpus]
+    return [GroupShape(stage, stages) for stage in powers for stages in powers if stage * stages <= gpus]
 
 
 def _workload(file: FleetFile, table: _ModelTable, model: str, hardware: str, phase: PhaseName) -> Workload:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from raysearch.base.file_io import strategy_dict
-from raysearch.deploy.place.attainment import Estimate, Traffic, Trial, over_seeds, tried
+from raysearch.deploy.place.attainment import AttainmentEstimate, SampledTraffic, Trial, over_seeds, tried
 from raysearch.deploy.place.fleet_file import Fleet
-from raysearch.deploy.place.model_placement import Cluster, Placed, Placement
+from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed
 from raysearch.deploy.place.placement_search import Found, best_placements, dedicated, replicated, shared
 
 SLOWER = 1.1
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Option:
+class PlacementOption:
     """The best placement of a kind.
 
     Attributes:
@@ -43,13 +43,13 @@ class Option:
     slower: tuple[float, ...]
 
     @property
-    def attained(self) -> Estimate:
+    def attained(self) -> AttainmentEstimate:
         """Share of all requests that were in time."""
         return over_seeds([trial.attained for trial in self.trials], 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class FleetPlan:
     """Placements of a fleet.
 
     Attributes:
@@ -59,21 +59,21 @@ class Answer:
     """
 
     fleet: Fleet
-    traffic: Traffic
-    options: tuple[Option, ...]
+    traffic: SampledTraffic
+    options: tuple[PlacementOption, ...]
 
     @property
-    def best(self) -> Option:
+    def best(self) -> PlacementOption:
         """The best placement of all."""
         return self.options[0]
 
-    def gain(self, over: Option) -> Estimate:
+    def gain(self, over: PlacementOption) -> AttainmentEstimate:
         """By how much larger the best one's share in time is than another's, seed by seed."""
         pairs = zip(self.best.trials, over.trials, strict=True)
         return over_seeds([ours.attained - theirs.attained for ours, theirs in pairs], -1.0, 1.0)
 
 
-def answer(fleet: Fleet, requests: int, seeds: int, progress: Progress) -> Answer:
+def plan_fleet(fleet: Fleet, requests: int, seeds: int, progress: Progress) -> FleetPlan:
     """Searches placements and measures them on arrivals that the search has not seen.
 
     Args:
@@ -84,14 +84,16 @@ def answer(fleet: Fleet, requests: int, seeds: int, progress: Progress) -> Answe
     """
     cluster = fleet.cluster
     own, final, last = _SEARCH_SEEDS, _SEARCH_SEEDS + _FINAL_SEEDS, _SEARCH_SEEDS + _FINAL_SEEDS + seeds
-    search, finals, traffic = (Traffic(requests, tuple(range(*each))) for each in ((own,), (own, final), (final, last)))
+    search, finals, traffic = (
+        SampledTraffic(requests, tuple(range(*each))) for each in ((own,), (own, final), (final, last))
+    )
     # The narrower kinds first: what they find counts for the wider one too.
     kinds = (dedicated(cluster), replicated(cluster), shared(cluster))
     found = best_placements(cluster, search.draw(cluster), finals.draw(cluster), kinds, progress=progress)
     arrivals = traffic.draw(cluster)
     slower = cluster.slower(SLOWER)
     options = [
-        Option(
+        PlacementOption(
             kind.name,
             each,
             tuple(tried(cluster, each.placement, run) for run in arrivals),
@@ -99,7 +101,7 @@ def answer(fleet: Fleet, requests: int, seeds: int, progress: Progress) -> Answe
         )
         for kind, each in zip(kinds, found, strict=True)
     ]
-    return Answer(fleet, traffic, tuple(reversed(options)))
+    return FleetPlan(fleet, traffic, tuple(reversed(options)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,47 +118,47 @@ class CurvePoint:
     option: str
     varied: str
     at: float
-    attained: Estimate
+    attained: AttainmentEstimate
 
 
-def curves(answer: Answer, progress: Progress) -> list[CurvePoint]:
+def curves(plan: FleetPlan, progress: Progress) -> list[CurvePoint]:
     """The placements, as they are, under other rates and burstiness."""
     loads: list[tuple[str, float, Cluster]] = [
-        *(("rate", rate, answer.fleet.cluster.at(rate)) for rate in RATES),
-        *(("cv", cv, answer.fleet.cluster.at(cv=cv)) for cv in CVS),
+        *(("rate", rate, plan.fleet.cluster.at(rate)) for rate in RATES),
+        *(("cv", cv, plan.fleet.cluster.at(cv=cv)) for cv in CVS),
     ]
     points: list[CurvePoint] = []
     for done, (varied, at, cluster) in enumerate(loads):
-        arrivals = answer.traffic.draw(cluster)
-        for option in answer.options:
+        arrivals = plan.traffic.draw(cluster)
+        for option in plan.options:
             attained = [tried(cluster, option.found.placement, run).attained for run in arrivals]
             points.append(CurvePoint(option.name, varied, at, over_seeds(attained, 0.0, 1.0)))
         progress("other loads", done + 1, len(loads))
     return points
 
 
-def answer_dict(answer: Answer) -> dict[str, Any]:
+def fleet_plan_dict(plan: FleetPlan) -> dict[str, Any]:
     """Everything in JSON."""
-    file = answer.fleet.file
+    file = plan.fleet.file
     return {
         "fleet": file.name,
         "hardware": file.hardware,
         "engine": file.engine,
         "gpus": file.gpus,
-        "config_hashes": list(answer.fleet.config_hashes),
-        "requests_per_seed": answer.traffic.requests,
-        "seeds": list(answer.traffic.seeds),
+        "config_hashes": list(plan.fleet.config_hashes),
+        "requests_per_seed": plan.traffic.requests,
+        "seeds": list(plan.traffic.seeds),
         "confidence": 0.9,
-        "best": _option_dict(answer, answer.best),
+        "best": _option_dict(plan, plan.best),
         "alternatives": [
-            {**_option_dict(answer, option), "best_attains_more": _interval(answer.gain(option))}
-            for option in answer.options[1:]
+            {**_option_dict(plan, option), "best_attains_more": _interval(plan.gain(option))}
+            for option in plan.options[1:]
         ],
     }
 
 
-def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
-    cluster, trials = answer.fleet.cluster, option.trials
+def _option_dict(plan: FleetPlan, option: PlacementOption) -> dict[str, Any]:
+    cluster, trials = plan.fleet.cluster, option.trials
     busy = np.mean([trial.busy for trial in trials], axis=0)
     placement = option.found.placement
     return {
@@ -169,9 +171,9 @@ def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
             "mean": _mean(trial.ttft_s[0] for trial in trials),
             "p99": _mean(trial.ttft_s[1] for trial in trials),
         },
-        "idle_gpus": answer.fleet.file.gpus - sum(placed.shape.gpus for placed in placement if placed.models),
+        "idle_gpus": plan.fleet.file.gpus - sum(placed.shape.gpus for placed in placement if placed.models),
         "groups": [_group_dict(cluster, placed, share) for placed, share in zip(placement, busy, strict=True)],
-        "models": [_model_dict(answer, number, trials, placement) for number in range(len(cluster.tenants))],
+        "models": [_model_dict(plan, number, trials, placement) for number in range(len(cluster.tenants))],
     }
 
 
@@ -189,8 +191,8 @@ def _group_dict(cluster: Cluster, placed: Placed, busy: float) -> dict[str, Any]
     }
 
 
-def _model_dict(answer: Answer, number: int, trials: Sequence[Trial], placement: Placement) -> dict[str, Any]:
-    tenant = answer.fleet.cluster.tenants[number]
+def _model_dict(plan: FleetPlan, number: int, trials: Sequence[Trial], placement: ModelPlacement) -> dict[str, Any]:
+    tenant = plan.fleet.cluster.tenants[number]
     shares = [float(trial.of_models[number]) for trial in trials if trial.counts[number]]
     return {
         "name": tenant.name,
@@ -201,7 +203,7 @@ def _model_dict(answer: Answer, number: int, trials: Sequence[Trial], placement:
     }
 
 
-def _interval(estimate: Estimate) -> dict[str, float | None]:
+def _interval(estimate: AttainmentEstimate) -> dict[str, float | None]:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from raysearch.base.file_io import degrees_text, write_bytes, write_record
 from raysearch.base.rich_tables import plain_table, printer
-from raysearch.deploy.place.attainment import Estimate, over_seeds
-from raysearch.deploy.place.fleet_plan import SLOWER, Answer, CurvePoint, Option, answer_dict
+from raysearch.deploy.place.attainment import AttainmentEstimate, over_seeds
+from raysearch.deploy.place.fleet_plan import SLOWER, CurvePoint, FleetPlan, PlacementOption, fleet_plan_dict
 from raysearch.deploy.place.model_placement import Cluster
 from sim.strategy import Strategy
 
 PLACEMENT_FILE = "placement.json"
 
 
-def show(answer: Answer) -> None:
+def show_fleet_plan(answer: FleetPlan) -> None:
     """Prints an answer."""
     console, file = printer(), answer.fleet.file
     best = answer.best
@@ -48,7 +48,7 @@ def show(answer: Answer) -> None:
     )
 
 
-def _group_rows(cluster: Cluster, option: Option) -> list[tuple[str, ...]]:
+def _group_rows(cluster: Cluster, option: PlacementOption) -> list[tuple[str, ...]]:
     """A line per group."""
     rows: list[tuple[str, ...]] = []
     for at, placed in enumerate(option.found.placement):
@@ -64,7 +64,7 @@ def _sharded(strategy: Strategy) -> str:
     return degrees_text(strategy).partition(", batch")[0]
 
 
-def _row(answer: Answer, option: Option) -> tuple[str, ...]:
+def _row(answer: FleetPlan, option: PlacementOption) -> tuple[str, ...]:
     ttft = [sum(trial.ttft_s[at] for trial in option.trials) / len(option.trials) for at in (0, 1)]
     gain = "" if option is answer.best else _estimate(answer.gain(option), sign="+")
     slower = over_seeds(option.slower, 0.0, 1.0)
@@ -77,15 +77,15 @@ def _row(answer: Answer, option: Option) -> tuple[str, ...]:
     )
 
 
-def _estimate(estimate: Estimate, sign: str = "") -> str:
+def _estimate(estimate: AttainmentEstimate, sign: str = "") -> str:
     value = f"{estimate.value:{sign}.1%}"
     return value if estimate.low is None else f"{value} [{estimate.low:{sign}.1%}, {estimate.high:{sign}.1%}]"
 
 
-def write_answer(answer: Answer, points: Sequence[CurvePoint], folder: Path) -> None:
+def write_fleet_plan(answer: FleetPlan, points: Sequence[CurvePoint], folder: Path) -> None:
     """Writes placement.json, curves.csv and curves.png."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_record(folder / PLACEMENT_FILE, answer_dict(answer))
+    write_record(folder / PLACEMENT_FILE, fleet_plan_dict(answer))
     table = io.StringIO()
     writer = csv.writer(table)
     writer.writerow(("placement", "varied", "at", "attained", "low", "high"))
@@ -95,7 +95,7 @@ def write_answer(answer: Answer, points: Sequence[CurvePoint], folder: Path) -> 
     write_bytes(folder / "curves.png", draw_curves(answer, points))
 
 
-def draw_curves(answer: Answer, points: Sequence[CurvePoint]) -> bytes:
+def draw_curves(answer: FleetPlan, points: Sequence[CurvePoint]) -> bytes:
     """A PNG: the share in time of each placement against the rate and against burstiness."""
     from matplotlib.figure import Figure
 

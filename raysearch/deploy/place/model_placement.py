@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raysearch.deploy.place.arrivals import Stream
-from raysearch.deploy.place.queueing import Group
-from raysearch.deploy.place.service import Objective, Service, Shape
+from raysearch.deploy.place.queueing import GpuGroup
+from raysearch.deploy.place.service import GroupShape, Objective, Service
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Placed:
     """A group and its models, by their numbers, ascending."""
 
-    shape: Shape
+    shape: GroupShape
     models: tuple[int, ...]
 
 
-Placement = tuple[Placed, ...]
+ModelPlacement = tuple[Placed, ...]
 """Groups in ascending order, so that equal placements are equal."""
 
 
@@ -50,14 +50,14 @@ class Cluster:
 
     gpus: int
     tenants: tuple[Tenant, ...]
-    services: Mapping[tuple[int, Shape], Service]
+    services: Mapping[tuple[int, GroupShape], Service]
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[GroupShape, ...]:
         """Groups that hold some model, the smallest first."""
         return tuple(sorted({shape for _, shape in self.services}, key=lambda each: (each.gpus, each)))
 
-    def has_room(self, shape: Shape, models: Sequence[int]) -> bool:
+    def has_room(self, shape: GroupShape, models: Sequence[int]) -> bool:
         """Whether models fit on one group, each with a request of its own in flight."""
         services = [self.services.get((model, shape)) for model in models]
         if any(each is None for each in services):
@@ -66,10 +66,10 @@ class Cluster:
         needed = sum(each.fixed_bytes for each in held) + max((each.request_bytes for each in held), default=0.0)
         return all(needed <= each.allowed_bytes for each in held)
 
-    def groups(self, placement: Placement) -> list[Group]:
+    def groups(self, placement: ModelPlacement) -> list[GpuGroup]:
         """The groups of a placement, as the queues see them."""
         return [
-            Group(placed.shape.stages, {model: self.services[model, placed.shape] for model in placed.models})
+            GpuGroup(placed.shape.stages, {model: self.services[model, placed.shape] for model in placed.models})
             for placed in placement
         ]
 
@@ -86,15 +86,15 @@ class Cluster:
         return replace(self, services={on: service.slower(factor) for on, service in self.services.items()})
 
 
-def partitions(gpus: int, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, ...]]:
+def partitions(gpus: int, shapes: Sequence[GroupShape]) -> Iterator[tuple[GroupShape, ...]]:
     """All ways to cut GPUs into groups of the shapes; GPUs stay idle only where no shape fits what is left.
 
-    >>> [[each.gpus for each in way] for way in partitions(3, (Shape(1, 1), Shape(2, 1)))]
+    >>> [[each.gpus for each in way] for way in partitions(3, (GroupShape(1, 1), GroupShape(2, 1)))]
     [[1, 1, 1], [1, 2]]
     """
     least = min((shape.gpus for shape in shapes), default=gpus + 1)
 
-    def cut(left: int, start: int) -> Iterator[tuple[Shape, ...]]:
+    def cut(left: int, start: int) -> Iterator[tuple[GroupShape, ...]]:
         if left < least:
             yield ()
             return
@@ -106,18 +106,18 @@ def partitions(gpus: int, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, ...]
     return cut(gpus, 0)
 
 
-def model_sets(cluster: Cluster, shape: Shape, most: int) -> list[tuple[int, ...]]:
+def model_sets(cluster: Cluster, shape: GroupShape, most: int) -> list[tuple[int, ...]]:
     """Sets of at most so many models that a group of the shape has room for, the empty one too."""
     models = range(len(cluster.tenants))
     sizes = range(min(most, len(cluster.tenants)) + 1)
     return [each for size in sizes for each in itertools.combinations(models, size) if cluster.has_room(shape, each)]
 
 
-def all_placements(cluster: Cluster, shapes: Sequence[Shape], most: int) -> Iterator[Placement]:
+def all_placements(cluster: Cluster, shapes: Sequence[GroupShape], most: int) -> Iterator[ModelPlacement]:
     """Every placement on groups of the shapes, each group with at most so many models."""
     sets = {shape: model_sets(cluster, shape, most) for shape in shapes}
 
-    def filled(way: Sequence[Shape], first: int) -> Iterator[tuple[Placed, ...]]:
+    def filled(way: Sequence[GroupShape], first: int) -> Iterator[tuple[Placed, ...]]:
         """Fills groups from left to right; one like its left neighbour takes no earlier set, so none comes twice."""
         if not way:
             yield ()

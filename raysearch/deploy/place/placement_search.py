@@ -18,10 +18,10 @@ import numpy as np
 
 from raysearch.deploy.place.arrivals import Arrivals
 from raysearch.deploy.place.attainment import Trial, tried
-from raysearch.deploy.place.model_placement import Cluster, Placed, Placement, all_placements, partitions
-from raysearch.deploy.place.service import Shape
+from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed, all_placements, partitions
+from raysearch.deploy.place.service import GroupShape
 
-MOST_TRIED = 400
+MOST_PLACEMENTS = 400
 """Placements up to which all are tried. [assumed] Some seconds' work, as are the numbers below."""
 _MOST_PARTITIONS = 12
 """Partitions up to which each is filled."""
@@ -34,7 +34,7 @@ _MOST_CHANGES = 80
 _FINALISTS = 6
 """Placements that are compared once more, on arrivals that the search has not seen."""
 
-Progress = Callable[[str, int, int], None]
+PlacementProgress = Callable[[str, int, int], None]
 """Told what is done, and how far: (what, done, total)."""
 
 
@@ -49,7 +49,7 @@ class Allowed:
     """
 
     name: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[GroupShape, ...]
     most_models: int
 
 
@@ -85,7 +85,7 @@ class Found:
         tried: How many were simulated.
     """
 
-    placement: Placement
+    placement: ModelPlacement
     exact: bool
     tried: int
 
@@ -95,8 +95,8 @@ def best_placements(
     traffic: Sequence[Arrivals],
     final: Sequence[Arrivals],
     allowed: Sequence[Allowed],
-    most_tried: int = MOST_TRIED,
-    progress: Progress = lambda _what, _done, _total: None,
+    most_tried: int = MOST_PLACEMENTS,
+    progress: PlacementProgress = lambda _what, _done, _total: None,
 ) -> list[Found]:
     """Searches the placements that keep most requests in time; of equals those with the soonest first tokens.
 
@@ -118,10 +118,10 @@ class _Search:
 
     def __init__(self, cluster: Cluster, traffic: Sequence[Arrivals], final: Sequence[Arrivals]) -> None:
         self.cluster, self.traffic, self.final = cluster, traffic, final
-        self._scores: dict[Placement, tuple[float, float]] = {}
-        self._finals: dict[Placement, tuple[float, float]] = {}
+        self._scores: dict[ModelPlacement, tuple[float, float]] = {}
+        self._finals: dict[ModelPlacement, tuple[float, float]] = {}
 
-    def best_of(self, allowed: Allowed, most_tried: int, progress: Progress) -> Found:
+    def best_of(self, allowed: Allowed, most_tried: int, progress: PlacementProgress) -> Found:
         every = list(
             itertools.islice(all_placements(self.cluster, allowed.shapes, allowed.most_models), most_tried + 1)
         )
@@ -136,7 +136,7 @@ class _Search:
                 self.mend(allowed, placement, progress)
         return Found(self._final(self._ranked(allowed)), exact, len(self._scores) - before)
 
-    def _ranked(self, allowed: Allowed) -> list[Placement]:
+    def _ranked(self, allowed: Allowed) -> list[ModelPlacement]:
         """Those that are allowed, the best first."""
         shapes = set(allowed.shapes)
         inside = [
@@ -146,7 +146,7 @@ class _Search:
         ]
         return sorted(inside, key=lambda each: self._scores[each], reverse=True)
 
-    def _final(self, ranked: Sequence[Placement]) -> Placement:
+    def _final(self, ranked: Sequence[ModelPlacement]) -> ModelPlacement:
         if not self.final:
             return ranked[0]
         for placement in ranked[:_FINALISTS]:
@@ -154,13 +154,13 @@ class _Search:
                 self._finals[placement] = _score([tried(self.cluster, placement, each) for each in self.final])
         return max(ranked[:_FINALISTS], key=lambda each: self._finals[each])
 
-    def score(self, placement: Placement) -> tuple[float, float]:
+    def score(self, placement: ModelPlacement) -> tuple[float, float]:
         """Share of the requests in time; minus the mean time to the first token."""
         if placement not in self._scores:
             self._scores[placement] = _score([tried(self.cluster, placement, each) for each in self.traffic])
         return self._scores[placement]
 
-    def fill(self, allowed: Allowed, progress: Progress) -> None:
+    def fill(self, allowed: Allowed, progress: PlacementProgress) -> None:
         """Fills partitions greedily: all of them, or those of one shape and of the best shapes two by two."""
         gpus, shapes = self.cluster.gpus, allowed.shapes
         ways = list(itertools.islice(partitions(gpus, shapes), _MOST_PARTITIONS + 1))
@@ -175,7 +175,7 @@ class _Search:
         self._fill(allowed, [way for way in mixed if len(set(way)) == 2][:_MOST_PARTITIONS], progress)
 
     def _fill(
-        self, allowed: Allowed, ways: Sequence[tuple[Shape, ...]], progress: Progress
+        self, allowed: Allowed, ways: Sequence[tuple[GroupShape, ...]], progress: PlacementProgress
     ) -> list[tuple[float, float]]:
         scores: list[tuple[float, float]] = []
         for done, way in enumerate(ways):
@@ -183,9 +183,9 @@ class _Search:
             progress(allowed.name, done + 1, len(ways))
         return scores
 
-    def _greedy(self, allowed: Allowed, way: tuple[Shape, ...]) -> tuple[float, float]:
+    def _greedy(self, allowed: Allowed, way: tuple[GroupShape, ...]) -> tuple[float, float]:
         """Places one model after the other, going by the first arrivals alone; the best of the way is scored."""
-        placement: Placement | None = tuple(Placed(shape, ()) for shape in sorted(way))
+        placement: ModelPlacement | None = tuple(Placed(shape, ()) for shape in sorted(way))
         best, best_score = placement, (-1.0, 0.0)
         while placement is not None:
             trial = tried(self.cluster, placement, self.traffic[0])
@@ -194,7 +194,7 @@ class _Search:
             placement = self._one_more(allowed, placement, trial)
         return self.score(best)
 
-    def _one_more(self, allowed: Allowed, placement: Placement, trial: Trial) -> Placement | None:
+    def _one_more(self, allowed: Allowed, placement: ModelPlacement, trial: Trial) -> ModelPlacement | None:
         """The model with most late requests on the group that works least, of those that can be."""
         for model in np.argsort(-trial.late, kind="stable").tolist():
             if not trial.late[model]:
@@ -210,7 +210,7 @@ class _Search:
         fits = model not in placed.models and len(models) <= allowed.most_models
         return models if fits and self.cluster.has_room(placed.shape, models) else None
 
-    def mend(self, allowed: Allowed, placement: Placement, progress: Progress) -> None:
+    def mend(self, allowed: Allowed, placement: ModelPlacement, progress: PlacementProgress) -> None:
         """Changes one thing after the other, as long as one helps."""
         left, better = _MOST_CHANGES, True
         while better:
@@ -226,7 +226,7 @@ class _Search:
                     placement, better = changed, True
                     break
 
-    def _changes(self, allowed: Allowed, placement: Placement) -> Iterator[Placement]:
+    def _changes(self, allowed: Allowed, placement: ModelPlacement) -> Iterator[ModelPlacement]:
         """A model more, one less, one for another, or one from a group to another; groups alike count once."""
         distinct = [at for at, placed in enumerate(placement) if placed not in placement[:at]]
         models = range(len(self.cluster.tenants))
@@ -253,5 +253,5 @@ def _score(trials: Sequence[Trial]) -> tuple[float, float]:
     return float(np.mean([trial.attained for trial in trials])), -ttft_s
 
 
-def _changed(placement: Placement, models: dict[int, tuple[int, ...]]) -> Placement:
+def _changed(placement: ModelPlacement, models: dict[int, tuple[int, ...]]) -> ModelPlacement:
     return tuple(sorted(Placed(each.shape, models.get(at, each.models)) for at, each in enumerate(placement)))

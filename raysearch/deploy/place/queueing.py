@@ -35,7 +35,7 @@ _LEFT = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GpuGroup:
     """GPUs that serve some models together.
 
     Attributes:
@@ -48,7 +48,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class QueueOutcome:
     """What became of each request, [n].
 
     Attributes:
@@ -83,7 +83,7 @@ def _limits_s(objective: Objective) -> tuple[float, float]:
     return objective.ttft_s, objective.tpot_s * after if after else math.inf
 
 
-def simulate(groups: Sequence[Group], objectives: Sequence[Objective], arrivals: Arrivals) -> Outcome:
+def simulate(groups: Sequence[GpuGroup], objectives: Sequence[Objective], arrivals: Arrivals) -> QueueOutcome:
     """Runs all requests through the groups, until the last one is done.
 
     Args:
@@ -112,7 +112,7 @@ def simulate(groups: Sequence[Group], objectives: Sequence[Objective], arrivals:
     for queue in queues:
         queue.advance(math.inf)
     ends = [queue.now for queue in queues]
-    return Outcome(
+    return QueueOutcome(
         np.array(went, dtype=np.int64),
         np.array(start),
         np.array(first),
@@ -134,7 +134,7 @@ class _Queue:
 
     def __init__(
         self,
-        group: Group,
+        group: GpuGroup,
         objectives: Sequence[Objective],
         times: list[float],
         models: list[int],

@@ -17,7 +17,7 @@ from sim.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class GroupShape:
     """A group of GPUs: a pipeline of equal stages, which all its models share.
 
     Attributes:
@@ -103,7 +103,7 @@ class Service:
         return 1 / (self.slot_s + after * min(shares)) if shares else 0.0
 
 
-def best_service(prompts: Workload, serving: Workload, shape: Shape, objective: Objective) -> Service | None:
+def best_service(prompts: Workload, serving: Workload, shape: GroupShape, objective: Objective) -> Service | None:
     """The strategy of a shape that carries most requests in time, or None where none has room.
 
     Where no strategy answers even a lone request in time, the fastest for one.
@@ -127,7 +127,7 @@ def best_service(prompts: Workload, serving: Workload, shape: Shape, objective: 
     return max(found, key=merit, default=None)
 
 
-def _strategies(workload: Workload, shape: Shape) -> Iterator[Strategy]:
+def _strategies(workload: Workload, shape: GroupShape) -> Iterator[Strategy]:
     """Strategies of one request that lie on the shape, in the workload's space."""
     for part in space_of(workload).parts():
         for tp, cp, dp, ep in part.meshes():

@@ -41,7 +41,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PoolComparison:
     """The best of each way, None where it is not feasible."""
 
     case: Case
@@ -61,11 +61,11 @@ class Answer:
         return best if self.ways[best] is not None else None
 
 
-def answers(case: Case, limits: Sequence[Limits], said: Said = lambda _: None) -> list[Answer]:
+def compare_pools(case: Case, limits: Sequence[Limits], said: Said = lambda _: None) -> list[PoolComparison]:
     """The best of each way under each of some limits; what does not depend on them is worked out once."""
     widest = replace(case.workload, max_gpus=max(each.gpus for each in limits))
     apart = pools(widest, case.traffic, hidden=case.hidden, said=said)
-    found: list[Answer] = []
+    found: list[PoolComparison] = []
     for number, each in enumerate(limits, 1):
         said(f"limits {number} of {len(limits)}")
         ways: dict[str, Way | None] = {
@@ -73,18 +73,18 @@ def answers(case: Case, limits: Sequence[Limits], said: Said = lambda _: None) -
             "apart": apart.best(each),
             "resharded": apart.best_resharded(each, case.host),
         }
-        found.append(Answer(replace(case, limits=each), ways))
+        found.append(PoolComparison(replace(case, limits=each), ways))
     return found
 
 
 def along_traffic(
     case: Case, mixes: Sequence[Traffic], limits: Sequence[Limits], said: Said = lambda _: None
-) -> list[Answer]:
+) -> list[PoolComparison]:
     """The same for each of some mixes in place of the case's own."""
     return [
         each
         for mix in mixes
-        for each in answers(replace(case, traffic=mix), limits, lambda what, mix=mix: said(_named(mix, what)))
+        for each in compare_pools(replace(case, traffic=mix), limits, lambda what, mix=mix: said(_named(mix, what)))
     ]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from raysearch.base.file_io import degrees_text, write_bytes, write_record
 from raysearch.deploy.export.pool_services import POOLS_FILE
-from raysearch.deploy.pools.pool_comparison import WAYS, Answer, Way
-from raysearch.deploy.recommend.recommendation_files import figures
+from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
+from raysearch.deploy.recommend.recommendation_files import option_figures
 from sim.config.question import Question
 from sim.pools.best import OnePool
 from sim.pools.candidates import Replica
@@ -20,11 +20,11 @@ from sim.pools.resharding import Resharded
 from sim.pools.traffic import workload_of
 from sim.workload import Workload
 
-FORM = 2
+POOLS_FORM = 2
 """Of pools.json; counts up when a reader of the old one would stumble."""
 
 
-def answer_dict(answer: Answer) -> dict[str, Any]:
+def pool_comparison_dict(answer: PoolComparison) -> dict[str, Any]:
     """An answer in JSON; a way that is not feasible is null."""
     case = answer.case
     return {
@@ -36,21 +36,21 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
     }
 
 
-def answers_dict(found: list[Answer], question: Question) -> dict[str, Any]:
+def answers_dict(found: list[PoolComparison], question: Question) -> dict[str, Any]:
     """Several answers on one workload in JSON, with the question that it answers."""
     workload = found[0].case.workload
     return {
-        "form": FORM,
+        "form": POOLS_FORM,
         "question": question.record(),
         "model": workload.model.name,
         "hardware": workload.hardware.name,
         "space": workload.space,
         "engine": workload.engine.name if workload.engine else None,
-        "points": [answer_dict(each) for each in found],
+        "points": [pool_comparison_dict(each) for each in found],
     }
 
 
-def _way_dict(answer: Answer, name: str, way: Way) -> dict[str, Any]:
+def _way_dict(answer: PoolComparison, name: str, way: Way) -> dict[str, Any]:
     case = answer.case
     told: dict[str, Any] = {
         "requests_per_s": way.requests_per_s,
@@ -62,7 +62,7 @@ def _way_dict(answer: Answer, name: str, way: Way) -> dict[str, Any]:
     }
     if isinstance(way, OnePool):
         own = {"replicas": way.replicas, "chunk_tokens": way.workload.chunk_tokens}
-        return {**told, **own, "pool": figures(way.workload, way.evaluation)}
+        return {**told, **own, "pool": option_figures(way.workload, way.evaluation)}
     if isinstance(way, Resharded):
         cycle = {name: getattr(way, name) for name in ("waves", "cycle_requests", "cycle_s", "switch_s", "replicas")}
         pools = {
@@ -79,10 +79,10 @@ def _way_dict(answer: Answer, name: str, way: Way) -> dict[str, Any]:
     }
 
 
-def _pool_dict(answer: Answer, phase: Any, replica: Replica, count: int) -> dict[str, Any]:
+def _pool_dict(answer: PoolComparison, phase: Any, replica: Replica, count: int) -> dict[str, Any]:
     workload = workload_of(answer.case.traffic, answer.case.workload, phase)
     rates = {"replicas": count, "requests_per_s_of_each": replica.requests_per_s, "sharers": replica.sharers}
-    return {**rates, **figures(workload, replica.evaluation)}
+    return {**rates, **option_figures(workload, replica.evaluation)}
 
 
 COLUMNS = (
@@ -97,7 +97,7 @@ COLUMNS = (
 )
 
 
-def rows(found: list[Answer]) -> list[tuple[Any, ...]]:
+def rows(found: list[PoolComparison]) -> list[tuple[Any, ...]]:
     """A row per answer, under `COLUMNS`; empty cells where a way is not feasible."""
     told: list[tuple[Any, ...]] = []
     for answer in found:
@@ -112,7 +112,7 @@ def rows(found: list[Answer]) -> list[tuple[Any, ...]]:
     return told
 
 
-def write_answers(found: list[Answer], question: Question, folder: Path) -> dict[str, Any]:
+def write_answers(found: list[PoolComparison], question: Question, folder: Path) -> dict[str, Any]:
     """Writes pools.json, pools.csv and, of several answers, pools.png; what the first holds."""
     folder.mkdir(parents=True, exist_ok=True)
     told = answers_dict(found, question)
@@ -121,9 +121,9 @@ def write_answers(found: list[Answer], question: Question, folder: Path) -> dict
     csv.writer(table).writerows([COLUMNS, *rows(found)])
     write_bytes(folder / "pools.csv", table.getvalue().encode())
     if len(found) > 1:
-        from raysearch.deploy.pools.pools_plot import draw
+        from raysearch.deploy.pools.pools_plot import draw_pools
 
-        write_bytes(folder / "pools.png", draw(found))
+        write_bytes(folder / "pools.png", draw_pools(found))
     return told
 
 

@@ -6,16 +6,16 @@ import io
 import math
 from collections.abc import Callable
 
-from raysearch.deploy.pools.pool_comparison import WAYS, Answer
+from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison
 
-_AXES: tuple[tuple[str, Callable[[Answer], float]], ...] = (
+_AXES: tuple[tuple[str, Callable[[PoolComparison], float]], ...] = (
     ("time to the first token allowed (s)", lambda each: each.case.limits.ttft_s),
     ("load (requests/s)", lambda each: each.case.limits.requests_per_s or math.nan),
     ("GPUs", lambda each: each.case.limits.gpus),
 )
 
 
-def draw(found: list[Answer]) -> bytes:
+def draw_pools(found: list[PoolComparison]) -> bytes:
     """A PNG: a panel per prompt length, in each a line per way along the limit that varies."""
     from matplotlib.figure import Figure
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from raysearch.base.rich_tables import plain_table, printer
-from raysearch.deploy.pools.pool_comparison import WAYS, Answer, Way
+from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.pools.pools_files import what_runs
 from sim.pools.matching import Matched
 from sim.pools.resharding import Resharded
 
 
-def show(found: list[Answer]) -> None:
+def show_pools(found: list[PoolComparison]) -> None:
     """Prints answers."""
     if len(found) == 1:
         _show_one(found[0])
@@ -19,7 +19,7 @@ def show(found: list[Answer]) -> None:
         _show_table(found)
 
 
-def _show_one(answer: Answer) -> None:
+def _show_one(answer: PoolComparison) -> None:
     console, case, limits = printer(), answer.case, answer.case.limits
     console.print(f"{case.workload.model.name}, {case.workload.space}, {limits.gpus} GPUs; {_lengths(answer)}")
     for name, words in WAYS.items():
@@ -40,7 +40,7 @@ def _show_one(answer: Answer) -> None:
             console.print(f"  {line}")
 
 
-def _lengths(answer: Answer) -> str:
+def _lengths(answer: PoolComparison) -> str:
     kinds = answer.case.traffic.kinds
     return ", ".join(
         f"{kind.prompt_tokens:,} in and {kind.output_tokens:,} out" + (f" ({kind.share:.0%})" if len(kinds) > 1 else "")
@@ -65,7 +65,7 @@ def _notes(way: Way) -> list[str]:
     return []
 
 
-def _show_table(found: list[Answer]) -> None:
+def _show_table(found: list[PoolComparison]) -> None:
     console = printer()
     columns = ("prompt", "GPUs", "TTFT ms", "load /s", *(f"{name} /s/GPU" for name in WAYS), "wins", "by")
     table: list[tuple[str, ...]] = []

@@ -17,7 +17,7 @@ from sim.simulate import evaluate
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Replicas:
     """Replicas of one strategy.
 
     Attributes:
@@ -37,13 +37,13 @@ class Fleet:
     requests_at_once: int
 
 
-def fleet_of(demand: Demand, evaluation: Evaluation) -> Fleet:
+def fleet_of(demand: Demand, evaluation: Evaluation) -> Replicas:
     """The replicas that a demand asks for: all that the GPUs hold, or the fewest that carry the load."""
     replicas = needed_replicas(demand, evaluation)
     gpus = replicas * evaluation.gpus
     tokens_per_s = evaluation.tokens_per_s_per_gpu * gpus
     each = _request_tokens(demand)
-    return Fleet(
+    return Replicas(
         replicas,
         gpus,
         demand.gpus - gpus,
@@ -118,7 +118,7 @@ class Stay:
     tpot_one_by_one_s: float
 
 
-def stay_of(demand: Demand, evaluation: Evaluation, fleet: Fleet) -> Stay | None:
+def stay_of(demand: Demand, evaluation: Evaluation, fleet: Replicas) -> Stay | None:
     """How long requests stay; None in a pool beside another, and where answers are one token."""
     tokens = demand.workload.output_tokens - 1
     if not phase_of(demand.workload).mixes or tokens < 1 or not fleet.requests_per_s:
@@ -128,7 +128,7 @@ def stay_of(demand: Demand, evaluation: Evaluation, fleet: Fleet) -> Stay | None
     return Stay(request_s, max(first_s, request_s - tokens * each_s), max(each_s, (request_s - first_s) / tokens))
 
 
-def cost(demand: Demand, fleet: Fleet) -> tuple[float, float] | None:
+def cost(demand: Demand, fleet: Replicas) -> tuple[float, float] | None:
     """The price an hour, and per million tokens of the load or else of all that they can do; None without a price."""
     if demand.price_per_gpu_hour is None:
         return None
@@ -140,7 +140,7 @@ _TIE = 1e-6
 """Share by which throughput beyond the load's decides between strategies that take as many GPUs."""
 
 
-def worth(demand: Demand, tokens_per_s_per_gpu: float, gpus: int) -> float:
+def fleet_worth(demand: Demand, tokens_per_s_per_gpu: float, gpus: int) -> float:
     """What a strategy is worth: tokens/s of the GPUs at hand, or of the GPUs that the load takes, per GPU.
 
     It never falls with the throughput, so that the exact search can go by it.
@@ -206,7 +206,7 @@ def _by_worth(
     demand: Demand, count: int, known: Known | None, among: Sequence[Evaluation] = ()
 ) -> tuple[Evaluation, ...]:
     def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
-        return worth(demand, tokens_per_s_per_gpu, gpus)
+        return fleet_worth(demand, tokens_per_s_per_gpu, gpus)
 
     space = space_of(demand.workload)
     inside = [each for each in among if each.feasible and not space.outside(each.strategy)]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from raysearch.deploy.recommend.recommendation import Answer
+from raysearch.deploy.recommend.recommendation import Recommendation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_front(answer: Answer) -> bytes:
+def draw_front(answer: Recommendation) -> bytes:
     """The front as a PNG."""
     picture = io.BytesIO()
     front_figure(answer).savefig(picture, format="png", dpi=150)
     return picture.getvalue()
 
 
-def front_figure(answer: Answer) -> Figure:
+def front_figure(answer: Recommendation) -> Figure:
     """The front, its intervals, and the strategies that are recommended."""
     from matplotlib.figure import Figure
 

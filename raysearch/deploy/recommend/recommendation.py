@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.alternatives import alternatives, reason
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import EVERY, Fleet, best_first, fleet_of, gain
+from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
 from sim.evaluation import Evaluation
@@ -29,7 +29,7 @@ class Option:
     """
 
     evaluation: Evaluation
-    fleet: Fleet
+    fleet: Replicas
     limit: str
     reason: str
 
@@ -48,7 +48,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Recommendation:
     """What to run.
 
     Attributes:
@@ -68,7 +68,9 @@ class Answer:
     miss: NearestMiss | None
 
 
-def answer(demand: Demand, said: Said = lambda _: None, found: Callable[[Answer], None] = lambda _: None) -> Answer:
+def recommended(
+    demand: Demand, said: Said = lambda _: None, found: Callable[[Recommendation], None] = lambda _: None
+) -> Recommendation:
     """Answers a demand exactly: every strategy of the engine's space and every batch are accounted for.
 
     Args:
@@ -82,14 +84,14 @@ def answer(demand: Demand, said: Said = lambda _: None, found: Callable[[Answer]
     bests = best_first(demand, 1 if demand.concurrency is None else EVERY, known)
     if not bests:
         said("the nearest miss")
-        return Answer(demand, (), {}, (), (), nearest_miss(demand, known))
+        return Recommendation(demand, (), {}, (), (), nearest_miss(demand, known))
     best = bests[0]
 
     def option(each: Evaluation) -> Option:
         return Option(each, fleet_of(demand, each), binding_limit(demand, each), reason(demand, each, best))
 
     options = [option(best)]
-    found(Answer(demand, tuple(options), {}, (), (), None))
+    found(Recommendation(demand, tuple(options), {}, (), (), None))
     said("what else to run")
     options += map(option, alternatives(demand, bests, known))
     # Other spaces are compared where all GPUs are filled: under a load whole replicas would hide what limits cost.
@@ -105,7 +107,7 @@ def answer(demand: Demand, said: Said = lambda _: None, found: Callable[[Answer]
     said("what if")
     varied = tuple(variations(demand, best, known) if demand.concurrency is None else variations(fill, fastest, known))
     said("the front")
-    return Answer(demand, tuple(options), beside, varied, tuple(front(demand, known)), None)
+    return Recommendation(demand, tuple(options), beside, varied, tuple(front(demand, known)), None)
 
 
 def _best_beside(demand: Demand, name: str, others: Sequence[Evaluation]) -> Evaluation | None:

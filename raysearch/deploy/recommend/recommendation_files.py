@@ -13,23 +13,23 @@ from typing import Any
 from raysearch.base.file_io import strategy_dict, write_bytes, write_record, write_together
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
-from raysearch.deploy.recommend.recommendation import Answer, Beside, Option
+from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
 from sim.nearness import near_limits
 from sim.serving.phases import phase_of
 from sim.workload import Workload
 
-FORM = 2
+RECOMMENDATION_FORM = 2
 """Of recommendation.json; counts up when a reader of the old one would stumble."""
 
 
-def answer_dict(answer: Answer) -> dict[str, Any]:
+def recommendation_dict(answer: Recommendation) -> dict[str, Any]:
     """An answer in JSON; without a feasible strategy `best` is null and `nearest_miss` says why."""
     demand, workload = answer.demand, answer.demand.workload
     options = [_option_dict(answer, option) for option in answer.options]
     return {
-        "form": FORM,
+        "form": RECOMMENDATION_FORM,
         "question": demand.question.record() if demand.question else {},
         "engine": workload.space,
         "hardware": workload.hardware.name,
@@ -55,7 +55,7 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
     }
 
 
-def figures(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
+def option_figures(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
     """Figures of a strategy with their 90 % intervals."""
     tpot_s, ttft_s = evaluation.tpot_s, evaluation.ttft_s
     told: dict[str, Any] = {
@@ -91,12 +91,12 @@ def _intervals(evaluation: Evaluation) -> dict[str, list[float]]:
     return told
 
 
-def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
+def _option_dict(answer: Recommendation, option: Option) -> dict[str, Any]:
     paid = cost(answer.demand, option.fleet)
     told: dict[str, Any] = {}
     if paid:
         told |= {"price_per_hour": paid[0], "price_per_million_tokens": paid[1]}
-    own = figures(answer.demand.workload, option.evaluation)
+    own = option_figures(answer.demand.workload, option.evaluation)
     low = own["intervals"].get("tokens_per_s_per_gpu")
     if low and (gpus := gpus_at_low_end(answer.demand, option.evaluation, low[0])):
         told["gpus_at_low_end"] = gpus
@@ -112,15 +112,15 @@ def _option_dict(answer: Answer, option: Option) -> dict[str, Any]:
 
 
 def _beside_dict(workload: Workload, each: Beside | None) -> dict[str, Any] | None:
-    return {**figures(workload, each.evaluation), "engine_reaches": each.reached} if each else None
+    return {**option_figures(workload, each.evaluation), "engine_reaches": each.reached} if each else None
 
 
-def _miss_dict(answer: Answer) -> dict[str, Any] | None:
+def _miss_dict(answer: Recommendation) -> dict[str, Any] | None:
     if answer.miss is None:
         return None
     evaluation = answer.miss.evaluation
     return {
-        **figures(answer.demand.workload, evaluation),
+        **option_figures(answer.demand.workload, evaluation),
         "violations": [asdict(violation) for violation in evaluation.violations],
         "gpus_needed": answer.miss.gpus_needed,
         "would_fit": list(answer.miss.would_fit),
@@ -142,7 +142,7 @@ _PARETO = (
 )
 
 
-def pareto_rows(answer: Answer) -> list[dict[str, Any]]:
+def pareto_rows(answer: Recommendation) -> list[dict[str, Any]]:
     """The front, a row per strategy, the most throughput first."""
     rows: list[dict[str, Any]] = []
     for point in answer.front:
@@ -153,11 +153,11 @@ def pareto_rows(answer: Answer) -> list[dict[str, Any]]:
     return rows
 
 
-def write_answer(answer: Answer, folder: Path) -> dict[str, Any]:
+def write_recommendation(answer: Recommendation, folder: Path) -> dict[str, Any]:
     """Writes the files of an answer; what recommendation.json holds."""
     folder.mkdir(parents=True, exist_ok=True)
     _clear(folder)
-    told = answer_dict(answer)
+    told = recommendation_dict(answer)
     write_record(folder / RECOMMENDATION_FILE, told)
     table = io.StringIO()
     writer = csv.writer(table)
@@ -188,7 +188,7 @@ def _clear(folder: Path) -> None:
 _TARGETS = {"megatron_core": "megatron"}
 
 
-def _write_commands(answer: Answer, folder: Path) -> None:
+def _write_commands(answer: Recommendation, folder: Path) -> None:
     """How to start each option, where its engine has an exporter."""
     from raysearch.deploy.export.deployment import Deployment
     from raysearch.deploy.export.formats import exporter, exporter_names

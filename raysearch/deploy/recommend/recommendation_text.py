@@ -12,8 +12,8 @@ from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.alternatives import gpus_text
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
-from raysearch.deploy.recommend.recommendation import Answer, Option
-from raysearch.deploy.recommend.recommendation_files import figures
+from raysearch.deploy.recommend.recommendation import Option, Recommendation
+from raysearch.deploy.recommend.recommendation_files import option_figures
 from sim.evaluation import Evaluation
 from sim.nearness import near_limits
 from sim.precision import slow_precision
@@ -23,11 +23,11 @@ _NOTABLE = 1.03
 """Ratio of two times per token above which both are told. [assumed]"""
 
 
-def best_blocks(answer: Answer) -> Iterator[RenderableType]:
+def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     """What to run, line by line."""
     best = answer.options[0]
     demand, fleet = answer.demand, best.fleet
-    told = figures(demand.workload, best.evaluation)
+    told = option_figures(demand.workload, best.evaluation)
     gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
     left = f", {fleet.left_over} of {demand.gpus} left over" if fleet.left_over else f", all of {demand.gpus}"
     yield f"{demand.workload.space}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}"
@@ -62,7 +62,7 @@ def best_blocks(answer: Answer) -> Iterator[RenderableType]:
         yield f"  Warning: {warning}"
 
 
-def rest_blocks(answer: Answer) -> Iterator[RenderableType]:
+def rest_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     """What else there is; where nothing is feasible, the nearest miss."""
     if not answer.options:
         yield from _miss_lines(answer)
@@ -98,7 +98,7 @@ def _ranged(told: dict, name: str, unit: str, scale: float = 1.0) -> str:
     return f"{text} [{low_high[0] * scale:,.1f}, {low_high[1] * scale:,.1f}]" if low_high else text
 
 
-def _options_table(answer: Answer) -> Table:
+def _options_table(answer: Recommendation) -> Table:
     rows = [
         (
             str(number),
@@ -117,7 +117,7 @@ def _options_table(answer: Answer) -> Table:
     return plain_table("What to run, and what else", columns, rows, left=2, wrap=wrap)
 
 
-def _beside_lines(answer: Answer) -> Iterator[str]:
+def _beside_lines(answer: Recommendation) -> Iterator[str]:
     for name, each in answer.beside.items():
         if each is None:
             continue
@@ -126,7 +126,7 @@ def _beside_lines(answer: Answer) -> Iterator[str]:
         yield (f"Best of the {name} space: {what}; the engine reaches {each.reached:.2f} of it")
 
 
-def _variations_table(answer: Answer) -> Table:
+def _variations_table(answer: Recommendation) -> Table:
     rows = []
     for each in answer.variations:
         found = each.evaluation
@@ -140,7 +140,7 @@ def _variations_table(answer: Answer) -> Table:
     return plain_table(f"What if (gain: {by})", columns, rows, wrap=("strategy",))
 
 
-def _front_table(answer: Answer) -> Table:
+def _front_table(answer: Recommendation) -> Table:
     rows = [
         (
             f"{point.tokens_per_s_per_user:,.1f}",
@@ -154,7 +154,7 @@ def _front_table(answer: Answer) -> Table:
     return plain_table(title, ("tok/s/user", "tok/s/GPU", "GPUs", "strategy"), rows, wrap=("strategy",))
 
 
-def _miss_lines(answer: Answer) -> Iterator[str]:
+def _miss_lines(answer: Recommendation) -> Iterator[str]:
     demand = answer.demand
     yield (
         f"Nothing is feasible: {demand.workload.model.name} on {gpus_text(demand.gpus)} with {demand.workload.space}."

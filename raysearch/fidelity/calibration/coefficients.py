@@ -13,7 +13,7 @@ import pandas as pd
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
-from raysearch.fidelity.calibration.deployments import Machine
+from raysearch.fidelity.calibration.deployments import MeasuredMachine
 from raysearch.fidelity.calibration.fit import (
     Header,
     as_data,
@@ -25,7 +25,7 @@ from raysearch.fidelity.calibration.fit import (
     interval_groups,
 )
 from raysearch.fidelity.calibration.kernel_families import FITS, ranges
-from raysearch.fidelity.calibration.measured_tables import FAMILIES, measured_us, read_table
+from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us, read_table
 from raysearch.fidelity.calibration.predict import bare_roofline, series_of
 from raysearch.fidelity.calibration.serving_fit import fit_serving
 from sim.config.files import LARGEST_JSON_BYTES
@@ -41,13 +41,13 @@ def fit_directory(
     directory: Path,
     provenance: Mapping[str, Any],
     header: Header,
-    machine: Callable[[Calibration], Machine],
+    machine: Callable[[Calibration], MeasuredMachine],
     on_step: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Fits every family whose file lies in a folder.
 
     Args:
-        directory: Holds CSV files as `raysearch.fidelity.calibration.measured_tables.FAMILIES` names them.
+        directory: Holds CSV files as `raysearch.fidelity.calibration.measured_tables.MEASURED_FAMILIES` names them.
         provenance: Source and date, written with the coefficients.
         header: The machine, as `sim.config.catalog.load_machine_header` gives it.
         machine: The machine under coefficients just fitted, on which serving runs are priced.
@@ -63,22 +63,26 @@ def fit_directory(
         raise InputError(f"no such folder: {directory}")
     series: dict[str, dict[str, Any]] = {}
     families: dict[str, dict[str, Any]] = {}
-    for family in FAMILIES:
-        on_step(f"reading {FAMILIES[family].file}")
+    for family in MEASURED_FAMILIES:
+        on_step(f"reading {MEASURED_FAMILIES[family].file}")
         frame = read_table(directory, family)
         if frame is None or len(frame) < LEAST_ROWS:
             why = "no file" if frame is None else _too_few(len(frame))
-            families[family] = {"rows": 0, "file": FAMILIES[family].file, "left_at_defaults": why}
+            families[family] = {"rows": 0, "file": MEASURED_FAMILIES[family].file, "left_at_defaults": why}
             continue
         on_step(f"fitting {family}: {len(frame):,} rows")
         fitted, figures = _fit(family, frame, header)
         if not fitted:
             reasons = "; ".join(f"{name} {why}" for name, why in figures["series_left_at_defaults"].items())
-            families[family] = {"rows": 0, "file": FAMILIES[family].file, "left_at_defaults": reasons}
+            families[family] = {"rows": 0, "file": MEASURED_FAMILIES[family].file, "left_at_defaults": reasons}
             continue
         series |= fitted
-        content = (directory / FAMILIES[family].file).read_bytes()
-        families[family] = {"file": FAMILIES[family].file, "sha256": hashlib.sha256(content).hexdigest(), **figures}
+        content = (directory / MEASURED_FAMILIES[family].file).read_bytes()
+        families[family] = {
+            "file": MEASURED_FAMILIES[family].file,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            **figures,
+        }
     if not series:
         raise InputError(f"{directory} {_nothing_to_fit(families)}")
     data = as_data(series, header)
@@ -97,7 +101,7 @@ def _nothing_to_fit(families: Mapping[str, Mapping[str, Any]]) -> str:
     found = [f"{f['file']} {f['left_at_defaults']}" for f in families.values() if f["left_at_defaults"] != "no file"]
     if found:
         return f"holds too little to fit: {'; '.join(found)}"
-    return f"holds none of the files to fit: {', '.join(family.file for family in FAMILIES.values())}"
+    return f"holds none of the files to fit: {', '.join(family.file for family in MEASURED_FAMILIES.values())}"
 
 
 def _fit(family: str, frame: pd.DataFrame, header: Header) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:

@@ -53,7 +53,7 @@ SWEPT = (4, 8, 16, 32, 64)
 """[published] Steps of that sweep, .github/configs/master.yaml, gptoss-fp4-h100-vllm: conc-start 4, conc-end 64."""
 
 
-Machine = Callable[[EngineName], Hardware]
+MeasuredMachine = Callable[[EngineName], Hardware]
 """The hardware on which a run was measured, with the kernels of an engine."""
 _NO_SEARCH = DegreeTables((1,), (1,), (1,), (1,))
 _ENGINES: tuple[EngineName, ...] = ("trtllm", "vllm", "sglang")
@@ -108,7 +108,9 @@ class ServingRun:
         """Whose kernels run."""
         return cast(EngineName, self.backend)
 
-    def workload(self, machine: Machine, times: EngineTimes = BARE, memory: MemoryPolicy | None = None) -> Workload:
+    def workload(
+        self, machine: MeasuredMachine, times: EngineTimes = BARE, memory: MemoryPolicy | None = None
+    ) -> Workload:
         """What was served, under an engine's own times."""
         return Workload(
             name="measured",
@@ -130,7 +132,7 @@ class ServingRun:
         )
 
 
-def strategy_of(model: Model, concurrency: int, tp: int, dp: int, moe_ep: int) -> tuple[Strategy, int]:
+def strategy_of_run(model: Model, concurrency: int, tp: int, dp: int, moe_ep: int) -> tuple[Strategy, int]:
     """(strategy, replicas) of engines' degrees; attention data-parallelism of a dense model is so many replicas."""
     if model.is_moe:
         return Strategy(tp, moe_ep, 1, concurrency, megatron_dims(model), dp=dp), 1
@@ -196,7 +198,7 @@ def agg_run(row: Mapping[str, Any]) -> ServingRun | Skipped:
     batch = SWEPT[len(SWEPT) // 2] if hidden else stated
     if hidden:
         reread += (f"the client's {stated} requests at once read as a server that admits {batch}",)
-    strategy, replicas = strategy_of(model, batch, tp, dp, moe_ep)
+    strategy, replicas = strategy_of_run(model, batch, tp, dp, moe_ep)
     backend = str(row["backend"])
     return ServingRun(
         model,
@@ -241,7 +243,7 @@ def disagg_worker(row: Mapping[str, Any], phase: Literal["prefill", "decode"]) -
         return batch
     if (tp * dp) % moe_tp:
         moe_tp = tp * dp
-    strategy, replicas = strategy_of(model, batch, tp, dp, tp * dp // moe_tp)
+    strategy, replicas = strategy_of_run(model, batch, tp, dp, tp * dp // moe_tp)
     backend = str(row["backend"])
     return ServingRun(
         model,

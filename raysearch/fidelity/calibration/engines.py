@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from raysearch.fidelity.calibration.deployments import Machine, ServingRun
+from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun
 from sim.arrays import Floats
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, EngineTimes
@@ -68,7 +68,7 @@ class Steps:
         return self.pace.ttft_s(times, self.decode_s, self.mixed_s)
 
 
-def steps_of(runs: Sequence[ServingRun], machine: Machine) -> Steps:
+def steps_of(runs: Sequence[ServingRun], machine: MeasuredMachine) -> Steps:
     """The steps of each run, by the function that prices a searched strategy."""
     found: list[tuple[float, ...]] = []
     paces: list[tuple[float, ...]] = []

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysearch.fidelity.calibration.kernel_families import FITS, grids_of
-from raysearch.fidelity.calibration.measured_tables import FAMILIES, measured_us
+from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us
 from raysearch.fidelity.calibration.predict import predict, series_of
 from sim.arrays import Floats
 from sim.prices.calibration import FEW_EXPERTS, FORMAT, Calibration
@@ -47,7 +47,7 @@ def fit_family(family: str, frame: pd.DataFrame, header: Header = H100_SXM) -> C
 
 def fold_numbers(family: str, frame: pd.DataFrame, folds: int = 5, seed: int = 0) -> NDArray[np.int64]:
     """[rows] fold of each row; rows that share the family's keys share a fold."""
-    group = frame.groupby(list(FAMILIES[family].keys)).ngroup().to_numpy()
+    group = frame.groupby(list(MEASURED_FAMILIES[family].keys)).ngroup().to_numpy()
     return (np.random.default_rng(seed).permutation(group.max() + 1) % folds)[group]
 
 

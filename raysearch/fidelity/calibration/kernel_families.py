@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raysearch.fidelity.calibration.lattice import DEFAULT, Lattice, Part, Robust, fit_terms
-from raysearch.fidelity.calibration.measured_tables import FAMILIES, measured_us
+from raysearch.fidelity.calibration.lattice import DEFAULT, Lattice, LatticePart, Robust, fit_terms
+from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us
 from raysearch.fidelity.calibration.predict import SHORT_DTYPE, library_of, moe_routing, moe_shape, series_of
 from sim.arrays import Floats
 from sim.prices import terms
@@ -38,10 +38,10 @@ _STREAM = [[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 1, 0]]
 
 
 def _attention(group: list[float], coarse_group: list[float], monotone: tuple[int, ...]) -> Lattice:
-    same = Part(
+    same = LatticePart(
         [_powers(0, 16, 2), _LENGTHS, coarse_group, _HEADS], (0.02, 0.02, 0.01, 0.002), (0.005, 0.005, 0.0025, 0.0005)
     )
-    stream = Part(
+    stream = LatticePart(
         [_powers(10, 26), [1, 16, 128, 1024, 16384], coarse_group], (0.02,) * 3, (0.005,) * 3, combine=_STREAM
     )
     axes = [_powers(0, 17), _powers(4, 17), group, _HEADS]
@@ -52,14 +52,14 @@ GRIDS: Mapping[str, Lattice] = {
     "gemm": Lattice(
         [[1, 16, 32, 64, 128, 129, 256, 257, 512, 1024, 2048, 2049, 4096, 8192, 16384], _WIDTHS, _WIDTHS],
         [
-            Part([_COARSE_ROWS, _COARSE_WIDTHS, _COARSE_WIDTHS], (0.02,) * 3, (0.005,) * 3),
-            Part(  # what C takes in waves of tiles, by the length of the K loop
+            LatticePart([_COARSE_ROWS, _COARSE_WIDTHS, _COARSE_WIDTHS], (0.02,) * 3, (0.005,) * 3),
+            LatticePart(  # what C takes in waves of tiles, by the length of the K loop
                 [_AREAS, _COARSE_WIDTHS],
                 (0.05,) * 2,
                 (0.01,) * 2,
                 combine=[[1, 1, 0], [0, 0, 1]],
             ),
-            Part(
+            LatticePart(
                 [_COARSE_ROWS, _powers(14, 32, 2)], (0.05,) * 2, (0.01,) * 2, combine=[[1, 0, 0], [0, 1, 1]]
             ),  # weights
         ],
@@ -70,13 +70,20 @@ GRIDS: Mapping[str, Lattice] = {
     "attention_mha": _attention([1], [1], (0, 1)),
     "attention_wide": Lattice(
         [_powers(0, 13), _powers(4, 17), [33, 64, 128], _HEADS],
-        [Part([[1, 16, 256, 2048], [16, 256, 2048, 131072], [33, 64, 128], [64, 128, 256]], (0.05,) * 4, (0.01,) * 4)],
+        [
+            LatticePart(
+                [[1, 16, 256, 2048], [16, 256, 2048, 131072], [33, 64, 128], [64, 128, 256]], (0.05,) * 4, (0.01,) * 4
+            )
+        ],
         (0, 1, 2),
         (1, 1, 1, 1),
         iterations=40,
     ),
     "collectives": Lattice(
-        [_powers(7, 30), [2, 4, 8]], [Part([_powers(7, 30), [2, 4, 8]], (0.05, 0.015), (0.0, 0.02))], (0,), (1, 0)
+        [_powers(7, 30), [2, 4, 8]],
+        [LatticePart([_powers(7, 30), [2, 4, 8]], (0.05, 0.015), (0.0, 0.02))],
+        (0,),
+        (1, 0),
     ),
 }
 """Tables by name. The time of a collective need not grow with the degree, nor that of attention with the head."""
@@ -235,7 +242,7 @@ FITS: Mapping[str, Fit] = {
 
 def ranges(family: str, frame: pd.DataFrame) -> dict[str, dict[str, list[float]]]:
     """Smallest and largest of each size that a series was fitted to."""
-    sizes = list(FAMILIES[family].sizes)
+    sizes = list(MEASURED_FAMILIES[family].sizes)
     if family == "moe":  # what one grouped GEMM sees
         rows, width = frame.num_tokens * frame.topk / frame.moe_ep_size, frame.inter_size / frame.moe_tp_size
         frame = frame.assign(

@@ -61,7 +61,7 @@ def fit_terms(phi: Floats, time: Floats, robust: Robust = DEFAULT) -> Floats:
 
 
 @dataclass(frozen=True)
-class Part:
+class LatticePart:
     """One coarse lattice of a correction.
 
     Attributes:
@@ -89,7 +89,7 @@ class Lattice:
     """
 
     axes: Sequence[Sequence[float]]
-    parts: Sequence[Part]
+    parts: Sequence[LatticePart]
     monotone: tuple[int, ...]
     slopes: tuple[float, ...]
     iterations: int = 60
@@ -159,7 +159,7 @@ class Lattice:
             dual += rise - slack
         return g
 
-    def _combine(self, part: Part) -> Floats:
+    def _combine(self, part: LatticePart) -> Floats:
         return np.eye(len(self.axes)) if part.combine is None else np.array(part.combine, dtype=float)
 
     @cached_property
@@ -204,7 +204,7 @@ def _along(matrix: Any, shape: Sequence[int], axis: int) -> Any:
     return sp.kron(sp.kron(sp.eye(before), matrix), sp.eye(after))
 
 
-def _difference_penalty(axes: Sequence[Floats], part: Part) -> Any:
+def _difference_penalty(axes: Sequence[Floats], part: LatticePart) -> Any:
     """Rows of sqrt(penalty) * differences per axis, aware of uneven spacing."""
     shape, blocks = [len(axis) for axis in axes], []
     for i, axis in enumerate(axes):

@@ -140,7 +140,7 @@ class Family:
     sizes: tuple[str, ...] = ()
 
 
-FAMILIES: dict[str, Family] = {
+MEASURED_FAMILIES: dict[str, Family] = {
     "gemm": Family("gemm.csv", _Gemm, ("n", "k"), ("framework", "dtype"), sizes=("m", "n", "k")),
     "attention_decode": Family(
         "attention_decode.csv",
@@ -193,10 +193,10 @@ def read_table(directory: Path, family: str) -> pd.DataFrame | None:
     Raises:
         InputError: The file cannot be read, lacks a column, or holds an impossible value.
     """
-    path = directory / FAMILIES[family].file
+    path = directory / MEASURED_FAMILIES[family].file
     if not path.exists():
         return None
-    frame = read_csv(path, FAMILIES[family].schema)
+    frame = read_csv(path, MEASURED_FAMILIES[family].schema)
     return long_form(family, frame)
 
 

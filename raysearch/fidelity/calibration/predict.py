@@ -29,7 +29,7 @@ def predict(family: str, frame: pd.DataFrame, calibration: Calibration) -> Micro
     """[rows] microseconds by the fitted curves; NaN where the calibration has no such series.
 
     Args:
-        family: A key of `raysearch.fidelity.calibration.measured_tables.FAMILIES`.
+        family: A key of `raysearch.fidelity.calibration.measured_tables.MEASURED_FAMILIES`.
         frame: Its rows (long form for `moe_alltoall_deepep`).
         calibration: Coefficients.
     """

@@ -12,13 +12,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysearch.base.errors import InputError
-from raysearch.fidelity.calibration.deployments import Machine, ServingRun, Skipped, agg_run
+from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped, agg_run
 from raysearch.fidelity.calibration.engines import fit_engine, held_out_times, shapes_of, stating_their_batch, steps_of
 from raysearch.fidelity.calibration.intervals import serving_intervals
 from raysearch.fidelity.calibration.measured_tables import LARGEST, check_names, read_text
 from sim.arrays import Floats
 
-FILE = "endtoend_ttft_tpot.csv"
+RUNS_FILE = "endtoend_ttft_tpot.csv"
 _COLUMNS = ("id", "backend", "backend_version", "model_path", "mode", "gemm_quant_mode")
 _NUMBERS = ("isl", "osl", "silicon_tpot_ms")
 LEAST_JUDGED = 40
@@ -26,13 +26,13 @@ LEAST_JUDGED = 40
 _LOOSE_NUMBERS = ("concurrency", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 
 
-def read_runs(directory: Path) -> pd.DataFrame | None:
+def read_serving_runs(directory: Path) -> pd.DataFrame | None:
     """The serving runs of endtoend_ttft_tpot.csv; None if there is no such file.
 
     Raises:
         InputError: The file cannot be read, lacks a column, or holds an impossible value.
     """
-    path = directory / FILE
+    path = directory / RUNS_FILE
     if not path.exists():
         return None
     raw = read_text(path)
@@ -126,15 +126,15 @@ def agg_runs(frame: pd.DataFrame) -> Runs:
     return runs_of(pd.DataFrame(frame[frame["mode"] == "agg"]), agg_run)
 
 
-def fit_serving(directory: Path, machine: Machine) -> dict[str, Any] | None:
+def fit_serving(directory: Path, machine: MeasuredMachine) -> dict[str, Any] | None:
     """Engine parameters with provenance, as the key "serving" of a coefficients file; None without serving runs.
 
     Runs whose kernels the calibration lacks are left out and counted; where none is left, the record says why.
 
     Raises:
-        InputError: See `read_runs`.
+        InputError: See `read_serving_runs`.
     """
-    frame = read_runs(directory)
+    frame = read_serving_runs(directory)
     if frame is None:
         return None
     rows, runs, _ = agg_runs(frame)
@@ -145,7 +145,7 @@ def fit_serving(directory: Path, machine: Machine) -> dict[str, Any] | None:
     missing = {"unpredicted": len(runs) - len(priced)} if len(priced) < len(runs) else {}
     if not len(priced):
         why = f"each of its {len(runs)} runs needs a kernel that no file measures"
-        return {"source": FILE, **missing, "left_at_defaults": why}
+        return {"source": RUNS_FILE, **missing, "left_at_defaults": why}
     rows, runs, steps = pd.DataFrame(rows.iloc[priced]).reset_index(drop=True), [runs[i] for i in priced], steps[priced]
     measured = numbers_of(rows, "silicon_tpot_ms") / 1e3
     held_out = held_out_times(runs, steps, measured, shapes_of(runs))
@@ -161,7 +161,7 @@ def fit_serving(directory: Path, machine: Machine) -> dict[str, Any] | None:
         }
     intervals = {"interval": serving_intervals(runs, steps, measured, held_out)} if len(runs) >= LEAST_JUDGED else {}
     return {
-        "source": FILE,
+        "source": RUNS_FILE,
         **missing,
         "batch_not_stated": int((~stating_their_batch(runs)).sum()),
         **_held_out(blind, measured),

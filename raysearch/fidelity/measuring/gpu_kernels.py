@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from raysearch.fidelity.measuring.timing import median_us
 
-Row = dict[str, Any]
+MeasuredRow = dict[str, Any]
 _ROTATED_BYTES = 512e6
 """Weights that calls go through in turn: more than any cache holds. [assumed]"""
 _MEMORY_SHARE = 0.5
@@ -20,7 +20,7 @@ _MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasuringPlan:
     """Which shapes to measure.
 
     Attributes:
@@ -46,11 +46,11 @@ class Plan:
     messages: tuple[int, ...] = field(default=tuple(1 << power for power in range(10, 30)))
 
 
-TINY = Plan((1, 8, 32), ((64, 64), (64, 128), (128, 64)), (1, 2), (16, 32), ((4, 2, 16),), 128, (1024, 65536))
+TINY = MeasuringPlan((1, 8, 32), ((64, 64), (64, 128), (128, 64)), (1, 2), (16, 32), ((4, 2, 16),), 128, (1024, 65536))
 """A look at whether everything runs, in seconds and on a CPU too."""
 
 
-def gemms(plan: Plan, device: torch.device, framework: str) -> Iterator[Row]:
+def gemms(plan: MeasuringPlan, device: torch.device, framework: str) -> Iterator[MeasuredRow]:
     """C[m, n] = A[m, k] B[k, n] in bf16 and, where the device multiplies it, fp8 with one scale per tensor."""
     dtypes = ["bfloat16", *(["fp8"] if _multiplies_fp8(device) else [])]
     for dtype, (n, k), m in product(dtypes, plan.weights, plan.rows):
@@ -86,7 +86,7 @@ def _multiplies_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def attention_decode(plan: Plan, device: torch.device, framework: str) -> Iterator[Row]:
+def attention_decode(plan: MeasuringPlan, device: torch.device, framework: str) -> Iterator[MeasuredRow]:
     """One new token per sequence over a bf16 cache."""
     for (heads, kv_heads, width), batch, length in product(plan.heads, plan.batches, plan.lengths):
         if batch * length > plan.most_tokens or not _fits(device, 4.0 * batch * length * kv_heads * width):
@@ -104,7 +104,7 @@ def attention_decode(plan: Plan, device: torch.device, framework: str) -> Iterat
         }
 
 
-def attention_prefill(plan: Plan, device: torch.device, framework: str) -> Iterator[Row]:
+def attention_prefill(plan: MeasuringPlan, device: torch.device, framework: str) -> Iterator[MeasuredRow]:
     """Causal attention over the tokens of prompts."""
     for (heads, kv_heads, width), batch, length in product(plan.heads, plan.batches, plan.lengths):
         if batch * length > plan.most_tokens // 8 or not _fits(device, 8.0 * batch * length * heads * width):

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import distributed, multiprocessing
 
-from raysearch.fidelity.measuring.gpu_kernels import Plan, Row
+from raysearch.fidelity.measuring.gpu_kernels import MeasuredRow, MeasuringPlan
 
 _ROUNDS = 20
 
 
-def collectives(plan: Plan, gpus: int, *, on_gpus: bool) -> tuple[list[Row], list[Row], list[str]]:
+def collectives(
+    plan: MeasuringPlan, gpus: int, *, on_gpus: bool
+) -> tuple[list[MeasuredRow], list[MeasuredRow], list[str]]:
     """Rows of collectives and of messages among the first `gpus` GPUs, and what could not be measured.
 
     Starts a process per GPU: NCCL (or RCCL) on GPUs, gloo on the CPU.
@@ -46,7 +48,7 @@ def _rank(rank: int, gpus: int, port: int, messages: tuple[int, ...], out: str, 
         torch.set_num_threads(1)
     store = distributed.TCPStore("127.0.0.1", port, gpus, is_master=rank == 0)  # pyright: ignore[reportPrivateImportUsage]
     distributed.init_process_group("nccl" if on_gpus else "gloo", store=store, rank=rank, world_size=gpus)
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     left_out: list[str] = []
     for op, make in _OPS.items():
         for size in messages:
@@ -131,7 +133,7 @@ def _median_us(call: Callable[[], object], device: torch.device) -> float:
     return round(1e6 * statistics.median(times), 4)
 
 
-def _message(size: int, rank: int, device: torch.device) -> Row:
+def _message(size: int, rank: int, device: torch.device) -> MeasuredRow:
     """A message from the first GPU to the second and back, halved."""
     buffer = _buffers(size // 2, device)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysearch.fidelity.calibration.deployments import Machine, ServingRun, Skipped, disagg_worker
+from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped, disagg_worker
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.serving_fit import numbers_of, records
 from raysearch.fidelity.validation.error_figures import figures
@@ -52,7 +52,7 @@ all as many requests again, so that some always queue; a row states but the requ
 
 
 @dataclass(frozen=True)
-class Pair:
+class PoolPair:
     """The workers of a row.
 
     Attributes:
@@ -70,7 +70,7 @@ class Pair:
     places: int
 
 
-def pair_of(row: Mapping[str, Any]) -> Pair | Skipped:
+def pair_of(row: Mapping[str, Any]) -> PoolPair | Skipped:
     """The workers of a row, or why they cannot be priced."""
     prefill, decode = disagg_worker(row, "prefill"), disagg_worker(row, "decode")
     if isinstance(decode, Skipped):
@@ -87,7 +87,7 @@ def pair_of(row: Mapping[str, Any]) -> Pair | Skipped:
     if known is not None and known < stated:
         how = f"{known} requests decode at once by its published recipe, not {stated}"
         decode = replace(decode, reread=(*decode.reread, how))
-    return Pair(prefill, decode, prefills, decodes, sent or stated, min(known or stated, stated))
+    return PoolPair(prefill, decode, prefills, decodes, sent or stated, min(known or stated, stated))
 
 
 def _by_recipe(row: Mapping[str, Any], run: ServingRun) -> bool:
@@ -96,7 +96,7 @@ def _by_recipe(row: Mapping[str, Any], run: ServingRun) -> bool:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PairPrediction:
     """Seconds per token and to the first, and the decode step at the bare roofline."""
 
     tpot_s: float
@@ -104,7 +104,7 @@ class Prediction:
     light_s: float
 
 
-def predict(pair: Pair, calibration: Calibration, machine: Machine) -> Prediction | Skipped:
+def predict_pair(pair: PoolPair, calibration: Calibration, machine: MeasuredMachine) -> PairPrediction | Skipped:
     """The closed loop of a row's clients and workers."""
 
     def priced(run: ServingRun) -> tuple[Workload, Callable[[int], Evaluation]]:
@@ -132,7 +132,7 @@ def predict(pair: Pair, calibration: Calibration, machine: Machine) -> Predictio
     )
     strategy = replace(pair.decode.strategy, batch=max(1, round(running / pair.decodes)))
     light_s = light_tpot_s(out_of, strategy, steady_state(out_of, strategy).batching)
-    return Prediction(answer_s(running) / pair.decode.output_tokens, ttft_s, light_s)
+    return PairPrediction(answer_s(running) / pair.decode.output_tokens, ttft_s, light_s)
 
 
 def closed_loop(
@@ -178,7 +178,7 @@ def _room(at: Callable[[int], Evaluation], most: int) -> int:
     return low
 
 
-def compare_disaggregated(frame: pd.DataFrame, calibration: Calibration, machine: Machine) -> dict[str, object]:
+def compare_disaggregated(frame: pd.DataFrame, calibration: Calibration, machine: MeasuredMachine) -> dict[str, object]:
     """Errors of the time per token, in "ttft" of that to the first; each row, and what was not predicted and why."""
     rows = pd.DataFrame(frame[frame["mode"] != "agg"]).reset_index(drop=True)
     columns, told = np.full((len(rows), 3), np.nan), []
@@ -186,11 +186,11 @@ def compare_disaggregated(frame: pd.DataFrame, calibration: Calibration, machine
     reread: dict[str, list[str]] = {}
     for number, row in enumerate(records(rows)):
         pair, name = pair_of(row), str(row["id"])
-        found = pair if isinstance(pair, Skipped) else predict(pair, calibration, machine)
+        found = pair if isinstance(pair, Skipped) else predict_pair(pair, calibration, machine)
         if isinstance(found, Skipped):
             skipped.setdefault(found.reason, []).append(name)
             continue
-        assert isinstance(pair, Pair)
+        assert isinstance(pair, PoolPair)
         for how in dict.fromkeys((*pair.decode.reread, *pair.prefill.reread)):
             reread.setdefault(how, []).append(name)
         columns[number] = np.array([found.tpot_s, found.ttft_s, found.light_s]) * 1e3

@@ -11,7 +11,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysearch.fidelity.calibration.fit import cross_validated, inside_interval
-from raysearch.fidelity.calibration.measured_tables import FAMILIES, check_rows, long_form, measured_us, read_text
+from raysearch.fidelity.calibration.measured_tables import (
+    MEASURED_FAMILIES,
+    check_rows,
+    long_form,
+    measured_us,
+    read_text,
+)
 from raysearch.fidelity.calibration.predict import SHORT_DTYPE, bare_roofline, predict, series_of
 from raysearch.fidelity.validation.error_figures import Comparison
 from sim.arrays import Floats
@@ -48,7 +54,7 @@ def compare_family(
 
     Args:
         name: Key of the family in the report.
-        family: Key in `raysearch.fidelity.calibration.measured_tables.FAMILIES`.
+        family: Key in `raysearch.fidelity.calibration.measured_tables.MEASURED_FAMILIES`.
         directory: Folder with the CSV files.
         calibration: Coefficients.
         held_out: Predict each row by a fit of this folder that did not see its group, instead of by `calibration`.
@@ -73,7 +79,7 @@ def compare_family(
             if own != priced:
                 reread.setdefault(f"{own} priced as {priced}", []).append(f"row {number + 1}")
         predicted = predict(family, known, calibration)
-    groups = FAMILIES[family].groups
+    groups = MEASURED_FAMILIES[family].groups
     roofline = bare_roofline(family, frame, header)
     return Comparison(
         name,
@@ -104,7 +110,7 @@ def _by_degree(frame: pd.DataFrame, predicted: Floats, inside: NDArray[np.bool_]
 
 def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]:
     """The rows of a family in long form, and what was done to those that no schema foresees."""
-    path = directory / FAMILIES[family].file
+    path = directory / MEASURED_FAMILIES[family].file
     if not path.exists():
         return None, ""
     raw, notes = read_text(path), []
@@ -115,7 +121,11 @@ def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]
             raw = pd.DataFrame(raw[inside]).reset_index(drop=True)
     changed = np.zeros(len(raw), dtype=bool)
     for column, known in _KNOWN.items():
-        if column not in raw.columns or column not in FAMILIES[family].schema.model_fields or column == "scope":
+        if (
+            column not in raw.columns
+            or column not in MEASURED_FAMILIES[family].schema.model_fields
+            or column == "scope"
+        ):
             continue
         if family == "collectives" and column == "dtype":  # any text: a version's own correction or the library's
             continue
@@ -124,7 +134,7 @@ def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]
         raw[column] = fixed
     if changed.any():
         notes.append(f"{int(changed.sum())} rows with unknown values were read as the nearest known ones")
-    return long_form(family, check_rows(path, raw, FAMILIES[family].schema)), "; ".join(notes)
+    return long_form(family, check_rows(path, raw, MEASURED_FAMILIES[family].schema)), "; ".join(notes)
 
 
 def nearest(value: str, known: tuple[str, ...]) -> str:

@@ -15,7 +15,13 @@ import numpy as np
 import pandas as pd
 
 from raysearch.base.errors import InputError
-from raysearch.fidelity.calibration.deployments import Machine, ServingRun, Skipped, known_model, strategy_of
+from raysearch.fidelity.calibration.deployments import (
+    MeasuredMachine,
+    ServingRun,
+    Skipped,
+    known_model,
+    strategy_of_run,
+)
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.measured_tables import read_text
 from raysearch.fidelity.calibration.serving_fit import number_cells, numbers_of, records, rows_by
@@ -30,7 +36,7 @@ from sim.prices.engine import EngineTimes, MemoryPolicy
 from sim.prices.roofline import PRICED_BY_MEDIANS
 from sim.simulate import evaluate, steady_state
 
-FILE = "endtoend.csv"
+PUBLISHED_FILE = "endtoend.csv"
 _COLUMNS = ("model", "precision", "framework", "parallelism", "batch_or_concurrency", "isl", "osl", "phase")
 _NUMBERS = ("isl", "osl", "tok_s_per_gpu", "num_gpus")
 MTP_ACCEPTED = 0.6
@@ -59,7 +65,7 @@ class Server:
     """
 
     run: ServingRun
-    machine: Machine
+    machine: MeasuredMachine
     times: EngineTimes
     memory: MemoryPolicy
     overlapped: bool
@@ -85,7 +91,7 @@ class Server:
         return low
 
 
-def compare_published(directory: Path, calibration: Calibration, machine: Machine) -> Comparison | None:
+def compare_published(directory: Path, calibration: Calibration, machine: MeasuredMachine) -> Comparison | None:
     """Predicted tokens/s/GPU of the published rows; None if the folder has no such file.
 
     Nothing was fitted to these rows.
@@ -93,7 +99,7 @@ def compare_published(directory: Path, calibration: Calibration, machine: Machin
     Raises:
         InputError: A file that cannot be used.
     """
-    frame = read_published(directory)
+    frame = read_published_runs(directory)
     if frame is None:
         return None
     found = [predict_published(row, calibration, machine) for row in records(frame)]
@@ -120,13 +126,13 @@ def compare_published(directory: Path, calibration: Calibration, machine: Machin
     )
 
 
-def read_published(directory: Path) -> pd.DataFrame | None:
+def read_published_runs(directory: Path) -> pd.DataFrame | None:
     """The rows of endtoend.csv; None if there is no such file.
 
     Raises:
         InputError: The file cannot be read, lacks a column, or holds an impossible value.
     """
-    path = directory / FILE
+    path = directory / PUBLISHED_FILE
     if not path.exists():
         return None
     frame = read_text(path)
@@ -141,7 +147,9 @@ def read_published(directory: Path) -> pd.DataFrame | None:
     return frame
 
 
-def predict_published(row: Mapping[str, Any], calibration: Calibration, machine: Machine) -> Prediction | Skipped:
+def predict_published(
+    row: Mapping[str, Any], calibration: Calibration, machine: MeasuredMachine
+) -> Prediction | Skipped:
     """One row, or why it is not predicted."""
     known, degrees = known_model(str(row["model"])), _degrees(str(row["parallelism"]))
     if known is None:
@@ -174,14 +182,14 @@ def _server(
     published: Dtype,
     degrees: Mapping[str, int],
     calibration: Calibration,
-    machine: Machine,
+    machine: MeasuredMachine,
 ) -> Server:
     backend = next((b for name, b in _BACKENDS.items() if name in str(row["framework"]).lower()), "trtllm")
     tp, dp = degrees["attention_tp"], degrees["attention_dp"]
     low, pool = str(row["precision"]).startswith("fp8"), row["phase"] in _PREDICT
     spread = dp > 1 and (backend == "sglang" or tp * dp > 8)
     weights: Dtype = ("fp8_block" if published == "fp8_block" else "fp8") if low else "bf16"
-    strategy, replicas = strategy_of(model, dp, tp, dp, dp)
+    strategy, replicas = strategy_of_run(model, dp, tp, dp, dp)
     run = ServingRun(
         model,
         prompt_tokens=max(1, int(row["isl"])),

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raysearch.fidelity.calibration.deployments import Machine, ServingRun, as_stated
+from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, as_stated
 from raysearch.fidelity.calibration.engines import (
     Steps,
     engine_times,
@@ -22,7 +22,7 @@ from raysearch.fidelity.calibration.engines import (
     steps_of,
 )
 from raysearch.fidelity.calibration.intervals import coverage, held_out_coverage, held_out_residuals, residuals_of
-from raysearch.fidelity.calibration.serving_fit import LEAST_JUDGED, Runs, agg_runs, numbers_of, read_runs
+from raysearch.fidelity.calibration.serving_fit import LEAST_JUDGED, Runs, agg_runs, numbers_of, read_serving_runs
 from raysearch.fidelity.validation.disaggregated import compare_disaggregated
 from raysearch.fidelity.validation.error_figures import Comparison, figures, within_groups
 from raysearch.fidelity.validation.light import light_tpot_s
@@ -34,7 +34,7 @@ from sim.simulate import evaluate, steady_state
 
 
 def compare_serving(
-    directory: Path, calibration: Calibration, machine: Machine, *, held_out: bool = False
+    directory: Path, calibration: Calibration, machine: MeasuredMachine, *, held_out: bool = False
 ) -> Comparison | None:
     """Predicted time per output token of the aggregated runs; None if the folder has no such file.
 
@@ -43,7 +43,7 @@ def compare_serving(
     Raises:
         InputError: A file that cannot be used.
     """
-    frame = read_runs(directory)
+    frame = read_serving_runs(directory)
     if frame is None:
         return None
     found = agg_runs(frame)
@@ -84,7 +84,7 @@ def compare_serving(
     )
 
 
-def evaluated(runs: Sequence[ServingRun], times: Sequence[EngineTimes], machine: Machine) -> list[Evaluation]:
+def evaluated(runs: Sequence[ServingRun], times: Sequence[EngineTimes], machine: MeasuredMachine) -> list[Evaluation]:
     """[runs] what a search is told of each, under an engine's own times."""
     return [evaluate(run.workload(machine, each), run.strategy) for run, each in zip(runs, times, strict=True)]
 
@@ -120,7 +120,7 @@ def _intervals(
     return {name: held_out_coverage(residuals) for name, residuals in kinds.items()}
 
 
-def _light_ms(runs: Sequence[ServingRun], machine: Machine, priced: NDArray[np.bool_]) -> Floats:
+def _light_ms(runs: Sequence[ServingRun], machine: MeasuredMachine, priced: NDArray[np.bool_]) -> Floats:
     """[runs] the same at the bare roofline."""
     found: list[float] = []
     for run, known in zip(runs, priced, strict=True):

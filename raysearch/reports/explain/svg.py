@@ -95,12 +95,12 @@ def _section(heading: str, pictures: Sequence[Picture]) -> Element:
 
 # --- rows ---------------------------------------------------------------------------------------------
 
-Row = tuple[int, int, int]
+SvgRow = tuple[int, int, int]
 """y where its inputs begin, where its box begins, where its box ends."""
 
 
-def _rows(rows: Sequence[Sequence[Node]]) -> tuple[list[Row], int]:
-    y, tops = TOP, list[Row]()
+def _rows(rows: Sequence[Sequence[Node]]) -> tuple[list[SvgRow], int]:
+    y, tops = TOP, list[SvgRow]()
     for nodes in rows:
         box = y + max(max(_edge_height(edge) if edge.main else 0 for edge in node.edges) for node in nodes)
         box = max(box, y + 14 + max(sum(32 for edge in node.edges if _moves_aside(edge)) for node in nodes))
@@ -118,7 +118,7 @@ def _moves_aside(edge: Edge) -> bool:
     return bool(edge.collectives) and not edge.main
 
 
-def _bands(root: Element, rows: Sequence[Sequence[Node]], tops: Sequence[Row], width: int) -> None:
+def _bands(root: Element, rows: Sequence[Sequence[Node]], tops: Sequence[SvgRow], width: int) -> None:
     """Paints what differs between the strategies."""
     for nodes, (_, box, end) in zip(rows, tops, strict=True):
         if len({node.choice for node in nodes}) > 1:
@@ -153,7 +153,7 @@ def _collectives(node: Node) -> list[Collective]:
     return [c for edge in node.edges for c in edge.collectives] + list(node.inside)
 
 
-def _edges(column: Element, node: Node, row: Row, note: str) -> None:
+def _edges(column: Element, node: Node, row: SvgRow, note: str) -> None:
     """The tensor from the op above, on the spine, with its collectives."""
     y, box, _ = row
     line(column, SPINE, y, SPINE, box - 1, pointed=True)
@@ -167,7 +167,7 @@ def _edges(column: Element, node: Node, row: Row, note: str) -> None:
                 y += PILL + TENSOR
 
 
-def _lanes(column: Element, picture: Picture, tops: Sequence[Row]) -> None:
+def _lanes(column: Element, picture: Picture, tops: Sequence[SvgRow]) -> None:
     """The tensors that pass ops by, down the left side, each with its collectives where it enters."""
     lane_of = {name: 14 + 20 * index for index, name in enumerate(("routing", "ffn_in", "residual_in", "residual_mid"))}
     lane_of["residual_mid"] = lane_of["residual_in"]
@@ -190,7 +190,7 @@ def _lanes(column: Element, picture: Picture, tops: Sequence[Row]) -> None:
                 glyph(column, edge.arrives, BOX_LEFT - 40, end - GLYPH / 2)
 
 
-def _op(column: Element, node: Node, row: Row, slowest_s: float) -> None:
+def _op(column: Element, node: Node, row: SvgRow, slowest_s: float) -> None:
     _, y, end = row
     height = OP + INSIDE * len(node.inside)
     line(column, SPINE, y + height - 2, SPINE, end)  # where the op beside it is taller

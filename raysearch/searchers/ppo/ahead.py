@@ -17,7 +17,7 @@ from raysearch.searchers.ppo.actor import Proposal
 from raysearch.searchers.ppo.env_runner import EliteEnvRunner
 from raysearch.searchers.ppo.remote import Asked, Runners, attempt
 from raysearch.searchers.ppo.rollout import Rollout
-from raysearch.searchers.ppo.search_results import Report, Search, Weights
+from raysearch.searchers.ppo.search_results import Search, SearchFigures, Weights
 
 
 def make_call(runner: EliteEnvRunner, *, proposal: Proposal, metrics: bool) -> Any:
@@ -25,7 +25,7 @@ def make_call(runner: EliteEnvRunner, *, proposal: Proposal, metrics: bool) -> A
     return attempt(lambda: runner.make_call(proposal, metrics=metrics))
 
 
-class Sent(NamedTuple):
+class SentCall(NamedTuple):
     """A call under way.
 
     Attributes:
@@ -57,7 +57,7 @@ class CallsAhead:
     ) -> None:
         self._local, self._numbers, self._runners = local, list(numbers), runners
         self._round_calls, self._budget = round_calls, budget
-        self._sent: deque[Sent] = deque()
+        self._sent: deque[SentCall] = deque()
 
     def __len__(self) -> int:
         """Calls under way."""
@@ -65,7 +65,7 @@ class CallsAhead:
 
     def send(self, proposal: Proposal) -> None:
         """Has a call made. They come in the order of their numbers."""
-        self._sent.append(Sent(proposal, self._start(proposal) if self._numbers else None))
+        self._sent.append(SentCall(proposal, self._start(proposal) if self._numbers else None))
 
     def take(self) -> tuple[Outcome, Any]:
         """What came of the oldest call under way, and RLlib's metrics or None.
@@ -132,7 +132,7 @@ class Ahead:
     """
 
     def __init__(
-        self, search: Search, local: EliteEnvRunner, remote: Mapping[int, Any], weights: Weights, report: Report
+        self, search: Search, local: EliteEnvRunner, remote: Mapping[int, Any], weights: Weights, report: SearchFigures
     ) -> None:
         self._search, self._weights, self._report = search, weights, report
         self._has_weights = False

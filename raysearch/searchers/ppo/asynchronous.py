@@ -11,7 +11,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from raysearch.searchers.ppo.env_runner import Round
 from raysearch.searchers.ppo.remote import Asked, Runners, answer
-from raysearch.searchers.ppo.search_results import Report, Search, Weights
+from raysearch.searchers.ppo.search_results import Search, SearchFigures, Weights
 
 
 class Portion(NamedTuple):
@@ -128,7 +128,7 @@ class Unwaiting:
         report: Takes RLlib's metrics.
     """
 
-    def __init__(self, search: Search, runners: Mapping[int, Any], weights: Weights, report: Report) -> None:
+    def __init__(self, search: Search, runners: Mapping[int, Any], weights: Weights, report: SearchFigures) -> None:
         self._search, self._weights, self._report = search, weights, report
         config = search.config
         self._portions = Portions(

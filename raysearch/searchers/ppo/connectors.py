@@ -16,7 +16,7 @@ from ray.rllib.utils.numpy import convert_to_numpy
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.actor import EliteActor
 
-Estimate = Callable[[Mapping[str, np.ndarray], np.ndarray | None], tuple[np.ndarray, np.ndarray]]
+ValueEstimate = Callable[[Mapping[str, np.ndarray], np.ndarray | None], tuple[np.ndarray, np.ndarray]]
 
 
 class ShowElites(ConnectorV2):
@@ -112,7 +112,7 @@ class AddAdvantages(ConnectorV2):
         estimate: From columns and expected returns, each `[n]`, to both, `[n]`.
     """
 
-    def __init__(self, estimate: Estimate) -> None:
+    def __init__(self, estimate: ValueEstimate) -> None:
         super().__init__()
         self._estimate = estimate
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raysearch.searchers.ppo.ppo_options import NonNegative, PositiveFloat, PositiveInt, SharedOptions, Width
+from raysearch.searchers.ppo.ppo_options import AtLeastZero, PositiveFloat, PositiveInt, SharedOptions, Width
 
 
 class CopyOptions(SharedOptions):
@@ -41,7 +41,7 @@ class CopyOptions(SharedOptions):
     excess_penalty: Annotated[float, Field(gt=1)] = 8.0
     copy_choice: float = 3.0
     copy_degree: float = 1.5
-    degree_step: NonNegative = 1.0
+    degree_step: AtLeastZero = 1.0
     patience: PositiveInt = 200
     candidates: PositiveInt = 3
     critic_members: Annotated[Width, Field(ge=2)] = 4

@@ -8,12 +8,12 @@ from pydantic import Field, model_validator
 
 from raysearch.searchers.interface import NoOptions, RewardOptions
 
-Share = Annotated[float, Field(ge=0, le=1)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Width = Annotated[int, Field(ge=1, le=8192)]
 """Of a layer, or how many of a kind. [assumed] Networks for tables of a few dozen choices, on one CPU."""
 PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+AtLeastZero = Annotated[float, Field(ge=0)]
 
 
 class SharedOptions(NoOptions):
@@ -80,13 +80,13 @@ class Options(SharedOptions, RewardOptions):
     rollout_calls: PositiveInt = 2
     gradient_steps: PositiveInt = 2
     learning_rate: PositiveFloat = 1e-3
-    confidence_threshold: Share = 0.95
+    confidence_threshold: UnitInterval = 0.95
     chunks: PositiveInt = 5
-    gamma: Share = 0.99
-    gae_lambda: Share = 0.95
+    gamma: UnitInterval = 0.99
+    gae_lambda: UnitInterval = 0.95
     clip_range: PositiveFloat = 0.2
-    value_coefficient: NonNegative = 0.5
-    entropy_coefficient: NonNegative = 0.0
+    value_coefficient: AtLeastZero = 0.5
+    entropy_coefficient: AtLeastZero = 0.0
     max_gradient_norm: PositiveFloat = 0.5
     normalize_advantages: bool = True
     embedding: Width = 256

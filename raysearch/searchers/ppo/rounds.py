@@ -10,7 +10,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from raysearch.searchers.ppo.env_runner import Round
 from raysearch.searchers.ppo.remote import Runners, answer, handles
-from raysearch.searchers.ppo.search_results import Report, Search, Weights
+from raysearch.searchers.ppo.search_results import Search, SearchFigures, Weights
 
 
 @final
@@ -24,7 +24,7 @@ class Rounds:
         report: Takes RLlib's metrics.
     """
 
-    def __init__(self, search: Search, group: Any, weights: Weights, report: Report) -> None:
+    def __init__(self, search: Search, group: Any, weights: Weights, report: SearchFigures) -> None:
         self._search, self._group, self._weights, self._report = search, group, weights, report
         remote = handles(group) if search.config.num_env_runners else {}
         self._runners = Runners(remote, **search.config.runner_patience)

@@ -128,7 +128,7 @@ class Search:
 
 Weights = Callable[[], Any]
 """The policy's present ones, as RLlib's modules take them."""
-Report = Callable[[list[Any]], None]
+SearchFigures = Callable[[list[Any]], None]
 """Takes in RLlib's metrics of several env runners."""
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sim.config.fields import MOST_LAYERS
 from sim.config.huggingface.keys import ALIASES, CannotImport, Keys
 from sim.config.huggingface.parts import (
-    Table,
+    ConfigTable,
     counted_shared,
     dense_first,
     dense_network,
@@ -28,20 +28,22 @@ from sim.config.huggingface.parts import (
 )
 
 
-class Layer(NamedTuple):
+class ImportedLayer(NamedTuple):
     """One layer, as keys of `[[groups]]`; `label` is a name for layers like it."""
 
     label: str
-    attention: Table
-    feed_forward: Table
+    attention: ConfigTable
+    feed_forward: ConfigTable
 
 
-def _joined(attention: list[tuple[str, Table]], feed_forward: list[tuple[str, Table]]) -> list[Layer]:
+def _joined(
+    attention: list[tuple[str, ConfigTable]], feed_forward: list[tuple[str, ConfigTable]]
+) -> list[ImportedLayer]:
     pairs = zip(attention, feed_forward, strict=True)
-    return [Layer(f"{name}_{kind}", table, network) for (name, table), (kind, network) in pairs]
+    return [ImportedLayer(f"{name}_{kind}", table, network) for (name, table), (kind, network) in pairs]
 
 
-def _dense_family(keys: Keys, *, switched_on: bool = True, full_first: int = 0) -> list[Layer]:
+def _dense_family(keys: Keys, *, switched_on: bool = True, full_first: int = 0) -> list[ImportedLayer]:
     """Mistral names a window for all layers."""
     layers = keys.need("layers")
     attention = grouped_by_kind(keys, layers)
@@ -53,12 +55,12 @@ def _dense_family(keys: Keys, *, switched_on: bool = True, full_first: int = 0) 
     return _joined(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
-def _qwen_dense(keys: Keys) -> list[Layer]:
+def _qwen_dense(keys: Keys) -> list[ImportedLayer]:
     """A window counts only where it is switched on. Source: transformers, configuration_qwen2.py, read 2026-11-22."""
     return _dense_family(keys, switched_on=False, full_first=28)
 
 
-def _gemma3(keys: Keys) -> list[Layer]:
+def _gemma3(keys: Keys) -> list[ImportedLayer]:
     layers, full = keys.need("layers"), heads_of(keys)
     if keys.texts("layer_types"):
         attention = grouped_by_kind(keys, layers)
@@ -68,7 +70,7 @@ def _gemma3(keys: Keys) -> list[Layer]:
     return _joined(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
-def _mixtral(keys: Keys) -> list[Layer]:
+def _mixtral(keys: Keys) -> list[ImportedLayer]:
     """`intermediate_size` is an expert's."""
     layers = keys.need("layers")
     experts = expert_network(keys, keys.known("ffn_hidden"), keys.known("shared_hidden"))
@@ -77,18 +79,18 @@ def _mixtral(keys: Keys) -> list[Layer]:
     return _joined(attention * layers, [experts] * layers)
 
 
-def _minimax_m2(keys: Keys) -> list[Layer]:
+def _minimax_m2(keys: Keys) -> list[ImportedLayer]:
     if set(keys.wholes("attn_type_list", default=[1])) != {1}:
         raise CannotImport("layers of lightning attention (attn_type_list), whose state no model file can say")
     return _mixtral(keys)
 
 
-def _gpt_oss(keys: Keys) -> list[Layer]:
+def _gpt_oss(keys: Keys) -> list[ImportedLayer]:
     layers = keys.need("layers")
     return _joined(grouped_by_kind(keys, layers), [expert_network(keys, keys.known("ffn_hidden"))] * layers)
 
 
-def _qwen_networks(keys: Keys, layers: int) -> list[tuple[str, Table]]:
+def _qwen_networks(keys: Keys, layers: int) -> list[tuple[str, ConfigTable]]:
     """`intermediate_size` is that of the layers without experts, of which most models have none."""
     step, dense = keys.count("decoder_sparse_step", default=1), set(keys.wholes("mlp_only_layers"))
     experts = expert_network(keys, keys.known("expert_hidden"), keys.known("shared_hidden"))
@@ -98,12 +100,12 @@ def _qwen_networks(keys: Keys, layers: int) -> list[tuple[str, Table]]:
     ]
 
 
-def _qwen3_moe(keys: Keys) -> list[Layer]:
+def _qwen3_moe(keys: Keys) -> list[ImportedLayer]:
     layers = keys.need("layers")
     return _joined([("full", heads_of(keys))] * layers, _qwen_networks(keys, layers))
 
 
-def _qwen3_next(keys: Keys) -> list[Layer]:
+def _qwen3_next(keys: Keys) -> list[ImportedLayer]:
     """Three of four layers keep a state (Gated DeltaNet), the fourth has gated attention."""
     layers, every = keys.need("layers"), keys.count("full_attention_interval", default=4)
     known = ("linear_attention", "full_attention")
@@ -119,7 +121,7 @@ def _qwen3_next(keys: Keys) -> list[Layer]:
     return _joined(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
-def _gated_delta(keys: Keys) -> Table:
+def _gated_delta(keys: Keys) -> ConfigTable:
     return {
         "kind": "gated_delta",
         "heads": keys.count("linear_num_value_heads"),
@@ -130,7 +132,7 @@ def _gated_delta(keys: Keys) -> Table:
     }
 
 
-def _deepseek(keys: Keys) -> list[Layer]:
+def _deepseek(keys: Keys) -> list[ImportedLayer]:
     """Latent attention; `intermediate_size` is that of the first layers, which have no experts."""
     layers, width = keys.need("layers"), keys.known("expert_hidden")
     latent = latent_of(keys)
@@ -153,7 +155,7 @@ def _deepseek(keys: Keys) -> list[Layer]:
     return _joined(attention, [experts if has and experts else dense for has in dense_first(keys, layers)])
 
 
-def _kimi_linear(keys: Keys) -> list[Layer]:
+def _kimi_linear(keys: Keys) -> list[ImportedLayer]:
     if keys.whole("routed_expert_hidden_size", default=keys.need("hidden")) != keys.need("hidden"):
         raise CannotImport("experts in a narrower space (routed_expert_hidden_size), which no model file can say")
     layers, width, linear = keys.need("layers"), keys.known("expert_hidden"), keys.inside("linear_attn_config")
@@ -168,7 +170,7 @@ def _kimi_linear(keys: Keys) -> list[Layer]:
     return _joined(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
 
-def _glm4_moe(keys: Keys) -> list[Layer]:
+def _glm4_moe(keys: Keys) -> list[ImportedLayer]:
     layers, width = keys.need("layers"), keys.known("expert_hidden")
     experts, dense = expert_network(keys, width, counted_shared(keys, width)), dense_network(keys.known("ffn_hidden"))
     return _joined(
@@ -176,7 +178,7 @@ def _glm4_moe(keys: Keys) -> list[Layer]:
     )
 
 
-def _llama4(keys: Keys) -> list[Layer]:
+def _llama4(keys: Keys) -> list[ImportedLayer]:
     """`intermediate_size` is that of routed and shared experts, `intermediate_size_mlp` that of dense layers."""
     layers, full = keys.need("layers"), heads_of(keys)
     step, width = keys.count("interleave_moe_layer_step", default=1), keys.known("ffn_hidden")
@@ -192,7 +194,7 @@ def _llama4(keys: Keys) -> list[Layer]:
     return _joined(attention, networks)
 
 
-def _minimax_m3(keys: Keys) -> list[Layer]:
+def _minimax_m3(keys: Keys) -> list[ImportedLayer]:
     layers, width, sparse = keys.need("layers"), keys.known("expert_hidden"), keys.inside("sparse_attention_config")
     full = heads_of(keys)
     where = per_layer(sparse.wholes("sparse_attention_freq", default=[0] * layers), layers, "sparse_attention_freq")
@@ -208,14 +210,14 @@ def _minimax_m3(keys: Keys) -> list[Layer]:
     return _joined(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
 
-def _dbrx(keys: Keys) -> list[Layer]:
+def _dbrx(keys: Keys) -> list[ImportedLayer]:
     layers, attention, network = keys.need("layers"), keys.inside("attn_config"), keys.inside("ffn_config")
     heads = keys.need("heads")
     table = {"heads": heads, "kv_heads": attention.need("kv_heads"), "head_dim": head_dim_of(keys, heads)}
     return _joined([("full", table)] * layers, [expert_network(network, network.known("ffn_hidden"))] * layers)
 
 
-def _grok(keys: Keys) -> list[Layer]:
+def _grok(keys: Keys) -> list[ImportedLayer]:
     """Grok-2 has a dense network beside the experts in every layer (`residual_moe`)."""
     layers, width = keys.need("layers"), keys.known("ffn_hidden")
     beside = width if keys.flag("residual_moe", default=False) else 0
@@ -223,7 +225,7 @@ def _grok(keys: Keys) -> list[Layer]:
     return _joined([("full", heads_of(keys))] * layers, [experts] * layers)
 
 
-def _mimo_v2(keys: Keys) -> list[Layer]:
+def _mimo_v2(keys: Keys) -> list[ImportedLayer]:
     layers, width = keys.need("layers"), keys.known("expert_hidden")
     pattern = per_layer(keys.wholes("hybrid_layer_pattern", default=[0] * layers), layers, "hybrid_layer_pattern")
     window, full = ("window", windowed(keys, heads_of(keys, "swa_"))), ("full", heads_of(keys))
@@ -232,7 +234,7 @@ def _mimo_v2(keys: Keys) -> list[Layer]:
     return _joined(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
 
-def _nemotron_h(keys: Keys) -> list[Layer]:
+def _nemotron_h(keys: Keys) -> list[ImportedLayer]:
     """Layers that are one thing each: M (Mamba-2), * (attention), - (dense) or E (experts)."""
     if keys.whole("moe_latent_size"):
         raise CannotImport("experts in a narrower space (moe_latent_size), which no model file can say")
@@ -254,7 +256,7 @@ def _nemotron_h(keys: Keys) -> list[Layer]:
     return [known[block] for block in per_layer(pattern, layers, "hybrid_override_pattern")]
 
 
-def _mamba(keys: Keys) -> Table:
+def _mamba(keys: Keys) -> ConfigTable:
     return {
         "kind": "mamba2",
         "heads": keys.count("mamba_num_heads"),
@@ -265,20 +267,20 @@ def _mamba(keys: Keys) -> Table:
     }
 
 
-def _mixer_alone(label: str, mixer: Table) -> Layer:
-    return Layer(label, {"only": "mixer", **mixer}, {})
+def _mixer_alone(label: str, mixer: ConfigTable) -> ImportedLayer:
+    return ImportedLayer(label, {"only": "mixer", **mixer}, {})
 
 
-def _network_alone(label: str, network: Table) -> Layer:
-    return Layer(label, {}, {"only": "feed_forward", **network})
+def _network_alone(label: str, network: ConfigTable) -> ImportedLayer:
+    return ImportedLayer(label, {}, {"only": "feed_forward", **network})
 
 
-def _nemotron_experts(keys: Keys) -> tuple[str, Table]:
+def _nemotron_experts(keys: Keys) -> tuple[str, ConfigTable]:
     shared = keys.known("shared_hidden") * keys.known("shared_experts", default=1)
     return expert_network(keys, keys.known("expert_hidden"), shared, gated=False)
 
 
-FAMILIES: Mapping[str, Callable[[Keys], list[Layer]]] = {
+IMPORTED_FAMILIES: Mapping[str, Callable[[Keys], list[ImportedLayer]]] = {
     "llama": _dense_family,
     "mistral": _dense_family,
     "qwen2": _qwen_dense,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.config.files import did_you_mean
-from sim.config.huggingface.families import BY_ARCHITECTURE, FAMILIES, REFUSED, UNSAID, Layer
+from sim.config.huggingface.families import BY_ARCHITECTURE, IMPORTED_FAMILIES, REFUSED, UNSAID, ImportedLayer
 from sim.config.huggingface.keys import CannotImport, Keys
 from sim.config.huggingface.quantisation import Formats, formats_of
 
@@ -71,7 +71,7 @@ def import_model(content: Mapping[str, Any], name: str, quantisation: Mapping[st
     unsaid = {key: value for key, value in UNSAID.get(text.text("model_type"), {}).items() if key not in text.stated()}
     keys = Keys({**unsaid, **text.stated()}) if unsaid else text
     keys.seen("model_type")
-    layers = FAMILIES[family](keys)
+    layers = IMPORTED_FAMILIES[family](keys)
     moe = any(layer.feed_forward.get("experts", 1) > 1 for layer in layers)
     formats = formats_of({**content, **keys.stated()}, quantisation, layers=len(layers), moe=moe)
     tied = keys.flag("tie_word_embeddings", default=whole.flag("tie_word_embeddings", default=family in _TIED))
@@ -94,19 +94,19 @@ def _family(whole: Keys, text: Keys) -> str:
     names = [name for name in (text.text("model_type"), whole.text("model_type")) if name]
     names += [BY_ARCHITECTURE[name] for name in whole.texts("architectures") if name in BY_ARCHITECTURE]
     for name in names:
-        if name in FAMILIES:
+        if name in IMPORTED_FAMILIES:
             return name
     for name in names:
         if name in REFUSED:
             raise CannotImport(f"model_type {name!r} has {REFUSED[name]}, which no model file can say")
     if not names:
         raise CannotImport("it names no model_type, so it is no configuration of a Hugging Face model")
-    raise CannotImport(f"unknown model_type {names[0]!r}: {did_you_mean(names[0], FAMILIES)}")
+    raise CannotImport(f"unknown model_type {names[0]!r}: {did_you_mean(names[0], IMPORTED_FAMILIES)}")
 
 
-def _grouped(layers: list[Layer]) -> dict[str, Any]:
+def _grouped(layers: list[ImportedLayer]) -> dict[str, Any]:
     """Layers that are alike as groups, and the order they stand in."""
-    kinds: list[Layer] = []  # few, whatever the layers are
+    kinds: list[ImportedLayer] = []  # few, whatever the layers are
     for layer in layers:
         if layer not in kinds:
             kinds.append(layer)
@@ -129,7 +129,7 @@ def _period(order: list[str]) -> list[str]:
     return order[: next(n for n in range(1, len(order) + 1) if order[n:] == order[:-n])]
 
 
-def _notes(layers: list[Layer], formats: Formats, unsaid: Mapping[str, int], *, is_text: bool) -> list[str]:
+def _notes(layers: list[ImportedLayer], formats: Formats, unsaid: Mapping[str, int], *, is_text: bool) -> list[str]:
     notes: list[str] = []
     if unsaid:
         told = ", ".join(f"{key} {value}" for key, value in unsaid.items())

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from sim.config.huggingface.keys import ALIASES, CannotImport, Keys
 
-Table = dict[str, Any]
+ConfigTable = dict[str, Any]
 Value = TypeVar("Value")
 
 # --- attention ----------------------------------------------------------------------------------------
 
 
-def heads_of(keys: Keys, prefix: str = "") -> Table:
+def heads_of(keys: Keys, prefix: str = "") -> ConfigTable:
     """Grouped-query attention; of layers with heads of their own, keys begin with a prefix."""
     names = {"heads": ("num_attention_heads",), "kv_heads": ("num_key_value_heads",), "head_dim": ("head_dim",)}
     if not prefix:
@@ -23,7 +23,7 @@ def heads_of(keys: Keys, prefix: str = "") -> Table:
     head_dim = keys.whole(*(prefix + name for name in names["head_dim"])) or head_dim_of(keys, heads)
     kv_heads = keys.count(*(prefix + name for name in names["kv_heads"]), default=heads)
     value_dim = keys.whole(prefix + "v_head_dim", default=head_dim)
-    table: Table = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    table: ConfigTable = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     return {**table, "value_dim": value_dim} if value_dim not in (0, head_dim) else table
 
 
@@ -35,7 +35,7 @@ def head_dim_of(keys: Keys, heads: int) -> int:
     return hidden // heads
 
 
-def latent_of(keys: Keys) -> Table:
+def latent_of(keys: Keys) -> ConfigTable:
     """Attention over latents."""
     return {
         "heads": keys.need("heads"),
@@ -49,7 +49,7 @@ def latent_of(keys: Keys) -> Table:
     }
 
 
-def windowed(keys: Keys, full: Table, key: str = "sliding_window") -> Table:
+def windowed(keys: Keys, full: ConfigTable, key: str = "sliding_window") -> ConfigTable:
     """The same attention within the window that a key says. Raises: CannotImport."""
     window = keys.whole(key)
     if not window:
@@ -72,7 +72,7 @@ def per_layer(values: Sequence[Value], layers: int, key: str) -> Sequence[Value]
     return values[:layers]
 
 
-def grouped_by_kind(keys: Keys, layers: int) -> list[tuple[str, Table]]:
+def grouped_by_kind(keys: Keys, layers: int) -> list[tuple[str, ConfigTable]]:
     """Grouped-query attention of every layer, full or with a window, as `layer_types` says."""
     full = heads_of(keys)
     known = ("full_attention", "sliding_attention")
@@ -86,18 +86,18 @@ def grouped_by_kind(keys: Keys, layers: int) -> list[tuple[str, Table]]:
 # --- feed-forward networks ----------------------------------------------------------------------------
 
 
-def dense_network(width: int, *, gated: bool = True) -> tuple[str, Table]:
+def dense_network(width: int, *, gated: bool = True) -> tuple[str, ConfigTable]:
     """One network for all tokens, and its label. Raises: CannotImport."""
     if not width:
         raise CannotImport("dense layers, and no intermediate_size")
     return "dense", {"ffn_hidden": width, "experts": 1, "experts_per_token": 1, "gated": gated}
 
 
-def expert_network(keys: Keys, width: int, shared: int = 0, *, gated: bool = True) -> tuple[str, Table]:
+def expert_network(keys: Keys, width: int, shared: int = 0, *, gated: bool = True) -> tuple[str, ConfigTable]:
     """Experts of a width beside shared ones, and their label. Raises: CannotImport."""
     if not width:
         raise CannotImport("experts, and no moe_intermediate_size")
-    table: Table = {"ffn_hidden": width, "experts": keys.need("experts"), "gated": gated}
+    table: ConfigTable = {"ffn_hidden": width, "experts": keys.need("experts"), "gated": gated}
     table["experts_per_token"] = keys.need("experts_per_token")
     return "experts", {**table, "shared_ffn_hidden": shared} if shared else table
 

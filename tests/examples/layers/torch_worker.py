@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import parallelize_module
 
-from examples.layers.torch_layer import Layer
+from examples.layers.torch_layer import TorchLayer
 from raysearch.deploy.layers.styles import whole
 from sim.layers.model import Model
 from tests.examples.layers.small import numbers, truth
@@ -77,7 +77,7 @@ def run(case: Case) -> tuple[float, Noting]:
         made = distribute_tensor(torch.from_numpy(array).to(dtype), mesh, placements, src_data_rank=None)
         return made.to_local() if placements == whole(mesh) else made
 
-    layer = Layer(case.model)
+    layer = TorchLayer(case.model)
     layers = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])})
     layer.load({name: torch.from_numpy(weight).to(dtype) for name, weight in weights.items()})
     parallelize_module(layers, mesh, exported["plan"](), src_data_rank=None)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import raysearch
 from raysearch.base.errors import InputError
 from raysearch.cli.app import app
-from raysearch.fidelity.calibration.measured_tables import FAMILIES, read_table
+from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, read_table
 
 
 @pytest.mark.slow
@@ -20,11 +20,11 @@ def test_measured_files_are_files_of_a_calibration(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["measure", "--out", str(out), "--tiny", "--cpu", "--gpus", "2", "--json"])
     assert told.exit_code == 0, told.output
     rows = json.loads(told.stdout)["rows"]
-    assert set(rows) == {FAMILIES[family].file for family in _MEASURED}
+    assert set(rows) == {MEASURED_FAMILIES[family].file for family in _MEASURED}
     for family in _MEASURED:
         frame = read_table(out, family)
         assert frame is not None
-        assert len(frame) == rows[FAMILIES[family].file]
+        assert len(frame) == rows[MEASURED_FAMILIES[family].file]
         assert (frame["latency_us"] > 0).all()
     decode = read_table(out, "attention_decode")
     assert decode is not None
@@ -42,7 +42,7 @@ _MEASURED = ("gemm", "attention_decode", "attention_prefill", "collectives", "se
 
 def test_the_page_on_calibrating_names_every_column() -> None:
     page = (Path(raysearch.__file__).parents[1] / "docs" / "calibrating.md").read_text(encoding="utf-8")
-    for family in FAMILIES.values():
+    for family in MEASURED_FAMILIES.values():
         line = next(line for line in page.splitlines() if line.startswith(f"| `{family.file}`"))
         assert [name for name in family.schema.model_fields if f"`{name}`" not in line] == []
 

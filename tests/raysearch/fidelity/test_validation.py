@@ -23,15 +23,15 @@ from raysearch.fidelity.calibration.deployments import (
     disagg_worker,
     engine_of,
     known_model,
-    strategy_of,
+    strategy_of_run,
 )
 from raysearch.fidelity.calibration.engines import Steps, engine_times, fit_engine, held_out_times, shapes_of, steps_of
 from raysearch.fidelity.calibration.measured_tables import read_table
-from raysearch.fidelity.calibration.serving_fit import agg_runs, fit_serving, read_runs
+from raysearch.fidelity.calibration.serving_fit import agg_runs, fit_serving, read_serving_runs
 from raysearch.fidelity.validation.error_figures import figures, rank_correlation, within_groups
 from raysearch.fidelity.validation.kernel_errors import compare_family, nearest_series
 from raysearch.fidelity.validation.light import light_s
-from raysearch.fidelity.validation.published_deployments import compare_published, read_published
+from raysearch.fidelity.validation.published_deployments import compare_published, read_published_runs
 from raysearch.fidelity.validation.serving_errors import compare_serving
 from sim.config.catalog import load_calibrated, load_calibration, load_machine, load_model
 from sim.config.files import CatalogError, config_path
@@ -410,7 +410,7 @@ def test_impossible_counts_are_named_with_line_and_column(
     tmp_path: Path, file: str, change: dict[str, Any], said: str
 ) -> None:
     write(tmp_path, file, [UNSEEN[file][0] | change])
-    reader = {"endtoend.csv": read_published, "endtoend_ttft_tpot.csv": read_runs}.get(file)
+    reader = {"endtoend.csv": read_published_runs, "endtoend_ttft_tpot.csv": read_serving_runs}.get(file)
     with pytest.raises(InputError, match=re.escape(file) + ", " + re.escape(said)):
         reader(tmp_path) if reader else read_table(tmp_path, file.removesuffix(".csv"))
 
@@ -495,7 +495,9 @@ def test_no_step_beats_the_speed_of_light(
     name: str, engine: str, weights: Any, kv: Any, tp: int, dp: int, exchange: Any, batch: int, isl: int, phase: Any
 ) -> None:
     model, osl = load_model(name), 64
-    strategy, _ = strategy_of(model, batch, 2**tp, 2**dp if model.is_moe else 1, 2 ** (tp + dp) if model.is_moe else 1)
+    strategy, _ = strategy_of_run(
+        model, batch, 2**tp, 2**dp if model.is_moe else 1, 2 ** (tp + dp) if model.is_moe else 1
+    )
     run = ServingRun(
         model, isl, osl, weights, kv, strategy, engine, engine, batch, phase=phase, expert_exchange=exchange
     )
@@ -677,7 +679,7 @@ SWEEP = [
 
 def test_engine_parameters_are_recovered_from_runs_made_with_them(tmp_path: Path) -> None:
     truth = EngineTimes(1e-3, 2e-5, 0.8)
-    frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", SWEEP))
+    frame = read_serving_runs(write(tmp_path, "endtoend_ttft_tpot.csv", SWEEP))
     assert frame is not None
     steps = steps_of(agg_runs(frame).runs, H100)
     assert steps.priced.all()
@@ -697,7 +699,7 @@ def test_engine_parameters_are_recovered_from_runs_made_with_them(tmp_path: Path
 def test_validation_prices_a_row_as_a_search_prices_a_strategy(tmp_path: Path) -> None:
     rows = [*SWEEP[::3], *UNSEEN["endtoend_ttft_tpot.csv"][5:8]]
     found = compare_serving(write(tmp_path, "endtoend_ttft_tpot.csv", rows), CALIBRATION, H100)
-    frame = read_runs(tmp_path)
+    frame = read_serving_runs(tmp_path)
     assert found is not None
     assert frame is not None
     runs = agg_runs(frame).runs
@@ -732,7 +734,7 @@ def test_one_outlier_does_not_move_an_engine() -> None:
 
 
 def test_an_engine_held_out_has_not_seen_the_groups_of_its_fold(tmp_path: Path) -> None:
-    frame = read_runs(write(tmp_path, "endtoend_ttft_tpot.csv", SWEEP))
+    frame = read_serving_runs(write(tmp_path, "endtoend_ttft_tpot.csv", SWEEP))
     assert frame is not None
     runs = agg_runs(frame).runs
     steps = steps_of(runs, H100)
@@ -773,4 +775,4 @@ def test_held_out_predictions_come_from_the_folder_itself(raysearch, tmp_path: P
 def test_a_wrong_file_of_runs_is_an_input_error(tmp_path: Path) -> None:
     write(tmp_path, "endtoend_ttft_tpot.csv", [RUN | {"isl": "long"}])
     with pytest.raises(InputError, match="column isl"):
-        read_runs(tmp_path)
+        read_serving_runs(tmp_path)

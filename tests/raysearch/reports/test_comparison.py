@@ -16,7 +16,7 @@ from raysearch.reports.figures import write_figures
 from raysearch.reports.learning_curves import AnytimeCurves, Block, read_curves
 from raysearch.reports.statistics_tables import statistics_tables
 from raysearch.runs.run import SearchRun
-from raysearch.studies.results import read_runs
+from raysearch.studies.results import read_study_runs
 from raysearch.studies.study_file import StudyFile, check_study, run_dir, write_study
 
 BLOCKS = (Block("v", 0), Block("v", 1), Block("w", 0), Block("w", 1))
@@ -142,7 +142,7 @@ def folder(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_only_blocks_that_every_searcher_finished_are_compared(folder: Path) -> None:
-    runs = read_runs(folder)
+    runs = read_study_runs(folder)
     curves = read_curves(folder, runs)
     assert curves.blocks == (Block("tiny", 0),)
     assert curves.left_out == 2
@@ -155,7 +155,7 @@ def test_only_blocks_that_every_searcher_finished_are_compared(folder: Path) -> 
 
 
 def test_without_an_optimum_scores_are_relative_to_the_best_found(folder: Path) -> None:
-    runs = [{**run, "optimum": None} for run in read_runs(folder)]
+    runs = [{**run, "optimum": None} for run in read_study_runs(folder)]
     curves = read_curves(folder, runs)
     assert not curves.exact
     assert max(best.max() for best in curves.best.values()) <= 1.0

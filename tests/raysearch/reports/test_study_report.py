@@ -18,7 +18,7 @@ from raysearch.reports.learning_curves import read_curves
 from raysearch.reports.study_report import NotExplained, best_runs, explain, read_report, score
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
-from raysearch.studies.results import read_runs, study_frame
+from raysearch.studies.results import read_study_runs, study_frame
 from raysearch.studies.study_file import StudyFile, check_study, run_dir, write_study
 
 
@@ -99,7 +99,7 @@ def test_an_unfinished_run_is_told_by_its_rows(tiny_workload: Path, tmp_path: Pa
     going = SearchRun(RunSpec(str(tiny_workload), "megatron", 0, 100), tmp_path, optimum=700.0)
     going.advance(100)  # but never finished
     going.close()
-    (told,), (finished,) = read_runs(tmp_path), read_runs(search)
+    (told,), (finished,) = read_study_runs(tmp_path), read_study_runs(search)
     assert not told["complete"]
     for name in ("run_id", "calls", "unique_calls", "feasible_calls", "best", "fraction_of_optimum", "strategy"):
         assert told[name] == finished[name]
@@ -127,7 +127,7 @@ def test_an_interrupted_search_is_judged_by_the_calls_it_made(tiny_workload: Pat
 
 
 def test_the_best_strategy_is_explained_by_evaluating_it_again(search: Path) -> None:
-    (told,) = read_runs(search)
+    (told,) = read_study_runs(search)
     explained = explain(search, told)
     assert explained is not None
     workload, evaluation = explained
@@ -137,19 +137,19 @@ def test_the_best_strategy_is_explained_by_evaluating_it_again(search: Path) -> 
 
 
 def test_a_workload_that_changed_is_not_explained(search: Path) -> None:
-    (told,) = read_runs(search)
+    (told,) = read_study_runs(search)
     with pytest.raises(NotExplained, match="its workload has changed"):
         explain(search, {**told, "config_hash": "other"})
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path, search: Path) -> None:
     with pytest.raises(InputError, match="no results in"):
-        read_runs(tmp_path)
+        read_study_runs(tmp_path)
     with pytest.raises(InputError, match="no results in"):
         study_frame(tmp_path / "nowhere")
     shutil.copy(search / "rows.parquet", tmp_path)
     with pytest.raises(InputError, match="no results in"):
-        read_runs(tmp_path)
+        read_study_runs(tmp_path)
 
 
 Damage = Callable[[bytes], bytes]
@@ -231,5 +231,5 @@ def test_a_reports_memory_grows_with_the_calls_made_and_not_with_the_budget(
     run = SearchRun(spec, run_dir(tmp_path, run_id))
     run.advance(100)
     run.finish()
-    curves = read_curves(tmp_path, read_runs(tmp_path))
+    curves = read_curves(tmp_path, read_study_runs(tmp_path))
     assert curves.best["megatron"].shape == (1, 16)

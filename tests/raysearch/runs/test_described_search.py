@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from raysearch.cli.app import app
 from raysearch.runs.records import RunSpec
-from raysearch.studies.results import read_runs, read_spec, verify
+from raysearch.studies.results import read_spec, read_study_runs, verify
 from sim.config.question import Question
 from tests.raysearch.cli.test_cli import LONGEST_S, Start
 from tests.raysearch.deploy.export.test_engines import QWEN_CONFIG
@@ -54,7 +54,7 @@ def test_a_search_of_a_configuration_is_read_from_any_folder(tmp_path: Path, mon
     run(*words)
     (tmp_path / "away").mkdir()
     monkeypatch.chdir(tmp_path / "away")
-    (found,) = read_runs(tmp_path / "run")
+    (found,) = read_study_runs(tmp_path / "run")
     assert (found["workload"], found["complete"]) == ("mine_serve", True)
     assert "1 of 1 runs finished" in run("status", tmp_path / "run")
     assert run("export", tmp_path / "run", "--to", "vllm").startswith(f"vllm serve {tmp_path / 'mine'} ")

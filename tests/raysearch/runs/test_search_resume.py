@@ -15,7 +15,7 @@ from raysearch.cli.commands import search
 from raysearch.cli.commands.search import search_workload
 from raysearch.runs.records import HEAD_FILE, SUMMARY_FILE
 from raysearch.runs.run import SearchRun
-from raysearch.studies.results import read_runs, verify
+from raysearch.studies.results import read_study_runs, verify
 
 BUDGET = 120
 
@@ -46,7 +46,7 @@ def stopped(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_stopped_search_ends_as_if_it_had_never_been(tiny_workload: Path, tmp_path: Path, stopped: Path) -> None:
     searched(tiny_workload, stopped, resume=True)
     searched(tiny_workload, tmp_path / "straight")
-    (told,), (straight,) = read_runs(stopped), read_runs(tmp_path / "straight")
+    (told,), (straight,) = read_study_runs(stopped), read_study_runs(tmp_path / "straight")
     assert told["digest"] == straight["digest"]
     searched(tiny_workload, stopped, resume=True)  # once more: it is finished, and says so
 

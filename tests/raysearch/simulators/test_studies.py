@@ -17,7 +17,7 @@ from raysearch.base.errors import InputError, RunFailed
 from raysearch.runs.run import SearchRun
 from raysearch.simulators.plugin import load_plugin
 from raysearch.simulators.protocol import InProcess
-from raysearch.studies.results import read_runs
+from raysearch.studies.results import read_study_runs
 from raysearch.studies.study_display import Displays, StudyBars, StudyDisplay
 from raysearch.studies.study_file import Study, StudyFile, check_study, run_dir
 from tests.processes import descendants
@@ -42,7 +42,7 @@ def run(planned: Study, out: Path, *others: StudyDisplay) -> None:
 
 def digests(out: Path) -> dict[str, str]:
     """Of the runs of a finished study by run id; each of them has every call once."""
-    runs = {each["run_id"]: each for each in read_runs(out)}
+    runs = {each["run_id"]: each for each in read_study_runs(out)}
     for run_id, each in runs.items():
         assert each["complete"]
         assert each["optimum"] is None

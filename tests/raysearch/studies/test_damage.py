@@ -24,7 +24,7 @@ from raysearch.reports.study_report import read_report
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun, finished_summary
 from raysearch.studies.damage import set_aside_damaged
-from raysearch.studies.results import read_runs, survey, verify
+from raysearch.studies.results import read_study_runs, survey, verify
 from raysearch.studies.study_file import Study, StudyFile, check_same_study, check_study, run_dir, write_study
 from raysearch.studies.study_status import read_status
 
@@ -79,7 +79,7 @@ def go_on(study: Study, out: Path) -> dict[str, str]:
             run.advance(60)
             run.finish()
     assert verify(out).damaged == {}
-    return {run["run_id"]: run["digest"] for run in read_runs(out)}
+    return {run["run_id"]: run["digest"] for run in read_study_runs(out)}
 
 
 def flip(path: Path) -> None:

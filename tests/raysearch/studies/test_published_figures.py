@@ -10,7 +10,7 @@ from rich.console import Console
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_record
-from raysearch.studies.published_figures import Published, beside_published, published_table, read_published
+from raysearch.studies.published_figures import PublishedFigures, beside_published, published_table, read_published
 
 
 def run(searcher: str, best: float, *, workload: str = "w", optimum: float | None = 600.0) -> dict[str, Any]:
@@ -26,9 +26,9 @@ RUNS = [
 ]
 
 
-def published(**changes: Any) -> Published:
+def published(**changes: Any) -> PublishedFigures:
     told = {"source": "a paper", "statistic": "mean", "bases": ("walk",), "ratios": {"w": {"agent": 2.5}}}
-    return Published.model_validate({**told, **changes})
+    return PublishedFigures.model_validate({**told, **changes})
 
 
 def by_key(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -17,7 +17,7 @@ from raysearch.runs.checkpoint import CHECKPOINT_FILE
 from raysearch.runs.records import STUDY_FILE, RunSpec
 from raysearch.runs.run import SearchRun, finished_summary
 from raysearch.studies.study_display import StudyBars
-from raysearch.studies.trial import FAILURE, SearchTrial, trial_config
+from raysearch.studies.trial import FAILURE_KEY, SearchTrial, trial_config
 from sim import simulate
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate
@@ -75,8 +75,8 @@ def test_a_failing_simulator_ends_the_run_with_the_strategys_name_until_it_is_me
         assert trial.step()["calls"] == 25
         last = trial.step()
     assert last["done"]
-    assert last[FAILURE].startswith(f"the simulator failed on {calls[-1]}: ")
-    assert reason in last[FAILURE]
+    assert last[FAILURE_KEY].startswith(f"the simulator failed on {calls[-1]}: ")
+    assert reason in last[FAILURE_KEY]
     folder = Path(trial.config["run"]["folder"])
     assert len(read_rows(folder)) == last["calls"] >= 29
     assert finished_summary(folder) is None
@@ -84,7 +84,7 @@ def test_a_failing_simulator_ends_the_run_with_the_strategys_name_until_it_is_me
     trial.reset_config(trial.config)
     reports = [trial.step() for _ in range(2)]
     assert [report["calls"] for report in reports] == [50, 60]
-    assert FAILURE not in reports[-1]
+    assert FAILURE_KEY not in reports[-1]
     summary = finished_summary(folder)
     assert summary is not None
     assert summary["digest"] == straight(tiny_workload, tmp_path / "straight")
@@ -100,7 +100,7 @@ def test_a_folder_that_takes_no_more_ends_the_run_with_a_reason(
         patch.setattr(os, "fsync", full)
         last = trial.step()
     assert last["done"]
-    assert last[FAILURE] == f"cannot write to {trial.config['run']['folder']}: No space left on device"
+    assert last[FAILURE_KEY] == f"cannot write to {trial.config['run']['folder']}: No space left on device"
     trial.reset_config(trial.config)
     while not trial.step()["done"]:
         pass
@@ -114,7 +114,7 @@ def test_a_run_that_cannot_even_start_is_shown_with_the_reason(
     folder.parent.write_text("in the way")
     last = trial.step()
     assert (last["done"], last["calls"]) == (True, 0)
-    assert last[FAILURE] == f"cannot write to {folder}: Not a directory"
+    assert last[FAILURE_KEY] == f"cannot write to {folder}: Not a directory"
     monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
     bars = StudyBars("s", {folder.name: RunSpec("tiny", "annealing", seed=0, budget=60)}, {})
     bars.reported(folder.name, last)

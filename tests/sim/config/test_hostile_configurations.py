@@ -17,7 +17,7 @@ import pytest
 
 from sim.config.catalog import imported_model, load_model
 from sim.config.files import CatalogError
-from sim.config.huggingface.families import FAMILIES
+from sim.config.huggingface.families import IMPORTED_FAMILIES
 
 ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "12"))
 Config = dict[str, Any]
@@ -186,8 +186,8 @@ def test_a_wrong_value_of_the_file_beside_is_one_line_or_another_format(tmp_path
 
 
 def test_every_family_is_among_them() -> None:
-    tried = {FAMILIES[_name(content)] for content in CONFIGURATIONS}
-    assert tried == set(FAMILIES.values())
+    tried = {IMPORTED_FAMILIES[_name(content)] for content in CONFIGURATIONS}
+    assert tried == set(IMPORTED_FAMILIES.values())
 
 
 def test_the_deepest_model_is_read_in_the_order_of_its_layers(tmp_path: Path) -> None:

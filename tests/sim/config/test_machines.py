@@ -21,7 +21,7 @@ from sim.prices.collectives import (
     expert_all_to_all_time_s,
     stage_send_s,
 )
-from sim.prices.mesh import Group, group, stage_pair
+from sim.prices.mesh import MeshGroup, group, stage_pair
 from sim.prices.priced import mean_error
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -71,23 +71,23 @@ def test_a_group_in_a_mesh_uses_the_links_between_its_members_alone(kind: str) -
     mesh = load_hardware("mi300x")
     switch = replace(mesh, collectives=replace(mesh.collectives, mesh_peers=0))
     for priced in (collective_time_s, lambda *args: collective_price(*args).time_s):
-        assert priced(mesh, kind, Group(8, 8), LARGE) == priced(switch, kind, Group(8, 8), LARGE)
+        assert priced(mesh, kind, MeshGroup(8, 8), LARGE) == priced(switch, kind, MeshGroup(8, 8), LARGE)
     for gpus in (2, 4):
-        many = [collective_time_s(machine, kind, Group(gpus, gpus), 1e3 * LARGE) for machine in (mesh, switch)]
+        many = [collective_time_s(machine, kind, MeshGroup(gpus, gpus), 1e3 * LARGE) for machine in (mesh, switch)]
         assert many[0] / many[1] == pytest.approx(7 / (gpus - 1), rel=1e-3)
-        found = collective_price(mesh, kind, Group(gpus, gpus), LARGE).time_s
+        found = collective_price(mesh, kind, MeshGroup(gpus, gpus), LARGE).time_s
         share = (2 if kind == "all_reduce" else 1 / gpus if kind == "all_to_all" else 1) / gpus
         assert found >= LARGE * share / 64e9  # one link carries this much and no peak is beaten
-    assert collective_price(mesh, kind, Group(2, 2), 1.0).time_s == pytest.approx(
-        collective_price(switch, kind, Group(2, 2), 1.0).time_s, rel=0.05
+    assert collective_price(mesh, kind, MeshGroup(2, 2), 1.0).time_s == pytest.approx(
+        collective_price(switch, kind, MeshGroup(2, 2), 1.0).time_s, rel=0.05
     )
 
 
 def test_two_gpus_of_a_mesh_exchange_over_one_link() -> None:
     mesh = load_hardware("mi300x")
-    assert stage_send_s(mesh, Group(2, 2), LARGE) >= LARGE / 64e9
+    assert stage_send_s(mesh, MeshGroup(2, 2), LARGE) >= LARGE / 64e9
     model = mesh.collectives
-    times = [expert_all_to_all_time_s(model, "dispatch", Group(n, n), LARGE * (n - 1)) for n in (2, 4, 8)]
+    times = [expert_all_to_all_time_s(model, "dispatch", MeshGroup(n, n), LARGE * (n - 1)) for n in (2, 4, 8)]
     assert times == pytest.approx([times[0]] * 3, rel=1e-3)  # as many bytes over each link
 
 
@@ -95,11 +95,11 @@ def test_two_gpus_of_a_mesh_exchange_over_one_link() -> None:
 
 
 def test_a_rack_holds_the_groups_that_fit_into_it() -> None:
-    assert group(1, 2, 2, 8) == Group(2, 2)
-    assert group(1, 8, 2, 8) == Group(8, 2, racked=True)
-    assert group(2, 4, 2, 8) == Group(4, 1, racked=True)
-    assert group(1, 16, 2, 8) == Group(16, 2)
-    assert group(1, 6, 2, 8) == Group(6, 2)  # the second group lies on GPUs 6 to 11
+    assert group(1, 2, 2, 8) == MeshGroup(2, 2)
+    assert group(1, 8, 2, 8) == MeshGroup(8, 2, racked=True)
+    assert group(2, 4, 2, 8) == MeshGroup(4, 1, racked=True)
+    assert group(1, 16, 2, 8) == MeshGroup(16, 2)
+    assert group(1, 6, 2, 8) == MeshGroup(6, 2)  # the second group lies on GPUs 6 to 11
     assert [stage_pair(1, 1, pp, 2, 8).racked for pp in (2, 4, 8, 16)] == [False, True, True, False]
     assert not group(1, 8, 8, 0).racked
 
@@ -110,11 +110,11 @@ def test_a_racks_links_lie_between_the_nodes_and_the_networks(kind: str) -> None
     assert bridged.tiers == (2, 8)
     inside, racked, across = (
         [collective_price(bridged, kind, members, size).time_s for size in (1e4, LARGE)]
-        for members in (Group(2, 2), Group(4, 2, racked=True), Group(4, 2))
+        for members in (MeshGroup(2, 2), MeshGroup(4, 2, racked=True), MeshGroup(4, 2))
     )
     assert inside[0] < racked[0] < across[0]
     assert inside[1] < racked[1] < across[1]
-    pairs = Group(2, 2), Group(2, 1, racked=True), Group(2, 1)
+    pairs = MeshGroup(2, 2), MeshGroup(2, 1, racked=True), MeshGroup(2, 1)
     assert sorted(times := [stage_send_s(bridged, pair, LARGE) for pair in pairs]) == times
     experts = [expert_all_to_all_time_s(bridged.collectives, "combine", pair, LARGE) for pair in pairs]
     assert sorted(experts) == experts
@@ -179,10 +179,10 @@ def test_tensor_cores_with_fp4_multiply_it_at_its_own_rate_and_others_widen_it()
 def test_messages_of_experts_and_stages_take_as_much_less_as_links_are_faster() -> None:
     fast, slow = load_hardware("gb200_nvl72"), load_hardware(MEASURED)
     size = 1e9
-    for pair, times in ((Group(2, 2), 900 / 450), (Group(2, 1), 100 / 50)):
+    for pair, times in ((MeshGroup(2, 2), 900 / 450), (MeshGroup(2, 1), 100 / 50)):
         assert stage_send_s(slow, pair, size) / stage_send_s(fast, pair, size) == pytest.approx(times, rel=0.05)
     shape = (1024, 7168 * 64, 2.0, 256, 8)
-    found = [expert_all_to_all(machine, "combine", Group(8, 8), *shape).time_s for machine in (slow, fast)]
+    found = [expert_all_to_all(machine, "combine", MeshGroup(8, 8), *shape).time_s for machine in (slow, fast)]
     assert 1.5 < found[0] / found[1] < 2.6
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from raysearch.deploy.layers.sharded_layer import unshown
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.recommendation import answer
+from raysearch.deploy.recommend.recommendation import recommended
 from raysearch.reports.explain.picture import pictures_of
 from raysearch.reports.explain.svg import draw as draw_svg
 from raysearch.reports.explain.terminal import draw
@@ -232,7 +232,7 @@ def test_it_is_recommended_and_drawn(toy_moe: Workload) -> None:
     workload = dataclasses.replace(
         gated(shipped), phase="serve", prompt_tokens=1000, output_tokens=100, space="vllm", max_gpus=8, degrees=degrees
     )
-    options = answer(Demand(workload, gpus=8)).options
+    options = recommended(Demand(workload, gpus=8)).options
     assert options
     best = options[0].evaluation
     assert best.strategy.dims == megatron_dims(workload.model)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from sim.pools.best import Pools, pools
-from sim.pools.traffic import Kind, Traffic
+from sim.pools.traffic import Traffic, TrafficKind
 from sim.workload import Workload
 from tests.described import question_about
 
-TRAFFIC = Traffic.of([Kind(4000, 200)])
+TRAFFIC = Traffic.of([TrafficKind(4000, 200)])
 
 
 @pytest.fixture(scope="package")

@@ -14,12 +14,12 @@ from sim.pools.best import Pools, pools
 from sim.pools.candidates import replicas
 from sim.pools.handover import Link, request_cache_bytes, sharers
 from sim.pools.matching import Limits, Matched
-from sim.pools.traffic import Kind, Traffic, workload_of
+from sim.pools.traffic import Traffic, TrafficKind, workload_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-TRAFFIC = Traffic.of([Kind(4000, 200)])
+TRAFFIC = Traffic.of([TrafficKind(4000, 200)])
 TIGHT, LOOSE = Limits(8, 0.01, 0.3), Limits(8, 0.05, 5.0)
 
 
@@ -122,7 +122,7 @@ def test_without_transfer_and_on_endless_gpus_the_rates_add_up_harmonically(serv
 
 
 def test_of_equal_degrees_no_choices_are_faster_than_a_replicas(toy_dense: Workload) -> None:
-    traffic = Traffic.of([Kind(64, 16)])
+    traffic = Traffic.of([TrafficKind(64, 16)])
     small = replace(toy_dense, degrees=replace(toy_dense.degrees, tp=(2, 4), pp=(1, 2), batch=(4, 16)))
     rng = np.random.default_rng(0)
     for phase in ("prefill", "decode"):

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sim.pools.traffic import Kind, Traffic, requests_per_s, workload_of
+from sim.pools.traffic import Traffic, TrafficKind, requests_per_s, workload_of
 from sim.workload import Workload
 
-MIX = Traffic.of([Kind(1000, 100, 3), Kind(5000, 300, 1)])
+MIX = Traffic.of([TrafficKind(1000, 100, 3), TrafficKind(5000, 300, 1)])
 
 
 def test_shares_are_scaled_and_means_are_weighted_by_them() -> None:
@@ -36,7 +36,7 @@ def test_one_pools_requests_keep_context_and_prompt_tokens_per_output_token(toy_
 
 
 def test_requests_of_one_length_stand_for_themselves(toy_dense: Workload) -> None:
-    alone = Traffic.of([Kind(4000, 333, 0.2)])
+    alone = Traffic.of([TrafficKind(4000, 333, 0.2)])
     served = workload_of(alone, toy_dense, "serve")
     assert (served.prompt_tokens, served.output_tokens) == (4000, 333)
     assert workload_of(alone, toy_dense, "prefill").prompt_tokens == 4000
@@ -48,7 +48,9 @@ def test_a_pool_yields_requests_by_its_own_tokens(toy_dense: Workload) -> None:
     assert requests_per_s(MIX, replace(toy_dense, phase="decode"), 300) == 2
 
 
-@pytest.mark.parametrize("kinds", [[], [Kind(0, 1)], [Kind(1, 0)], [Kind(1, 1, 0.0)], [Kind(1, 1, float("inf"))]])
-def test_traffic_that_nobody_can_send_is_refused(kinds: list[Kind]) -> None:
+@pytest.mark.parametrize(
+    "kinds", [[], [TrafficKind(0, 1)], [TrafficKind(1, 0)], [TrafficKind(1, 1, 0.0)], [TrafficKind(1, 1, float("inf"))]]
+)
+def test_traffic_that_nobody_can_send_is_refused(kinds: list[TrafficKind]) -> None:
     with pytest.raises(ValueError, match="expected"):
         Traffic.of(kinds)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.config.catalog import load_hardware
 from sim.prices.collectives import collective_time_s, expert_all_to_all_time_s, send_recv_time_s
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint
-from sim.prices.mesh import Group, ep_group, tp_group
+from sim.prices.mesh import MeshGroup, ep_group, tp_group
 
 H100 = load_hardware("h100_sxm")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -62,7 +62,7 @@ def test_a_small_ring_over_16_gpus_in_ll_takes_40_us() -> None:
     # has no hierarchy, and a tree with an endless launch never wins, so the ring is left.
     ring = dataclasses.replace(H100.collectives.protocols[0], tree_base_s=1.0)
     hardware = dataclasses.replace(NCCL, collectives=dataclasses.replace(NCCL.collectives, protocols=(ring,)))
-    found = collective_time_s(hardware, "all_reduce", Group(degree=16, per_node=15), 0.0)
+    found = collective_time_s(hardware, "all_reduce", MeshGroup(degree=16, per_node=15), 0.0)
     assert found == pytest.approx(40.0e-6, rel=1e-12, abs=0)
     assert 35e-6 <= found <= 47e-6
 
@@ -195,9 +195,9 @@ def test_no_collective_beats_the_wire(kind: str, degree: int, message: float) ->
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("message", [0.0, 64 * KIB, 16 * MIB])
 def test_leaving_the_node_is_never_faster(kind: str, message: float) -> None:
-    inside = collective_time_s(H100, kind, Group(8, 8), message)
-    hierarchical = collective_time_s(H100, kind, Group(8, 4), message)
-    across = collective_time_s(H100, kind, Group(8, 1), message)
+    inside = collective_time_s(H100, kind, MeshGroup(8, 8), message)
+    hierarchical = collective_time_s(H100, kind, MeshGroup(8, 4), message)
+    across = collective_time_s(H100, kind, MeshGroup(8, 1), message)
     assert inside < hierarchical
     assert inside < across
 
@@ -217,7 +217,7 @@ def test_the_latency_of_a_collective_grows_with_the_number_of_peers_across_nodes
 
 def test_expert_exchange_latency_grows_with_nodes_beyond_the_measured_ones() -> None:
     for side in ("dispatch", "combine"):
-        small = [expert_all_to_all_time_s(H100.collectives, side, Group(nodes, 1), 0.0) for nodes in range(2, 40)]
+        small = [expert_all_to_all_time_s(H100.collectives, side, MeshGroup(nodes, 1), 0.0) for nodes in range(2, 40)]
         assert small == sorted(small)
 
 

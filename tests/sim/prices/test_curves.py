@@ -23,17 +23,17 @@ from sim.prices.curves import (
     Curves,
     DecodeAttention,
     ExpertActivation,
+    ExpertRouting,
     Gemm,
     GroupedGemm,
+    KernelShape,
     LatentDecode,
     Permute,
     PrefillAttention,
-    Routing,
-    Shape,
 )
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.hardware import EngineName
-from sim.prices.mesh import Group, tp_group
+from sim.prices.mesh import MeshGroup, tp_group
 from sim.prices.roofline import PRICED_BY_MEDIANS, Kernel, kernel_time
 from sim.prices.routing import drawn_experts
 from sim.simulate import evaluate
@@ -61,7 +61,7 @@ SIZES = log_floats(0.01, 1e7)
 WIDTHS = log_floats(1, 1e7)
 
 
-def priced(engine: str, shape: Shape, dtype: str, kv_dtype: str = "bf16") -> float:
+def priced(engine: str, shape: KernelShape, dtype: str, kv_dtype: str = "bf16") -> float:
     curves = BY_ENGINE[engine].curves
     assert curves is not None
     found = curves.kernel(shape, dtype, kv_dtype)  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def test_the_pieces_of_a_moe_layer(
         return priced(engine, ExpertActivation(dtype=dtype, gated=gated, **given), dtype)
 
     def routing(**given: float) -> float:
-        return priced(engine, Routing(dtype=dtype, gated=gated, **given), dtype)
+        return priced(engine, ExpertRouting(dtype=dtype, gated=gated, **given), dtype)
 
     grows(permute, {"tokens": rows, "rows": 2 * rows, "hidden": inner}, factor, along=("tokens", "rows", "hidden"))
     grows(activation, {"rows": rows, "width": inner}, factor, along=("rows", "width"))
@@ -196,8 +196,8 @@ def test_collectives(engine: str, kind: str, degree: int, message: float, factor
 @settings(derandomize=True, deadline=None)
 @given(ENGINES, st.sampled_from(KINDS), MESSAGES)
 def test_leaving_the_node_never_pays(engine: str, kind: str, message: float) -> None:
-    inside = collective_price(BY_ENGINE[engine], kind, Group(8, 8), message)
-    for group in (Group(8, 4), Group(8, 1), Group(16, 8), Group(128, 8)):
+    inside = collective_price(BY_ENGINE[engine], kind, MeshGroup(8, 8), message)
+    for group in (MeshGroup(8, 4), MeshGroup(8, 1), MeshGroup(16, 8), MeshGroup(128, 8)):
         across = collective_price(BY_ENGINE[engine], kind, group, message * group.degree / 8)
         assert across.time_s >= inside.time_s * (1 - 1e-12)
         assert "across nodes" in across.extrapolated
@@ -206,8 +206,10 @@ def test_leaving_the_node_never_pays(engine: str, kind: str, message: float) -> 
 
 def test_leaving_the_node_is_marked_without_curves_too() -> None:
     medians = dataclasses.replace(H100, curves=None)
-    assert collective_price(medians, "all_reduce", Group(8, 8), 1e6).extrapolated == ""
-    assert collective_price(medians, "all_reduce", Group(16, 8), 1e6).extrapolated == "all-reduce over tp across nodes"
+    assert collective_price(medians, "all_reduce", MeshGroup(8, 8), 1e6).extrapolated == ""
+    assert (
+        collective_price(medians, "all_reduce", MeshGroup(16, 8), 1e6).extrapolated == "all-reduce over tp across nodes"
+    )
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -223,11 +225,19 @@ def test_leaving_the_node_is_marked_without_curves_too() -> None:
 def test_expert_all_to_all(
     side: str, tokens: float, columns: float, each: int, experts: int, topk: int, factor: float
 ) -> None:
-    def time(group: Group, **sizes: float) -> float:
+    def time(group: MeshGroup, **sizes: float) -> float:
         return expert_all_to_all(H100, side, group, each=each, experts=experts, topk=topk, **sizes).time_s
 
     sizes = {"tokens": tokens, "columns": columns}
-    groups = [Group(2, 2), Group(4, 4), Group(8, 8), Group(16, 8), Group(32, 8), Group(64, 8), Group(256, 8)]
+    groups = [
+        MeshGroup(2, 2),
+        MeshGroup(4, 4),
+        MeshGroup(8, 8),
+        MeshGroup(16, 8),
+        MeshGroup(32, 8),
+        MeshGroup(64, 8),
+        MeshGroup(256, 8),
+    ]
     times = [time(group, **sizes) for group in groups]
     assert all(0 < t < math.inf for t in times)
     assert times == sorted(times)  # more peers, then more nodes
@@ -243,7 +253,7 @@ def test_expert_all_to_all(
 @settings(derandomize=True, deadline=None)
 @given(MESSAGES, FACTORS)
 def test_send_and_receive(message: float, factor: float) -> None:
-    pairs = Group(2, 2), Group(2, 1)
+    pairs = MeshGroup(2, 2), MeshGroup(2, 1)
     inside, across = (stage_send_s(H100, pair, message) for pair in pairs)
     assert 1e-6 < inside <= across < math.inf
     assert across * (1 + 1e-12) >= message / 50e9
@@ -289,7 +299,7 @@ def test_the_pieces_of_a_moe_layer_add_up_to_the_measured_whole(
     tokens, hidden, width, topk, experts, ep = 512.0, 4096.0, 1536.0, 8.0, 128.0, 4.0
     active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed)
     pieces = [
-        Routing(tokens, experts, topk, dtype, gated=True),
+        ExpertRouting(tokens, experts, topk, dtype, gated=True),
         Permute(tokens, rows, hidden, dtype, gated=True),
         GroupedGemm(rows, hidden, 2 * width, active, local, gated=True, skewed=skewed),
         ExpertActivation(rows, width, dtype, gated=True),
@@ -369,7 +379,7 @@ def test_few_local_experts_have_an_interval_of_their_own() -> None:
         (Gemm(1, 128, 128), 1.0),  # launches
     ],
 )
-def test_efficiencies_carried_over_gain_what_the_machine_gains(shape: Shape, gain: float) -> None:
+def test_efficiencies_carried_over_gain_what_the_machine_gains(shape: KernelShape, gain: float) -> None:
     old, new = (hardware.curves.kernel(shape, "fp8", "fp8") for hardware in (H100, H200))  # type: ignore[union-attr]
     assert old is not None
     assert new is not None

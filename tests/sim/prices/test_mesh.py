@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.prices.mesh import Group, ep_group, group, stage_pair, tp_group
+from sim.prices.mesh import MeshGroup, ep_group, group, stage_pair, tp_group
 
 POWERS = st.integers(0, 6).map(lambda exponent: 2**exponent)
 
@@ -51,17 +51,17 @@ def test_a_degree_that_does_not_divide_the_node_straddles_nodes_somewhere(tp: in
 @pytest.mark.parametrize(
     ("stride", "degree", "expected", "tier"),
     [
-        (1, 1, Group(1, 1), "intra"),
-        (1, 8, Group(8, 8), "intra"),
-        (1, 16, Group(16, 8), "hierarchical"),
-        (2, 4, Group(4, 4), "intra"),
-        (2, 16, Group(16, 4), "hierarchical"),
-        (8, 16, Group(16, 1), "inter"),
-        (16, 2, Group(2, 1), "inter"),
+        (1, 1, MeshGroup(1, 1), "intra"),
+        (1, 8, MeshGroup(8, 8), "intra"),
+        (1, 16, MeshGroup(16, 8), "hierarchical"),
+        (2, 4, MeshGroup(4, 4), "intra"),
+        (2, 16, MeshGroup(16, 4), "hierarchical"),
+        (8, 16, MeshGroup(16, 1), "inter"),
+        (16, 2, MeshGroup(2, 1), "inter"),
     ],
 )
 def test_the_tier_of_a_group_follows_from_its_stride_and_degree(
-    stride: int, degree: int, expected: Group, tier: str
+    stride: int, degree: int, expected: MeshGroup, tier: str
 ) -> None:
     found = group(stride, degree, node_gpus=8)
     assert found == expected

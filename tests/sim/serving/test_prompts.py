@@ -14,7 +14,7 @@ from sim.config.catalog import CatalogError
 from sim.engines.registry import engine_rules
 from sim.layers.sizes import Load
 from sim.serving.phases import batching
-from sim.serving.prompts import meeting, mixing
+from sim.serving.prompts import mixing, prompt_meeting
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -92,14 +92,14 @@ def test_one_group_waits_for_nobody() -> None:
 
 def test_prompts_that_wait_long_enough_come_one_to_each_group() -> None:
     """8 groups, 256 requests of 1024 steps: a prompt every 4 steps, so that the first waits 28 and 3.5 slots idle."""
-    found = meeting(60, 256, 8, 1024)
+    found = prompt_meeting(60, 256, 8, 1024)
     assert found.prompts == 8
     assert found.waits == 14
     assert 256 * (1 - found.running_share) == pytest.approx(3.5, rel=0.02)
     steps = mixing(256 * found.running_share / 1024, 1, 8, found.prompts)
     assert steps.prompts == pytest.approx(8 * steps.busiest_prompts)
-    assert meeting(0, 256, 8, 1024) == (1, 0, 1)
-    assert meeting(12, 256, 8, 1024).prompts == 1 + 12 / 4
+    assert prompt_meeting(0, 256, 8, 1024) == (1, 0, 1)
+    assert prompt_meeting(12, 256, 8, 1024).prompts == 1 + 12 / 4
 
 
 def test_a_crowd_of_prompts_lies_on_all_groups_whether_or_not_they_wait() -> None:
@@ -152,7 +152,7 @@ def stepped(dp: int, slots: int, answer: int, wait: int, steps: int, spread: flo
 def test_the_formulas_are_near_groups_that_run_step_by_step(wait: int, near: float) -> None:
     """Answers of 89 to 111 % of the mean, as InferenceX asks for."""
     running, share, prompts = stepped(4, 16, 128, wait, 5_000, 0.11)
-    found = meeting(wait, 64, 4, 128)
+    found = prompt_meeting(wait, 64, 4, 128)
     steps = mixing(64 * found.running_share / 128, 1, 4, found.prompts)
     assert found.running_share == pytest.approx(running, rel=0.04)
     assert steps.share == pytest.approx(share, rel=near)
@@ -162,7 +162,7 @@ def test_the_formulas_are_near_groups_that_run_step_by_step(wait: int, near: flo
 def test_a_wait_for_all_groups_lies_between_equal_answers_and_such_as_differ() -> None:
     """Equal ones fall into step and lose nothing; the more they differ, the more groups wait for each other."""
     equal, unlike = (stepped(4, 16, 128, 60, 5_000, spread)[0] for spread in (0.0, 0.5))
-    assert unlike < meeting(60, 64, 4, 128).running_share < equal
+    assert unlike < prompt_meeting(60, 64, 4, 128).running_share < equal
 
 
 def test_waiting_pays_where_groups_hold_each_other_up_and_delays_the_first_token() -> None:

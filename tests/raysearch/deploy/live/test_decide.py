@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raysearch.deploy.live.belief import LIKENESS, belief_of
-from raysearch.deploy.live.decide import Decider, Observation
+from raysearch.deploy.live.decide import Decider, Measured
 from raysearch.deploy.live.deployment_candidates import TERMS, Candidates, candidates_of
 from raysearch.deploy.live.session import Settings, tune
 from raysearch.simulators.measurement import Measurement
@@ -74,7 +74,7 @@ def test_a_machine_that_is_the_simulator_is_known_after_few_measurements(candida
 def test_a_machine_that_is_slower_throughout_is_no_harder(candidates: Candidates) -> None:
     slower = np.full(len(candidates), -0.2)
     free = replace(candidates, workload=replace(candidates.workload, tpot_slo_s=math.inf))
-    seen: list[Observation] = []
+    seen: list[Measured] = []
     *_, last = tune(free, Settings(noise=0.002), truthful(free, slower), seen, 50)
     assert values(free, slower)[last.decision.incumbent] >= 0.98 * values(free, slower).max()
     assert len(seen) <= 10
@@ -87,7 +87,7 @@ def test_the_stated_confidence_is_kept_on_truths_drawn_from_the_belief(candidate
     truths = belief_of(few, LIKENESS, noise=noise).samples(nobody, np.array([]), 50, rng)
     right, counts = [], []
     for seed, errors in enumerate(truths):
-        seen: list[Observation] = []
+        seen: list[Measured] = []
         *_, last = tune(few, Settings(noise=noise, seed=seed), truthful(few, errors, noise, seed), seen, 40)
         true = values(few, errors)
         known = last.decision.incumbent is not None and true[last.decision.incumbent] >= 0.98 * true.max()
@@ -102,7 +102,7 @@ def test_more_confidence_takes_more_measurements(candidates: Candidates) -> None
     errors = belief_of(candidates, noise=0.01).samples(np.array([], int), np.array([]), 20, np.random.default_rng(3))[0]
     counts = []
     for confidence in (0.6, 0.9, 0.99):
-        seen: list[Observation] = []
+        seen: list[Measured] = []
         list(tune(candidates, Settings(confidence=confidence), truthful(candidates, errors), seen, 60))
         counts.append(len(seen))
     assert counts == sorted(counts)
@@ -111,21 +111,19 @@ def test_more_confidence_takes_more_measurements(candidates: Candidates) -> None
 def test_what_ran_out_of_memory_rules_out_more_requests_of_the_same_degrees(candidates: Candidates) -> None:
     decider = Decider(candidates, within=0.02, noise=0.01)
     first = candidates.strategies[0]
-    seen = [Observation(0, Measurement(unsupported="out of memory"))]
+    seen = [Measured(0, Measurement(unsupported="out of memory"))]
     for number in range(12):
         decision = decider.decide(seen, np.random.default_rng(number))
         assert decision.following is not None
         strategy = candidates.strategies[decision.following]
         same = (strategy.tp, strategy.ep, strategy.pp) == (first.tp, first.ep, first.pp)
         assert not (same and strategy.batch >= first.batch)
-        seen.append(
-            Observation(decision.following, truthful(candidates, np.zeros(len(candidates)))(decision.following))
-        )
+        seen.append(Measured(decision.following, truthful(candidates, np.zeros(len(candidates)))(decision.following)))
 
 
 def test_a_measured_miss_of_the_slo_is_not_recommended(candidates: Candidates) -> None:
     late = Measurement(candidates.evaluations[0].tokens_per_s_per_gpu, candidates.workload.tpot_limit_s * 1.001)
-    decision = Decider(candidates, within=0.02, noise=0.01).decide([Observation(0, late)], np.random.default_rng(0))
+    decision = Decider(candidates, within=0.02, noise=0.01).decide([Measured(0, late)], np.random.default_rng(0))
     assert decision.incumbent is None
     assert decision.following != 0
 

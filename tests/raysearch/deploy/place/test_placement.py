@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from raysearch.cli.app import app
 from raysearch.deploy.place.arrivals import Stream
-from raysearch.deploy.place.attainment import Traffic, over_seeds, tried
+from raysearch.deploy.place.attainment import SampledTraffic, over_seeds, tried
 from raysearch.deploy.place.fleet_file import load_fleet
-from raysearch.deploy.place.model_placement import Cluster, Placed, Placement, Tenant, all_placements, partitions
+from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed, Tenant, all_placements, partitions
 from raysearch.deploy.place.placement_search import best_placements, dedicated, replicated, shared
-from raysearch.deploy.place.service import Objective, Service, Shape
+from raysearch.deploy.place.service import GroupShape, Objective, Service
 from sim.config.files import CatalogError
 
-ALONE, PIPELINE = Shape(1, 1), Shape(1, 2)
+ALONE, PIPELINE = GroupShape(1, 1), GroupShape(1, 2)
 
 
 def cluster(
@@ -36,16 +36,16 @@ def cluster(
         prompt_s = 1.0 if stages == 1 else cost
         return Service(None, prompt_s, prompt_s / stages, never, never, fixed / stages, 0.0, 1.0)
 
-    shapes = [Shape(1, stages) for stages in (1, 2, 4) if stages <= gpus]
+    shapes = [GroupShape(1, stages) for stages in (1, 2, 4) if stages <= gpus]
     tenant = Tenant("model", Stream(rate, cv), Objective(1, ttft_s, math.inf))
     return Cluster(
         gpus, (tenant,) * models, {(model, each): service(each.stages) for model in range(models) for each in shapes}
     )
 
 
-def attained(of: Cluster, placement: Placement, requests: int = 4000, seeds: int = 4) -> float:
+def attained(of: Cluster, placement: ModelPlacement, requests: int = 4000, seeds: int = 4) -> float:
     return float(
-        np.mean([tried(of, placement, run).attained for run in Traffic(requests, tuple(range(seeds))).draw(of)])
+        np.mean([tried(of, placement, run).attained for run in SampledTraffic(requests, tuple(range(seeds))).draw(of)])
     )
 
 
@@ -75,7 +75,7 @@ def test_it_loses_at_tight_slos_and_without_bursts(cv: float, ttft_s: float) -> 
 
 
 def test_partitions_are_those_counted_by_hand() -> None:
-    shapes = (Shape(1, 1), Shape(1, 2), Shape(2, 1), Shape(1, 4))
+    shapes = (GroupShape(1, 1), GroupShape(1, 2), GroupShape(2, 1), GroupShape(1, 4))
     found = list(partitions(4, shapes))
     # 1+1+1+1, 1+1+2 in two ways, 2+2 in three, 4.
     assert len(found) == len(set(found)) == 7
@@ -104,12 +104,12 @@ def test_the_search_finds_the_best_of_all_placements(
     models: int, gpus: int, rate: float, cv: float, ttft_s: float, fixed: float
 ) -> None:
     of = cluster(models, gpus, rate, cv, ttft_s, cost=1.1, fixed=fixed)
-    traffic = Traffic(300, (0, 1)).draw(of)
+    traffic = SampledTraffic(300, (0, 1)).draw(of)
     (every,) = best_placements(of, traffic, (), (shared(of),), most_tried=10**6)
     (found,) = best_placements(of, traffic, (), (shared(of),), most_tried=0)
     assert (every.exact, found.exact) == (True, False)
 
-    def share(placement: Placement) -> float:
+    def share(placement: ModelPlacement) -> float:
         return float(np.mean([tried(of, placement, run).attained for run in traffic]))
 
     assert share(found.placement) == share(every.placement)
@@ -117,7 +117,7 @@ def test_the_search_finds_the_best_of_all_placements(
 
 def test_wider_kinds_of_placements_are_never_worse_on_what_the_search_saw() -> None:
     of = cluster(3, 4, 0.5, 3.0, 3.0, fixed=0.45)
-    traffic = Traffic(300, (0,)).draw(of)
+    traffic = SampledTraffic(300, (0,)).draw(of)
     kinds = (dedicated(of), replicated(of), shared(of))
     own, copied, best = best_placements(of, traffic, (), kinds)
     assert all(len(placed.models) <= 1 for placed in own.placement)
@@ -131,7 +131,7 @@ def test_nine_of_ten_intervals_hold_what_a_long_run_attains() -> None:
     truth = attained(of, SHARED, requests=100_000, seeds=1)
     held = 0
     for repeat in range(100):
-        runs = Traffic(100, tuple(range(10 + 5 * repeat, 15 + 5 * repeat))).draw(of)
+        runs = SampledTraffic(100, tuple(range(10 + 5 * repeat, 15 + 5 * repeat))).draw(of)
         estimate = over_seeds([tried(of, SHARED, run).attained for run in runs], 0.0, 1.0)
         held += (estimate.low or 0.0) <= truth <= (estimate.high or 0.0)
     assert 82 <= held <= 98  # 90 within 2.7 standard deviations of 100 tries

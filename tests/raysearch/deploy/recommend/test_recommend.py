@@ -23,7 +23,7 @@ from raysearch.deploy.recommend.alternatives import alternatives, reason
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, fleet_of, needed_gpus, stay_of
 from raysearch.deploy.recommend.limiting_factor import binding_limit
-from raysearch.deploy.recommend.recommendation import Answer, answer
+from raysearch.deploy.recommend.recommendation import Recommendation, recommended
 from raysearch.runs.records import Record
 from sim.config.catalog import load_hardware
 from sim.config.question import Question
@@ -417,13 +417,13 @@ def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
     asked = Question(model="llama_3_1_8b", isl=1000, osl=100, tpot_ms=20.0, gpus=2)
     demand = Demand(asked.load(), 2, asked, top=2)
     order: list[str] = []
-    early: list[Answer] = []
+    early: list[Recommendation] = []
 
-    def found(so_far: Answer) -> None:
+    def found(so_far: Recommendation) -> None:
         order.append("found")
         early.append(so_far)
 
-    whole = answer(demand, order.append, found)
+    whole = recommended(demand, order.append, found)
     assert order[:2] == ["the engine's best", "found"]
     assert len(order) > 3
     assert early[0].options == whole.options[:1]

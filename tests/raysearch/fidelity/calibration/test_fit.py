@@ -16,7 +16,7 @@ from raysearch.fidelity.calibration.fit import (
     interval,
     interval_groups,
 )
-from raysearch.fidelity.calibration.lattice import Lattice, Part, fit_terms
+from raysearch.fidelity.calibration.lattice import Lattice, LatticePart, fit_terms
 from raysearch.fidelity.calibration.predict import bare_roofline, predict, series_of
 from sim.prices.tables import made_monotone
 
@@ -30,7 +30,7 @@ def test_terms_are_found_whatever_the_outliers() -> None:
 
 
 def test_a_correction_keeps_the_table_from_falling_where_the_rows_do() -> None:
-    lattice = Lattice([[1, 2, 4, 8]], [Part([[1, 2, 4, 8]], (1e-4,), (1e-4,))], (0,), (1,), iterations=1000)
+    lattice = Lattice([[1, 2, 4, 8]], [LatticePart([[1, 2, 4, 8]], (1e-4,), (1e-4,))], (0,), (1,), iterations=1000)
     points = lattice.points.repeat(20, axis=0)
     rows = np.array([0.0, 1.0, 0.5, 2.0]).repeat(20)  # falls in the middle
     found = lattice.spread @ lattice.correction(points, rows, np.zeros(4))

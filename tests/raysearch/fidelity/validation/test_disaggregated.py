@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raysearch.fidelity.calibration.deployments import Skipped
-from raysearch.fidelity.validation.disaggregated import Pair, closed_loop, pair_of, predict
+from raysearch.fidelity.validation.disaggregated import PoolPair, closed_loop, pair_of, predict_pair
 from sim.config.catalog import load_calibrated, load_machine
 
 ROW: dict[str, Any] = {
@@ -34,9 +34,9 @@ ROW: dict[str, Any] = {
 }
 
 
-def pair(**changes: Any) -> Pair:
+def pair(**changes: Any) -> PoolPair:
     found = pair_of(ROW | changes)
-    assert isinstance(found, Pair)
+    assert isinstance(found, PoolPair)
     return found
 
 
@@ -74,7 +74,7 @@ def test_a_row_without_batches_is_read_from_what_its_clients_send() -> None:
 def test_more_places_raise_the_time_per_token_and_shorten_the_queue() -> None:
     calibration = load_calibrated("h100_sxm", None)
     machine = load_machine("h100_sxm", calibration)
-    few, many = (predict(pair(source=source, isl=1024), calibration, machine) for source in ("db-dump", "own run"))
+    few, many = (predict_pair(pair(source=source, isl=1024), calibration, machine) for source in ("db-dump", "own run"))
     assert not isinstance(few, Skipped)
     assert not isinstance(many, Skipped)
     assert few.tpot_s < many.tpot_s
