@@ -337,7 +337,7 @@ def test_figures_on_both_sides_of_a_limit_look_different() -> None:
 
 
 def test_what_is_to_be_compared_with_is_looked_for_first(raysearch: Callable[..., Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr("raysearch.answers.recommended.answer", None)
+    monkeypatch.setattr("raysearch.answers.recommended.recommended", None)
     monkeypatch.setitem(sys.modules, "aisimulate", None)
     refused = raysearch("recommend", *ASKED, "--compare-with", "aisimulate")
     assert refused.returncode == 2
