@@ -105,6 +105,11 @@ def _checked(path: Path, table: Any) -> pd.DataFrame:
 
 _DEGREES = ("tp", "ep", "pp", "batch")
 _FIGURES = ("tokens_per_s_per_gpu", "best_so_far")
+_TEXTS = tuple(name for name, kind in get_type_hints(CallRow).items() if kind is str)
+_LARGEST_ROW = 1024
+"""[assumed] Bytes of a row on average, several times that of any workload."""
+_FOOTER_BYTES = 100_000
+"""[assumed] Of what a Parquet file holds besides its rows, and more."""
 _LARGEST_FIGURE = 1e15
 """[assumed] Of any strategy; beyond it, sums might not be numbers any more."""
 
@@ -120,18 +125,38 @@ def read_parquet(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.Dat
     from pyarrow import parquet
 
     try:
-        with opened(path) as file, parquet.ParquetFile(file) as stored:
+        with opened(path) as file, parquet.ParquetFile(file, read_dictionary=list(_TEXTS)) as stored:
             held = stored.schema_arrow
-            kinds = [pa.string() if pa.types.is_large_string(kind) else kind for kind in held.types]
+            kinds = [pa.string() if pa.types.is_dictionary(kind) else kind for kind in held.types]
             if held.names != _schema().names or kinds != _schema().types:
                 raise DamagedRows(f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}")
             if stored.metadata.num_rows > path.stat().st_size:
                 raise DamagedRows(f"{path} is damaged: it says that it holds more calls than bytes")
-            return _checked(path, stored.read(columns=list(columns))).reindex(columns=list(columns))
+            groups = [stored.metadata.row_group(number) for number in range(stored.metadata.num_row_groups)]
+            if sum(group.total_byte_size for group in groups) > stored.metadata.num_rows * _LARGEST_ROW + _FOOTER_BYTES:
+                raise DamagedRows(f"{path} is damaged: its rows unfold to more than any of ours have")
+            table = _unfolded(path, stored.read(columns=list(columns)))
+            return _checked(path, table).reindex(columns=list(columns))
     except (FileNotFoundError, DamagedRows):
         raise
     except (OSError, ValueError, MemoryError, pa.ArrowException) as error:  # depends on where pyarrow stumbles
         raise DamagedRows(f"{path} is damaged: {_line(error)}") from error
+
+
+def _unfolded(path: Path, table: Any) -> Any:
+    """The table with its texts written out, each of which stands in it once: a short file may mean terabytes."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    arrow: Any = compute  # whose functions are made as it is imported
+    for number, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            texts = table.column(number)
+            sizes = (arrow.binary_length(part.dictionary).take(part.indices) for part in texts.chunks)
+            if sum(arrow.sum(each).as_py() or 0 for each in sizes) > len(texts) * _LARGEST_ROW:
+                raise DamagedRows(f"{path} is damaged: its rows unfold to more than any of ours have")
+            table = table.set_column(number, field.name, texts.cast(pa.string()))
+    return table
 
 
 def _line(error: Exception) -> str:

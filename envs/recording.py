@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import gymnasium as gym
 import numpy as np
+from pydantic import BaseModel, Field
 
 from envs.calls import CallRow
 from envs.chain import Seal
@@ -147,23 +148,40 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
         """Goes back to a snapshot. The rows are resumed apart, by `RowWriter.resume` and `saved_rows`.
 
         Raises:
-            ValueError: The snapshot has spent more than this gate's budget.
+            ValueError: The snapshot is none, or has spent more than this gate's budget.
         """
-        if state["calls"] > self.budget:
-            raise ValueError(f"the saved run made {state['calls']} calls, more than the budget of {self.budget}")
+        saved = _State.model_validate(state)
+        if saved.calls > self.budget:
+            raise ValueError(f"the saved run made {saved.calls} calls, more than the budget of {self.budget}")
         space = self._strategy_env.space
-        self._strategy_env.set_state(state["env"])
-        self.calls = state["calls"]
-        self.feasible_calls = state["feasible_calls"]
-        self.best_raw = state["best_raw"]
-        self._seen = set(state["seen"])
-        self._best = None if state["best_action"] is None else space.decode(np.array(state["best_action"]))
+        self._strategy_env.set_state(saved.env.model_dump())
+        self.calls = saved.calls
+        self.feasible_calls = saved.feasible_calls
+        self.best_raw = saved.best_raw
+        self._seen = set(saved.seen)
+        self._best = None if saved.best_action is None else space.decode(np.array(saved.best_action))
         self._best_evaluation = None
 
     def close(self) -> None:
         """Closes the rows and the environment."""
         self._rows.close()
         super().close()
+
+
+class _Env(BaseModel):
+    elites: list[tuple[float, list[int]]]
+    calls: int
+
+
+class _State(BaseModel):
+    """A gate's snapshot; `rows` is for `saved_rows`."""
+
+    calls: int
+    feasible_calls: int
+    seen: list[int]
+    best_raw: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    best_action: list[int] | None
+    env: _Env
 
 
 def saved_rows(state: dict[str, Any]) -> Seal | None:

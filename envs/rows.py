@@ -27,8 +27,12 @@ if TYPE_CHECKING:
 
 ROWS_FILE = "rows.jsonl"
 COMPACT_FILE = "rows.parquet"
-_TAIL_BYTES = 16384
-"""[assumed] More than two rows of any workload take."""
+LONGEST_ROW_BYTES = 8192
+"""[assumed] More than a row of any workload takes."""
+
+
+_FRAME_ROWS = 8
+"""[assumed] As many rows' room takes what a Parquet file holds besides its rows."""
 
 
 class RowsTaken(RuntimeError):
@@ -153,10 +157,22 @@ def write_compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = N
     return file_digest(parquet_path)
 
 
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file. Raises: OSError, DamagedRows, if it is none."""
+def file_digest(path: Path, calls: int | None = None) -> str:
+    """The SHA-256 of a file.
+
+    Args:
+        path: The file.
+        calls: How many rows it holds, if that is known: one that is too long for them is not read.
+
+    Raises:
+        OSError: It cannot be read.
+        DamagedRows: It is no regular file, or too long.
+    """
     try:
         with opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if calls is not None and size > (calls + _FRAME_ROWS) * LONGEST_ROW_BYTES:
+                raise Unreadable(f"it is too long for {calls} calls: {size:,} bytes")
             return hashlib.file_digest(file, "sha256").hexdigest()
     except Unreadable as error:
         raise DamagedRows(f"{path} is damaged: {error}") from error
@@ -225,7 +241,7 @@ def last_row(run_dir: Path) -> CallRow | None:
     path = run_dir / ROWS_FILE
     try:
         with opened(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * LONGEST_ROW_BYTES))
             lines = file.read().splitlines(keepends=True)
     except FileNotFoundError:
         return None

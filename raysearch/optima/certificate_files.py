@@ -77,8 +77,8 @@ def check_certificate(path: Path, workload: Workload, progress: Progress | None 
         raise InputError(f"{path}: {error.strerror}") from error
     if (fields.config_hash, fields.space) != (workload.config_hash, workload.space):
         raise InputError(
-            f"{path} is of the space {fields.space!r} of {fields.workload} ({fields.config_hash}), not of the space "
-            f"{workload.space!r} of {workload.name} ({workload.config_hash}): give the options that it was written with"
+            f"{path} is of the space {fields.space!r} of {fields.workload!r} ({fields.config_hash!r}), not of "
+            f"{workload.space!r} of {workload.name} ({workload.config_hash}): give the options it was written with"
         )
     leaves = tuple(
         Leaf(

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from envs.recording import CallGate, saved_rows
-from envs.rows import COMPACT_FILE, ROWS_FILE, RowWriter, compact, write_compact
+from envs.rows import COMPACT_FILE, ROWS_FILE, RowsTaken, RowWriter, compact, write_compact
 from envs.space import Action
-from envs.strategy_env import StrategyEnv
-from raysearch.base.errors import InputError
+from envs.strategy_env import SimulatorFailure, StrategyEnv, failure_text
+from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import read_record, strategy_dict, write_record
 from raysearch.base.version import __version__
 from raysearch.runs.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
@@ -82,7 +82,8 @@ class SearchRun:
         )
         out_dir.mkdir(parents=True, exist_ok=True)
         state = self._read_checkpoint() if resume else None
-        if not (state and self._goes_on_from(state)):
+        self._goes_on = state is not None and self._goes_on_from(state)
+        if not self._goes_on:
             self._begin(self._rows_anew() if resume else self._new_rows())
         write_record(out_dir / HEAD_FILE, self._head())
 
@@ -125,8 +126,9 @@ class SearchRun:
     def advance(self, calls: int, *, within_chunk: bool = False) -> None:
         """Makes at most `calls` further calls; fewer if the run is done before, or its chunk, where that matters."""
         began, chunk = time.perf_counter() - self._wall_s, self._searcher.chunk
+        goal = self.calls + min(calls, self._gate.calls_left)
         try:
-            for _ in range(min(calls, self._gate.calls_left)):
+            while self.calls < goal:
                 best = self._gate.best_raw
                 if not self._call():
                     break
@@ -138,6 +140,25 @@ class SearchRun:
             self._wall_s = time.perf_counter() - began
 
     def _call(self) -> bool:
+        """Makes a call; False if the searcher has none left.
+
+        A state may be restored that the searcher stumbles over only now. Then the run is made again, and where it
+        stumbles once more, the state was not what was wrong.
+        """
+        try:
+            return self._called()
+        except (OSError, InputError, RunFailed, SimulatorFailure, RowsTaken):
+            raise
+        except Exception as error:
+            if not self._goes_on:
+                raise
+            self._goes_on = False
+            self._gate.close()
+            self._start_again(error)
+            self._begin(self._rows_anew())
+            return self._called()
+
+    def _called(self) -> bool:
         self._ask_ahead()
         if not self._asked:
             return False
@@ -273,13 +294,17 @@ class SearchRun:
         except Exception as error:  # whatever a searcher stumbles over in a state that is none of its own
             if rows:
                 rows.close()
-            self._searcher.close()
-            self._searcher = self._new_searcher()
-            reason = str(error) or type(error).__name__
-            path = self.out_dir / CHECKPOINT_FILE
-            _log.warning("note: cannot go on from %s (%s): its run starts again from the first call", path, reason)
+            self._start_again(error)
             return False
         return True
+
+    def _start_again(self, error: Exception) -> None:
+        """Lets go of a searcher that cannot go on from the checkpoint, and says so."""
+        self._searcher.close()
+        self._searcher = self._new_searcher()
+        reason = failure_text(error)
+        path = self.out_dir / CHECKPOINT_FILE
+        _log.warning("note: cannot go on from %s (%s): its run starts again from the first call", path, reason)
 
     def _rows_anew(self) -> RowWriter:
         (self.out_dir / CHECKPOINT_FILE).unlink(missing_ok=True)  # it would contradict them

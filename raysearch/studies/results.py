@@ -263,7 +263,7 @@ def checked_summary(folder: Path, head: Mapping[str, Any]) -> dict[str, Any] | N
         if finished[name] != own[name]:
             raise Damaged(f"{folder / SUMMARY_FILE} is damaged: it is of {name} {finished[name]}, not {own[name]}")
     try:
-        same = file_digest(folder / COMPACT_FILE) == finished["rows_sha256"]
+        same = file_digest(folder / COMPACT_FILE, finished["calls"]) == finished["rows_sha256"]
     except FileNotFoundError:
         raise Damaged(f"{folder} is damaged: it is finished, but has no {COMPACT_FILE}") from None
     except DamagedRows as error:

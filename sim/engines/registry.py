@@ -12,7 +12,8 @@ A package adds one by an entry point of the group "raysearch.engines" whose obje
 from __future__ import annotations
 
 import difflib
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from sim.engines.megatron_core import MEGATRON_CORE
 from sim.engines.rules import EngineRules
@@ -102,8 +103,14 @@ def lacking_formats(workload: Workload) -> list[str]:
     return engine_rules(workload.engine.name).lacks_formats(workload.precisions) if workload.engine else []
 
 
+@cache
+def _installed() -> tuple[EntryPoint, ...]:
+    """What installed packages declare, looked for once: every package's metadata is read."""
+    return tuple(entry_points(group=ENGINES_GROUP))
+
+
 def _load_installed() -> None:
-    for found in entry_points(group=ENGINES_GROUP):
+    for found in _installed():
         rules = found.load()
         if not isinstance(rules, EngineRules):
             raise TypeError(

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,13 @@ def forge(path: Path, at: Place, new: Any) -> None:
 
 def instance(schema: type[BaseModel], rng: random.Random) -> Any:
     """Something that the schema describes, near its bounds, with something wrong in it now and then."""
-    whole = schema.model_json_schema()
+    whole = _described(schema)
     return _made(whole, whole.get("$defs", {}), rng)
+
+
+@cache
+def _described(schema: type[BaseModel]) -> dict[str, Any]:
+    return schema.model_json_schema()
 
 
 def _made(part: dict[str, Any], named: dict[str, Any], rng: random.Random) -> Any:

@@ -19,32 +19,27 @@ import pytest
 
 from envs.calls import CallRow
 from envs.chain import NO_ROWS_DIGEST
-from raysearch.base.errors import InputError, RunFailed
-from raysearch.base.file_io import SEAL, read_record
+from raysearch.base.errors import InputError
+from raysearch.base.file_io import read_record
 from raysearch.deploy.export.source import RECOMMENDATION_FILE, TUNED_FILE, read_deployments, verified_answers
 from raysearch.deploy.export.stored import Exportable
 from raysearch.deploy.live.session import Head, verify_tuning
 from raysearch.deploy.place.fleet_file import FleetFile
 from raysearch.deploy.place.fleet_plan_text import PLACEMENT_FILE
 from raysearch.processes.claim import CLAIM_FILE, in_use
-from raysearch.reports.study_report import NotExplained, best_figures, read_report
 from raysearch.runs.records import RunHead, RunSummary, StudyRecord
 from raysearch.runs.run import SearchRun
 from raysearch.studies.journal import JOURNAL_FILE, last_events
-from raysearch.studies.results import survey, verify
+from raysearch.studies.results import verify
 from raysearch.studies.study_file import StudyFile, check_study, load_study, run_dir, write_study
-from raysearch.studies.study_status import read_status
 from sim.config.calibration_file import CalibrationFile
 from sim.config.catalog import load_calibration, load_hardware, load_model, load_workload
-from sim.config.files import CatalogError, configs_root, read_config
+from sim.config.files import configs_root, read_config
 from sim.config.hardware_file import HardwareFile
 from sim.config.schemas import ModelFile, WorkloadFile
-from sim.validate import StrategyError
-from tests.raysearch.forging import WRONG, encoded, instance, places, replaced, resealed
+from tests.raysearch.forging import WRONG, encoded, instance, places, replaced
+from tests.raysearch.fuzzing import MOST_BYTES, ROUNDS, forged, look_at, tried
 
-ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "12"))
-MOST_BYTES = 500 * 10**6
-REFUSALS = (InputError, CatalogError, StrategyError, RunFailed)
 POOL = {"strategy": {"tp": 4, "ep": 1, "pp": 1, "batch": 8, "dims": [2] * 10}, "replicas": 2}
 QUESTION = {"model": "llama_3_1_70b", "isl": 800, "osl": 50, "gpus": 8, "phase": "serve", "engine": "vllm"}
 ANSWER = {"form": 1, "question": QUESTION, "best": POOL, "alternatives": [POOL], "feasible": True}
@@ -74,42 +69,6 @@ def study(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         run.advance(6 if spec.searcher == "random" else 4)
         run.finish() if run.done else (run.save(), run.close())
     return out
-
-
-def look_at(folder: Path) -> None:
-    """All that reads results."""
-    for look in (read_status, survey, verify, read_report):
-        try:
-            look(folder)
-        except REFUSALS as refusal:
-            assert "\n" not in str(refusal)  # noqa: PT017
-    try:
-        json.dumps(best_figures(folder, survey(folder).runs), allow_nan=False)
-        json.dumps(survey(folder).runs, allow_nan=False)
-    except (*REFUSALS, NotExplained):
-        pass
-
-
-def tried(read: Callable[[], object]) -> None:
-    try:
-        read()
-    except REFUSALS as refusal:
-        assert "\n" not in str(refusal)  # noqa: PT017
-
-
-def forged(whole: dict[str, Any], schema: Any, rng: random.Random) -> Any:
-    """A record with values replaced, or a new one of its schema; with a digest that is right, mostly."""
-    if rng.random() < 0.3:
-        made = instance(schema, rng)
-    else:
-        made = whole
-        for _ in range(rng.choice([1, 1, 1, 2])):
-            others = [at for at in places(made) if at != (SEAL,)]
-            made = replaced(made, rng.choice(others), rng.choice(WRONG))
-    try:
-        return resealed(made) if isinstance(made, dict) and rng.random() < 0.95 else made
-    except (ValueError, TypeError, OverflowError):
-        return made
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,59 @@
+"""What tests of readers share: how much is tried, what a refusal is, records of right digests and wrong values."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from raysearch.base.errors import InputError, RunFailed
+from raysearch.base.file_io import SEAL
+from raysearch.reports.study_report import NotExplained, best_figures, read_report
+from raysearch.studies.results import survey, verify
+from raysearch.studies.study_status import read_status
+from sim.config.files import CatalogError
+from sim.validate import StrategyError
+from tests.raysearch.forging import WRONG, instance, places, replaced, resealed
+
+ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "4"))
+MOST_BYTES = 500 * 10**6
+REFUSALS = (InputError, CatalogError, StrategyError, RunFailed)
+
+
+def look_at(folder: Path) -> None:
+    """All that reads results."""
+    for look in (read_status, survey, verify, read_report):
+        try:
+            look(folder)
+        except REFUSALS as refusal:
+            assert "\n" not in str(refusal)  # noqa: PT017
+    try:
+        json.dumps(best_figures(folder, survey(folder).runs), allow_nan=False)
+        json.dumps(survey(folder).runs, allow_nan=False)
+    except (*REFUSALS, NotExplained):
+        pass
+
+
+def tried(read: Callable[[], object]) -> None:
+    try:
+        read()
+    except REFUSALS as refusal:
+        assert "\n" not in str(refusal)  # noqa: PT017
+
+
+def forged(whole: dict[str, Any], schema: Any, rng: random.Random) -> Any:
+    """A record with values replaced, or a new one of its schema; with a digest that is right, mostly."""
+    if rng.random() < 0.3:
+        made = instance(schema, rng)
+    else:
+        made = whole
+        for _ in range(rng.choice([1, 1, 1, 2])):
+            others = [at for at in places(made) if at != (SEAL,)]
+            made = replaced(made, rng.choice(others), rng.choice(WRONG))
+    try:
+        return resealed(made) if isinstance(made, dict) and rng.random() < 0.95 else made
+    except (ValueError, TypeError, OverflowError):
+        return made
