@@ -33,7 +33,7 @@ test-cluster: setup-dev
 	$(BIN)/pytest -m cluster
 
 fuzz: setup-dev
-	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py tests/raysearch/test_readers.py tests/raysearch/test_trust.py tests/raysearch/deploy/export/test_render.py tests/sim/config/test_hostile_configurations.py
+	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py tests/raysearch/test_readers.py tests/raysearch/test_forged_states.py tests/raysearch/test_trust.py tests/raysearch/deploy/export/test_render.py tests/sim/config/test_hostile_configurations.py
 	RAYSEARCH_FUZZ=1 $(BIN)/pytest tests/raysearch/processes/test_supervision.py -k 'any_moment or chaos'
 
 check:
