@@ -26,8 +26,8 @@ from raysearch.studies.results import read_spec
 from raysearch.studies.study_file import StudyFile, check_study, load_study, run_dir, write_study
 from tests.conftest import CHECKOUT
 from tests.raysearch.forging import forge, places, resealed
+from tests.raysearch.fuzzing import ROUNDS
 
-ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "12"))
 CODE = "open('ran', 'w').close()\n\ndef f(*_):\n    open('ran', 'w').close()\n\nclass F: pass\n"
 PROGRAM = """
 import io, json, os, sys, sysconfig
@@ -54,7 +54,8 @@ import pyarrow.parquet, pandas  # whose libraries load others of theirs
 from raysearch.cli import app
 
 sys.addaudithook(hook)
-for words in json.load(open(sys.argv[1])):
+for folder, words in json.load(open(sys.argv[1])):
+    os.chdir(folder)
     sys.argv = ["raysearch", *words]
     sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
     before = len(seen)
@@ -69,14 +70,17 @@ for words in json.load(open(sys.argv[1])):
 """
 
 
-def under_audit(commands: list[list[str]], cwd: Path) -> list[dict[str, Any]]:
-    """What each command did, run one after the other in a process of its own; forged modules lie where it looks."""
-    (cwd / "commands.json").write_text(json.dumps(commands))
+Told = dict[str, Any]
+
+
+def under_audit(commands: list[tuple[Path, list[str]]], program: Path) -> list[Told]:
+    """What each command did in its folder, one after the other in one process; forged modules lie where it looks."""
+    program.write_text(json.dumps([(str(folder), words) for folder, words in commands]))
     packages = json.dumps([str(CHECKOUT / name) for name in ("sim", "envs", "raysearch")])
     done = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM, "commands.json", packages],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "PYTHONDONTWRITEBYTECODE": "1"},
+        [sys.executable, "-P", "-c", PROGRAM, str(program), packages],
+        cwd=program.parent,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
         text=True,
         check=False,
@@ -143,9 +147,8 @@ def commands_on(folder: str) -> list[list[str]]:
     return told
 
 
-@pytest.mark.slow
-def test_no_forged_folder_has_anything_imported_or_run(handed: Path, tmp_path: Path) -> None:
-    top = Path(shutil.copytree(handed, tmp_path / "top", symlinks=True))
+def commands_on_forged_folders(top: Path) -> list[list[str]]:
+    """Forges a folder of each kind, and more at random; what is done with them."""
     rng, commands = random.Random(0), []
     for number in range(len(NAMED) + ROUNDS):
         name = list(NAMED)[number % len(NAMED)]
@@ -165,10 +168,41 @@ def test_no_forged_folder_has_anything_imported_or_run(handed: Path, tmp_path: P
         commands += commands_on(told)
         if name == "study/study.json":  # all runs are finished, so that no Ray is started
             commands.append(["study", "s.toml", "--out", told, "--resume"])
-    for told in under_audit(commands, top):
-        assert not told["seen"], told
-        assert not told["traceback"], told
-        assert told["code"] in (0, 1, 2, 3), told
+    return commands
+
+
+def commands_on_a_workload_that_names_code(top: Path) -> list[list[str]]:
+    forge(top / "search" / "run.json", ("spec", "workload"), "handed/w.toml")
+    forge(top / RECOMMENDATION_FILE, ("question",), {"workload": "handed/w.toml"})
+    forge(top / TUNED_FILE, ("question",), {"workload": "handed/w.toml"})
+    return [*commands_on("search"), ["export", RECOMMENDATION_FILE], ["export", TUNED_FILE]]
+
+
+NAMING = ["evaluate", "-w", "handed/w.toml", "--tp", "1", "--batch", "1"]
+"""A command whose user names the code."""
+
+
+@pytest.fixture(scope="module")
+def audited(handed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Told]]]:
+    """By test, a working directory and what commands did there: all in one process, which imports us once."""
+    made = {"forged": commands_on_forged_folders, "workload": commands_on_a_workload_that_names_code}
+    tops, commands = {}, []
+    for name in (*made, "named"):  # the last has the code imported
+        tops[name] = Path(shutil.copytree(handed, tmp_path_factory.mktemp(name) / "top", symlinks=True))
+        words = made[name](tops[name]) if name in made else [NAMING]
+        commands += [(tops[name], each) for each in words]
+    told = under_audit(commands, tmp_path_factory.mktemp("audited") / "commands.json")
+    of = {top: [each for (where, _), each in zip(commands, told, strict=True) if where == top] for top in tops.values()}
+    return {name: (top, of[top]) for name, top in tops.items()}
+
+
+@pytest.mark.slow
+def test_no_forged_folder_has_anything_imported_or_run(audited: dict[str, tuple[Path, list[Told]]]) -> None:
+    top, told = audited["forged"]
+    for each in told:
+        assert not each["seen"], each
+        assert not each["traceback"], each
+        assert each["code"] in (0, 1, 2, 3), each
     assert not list(top.rglob("ran"))
 
 
@@ -179,13 +213,10 @@ def _at(value: Any, at: tuple[str | int, ...]) -> Any:
 
 
 @pytest.mark.slow
-def test_a_record_whose_workload_names_code_is_reported_without_it(handed: Path, tmp_path: Path) -> None:
-    top = Path(shutil.copytree(handed, tmp_path / "top"))
-    forge(top / "search" / "run.json", ("spec", "workload"), "handed/w.toml")
-    forge(top / RECOMMENDATION_FILE, ("question",), {"workload": "handed/w.toml"})
-    forge(top / TUNED_FILE, ("question",), {"workload": "handed/w.toml"})
-    commands = [*commands_on("search"), ["export", RECOMMENDATION_FILE], ["export", TUNED_FILE]]
-    told = under_audit(commands, top)
+def test_a_record_whose_workload_names_code_is_reported_without_it(
+    audited: dict[str, tuple[Path, list[Told]]],
+) -> None:
+    top, told = audited["workload"]
     assert [each["code"] for each in told] == [0, 0, 0, 2, 2, 2]
     assert not [each["seen"] for each in told if each["seen"]]
     for each in (told[1], *told[3:]):
@@ -194,9 +225,8 @@ def test_a_record_whose_workload_names_code_is_reported_without_it(handed: Path,
 
 
 @pytest.mark.slow
-def test_the_hook_sees_what_a_user_names(handed: Path, tmp_path: Path) -> None:
-    top = Path(shutil.copytree(handed, tmp_path / "top"))
-    (told,) = under_audit([["evaluate", "-w", "handed/w.toml", "--tp", "1", "--batch", "1"]], top)
+def test_the_hook_sees_what_a_user_names(audited: dict[str, tuple[Path, list[Told]]]) -> None:
+    top, (told,) = audited["named"]
     assert told["seen"] == [f"exec {top / 'handed' / 'evil.py'}"]
     assert (top / "ran").exists()
 
