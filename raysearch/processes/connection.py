@@ -9,7 +9,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,25 +17,15 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it is imported
 
 import ray
-from ray._private import ray_constants
-from ray._private import services as ray_services
-from ray._private import utils as ray_utils
-from ray._private import worker as ray_worker
-from ray._private.node import Node
-from ray._raylet import (  # pyright: ignore[reportAttributeAccessIssue]
-    AuthenticationTokenLoader,  # pyright: ignore[reportAttributeAccessIssue]
-    Config,  # pyright: ignore[reportAttributeAccessIssue]
-)
 
 from envs.strategy_env import failure_text
 from raysearch.base.errors import InputError, RunFailed
-from raysearch.processes.vigil import CONNECT_TIMEOUT_S, Vigil, answers, watched
+from raysearch.processes.ray_internals import START_S, forget_token, mended, without_what_nobody_asks
+from raysearch.processes.vigil import CONNECT_TIMEOUT_S, Vigil, answers, ended_in_time, watched
 from raysearch.processes.watcher import private_prefix, start_anew, starting_ray
 
 CLUSTERS_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """By which Ray, on any system, is told whether other hosts are to reach it."""
-START_S = 55.0
-"""[assumed] A Ray of our own that is not there by then is started anew."""
 _TOO_SLOW = "timed out during startup"
 """What Ray says of it."""
 LONGEST_FOLDER = 40
@@ -68,7 +57,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     with _closed_to_others() if address == "local" else nullcontext() as private, _silent_threads():
         try:
             with watched(vigil):
-                with _mended():
+                with mended():
                     if private is not None:
                         _start(private / "ray", cpus, quiet)
                     else:
@@ -77,7 +66,8 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
                     vigil.ask(server)
                 yield
         finally:
-            ray.shutdown()
+            with ended_in_time(vigil):
+                ray.shutdown()
 
 
 def _servers() -> list[str]:
@@ -111,10 +101,12 @@ def _start(folder: Path, cpus: int | None, quiet: dict[str, Any]) -> None:
     ours = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     place = {"_temp_dir": str(folder)} if len(str(folder)) <= LONGEST_FOLDER else {}
     try:
-        with _without_what_nobody_asks(), _held_back(signal.SIGHUP), starting_ray():
+        with without_what_nobody_asks(), _held_back(signal.SIGHUP), starting_ray():
             ray.init("local", num_cpus=cpus, **ours, **place, **quiet)
     except ValueError as error:
         raise InputError(f"cannot start Ray: {error}") from error
+    except RunFailed:  # this Ray lacks what is needed
+        raise
     except Exception as error:
         late = f"Ray did not start within {START_S:.0f} s: is the machine too busy?"
         why = late if _TOO_SLOW in str(error) else f"Ray did not start: {failure_text(error)}"
@@ -143,7 +135,7 @@ def _closed_to_others() -> Iterator[Path]:
         before = {name: os.environ.get(name) for name in (*own, "RAY_AUTH_TOKEN")}
         os.environ.pop("RAY_AUTH_TOKEN", None)
         os.environ.update(own)
-        _forget_token()
+        forget_token()
         try:
             yield Path(private)
         finally:
@@ -151,7 +143,7 @@ def _closed_to_others() -> Iterator[Path]:
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
-            _forget_token()
+            forget_token()
 
 
 @contextmanager
@@ -169,74 +161,6 @@ def _silent_threads() -> Iterator[None]:
     threading.excepthook = tell
     yield
     threading.excepthook = before  # but not after a stop: amid Ray's start its threads live on until the process ends
-
-
-def _forget_token() -> None:
-    """Has this process read mode and token anew."""
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _mended() -> Iterator[None]:
-    """Mends what Ray's start has no options for.
-
-    It puts handlers of SIGTERM in place of ours that end the process without a word, gives its own processes half a
-    minute to come up, which on a busy machine they do not, and prints a page for each worker that dies, of which we
-    tell ourselves.
-    """
-
-    def patient(*arguments: Any) -> Any:
-        began_s = time.monotonic()
-        while True:
-            try:
-                return get_node(*arguments)
-            except RuntimeError:  # not there yet
-                if time.monotonic() > began_s + START_S:
-                    raise
-                time.sleep(0.1)
-
-    get_node = ray_services.get_node
-    with _replaced(
-        (ray_utils, "set_sigterm_handler", lambda handler: None),
-        (ray_services, "get_node", patient),
-        (ray_worker, "listen_error_messages", lambda worker, stopped: None),
-    ):
-        yield
-
-
-@contextmanager
-def _without_what_nobody_asks() -> Iterator[None]:
-    """Leaves out of a Ray of one's own what serves a dashboard, an autoscaler or a reader of logs: it has none.
-
-    Each is an interpreter that imports Ray, and that the start waits for. The agent, without which Ray does not start,
-    becomes that of a Ray installed without a dashboard.
-    """
-
-    def no_url(node: Any, **_: Any) -> None:
-        node._webui_url = ""
-
-    with _replaced(
-        (ray_constants, "ENABLE_RAY_CLUSTER", False),  # read on import from CLUSTERS_VARIABLE
-        (Node, "start_monitor", lambda node: None),
-        (Node, "start_log_monitor", lambda node: None),
-        (Node, "start_api_server", no_url),
-        (ray_utils, "get_dashboard_dependency_error", lambda: ImportError("not wanted")),
-    ):
-        yield
-
-
-@contextmanager
-def _replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
-    """Gives attributes of Ray's, each an (owner, name, value), other values for a while."""
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
-    for owner, name, value in replacements:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
 
 
 @contextmanager

@@ -73,6 +73,15 @@ class Vigil:
         """Why it counts as dead; None while it lives."""
         return (self._look_at_processes() if self._ours else None) or self._look_for_answers()
 
+    def end(self) -> None:
+        """Kills the processes of a Ray of our own."""
+        table = processes()
+        for pid in self._vital | {
+            pid for pid in _children(table) if pid not in self._before and _is_daemon(table[pid])
+        }:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _look_at_processes(self) -> str | None:
         table = processes()
         daemons = {pid: table[pid] for pid in _children(table) if pid not in self._before and _is_daemon(table[pid])}
@@ -109,6 +118,24 @@ def watched(vigil: Vigil) -> Iterator[None]:
         yield
     finally:
         ended.set()
+
+
+@contextmanager
+def ended_in_time(vigil: Vigil) -> Iterator[None]:
+    """Ends a Ray that does not let go in time: it waits for its processes, also for one that is stopped."""
+
+    def end() -> None:
+        print(f"note: Ray did not end within {SILENT_S:g} s and is ended", file=sys.stderr, flush=True)
+        start_anew()  # all that is left to do is to tell what was found
+        vigil.end()
+
+    timer = threading.Timer(SILENT_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _watch(vigil: Vigil, ended: threading.Event) -> None:

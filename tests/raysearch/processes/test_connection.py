@@ -14,7 +14,7 @@ import ray
 from ray._private import services as ray_services
 
 from raysearch.base.errors import RunFailed
-from raysearch.processes import connection
+from raysearch.processes import ray_internals
 from raysearch.processes.connection import connected
 
 SAYS_WHAT_IT_BLOCKS = "import signal; print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
@@ -54,7 +54,7 @@ def test_a_ray_that_comes_up_late_is_waited_for_and_one_that_does_not_is_given_u
     def get_node(address: str, _: str) -> str:
         asked.append(address)
         if address == "never":
-            monkeypatch.setattr(connection, "START_S", -1.0)  # the time is up
+            monkeypatch.setattr(ray_internals, "START_S", -1.0)  # the time is up
         if len(asked) < 5 or address == "never":
             raise RuntimeError("not there")
         return "here"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from raysearch.processes import vigil
-from raysearch.processes.vigil import Vigil, answers
+from raysearch.processes.vigil import Vigil, answers, ended_in_time
 from tests.processes import children, ended
 
 
@@ -61,6 +61,18 @@ def test_a_stopped_raylet_is_ended_and_ray_has_died_then(watched: tuple[Vigil, s
     raylet.wait()
     assert raylet.returncode == -signal.SIGKILL
     assert ray.look() == "Ray has died"
+    os.kill(worker, signal.SIGKILL)
+
+
+def test_a_ray_that_does_not_let_go_in_time_is_ended(
+    watched: tuple[Vigil, subprocess.Popen[bytes], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray, raylet, worker = watched
+    os.kill(raylet.pid, signal.SIGSTOP)
+    with ended_in_time(ray):
+        raylet.wait()  # as Ray does
+    assert raylet.returncode == -signal.SIGKILL
+    assert capsys.readouterr().err == "note: Ray did not end within 3 s and is ended\n"
     os.kill(worker, signal.SIGKILL)
 
 

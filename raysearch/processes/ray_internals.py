@@ -1,0 +1,130 @@
+"""What Ray has no public name for, all of it: where a version lacks what is needed, one line says so."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from raysearch.base.errors import RunFailed
+
+START_S = 55.0
+"""[assumed] A Ray of our own that is not there by then is started anew."""
+_CONFIG = "ray._raylet:Config"
+_TOKENS = "ray._raylet:AuthenticationTokenLoader"
+_CLUSTERS = "ray._private.ray_constants:ENABLE_RAY_CLUSTER"
+_SIGTERM = "ray._private.utils:set_sigterm_handler"
+_GET_NODE = "ray._private.services:get_node"
+_ERRORS = "ray._private.worker:listen_error_messages"
+_MONITOR = "ray._private.node:Node.start_monitor"
+_LOG_MONITOR = "ray._private.node:Node.start_log_monitor"
+_API_SERVER = "ray._private.node:Node.start_api_server"
+_DASHBOARD = "ray._private.utils:get_dashboard_dependency_error"
+NEEDED = (_CONFIG, _TOKENS, _CLUSTERS, _SIGTERM)
+"""Without them a Ray of ours would be open to others, or a stop end without a word. The rest spare time and noise."""
+
+
+def forget_token() -> None:
+    """Has this process read Ray's mode of authentication and token anew. Raises: RunFailed: This Ray cannot."""
+    _value(_CONFIG).initialize("")
+    _value(_TOKENS).instance().reset_cache()
+
+
+@contextmanager
+def mended() -> Iterator[None]:
+    """Mends what Ray's start has no options for.
+
+    It puts handlers of SIGTERM in place of ours that end the process without a word, gives its own processes half a
+    minute to come up, which on a busy machine they do not, and prints a page for each worker that dies, of which we
+    tell ourselves.
+
+    Raises:
+        RunFailed: This Ray lacks what is needed.
+    """
+    get_node: Any = _value(_GET_NODE) if _owner(_GET_NODE) else None
+
+    def patient(*arguments: Any) -> Any:
+        began_s = time.monotonic()
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:  # not there yet
+                if time.monotonic() > began_s + START_S:
+                    raise
+                time.sleep(0.1)
+
+    with _replaced({_SIGTERM: lambda handler: None, _GET_NODE: patient, _ERRORS: lambda worker, stopped: None}):
+        yield
+
+
+@contextmanager
+def without_what_nobody_asks() -> Iterator[None]:
+    """Leaves out of a Ray of one's own what serves a dashboard, an autoscaler or a reader of logs: it has none.
+
+    Each is an interpreter that imports Ray, and that the start waits for. The agent, without which Ray does not start,
+    becomes that of a Ray installed without a dashboard.
+
+    Raises:
+        RunFailed: This Ray lacks what is needed.
+    """
+
+    def no_url(node: Any, **_: Any) -> None:
+        node._webui_url = ""
+
+    with _replaced(
+        {
+            _CLUSTERS: False,  # read on import from `CLUSTERS_VARIABLE`
+            _MONITOR: lambda node: None,
+            _LOG_MONITOR: lambda node: None,
+            _API_SERVER: no_url,
+            _DASHBOARD: lambda: ImportError("not wanted"),
+        }
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(replacements: dict[str, Any]) -> Iterator[None]:
+    """Gives names of Ray's other values for a while; one that is not needed may be missing."""
+    found = [(owner, value) for name, value in replacements.items() if (owner := _owner(name))]
+    before = [getattr(*owner) for owner, _ in found]
+    for owner, value in found:
+        setattr(*owner, value)
+    try:
+        yield
+    finally:
+        for (owner, _), value in zip(found, before, strict=True):
+            setattr(*owner, value)
+
+
+def _value(name: str) -> Any:
+    owner = _owner(name)
+    assert owner, name
+    return getattr(*owner)
+
+
+def _owner(name: str) -> tuple[Any, str] | None:
+    """Whose attribute "module:Class.name" is, and its last name; None of one that is missing and not needed.
+
+    Raises:
+        RunFailed: It is missing and needed.
+    """
+    module, _, path = name.partition(":")
+    *outer, last = path.split(".")
+    try:
+        owner: Any = importlib.import_module(module)
+        for each in outer:
+            owner = getattr(owner, each)
+        getattr(owner, last)
+    except (ImportError, AttributeError) as error:
+        if name not in NEEDED:
+            return None
+        raise RunFailed(
+            f"Ray {ray.__version__} has no {name}, which raysearch needs: install a version that it was tested with, "
+            "see constraints.txt"
+        ) from error
+    return owner, last
