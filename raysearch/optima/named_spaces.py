@@ -10,11 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
-from raysearch.base.file_io import LARGEST_RECORD_BYTES, as_strategy, strategy_dict, write_json
-from raysearch.optima.optimum_cache import cache_dir, find_yardstick, note_unkept, simulator_digest
-from sim.config.reading import parse_object, read_bytes
+from raysearch.optima.optimum_cache import KeptBest, cache_dir, find_yardstick, keep, read_kept, simulator_digest
 from sim.engines.registry import SHIPPED, engine_rules
 from sim.optimum.spaces import (
     EXTENSIONS,
@@ -69,6 +66,11 @@ class SpaceBest:
     wall_s: float
 
 
+class _KeptSpaceBest(KeptBest):
+    opened: int
+    tuples: int
+
+
 def named_space(workload: Workload, name: str) -> Space:
     """A space of `SPACES`, or what an engine of that name can run.
 
@@ -88,15 +90,11 @@ def best_of_space(workload: Workload, name: str, progress: Progress | None = Non
     if foreign or any(max(table) >= FIRST_DECLARED for table in space.choices.values()):
         return _search(space, progress)
     path = cache_dir() / f"{workload.config_hash}-{name.lstrip('+')}-{simulator_digest()}.json"
-    kept = None if fresh else _read(path)
-    if kept is None:
-        kept = _search(space, progress)
-        strategy = strategy_dict(kept.strategy) if kept.strategy else None
-        try:
-            write_json(path, {**asdict(kept), "strategy": strategy})
-        except OSError as error:
-            note_unkept(path.parent, error.strerror)
-    return kept
+    if fields := None if fresh else read_kept(path, _KeptSpaceBest, workload):
+        return SpaceBest(**fields)
+    found = _search(space, progress)
+    keep(path, asdict(found), found.strategy)
+    return found
 
 
 def optimum_value(workload: Workload, progress: Progress | None = None) -> float | None:
@@ -123,12 +121,3 @@ def _search(space: Space, progress: Progress | None) -> SpaceBest:
         tuples=found.tuples,
         wall_s=time.perf_counter() - started,
     )
-
-
-def _read(path: Path) -> SpaceBest | None:
-    try:
-        fields = parse_object(read_bytes(path, LARGEST_RECORD_BYTES))
-        strategy = fields.pop("strategy")
-        return SpaceBest(strategy=as_strategy(strategy) if strategy else None, **fields)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # absent, or not ours: it is found and written anew

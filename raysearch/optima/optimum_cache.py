@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
-from raysearch.base.file_io import as_strategy, read_record, write_record
+from raysearch.base.file_io import as_strategy, read_record, strategy_dict, write_record
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -58,14 +59,19 @@ def find_yardstick(
         fresh: Whether to search again and replace what the cache holds.
     """
     path = cache_dir() / f"{workload.config_hash}-{simulator_digest()}.json"
-    kept = None if fresh else _read(path, workload)
-    if kept is None:
-        kept = _search(workload, progress)
-        try:
-            write_record(path, asdict(kept))
-        except OSError as error:
-            note_unkept(path.parent, error.strerror)
-    return kept
+    if fields := None if fresh else read_kept(path, _KeptYardstick, workload):
+        return Yardstick(**fields)
+    found = _search(workload, progress)
+    keep(path, asdict(found), found.strategy)
+    return found
+
+
+def keep(path: Path, fields: Mapping[str, Any], best: Strategy | None) -> None:
+    """Writes an optimum for `read_kept`, where that can be done."""
+    try:
+        write_record(path, {**fields, "strategy": strategy_dict(best) if best else None})
+    except OSError as error:
+        note_unkept(path.parent, error.strerror)
 
 
 def cache_dir() -> Path:
@@ -95,28 +101,31 @@ def _search(workload: Workload, progress: Callable[[int, int], None] | None) -> 
     )
 
 
-class _Kept(BaseModel):
-    """The fields of a `Yardstick` on disk."""
+class KeptBest(BaseModel):
+    """What every optimum on disk has."""
 
     tokens_per_s_per_gpu: float | None
-    strategy: Strategy | None
+    strategy: dict[str, Any] | None
     space_size: int
-    feasible_count: int
-    feasible_share: float
-    quantiles: dict[str, float]
     wall_s: float
 
 
-def _read(path: Path, workload: Workload) -> Yardstick | None:
+class _KeptYardstick(KeptBest):
+    feasible_count: int
+    feasible_share: float
+    quantiles: dict[str, float]
+
+
+def read_kept(path: Path, schema: type[KeptBest], workload: Workload) -> dict[str, Any] | None:
+    """The fields of an optimum on disk, whose strategy is evaluated once more; None if it is not there, or not ours."""
     try:
-        fields = read_record(path, _Kept)
-        best = as_strategy(fields.pop("strategy")) if fields["strategy"] else fields.pop("strategy")
-        figure = fields["tokens_per_s_per_gpu"]
-        if best and not math.isclose(evaluate(workload, best).tokens_per_s_per_gpu, figure, rel_tol=1e-9):
-            return None
-        return Yardstick(strategy=best, **fields)
-    except (OSError, ValueError, TypeError):
-        return None  # absent, damaged or not ours: it is found and written anew
+        fields = read_record(path, schema)
+        best = as_strategy(fields["strategy"]) if fields["strategy"] else None
+        figure, now = fields["tokens_per_s_per_gpu"], evaluate(workload, best).tokens_per_s_per_gpu if best else None
+        same = figure is now if figure is None or now is None else math.isclose(figure, now, rel_tol=1e-9)
+        return {**fields, "strategy": best} if same else None
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError):  # of a strategy of no space, perhaps
+        return None
 
 
 @cache  # one note, however many optima

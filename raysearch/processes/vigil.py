@@ -125,11 +125,11 @@ def ended_in_time(vigil: Vigil) -> Iterator[None]:
     """Ends a Ray that does not let go in time: it waits for its processes, also for one that is stopped."""
 
     def end() -> None:
-        print(f"note: Ray did not end within {SILENT_S:g} s and is ended", file=sys.stderr, flush=True)
+        print(f"note: Ray did not end within {VIGIL_SILENT_S:g} s and is ended", file=sys.stderr, flush=True)
         start_anew()  # all that is left to do is to tell what was found
         vigil.end()
 
-    timer = threading.Timer(SILENT_S, end)
+    timer = threading.Timer(VIGIL_SILENT_S, end)
     timer.daemon = True
     timer.start()
     try:

@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 from envs.chain import NO_ROWS_DIGEST, chained_line
 from envs.rows import file_digest
-from raysearch.deploy.live.benchmark import checked
+from raysearch.deploy.live.benchmark import checked_benchmark
 from raysearch.deploy.live.deployment_candidates import Candidates, candidates_of
 from raysearch.deploy.live.session import HEAD_FILE, Folder, Head, Settings, tune, verify_tuning
 from raysearch.deploy.live.session import ROWS_FILE as MEASUREMENTS_FILE
@@ -211,7 +211,7 @@ def test_what_a_benchmark_says_is_a_measurement_or_refused(tiny_workload: Path) 
     for seed in range(10 * ROUNDS):
         rng = random.Random(seed)
         said = asdict(Measurement(100.0, 0.01)) | {rng.choice([*_FIELDS, "unknown"]): rng.choice(WRONG)}
-        tried(lambda said=said, rng=rng: checked(rng.choice([said, rng.choice(WRONG)]), workload, strategy))
+        tried(lambda said=said, rng=rng: checked_benchmark(rng.choice([said, rng.choice(WRONG)]), workload, strategy))
 
 
 _FIELDS = tuple(each.name for each in fields(Measurement))

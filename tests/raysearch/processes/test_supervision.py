@@ -30,7 +30,7 @@ from raysearch.processes import watcher as supervision
 def run():
     {}
 cli._run, supervision.GRACE_S = run, 0.5
-supervision.SILENT_S, supervision.BEAT_S = 3.0, 0.2
+supervision.WATCHER_SILENT_S, supervision.BEAT_S = 3.0, 0.2
 sys.argv = ["raysearch", "study"]
 cli.main()
 """
@@ -281,7 +281,7 @@ CHAOS = """
 import sys
 from raysearch.cli import main as cli
 from raysearch.processes import vigil, watcher
-watcher.SILENT_S, vigil.SILENT_S = 10.0, 5.0
+watcher.WATCHER_SILENT_S, vigil.VIGIL_SILENT_S = 10.0, 5.0
 sys.argv[0] = "raysearch"
 cli.main()
 """

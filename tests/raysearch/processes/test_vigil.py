@@ -22,7 +22,7 @@ from tests.processes import children, ended
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Vigil, subprocess.Popen[bytes], int]]:
     """A Ray by the names of its processes: a raylet that has started a worker."""
-    monkeypatch.setattr(vigil, "SILENT_S", 3.0)
+    monkeypatch.setattr(vigil, "VIGIL_SILENT_S", 3.0)
     vigil_of_ours = Vigil(ours=True)
     shell = shutil.copy(shutil.which("sh") or "/bin/sh", tmp_path / "raylet")
     with subprocess.Popen([shell, "-c", "sleep 600 & wait"]) as raylet:
@@ -111,7 +111,7 @@ def test_what_is_no_grpc_server_does_not_answer(reply: bytes) -> None:
 
 
 def test_a_cluster_that_falls_silent_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vigil, "SILENT_S", 0.0)
+    monkeypatch.setattr(vigil, "VIGIL_SILENT_S", 0.0)
     heard = [True, True, False]
     monkeypatch.setattr(vigil, "answers", lambda address: heard.pop(0))
     cluster = Vigil(ours=False)
