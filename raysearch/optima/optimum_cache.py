@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from raysearch.base.file_io import as_strategy, read_record, strategy_dict, write_record
 from sim.simulate import evaluate
 from sim.strategy import Strategy
+from sim.validate import check_strategy
 from sim.workload import Workload
 
 CACHE_VARIABLE = "RAYSEARCH_CACHE_DIR"
@@ -121,10 +122,12 @@ def read_kept(path: Path, schema: type[KeptBest], workload: Workload) -> dict[st
     try:
         fields = read_record(path, schema)
         best = as_strategy(fields["strategy"]) if fields["strategy"] else None
+        if best:
+            check_strategy(workload, best)
         figure, now = fields["tokens_per_s_per_gpu"], evaluate(workload, best).tokens_per_s_per_gpu if best else None
         same = figure is now if figure is None or now is None else math.isclose(figure, now, rel_tol=1e-9)
         return {**fields, "strategy": best} if same else None
-    except (OSError, ValueError, TypeError, LookupError, ArithmeticError):  # of a strategy of no space, perhaps
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError):
         return None
 
 
