@@ -1,4 +1,4 @@
-"""What each extension of the strategy space gains, as the tables of docs/extended_space.md.
+"""What each extension of the strategy space gains, as the tables of docs/concepts/strategy_spaces.md.
 
     python benchmarks/extensions.py                       # ten workloads under their own objective
     python benchmarks/extensions.py --tight               # long contexts under ever tighter objectives

@@ -1,4 +1,4 @@
-"""The exact optima of the shipped workloads in each space, as the tables of docs/optima.md.
+"""The exact optima of the shipped workloads in each space, as the tables of docs/evidence/optima.md.
 
     python benchmarks/optima.py                  # all workloads that decode, on calibrated curves
     python benchmarks/optima.py --all-reduce nccl   # by NCCL, as all-gather is, not by an engine's graph kernel

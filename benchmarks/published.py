@@ -1,6 +1,6 @@
 """Our optimum beside deployments that others tuned on the machine, on as many GPUs and with as many requests in flight.
 
-    python benchmarks/published.py                    # prints the table of docs/published.md
+    python benchmarks/published.py                    # prints the table of docs/evidence/published.md
     python benchmarks/published.py --write            # and writes it there
 
 Nothing is fitted to these: for each layout that they published, the exact best of what the engine can be told is found
@@ -25,7 +25,7 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "published"
-PAGE = Path(__file__).parents[1] / "docs" / "published.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "published.md"
 ACCEPTANCE = 0.85
 """Share of drafted tokens that hold. [published] DeepSeek-V3's second tokens (arXiv 2412.19437, section 5.4.3);
 [assumed] of later ones and of other models."""
@@ -145,7 +145,7 @@ def table(found: list[Row]) -> str:
 def main() -> None:
     """Prints the table, or writes it into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/published.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/evidence/published.md")
     text = table([row for path in sorted(CONFIGS.glob("*.toml")) for row in rows(path)])
     print(text)
     if parser.parse_args().write:

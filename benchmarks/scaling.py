@@ -218,7 +218,7 @@ def _figures(meter: Meter, out: Path, wall_s: float) -> dict[str, Any]:
 def main() -> None:
     """Measures each setting in a process of its own and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrent", type=int, help="runs at a time; without it, those of docs/scaling.md")
+    parser.add_argument("--concurrent", type=int, help="runs at a time; without it, those of docs/evidence/scaling.md")
     parser.add_argument("--runs", type=int, help="in all; else as many as are concurrent")
     parser.add_argument("--seats", type=int, default=10, help="runs that share a process")
     parser.add_argument("--reports", type=int, default=10, help="per run")

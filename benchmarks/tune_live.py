@@ -4,7 +4,7 @@
     python benchmarks/tune_live.py --engines           # one engine's simulator, another engine as truth
     python benchmarks/tune_live.py --data measured/ --fit  # what `raysearch.deploy.live.belief.LIKENESS` is fitted to
 
-docs/tune_live.md has the figures.
+docs/guides/tune_live.md has the figures.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Every configuration is run with the first seed, and the best three with two more. A configuration's score is f/f*
 averaged over workloads, seeds and four points of the run (a tenth, a quarter, a half and all of its calls): good early
-counts, too. Finished runs in --out are not run again. docs/peers.md has the figures.
+counts, too. Finished runs in --out are not run again. docs/evidence/peers.md has the figures.
 """
 
 from __future__ import annotations

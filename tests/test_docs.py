@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PAGES = sorted((Path(__file__).resolve().parent.parent / "docs").glob("*.md"))
+PAGES = sorted((Path(__file__).resolve().parent.parent / "docs").rglob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

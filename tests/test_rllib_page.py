@@ -1,4 +1,4 @@
-"""The code blocks of docs/rllib.md, in their order."""
+"""The code blocks of docs/guides/rllib.md, in their order."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import command_environment
 
-PAGE = Path(__file__).parents[1] / "docs" / "rllib.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "rllib.md"
 START = """
 import logging, ray
 ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)

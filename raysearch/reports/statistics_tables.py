@@ -13,7 +13,7 @@ from raysearch.base.rich_tables import plain_table
 ScoreFigures = Mapping[str, Any]
 
 FEW_SEEDS = 5
-"""[assumed] With fewer, bootstrap intervals are clearly too narrow: docs/statistics.md has figures."""
+"""[assumed] With fewer, bootstrap intervals are clearly too narrow: docs/concepts/statistics.md has figures."""
 
 
 def statistics_tables(statistics: ScoreFigures) -> list[RenderableType]:

@@ -77,7 +77,7 @@ class StudyFile(BaseModel):
         budget: Calls per run; a heuristic that sweeps all degrees makes as many as there are.
         hardware: Replaces every workload's hardware.
         space: Replaces every workload's strategy space: paper, joint or extended.
-        simulator: A plugged-in black box instead of our own simulator, see docs/black_boxes.md.
+        simulator: A plugged-in black box instead of our own simulator, see docs/guides/black_boxes.md.
         workers: Processes that evaluate for each run, beside the one that searches; by default 1 for a plugged-in
             black box and none for our own simulator.
         timeout_s: Longest wait for an answer of a worker.

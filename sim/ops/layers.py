@@ -1,8 +1,8 @@
 """The fused ops of a transformer's layer, one entry each, and those that somebody registers.
 
 A layer that is attention alone, or a feed-forward network alone, has the ops of that part, and leaves the residual
-stream behind its one residual add. Whoever registers an op says all of it in one place: `docs/placements.md` has a gate
-behind attention.
+stream behind its one residual add. Whoever registers an op states all of it in one place: a gate behind attention, in
+`docs/concepts/placements.md`, shows it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is installed by default is under licences that everybody can take, and docs/licences.md lists them.
+"""What is installed by default is under licences that everybody can take, and docs/evidence/licences.md lists them.
 
 `python -m tests.raysearch.test_licences` writes the page's table anew.
 """
@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PAGE = CHECKOUT / "docs" / "licences.md"
+PAGE = CHECKOUT / "docs" / "evidence" / "licences.md"
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 WHERE = {"python_version": "3.11", "python_full_version": "3.11.9", "sys_platform": "linux", "platform_system": "Linux"}
 """Of which the page is."""

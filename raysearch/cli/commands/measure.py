@@ -29,7 +29,7 @@ def measure(
     \b
     The GPUs should have nothing else to do. Writes gemm.csv, attention_decode.csv, attention_prefill.csv and, with
     several GPUs, collectives.csv and p2p_send_recv_vidur.csv. What PyTorch has no kernel of (an engine's experts,
-    latent attention, DeepEP) is left out: docs/calibrating.md has the columns of all files.
+    latent attention, DeepEP) is left out: docs/guides/calibrating.md has the columns of all files.
 
     \b
     Examples:

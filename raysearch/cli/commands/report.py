@@ -21,7 +21,7 @@ def report_results(
     """Report a study or a search: scores, statistics over seeds, the best strategy of each workload explained.
 
     Works on unfinished and running studies too. Writes the pictures curve.png and, of several searchers,
-    comparison.png into the folder. What the figures mean: docs/statistics.md.
+    comparison.png into the folder. What the figures mean: docs/concepts/statistics.md.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ _RATE_SD = 0.05
 """[assumed] Standard deviation of log throughput about what the time per token says: a benchmark's ramps and gaps."""
 _TTFT_SD = 0.8
 """[assumed] The same of the time to the first token, most of which is queueing that the simulator does not model: it
-was 79 % too short on the measured serving runs (docs/fidelity.md)."""
+was 79 % too short on the measured serving runs (docs/evidence/fidelity.md)."""
 _PRECISE = 4
 """[assumed] A measurement whose noise is so many times smaller than the loss that does not matter is not repeated."""
 

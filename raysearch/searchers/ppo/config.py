@@ -23,7 +23,7 @@ from raysearch.searchers.ppo.refused import objections
 
 
 class LearnToShardConfig(PPOConfig):
-    """RLlib configuration of a search; docs/rllib.md has every field, `search` sets what options set.
+    """RLlib configuration of a search; docs/guides/rllib.md has every field, `search` sets what options set.
 
     Example:
         >>> workload = {"workload": "gpt_moe_1_2t_16k"}

@@ -1,4 +1,4 @@
-"""What a study may set about our preset of PPO; docs/ablations.md has what was compared."""
+"""What a study may set about our preset of PPO; docs/evidence/ablations.md has what was compared."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The searchers that learn: PPO with attention over the elites, on RLlib's parts.
 
 Each asks and tells a lean `LearnToShard`: the RLlib algorithm without the way through env runners and episodes, which
-makes the same calls bit by bit (docs/rllib.md). No Ray cluster is involved. `ppo_paper` is made of `EliteActor`,
+makes the same calls bit by bit (docs/guides/rllib.md). No Ray cluster is involved. `ppo_paper` is made of `EliteActor`,
 `EliteLearner` and `EliteAttention`; `ppo` of `CopyActor`, `CopyLearner` and `CopyAttention`, which are built on them.
 """
 

@@ -15,7 +15,7 @@ from raysearch.searchers.ppo.search_results import Search, SearchFigures, Weight
 
 @final
 class Rounds:
-    """Has rounds made, fragment by fragment; see docs/rllib.md.
+    """Has rounds made, fragment by fragment; see docs/guides/rllib.md.
 
     Args:
         search: Whose calls they are.

@@ -41,7 +41,7 @@ _MEASURED = ("gemm", "attention_decode", "attention_prefill", "collectives", "se
 
 
 def test_the_page_on_calibrating_names_every_column() -> None:
-    page = (Path(raysearch.__file__).parents[1] / "docs" / "calibrating.md").read_text(encoding="utf-8")
+    page = (Path(raysearch.__file__).parents[1] / "docs" / "guides" / "calibrating.md").read_text(encoding="utf-8")
     for family in MEASURED_FAMILIES.values():
         line = next(line for line in page.splitlines() if line.startswith(f"| `{family.file}`"))
         assert [name for name in family.schema.model_fields if f"`{name}`" not in line] == []

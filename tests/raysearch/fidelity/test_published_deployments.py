@@ -47,7 +47,7 @@ def test_our_optimum_is_never_slower_than_what_is_among_its_choices(benchmark: M
 
 
 def test_the_page_has_a_row_per_published_point() -> None:
-    page = (CHECKOUT / "docs" / "published.md").read_text(encoding="utf-8")
+    page = (CHECKOUT / "docs" / "evidence" / "published.md").read_text(encoding="utf-8")
     points = sum(
         len(layout["concurrency"]) for path in ENTRIES for layout in tomllib.loads(path.read_text())["layouts"]
     )
