@@ -14,7 +14,7 @@ from scipy.special import log_softmax
 from torch import Tensor, nn
 
 from raysearch.searchers.ppo.coordinates import Coordinates
-from raysearch.searchers.ppo.copy_actor import CopyActor, MixtureOpinion
+from raysearch.searchers.ppo.copy_actor import CopyActor, MixturePolicyOutput
 from raysearch.searchers.ppo.copy_algorithm import CopyConfig
 from raysearch.searchers.ppo.copy_attention import CopyAttention
 from raysearch.searchers.ppo.copy_learner import CopyLearner
@@ -128,7 +128,7 @@ class AutoregressiveMixture(CopyMixture):
 
 
 @dataclass(frozen=True, eq=False)
-class AutoregressiveOpinion(MixtureOpinion):
+class AutoregressiveOutput(MixturePolicyOutput):
     """Draws head after head.
 
     Attributes:
@@ -157,13 +157,13 @@ class AutoregressiveOpinion(MixtureOpinion):
 class AutoregressiveActor(CopyActor):
     """Acts with an `Autoregressive` policy."""
 
-    opinion_class = AutoregressiveOpinion
+    output_class = AutoregressiveOutput
 
-    def opinion_of(self, out: dict[str, Any]) -> MixtureOpinion:
-        """The opinion behind what the module made of one observation."""
-        plain = super().opinion_of(out)
+    def policy_output(self, out: dict[str, Any]) -> MixturePolicyOutput:
+        """The output behind what the module made of one observation."""
+        plain = super().policy_output(out)
         tables = self._tables(*plain.log_probs.shape[1:])
-        return AutoregressiveOpinion(plain.log_weights, plain.log_probs, tables=tables)
+        return AutoregressiveOutput(plain.log_weights, plain.log_probs, tables=tables)
 
     def _tables(self, heads: int, width: int) -> np.ndarray:
         module = self.module

@@ -19,7 +19,7 @@ import time
 from raysearch.optima.named_spaces import SPACES
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.workload import Workload
 
 SHORT = [f"gpt_moe_{model}_{context}" for model in ("1_2t", "1_6t") for context in ("16k", "32k", "64k")]

@@ -17,7 +17,7 @@ from dataclasses import replace
 from sim.config.catalog import load_workload
 from sim.config.files import list_names
 from sim.ops.layers import layer_ops
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, heuristic_space, joint_space, paper_space
 from sim.prices.curves import Curves
 from sim.workload import Workload

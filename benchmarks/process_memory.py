@@ -12,8 +12,8 @@ import itertools
 from pathlib import Path
 
 from sim.config.question import Question
-from sim.engines.registry import BARE_MACHINE
-from sim.optimum.best import find_best
+from sim.engines.engine_registry import BARE_MACHINE
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import space_of
 
 MODELS = ("mixtral_8x7b", "qwen3_235b_a22b", "llama_3_1_70b", "gpt_oss_120b", "minimax_m2_5")

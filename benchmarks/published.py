@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, space_of
 from sim.strategy import Strategy
 from sim.workload import Workload

@@ -29,7 +29,7 @@ from scipy.stats import bootstrap
 
 from envs.registration import ENV_ID
 from envs.strategy_env import StrategyEnv
-from raysearch.optima.optimum_cache import find_yardstick
+from raysearch.optima.optimum_cache import find_cached_optimum
 from raysearch.searchers.ppo.algorithm import LearnToShardConfig
 from raysearch.searchers.ppo.copy_algorithm import CopyConfig
 from raysearch.searchers.ppo.copy_options import CopyOptions
@@ -101,7 +101,7 @@ def show_runners(
 
 def found_by(workload: str, environments: int, seed: int, fragment: int | str = "auto") -> list[float]:
     """Best over f* of one search after each of `POINTS`, of which the last is its budget; and its share of repeats."""
-    optimum = find_yardstick(load_workload(workload)).tokens_per_s_per_gpu
+    optimum = find_cached_optimum(load_workload(workload)).tokens_per_s_per_gpu
     assert optimum is not None
     config: Any = (
         CopyConfig().search(budget=POINTS[-1], seed=seed).environment(ENV_ID, env_config={"workload": workload})

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from envs.space import StrategySpace
-from raysearch.optima.optimum_cache import find_yardstick
+from raysearch.optima.optimum_cache import find_cached_optimum
 from raysearch.processes.connection import connected
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
@@ -65,7 +65,7 @@ def wall_s(searcher: str, workers: int, calls: int, seed: int) -> float:
 
 def fractions_of_optimum(workload: str, searcher: str, workers: int, seed: int, after: list[int]) -> list[float]:
     """f/f* of one run after so many calls, the last of which are its budget."""
-    optimum = find_yardstick(load_workload(workload)).tokens_per_s_per_gpu
+    optimum = find_cached_optimum(load_workload(workload)).tokens_per_s_per_gpu
     with tempfile.TemporaryDirectory() as folder:
         spec = RunSpec(workload, searcher, seed=seed, budget=after[-1], workers=workers)
         here = InProcess(simulate.evaluate)

@@ -2,7 +2,7 @@
 
     python benchmarks/tune_live.py --data measured/    # measured runs of models that the fit did not see
     python benchmarks/tune_live.py --engines           # one engine's simulator, another engine as truth
-    python benchmarks/tune_live.py --data measured/ --fit  # what `raysearch.deploy.live.belief.LIKENESS` is fitted to
+    python benchmarks/tune_live.py --data measured/ --fit  # fits `ERROR_CORRELATION` of raysearch.deploy.live.belief
 
 docs/guides/tune_live.md has the figures.
 """
@@ -21,7 +21,7 @@ import numpy as np
 
 from envs.space import StrategySpace
 from envs.strategy_env import StrategyEnv
-from raysearch.deploy.live.belief import LIKENESS, Belief, Likeness
+from raysearch.deploy.live.belief import ERROR_CORRELATION, Belief, ErrorCorrelation
 from raysearch.deploy.live.decide import Measured
 from raysearch.deploy.live.deployment_candidates import Candidates, candidates_of
 from raysearch.deploy.live.session import Settings, tune
@@ -91,20 +91,20 @@ def measured_deployments(data: Path) -> list[Deployment]:
     return deployments
 
 
-def fit(deployments: Sequence[Deployment], iterations: int = 6) -> tuple[Likeness, float]:
-    """(the likeness under which the errors of the deployments are most likely, its log evidence)."""
+def fit(deployments: Sequence[Deployment], iterations: int = 6) -> tuple[ErrorCorrelation, float]:
+    """(the error_correlation under which the errors of the deployments are most likely, its log evidence)."""
     from scipy.optimize import minimize
 
-    def unpacked(at: Floats) -> Likeness:
+    def unpacked(at: Floats) -> ErrorCorrelation:
         shared, terms, near, _ = np.exp(at[:4] - np.logaddexp.reduce(at[:4])).tolist()
         length, scale_sd, scale = np.exp(np.clip(at[4:], -3, 3)).tolist()
-        return Likeness(shared, terms, near, length, scale_sd, scale)
+        return ErrorCorrelation(shared, terms, near, length, scale_sd, scale)
 
     def surprise(at: Floats) -> float:
-        likeness, total = unpacked(at), 0.0
+        error_correlation, total = unpacked(at), 0.0
         for each in deployments:
-            correlation = likeness.correlation(each.candidates.shares, each.candidates.places)
-            belief = Belief(each.candidates.stated_sd, correlation, likeness, NOISE)
+            correlation = error_correlation.correlation(each.candidates.shares, each.candidates.places)
+            belief = Belief(each.candidates.stated_sd, correlation, error_correlation, NOISE)
             total -= belief.log_evidence(np.arange(len(each.errors)), each.errors)
         return total + 0.05 * float(at @ at)
 
@@ -122,7 +122,9 @@ class Tried:
     right: bool = True
 
 
-def tuned(candidates: Candidates, truth: Floats, tpot_s: Floats, seed: int, likeness: Likeness) -> Tried:
+def tuned(
+    candidates: Candidates, truth: Floats, tpot_s: Floats, seed: int, error_correlation: ErrorCorrelation
+) -> Tried:
     """`raysearch tune-live` on a truth of [n] tokens/s/GPU (0 beyond the SLO) and seconds per token."""
     rng = np.random.default_rng(seed)
     rate = np.where(truth > 0, truth, np.exp(candidates.log_rate + candidates.log_tpot) / tpot_s)
@@ -133,7 +135,7 @@ def tuned(candidates: Candidates, truth: Floats, tpot_s: Floats, seed: int, like
 
     seen: list[Measured] = []
     needed, final = math.inf, None
-    for step in tune(candidates, Settings(WITHIN, CONFIDENCE, NOISE, seed), measure, seen, 60, likeness):
+    for step in tune(candidates, Settings(WITHIN, CONFIDENCE, NOISE, seed), measure, seen, 60, error_correlation):
         final = step.decision.incumbent
         if not math.isfinite(needed) and final is not None and truth[final] >= (1 - WITHIN) * truth.max():
             needed = len(seen)
@@ -167,18 +169,18 @@ def by_tpe(candidates: Candidates, truth: Floats, seed: int) -> Tried:
 
 
 def on_measured(data: Path) -> None:
-    """Prints the table of the measured runs: every model's likeness and engine times are those of the others."""
+    """Prints the table of the measured runs: a model's error correlation and engine times are those of the others."""
     deployments = measured_deployments(data)
     found: dict[str, list[Tried]] = defaultdict(list)
     for model in sorted({each.model for each in deployments}):
-        likeness, _ = fit([each for each in deployments if each.model != model], iterations=3)
+        error_correlation, _ = fit([each for each in deployments if each.model != model], iterations=3)
         for each in [each for each in deployments if each.model == model and len(each.measured_s) >= LEAST]:
             for share in TIGHT:
-                compare(each, share, likeness, found)
+                compare(each, share, error_correlation, found)
     print_table(f"{len(found['tune-live'])} choices among measured configurations", found)
 
 
-def compare(each: Deployment, share: float, likeness: Likeness, found: dict[str, list[Tried]]) -> None:
+def compare(each: Deployment, share: float, error_correlation: ErrorCorrelation, found: dict[str, list[Tried]]) -> None:
     """Tries every way on one deployment under an SLO that a share of its configurations meets."""
     limit_s = between(each.measured_s, share)
     candidates = replace(each.candidates, workload=replace(each.candidates.workload, tpot_slo_s=limit_s))
@@ -186,7 +188,7 @@ def compare(each: Deployment, share: float, likeness: Likeness, found: dict[str,
     truth = np.where(each.measured_s <= limit_s, rate, 0.0)
     said = np.where(candidates.log_tpot <= math.log(limit_s), candidates.log_rate, candidates.log_rate - 1e3)
     rng = np.random.default_rng(0)
-    found["tune-live"].append(tuned(candidates, truth, each.measured_s, 0, likeness))
+    found["tune-live"].append(tuned(candidates, truth, each.measured_s, 0, error_correlation))
     found["simulator's list, in order"].append(in_order(np.argsort(-said).tolist(), truth))
     shuffled = [in_order(rng.permutation(len(truth)).tolist(), truth).needed for _ in range(100)]
     found["any order"].append(Tried(statistics.mean(shuffled)))
@@ -229,7 +231,7 @@ def on_engines(searchers: Sequence[str], seeds: int) -> None:
         truth = np.array([each.tokens_per_s_per_gpu if each.feasible else 0.0 for each in answers])
         tpot_s = np.array([each.tpot_s for each in answers])
         for seed in range(seeds):
-            found["tune-live"].append(tuned(candidates, truth, tpot_s, seed, LIKENESS))
+            found["tune-live"].append(tuned(candidates, truth, tpot_s, seed, ERROR_CORRELATION))
             found["simulator's list, in order"].append(in_order(range(len(truth)), truth))
             for name in searchers:
                 found[name].append(searched(name, true, truth.max(), seed))
@@ -276,7 +278,7 @@ def main() -> None:
     """Reads the command line and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with endtoend_ttft_tpot.csv")
-    parser.add_argument("--fit", action="store_true", help="fit the likeness to all of --data, and print it")
+    parser.add_argument("--fit", action="store_true", help="fit the error_correlation to all of --data, and print it")
     parser.add_argument("--engines", action="store_true", help="the stand-ins between engines")
     parser.add_argument("--searcher", action="append", help="beside it (default: optuna_tpe, ppo, random)")
     parser.add_argument("--seeds", type=int, default=3)

@@ -16,7 +16,7 @@ import numpy as np
 from envs.calls import CallRow
 from envs.chain import Chain, DamagedRows
 from sim.config.reading import Unreadable, opened
-from sim.validate import LARGEST
+from sim.strategy_checks import LARGEST
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from envs.actions import Action, ActionLike, Actions, Factored, doublings, is_long
 from sim.batched import Strategies
-from sim.layers.dims import spread
+from sim.layers.dims import spread_choices
 from sim.optimum.spaces import Coordinate, space_of
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -44,7 +44,7 @@ class StrategySpace:
 
     def __init__(self, workload: Workload, *, fixed_dims: tuple[int, ...] | None = None) -> None:
         space = space_of(workload)
-        if space.ends:
+        if space.vocabulary:
             raise ValueError(
                 f"{workload.name}: the generated space is solved exactly (raysearch optimum), not searched; search "
                 "'extended', which has all of it but the choices at the ends of the model"
@@ -55,7 +55,7 @@ class StrategySpace:
         )
         self._ops = len(space.choices) if fixed_dims is None else 0
         self._own = len(self.coordinates) > len(_DEGREES) + self._ops
-        self._fixed_dims = None if fixed_dims is None else spread(workload, fixed_dims)
+        self._fixed_dims = None if fixed_dims is None else spread_choices(workload, fixed_dims)
         self.workload = workload
         self.names: tuple[str, ...] = tuple(each.name for each in self.coordinates)
         self._tables: tuple[tuple[int, ...], ...] = tuple(each.values for each in self.coordinates)

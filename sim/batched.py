@@ -17,36 +17,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.arrays import Floats, Ints
-from sim.engines.registry import rules_of
+from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation
 from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp
 from sim.serving.phases import Pace, batching, most_sequences, phase_of
 from sim.simulate import ROUNDING, degree_limits, evaluate
+from sim.step.attention_expert_meshes import Sides, Stack, sides_of
 from sim.step.costs import op_cost, token_rows
 from sim.step.layer import add_up
 from sim.step.pipeline import Stage, pipeline
 from sim.step.stage import (
     Base,
-    EndSeconds,
-    at_ends_s,
+    VocabularySeconds,
     base_of,
-    end_seconds,
     inside_s,
     meeting_s,
     room,
     stage_bytes,
     step_sum,
+    vocabulary_layers_s,
+    vocabulary_seconds,
     working_bytes,
 )
-from sim.step.two_meshes import Sides, sides_of
 from sim.strategy import MOST_CHOICES, Strategy
-from sim.validate import check_strategy
+from sim.strategy_checks import check_strategy
 from sim.workload import Workload
 
 Flags = NDArray[np.bool_]
-Stack = tuple[Sides, ...]
-"""Both sides of a GPU, per group of layers."""
 FEW = 5
 """Strategies below which one by one is faster: numpy's calls alone take as long as four warm evaluations."""
 _BLOCK = 4096
@@ -143,7 +141,7 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
         strategies: At least one, feasible or not; a `Strategies` has them as columns already.
 
     Raises:
-        StrategyError: One means nothing; see `sim.validate.check_strategy`.
+        StrategyError: One means nothing; see `sim.strategy_checks.check_strategy`.
         ValueError: There is none.
 
     >>> from sim.config.catalog import load_workload
@@ -156,7 +154,7 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
     columns = strategies if isinstance(strategies, Strategies) else _columns(workload, strategies)
     terms = _terms(workload, tuple(dim.choices for dim in dims_of(workload)))
     terms.check(columns)
-    own_ends = strategies is not columns and any(each.ends for each in strategies)
+    own_ends = strategies is not columns and any(each.vocabulary for each in strategies)
     if len(columns) < FEW or own_ends:
         one_by_one = zip(*(_figures(evaluate(workload, each)) for each in strategies), strict=True)
         return Evaluations(workload, strategies, *map(np.array, one_by_one))
@@ -417,7 +415,7 @@ class _Terms:
     def _end(self, row: int, _: int, choices: tuple[int, ...]) -> Iterator[Sequence[float]]:
         key = self._pipelines.keys[row]
         for stack in self._stacks(key):
-            yield end_seconds(stack[self._sum.end], key[5], *choices)[:3]
+            yield vocabulary_seconds(stack[self._sum.end], key[5], *choices)[:3]
 
     def _begin_mesh(self, row: int) -> None:
         key = self._meshes.keys[row]
@@ -431,7 +429,7 @@ class _Terms:
 
     def _begin_pipeline(self, row: int) -> None:
         self._ends.begin(row)
-        if rules_of(self._workload) is None:
+        if engine_rules_of(self._workload) is None:
             tp, cp, dp, ep, batch, pp = self._pipelines.keys[row]
             excess = self._missed_by(Strategy(tp, ep, pp, batch, (), cp, dp))
             self._of_degrees[row] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
@@ -502,9 +500,9 @@ class _Terms:
                 for group, cost, move in zip(self._sum.groups, costs, moves, strict=True)
             ]
             meetings_s = dict(zip(self._sum.meetings, met[:, kind, 0], strict=True))
-            end = EndSeconds(*ends[kind])
+            end = VocabularySeconds(*ends[kind])
             of_stages_s = [
-                inside_s(stage, layers_s, meetings_s) + at_ends_s(stage, end) + end.send_s for stage in stages
+                inside_s(stage, layers_s, meetings_s) + vocabulary_layers_s(stage, end) + end.send_s for stage in stages
             ]
             seconds.append(pp * np.max(of_stages_s, axis=0))
         held = [cost[:, -1] for cost in costs]
@@ -542,7 +540,7 @@ class _Terms:
 
     def _degree_excess(self, columns: Strategies, pipelines: Ints) -> list[Floats]:
         """What the degrees' limits are missed by, `[n]` each; an engine's rules look at the choices, too."""
-        if rules_of(self._workload) is None:
+        if engine_rules_of(self._workload) is None:
             return list(self._of_degrees[pipelines].T)
         rows = [self._missed_by(strategy) for strategy in columns]
         return [np.array(column) for column in itertools.zip_longest(*rows, fillvalue=0.0)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.strategy import ENGINES_ENDS, FIRST_DECLARED, NONE, Strategy
+from sim.strategy import ENGINES_VOCABULARY, FIRST_DECLARED, NONE, Strategy
 
 
 def dims_matter(strategy: Strategy) -> bool:
@@ -32,5 +32,5 @@ def canonical(strategy: Strategy) -> Strategy:
     (2, 2, 2, 2)
     """
     if dims_matter(strategy):
-        return replace(strategy, ends=()) if strategy.ends == ENGINES_ENDS else strategy
-    return replace(strategy, dims=(NONE,) * len(strategy.dims), ends=())
+        return replace(strategy, vocabulary=()) if strategy.vocabulary == ENGINES_VOCABULARY else strategy
+    return replace(strategy, dims=(NONE,) * len(strategy.dims), vocabulary=())

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from sim.engines.registry import rules_of
+from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Memory, Violation, told_apart
 from sim.ops.rank import OpCost, Rank
 from sim.serving.phases import Batching, batching, most_sequences, phase_of
+from sim.step.attention_expert_meshes import Sides, sides_of_strategy
 from sim.step.breakdown import explain
 from sim.step.costs import token_rows
 from sim.step.layer import GroupSum, group_sums
 from sim.step.stage import Step, needed_and_allowed_bytes, price_step
-from sim.step.two_meshes import Sides, sides_of_strategy
 from sim.strategy import Strategy
-from sim.workload import Workload, with_ends
+from sim.workload import Workload, with_vocabulary
 
 ROUNDING = 1e-9
 """Relative excess of a latency over its SLO that is put down to the order in which seconds were added up."""
@@ -28,7 +28,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
 
     Args:
         workload: Model, hardware, phase, traffic, SLO and budget.
-        strategy: Degrees, batch and one choice per fused op; see `sim.validate.check_strategy`.
+        strategy: Degrees, batch and one choice per fused op; see `sim.strategy_checks.check_strategy`.
 
     Returns:
         Throughput, latency, memory by kind, violations with amounts and a breakdown per op, which is worked
@@ -42,7 +42,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     >>> evaluation.gpus, evaluation.feasible
     (256, True)
     """
-    workload = with_ends(workload, strategy.ends)
+    workload = with_vocabulary(workload, strategy.vocabulary)
     state = steady_state(workload, strategy)
     tpot_s = state.batching.tpot_s(state.decode_s, state.mixed_s)
     ttft_s = state.batching.ttft_s(state.decode_s, state.mixed_s)
@@ -158,7 +158,7 @@ def degree_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
     violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
     if strategy.extended:
         violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
-    if rules := rules_of(workload):
+    if rules := engine_rules_of(workload):
         violations += [Violation("engine", 1, 0, text) for text in rules.refusals(workload, strategy)]
     return violations
 

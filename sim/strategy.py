@@ -19,9 +19,9 @@ MOST_CHOICES = 16
 """All numbers lie below. [assumed] ten declared choices of one op are plenty."""
 
 
-END_OPS: tuple[str, ...] = ("embedding", "lm_head", "sampling")
-"""The fused ops at both ends of the model, in the order of `Strategy.ends`."""
-ENGINES_ENDS: tuple[int, ...] = (0, 1, 1)
+VOCABULARY_OPS: tuple[str, ...] = ("embedding", "lm_head", "sampling")
+"""The vocabulary layers: the fused ops before and after the layers, in the order of `Strategy.vocabulary`."""
+ENGINES_VOCABULARY: tuple[int, ...] = (0, 1, 1)
 """All three sharded over the vocabulary, as vLLM, SGLang, TensorRT-LLM and Megatron-LM do; `()` stands for it."""
 
 
@@ -37,7 +37,7 @@ class Strategy:
         dims: One `Choice` per fused op of the model, or of each of its groups of layers: see `sim.layers.dims.dims_of`.
         cp: Degree over which the context is cut, and with it each sequence's KV cache.
         dp: Degree over which attention is data-parallel; None for the paper's meaning, that of ep.
-        ends: One choice per op at the ends of the model, see `END_OPS`; empty for `ENGINES_ENDS`. Beyond the generated
+        vocabulary: One choice per `VOCABULARY_OPS`; empty for `ENGINES_VOCABULARY`. Beyond the generated
             space nobody chooses.
 
     cp and dp span the extended space: attention lies on a mesh (dp, tp, cp) and the experts on one
@@ -51,7 +51,7 @@ class Strategy:
     dims: tuple[int, ...]
     cp: int = 1
     dp: int | None = None
-    ends: tuple[int, ...] = ()
+    vocabulary: tuple[int, ...] = ()
 
     @property
     def attention_dp(self) -> int:

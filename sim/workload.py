@@ -10,7 +10,7 @@ from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
 from sim.prices.engine import Engine
 from sim.prices.hardware import Hardware
-from sim.strategy import ENGINES_ENDS
+from sim.strategy import ENGINES_VOCABULARY
 
 PhaseName = str
 """What a deployment does: "decode", "serve", "prefill", or a registered one: see `sim.serving.phases`."""
@@ -116,7 +116,7 @@ class Workload:
         expert_exchange: See `ExpertExchange`.
         redundant_experts: Copies of experts that each layer holds besides, for balance (EPLB).
         speculation: Speculative decoding, or None for one token per step and sequence.
-        ends: How the ends of the model lie: see `sim.strategy.Strategy.ends`.
+        vocabulary: Choices of embedding, LM head and sampling: see `sim.strategy.Strategy.vocabulary`.
         declarations: "module:function" that declared choices of ops for the extended space; None: no file named any.
     """
 
@@ -145,7 +145,7 @@ class Workload:
     declarations: str | None = None
     speculation: Speculation | None = None
     redundant_experts: int = 0
-    ends: tuple[int, ...] = ENGINES_ENDS
+    vocabulary: tuple[int, ...] = ENGINES_VOCABULARY
 
     @property
     def queries(self) -> int:
@@ -174,6 +174,6 @@ class Workload:
 
 
 @lru_cache(maxsize=1024)
-def with_ends(workload: Workload, ends: tuple[int, ...]) -> Workload:
-    """The workload where the ends of the model lie so; itself where they lie as engines lay them."""
-    return workload if ends in ((), workload.ends) else replace(workload, ends=ends)
+def with_vocabulary(workload: Workload, vocabulary: tuple[int, ...]) -> Workload:
+    """The workload with these choices of its vocabulary layers; itself where they are already so."""
+    return workload if vocabulary in ((), workload.vocabulary) else replace(workload, vocabulary=vocabulary)

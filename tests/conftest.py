@@ -92,7 +92,7 @@ def run_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         warnings.simplefilter("default")
         patch.setattr(sys, "argv", ["raysearch", *map(str, arguments)])
         try:
-            code = app.run()
+            code = app.run_command()
         except Exception:
             traceback.print_exc()
             code = 1

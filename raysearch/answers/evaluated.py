@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raysearch.answers.result import Result
 from raysearch.base.file_io import strategy_dict
 from sim.config.question import Question
-from sim.engines.registry import lacking_formats
+from sim.engines.engine_registry import lacking_formats
 from sim.evaluation import Evaluation
 from sim.layouts import layout_of
 from sim.nearness import idle_slos, near_limits

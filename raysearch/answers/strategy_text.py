@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raysearch.base.errors import InputError
-from sim.layers.dims import spread
+from sim.layers.dims import spread_choices
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layouts import StageDegrees, degrees_of_layout
 from sim.strategy import Strategy
-from sim.validate import check_strategy
+from sim.strategy_checks import check_strategy
 from sim.workload import Workload
 
 _NAMED_DIMS = {"megatron": megatron_dims, "megatron-sp": megatron_sp_dims}
@@ -31,7 +31,7 @@ def strategy_of(
 
     Raises:
         InputError: `dims` is no list of numbers, no degrees are given, or some that contradict each other.
-        StrategyError: See `sim.validate.check_strategy`.
+        StrategyError: See `sim.strategy_checks.check_strategy`.
     """
     if layout is not None:
         tp, ep, dp = _degrees_of(layout, tp=tp, ep=ep, dp=dp, cp=None if cp == 1 else cp)
@@ -62,7 +62,7 @@ def _degrees_of(layout: str, **given: int | None) -> StageDegrees:
 def parse_dims(text: str, workload: Workload) -> tuple[int, ...]:
     """The dims that an option's text stands for: numbers joined by commas or not at all, or a heuristic's name."""
     if text in _NAMED_DIMS:
-        return spread(workload, _NAMED_DIMS[text](workload.model))
+        return spread_choices(workload, _NAMED_DIMS[text](workload.model))
     try:
         return tuple(int(part) for part in (text.split(",") if "," in text else text.strip()))
     except ValueError:

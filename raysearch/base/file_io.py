@@ -142,7 +142,7 @@ def anchored(kind: ConfigKind, name_or_path: str, *, beside: Path | None = None)
 
 
 def strategy_dict(strategy: Strategy) -> dict[str, Any]:
-    """A strategy as it stands in JSON: tp, ep, pp, batch, the list dims; beyond the paper's space also cp, dp, ends."""
+    """A strategy in JSON: tp, ep, pp, batch, the list dims; beyond the paper's space also cp, dp, vocabulary."""
     fields: dict[str, Any] = {
         "tp": strategy.tp,
         "ep": strategy.ep,
@@ -151,14 +151,14 @@ def strategy_dict(strategy: Strategy) -> dict[str, Any]:
         "dims": list(strategy.dims),
     }
     own = {"cp": strategy.cp, "dp": strategy.attention_dp} if strategy.extended else {}
-    return fields | own | ({"ends": list(strategy.ends)} if strategy.ends else {})
+    return fields | own | ({"vocabulary": list(strategy.vocabulary)} if strategy.vocabulary else {})
 
 
 def degrees_text(strategy: Strategy) -> str:
     """Degrees and batch in words, and the layout's name if it has one."""
     layout = layout_of(strategy)
     rest = f"pp {strategy.pp}, batch {strategy.batch}" + (f" ({layout})" if layout else "")
-    rest += f", ends {','.join(map(str, strategy.ends))}" if strategy.ends else ""
+    rest += f", vocabulary {','.join(map(str, strategy.vocabulary))}" if strategy.vocabulary else ""
     if not strategy.extended:
         return f"tp {strategy.tp}, ep {strategy.ep}, {rest}"
     attention = f"attention tp {strategy.tp}, cp {strategy.cp}, dp {strategy.attention_dp}"
@@ -167,4 +167,4 @@ def degrees_text(strategy: Strategy) -> str:
 
 def as_strategy(fields: Mapping[str, Any]) -> Strategy:
     """A strategy from its JSON form."""
-    return Strategy(**{**fields, "dims": tuple(fields["dims"]), "ends": tuple(fields.get("ends", ()))})
+    return Strategy(**{**fields, "dims": tuple(fields["dims"]), "vocabulary": tuple(fields.get("vocabulary", ()))})

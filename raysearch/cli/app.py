@@ -35,7 +35,7 @@ from raysearch.cli.commands import (
     verify_rules,
 )
 from sim.config.files import CatalogError
-from sim.validate import StrategyError
+from sim.strategy_checks import StrategyError
 
 _ArgumentError: Any = typer.BadParameter.__base__  # of all mistakes on the command line; typer exports this one only
 
@@ -90,7 +90,7 @@ app.command("verify")(verify.verify_results)
 app.command("verify-rules")(verify_rules.verify_rules)
 
 
-def run() -> int:
+def run_command() -> int:
     """Runs the command that sys.argv names and returns the exit code; errors are told in one line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -35,9 +35,9 @@ def _run() -> int:
             signal.signal(signum, stop)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # which may raise at once what came meanwhile
-        from raysearch.cli.app import run
+        from raysearch.cli.app import run_command
 
-        return run()
+        return run_command()
     except Interrupted as stopped:
         again = None if "--resume" in str(stopped) else resumed_with()
         print(f"{stopped}; {kept_by(again)}" if again else stopped, file=sys.stderr)

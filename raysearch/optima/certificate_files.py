@@ -18,7 +18,7 @@ from sim.optimum.checker import Refused, check
 from sim.optimum.spaces import space_of
 from sim.workload import Workload
 
-Progress = Callable[[int, int], None]
+CountProgress = Callable[[int, int], None]
 
 
 class _Leaf(BaseModel):
@@ -42,14 +42,16 @@ class _File(BaseModel):
     leaves: list[_Leaf]
 
 
-def write_certificate(path: Path, workload: Workload, best: Evaluation | None, progress: Progress | None = None) -> int:
+def write_certificate(
+    path: Path, workload: Workload, best: Evaluation | None, progress: CountProgress | None = None
+) -> int:
     """Proves the best of a workload's space and writes the proof; of how many ranges of batches it is made.
 
     Raises:
         InputError: It has choices at the ends of the model.
     """
     space = space_of(workload)
-    if space.ends:
+    if space.vocabulary:
         raise InputError("no certificate of the space 'generated': leave out --certificate, or take --space extended")
     proof = certify(space, best, progress)
     head = {
@@ -65,7 +67,7 @@ def write_certificate(path: Path, workload: Workload, best: Evaluation | None, p
     return len(rows)
 
 
-def check_certificate(path: Path, workload: Workload, progress: Progress | None = None) -> tuple[Certificate, int]:
+def check_certificate(path: Path, workload: Workload, progress: CountProgress | None = None) -> tuple[Certificate, int]:
     """Replays the certificate of a workload's best; it, and how many strategies were evaluated.
 
     Raises:

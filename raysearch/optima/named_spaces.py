@@ -11,8 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from raysearch.optima.optimum_cache import KeptBest, cache_dir, find_yardstick, keep, read_kept, simulator_digest
-from sim.engines.registry import SHIPPED, engine_rules
+from raysearch.optima.certificate_files import CountProgress
+from raysearch.optima.optimum_cache import (
+    KeptBest,
+    cache_dir,
+    find_cached_optimum,
+    keep_optimum,
+    read_kept,
+    simulator_digest,
+)
+from sim.engines.engine_registry import SHIPPED, engine_rules
 from sim.optimum.spaces import (
     EXTENSIONS,
     Space,
@@ -25,8 +33,6 @@ from sim.optimum.spaces import (
 )
 from sim.strategy import FIRST_DECLARED, Strategy
 from sim.workload import Workload
-
-Progress = Callable[[int, int], None]
 
 
 def _widened(extension: str, workload: Workload) -> Space:
@@ -80,7 +86,9 @@ def named_space(workload: Workload, name: str) -> Space:
     return SPACES[name](workload) if name in SPACES else engine_space(workload, engine_rules(name))
 
 
-def best_of_space(workload: Workload, name: str, progress: Progress | None = None, *, fresh: bool = False) -> SpaceBest:
+def best_of_space(
+    workload: Workload, name: str, progress: CountProgress | None = None, *, fresh: bool = False
+) -> SpaceBest:
     """The exact best of a space, see `named_space`: from the disk cache, or found now and kept there.
 
     With declared choices, or an engine that is not shipped, it is found anew: no file's name can tell functions apart.
@@ -93,22 +101,22 @@ def best_of_space(workload: Workload, name: str, progress: Progress | None = Non
     if fields := None if fresh else read_kept(path, _KeptSpaceBest, workload):
         return SpaceBest(**fields)
     found = _search(space, progress)
-    keep(path, asdict(found), found.strategy)
+    keep_optimum(path, asdict(found), found.strategy)
     return found
 
 
-def optimum_value(workload: Workload, progress: Progress | None = None) -> float | None:
+def optimum_value(workload: Workload, progress: CountProgress | None = None) -> float | None:
     """f* of the space that the workload's searches have, in tokens/s/GPU; None if nothing is feasible."""
     from sim.optimum.landscape import can_be_added_up
     from sim.optimum.spaces import space_of
 
     if not can_be_added_up(space_of(workload)):
         return best_of_space(workload, workload.space, progress).tokens_per_s_per_gpu
-    return find_yardstick(workload, progress).tokens_per_s_per_gpu
+    return find_cached_optimum(workload, progress).tokens_per_s_per_gpu
 
 
-def _search(space: Space, progress: Progress | None) -> SpaceBest:
-    from sim.optimum.best import find_best
+def _search(space: Space, progress: CountProgress | None) -> SpaceBest:
+    from sim.optimum.exact_search import find_best
 
     started = time.perf_counter()
     found = find_best(space, progress)

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from raysearch.base.file_io import as_strategy, read_record, strategy_dict, write_record
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from sim.validate import check_strategy
+from sim.strategy_checks import check_strategy
 from sim.workload import Workload
 
 CACHE_VARIABLE = "RAYSEARCH_CACHE_DIR"
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class CachedOptimum:
     """The best of a workload's whole space and how its landscape lies.
 
     Attributes:
@@ -49,9 +49,9 @@ class Yardstick:
     wall_s: float
 
 
-def find_yardstick(
+def find_cached_optimum(
     workload: Workload, progress: Callable[[int, int], None] | None = None, *, fresh: bool = False
-) -> Yardstick:
+) -> CachedOptimum:
     """The exact optimum of a workload: from the disk cache, or found now and kept there.
 
     Args:
@@ -61,13 +61,13 @@ def find_yardstick(
     """
     path = cache_dir() / f"{workload.config_hash}-{simulator_digest()}.json"
     if fields := None if fresh else read_kept(path, _KeptYardstick, workload):
-        return Yardstick(**fields)
+        return CachedOptimum(**fields)
     found = _search(workload, progress)
-    keep(path, asdict(found), found.strategy)
+    keep_optimum(path, asdict(found), found.strategy)
     return found
 
 
-def keep(path: Path, fields: Mapping[str, Any], best: Strategy | None) -> None:
+def keep_optimum(path: Path, fields: Mapping[str, Any], best: Strategy | None) -> None:
     """Writes an optimum for `read_kept`, where that can be done."""
     try:
         write_record(path, {**fields, "strategy": strategy_dict(best) if best else None})
@@ -85,13 +85,13 @@ def cache_dir() -> Path:
     return user_cache_path("raysearch") / "optimum"
 
 
-def _search(workload: Workload, progress: Callable[[int, int], None] | None) -> Yardstick:
+def _search(workload: Workload, progress: Callable[[int, int], None] | None) -> CachedOptimum:
     from sim.optimum.landscape import find_optimum
 
     started = time.perf_counter()
     found = find_optimum(workload, progress)
     best = found.evaluation
-    return Yardstick(
+    return CachedOptimum(
         tokens_per_s_per_gpu=best.tokens_per_s_per_gpu if best else None,
         strategy=best.strategy if best else None,
         space_size=found.space_size,

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from raysearch.base.file_io import Damaged
-from raysearch.studies.results import planned_budget, run_folder, run_rows
+from raysearch.studies.results import RunRow, planned_budget, run_folder, run_rows
 from sim.arrays import Floats
-
-RunRow = dict[str, Any]
 
 
 class Block(NamedTuple):

@@ -14,16 +14,14 @@ from raysearch.base.file_io import Damaged, as_strategy
 from raysearch.reports.comparison import compare
 from raysearch.reports.learning_curves import best_so_far, read_curves
 from raysearch.runs.records import RunSpec
-from raysearch.studies.results import planned_runs, read_spec, survey
+from raysearch.studies.results import RunRow, planned_runs, read_spec, survey
 from sim.arrays import Floats
 from sim.config.code import Origin
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate
-from sim.validate import StrategyError, check_strategy
+from sim.strategy_checks import StrategyError, check_strategy
 from sim.workload import Workload
-
-RunRow = dict[str, Any]
 
 RATIO_BASE = "random_walk"
 """The searcher that ratios are taken to: the neighbour walk, which changes one choice at a time."""
@@ -134,7 +132,7 @@ class NotExplained(InputError):
     """The best strategy of a run cannot be evaluated again; the message says why."""
 
 
-def explain(directory: Path, run: RunRow, workload: Workload | None = None) -> tuple[Workload, Evaluation]:
+def explain_best(directory: Path, run: RunRow, workload: Workload | None = None) -> tuple[Workload, Evaluation]:
     """The best strategy of a run, evaluated again.
 
     Args:
@@ -166,7 +164,7 @@ def best_figures(directory: Path, runs: Sequence[RunRow]) -> list[dict[str, Any]
     for run in best_runs(runs):
         evaluation = None
         with suppress(NotExplained):
-            _, evaluation = explain(directory, run)
+            _, evaluation = explain_best(directory, run)
         figures.append(
             {
                 "workload": run["workload"],

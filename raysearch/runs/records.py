@@ -18,7 +18,7 @@ from raysearch.base.limits import LARGEST_BUDGET, LARGEST_SEED, MOST_WORKERS
 from sim.config.code import Origin, source_digests
 from sim.config.question import Question, RecordedQuestion, Text
 from sim.strategy import MOST_CHOICES
-from sim.validate import LARGEST
+from sim.strategy_checks import LARGEST
 from sim.workload import GroupChoices, SpaceName, Workload
 
 HEAD_FILE = "run.json"
@@ -124,12 +124,12 @@ Label = Annotated[str, Field(pattern=rf"^{_LABEL.pattern}$")]
 """A name that may stand in paths, tables and pictures."""
 Calls = Annotated[int, Field(ge=0, le=LARGEST_BUDGET)]
 Budget = Annotated[int, Field(ge=1, le=LARGEST_BUDGET)]
-Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+RecordedSeed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Degree = Annotated[int, Field(ge=1, le=LARGEST)]
 Figure = Annotated[float, Field(ge=0, le=1e15)]
 """[assumed] Tokens/s/GPU and the like; beyond it, sums and ratios might not be numbers any more."""
 RecordedOptimum = Annotated[float, Field(ge=1e-9, le=1e15)]
-Seconds = Annotated[float, Field(ge=0, le=1e12)]
+RecordedSeconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class Record(BaseModel):
@@ -203,7 +203,7 @@ class RunSummary(Record):
     workload: Label
     hardware: Label
     searcher: Label
-    seed: Seed
+    seed: RecordedSeed
     budget: Budget
     calls: Calls
     unique_calls: Calls
@@ -216,8 +216,8 @@ class RunSummary(Record):
     version: Label
     optimum: RecordedOptimum | None
     fraction_of_optimum: Figure | None
-    wall_s: Seconds
-    improvements: list[tuple[Calls, Seconds]]
+    wall_s: RecordedSeconds
+    improvements: list[tuple[Calls, RecordedSeconds]]
     answers_differ: list[str] = Field(default_factory=list)
     metrics: dict[str, Any]
 
@@ -237,7 +237,7 @@ class StudyPlan(Record):
     """What is read again of a study's file; study.json holds all of it."""
 
     searchers: list[Label]
-    seeds: list[Seed]
+    seeds: list[RecordedSeed]
     budget: Budget
 
 

@@ -24,7 +24,7 @@ from envs.space import Action, StrategySpace
 if TYPE_CHECKING:
     from raysearch.searchers.sb3_ppo import SB3Options
 
-Observation = NDArray[np.float32]
+Sb3Observation = NDArray[np.float32]
 
 _HEADS = 4  # [assumed] the paper names no number
 
@@ -68,8 +68,10 @@ class SB3Agent:
         self.restarts, self.confidence = 0, 0.0
         self._space, self._budget, self._options = space, budget, options
         self._calls = self._born = 0
-        self._acted: list[tuple[Observation, Action, Tensor, Tensor]] = []  # not told yet: also value, log-probability
-        self._rollout: list[tuple[Observation, Action, float, Tensor, Tensor]] = []
+        self._acted: list[
+            tuple[Sb3Observation, Action, Tensor, Tensor]
+        ] = []  # not told yet: also value, log-probability
+        self._rollout: list[tuple[Sb3Observation, Action, float, Tensor, Tensor]] = []
         self._torch_state = torch.Generator().manual_seed(seed).get_state()
         self._numpy_state: Any = np.random.RandomState(seed % 2**32).get_state()
         self._initialise()
@@ -108,7 +110,7 @@ class SB3Agent:
             torch.set_rng_state(torch_state)
             np.random.set_state(numpy_state)  # noqa: NPY002
 
-    def act(self, observation: Observation) -> Action:
+    def act(self, observation: Sb3Observation) -> Action:
         """Samples an action [A] for the elites [T, A]."""
         self._model.policy.set_training_mode(False)
         with self._own_generators(), torch.no_grad():
@@ -120,7 +122,7 @@ class SB3Agent:
         self._acted.append((observation.copy(), action.copy(), values, log_probs))
         return action
 
-    def record(self, reward: float, observation: Observation) -> None:
+    def record(self, reward: float, observation: Sb3Observation) -> None:
         """Takes the reward of the earliest call not told yet; learns and perhaps restarts if the rollout is full."""
         elites, action, values, log_probs = self._acted.pop(0)
         self._rollout.append((elites, action, reward, values, log_probs))
@@ -134,7 +136,7 @@ class SB3Agent:
             self.restarts, self._born = self.restarts + 1, self._calls
             self._initialise()
 
-    def _learn(self, observation: Observation) -> None:
+    def _learn(self, observation: Sb3Observation) -> None:
         model = self._model
         space = Box(-1.0, 1.0, observation.shape, np.float32)
         buffer = RolloutBuffer(

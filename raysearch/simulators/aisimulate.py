@@ -22,7 +22,7 @@ from typing import Any
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
 from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
-from sim.layers.dims import spread
+from sim.layers.dims import spread_choices
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -183,7 +183,13 @@ def recommendation(workload: Workload, gpus: int) -> Recommended | None:
     tp, dp, ep = int(row["tp"]), int(row["dp"]), int(row["moe_ep"])
     batch = int(row["bs"]) * dp
     strategy = Strategy(
-        tp, ep, int(row["pp"]), batch, spread(workload, megatron_dims(workload.model)), 1, None if dp == ep else dp
+        tp,
+        ep,
+        int(row["pp"]),
+        batch,
+        spread_choices(workload, megatron_dims(workload.model)),
+        1,
+        None if dp == ep else dp,
     )
     figures = (float(row["tokens/s/gpu"]), float(row["tpot"]) * 1e-3, float(row["ttft"]) * 1e-3)
     return Recommended(strategy, *figures, version=str(row["version"]))

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 FILES_OF_A_RUN = (HEAD_FILE, SUMMARY_FILE, COMPACT_FILE, ROWS_FILE, CHECKPOINT_FILE)
 _DEGREES = ("tp", "ep", "pp", "batch")
 
+RunRow = dict[str, Any]
+"""A run, by the columns of `study_frame`."""
+
 
 def study_frame(directory: str | Path) -> pd.DataFrame:
     """One row per run of a results folder, ready for pandas.
@@ -57,11 +60,11 @@ class Survey:
         damaged: What is wrong with the others, by run id.
     """
 
-    runs: list[dict[str, Any]]
+    runs: list[RunRow]
     damaged: dict[str, str]
 
 
-def read_study_runs(directory: Path) -> list[dict[str, Any]]:
+def read_study_runs(directory: Path) -> list[RunRow]:
     """The same as `study_frame`, as dictionaries.
 
     Raises:
@@ -84,7 +87,7 @@ def survey(directory: Path) -> Survey:
     if not os.path.isfile(directory / STUDY_FILE):  # of a name too long too, which `Path.is_file` raises on
         raise InputError(f"no results in {directory}: expected the folder of a study or of a search")
     record = read_record(directory / STUDY_FILE, StudyRecord)
-    runs: list[dict[str, Any]] = []
+    runs: list[RunRow] = []
     wrong = {path.name: f"{path} is not a run of this study" for path in strangers(directory, record)}
     for run_id in sorted(record["runs"]):
         try:

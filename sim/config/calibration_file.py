@@ -192,4 +192,4 @@ def _sum_phi(family: str, rest: list[str], series: str) -> list[float]:
             return terms.send_recv(1)
         case _:
             nodes = 1.0 if rest[3] == "intra" else 2.0
-            return terms.expert_all_to_all(_ANY, 1, 1, 1, 1, nodes, low_latency=rest[0] == "low_latency")
+            return terms.expert_all_to_all_terms(_ANY, 1, 1, 1, 1, nodes, low_latency=rest[0] == "low_latency")

@@ -31,7 +31,7 @@ from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.schemas import MTP, NGRAM, ModelFile, WorkloadFile
-from sim.engines.registry import BARE_MACHINE, UnknownEngine, engine_names, engine_rules
+from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_names, engine_rules
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, EngineTimes
@@ -275,7 +275,7 @@ def assembled(
         model_path: Of the model.
         hardware_path: Of the machine.
         engine_replaced: Whether the file was not written for its engine: then its formats stay, though the engine may
-            not have them (`lacking_formats` of `sim.engines.registry` says so).
+            not have them (`lacking_formats` of `sim.engines.engine_registry` says so).
         origin: See `load_workload`.
 
     Raises:

@@ -31,12 +31,12 @@ Positive = Annotated[float, Field(ge=1e-6, strict=True), AfterValidator(_finite)
 NonNegative = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
 Probability = Annotated[float, Field(ge=0, le=1, strict=True)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
-LARGEST = 10**9
+LARGEST_FIELD = 10**9
 """Largest number of anything that is counted. [assumed]"""
 MOST_LAYERS = 4096
 """Most layers of a model, which are priced one by one. [assumed] Thirty times those of the deepest published one."""
-Count = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
-Whole = Annotated[int, Field(ge=0, le=LARGEST, strict=True)]
+Count = Annotated[int, Field(ge=1, le=LARGEST_FIELD, strict=True)]
+Whole = Annotated[int, Field(ge=0, le=LARGEST_FIELD, strict=True)]
 LayerCount = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
 Microseconds = Annotated[NonNegative, Field(lt=1e6)]
 GigabytesPerSecond = Annotated[Positive, Field(lt=1e6)]

@@ -234,10 +234,10 @@ class _ExpectedError(FileSchema):
     def to_si(self, calibration: Calibration | None) -> hardware.ErrorModel:
         measured = calibration.data.get("serving", {}).get("mape") if calibration else None
         serving = next(error for error in (self.serving, measured, self.uncalibrated) if error is not None)
-        return hardware.ErrorModel(serving, self.uncalibrated, self.extrapolated, serving_intervals(calibration))
+        return hardware.ErrorModel(serving, self.uncalibrated, self.extrapolated, stored_intervals(calibration))
 
 
-def serving_intervals(calibration: Calibration | None) -> hardware.ServingIntervals | None:
+def stored_intervals(calibration: Calibration | None) -> hardware.ServingIntervals | None:
     """The intervals that a calibration's serving runs gave; None where there were none."""
     fitted: dict[str, Any] = calibration.data.get("serving", {}) if calibration else {}
     record = fitted.get("interval")

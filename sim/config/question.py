@@ -19,7 +19,7 @@ from sim.config.code import Origin
 from sim.config.files import CatalogError, ConfigKind, config_path, did_you_mean, first_error_text
 from sim.config.huggingface.model_import import ModelImport
 from sim.config.schemas import DEEPEST, MTP, NGRAM, WorkloadFile, any_degrees
-from sim.engines.registry import BARE_MACHINE, UnknownEngine, engine_rules
+from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_rules
 from sim.serving.phases import phases
 from sim.workload import BatchGrid, ExpertExchange, GroupChoices, PhaseName, Workload
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sim.config.fields import Count, Degrees, FileSchema, LayerCount, Name, Positive, Probability, Whole
 from sim.config.files import did_you_mean
-from sim.engines.registry import OWN_SPACES, engine_names
+from sim.engines.engine_registry import OWN_SPACES, engine_names
 from sim.layers import mixers
 from sim.layers import model as layers_model
 from sim.prices import hardware

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.engines.rules import EngineRules, Plan, dense_copies, whole_experts, whole_heads
+from sim.engines.engine_rules import EngineRules, Plan, dense_copies, whole_experts, whole_heads
 from sim.engines.vllm import tensor_parallelism
 from sim.layers.heuristics import megatron_sp_dims
 from sim.prices.engine import MemoryPolicy

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.engines.rules import (
+from sim.engines.engine_rules import (
     EngineRules,
     Plan,
     Refuses,

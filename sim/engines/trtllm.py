@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.engines.rules import EngineRules, dense_copies, nvidia_alone, whole_experts, whole_heads
+from sim.engines.engine_rules import EngineRules, dense_copies, nvidia_alone, whole_experts, whole_heads
 from sim.engines.vllm import tensor_parallelism
 from sim.prices.engine import MemoryPolicy
 from sim.serving.phases import phase_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.engines.rules import EngineRules, Plan, dense_copies, shared_context, whole_blocks, whole_heads
+from sim.engines.engine_rules import EngineRules, Plan, dense_copies, shared_context, whole_blocks, whole_heads
 from sim.layers.heuristics import megatron_dims
 from sim.prices.engine import MemoryPolicy
 from sim.serving.phases import phase_of

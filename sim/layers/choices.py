@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from sim.layers.declared import DeclaredChoice, Work, declared_choices, keep, next_number, withdraw
+from sim.layers.declared import DeclaredChoice, DeclaredWork, declared_choices, keep_choice, next_number, withdraw
 from sim.layers.ops import FusedOp, Layer, Tensor, gathers_weight
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement, Shard
 from sim.sharding.rule_check import prove
@@ -74,7 +74,7 @@ def _gathering(operation: Operation, picked: Rule) -> Rule:
 
 
 @lru_cache(maxsize=1024)
-def held(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, MatrixDim], ...]:
+def kept_tensors(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, MatrixDim], ...]:
     """The tensors that an op leaves and reads under a choice, its output first, and the dim that tp shards of each."""
     op_rule = rule(op, layer, choice)
     tensors = [layer.tensor(name) for name in (op.output, *op.inputs)]
@@ -99,7 +99,7 @@ def declare_choice(
     rule: Rule | str,
     *,
     sums_late: RunOp | None = None,
-    work: Work | None = None,
+    work: DeclaredWork | None = None,
 ) -> int:
     """Offers a further way to run an op, once its rule is proved; the extended space has it from now on.
 
@@ -137,7 +137,7 @@ def declare_choice(
         why = "has communication inside" if proposed.run else f"shards {' and '.join(sorted(labels))}"
         raise ValueError(f"{name}: {proposed} {why}, which has no price of its own here; give work=")
     label = next(iter(labels)) if labels and plain else ""
-    keep(op.key, DeclaredChoice(number, name, label, proposed, sums_late is not None, work))
+    keep_choice(op.key, DeclaredChoice(number, name, label, proposed, sums_late is not None, work))
     return number
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from sim.sharding.rules import Rule
 from sim.strategy import FIRST_DECLARED, MOST_CHOICES
 
-Work = Callable[[Any, Any], Any]
+DeclaredWork = Callable[[Any, Any], Any]
 """From a `sim.ops.rank.Rank` and the fused op to its `sim.ops.work.Work`."""
 OpKey = tuple[str, str, str | None]
 """Name, kind and equation of a fused op: the same op of all layers that have it."""
@@ -41,7 +41,7 @@ class DeclaredChoice:
     label: str
     rule: Rule
     sums_late: bool = False
-    work: Work | None = None
+    work: DeclaredWork | None = None
     source: str | None = None
 
 
@@ -83,7 +83,7 @@ def next_number(key: OpKey, name: str) -> int:
     return number
 
 
-def keep(key: OpKey, choice: DeclaredChoice) -> None:
+def keep_choice(key: OpKey, choice: DeclaredChoice) -> None:
     """Adds a proved choice."""
     _DECLARED.setdefault(key, {})[choice.number] = replace(choice, source=_source.get())
     _NUMBERS[key] = choice.number + 1

@@ -52,7 +52,7 @@ def dims_of(workload: Workload) -> tuple[Dim, ...]:
     return tuple(found)
 
 
-def spread(workload: Workload, dims: Sequence[int]) -> tuple[int, ...]:
+def spread_choices(workload: Workload, dims: Sequence[int]) -> tuple[int, ...]:
     """Dims in the workload's order from one choice per fused op that all groups share, such as a heuristic's."""
     by_op = dict(zip(op_names(workload.model), dims, strict=True))
     return tuple(by_op[dim.op.name] for dim in dims_of(workload))

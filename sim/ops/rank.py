@@ -17,7 +17,7 @@ from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor
 from sim.prices.collectives import Collective, collective_price
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import MeshGroup, ep_group, tp_group
-from sim.prices.priced import Priced
+from sim.prices.priced import PricedKernel
 from sim.sharding.redistribute import sent_share
 from sim.workload import Workload
 
@@ -61,7 +61,7 @@ class Memo:
     """
 
     ops: dict[tuple[str, int], OpCost] = field(default_factory=dict[tuple[str, int], OpCost])
-    ends: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
+    vocabulary: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
     moves: dict[tuple[str, int, float, bool, tuple[int, ...]], tuple[float, ...]] = field(
         default_factory=dict[tuple[str, int, float, bool, tuple[int, ...]], tuple[float, ...]]
     )
@@ -230,5 +230,5 @@ class Rank:
         sent_bytes = tensor_bytes * sent_share(kind, members.degree)
         return (Collective(kind, axis, members.degree, tensor_name, sent_bytes, *priced),)
 
-    def _price(self, kind: str, axis: str, members: MeshGroup, tensor_bytes: float) -> Priced:
+    def _price(self, kind: str, axis: str, members: MeshGroup, tensor_bytes: float) -> PricedKernel:
         return collective_price(self.workload.hardware, kind, members, tensor_bytes, axis)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from sim.layers.choices import held
+from sim.layers.choices import kept_tensors
 from sim.layers.declared import declared_choices
 from sim.layers.mixers import LatentAttention, LinearMixer
 from sim.layers.ops import FusedOp, gathers_weight
 from sim.layers.sizes import ROUTING_ENTRY_BYTES, tensor_dtype
 from sim.ops.kernels import Work, elementwise, gemm
-from sim.ops.mixing import beside_projection, latent_projections
 from sim.ops.rank import Rank
+from sim.ops.token_mixers import beside_projection, latent_projections
 from sim.prices.collectives import Collective, expert_all_to_all
 from sim.prices.curves import ExpertActivation, ExpertRouting, Gemm, GroupedGemm, Permute
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
@@ -165,7 +165,7 @@ def activation_work(rank: Rank, op: FusedOp, label: str) -> Work:
 
 def _streamed(rank: Rank, op: FusedOp, label: str) -> tuple[float, float]:
     """Bytes of the output, and of it and every input, each written or read once."""
-    output, *inputs = held(op, rank.layer, op.labels.index(label) if label in op.labels else NONE)
+    output, *inputs = kept_tensors(op, rank.layer, op.labels.index(label) if label in op.labels else NONE)
     output_bytes = rank.local_bytes(*output)
     return output_bytes, output_bytes + sum([rank.local_bytes(*each) for each in inputs])
 

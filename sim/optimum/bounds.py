@@ -26,10 +26,10 @@ from sim.ops.rank import OpCost
 from sim.optimum.spaces import Space
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.simulate import ROUNDING
+from sim.step.attention_expert_meshes import Sides, sides_of
 from sim.step.layer import GroupSum
 from sim.step.pipeline import Stage, pipeline
-from sim.step.stage import base_of, end_seconds, meeting_s, room, stage_bytes, step_sum, working_bytes
-from sim.step.two_meshes import Sides, sides_of
+from sim.step.stage import base_of, meeting_s, room, stage_bytes, step_sum, vocabulary_seconds, working_bytes
 
 SLACK = 1 - 1e-9
 """Bounds are wider by so much than they come out: sums round, and so do costs by which routes are compared."""
@@ -146,7 +146,7 @@ class Bounds:
     """
 
     def __init__(self, space: Space) -> None:
-        if space.ends:
+        if space.vocabulary:
             raise ValueError("expected a space without choices at the ends of the model, such as 'extended'")
         self.space = space
         self._tables = tuple(space.choices.values())
@@ -205,7 +205,7 @@ class Bounds:
             places, table = parts.meetings[at][pair]
             yield places, often * table
         place, end = self._step.leaves, parts.stacks[at][self._step.end]
-        ends = [end_seconds(end, pp, choice) for choice in self._tables[place]]
+        ends = [vocabulary_seconds(end, pp, choice) for choice in self._tables[place]]
         yield (place,), np.array([stage.first * each.first_s + stage.last * each.last_s + each.send_s for each in ends])
 
     def _over(self, parts: Parts, pp: int, stage: Stage, per_byte: float) -> Iterator[Factor]:

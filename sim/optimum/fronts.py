@@ -16,9 +16,9 @@ import numpy as np
 from sim.arrays import Floats, Ints
 from sim.layers.ops import Layer, Tensor
 from sim.ops.rank import OpCost, Rank
+from sim.step.attention_expert_meshes import sides
 from sim.step.costs import moves
 from sim.step.layer import layer_sum
-from sim.step.two_meshes import sides
 from sim.strategy import MOST_CHOICES
 
 Ranks = tuple[tuple[Rank, ...], ...]
@@ -54,7 +54,7 @@ class FrontFigures:
         return np.concatenate(parts).T
 
 
-class Side:
+class LayerSide:
     """One side of a layer on one GPU, under every combination of its ops' choices.
 
     Attributes:
@@ -144,7 +144,7 @@ class Front:
         return {self.ops[at]: self.choices[:, at] for at in (0, -1)} if self.ops else {}
 
 
-def _front(side: Side, allowed: Mapping[str, set[int]]) -> Front:
+def _front(side: LayerSide, allowed: Mapping[str, set[int]]) -> Front:
     grid = _Grid({name: tuple(sorted(allowed[name])) for name in side.ops})
     held = side.costs[-1]
     figures = FrontFigures(

@@ -26,11 +26,11 @@ from sim.ops.rank import Rank
 from sim.optimum.spaces import Space, space_of
 from sim.serving.phases import batching, most_sequences, phase_of
 from sim.simulate import ROUNDING, degree_violations, evaluate
+from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import rank_of
 from sim.step.layer import Addend, layer_sum
 from sim.step.pipeline import Stage, pipeline
-from sim.step.stage import at_ends_s, base_of, end_seconds, room, stage_bytes, working_bytes
-from sim.step.two_meshes import Sides, sides
+from sim.step.stage import base_of, room, stage_bytes, vocabulary_layers_s, vocabulary_seconds, working_bytes
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
 
@@ -75,7 +75,7 @@ def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None
 
     Raises:
         ValueError: Steps carry prompts, or the space is the extended one, which is too large to add up: see
-            `sim.optimum.best`.
+            `sim.optimum.exact_search`.
 
     >>> from sim.config.catalog import load_workload
     >>> find_optimum(load_workload("llama_3_1_405b_8k")).evaluation.feasible
@@ -108,10 +108,10 @@ MOST_BATCHES = 64
 def can_be_added_up(space: Space) -> bool:
     """Whether a space has a landscape: one mesh, steps and layers of one kind, engines' ends, few batches."""
     workload = space.workload
-    alike = len(workload.model.groups) == 1 and not space.ends
+    alike = len(workload.model.groups) == 1 and not space.vocabulary
     return (
         alike
-        and not space.ends
+        and not space.vocabulary
         and space.one_mesh
         and not phase_of(workload).prefills
         and len(space.batch) <= MOST_BATCHES
@@ -261,11 +261,11 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
 
 def _stages_of(rank: Rank, pp: int, combine_choice: int) -> list[tuple[int, float]]:
     """(layers, most seconds of everything else) of the stages with so many layers."""
-    ends = end_seconds(sides(rank, rank), pp, combine_choice)
+    ends = vocabulary_seconds(sides(rank, rank), pp, combine_choice)
     most_s: dict[int, float] = {}
     for stage in pipeline(rank.workload, pp):
         layers = stage.layers[0]
-        most_s[layers] = max(most_s.get(layers, 0.0), at_ends_s(stage, ends) + ends.send_s)
+        most_s[layers] = max(most_s.get(layers, 0.0), vocabulary_layers_s(stage, ends) + ends.send_s)
     return list(most_s.items())
 
 

@@ -33,22 +33,22 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sim.canonical import canonical, dims_matter
-from sim.engines.registry import rules_of
-from sim.engines.rules import EngineRules
+from sim.engines.engine_registry import engine_rules_of
+from sim.engines.engine_rules import EngineRules
 from sim.layers.declared import declared_choices
 from sim.layers.dims import Dim, dims_of
 from sim.layers.ops import FusedOp, choices_by_rule
-from sim.ops.ends import end_ops
+from sim.ops.vocabulary import vocabulary_ops
 from sim.simulate import mesh_violations
 from sim.strategy import (
     CHOICES,
-    END_OPS,
-    ENGINES_ENDS,
+    ENGINES_VOCABULARY,
     FIRST_DECLARED,
     GATHERED,
     GATHERED_TOKENS,
     NONE,
     TOKENS,
+    VOCABULARY_OPS,
     Strategy,
 )
 from sim.workload import Workload
@@ -99,7 +99,7 @@ class Space:
     batch: tuple[int, ...]
     choices: Mapping[str, tuple[int, ...]]
     engine: EngineRules | None = None
-    ends: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    vocabulary: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
     def parts(self) -> tuple[Space, ...]:
         """The space as products of tables: itself, or of an engine's space one per plan of the engine."""
@@ -145,7 +145,7 @@ class Space:
     @property
     def _tables(self) -> tuple[tuple[int, ...], ...]:
         """Of all ops."""
-        return *self.choices.values(), *self.ends.values()
+        return *self.choices.values(), *self.vocabulary.values()
 
     @property
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -156,7 +156,7 @@ class Space:
             *(Coordinate(name, values, ordered=True) for name, values in degrees.items()),
             *(Coordinate(name, values, ordered=False) for name, values in self.choices.items()),
             *(Coordinate(name, values, ordered=True) for name, values in own.items()),
-            *(Coordinate(name, values, ordered=False) for name, values in self.ends.items()),
+            *(Coordinate(name, values, ordered=False) for name, values in self.vocabulary.items()),
         )
 
     @property
@@ -209,8 +209,8 @@ class Space:
         values |= {
             name: (choice, table) for choice, (name, table) in zip(strategy.dims, self.choices.items(), strict=True)
         }
-        own_ends = zip(END_OPS, strategy.ends or ENGINES_ENDS, ENGINES_ENDS, strict=True)
-        values |= {name: (choice, self.ends.get(name, (engines,))) for name, choice, engines in own_ends}
+        own_ends = zip(VOCABULARY_OPS, strategy.vocabulary or ENGINES_VOCABULARY, ENGINES_VOCABULARY, strict=True)
+        values |= {name: (choice, self.vocabulary.get(name, (engines,))) for name, choice, engines in own_ends}
         missing = [
             f"{name} is {value}, not one of {_shortened(table)}"
             for name, (value, table) in values.items()
@@ -236,7 +236,7 @@ def space_of(workload: Workload) -> Space:
     Raises:
         UnknownEngine: There is none of that name.
     """
-    if rules := rules_of(workload):
+    if rules := engine_rules_of(workload):
         return engine_space(workload, rules)
     named = {"paper": paper_space, "joint": joint_space, "extended": extended_space, "generated": generated_space}
     return named[workload.space](workload)
@@ -297,11 +297,11 @@ def generated_space(workload: Workload) -> Space:
     Every op has the choices that `sim.layers.ops.choices_by_rule` numbers; the other spaces are subsets of them.
 
     >>> from sim.config.catalog import load_workload
-    >>> dict(generated_space(load_workload("gpt_moe_1_2t_16k")).ends)
+    >>> dict(generated_space(load_workload("gpt_moe_1_2t_16k")).vocabulary)
     {'embedding': (0, 1, 2, 3), 'lm_head': (0, 1, 2, 3, 4, 5), 'sampling': (0, 1, 2)}
     """
-    ends = {op.name: choices_by_rule(op) for op in end_ops()}
-    return replace(extended_space(workload), ends=ends)
+    vocabulary = {op.name: choices_by_rule(op) for op in vocabulary_ops()}
+    return replace(extended_space(workload), vocabulary=vocabulary)
 
 
 def _declared(dim: Dim, workload: Workload) -> tuple[int, ...]:
@@ -313,7 +313,7 @@ def engine_space(workload: Workload, engine: EngineRules) -> Space:
     """What an engine can be told to run, of the meshes of the extended space and the engine's own plans.
 
     >>> from sim.config.catalog import load_workload
-    >>> from sim.engines.registry import engine_rules
+    >>> from sim.engines.engine_registry import engine_rules
     >>> space = engine_space(load_workload("gpt_moe_1_2t_16k"), engine_rules("vllm"))
     >>> space.outside(Strategy(4, 4, 1, 64, space.only_dims, dp=16))[0].partition(" (")[0]
     'vLLM 0.33.0: expert parallelism is all or nothing'

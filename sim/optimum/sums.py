@@ -14,26 +14,23 @@ from numpy.typing import NDArray
 
 from sim.arrays import Floats, Ints
 from sim.layers.ops import Tensor
-from sim.optimum.fronts import Front, FrontFigures, Side, unbeaten_within
+from sim.optimum.fronts import Front, FrontFigures, LayerSide, unbeaten_within
+from sim.step.attention_expert_meshes import Sides, Stack
 from sim.step.pipeline import Pair, pipeline
 from sim.step.stage import (
-    at_ends_s,
     base_of,
     end_group,
     end_of,
-    end_seconds,
     inside_s,
     meeting_s,
     room,
     stage_bytes,
+    vocabulary_layers_s,
+    vocabulary_seconds,
     working_bytes,
 )
-from sim.step.two_meshes import Sides
 from sim.strategy import MOST_CHOICES
 from sim.workload import Workload
-
-Stack = tuple[Sides, ...]
-"""Both sides of a GPU, per group of layers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +44,8 @@ class Unit:
     """
 
     groups: tuple[int, ...]
-    attention: Side
-    experts: Side
+    attention: LayerSide
+    experts: LayerSide
     both: tuple[Stack, ...]
 
     @property
@@ -239,8 +236,8 @@ def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bo
     }
     table = np.zeros((len(stages), MOST_CHOICES))
     for choice in np.unique(last).tolist():
-        ends = end_seconds(end, pp, choice)
-        table[:, choice] = [at_ends_s(stage, ends) + ends.send_s for stage in stages]
+        ends = vocabulary_seconds(end, pp, choice)
+        table[:, choice] = [vocabulary_layers_s(stage, ends) + ends.send_s for stage in stages]
     seconds = [
         inside_s(stage, layers.figures.times_s[kind], meetings_s) + around_s[last]
         for stage, around_s in zip(stages, table, strict=True)
@@ -271,8 +268,9 @@ def fits(workload: Workload, stack: Stack, pp: int, figures: FrontFigures) -> ND
 def least_stage_s(stack: Stack, pp: int, layers_s: Sequence[float], combines: Sequence[int]) -> float:
     """Seconds that the slowest stage takes at least, whatever leaves the residual stream, without meetings."""
     end = end_of(stack)
-    ends = [end_seconds(end, pp, choice) for choice in combines]
+    ends = [vocabulary_seconds(end, pp, choice) for choice in combines]
     return max(
-        inside_s(stage._replace(meetings=()), layers_s, {}) + min(at_ends_s(stage, each) + each.send_s for each in ends)
+        inside_s(stage._replace(meetings=()), layers_s, {})
+        + min(vocabulary_layers_s(stage, each) + each.send_s for each in ends)
         for stage in pipeline(end.experts.workload, pp)
     )

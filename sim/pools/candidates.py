@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from sim.evaluation import Evaluation
-from sim.optimum.best import best_of_degrees
+from sim.optimum.exact_search import best_of_degrees
 from sim.optimum.spaces import Space, space_of
 from sim.pools.handover import sharers
 from sim.pools.traffic import Traffic, requests_per_s

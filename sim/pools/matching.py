@@ -21,7 +21,7 @@ from sim.arrays import Floats
 from sim.pools.candidates import Replica, unbeaten
 from sim.pools.handover import Link
 
-ROUNDING = 1e-9
+RATE_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _bests(
     prefills: Sequence[Replica], decodes: Sequence[Replica], limits: Limits, gpus: int, link: Link
 ) -> Iterator[Matched]:
     left = [each for each in unbeaten(prefills, limits.ttft_s) if each.gpus < gpus]
-    right = [each for each in unbeaten(decodes, limits.tpot_s * (1 + ROUNDING)) if each.gpus < gpus]
+    right = [each for each in unbeaten(decodes, limits.tpot_s * (1 + RATE_ROUNDING)) if each.gpus < gpus]
     if not (left and right):
         return
     pairs = _Pairs(left, right, limits, link)
@@ -141,7 +141,7 @@ class _Pairs:
         self._transfer_s = np.array([[waits[min(one.sharers, other.sharers)] for other in right] for one in left])
         self._prompt_s = np.array([each.latency_s for each in left])
         rest_s = self._transfer_s + np.array([each.latency_s for each in right])
-        spare_s = limits.ttft_s * (1 + ROUNDING) - rest_s - self._prompt_s[:, None]
+        spare_s = limits.ttft_s * (1 + RATE_ROUNDING) - rest_s - self._prompt_s[:, None]
         self._busiest = np.clip(spare_s / (self._prompt_s[:, None] / 2), 0.0, 1.0)
         self._rest_s = rest_s
         self._rates = np.array([_carried(each, link) for each in left])

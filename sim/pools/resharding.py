@@ -21,7 +21,7 @@ import numpy as np
 
 from sim.ops.layers import layer_ops
 from sim.pools.candidates import Replica
-from sim.pools.matching import ROUNDING, Limits
+from sim.pools.matching import RATE_ROUNDING, Limits
 from sim.prices.collectives import collective_price
 from sim.prices.mesh import group
 from sim.sharding.placement import REPLICATE, Placement, Shard
@@ -135,7 +135,7 @@ def _promising(
         rate = 1 / (prompt_s + np.maximum(answers_s / wave, carried_s))
         first_s = (answers_s + wave * carried_s) / 2 + 1.5 * np.array([each.latency_s for each in left])[:, None]
         token_s = (answers_s + wave * carried_s + wave * prompt_s / 2) / output_tokens
-        fits = (first_s <= limits.ttft_s * (1 + ROUNDING)) & (token_s <= limits.tpot_s * (1 + ROUNDING))
+        fits = (first_s <= limits.ttft_s * (1 + RATE_ROUNDING)) & (token_s <= limits.tpot_s * (1 + RATE_ROUNDING))
         fits &= wave * cache_bytes <= host.bytes * gpus
         if limits.requests_per_s is None:
             bound = rate * (limits.gpus // gpus)
@@ -179,8 +179,8 @@ def longest_cycle(
     )
     fixed_s = there_s + back_s + first_load_s + answers_s - later_s
     between_s = there_s + first_load_s + answers_s  # of a request of the first wave, all prompts done
-    slack_ttft_s = 2 * (limits.ttft_s * (1 + ROUNDING) - 1.5 * prefill.latency_s) - fixed_s
-    slack_tpot_s = 2 * (limits.tpot_s * (1 + ROUNDING) * output_tokens - between_s) + later_s
+    slack_ttft_s = 2 * (limits.ttft_s * (1 + RATE_ROUNDING) - 1.5 * prefill.latency_s) - fixed_s
+    slack_tpot_s = 2 * (limits.tpot_s * (1 + RATE_ROUNDING) * output_tokens - between_s) + later_s
     room = host.bytes * prefill.gpus / (wave * cache_bytes)
     waves = min(slack_ttft_s / later_s, slack_tpot_s / (prompts_s + later_s), room, _MOST_WAVES)
     if waves < 1:

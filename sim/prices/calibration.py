@@ -261,12 +261,12 @@ class Calibration:
         low_latency = mode == "low_latency"
         prefix = f"moe_alltoall_deepep/{mode}/{side}/{sms}/"
         inside, across = self._links_slower()
-        phi = terms.expert_all_to_all(
+        phi = terms.expert_all_to_all_terms(
             self.machine, tokens, width_bytes * inside, experts, topk, 1.0, low_latency=low_latency
         )
         time_us = self._sum(prefix + "intra", phi) if nodes == 1 or prefix + "intra" in self.series else 0.0
         if nodes > 1:
-            phi = terms.expert_all_to_all(
+            phi = terms.expert_all_to_all_terms(
                 self.machine, tokens, width_bytes * across, experts, topk, nodes, low_latency=low_latency
             )
             time_us = max(time_us, self._sum(prefix + "inter", phi))
@@ -351,10 +351,10 @@ def grid_phi(series: str, machine: Machine) -> Callable[[Floats], Floats]:
         sizes = [np.exp(column) for column in points.T]
         if family == "gemm":
             m, n, k = sizes
-            return grid_terms.gemm(machine, m, n, k, rest[0])
+            return grid_terms.gemm_s(machine, m, n, k, rest[0])
         if family == "attention_decode":
             streams, kv_len, group, head_dim = sizes
-            return grid_terms.attention_decode(machine, streams, kv_len, group, head_dim, rest[0])
+            return grid_terms.attention_decode_s(machine, streams, kv_len, group, head_dim, rest[0])
         message_bytes, degree = sizes
         return grid_terms.collective(machine, message_bytes, degree, first)
 

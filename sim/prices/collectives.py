@@ -23,7 +23,7 @@ from typing import NamedTuple
 from sim.prices.curves import MEMOISED
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import MeshGroup
-from sim.prices.priced import EXACT, Interval, Priced
+from sim.prices.priced import EXACT, Interval, PricedKernel
 from sim.sharding.redistribute import sent_share
 
 
@@ -82,7 +82,9 @@ def collective_time_s(hardware: Hardware, kind: str, group: MeshGroup, tensor_by
 
 
 @lru_cache(maxsize=MEMOISED)
-def collective_price(hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float, axis: str = "tp") -> Priced:
+def collective_price(
+    hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float, axis: str = "tp"
+) -> PricedKernel:
     """Exposed seconds of a collective over a group, by the curves where there are any; `axis` names it in warnings."""
     exposed = 1 - hardware.communication_overlap
     curves = hardware.curves
@@ -101,7 +103,7 @@ def collective_price(hardware: Hardware, kind: str, group: MeshGroup, tensor_byt
 @lru_cache(maxsize=MEMOISED)
 def expert_all_to_all(
     hardware: Hardware, side: str, group: MeshGroup, tokens: float, columns: float, each: float, experts: int, topk: int
-) -> Priced:
+) -> PricedKernel:
     """Exposed seconds of an expert dispatch or combine.
 
     Args:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import Dtype, bytes_each
-from sim.prices.priced import Interval, Priced, mean_error, spread, together, wider
-from sim.prices.stand_ins import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, leaning, slower_by, sources
+from sim.prices.kernel_fallbacks import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, leaning, slower_by, sources
+from sim.prices.priced import Interval, PricedKernel, error_interval, mean_error, together, wider
 
 
 class Gemm(NamedTuple):
@@ -203,12 +203,12 @@ class Curves:
 
     # --- kernels ---------------------------------------------------------------------------------
 
-    def kernel(self, shape: KernelShape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
+    def kernel(self, shape: KernelShape, math_dtype: Dtype, stream_dtype: Dtype) -> PricedKernel | None:
         """Seconds of a kernel, or None if the calibration knows nothing like it."""
         priced = self._own_kernel(shape, math_dtype, stream_dtype)
         return self.rest.kernel(shape, math_dtype, stream_dtype) if priced is None and self.rest else priced
 
-    def _own_kernel(self, shape: KernelShape, math_dtype: Dtype, stream_dtype: Dtype) -> Priced | None:
+    def _own_kernel(self, shape: KernelShape, math_dtype: Dtype, stream_dtype: Dtype) -> PricedKernel | None:
         if isinstance(shape, Gemm):
             return self._gemm(shape, math_dtype)
         if isinstance(shape, DecodeAttention):
@@ -219,7 +219,7 @@ class Curves:
             return self._latent(shape, stream_dtype)
         return self._expert_kernel(shape, math_dtype if isinstance(shape, GroupedGemm) else shape.dtype)
 
-    def _gemm(self, shape: Gemm, dtype: str) -> Priced | None:
+    def _gemm(self, shape: Gemm, dtype: str) -> PricedKernel | None:
         series = self._series_of("gemm", dtype)
         if series is None:
             return None
@@ -227,7 +227,7 @@ class Curves:
         time_us = self.calibration.gemm_us(engine, priced_as, shape.rows, shape.columns, shape.inner)
         return self._priced(series, time_us, (shape.rows, shape.columns, shape.inner), dtype)
 
-    def _decode(self, shape: DecodeAttention, dtype: str) -> Priced | None:
+    def _decode(self, shape: DecodeAttention, dtype: str) -> PricedKernel | None:
         sequences, kv_len, heads, kv_heads, head_dim, multi_head = shape
         series = self._series_of("attention_decode", dtype, "mha" if multi_head else "gqa")
         if series is None:
@@ -242,7 +242,7 @@ class Curves:
         wide = self._priced(f"attention_decode/{engine}/{priced_as}/wide", time_us, sizes, dtype)
         return wide if wide.extrapolated else self.beyond(wide, _WIDE)
 
-    def _prefill(self, shape: PrefillAttention, math_dtype: Dtype, kv_dtype: Dtype) -> Priced | None:
+    def _prefill(self, shape: PrefillAttention, math_dtype: Dtype, kv_dtype: Dtype) -> PricedKernel | None:
         series = self._series_of("attention_prefill", kv_dtype, math_dtype)
         if series is None:
             return None
@@ -250,7 +250,7 @@ class Curves:
         time_us = self.calibration.attention_prefill_us(engine, arithmetic, priced_as, *shape)
         return self._priced(series, time_us, shape, kv_dtype)
 
-    def _latent(self, shape: LatentDecode, kv_dtype: Dtype) -> Priced | None:
+    def _latent(self, shape: LatentDecode, kv_dtype: Dtype) -> PricedKernel | None:
         series = f"mla_decode/{kv_dtype}"
         if series not in self.calibration.series:
             return None
@@ -258,7 +258,7 @@ class Curves:
 
     def _expert_kernel(
         self, shape: GroupedGemm | ExpertRouting | Permute | ExpertActivation, dtype: str
-    ) -> Priced | None:
+    ) -> PricedKernel | None:
         series = self._series_of("moe", dtype, "gated" if shape.gated else "plain")
         if series is None:
             return None
@@ -292,7 +292,7 @@ class Curves:
 
     # --- messages ----------------------------------------------------------------------------------
 
-    def collective(self, kind: str, degree: int, tensor_bytes: float) -> Priced | None:
+    def collective(self, kind: str, degree: int, tensor_bytes: float) -> PricedKernel | None:
         """A collective inside a node on a tensor of `tensor_bytes` over the group, or None."""
         name = _KINDS.get(kind, kind)
         message_bytes = tensor_bytes / degree if kind == "all_to_all" else tensor_bytes
@@ -306,7 +306,7 @@ class Curves:
 
     def expert_all_to_all(
         self, side: str, tokens: float, columns: float, each: float, experts: int, topk: int, per_node: int, nodes: int
-    ) -> Priced | None:
+    ) -> PricedKernel | None:
         """DeepEP's dispatch or combine, or None: low-latency kernels for few tokens, normal ones beyond.
 
         Args:
@@ -340,7 +340,7 @@ class Curves:
         time_us = max(time_us, price(side, tokens * sent_share, *shape, mode="normal", sms=_NORMAL_SMS))
         return self._priced(many, time_us, sizes, "")
 
-    def send_recv(self, *, same_node: bool, sent_bytes: float) -> Priced | None:
+    def send_recv(self, *, same_node: bool, sent_bytes: float) -> PricedKernel | None:
         """Point to point between stages, or None."""
         tier = "intra" if same_node else "inter"
         if f"send_recv/{tier}" not in self.calibration.series:
@@ -391,7 +391,7 @@ class Curves:
             stand_in = f"{self.engine} {dtype} priced as {series}"
         inside = record.get("mape"), (few and record.get("interval_of_few")) or record.get("interval")
         error = self.uncalibrated if inside[0] is None else float(inside[0])
-        interval = spread(error) if inside[1] is None else (float(inside[1][0]), float(inside[1][1]))
+        interval = error_interval(error) if inside[1] is None else (float(inside[1][0]), float(inside[1][1]))
         ranges = tuple((low, high) for low, high in record.get("range", {}).values())
         return _Trusted(error, interval, ranges, stand_in)
 
@@ -404,7 +404,7 @@ class Curves:
         *,
         few: bool = False,
         unmeasured: str = "",
-    ) -> Priced:
+    ) -> PricedKernel:
         """Attaches the error of a series and says which of its sizes lie outside what was measured."""
         error, interval, ranges, stand_in = self._trusted(series, dtype, few=few)
         unmeasured = unmeasured or stand_in
@@ -413,7 +413,7 @@ class Curves:
                 name = list(self.calibration.series[series]["range"])[index]
                 unmeasured = f"{_FAMILIES[series.split('/')[0]]} beyond measured {_SIZES.get(name, name)}"
                 break
-        priced = Priced(time_us * 1e-6, error, interval)
+        priced = PricedKernel(time_us * 1e-6, error, interval)
         if unmeasured:
             priced = self.beyond(priced, unmeasured + leaning(dtype))
             priced = priced._replace(interval=(priced.interval[0], priced.interval[1] * slower_by(dtype)))
@@ -429,10 +429,10 @@ class Curves:
         """The machine that these efficiencies, or what completes them, were measured on, if it is another; else ""."""
         return self.calibration.data.get("scaled_from") or (self.rest.other_machine if self.rest else "")
 
-    def beyond(self, priced: Priced, what: str) -> Priced:
+    def beyond(self, priced: PricedKernel, what: str) -> PricedKernel:
         """The same as something that no measurement covers: less sure."""
         error = max(priced.error, self.extrapolated)
-        return Priced(priced.time_s, error, wider(priced.interval, spread(error)), what)
+        return PricedKernel(priced.time_s, error, wider(priced.interval, error_interval(error)), what)
 
 
 class _Trusted(NamedTuple):

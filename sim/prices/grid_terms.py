@@ -27,7 +27,7 @@ def _step(x: Floats, at: float, width: float = 3.0) -> Floats:
     return 1 / (1 + np.exp(-np.clip((np.log(x) - np.log(at)) * width, -40, 40)))
 
 
-def gemm(machine: Machine, m: Floats, n: Floats, k: Floats, dtype: str) -> Floats:
+def gemm_s(machine: Machine, m: Floats, n: Floats, k: Floats, dtype: str) -> Floats:
     """[points, terms] of C[m, n] = A[m, k] B[k, n]: launch, FLOP, bytes, the K loop, waves of four tile sizes."""
     each = bytes_each(dtype)
     flop = 2 * m * n * k / machine.flop_per_us[dtype]
@@ -39,7 +39,7 @@ def gemm(machine: Machine, m: Floats, n: Floats, k: Floats, dtype: str) -> Float
     return np.stack(terms, 1)
 
 
-def attention_decode(
+def attention_decode_s(
     machine: Machine, streams: Floats, kv_len: Floats, group: Floats, head_dim: Floats, dtype: str
 ) -> Floats:
     """[points, terms] of one new token per sequence.

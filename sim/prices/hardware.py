@@ -9,7 +9,7 @@ from typing import Literal
 
 from sim.prices.curves import Curves
 from sim.prices.dtypes import Dtype
-from sim.prices.priced import Interval, Priced, spread
+from sim.prices.priced import Interval, PricedKernel, error_interval
 
 EngineName = Literal["trtllm", "vllm", "sglang"]
 AllReduce = Literal["trtllm", "vllm", "sglang", "nccl"]
@@ -194,13 +194,13 @@ class ErrorModel:
     extrapolated: float
     runs: ServingIntervals | None = None
 
-    def by_medians(self, time_s: float, what: str = "") -> Priced:
+    def by_medians(self, time_s: float, what: str = "") -> PricedKernel:
         """Seconds by medians or by a latency model; `what` no measurement covers, or ""."""
-        return Priced(time_s, self.uncalibrated, spread(self.uncalibrated), what)
+        return PricedKernel(time_s, self.uncalibrated, error_interval(self.uncalibrated), what)
 
-    def extrapolating(self, time_s: float, what: str) -> Priced:
+    def extrapolating(self, time_s: float, what: str) -> PricedKernel:
         """Seconds beyond what was measured; `what` names it."""
-        return Priced(time_s, self.extrapolated, spread(self.extrapolated), what)
+        return PricedKernel(time_s, self.extrapolated, error_interval(self.extrapolated), what)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,7 +39,7 @@ def group(stride: int, degree: int, node_gpus: int, rack_gpus: int = 0) -> MeshG
     group straddles one node more than it must, and the slowest group sets the pace.
 
     >>> group(stride=1, degree=6, node_gpus=8)
-    Group(degree=6, per_node=3, racked=False)
+    MeshGroup(degree=6, per_node=3, racked=False)
     >>> group(stride=1, degree=6, node_gpus=2, rack_gpus=8).racked, group(1, 8, 2, 8).racked
     (False, True)
     """

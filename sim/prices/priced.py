@@ -10,7 +10,7 @@ Interval = tuple[float, float]
 EXACT: Interval = (1.0, 1.0)
 
 
-class Priced(NamedTuple):
+class PricedKernel(NamedTuple):
     """Seconds of a kernel or collective.
 
     Attributes:
@@ -26,12 +26,12 @@ class Priced(NamedTuple):
     extrapolated: str = ""
 
 
-def spread(error: float) -> Interval:
+def error_interval(error: float) -> Interval:
     """The 90 % interval that goes with a mean relative error: twice as far, by factors alike up and down.
 
     Source: of a normal distribution 90 % lie within 1.645 standard deviations, 2.06 mean absolute ones.
 
-    >>> spread(0.25)
+    >>> error_interval(0.25)
     (0.6666666666666666, 1.5)
     """
     return 1 / (1 + 2 * error), 1 + 2 * error
@@ -60,9 +60,9 @@ def apart(both: Interval, one: Interval) -> Interval:
 
 
 def mean_error(interval: Interval) -> float:
-    """The mean relative error that goes with a 90 % interval, of both its sides: the inverse of `spread`.
+    """The mean relative error that goes with a 90 % interval, of both its sides: the inverse of `error_interval`.
 
-    >>> round(mean_error(spread(0.25)), 12)
+    >>> round(mean_error(error_interval(0.25)), 12)
     0.25
     """
     return (1 / interval[0] - 1 + interval[1] - 1) / 4

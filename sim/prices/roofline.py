@@ -13,8 +13,8 @@ from typing import NamedTuple
 from sim.prices.curves import MEMOISED, KernelShape
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import Hardware, KernelFamily
+from sim.prices.kernel_fallbacks import leaning, slower_by
 from sim.prices.priced import Interval
-from sim.prices.stand_ins import leaning, slower_by
 
 _OVERHEAD_BOUND = 2.0
 """A fitted kernel waits for its launch when it takes this often the time of its arithmetic and its traffic."""

@@ -133,7 +133,7 @@ def mla_decode(machine: Machine, sequences: float, kv_len: float, heads: float, 
 # --- messages ---------------------------------------------------------------------------------------
 
 
-def expert_all_to_all(
+def expert_all_to_all_terms(
     machine: Machine,
     tokens: float,
     width_bytes: float,

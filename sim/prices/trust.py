@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sim.prices.hardware import Hardware
-from sim.prices.priced import EXACT, Interval, Priced, apart, spread, together
+from sim.prices.priced import EXACT, Interval, PricedKernel, apart, error_interval, together
 
 _LEAST_SHARE = 0.01
 """What takes less of a layer's time than this is not worth a warning."""
@@ -27,7 +27,7 @@ class Trust(NamedTuple):
     kernels: Interval
 
 
-def trust_of(hardware: Hardware, parts: Sequence[Priced]) -> Trust:
+def trust_of(hardware: Hardware, parts: Sequence[PricedKernel]) -> Trust:
     """How far to trust the time of a step.
 
     Errors of one layer's kernels and collectives, weighted by time as if all erred to the same side, and the residual
@@ -80,7 +80,9 @@ def step_interval(
     errors, curves = hardware.errors, hardware.curves
     runs = errors.runs
     if runs is None:
-        return Stated(on_top(spread(errors.serving), kernels, EXACT), "no serving run of this machine was measured")
+        return Stated(
+            on_top(error_interval(errors.serving), kernels, EXACT), "no serving run of this machine was measured"
+        )
     if engine is None:
         widths, because = runs.bare, "no engine is named, whose own time would come on top"
     elif model in runs.models.get(engine, runs.models.get(engine.partition("<")[0], frozenset())):

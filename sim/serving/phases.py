@@ -20,7 +20,7 @@ import numpy as np
 
 from sim.layers.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
-from sim.serving.prompts import mixing, prompt_meeting
+from sim.serving.prompts import mixed_steps, prompt_meeting
 from sim.workload import PhaseName, Workload
 
 PoolRole = Literal["prefill", "decode"]
@@ -155,7 +155,7 @@ def _serving(workload: Workload, batch: int, dp: int) -> Batching:
     chunks = 1 if workload.chunk_tokens is None else math.ceil(isl / workload.chunk_tokens)
     groups, met = min(batch, dp), prompt_meeting(workload.prompt_wait_steps, batch, dp, osl / gained)
     tokens = batch * gained * met.running_share
-    with_prompts = mixing(tokens / osl, chunks, groups, met.prompts)
+    with_prompts = mixed_steps(tokens / osl, chunks, groups, met.prompts)
     mixed = decode._replace(
         prompts=with_prompts.prompts, prompt_tokens=isl, busiest_prompts=with_prompts.busiest_prompts
     )

@@ -38,7 +38,7 @@ def prompt_meeting(wait_steps: int, batch: int, dp: int, answer_steps: float) ->
         answer_steps: Steps of an answer.
 
     >>> prompt_meeting(60, 256, 8, 1024)  # a slot waits 14 of 1024 steps until 8 groups have one each
-    Meeting(prompts=8, waits=14.0, running_share=0.9865125240847784)
+    PromptMeeting(prompts=8, waits=14.0, running_share=0.9865125240847784)
     >>> prompt_meeting(60, 64, 8, 1024).prompts
     4.75
     """
@@ -48,7 +48,7 @@ def prompt_meeting(wait_steps: int, batch: int, dp: int, answer_steps: float) ->
     return PromptMeeting(prompts, waits, 1 / (1 + waits / answer_steps))
 
 
-class Mixing(NamedTuple):
+class MixedSteps(NamedTuple):
     """The steps that carry prompts.
 
     Attributes:
@@ -62,7 +62,7 @@ class Mixing(NamedTuple):
     busiest_prompts: float
 
 
-def mixing(per_step: float, chunks: int, groups: int, met: float) -> Mixing:
+def mixed_steps(per_step: float, chunks: int, groups: int, met: float) -> MixedSteps:
     """Steps with prompts where so many are computed per step.
 
     A group's steps carry a chunk as often as its prompts take steps; groups whose prompts meet are as one. Share,
@@ -74,12 +74,12 @@ def mixing(per_step: float, chunks: int, groups: int, met: float) -> Mixing:
         groups: Attention groups with requests.
         met: Prompts that come into the same step; see `PromptMeeting`.
 
-    >>> mixing(0.25, 1, 1, 1)
-    Mixing(share=0.25, prompts=1.0, busiest_prompts=1.0)
-    >>> mixing(0.25, 1, 4, 4)
-    Mixing(share=0.0625, prompts=4.0, busiest_prompts=1.0)
+    >>> mixed_steps(0.25, 1, 1, 1)
+    MixedSteps(share=0.25, prompts=1.0, busiest_prompts=1.0)
+    >>> mixed_steps(0.25, 1, 4, 4)
+    MixedSteps(share=0.0625, prompts=4.0, busiest_prompts=1.0)
     """
     own_share = min(1.0, per_step * chunks / groups)
     streams = max(1.0, groups / met)
     share = own_share if streams == 1 else 1 - (1 - own_share) ** streams
-    return Mixing(share, per_step / share, per_step / groups / own_share)
+    return MixedSteps(share, per_step / share, per_step / groups / own_share)

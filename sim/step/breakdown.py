@@ -17,14 +17,14 @@ from sim.layers.sizes import Load
 from sim.ops.rank import Rank
 from sim.ops.work import Work, op_work
 from sim.prices.collectives import Collective
-from sim.prices.priced import Priced
+from sim.prices.priced import PricedKernel
 from sim.prices.roofline import KernelTime
 from sim.prices.trust import step_interval, trust_of
 from sim.sharding.placement import PARTIAL
+from sim.step.attention_expert_meshes import Sides, sides_of_strategy
 from sim.step.costs import price, seconds
-from sim.step.drafting import passes_of
+from sim.step.speculative_decoding import passes_of
 from sim.step.stage import end_of
-from sim.step.two_meshes import Sides, sides_of_strategy
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -57,7 +57,7 @@ def explain(
         prompt_share: Share of it that other requests' prompts take.
     """
     choices = choices_of(workload, strategy.dims)
-    parts: list[Priced] = []
+    parts: list[PricedKernel] = []
     explained: list[tuple[OpBreakdown, ...]] = []
     for load in loads:
         ops: list[OpBreakdown] = []
@@ -86,9 +86,9 @@ def explain(
     return Explanation(explained[0], *trust, (low * tpot_s, high * tpot_s), (least * ttft_s, most * ttft_s), because)
 
 
-def _draft_parts(end: Sides, layers: int) -> list[Priced]:
+def _draft_parts(end: Sides, layers: int) -> list[PricedKernel]:
     """What drafting is priced by, its ops' kernels and collectives, per layer of the model."""
-    parts: list[Priced] = []
+    parts: list[PricedKernel] = []
     for stack, dims, _ in passes_of(end):
         choices = choices_of(stack[0].experts.workload, dims)
         for sides, chosen in zip(stack, choices, strict=True):
@@ -101,10 +101,10 @@ def _draft_parts(end: Sides, layers: int) -> list[Priced]:
     return parts
 
 
-def _part(found: KernelTime | Collective, share: float) -> Priced:
+def _part(found: KernelTime | Collective, share: float) -> PricedKernel:
     """A kernel or a collective that a share of the layers has."""
     time_s = found.total_s if isinstance(found, KernelTime) else found.time_s
-    return Priced(share * time_s, found.error, found.interval, found.extrapolated)
+    return PricedKernel(share * time_s, found.error, found.interval, found.extrapolated)
 
 
 def _incoming_collectives(sides: Sides, choices: Mapping[str, int]) -> dict[str, list[Collective]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.layers.choices import held, rule, sharded_dim
+from sim.layers.choices import kept_tensors, rule, sharded_dim
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
@@ -71,7 +71,8 @@ def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
         collective_s=seconds(work.collectives),
         weight_bytes=work.weight_bytes,
         kv_bytes=work.kv_bytes,
-        activation_bytes=work.buffer_bytes + sum([rank.local_bytes(*each) for each in held(op, rank.layer, choice)]),
+        activation_bytes=work.buffer_bytes
+        + sum([rank.local_bytes(*each) for each in kept_tensors(op, rank.layer, choice)]),
         broken=choice_violation(rank, op, choice),
     )
 

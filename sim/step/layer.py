@@ -19,8 +19,8 @@ from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp, Layer, Tensor
 from sim.ops.layers import layer_of
 from sim.ops.rank import OpCost
+from sim.step.attention_expert_meshes import Sides
 from sim.step.costs import op_cost
-from sim.step.two_meshes import Sides
 from sim.workload import Workload
 
 Choices = tuple[int, ...]
@@ -94,7 +94,7 @@ def layer_sum(layer: Layer) -> LayerSum:
     )
 
 
-class Priced(NamedTuple):
+class PricedOp(NamedTuple):
     """What the addends of a layer come to.
 
     Attributes:
@@ -121,7 +121,7 @@ class GroupSum(NamedTuple):
     places: tuple[tuple[int, ...], ...]
     picks: tuple[Pick, ...]
 
-    def priced(self, sides: Sides, dims: Choices) -> Priced:
+    def priced(self, sides: Sides, dims: Choices) -> PricedOp:
         """Figures of all addends under a strategy's dims; those that are known of this GPU are not priced again."""
         known = sides.known
         found: list[Any] = []
@@ -132,7 +132,7 @@ class GroupSum(NamedTuple):
                 figures = known[at, choices] = self.layer.addends[at].price(sides, choices)
             found.append(figures)
         ops = len(self.layer.costs)
-        return Priced(found[:ops], found[ops:])
+        return PricedOp(found[:ops], found[ops:])
 
 
 @lru_cache(maxsize=64)

@@ -16,12 +16,12 @@ from sim.evaluation import Memory, StageBreakdown
 from sim.ops.rank import OpCost, Rank
 from sim.prices.collectives import stage_send_s
 from sim.prices.mesh import stage_pair
+from sim.step.attention_expert_meshes import Sides, meeting
 from sim.step.costs import sent_on_bytes
-from sim.step.drafting import draft_of
-from sim.step.ends import ends_s, head_activation_bytes, vocabulary_bytes
 from sim.step.layer import GroupSum, add_up, group_sums, larger
 from sim.step.pipeline import Pair, Stage, meet, pipeline
-from sim.step.two_meshes import Sides, meeting
+from sim.step.speculative_decoding import draft_of
+from sim.step.vocabulary_layers import embedding_and_head_s, head_activation_bytes, vocabulary_bytes
 from sim.workload import Workload
 
 
@@ -90,11 +90,11 @@ def price_step(stack: Sequence[Sides], pp: int, dims: tuple[int, ...]) -> Step:
     met: dict[Pair, float] = {}
     for pair in {pair for stage in stages for pair, _ in stage.meetings}:
         met[pair] = meeting_s(stack, pair, tuple([dims[place] for place in step.meetings[pair]]))
-    ends = end_seconds(stack[step.end], pp, dims[step.leaves])
+    ends = vocabulary_seconds(stack[step.end], pp, dims[step.leaves])
     slowest = None
     for stage in stages:
         between_s = inside_s(stage, layers_s, met)
-        total_s = between_s + at_ends_s(stage, ends) + ends.send_s
+        total_s = between_s + vocabulary_layers_s(stage, ends) + ends.send_s
         if slowest is None or total_s > slowest[0]:
             slowest = (total_s, between_s, stage)
     assert slowest is not None
@@ -119,7 +119,7 @@ def price_step(stack: Sequence[Sides], pp: int, dims: tuple[int, ...]) -> Step:
 # --- seconds ------------------------------------------------------------------------------------------
 
 
-class EndSeconds(NamedTuple):
+class VocabularySeconds(NamedTuple):
     """Seconds of the ends of the model and between stages, or arrays of them.
 
     Attributes:
@@ -149,7 +149,7 @@ def inside_s(stage: Stage, layers_s: Sequence[Any], meetings_s: Mapping[Pair, An
     return seconds
 
 
-def at_ends_s(stage: Stage, ends: EndSeconds) -> Any:
+def vocabulary_layers_s(stage: Stage, ends: VocabularySeconds) -> Any:
     """Seconds of the ends of the model that a stage has."""
     return stage.first * ends.first_s + stage.last * ends.last_s
 
@@ -178,14 +178,14 @@ def end_of(stack: Sequence[Sides]) -> Sides:
     return stack[end_group(stack)]
 
 
-def end_seconds(end: Sides, pp: int, last_choice: int) -> EndSeconds:
+def vocabulary_seconds(end: Sides, pp: int, last_choice: int) -> VocabularySeconds:
     """Seconds around layers whose last op leaves the residual stream under a choice."""
-    key = ("ends", pp, last_choice)
+    key = ("vocabulary_layers", pp, last_choice)
     found = end.known.get(key)
     if found is None:
-        (first_s, last_s), draft_s = ends_s(end, last_choice), draft_of(end).time_s
+        (first_s, last_s), draft_s = embedding_and_head_s(end, last_choice), draft_of(end).time_s
         send_s = _stream_send_s(end.experts, pp, last_choice) if pp > 1 else 0.0
-        found = end.known[key] = EndSeconds(first_s, last_s + draft_s, send_s, draft_s)
+        found = end.known[key] = VocabularySeconds(first_s, last_s + draft_s, send_s, draft_s)
     return found
 
 

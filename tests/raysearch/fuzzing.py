@@ -15,7 +15,7 @@ from raysearch.reports.study_report import NotExplained, best_figures, read_repo
 from raysearch.studies.results import survey, verify
 from raysearch.studies.study_status import read_status
 from sim.config.files import CatalogError
-from sim.validate import StrategyError
+from sim.strategy_checks import StrategyError
 from tests.raysearch.forging import WRONG, instance, places, replaced, resealed
 
 ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "4"))

@@ -28,7 +28,7 @@ from raysearch.deploy.live.session import HEAD_FILE, Folder, Head, Settings, tun
 from raysearch.deploy.live.session import ROWS_FILE as MEASUREMENTS_FILE
 from raysearch.optima.certificate_files import _File, check_certificate, write_certificate
 from raysearch.optima.named_spaces import best_of_space
-from raysearch.optima.optimum_cache import CACHE_VARIABLE, cache_dir, find_yardstick
+from raysearch.optima.optimum_cache import CACHE_VARIABLE, cache_dir, find_cached_optimum
 from raysearch.runs.checkpoint import load_checkpoint, write_checkpoint
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
@@ -162,7 +162,7 @@ def _same(_: int) -> Measurement:
 def test_a_forged_optimum_is_not_believed(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     workload = load_workload(str(tiny_workload))
-    for find in (find_yardstick, lambda of: best_of_space(of, "vllm")):
+    for find in (find_cached_optimum, lambda of: best_of_space(of, "vllm")):
         shutil.rmtree(tmp_path)
         found = find(workload)
         (kept,) = cache_dir().glob("*.json")

@@ -17,7 +17,7 @@ import pytest
 from raysearch.base.errors import InputError
 from raysearch.cli import app
 from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, read_csv
-from raysearch.optima.optimum_cache import cache_dir, find_yardstick
+from raysearch.optima.optimum_cache import cache_dir, find_cached_optimum
 from raysearch.runs.checkpoint import pack, unpack
 from raysearch.runs.run import SearchRun, finished_summary
 from raysearch.searchers.registry import check_options
@@ -176,12 +176,12 @@ def test_a_broken_cache_of_optima_is_not_believed(
 ) -> None:
     monkeypatch.setenv("RAYSEARCH_CACHE_DIR", str(tmp_path))
     workload = load_workload(str(tiny_workload))
-    found = find_yardstick(workload)
+    found = find_cached_optimum(workload)
     (kept,) = cache_dir().glob("*.json")
     whole = kept.read_bytes()
     for seed in range(ROUNDS // 3):
         kept.write_bytes(broken(whole, random.Random(seed)))
-        again = find_yardstick(workload)
+        again = find_cached_optimum(workload)
         assert (again.tokens_per_s_per_gpu, again.strategy) == (found.tokens_per_s_per_gpu, found.strategy)
 
 
@@ -230,7 +230,7 @@ def test_broken_options_of_a_command_are_one_message_or_understood(
         value = rng.choice(VALUES)
         bad = [rng.choice(FLAGS[command]), value] if rng.random() < 0.8 else [value]
         monkeypatch.setattr(sys, "argv", ["raysearch", command, *good, *bad])
-        code = app.run()
+        code = app.run_command()
         said = capsys.readouterr().err
         assert code in (0, 1, 2, 3), (sys.argv, said)
         assert "Traceback" not in said

@@ -53,7 +53,7 @@ def test_what_is_installed_is_what_is_pinned() -> None:
 def test_the_version_is_that_of_the_distribution_and_needs_no_installation() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["dynamic"] == ["version"]
-    assert project["tool"]["hatch"]["version"]["path"] == "raysearch/__init__.py"
+    assert project["tool"]["hatch"]["version"]["path"] == "raysearch/base/version.py"
     command = [sys.executable, "-S", "-c", "import raysearch; print(raysearch.__version__)"]
     told = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
     assert told.strip() == __version__

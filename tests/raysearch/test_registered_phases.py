@@ -17,7 +17,7 @@ from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims
 from sim.layers.sizes import Load
 from sim.nearness import idle_slos
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import joint_space
 from sim.prices.engine import BARE
 from sim.serving.phases import Batching, Pace, Phase, register_phase, withdraw_phase

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sim.config.catalog import load_workload
-from sim.engines.registry import BARE_MACHINE, SHIPPED
+from sim.engines.engine_registry import BARE_MACHINE, SHIPPED
 from sim.optimum.spaces import extended_space, joint_space, paper_space, space_of
 from sim.strategy import Strategy
 from sim.workload import Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 MODELS = (
     "mixtral_8x7b",

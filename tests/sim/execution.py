@@ -23,8 +23,8 @@ from sim.sharding.kinds import LogSumExp
 from sim.sharding.operations import HEAD, OPERATIONS, QUERIES, cached_attention, softmax
 from sim.sharding.placement import PARTIAL, REPLICATE, Array, Placement, Shard
 from sim.sharding.redistribute import collective_between
+from sim.step.attention_expert_meshes import Sides
 from sim.step.mesh_moves import Axis, axes_of, fastest_route
-from sim.step.two_meshes import Sides
 
 Pieces = list[Array]
 """What each GPU holds, or each of a group."""

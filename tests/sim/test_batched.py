@@ -22,9 +22,9 @@ from sim.optimum.spaces import extended_space, space_of
 from sim.simulate import evaluate
 from sim.step.layer import add_up
 from sim.strategy import Strategy
-from sim.validate import StrategyError
+from sim.strategy_checks import StrategyError
 from sim.workload import Speculation
-from tests.described import question_about
+from tests.questions import question_about
 
 FIGURES = ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "running", "feasible", "excess")
 SERVED = question_about("qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")

@@ -16,7 +16,7 @@ from sim.optimum.spaces import Space, extended_space, joint_space, paper_space
 from sim.simulate import evaluate
 from sim.strategy import NONE, TOKENS, Strategy
 from sim.workload import DegreeTables, Workload
-from tests.described import question_about
+from tests.questions import question_about
 from tests.sim.drawn import drawn_strategy, drawn_workload
 
 CASES = int(os.environ.get("RAYSEARCH_FUZZ", "1000"))

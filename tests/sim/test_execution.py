@@ -18,7 +18,7 @@ from sim.optimum.spaces import extended_space, joint_space, paper_space
 from sim.serving.phases import batching
 from sim.sharding.operations import HEAD, QUERIES
 from sim.simulate import evaluate
-from sim.step.two_meshes import sides_of_strategy
+from sim.step.attention_expert_meshes import sides_of_strategy
 from sim.strategy import Strategy
 from sim.workload import DegreeTables, Precisions, Workload
 from tests.sim.execution import Cluster, Numbers, unsharded

@@ -9,7 +9,7 @@ from sim.layouts import LAYOUTS, degrees_of_layout, layout_of
 from sim.optimum.spaces import extended_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from tests.described import question_about
+from tests.questions import question_about
 
 
 def named(text: str, dims: tuple[int, ...] = (), pp: int = 1, batch: int = 64) -> Strategy:

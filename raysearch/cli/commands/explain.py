@@ -81,9 +81,9 @@ def explain_strategy(
         print(f"Picture: {svg}")
     else:
         from raysearch.base.rich_tables import printer
-        from raysearch.reports.explain.terminal import draw
+        from raysearch.reports.explain.terminal import draw_text
 
-        printer().print(*draw(heading, groups), sep="\n")
+        printer().print(*draw_text(heading, groups), sep="\n")
 
 
 def _title(dims: str, strategy: Strategy) -> str:
@@ -91,9 +91,9 @@ def _title(dims: str, strategy: Strategy) -> str:
 
 
 def _write(path: Path, heading: str, groups: list) -> None:
-    from raysearch.reports.explain.svg import draw
+    from raysearch.reports.explain.svg import draw_svg
 
     try:
-        path.write_text(draw(heading, groups), encoding="utf-8")
+        path.write_text(draw_svg(heading, groups), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write --svg {path}: {error.strerror}; name a file in a folder that exists") from None

@@ -66,7 +66,13 @@ def _measure(
 
     from raysearch.base.progress import telling
     from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES
-    from raysearch.fidelity.measuring.gpu_kernels import TINY, MeasuringPlan, attention_decode, attention_prefill, gemms
+    from raysearch.fidelity.measuring.gpu_kernels import (
+        TINY,
+        MeasuringPlan,
+        gemms,
+        measure_attention_decode,
+        measure_attention_prefill,
+    )
     from raysearch.fidelity.measuring.links import collectives
 
     plan = TINY if tiny else MeasuringPlan()
@@ -77,7 +83,11 @@ def _measure(
     tables: dict[str, list[dict[str, Any]]] = {}
     left_out: list[str] = []
     with telling("measuring") as tell:
-        kernels = (("gemm", gemms), ("attention_decode", attention_decode), ("attention_prefill", attention_prefill))
+        kernels = (
+            ("gemm", gemms),
+            ("attention_decode", measure_attention_decode),
+            ("attention_prefill", measure_attention_prefill),
+        )
         for family, rows_of in kernels:
             tell(f"measuring {family}")
             tables[family] = list(rows_of(plan, device, framework))

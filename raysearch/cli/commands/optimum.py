@@ -16,14 +16,14 @@ from raysearch.cli.commands.options import JsonOption, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.optima.certificate_files import check_certificate, write_certificate
 from raysearch.optima.named_spaces import SPACES, SpaceBest, best_of_space
-from raysearch.optima.optimum_cache import Yardstick, find_yardstick
+from raysearch.optima.optimum_cache import CachedOptimum, find_cached_optimum
 from sim.config.question import Question
-from sim.engines.registry import lacking_formats
+from sim.engines.engine_registry import lacking_formats
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import MEGATRON_NOTE
 from sim.layouts import layout_of
 from sim.nearness import idle_slos, near_limits
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import space_of
 from sim.precision import slow_precision
@@ -98,8 +98,8 @@ def show_optimum(
             _print_best(workload, best)
     if added_up:
         with stepping(f"landscape of {workload.name}") as progress:
-            yardstick = find_yardstick(workload, progress, fresh=fresh)
-        best, found = yardstick.strategy, _landscape(yardstick)
+            optimum = find_cached_optimum(workload, progress, fresh=fresh)
+        best, found = optimum.strategy, _landscape(optimum)
     evaluation = evaluate(workload, best) if best else None
     found["distinct_size"] = space.distinct_size
     figure = evaluation.tokens_per_s_per_gpu if evaluation else 0.0
@@ -147,7 +147,7 @@ def _engine(workload: Workload) -> tuple[str, ...]:
     return (workload.engine.name.partition("<")[0],) if workload.engine else ()
 
 
-def _landscape(found: Yardstick) -> dict[str, Any]:
+def _landscape(found: CachedOptimum) -> dict[str, Any]:
     keys = ("space_size", "feasible_count", "feasible_share", "wall_s")
     return {**{key: getattr(found, key) for key in keys}, "quantiles": dict(found.quantiles)}
 

@@ -62,7 +62,7 @@ TimeoutOption = Annotated[
 ]
 
 
-class OnFailure(StrEnum):
+class FailureOption(StrEnum):
     """What becomes of a strategy on which a plugged-in simulator fails for good."""
 
     stop = "stop"
@@ -70,7 +70,7 @@ class OnFailure(StrEnum):
 
 
 OnFailureOption = Annotated[
-    OnFailure | None,
+    FailureOption | None,
     typer.Option(
         help="When a --simulator fails on a strategy for good: 'stop' the run, or count it as 'infeasible'.",
         show_default="stop",

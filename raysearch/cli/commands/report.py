@@ -57,7 +57,7 @@ def print_report(directory: Path) -> None:
     """Prints scores, statistics, the best strategies and where everything lies."""
     from raysearch.base.rich_tables import explanation, printer, scores_table
     from raysearch.reports.statistics_tables import statistics_tables
-    from raysearch.reports.study_report import RATIO_BASE, NotExplained, best_runs, explain, read_report
+    from raysearch.reports.study_report import RATIO_BASE, NotExplained, best_runs, explain_best, read_report
     from raysearch.studies.published_figures import beside_published, published_table, read_published
 
     console = printer()
@@ -71,7 +71,7 @@ def print_report(directory: Path) -> None:
     for run in best:
         console.print(f"Best of {run['workload']}: found by {run['searcher']}, seed {run['seed']}", style="bold")
         try:
-            console.print(*explanation(*explain(directory, run)), sep="\n")
+            console.print(*explanation(*explain_best(directory, run)), sep="\n")
         except NotExplained as why:
             console.print(f"{run['best']:.2f} tokens/s/GPU with {run['strategy']}")
             console.print(f"Not explained: {why}.")

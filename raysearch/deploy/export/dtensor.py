@@ -10,7 +10,7 @@ from pathlib import Path
 
 from raysearch.deploy.export.cut import ORDER_NOTE, cut_of, left_out
 from raysearch.deploy.export.deployment import Deployment, Export
-from raysearch.deploy.export.render import Call, Name, python_text
+from raysearch.deploy.export.render import Call, SourceName, python_text
 from raysearch.deploy.layers.layer_plan import Lay, OpPlan, cache_lay, layer_plan, stream_lay
 from sim.layers.mixers import GroupedAttention
 from sim.sharding.placement import PARTIAL, REPLICATE
@@ -82,7 +82,9 @@ def style(plan: OpPlan) -> Call:
 
 def placements(lay: Lay) -> tuple[object, ...]:
     """Placements over ep and tp as the exported file writes them."""
-    return tuple({REPLICATE: Name("R"), PARTIAL: Name("P")}.get(each) or Call(each.code, each.dims) for each in lay)
+    return tuple(
+        {REPLICATE: SourceName("R"), PARTIAL: SourceName("P")}.get(each) or Call(each.code, each.dims) for each in lay
+    )
 
 
 def _charged(deployment: Deployment) -> tuple[str, ...]:

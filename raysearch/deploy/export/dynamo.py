@@ -18,8 +18,8 @@ from raysearch.deploy.export.deployment import Deployment, Export, check_even, s
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.render import Argument, container_environment, container_words, words, yaml_text
 from raysearch.deploy.export.vllm import check_ranks
-from sim.engines.registry import engine_rules
-from sim.engines.rules import nvidia_alone
+from sim.engines.engine_registry import engine_rules
+from sim.engines.engine_rules import nvidia_alone
 from sim.serving.phases import phase_of
 
 VERSION = "1.6.1"

@@ -12,7 +12,7 @@ from raysearch.deploy.contexts import too_long
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import Told, with_weights
 from sim.config.catalog import under_engine
-from sim.engines.rules import EngineRules
+from sim.engines.engine_rules import EngineRules
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate, mesh_violations
 from sim.strategy import Strategy

@@ -14,9 +14,9 @@ from raysearch.deploy.export.deployment import Deployment, Export, check_even, s
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import CHECKPOINT, Told
 from raysearch.deploy.export.render import Command, Flag, Variable
+from sim.engines.engine_rules import EngineRules, nvidia_alone
 from sim.engines.megatron_core import MEGATRON_CORE
-from sim.engines.rules import EngineRules, nvidia_alone
-from sim.layers.dims import spread
+from sim.layers.dims import spread_choices
 from sim.layers.heuristics import megatron_dims
 from sim.simulate import evaluate
 
@@ -57,7 +57,7 @@ def flags(deployment: Deployment) -> list[Flag]:
             ("--moe-token-dispatcher-type", "alltoall" if workload.expert_exchange == "all_to_all" else "allgather"),
             ("--moe-grouped-gemm", None),
         ]
-    if strategy.tp > 1 and strategy.dims != spread(workload, megatron_dims(workload.model)):
+    if strategy.tp > 1 and strategy.dims != spread_choices(workload, megatron_dims(workload.model)):
         told.append(("--sequence-parallel", None))
     told += [
         ("--inference-dynamic-batching-max-requests", _whole(deployment.rank_requests, strategy.tp)),

@@ -13,7 +13,7 @@ from raysearch.deploy.export.deployment import Deployment, check_weights
 from raysearch.deploy.export.render import Variable
 from sim.config.catalog import imported_model
 from sim.config.files import CatalogError, config_path
-from sim.engines.rules import EngineRules
+from sim.engines.engine_rules import EngineRules
 from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
 from sim.workload import Workload

@@ -13,7 +13,7 @@ from raysearch.base.errors import InputError
 from raysearch.base.file_io import as_strategy
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import repository
-from raysearch.deploy.export.stored import Replicas, StoredOption
+from raysearch.deploy.export.stored import StoredOption, StoredReplicas
 from raysearch.runs.records import Record
 from sim.config.code import Origin
 from sim.config.fields import Count
@@ -21,7 +21,7 @@ from sim.config.files import first_error_text
 from sim.config.question import Question
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
 from sim.serving.phases import phase_of
-from sim.validate import check_strategy
+from sim.strategy_checks import check_strategy
 from sim.workload import PhaseName
 
 POOLS_FILE = "pools.json"
@@ -34,7 +34,7 @@ _POOLS: Mapping[str, Mapping[str, PhaseName]] = {
 
 class _OnePool(Record):
     pool: StoredOption
-    replicas: Replicas
+    replicas: StoredReplicas
     chunk_tokens: Count | None
 
 

@@ -113,7 +113,7 @@ def yaml_text(value: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Name:
+class SourceName:
     """A name of an exported Python file; its `repr` is the code."""
 
     name: str
@@ -126,7 +126,7 @@ class Name:
 class Call:
     """A call in an exported Python file; its `repr` is the code.
 
-    >>> Call("P", (("ep", "tp"), None), {"local": Name("YES")})
+    >>> Call("P", (("ep", "tp"), None), {"local": SourceName("YES")})
     P(('ep', 'tp'), None, local=YES)
     """
 

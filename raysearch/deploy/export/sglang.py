@@ -2,7 +2,7 @@
 
 Source: sglang/srt/arg_groups/fields of 0.5.23: `--tp-size` counts the GPUs of a stage, `--attn-dp-size` splits them
 into attention groups (in place of `--dp-size` with `--enable-dp-attention`, which ends with 2026), over which
-`--enable-dp-lm-head` has each cut a vocabulary of its own, as `sim.step.ends` charges it,
+`--enable-dp-lm-head` has each cut a vocabulary of its own, as `sim.step.vocabulary_layers` charges it,
 `--max-running-requests` counts requests of the replica, `--max-prefill-tokens` tokens of an attention group, and
 `--chunked-prefill-size` is divided by the attention groups. `--enable-mixed-chunk` puts chunks of prompts into steps
 that decode, which are apart without it; it takes chunks, and no speculative decoding (scheduler.py, server_args.py).

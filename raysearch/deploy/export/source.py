@@ -16,7 +16,7 @@ from raysearch.runs.records import Record, RunSpec
 from raysearch.studies.results import read_spec, read_study_runs
 from sim.config.code import Origin
 from sim.config.question import Question
-from sim.validate import check_strategy
+from sim.strategy_checks import check_strategy
 
 RECOMMENDATION_FILE = "recommendation.json"
 TUNED_FILE = "tuned.json"
@@ -97,14 +97,14 @@ def _alternative(path: Path, told: dict[str, Any], number: int) -> dict[str, Any
 
 def _of_results(folder: Path, question: Question | None, served_model: str | None) -> Deployment:
     """The best strategy of the best run; of a study with several workloads none can be said to be."""
-    from raysearch.reports.study_report import NotExplained, best_runs, explain
+    from raysearch.reports.study_report import NotExplained, best_runs, explain_best
 
     runs = best_runs(read_study_runs(folder))
     if len(runs) != 1:
         workloads = ", ".join(run["workload"] for run in runs) or "none"
         raise InputError(f"{folder} has the best of {len(runs)} workloads ({workloads}): name a run's own folder")
     try:
-        workload, evaluation = explain(folder, runs[0], question.load() if question else None)
+        workload, evaluation = explain_best(folder, runs[0], question.load() if question else None)
     except NotExplained as error:
         raise InputError(f"the best strategy of {folder} cannot be exported: {error}") from error
     model = RunSpec(**read_spec(folder, runs[0]["run_id"])).described.get("model")

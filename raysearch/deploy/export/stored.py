@@ -10,14 +10,14 @@ from raysearch.base.limits import MOST_GPUS
 from raysearch.runs.records import Record, StoredStrategy
 from sim.config.question import RecordedQuestion
 
-Replicas = Annotated[int, Field(ge=1, le=MOST_GPUS)]
+StoredReplicas = Annotated[int, Field(ge=1, le=MOST_GPUS)]
 
 
 class StoredOption(Record):
     """One strategy of an answer, or a printed one."""
 
     strategy: StoredStrategy
-    replicas: Replicas = 1
+    replicas: StoredReplicas = 1
 
 
 class Exportable(Record):
@@ -28,4 +28,4 @@ class Exportable(Record):
     alternatives: list[StoredOption] = Field(default_factory=list)
     points: list[dict[str, Any]] | None = None
     strategy: StoredStrategy | None = None
-    replicas: Replicas = 1
+    replicas: StoredReplicas = 1

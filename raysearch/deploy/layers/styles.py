@@ -58,10 +58,10 @@ class OpParallel(ParallelStyle):
             run = local_map(run, (self.gives,), self.reads, device_mesh=device_mesh)  # type: ignore[assignment]
 
         def forward(*inputs: torch.Tensor) -> torch.Tensor:
-            result = run(*(moved(each, device_mesh, to) for each, to in zip(inputs, self.reads, strict=True)))
+            result = run(*(redistributed(each, device_mesh, to) for each, to in zip(inputs, self.reads, strict=True)))
             if result.placements != self.gives:
                 raise RuntimeError(f"{type(module).__name__}: DTensor left {result.placements}, expected {self.gives}")
-            result = moved(result, device_mesh, self.leaves)
+            result = redistributed(result, device_mesh, self.leaves)
             return result.to_local() if result.placements == whole(device_mesh) else result
 
         module.forward = forward
@@ -73,7 +73,7 @@ def whole(mesh: DeviceMesh) -> Placements:
     return (*[Shard(0)] * (mesh.ndim - 1), Replicate())
 
 
-def moved(tensor: torch.Tensor, mesh: DeviceMesh, target: Placements) -> DTensor:
+def redistributed(tensor: torch.Tensor, mesh: DeviceMesh, target: Placements) -> DTensor:
     """A tensor under other placements: one collective for each axis that differs, outer axes first."""
     if not isinstance(tensor, DTensor):
         tensor = DTensor.from_local(tensor, mesh, whole(mesh), run_check=False)

@@ -21,7 +21,7 @@ from sim.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
+class ErrorCorrelation:
     """How alike errors of strategies of one deployment are. See `benchmarks/tune_live.py --fit`.
 
     Attributes:
@@ -55,7 +55,7 @@ class Likeness:
         return self.shared + self.terms * alike / np.outer(norm, norm) + self.near * near + own * np.eye(len(shares))
 
 
-LIKENESS = Likeness(shared=0.03, terms=0.31, near=0.63, length=2.2, scale_sd=0.44, scale=1.4)
+ERROR_CORRELATION = ErrorCorrelation(shared=0.03, terms=0.31, near=0.63, length=2.2, scale_sd=0.44, scale=1.4)
 """[fitted] most likely on 54 deployments (391 measured serving runs of seven models under three engines), each engine's
 own times taken without the model in question: `benchmarks/tune_live.py --fit`. What all share hardly shows because the
 scale and the terms, which are shared too, say nearly the same."""
@@ -69,15 +69,15 @@ class Belief:
     Args:
         sd: [n] of the log error, by the simulator.
         correlation: [n, n].
-        likeness: Its `scale` and `scale_sd` count here.
+        error_correlation: Its `scale` and `scale_sd` count here.
         noise: Standard deviation of the log of a measurement about what it measures.
     """
 
-    def __init__(self, sd: Floats, correlation: Floats, likeness: Likeness, noise: float) -> None:
+    def __init__(self, sd: Floats, correlation: Floats, error_correlation: ErrorCorrelation, noise: float) -> None:
         self._noise = max(noise, 1e-4)  # also keeps the arithmetic sound
         self._prior = correlation * np.outer(sd, sd)
         steps = np.linspace(-2.5, 2.5, _SCALES)
-        self._scales = likeness.scale * np.exp(likeness.scale_sd * steps)
+        self._scales = error_correlation.scale * np.exp(error_correlation.scale_sd * steps)
         self._log_weight = -(steps**2) / 2
 
     def log_evidence(self, rows: Ints, errors: Floats) -> float:
@@ -134,7 +134,9 @@ class Belief:
         return np.concatenate(drawn)
 
 
-def belief_of(candidates: Candidates, likeness: Likeness = LIKENESS, *, noise: float) -> Belief:
+def belief_of(
+    candidates: Candidates, error_correlation: ErrorCorrelation = ERROR_CORRELATION, *, noise: float
+) -> Belief:
     """What is believed of some candidates' times before any is measured."""
-    correlation = likeness.correlation(candidates.shares, candidates.places)
-    return Belief(candidates.stated_sd, correlation, likeness, noise)
+    correlation = error_correlation.correlation(candidates.shares, candidates.places)
+    return Belief(candidates.stated_sd, correlation, error_correlation, noise)

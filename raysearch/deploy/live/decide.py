@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raysearch.deploy.live.belief import LIKENESS, Belief, Likeness, belief_of
+from raysearch.deploy.live.belief import ERROR_CORRELATION, Belief, ErrorCorrelation, belief_of
 from raysearch.deploy.live.deployment_candidates import Candidates
 from raysearch.simulators.measurement import Measurement
 from sim.arrays import Floats
@@ -68,18 +68,25 @@ class Decider:
         candidates: What may be run.
         within: Relative loss that does not matter.
         noise: Standard deviation of a measurement, relative.
-        likeness: How alike errors are.
+        error_correlation: How alike errors are.
     """
 
-    def __init__(self, candidates: Candidates, *, within: float, noise: float, likeness: Likeness = LIKENESS) -> None:
+    def __init__(
+        self,
+        candidates: Candidates,
+        *,
+        within: float,
+        noise: float,
+        error_correlation: ErrorCorrelation = ERROR_CORRELATION,
+    ) -> None:
         self.candidates = candidates
         self.within = within
         self._noise = noise
         count = len(candidates)
-        correlation = likeness.correlation(candidates.shares, candidates.places)
-        self._time = belief_of(candidates, likeness, noise=noise)
-        self._rate = Belief(np.full(count, _RATE_SD), correlation, likeness, noise)
-        self._ttft = Belief(np.full(count, _TTFT_SD), correlation, likeness, noise)
+        correlation = error_correlation.correlation(candidates.shares, candidates.places)
+        self._time = belief_of(candidates, error_correlation, noise=noise)
+        self._rate = Belief(np.full(count, _RATE_SD), correlation, error_correlation, noise)
+        self._ttft = Belief(np.full(count, _TTFT_SD), correlation, error_correlation, noise)
 
     def decide(self, seen: Sequence[Measured], rng: np.random.Generator) -> Decision:
         """What to recommend and what to measure next.

@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.arrays import Floats
 from sim.evaluation import Evaluation
-from sim.optimum.best import best_of_degrees
+from sim.optimum.exact_search import best_of_degrees
 from sim.optimum.spaces import Space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -47,7 +47,7 @@ TERMS: tuple[str, ...] = (
     "all_to_all",
     "inside",
     "across",
-    "ends",
+    "vocabulary_layers",
     "prompts",
     "engine",
 )
@@ -163,7 +163,7 @@ def term_shares(workload: Workload, evaluation: Evaluation) -> Mapping[str, floa
             across = strategy.tp * strategy.cp > workload.hardware.node_gpus
             kind = "all_to_all" if collective.kind == "all_to_all" else "across" if across else "inside"
             seconds[kind] += strategy.pp * layers * collective.time_s
-    seconds["ends"] = strategy.pp * (stage.total_s - stage.layers * stage.layer_s)
+    seconds["vocabulary_layers"] = strategy.pp * (stage.total_s - stage.layers * stage.layer_s)
     seconds["engine"] = evaluation.engine_s
     seconds["prompts"] = max(0.0, total_s - sum(seconds.values()))
     whole = sum(seconds.values())

@@ -17,7 +17,7 @@ from envs.chain import Chain, DamagedRows, chained_line, follow, links
 from envs.row_files import write_atomically
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import Damaged, as_strategy, aside, read_record, strategy_dict, write_record
-from raysearch.deploy.live.belief import LIKENESS, Likeness
+from raysearch.deploy.live.belief import ERROR_CORRELATION, ErrorCorrelation
 from raysearch.deploy.live.benchmark import Benchmark, checked_benchmark
 from raysearch.deploy.live.decide import Decider, Decision, Measured
 from raysearch.deploy.live.deployment_candidates import Candidates
@@ -69,7 +69,7 @@ def tune(
     measure: Callable[[int], Measurement],
     seen: list[Measured],
     most: int,
-    likeness: Likeness = LIKENESS,
+    error_correlation: ErrorCorrelation = ERROR_CORRELATION,
 ) -> Iterator[MeasuringStep]:
     """Goes on from what was seen until the best is known, nothing is left, or `most` were measured in all.
 
@@ -79,9 +79,9 @@ def tune(
         measure: Of a candidate, by index.
         seen: Earlier measurements; new ones are added to it.
         most: Measurements in all.
-        likeness: How alike errors of the simulator are.
+        error_correlation: How alike errors of the simulator are.
     """
-    decider = Decider(candidates, within=settings.within, noise=settings.noise, likeness=likeness)
+    decider = Decider(candidates, within=settings.within, noise=settings.noise, error_correlation=error_correlation)
     last = seen[-1] if seen else None
     while True:
         decision = decider.decide(seen, np.random.default_rng((settings.seed, len(seen))))

@@ -15,7 +15,7 @@ from raysearch.deploy.place.service import GroupShape, Objective, Service, best_
 from sim.config.fields import Count, FileSchema, Name, Positive
 from sim.config.files import CatalogError, config_path, did_you_mean, read_config
 from sim.config.question import Question
-from sim.engines.registry import engine_names
+from sim.engines.engine_registry import engine_names
 from sim.prices.dtypes import Dtype
 from sim.workload import PhaseName, Workload
 

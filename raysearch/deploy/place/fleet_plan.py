@@ -23,7 +23,7 @@ RATES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 CVS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 """Of the curves: times the file's rates, and burstiness of all models. [assumed] AlpaServe's range"""
 
-Progress = Callable[[str, int, int], None]
+PlanProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ class FleetPlan:
         return over_seeds([ours.attained - theirs.attained for ours, theirs in pairs], -1.0, 1.0)
 
 
-def plan_fleet(fleet: Fleet, requests: int, seeds: int, progress: Progress) -> FleetPlan:
+def plan_fleet(fleet: Fleet, requests: int, seeds: int, progress: PlanProgress) -> FleetPlan:
     """Searches placements and measures them on arrivals that the search has not seen.
 
     Args:
@@ -121,7 +121,7 @@ class CurvePoint:
     attained: AttainmentEstimate
 
 
-def curves(plan: FleetPlan, progress: Progress) -> list[CurvePoint]:
+def curves(plan: FleetPlan, progress: PlanProgress) -> list[CurvePoint]:
     """The placements, as they are, under other rates and burstiness."""
     loads: list[tuple[str, float, Cluster]] = [
         *(("rate", rate, plan.fleet.cluster.at(rate)) for rate in RATES),

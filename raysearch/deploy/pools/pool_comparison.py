@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sim.pools.best import OnePool, best_one_pool, pools
+from sim.pools.best_pools import OnePool, best_one_pool, pools
 from sim.pools.matching import Limits, Matched
 from sim.pools.resharding import Host, Resharded
 from sim.pools.traffic import Traffic
@@ -18,7 +18,6 @@ WAYS: Mapping[str, str] = {
     "resharded": "one pool, re-sharded between prompts and answers",
 }
 """Name of a way -> in words."""
-Said = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,15 @@ class PoolComparison:
         return best if self.ways[best] is not None else None
 
 
-def compare_pools(case: Case, limits: Sequence[Limits], said: Said = lambda _: None) -> list[PoolComparison]:
+def compare_pools(
+    case: Case, limits: Sequence[Limits], progress: Callable[[str], None] = lambda _: None
+) -> list[PoolComparison]:
     """The best of each way under each of some limits; what does not depend on them is worked out once."""
     widest = replace(case.workload, max_gpus=max(each.gpus for each in limits))
-    apart = pools(widest, case.traffic, hidden=case.hidden, said=said)
+    apart = pools(widest, case.traffic, hidden=case.hidden, progress=progress)
     found: list[PoolComparison] = []
     for number, each in enumerate(limits, 1):
-        said(f"limits {number} of {len(limits)}")
+        progress(f"limits {number} of {len(limits)}")
         ways: dict[str, Way | None] = {
             "one": best_one_pool(case.workload, case.traffic, each),
             "apart": apart.best(each),
@@ -78,13 +79,13 @@ def compare_pools(case: Case, limits: Sequence[Limits], said: Said = lambda _: N
 
 
 def along_traffic(
-    case: Case, mixes: Sequence[Traffic], limits: Sequence[Limits], said: Said = lambda _: None
+    case: Case, mixes: Sequence[Traffic], limits: Sequence[Limits], progress: Callable[[str], None] = lambda _: None
 ) -> list[PoolComparison]:
     """The same for each of some mixes in place of the case's own."""
     return [
         each
         for mix in mixes
-        for each in compare_pools(replace(case, traffic=mix), limits, lambda what, mix=mix: said(_named(mix, what)))
+        for each in compare_pools(replace(case, traffic=mix), limits, lambda what, mix=mix: progress(_named(mix, what)))
     ]
 
 

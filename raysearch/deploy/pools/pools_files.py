@@ -14,7 +14,7 @@ from raysearch.deploy.export.pool_services import POOLS_FILE
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from sim.config.question import Question
-from sim.pools.best import OnePool
+from sim.pools.best_pools import OnePool
 from sim.pools.candidates import Replica
 from sim.pools.resharding import Resharded
 from sim.pools.traffic import workload_of

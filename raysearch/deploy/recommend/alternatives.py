@@ -9,7 +9,7 @@ from dataclasses import replace
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, gain, needed_gpus
 from sim.evaluation import Evaluation
-from sim.optimum.best import Known
+from sim.optimum.exact_search import Known
 from sim.simulate import evaluate
 from sim.step.stage import needed_and_allowed_bytes
 

@@ -10,7 +10,7 @@ from functools import cache
 
 from raysearch.deploy.recommend.demand import Demand
 from sim.evaluation import Evaluation
-from sim.optimum.best import Known, find_bests
+from sim.optimum.exact_search import Known, find_bests
 from sim.optimum.spaces import space_of
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
@@ -171,7 +171,7 @@ def best_first(
     Args:
         demand: What was asked.
         count: How many, at most.
-        known: As of `sim.optimum.best.find_best`.
+        known: As of `sim.optimum.exact_search.find_best`.
         among: Strategies under the demand. Where one is asked for, what is worth less than the best of them that is
             feasible and in the space is passed by.
     """

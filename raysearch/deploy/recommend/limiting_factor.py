@@ -11,7 +11,7 @@ from typing import Any
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, needed_gpus
 from sim.evaluation import Evaluation, Violation, told_apart
-from sim.optimum.best import Known
+from sim.optimum.exact_search import Known
 from sim.optimum.spaces import Space, space_of
 from sim.simulate import ROUNDING, evaluate
 from sim.strategy import Strategy

@@ -11,10 +11,7 @@ from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
 from sim.evaluation import Evaluation
-from sim.optimum.best import Known
-
-Said = Callable[[str], None]
-"""Told what is being worked out."""
+from sim.optimum.exact_search import Known
 
 
 @dataclass(frozen=True)
@@ -69,21 +66,23 @@ class Recommendation:
 
 
 def recommended(
-    demand: Demand, said: Said = lambda _: None, found: Callable[[Recommendation], None] = lambda _: None
+    demand: Demand,
+    progress: Callable[[str], None] = lambda _: None,
+    found: Callable[[Recommendation], None] = lambda _: None,
 ) -> Recommendation:
     """Answers a demand exactly: every strategy of the engine's space and every batch are accounted for.
 
     Args:
         demand: What is asked.
-        said: Told what is being worked out.
+        progress: Called with what is being worked out.
         found: Given the best as soon as it is known, before what stands beside it is worked out; not called where
             nothing is feasible.
     """
-    said("the engine's best")
+    progress("the engine's best")
     known: Known = {}
     bests = best_first(demand, 1 if demand.concurrency is None else EVERY, known)
     if not bests:
-        said("the nearest miss")
+        progress("the nearest miss")
         return Recommendation(demand, (), {}, (), (), nearest_miss(demand, known))
     best = bests[0]
 
@@ -92,7 +91,7 @@ def recommended(
 
     options = [option(best)]
     found(Recommendation(demand, tuple(options), {}, (), (), None))
-    said("what else to run")
+    progress("what else to run")
     options += map(option, alternatives(demand, bests, known))
     # Other spaces are compared where all GPUs are filled: under a load whole replicas would hide what limits cost.
     fill = demand.unloaded
@@ -100,13 +99,13 @@ def recommended(
     beside: dict[str, Beside | None] = {}
     others = [best, fastest]
     for name in ("paper", "extended"):
-        said(f"the best of the {name} space")
+        progress(f"the best of the {name} space")
         if other := _best_beside(fill, name, others):
             others.append(other)
         beside[name] = Beside(other, 1 / (1 + gain(fill, other, fastest))) if other else None
-    said("what if")
+    progress("what if")
     varied = tuple(variations(demand, best, known) if demand.concurrency is None else variations(fill, fastest, known))
-    said("the front")
+    progress("the front")
     return Recommendation(demand, tuple(options), beside, varied, tuple(front(demand, known)), None)
 
 

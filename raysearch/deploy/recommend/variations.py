@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, gain, needed_gpus
 from sim.evaluation import Evaluation
-from sim.optimum.best import Known, find_best
+from sim.optimum.exact_search import Known, find_best
 from sim.optimum.spaces import space_of
 from sim.prices.hardware import Hardware
 from sim.simulate import evaluate

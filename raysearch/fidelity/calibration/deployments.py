@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import pandas as pd
 
 from sim.config.catalog import load_model
-from sim.engines.registry import engine_rules
+from sim.engines.engine_registry import engine_rules
 from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
 from sim.prices.dtypes import Dtype

@@ -210,7 +210,7 @@ def _moe(machine: Machine, row: Any) -> list[float]:
 def _expert(machine: Machine, row: Any) -> list[float]:
     width = row.hidden * (DISPATCH_EACH if row.side == "dispatch" else COMBINE_EACH)
     shape = (row.tokens_per_rank, width, row.num_experts, row.topk, row.num_nodes)
-    return terms.expert_all_to_all(machine, *shape, low_latency=row.mode == "low_latency")
+    return terms.expert_all_to_all_terms(machine, *shape, low_latency=row.mode == "low_latency")
 
 
 Fit = Callable[[pd.DataFrame, Machine], Series]

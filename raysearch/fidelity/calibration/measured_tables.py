@@ -18,15 +18,15 @@ from raysearch.base.errors import InputError
 from sim.config.files import did_you_mean
 from sim.config.reading import read_bytes
 
-LARGEST = 10**9
+LARGEST_MEASURED = 10**9
 """No size, count or time in these files is larger; what is would be a slip, and its products overflow."""
-Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=LARGEST)]
-Bytes = Annotated[int, Field(ge=1, le=LARGEST**2 // 10**6)]
+TablePositive = Annotated[float, Field(gt=0, le=LARGEST_MEASURED, allow_inf_nan=False)]
+TableCount = Annotated[int, Field(ge=1, le=LARGEST_MEASURED)]
+Bytes = Annotated[int, Field(ge=1, le=LARGEST_MEASURED**2 // 10**6)]
 NAME_PATTERN = r"^[A-Za-z0-9_.+-]+$"
 """Text cells become parts of series' names, which slashes separate."""
 _NAME_WANTED = "expected a name of letters, digits and _ . + - only"
-Text = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
+TableText = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 KvDtype = Literal["bfloat16", "fp8"]
 MathDtype = Literal["bfloat16", "fp8", "fp8_block"]
 
@@ -36,87 +36,87 @@ class _Row(BaseModel):
 
 
 class _Gemm(_Row):
-    framework: Text
+    framework: TableText
     dtype: MathDtype
-    m: Count
-    n: Count
-    k: Count
-    latency_us: Positive
+    m: TableCount
+    n: TableCount
+    k: TableCount
+    latency_us: TablePositive
 
 
 class _AttentionDecode(_Row):
-    framework: Text
+    framework: TableText
     kv_cache_dtype: KvDtype
-    batch_size: Count
-    kv_len: Count
-    num_heads: Count
-    num_kv_heads: Count
-    head_dim: Count
-    latency_us: Positive
+    batch_size: TableCount
+    kv_len: TableCount
+    num_heads: TableCount
+    num_kv_heads: TableCount
+    head_dim: TableCount
+    latency_us: TablePositive
 
 
 class _AttentionPrefill(_Row):
-    framework: Text
+    framework: TableText
     attn_dtype: KvDtype
     kv_cache_dtype: KvDtype
-    batch_size: Count
-    isl: Count
-    num_heads: Count
-    num_kv_heads: Count
-    head_dim: Count
-    latency_us: Positive
+    batch_size: TableCount
+    isl: TableCount
+    num_heads: TableCount
+    num_kv_heads: TableCount
+    head_dim: TableCount
+    latency_us: TablePositive
 
 
 class _MlaDecode(_Row):
-    mla_dtype: Text
+    mla_dtype: TableText
     kv_cache_dtype: KvDtype
-    batch_size: Count
-    kv_len: Count
-    num_heads: Count
-    latency_us: Positive
+    batch_size: TableCount
+    kv_len: TableCount
+    num_heads: TableCount
+    latency_us: TablePositive
 
 
 class _Moe(_Row):
-    framework: Text
-    kernel_source: Text
+    framework: TableText
+    kernel_source: TableText
     dtype: MathDtype
-    num_tokens: Count
-    hidden_size: Count
-    inter_size: Count
-    topk: Count
-    num_experts: Count
-    moe_tp_size: Count
-    moe_ep_size: Count
-    distribution: Text
-    latency_us: Positive
+    num_tokens: TableCount
+    hidden_size: TableCount
+    inter_size: TableCount
+    topk: TableCount
+    num_experts: TableCount
+    moe_tp_size: TableCount
+    moe_ep_size: TableCount
+    distribution: TableText
+    latency_us: TablePositive
 
 
 class _Collective(_Row):
-    source: Text
+    source: TableText
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
-    dtype: Text
-    num_gpus: Annotated[int, Field(ge=2, le=LARGEST)]
+    dtype: TableText
+    num_gpus: Annotated[int, Field(ge=2, le=LARGEST_MEASURED)]
     num_nodes: Annotated[int, Field(ge=1, le=1)]
     message_bytes: Bytes
-    latency_us: Positive
+    latency_us: TablePositive
 
 
 class _ExpertAllToAll(_Row):
     mode: Literal["low_latency", "normal"]
-    num_nodes: Count
-    hidden: Count
-    topk: Count
-    num_experts: Count
-    tokens_per_rank: Count
-    comm_sms: Annotated[int, Field(ge=0, le=LARGEST)]
-    dispatch_us: Positive
-    combine_us: Positive
+    num_nodes: TableCount
+    hidden: TableCount
+    topk: TableCount
+    num_experts: TableCount
+    tokens_per_rank: TableCount
+    comm_sms: Annotated[int, Field(ge=0, le=LARGEST_MEASURED)]
+    dispatch_us: TablePositive
+    combine_us: TablePositive
 
 
 class _SendRecv(_Row):
     scope: Annotated[str, Field(pattern="^int(er|ra)_node")]
     message_bytes: Bytes
-    median_us: Positive
+    median_us: TablePositive
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from sim.prices.dtypes import bytes_each
 from sim.prices.machine import Machine, machine_of
 from sim.prices.routing import EXPONENT, drawn_experts
 
-Microseconds = NDArray[np.float64]
+MicrosecondArray = NDArray[np.float64]
 
 SHORT_DTYPE = {"bfloat16": "bf16", "half": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "int8": "fp8"}
 """The names of the CSV files as the simulator calls them."""
 
 
-def predict(family: str, frame: pd.DataFrame, calibration: Calibration) -> Microseconds:
+def predict(family: str, frame: pd.DataFrame, calibration: Calibration) -> MicrosecondArray:
     """[rows] microseconds by the fitted curves; NaN where the calibration has no such series.
 
     Args:
@@ -37,7 +37,7 @@ def predict(family: str, frame: pd.DataFrame, calibration: Calibration) -> Micro
     return np.array([_or_nan(price, calibration, row) for row in frame.itertuples(index=False)], dtype=float)
 
 
-def bare_roofline(family: str, frame: pd.DataFrame, header: Mapping[str, Mapping[str, float]]) -> Microseconds:
+def bare_roofline(family: str, frame: pd.DataFrame, header: Mapping[str, Mapping[str, float]]) -> MicrosecondArray:
     """[rows] microseconds at a machine's peak rates (as `Calibration.data` has them): FLOP, HBM or link."""
     price, machine = _ROOFLINE[family], machine_of(header)
     return np.array([price(machine, row) for row in frame.itertuples(index=False)], dtype=float)
@@ -92,21 +92,21 @@ def _moe_us(calibration: Calibration, row: Any) -> float:
     return calibration.moe_layer_us(_moe_series(row), *moe_shape(row), **moe_routing(row))
 
 
-class Routing(TypedDict):
+class RoutingColumns(TypedDict):
     """Keywords of `sim.prices.routing.drawn_experts`."""
 
     skewed: bool
     exponent: float
 
 
-def moe_routing(row: Any) -> Routing:
+def moe_routing(row: Any) -> RoutingColumns:
     """How tokens were spread over the experts of a measured MoE layer: "balanced" or "power_law_" and its exponent."""
     _, _, exponent = row.distribution.rpartition("power_law_")
     skewed = row.distribution != "balanced"
     try:
-        return Routing(skewed=skewed, exponent=float(exponent))
+        return RoutingColumns(skewed=skewed, exponent=float(exponent))
     except ValueError:
-        return Routing(skewed=skewed, exponent=EXPONENT)
+        return RoutingColumns(skewed=skewed, exponent=EXPONENT)
 
 
 def _collective_us(calibration: Calibration, row: Any) -> float:

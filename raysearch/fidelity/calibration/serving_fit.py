@@ -15,7 +15,7 @@ from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped, agg_run
 from raysearch.fidelity.calibration.engines import fit_engine, held_out_times, shapes_of, stating_their_batch, steps_of
 from raysearch.fidelity.calibration.intervals import serving_intervals
-from raysearch.fidelity.calibration.measured_tables import LARGEST, check_names, read_text
+from raysearch.fidelity.calibration.measured_tables import LARGEST_MEASURED, check_names, read_text
 from sim.arrays import Floats
 
 RUNS_FILE = "endtoend_ttft_tpot.csv"
@@ -61,9 +61,11 @@ def number_cells(path: Path, column: str, cells: Sequence[str], *, needed: bool,
             values[row] = float(cell)
         except ValueError:
             values[row] = np.inf
-        bad = not abs(values[row]) <= LARGEST or (whole and values[row] % 1)
+        bad = not abs(values[row]) <= LARGEST_MEASURED or (whole and values[row] % 1)
         if bad or (needed and values[row] <= 0):
-            expected = f"a {'whole ' * whole}number {'above 0' if needed else 'or nothing'}, at most {LARGEST:,}"
+            expected = (
+                f"a {'whole ' * whole}number {'above 0' if needed else 'or nothing'}, at most {LARGEST_MEASURED:,}"
+            )
             raise InputError(f"{path}, line {row + 2}, column {column}: expected {expected}, got {cell!r}")
     return values
 

@@ -86,7 +86,7 @@ def _multiplies_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def attention_decode(plan: MeasuringPlan, device: torch.device, framework: str) -> Iterator[MeasuredRow]:
+def measure_attention_decode(plan: MeasuringPlan, device: torch.device, framework: str) -> Iterator[MeasuredRow]:
     """One new token per sequence over a bf16 cache."""
     for (heads, kv_heads, width), batch, length in product(plan.heads, plan.batches, plan.lengths):
         if batch * length > plan.most_tokens or not _fits(device, 4.0 * batch * length * kv_heads * width):
@@ -104,7 +104,7 @@ def attention_decode(plan: MeasuringPlan, device: torch.device, framework: str) 
         }
 
 
-def attention_prefill(plan: MeasuringPlan, device: torch.device, framework: str) -> Iterator[MeasuredRow]:
+def measure_attention_prefill(plan: MeasuringPlan, device: torch.device, framework: str) -> Iterator[MeasuredRow]:
     """Causal attention over the tokens of prompts."""
     for (heads, kv_heads, width), batch, length in product(plan.heads, plan.batches, plan.lengths):
         if batch * length > plan.most_tokens // 8 or not _fits(device, 8.0 * batch * length * heads * width):

@@ -174,15 +174,15 @@ def nearest_series(name: str, fitted: list[str]) -> str | None:
     """The fitted series that shares most of a name's parts, numbers and spellings counting by their nearness."""
     parts = name.split("/")
 
-    def likeness(other: str) -> float:
+    def similarity(other: str) -> float:
         theirs = other.split("/")
         pairs = list(zip(parts, theirs, strict=False))
-        return sum(_likeness(mine, yours) for mine, yours in pairs) - abs(len(parts) - len(theirs))
+        return sum(_similarity(mine, yours) for mine, yours in pairs) - abs(len(parts) - len(theirs))
 
-    return max(fitted, key=likeness, default=None)
+    return max(fitted, key=similarity, default=None)
 
 
-def _likeness(mine: str, yours: str) -> float:
+def _similarity(mine: str, yours: str) -> float:
     if mine == yours:
         return 2.0
     if mine.isdigit() and yours.isdigit():

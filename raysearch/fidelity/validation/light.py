@@ -7,9 +7,9 @@ from sim.layers.sizes import Load
 from sim.ops.work import op_work
 from sim.prices.engine import BARE
 from sim.serving.phases import Batching
-from sim.step.ends import end_work
+from sim.step.attention_expert_meshes import sides_of_strategy
 from sim.step.stage import end_of
-from sim.step.two_meshes import sides_of_strategy
+from sim.step.vocabulary_layers import vocabulary_work
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -33,7 +33,7 @@ def _light_steps_s(workload: Workload, strategy: Strategy, state: Batching) -> t
 def light_s(workload: Workload, strategy: Strategy, load: Load) -> float:
     """Seconds of one step through all layers and the LM head, from the very kernels that `evaluate` prices."""
     stack, hardware = sides_of_strategy(workload, load, strategy), workload.hardware
-    launched = [(kernel, 1) for kernel in end_work(end_of(stack).attention, "lm_head").kernels]
+    launched = [(kernel, 1) for kernel in vocabulary_work(end_of(stack).attention, "lm_head").kernels]
     for group, sides, choices in zip(workload.model.groups, stack, choices_of(workload, strategy.dims), strict=True):
         for op in sides.experts.layer.ops:
             work = op_work(sides.rank_by_op[op.name], op, choices[op.name])

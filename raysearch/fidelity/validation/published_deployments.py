@@ -27,7 +27,7 @@ from raysearch.fidelity.calibration.measured_tables import read_text
 from raysearch.fidelity.calibration.serving_fit import number_cells, numbers_of, records, rows_by
 from raysearch.fidelity.validation.error_figures import Comparison, figures
 from raysearch.fidelity.validation.light import light_step_s
-from sim.engines.registry import engine_rules
+from sim.engines.engine_registry import engine_rules
 from sim.evaluation import Evaluation
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration

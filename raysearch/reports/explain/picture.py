@@ -113,7 +113,7 @@ def _picture(title: str, workload: Workload, evaluation: Evaluation, index: int)
     layer, ops = layer_of(group), evaluation.group_ops(group.name)
     axes = _Axes(evaluation.strategy, one_mesh=model.is_moe and not group.is_moe)
     left = {
-        op.output: held(op.output, layer.tensor(op.output).letters, told.placement_out, axes.left(op, told))
+        op.output: held_tensor(op.output, layer.tensor(op.output).letters, told.placement_out, axes.left(op, told))
         for op, told in zip(layer.ops, ops, strict=True)
     }
     return Picture(
@@ -176,7 +176,7 @@ def _node(layer: Layer, op: FusedOp, told: OpBreakdown, left: dict[str, Held], a
         choice=told.choice,
         label=told.label,
         edges=tuple(sorted(edges, key=lambda edge: not edge.main)),
-        weight=held("W", op.operation.operands[-1], str(weight), at_rest) if weight else None,
+        weight=held_tensor("W", op.operation.operands[-1], str(weight), at_rest) if weight else None,
         inside=tuple(c for c in told.collectives if not _moves_an_input(c, op)),
         output=left[op.output],
         bound=told.bound,
@@ -191,7 +191,7 @@ def _edge(layer: Layer, op: FusedOp, name: str, told: OpBreakdown, left: Held, a
     producer, consumer = order.index(tensor.producer), order.index(op.name)
     return Edge(
         held=left,
-        arrives=held(name, tensor.letters, told.placements_in[name], arriving),
+        arrives=held_tensor(name, tensor.letters, told.placements_in[name], arriving),
         collectives=tuple(c for c in told.collectives if c.tensor == name and _moves_an_input(c, op)),
         main=producer == (consumer - 1) % len(order),
         producer=producer if producer < consumer else -1,
@@ -202,10 +202,10 @@ def _moves_an_input(collective: Collective, op: FusedOp) -> bool:
     return collective.tensor in op.inputs
 
 
-def held(name: str, letters: str, placement: str, axes: tuple[str, ...] = ("tp",)) -> Held:
+def held_tensor(name: str, letters: str, placement: str, axes: tuple[str, ...] = ("tp",)) -> Held:
     """A tensor under a placement over some axes, the same on each.
 
-    >>> held("qkv", "tq", "S(1)").named, held("attn_out", "ta", "S(1)", ("tp", "cp")).named
+    >>> held_tensor("qkv", "tq", "S(1)").named, held_tensor("attn_out", "ta", "S(1)", ("tp", "cp")).named
     ('qkv[t, q_tp]', 'attn_out[t, a_{tp,cp}]')
     """
     layout = (parse_placement(placement),) * len(axes)

@@ -31,7 +31,7 @@ SPINE, BOX_LEFT, BOX_WIDTH, BAR_LEFT, BAR_WIDTH = 250, 110, 280, 404, 130
 TENSOR, PILL, OP, INSIDE, NOTE = 36, 30, 50, 26, 16
 
 
-def draw(heading: str, groups: Sequence[Sequence[Picture]]) -> str:
+def draw_svg(heading: str, groups: Sequence[Sequence[Picture]]) -> str:
     """The SVG document of one strategy, or of several side by side.
 
     Args:

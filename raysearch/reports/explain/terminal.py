@@ -24,7 +24,7 @@ _NAME = 37
 """Columns for an op and how its weight lies: "► ffn2 ffn hidden  W[e, f_moe_tp, d]" fits."""
 
 
-def draw(heading: str, groups: Sequence[Sequence[Picture]]) -> list[RenderableType]:
+def draw_text(heading: str, groups: Sequence[Sequence[Picture]]) -> list[RenderableType]:
     """What to print for one strategy, or for several side by side.
 
     Args:

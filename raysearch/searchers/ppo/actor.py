@@ -19,7 +19,7 @@ from raysearch.searchers.ppo.rollout import Rollout
 
 
 @dataclass(frozen=True, eq=False)
-class Opinion:
+class PolicyOutput:
     """What the policy makes of one observation.
 
     Attributes:
@@ -81,7 +81,7 @@ class EliteActor:
         stride: Actors that share the search.
         next_call: Number of the next call.
         calls: Calls recorded by this actor.
-        opinion: What the policy made of the observation it last acted on, or None.
+        output: What the policy made of the observation it last acted on, or None.
         claimed: Actions `[A]` that others are about to take, who share the search and know the same.
     """
 
@@ -99,34 +99,34 @@ class EliteActor:
         self._folded = action_space.folded if isinstance(action_space, Actions) else np.asarray
         self.calls = 0
         self.next_call, self.stride = 0, 1
-        self.opinion: Any = None
+        self.output: Any = None
         self.claimed: list[np.ndarray] = []
         self._archive = EliteArchive(config.elites)
         self._stagnant_calls = 0
         self._in_flight: deque[Proposal] = deque()
         self._recorded: list[tuple[Proposal, float]] = []
         self._observation: np.ndarray | None = None
-        self._opinions: dict[bytes, Any] = {}
+        self._outputs: dict[bytes, Any] = {}
 
     def judge(self, observation: np.ndarray, out: dict[str, Any] | None = None) -> Any:
-        """The policy's opinion of `observation` `[T, A]`, by what the module made of it if that is known.
+        """The policy's output of `observation` `[T, A]`, by what the module made of it if that is known.
 
-        Elites change seldom and the policy only with an update, so most calls ask for an opinion that is known already.
+        Elites change seldom and the policy only with an update, so most calls ask for an output that is known already.
         """
         key = observation.tobytes()
-        if key not in self._opinions:
+        if key not in self._outputs:
             # A copy: torch aligns its memory, and on numpy's BLAS may add up in another order.
             made: Any = out or self.module.forward_inference({Columns.OBS: torch.tensor(observation[None])})
             with torch.inference_mode():
-                self._opinions[key] = self.opinion_of(made)
-        return self._opinions[key]
+                self._outputs[key] = self.policy_output(made)
+        return self._outputs[key]
 
-    def opinion_of(self, out: dict[str, Any]) -> Opinion:
-        """The opinion behind what the module made of one observation."""
+    def policy_output(self, out: dict[str, Any]) -> PolicyOutput:
+        """The output behind what the module made of one observation."""
         policy = self.module.action_dist_cls.from_logits(out[Columns.ACTION_DIST_INPUTS])
         embeddings = out.get(Columns.EMBEDDINGS)
         value = 0.0 if embeddings is None else float(self.module.compute_values({}, embeddings=embeddings))
-        return Opinion(policy.log_probs[0].numpy(), value)
+        return PolicyOutput(policy.log_probs[0].numpy(), value)
 
     @property
     def stagnant_calls(self) -> int:
@@ -138,19 +138,19 @@ class EliteActor:
         self._stagnant_calls = 0
 
     def forget(self) -> None:
-        """Drops all opinions: the weights have changed."""
-        self._opinions.clear()
+        """Drops all outputs: the weights have changed."""
+        self._outputs.clear()
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Samples an action `[A]` for `observation` `[T, A]`."""
         seen = self.look(observation)
         return self.as_action(self.propose(seen, self.judge(seen)).action)
 
-    def propose(self, seen: np.ndarray, opinion: Any) -> Proposal:
-        """Chooses an action by an opinion of what was seen; it is in flight from now on."""
-        self.opinion = opinion
+    def propose(self, seen: np.ndarray, output: Any) -> Proposal:
+        """Chooses an action by what the policy made of what was seen; it is in flight from now on."""
+        self.output = output
         action = self.choose(call_rng(self.config.search_seed, self.next_call, self.stream))
-        proposal = Proposal(self.next_call, seen, action, opinion.log_prob(action), opinion.value)
+        proposal = Proposal(self.next_call, seen, action, output.log_prob(action), output.value)
         self.next_call += self.stride
         self._in_flight.append(proposal)
         return proposal
@@ -165,7 +165,7 @@ class EliteActor:
         self._recorded, self.next_call = [], proposal.number + self.stride
         self._in_flight.append(proposal)
 
-    def foresee(self, opinion: Any, numbers: range) -> list[np.ndarray]:
+    def foresee(self, output: Any, numbers: range) -> list[np.ndarray]:
         """Actions `[A]` that others, who know the same, take in the calls of these numbers.
 
         Nobody here looks at what others are about to do, so there is nothing to know.
@@ -181,8 +181,8 @@ class EliteActor:
         return chosen.copy()
 
     def choose(self, rng: np.random.Generator) -> np.ndarray:
-        """Draws an action `[A]` from the present opinion."""
-        log_probs = self.opinion.log_probs
+        """Draws an action `[A]` from the present output."""
+        log_probs = self.output.log_probs
         return (log_probs + gumbel_noise(rng, log_probs.shape)).argmax(-1)
 
     def tell(self, outcome: Outcome) -> float:
@@ -271,7 +271,7 @@ class EliteActor:
         return {
             "calls": self.calls,
             "next_call": self.next_call,
-            "opinion": asdict(self.opinion) if self.opinion else None,
+            "output": asdict(self.output) if self.output else None,
             "in_flight": [asdict(proposal) for proposal in self._in_flight],
             "recorded": [{**asdict(proposal), "reward": reward} for proposal, reward in self._recorded],
             "observation": self._observation,
@@ -282,7 +282,7 @@ class EliteActor:
     def set_memory(self, memory: dict[str, Any]) -> None:
         """Goes back to where `get_memory` was called."""
         self.calls, self.next_call = memory["calls"], memory["next_call"]
-        self.opinion = self.opinion_class(**memory["opinion"]) if memory["opinion"] else None
+        self.output = self.output_class(**memory["output"]) if memory["output"] else None
         self._in_flight = deque(Proposal(**fields) for fields in memory["in_flight"])
         self._recorded = [
             (Proposal(**{name: value for name, value in fields.items() if name != "reward"}), fields["reward"])
@@ -293,4 +293,4 @@ class EliteActor:
         self._stagnant_calls = memory.get("stagnant_calls", 0)  # earlier ones did not count
         self.forget()
 
-    opinion_class: type = Opinion
+    output_class: type = PolicyOutput

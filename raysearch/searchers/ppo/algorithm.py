@@ -256,8 +256,8 @@ class LearnToShard(PPO):
     def figures(self) -> dict[str, float]:
         """Scalars to log; the policy's confidence, entropy (nats) and loss as of the last call, once there was one."""
         figures = {"restarts": float(self.restarts), "learning_rate": self.learning_rate}
-        if self.actor.opinion is not None:
-            figures |= {"confidence": self.confidence, "entropy": self.actor.opinion.entropy}
+        if self.actor.output is not None:
+            figures |= {"confidence": self.confidence, "entropy": self.actor.output.entropy}
         if self.policy_loss is not None:
             figures["policy_loss"] = float(self.policy_loss)
         return figures

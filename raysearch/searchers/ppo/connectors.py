@@ -87,11 +87,11 @@ class ChooseActions(ConnectorV2):
                 log_probs.append(0.0)
                 continue
             seen = np.array(episode.get_observations(-1))
-            opinion = actor.judge(seen, {Columns.ACTION_DIST_INPUTS: inputs[index : index + 1]})
+            output = actor.judge(seen, {Columns.ACTION_DIST_INPUTS: inputs[index : index + 1]})
             if alike and claimed is None:
-                claimed = actor.foresee(opinion, range(actor.next_call - self.lanes_before, actor.next_call))
+                claimed = actor.foresee(output, range(actor.next_call - self.lanes_before, actor.next_call))
             actor.claimed = claimed or []
-            proposal = actor.propose(seen, opinion)
+            proposal = actor.propose(seen, output)
             chosen.append(proposal.action)
             actions.append(actor.as_action(proposal.action))
             if claimed is not None:

@@ -13,7 +13,7 @@ from ray.rllib.core.columns import Columns
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.actor import EliteActor
 from raysearch.searchers.ppo.critic import Critic
-from raysearch.searchers.ppo.memory import CallMemory, merit
+from raysearch.searchers.ppo.memory import CallMemory, penalised_merit
 from raysearch.searchers.ppo.noise import call_rng, gumbel_noise
 
 _DRAWS = 8
@@ -23,8 +23,8 @@ _ROUNDS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class MixtureOpinion:
-    """What the policy makes of the elites: an `Opinion` of C components.
+class MixturePolicyOutput:
+    """What the policy makes of the elites: a `PolicyOutput` of C components.
 
     Attributes:
         log_weights: `[C]`.
@@ -72,7 +72,7 @@ class CopyActor(EliteActor):
     """
 
     module: Any  # a CopyAttention
-    opinion_class = MixtureOpinion
+    output_class = MixturePolicyOutput
     listens = True
 
     def __init__(self, config: Any, action_space: MultiDiscrete) -> None:
@@ -101,10 +101,10 @@ class CopyActor(EliteActor):
         """The action `[A]` whose coordinates are `chosen`."""
         return self.coordinates.decode(chosen)
 
-    def opinion_of(self, out: dict[str, Any]) -> MixtureOpinion:
-        """The opinion behind what the module made of one observation."""
+    def policy_output(self, out: dict[str, Any]) -> MixturePolicyOutput:
+        """The output behind what the module made of one observation."""
         policy = self.module.action_dist_cls.from_logits(out[Columns.ACTION_DIST_INPUTS])
-        return MixtureOpinion(policy.log_weights[0].numpy(), policy.components.log_probs[0].numpy())
+        return MixturePolicyOutput(policy.log_weights[0].numpy(), policy.components.log_probs[0].numpy())
 
     def choose(self, rng: np.random.Generator) -> np.ndarray:
         """Draws new strategies from the policy and takes the most promising; a uniform new one if it has none.
@@ -117,7 +117,7 @@ class CopyActor(EliteActor):
             decided = self.coordinates.decode(np.stack([proposal.action for proposal in self._in_flight]))
             taken |= {self.memory.rank(action) for action in decided}
         for _ in range(_ROUNDS):
-            drawn = self.opinion.sample(_DRAWS, rng)
+            drawn = self.output.sample(_DRAWS, rng)
             inside = self.coordinates.decode(drawn[self.coordinates.inside(drawn)])
             actions = [action for action in inside if self._is_new(action, taken)]
             if actions:
@@ -127,9 +127,9 @@ class CopyActor(EliteActor):
     def _is_new(self, action: np.ndarray, taken: Set[int]) -> bool:
         return self.memory.is_new(action) and self.memory.rank(action) not in taken
 
-    def foresee(self, opinion: Any, numbers: range) -> list[np.ndarray]:
+    def foresee(self, output: Any, numbers: range) -> list[np.ndarray]:
         """What others take in the calls of these numbers: their noise is known, so it can be worked out."""
-        self.opinion, self.claimed = opinion, []
+        self.output, self.claimed = output, []
         for number in numbers:
             chosen = self.choose(call_rng(self.config.search_seed, number, self.stream))
             self.claimed.append(self.as_action(chosen))
@@ -138,7 +138,7 @@ class CopyActor(EliteActor):
     def note(self, number: int, action: np.ndarray, outcome: Outcome) -> float:
         """Takes in a call; the policy is rewarded with its merit."""
         super().note(number, action, outcome)
-        value = merit(outcome, self.config.preset.excess_penalty)
+        value = penalised_merit(outcome, self.config.preset.excess_penalty)
         self.memory.add(number, action, value)
         return value
 
@@ -154,14 +154,14 @@ class CopyActor(EliteActor):
 
     def news(self, since: int, *, learned: bool = True) -> dict[str, Any]:
         """The calls from number `since` on, the environment's elites, and what the critic has learned."""
-        opinion = {"critic": self.critic.get_opinion()} if learned else {}
-        return {**super().news(since), "calls": self.memory.get_state(since), **opinion}
+        output = {"critic": self.critic.get_learned()} if learned else {}
+        return {**super().news(since), "calls": self.memory.get_state(since), **output}
 
     def hear(self, news: dict[str, Any]) -> None:
         """Takes in the calls of all actors, its own among them."""
         self.memory.hear(news["calls"])
         if "critic" in news:
-            self.critic.set_opinion(news["critic"])
+            self.critic.set_learned(news["critic"])
         super().hear(news)
 
     def get_memory(self) -> dict[str, Any]:

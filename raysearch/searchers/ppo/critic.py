@@ -100,16 +100,16 @@ class Critic:
         """Features `[..., F]` of actions `[..., A]`."""
         return torch.from_numpy(self._features[actions + self._starts].sum(-2))
 
-    def get_opinion(self) -> dict[str, Any]:
+    def get_learned(self) -> dict[str, Any]:
         """What another critic must know to `pick` as this one does, a third of what it takes to learn like it."""
         weights = {name: weight.numpy().copy() for name, weight in self.ensemble.state_dict().items()}
         return {"trained": self.trained, "weights": weights if self.trained else {}}
 
-    def set_opinion(self, opinion: dict[str, Any]) -> None:
+    def set_learned(self, learned: dict[str, Any]) -> None:
         """Takes over another one's. It keeps moments of its own, so it is not to `learn` from there."""
-        self.trained = opinion["trained"]
+        self.trained = learned["trained"]
         if self.trained:
-            self.ensemble.load_state_dict({name: torch.tensor(each) for name, each in opinion["weights"].items()})
+            self.ensemble.load_state_dict({name: torch.tensor(each) for name, each in learned["weights"].items()})
 
     def get_state(self) -> dict[str, Any]:
         """Weights and moments, as copies; the inputs follow from the calls."""

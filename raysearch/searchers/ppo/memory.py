@@ -14,7 +14,7 @@ NOTHING = 1e-30
 """Tokens/s/GPU that stand for none at all, so that every call has a logarithm."""
 
 
-def merit(outcome: Outcome, penalty: float) -> float:
+def penalised_merit(outcome: Outcome, penalty: float) -> float:
     """What a call is worth to the search: log(tokens/s/GPU), less what an infeasible strategy misses its limits by.
 
     The best strategies lie at a limit. A fast one just past it may be one choice away from being feasible, and is

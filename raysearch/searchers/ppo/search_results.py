@@ -51,7 +51,7 @@ class Search:
     @property
     def confidence(self) -> float:
         """Least certain head's largest probability in the last call; 0 before the first."""
-        return self.actor.opinion.confidence if self.actor.opinion else 0.0
+        return self.actor.output.confidence if self.actor.output else 0.0
 
     @property
     def agent_is_done(self) -> bool:
@@ -104,7 +104,7 @@ class Search:
             self.count(outcome)
         last = max(episodes, key=lambda each: (len(each[1]), each[0]))[1]
         inputs = torch.from_numpy(np.array(last.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS, -1))[None])
-        self.actor.opinion = self.actor.opinion_of({Columns.ACTION_DIST_INPUTS: inputs})
+        self.actor.output = self.actor.policy_output({Columns.ACTION_DIST_INPUTS: inputs})
 
     def get_state(self) -> dict[str, Any]:
         """What `set_state` needs: plain values and arrays."""

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from sim.config.fields import LARGEST, MOST_LAYERS
+from sim.config.fields import LARGEST_FIELD, MOST_LAYERS
 
 
 class CannotImport(ValueError):
@@ -88,7 +88,7 @@ class Keys:
         """Whether the value of a key is of a kind."""
         return isinstance(self._first((name,))[1], kind)
 
-    def count(self, *names: str, default: int | None = None, most: int = LARGEST) -> int:
+    def count(self, *names: str, default: int | None = None, most: int = LARGEST_FIELD) -> int:
         """A number of 1 or more; one without a default must be there.
 
         Raises:
@@ -102,7 +102,7 @@ class Keys:
         Raises:
             CannotImport: It is none.
         """
-        return self._number(names, default, 0, LARGEST)
+        return self._number(names, default, 0, LARGEST_FIELD)
 
     def need(self, what: str) -> int:
         """A count that must be there, of `ALIASES`; of layers a few thousand at most.
@@ -110,7 +110,7 @@ class Keys:
         Raises:
             CannotImport: It is not.
         """
-        return self.count(*ALIASES[what], most=MOST_LAYERS if what == "layers" else LARGEST)
+        return self.count(*ALIASES[what], most=MOST_LAYERS if what == "layers" else LARGEST_FIELD)
 
     def known(self, what: str, default: int = 0) -> int:
         """A number of `ALIASES`.

@@ -136,7 +136,7 @@ def test_the_exported_file_holds_the_same_specs(elsewhere: Executor) -> None:
     from raysearch.deploy.export.deployment import Deployment
     from raysearch.deploy.export.jax import export
     from sim.strategy import Strategy
-    from tests.described import question_about
+    from tests.questions import question_about
 
     workload = question_about("mixtral_8x7b", isl=1024, osl=256, gpus=8).load()
     dims = KNOWN["ffn2_on_hidden"](workload.model)

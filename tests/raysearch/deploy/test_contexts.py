@@ -11,7 +11,7 @@ from raysearch.deploy.contexts import longest_context, too_long
 from raysearch.deploy.export.models import draft_repository, repository, stored_format
 from sim.config.catalog import load_model
 from sim.config.files import CatalogError, configs_root
-from tests.described import question_about
+from tests.questions import question_about
 
 PUBLISHED = {
     "deepseek_v3": "deepseek-ai--DeepSeek-V3",

@@ -218,7 +218,7 @@ def test_a_signal_amid_a_finaliser_is_one_message_too(
 
     before = {signum: signal.getsignal(signum) for signum in (*STOPS, signal.SIGALRM)}
     hook, timer = sys.unraisablehook, signal.getitimer(signal.ITIMER_REAL)
-    monkeypatch.setattr("raysearch.cli.app.run", run)
+    monkeypatch.setattr("raysearch.cli.app.run_command", run)
     try:
         assert cli._run() == 128 + signal.SIGTERM
     finally:

@@ -15,7 +15,7 @@ from raysearch.base.errors import InputError
 from raysearch.base.limits import LARGEST_BUDGET
 from raysearch.cli.commands.report import report_results
 from raysearch.reports.learning_curves import read_curves
-from raysearch.reports.study_report import NotExplained, best_runs, explain, read_report, score
+from raysearch.reports.study_report import NotExplained, best_runs, explain_best, read_report, score
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.studies.results import read_study_runs, study_frame
@@ -128,7 +128,7 @@ def test_an_interrupted_search_is_judged_by_the_calls_it_made(tiny_workload: Pat
 
 def test_the_best_strategy_is_explained_by_evaluating_it_again(search: Path) -> None:
     (told,) = read_study_runs(search)
-    explained = explain(search, told)
+    explained = explain_best(search, told)
     assert explained is not None
     workload, evaluation = explained
     assert workload.name == "tiny"
@@ -139,7 +139,7 @@ def test_the_best_strategy_is_explained_by_evaluating_it_again(search: Path) -> 
 def test_a_workload_that_changed_is_not_explained(search: Path) -> None:
     (told,) = read_study_runs(search)
     with pytest.raises(NotExplained, match="its workload has changed"):
-        explain(search, {**told, "config_hash": "other"})
+        explain_best(search, {**told, "config_hash": "other"})
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path, search: Path) -> None:

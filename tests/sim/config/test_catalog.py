@@ -19,7 +19,7 @@ from sim.layers.model import FeedForward
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables
-from tests.described import question_about
+from tests.questions import question_about
 
 PAPER = [f"gpt_moe_{size}_{context}" for size in ("1_2t", "1_6t") for context in ("16k", "32k", "64k")]
 

@@ -19,7 +19,7 @@ from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from tests.described import question_about
+from tests.questions import question_about
 
 Config = dict[str, Any]
 

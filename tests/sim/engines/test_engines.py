@@ -9,7 +9,7 @@ import pytest
 
 from sim.config.catalog import load_model, load_workload, under_engine
 from sim.config.files import CatalogError
-from sim.engines.registry import (
+from sim.engines.engine_registry import (
     UnknownEngine,
     engine_names,
     engine_rules,
@@ -17,16 +17,16 @@ from sim.engines.registry import (
     register_engine,
     withdraw_engine,
 )
-from sim.engines.rules import EngineRules
+from sim.engines.engine_rules import EngineRules
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import Model
-from sim.optimum.best import find_best, find_bests
+from sim.optimum.exact_search import find_best, find_bests
 from sim.optimum.spaces import engine_space, extended_space, heuristic_space, space_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables, Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
 H100 = load_workload("gpt_moe_1_2t_16k").hardware

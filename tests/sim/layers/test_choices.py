@@ -15,8 +15,8 @@ from sim.layers.ops import FusedOp, Layer
 from sim.ops.layers import DENSE_LAYER, MOE_LAYER
 from sim.sharding.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from sim.sharding.rules import einsum_rule
-from sim.step.ends import end_plan
-from sim.strategy import END_OPS, ENGINES_ENDS
+from sim.step.vocabulary_layers import vocabulary_plan
+from sim.strategy import ENGINES_VOCABULARY, VOCABULARY_OPS
 
 Pieces = list[np.ndarray]
 RANKS = 3
@@ -352,8 +352,8 @@ def test_the_small_router_weight_is_replicated_when_tokens_are_sharded() -> None
 
 
 def test_both_ends_of_the_model_are_priced_by_rules_that_fit_each_other() -> None:
-    rules = end_plan(ENGINES_ENDS).rules
-    embedding, head, sampling = (rules[name] for name in END_OPS)
+    rules = vocabulary_plan(ENGINES_VOCABULARY).rules
+    embedding, head, sampling = (rules[name] for name in VOCABULARY_OPS)
     assert (embedding.inputs, embedding.weight, embedding.output) == ((REPLICATE,), Shard(0), PARTIAL)
     assert (head.inputs, head.weight, head.output) == ((REPLICATE,), Shard(1), Shard(1))
     assert sampling.inputs == (head.output,)

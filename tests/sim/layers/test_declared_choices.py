@@ -16,7 +16,7 @@ from sim.sharding.rule_check import WrongRule
 from sim.sharding.rules import Rule
 from sim.step.costs import op_cost, rank_of
 from sim.strategy import FIRST_DECLARED, TOKENS, Strategy
-from sim.validate import StrategyError, check_strategy
+from sim.strategy_checks import StrategyError, check_strategy
 from sim.workload import Workload
 
 NORM = MOE_LAYER.op("ffn_norm")

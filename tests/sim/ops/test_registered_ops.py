@@ -19,8 +19,8 @@ from raysearch.deploy.layers.sharded_layer import unshown
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.recommendation import recommended
 from raysearch.reports.explain.picture import pictures_of
-from raysearch.reports.explain.svg import draw as draw_svg
-from raysearch.reports.explain.terminal import draw
+from raysearch.reports.explain.svg import draw_svg
+from raysearch.reports.explain.terminal import draw_text
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.files import config_path
@@ -32,7 +32,7 @@ from sim.ops.kernels import Work, elementwise, gemm
 from sim.ops.layers import all_operations, layer_of, op_names, register_op, withdraw_op
 from sim.ops.rank import Rank
 from sim.ops.work import norm_work
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import Space, extended_space, joint_space, paper_space, space_of
 from sim.prices.curves import Gemm
@@ -43,7 +43,7 @@ from sim.sharding.rule_check import WrongRule, check_operation
 from sim.sharding.rules import Operation, label_rules, written
 from sim.simulate import evaluate
 from sim.strategy import NONE, Strategy
-from sim.validate import StrategyError, check_strategy
+from sim.strategy_checks import StrategyError, check_strategy
 from sim.workload import Workload
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -241,7 +241,7 @@ def test_it_is_recommended_and_drawn(toy_moe: Workload) -> None:
     pictures = pictures_of("mine", workload, best)
     assert "attn_gate" in [node.name for node in pictures[0].nodes]
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(*draw("gated", [pictures]))
+    console.print(*draw_text("gated", [pictures]))
     assert "attn_gate" in console.export_text()
     assert "attn_gate" in draw_svg("gated", [pictures])
 

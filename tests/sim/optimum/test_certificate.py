@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from sim.optimum.best import find_best
 from sim.optimum.certificate import Certificate, certify
 from sim.optimum.checker import Refused, check
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, extended_space
 from sim.simulate import evaluate
 from sim.workload import Workload

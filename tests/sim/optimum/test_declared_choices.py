@@ -14,7 +14,7 @@ from sim.layers.ops import FusedOp
 from sim.ops.layers import MOE_LAYER
 from sim.ops.rank import Rank
 from sim.ops.work import Work, op_work
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import DECLARED, Space, extended_space, joint_space
 from sim.sharding.placement import REPLICATE, Array, Shard, chunk
 from sim.sharding.rules import Rule

@@ -20,16 +20,16 @@ import pytest
 
 from sim.batched import Evaluations, evaluate_many
 from sim.config.files import CatalogError
-from sim.engines.registry import BARE_MACHINE
-from sim.optimum.best import Known, find_best
+from sim.engines.engine_registry import BARE_MACHINE
+from sim.optimum.exact_search import Known, find_best
 from sim.optimum.spaces import Space, extended_space
 from sim.serving.phases import batching
 from sim.simulate import ROUNDING
+from sim.step.attention_expert_meshes import sides_of
 from sim.step.stage import price_step
-from sim.step.two_meshes import sides_of
 from sim.strategy import Strategy
 from sim.workload import Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 CASES = int(os.environ.get("RAYSEARCH_FUZZ", "64"))
 MODELS = (

@@ -11,13 +11,13 @@ import pytest
 from sim.canonical import canonical
 from sim.config.catalog import load_workload
 from sim.layers.ops import choices_by_rule
-from sim.ops.ends import ENDS, end_ops
 from sim.ops.layers import DENSE_LAYER, MOE_LAYER
-from sim.optimum.best import find_best
+from sim.ops.vocabulary import VOCABULARY_LAYERS, vocabulary_ops
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import extended_space, generated_space, joint_space, paper_space
 from sim.simulate import evaluate
-from sim.strategy import ENGINES_ENDS, NONE, Strategy
-from sim.validate import StrategyError, check_strategy
+from sim.strategy import ENGINES_VOCABULARY, NONE, Strategy
+from sim.strategy_checks import StrategyError, check_strategy
 from sim.workload import DegreeTables, Workload
 
 
@@ -26,7 +26,7 @@ def test_rules_number_the_choices_as_they_were_numbered_by_hand() -> None:
         for op in layer.ops:
             by_hand = (0, 1, 2, 3, 4, 5) if op.name in ("qkv_proj", "o_proj", "ffn1", "ffn2") else (0, 1, 2)
             assert choices_by_rule(op) == by_hand, op.name
-    labels = {op.name: [op.label(choice) for choice in choices_by_rule(op)] for op in ENDS.ops}
+    labels = {op.name: [op.label(choice) for choice in choices_by_rule(op)] for op in VOCABULARY_LAYERS.ops}
     assert labels == {
         "embedding": ["v", "d", "", "t"],
         "lm_head": ["d", "v", "", "t", "t", ""],
@@ -39,13 +39,13 @@ def test_the_other_spaces_are_subsets_of_the_generated_one(name: str) -> None:
     workload = load_workload(name)
     whole = generated_space(workload)
     for smaller in (paper_space(workload), joint_space(workload), extended_space(workload)):
-        assert not smaller.ends
+        assert not smaller.vocabulary
         assert all(set(table) <= set(whole.choices[op]) for op, table in smaller.choices.items())
         drawn = smaller.sample(np.random.default_rng(0))
         assert not whole.outside(drawn)
     assert whole.size == extended_space(workload).size * 4 * 6 * 3
-    assert whole.outside(replace(drawn, ends=(0, 6, 1))) == ["lm_head is 6, not one of 0, 1, 2, 3, 4, 5"]
-    assert extended_space(workload).outside(replace(drawn, ends=(1, 1, 1))) == ["embedding is 1, not one of 0"]
+    assert whole.outside(replace(drawn, vocabulary=(0, 6, 1))) == ["lm_head is 6, not one of 0, 1, 2, 3, 4, 5"]
+    assert extended_space(workload).outside(replace(drawn, vocabulary=(1, 1, 1))) == ["embedding is 1, not one of 0"]
 
 
 def small(workload: Workload, name: str) -> Workload:
@@ -70,23 +70,23 @@ def test_the_optimum_with_choices_at_both_ends_is_that_of_brute_force(
             space.tp, space.cp, space.dp, space.ep, space.pp, space.batch
         )
         for dims in itertools.product(*few.values())
-        for ends in itertools.product(*space.ends.values())
+        for ends in itertools.product(*space.vocabulary.values())
     }
     feasible = [each for each in (evaluate(workload, strategy) for strategy in strategies) if each.feasible]
     best = max(feasible, key=lambda each: each.tokens_per_s_per_gpu)
     found = find_best(space).evaluation
     assert found is not None
     assert found.tokens_per_s_per_gpu == best.tokens_per_s_per_gpu
-    engines = find_best(replace(space, ends={})).evaluation
+    engines = find_best(replace(space, vocabulary={})).evaluation
     assert engines is None or found.tokens_per_s_per_gpu >= engines.tokens_per_s_per_gpu
 
 
 def test_the_ends_as_engines_lay_them_are_what_nothing_stands_for(moe: Workload) -> None:
     strategy = Strategy(8, 16, 2, 512, (NONE,) * 12)
-    spelled = replace(strategy, ends=ENGINES_ENDS)
+    spelled = replace(strategy, vocabulary=ENGINES_VOCABULARY)
     assert canonical(spelled) == strategy
     assert replace(evaluate(moe, spelled), strategy=strategy) == evaluate(moe, strategy)
-    alone = replace(strategy, tp=1, ends=(3, 4, 0))
+    alone = replace(strategy, tp=1, vocabulary=(3, 4, 0))
     assert replace(evaluate(moe, alone), strategy=strategy) == replace(
         evaluate(moe, canonical(alone)), strategy=strategy
     )
@@ -94,7 +94,7 @@ def test_the_ends_as_engines_lay_them_are_what_nothing_stands_for(moe: Workload)
 
 def test_a_choice_that_an_end_has_not_is_refused(moe: Workload) -> None:
     with pytest.raises(StrategyError, match="choice of embedding must be one of 0, 1, 2, 3, got 4"):
-        check_strategy(moe, Strategy(8, 16, 2, 512, (NONE,) * 12, ends=(4, 1, 1)))
-    with pytest.raises(StrategyError, match="expected 3 ends"):
-        check_strategy(moe, Strategy(8, 16, 2, 512, (NONE,) * 12, ends=(0, 1)))
-    assert len(end_ops()) == 3
+        check_strategy(moe, Strategy(8, 16, 2, 512, (NONE,) * 12, vocabulary=(4, 1, 1)))
+    with pytest.raises(StrategyError, match="expected 3 vocabulary choices"):
+        check_strategy(moe, Strategy(8, 16, 2, 512, (NONE,) * 12, vocabulary=(0, 1)))
+    assert len(vocabulary_ops()) == 3

@@ -10,16 +10,16 @@ import pytest
 
 from sim.batched import evaluate_many
 from sim.config.files import list_names
-from sim.layers.dims import dims_of, spread
+from sim.layers.dims import dims_of, spread_choices
 from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import GroupedAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Model
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, extended_space, joint_space, space_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import GroupChoices, PhaseName, Speculation, Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 FULL = GroupedAttention(heads=8, kv_heads=2, head_dim=16)
 GROUPS = (
@@ -168,7 +168,7 @@ def test_what_a_file_says_of_groups_and_stages_is_searched() -> None:
     workload = dataclasses.replace(said, groups="own").load()
     assert len(dims_of(workload)) == 24
     assert workload.degrees.pp == (1, 2, 3, 4, 6, 8, 9, 12, 16)
-    named = spread(workload, megatron_dims(workload.model))
+    named = spread_choices(workload, megatron_dims(workload.model))
     shared = dataclasses.replace(workload, groups="shared")
     own, common = (
         evaluate(each, Strategy(2, 2, 4, 16, dims))
@@ -203,7 +203,7 @@ def test_experts_are_shared_out_to_any_number_of_ranks_where_it_is_asked() -> No
     assert workload.degrees.ep == tuple(range(1, 73))
     assert workload.degrees.pp == tuple(range(1, 62))
     assert said.load().degrees.ep == (1, 2, 4, 8, 16, 32, 64)
-    space, dims = extended_space(workload), spread(workload, megatron_dims(workload.model))
+    space, dims = extended_space(workload), spread_choices(workload, megatron_dims(workload.model))
     for ep in (6, 12, 24, 40, 72):
         strategy = Strategy(1, ep, 1, 1024, dims, dp=ep)
         assert not space.outside(strategy)
@@ -244,7 +244,7 @@ def test_every_shipped_model_is_searched_in_the_extended_space_too(name: str, gr
     whole, rng = space_of(workload), np.random.default_rng(0)
     drawn = evaluate_many(workload, [whole.sample(rng) for _ in range(6)])
     assert np.isfinite(drawn.tpot_s).all()
-    named = spread(workload, megatron_dims(workload.model))
+    named = spread_choices(workload, megatron_dims(workload.model))
     choices = {name: (choice,) for name, choice in zip(whole.choices, named, strict=True)}
     one = next(name for name in choices if name.endswith("ffn2"))
     ep = (workload.degrees.ep[min(3, len(workload.degrees.ep) - 1)],)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from sim.batched import Evaluations, evaluate_many
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, extended_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 PHASES = {
     "decode": {"phase": "decode"},

@@ -11,7 +11,7 @@ import pytest
 from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops.layers import layer_ops
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import extended_space, heuristic_space, joint_space, paper_space, space_of
 from sim.simulate import evaluate

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sim.pools.best import Pools, pools
+from sim.pools.best_pools import Pools, pools
 from sim.pools.traffic import Traffic, TrafficKind
 from sim.workload import Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 TRAFFIC = Traffic.of([TrafficKind(4000, 200)])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sim.optimum.spaces import joint_space, space_of
-from sim.pools.best import Pools, pools
+from sim.pools.best_pools import Pools, pools
 from sim.pools.candidates import replicas
 from sim.pools.handover import Link, request_cache_bytes, sharers
 from sim.pools.matching import Limits, Matched

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.pools.best import Pools
+from sim.pools.best_pools import Pools
 from sim.pools.candidates import Replica
 from sim.pools.matching import Limits
 from sim.pools.resharding import Host, Resharded, best_resharded, weights_moved_s

@@ -38,7 +38,7 @@ from sim.prices.roofline import PRICED_BY_MEDIANS, Kernel, kernel_time
 from sim.prices.routing import drawn_experts
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from tests.described import question_about
+from tests.questions import question_about
 
 H100, H200 = load_hardware("h100_sxm"), load_hardware("h200_sxm")
 FITTED = load_calibration("h100_sxm")

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from sim.config.catalog import load_calibration, load_hardware, load_workload
-from sim.engines.registry import engine_rules
+from sim.engines.engine_registry import engine_rules
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims
 from sim.prices.engine import Engine, EngineTimes
 from sim.prices.hardware import ErrorModel, Hardware, ServingIntervals, Widths
-from sim.prices.priced import EXACT, Priced, spread, together
+from sim.prices.priced import EXACT, PricedKernel, error_interval, together
 from sim.prices.trust import step_interval, trust_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -59,7 +59,7 @@ def test_a_measured_model_has_the_narrow_interval_and_others_a_wider_one_with_th
 def test_without_serving_runs_the_interval_is_wide_and_says_why() -> None:
     errors = replace(ERRORS, serving=0.35, runs=None)
     found = step_interval(machine(errors), "vllm", "known", moe=False, prompt_share=0.2, kernels=EXACT)
-    assert found.factors == pytest.approx(spread(0.35))
+    assert found.factors == pytest.approx(error_interval(0.35))
     assert "no serving run of this machine" in found.because
 
 
@@ -71,7 +71,7 @@ def test_kernels_less_sure_than_those_of_the_runs_widen_the_interval() -> None:
 
 
 def test_the_kernels_interval_is_weighted_by_time() -> None:
-    parts = [Priced(3.0, 0.1, (0.9, 1.1)), Priced(1.0, 0.3, (0.5, 1.5), "experts")]
+    parts = [PricedKernel(3.0, 0.1, (0.9, 1.1)), PricedKernel(1.0, 0.3, (0.5, 1.5), "experts")]
     trust = trust_of(load_hardware("h100_sxm"), parts)
     assert trust.kernels == pytest.approx((0.8, 1.2))
     assert trust.extrapolated == ("experts (25% of a layer)",)

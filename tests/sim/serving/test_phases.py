@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import load_workload
-from sim.engines.registry import engine_rules
+from sim.engines.engine_registry import engine_rules
 from sim.layers.heuristics import megatron_dims
 from sim.prices.engine import Engine, EngineTimes
 from sim.serving.phases import Pace, batching, most_sequences

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import CatalogError
-from sim.engines.registry import engine_rules
+from sim.engines.engine_registry import engine_rules
 from sim.layers.sizes import Load
 from sim.serving.phases import batching
-from sim.serving.prompts import mixing, prompt_meeting
+from sim.serving.prompts import mixed_steps, prompt_meeting
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 SAID = question_about("mixtral_8x7b", phase="serve", isl=2000, osl=150, gpus=8)
 
@@ -96,7 +96,7 @@ def test_prompts_that_wait_long_enough_come_one_to_each_group() -> None:
     assert found.prompts == 8
     assert found.waits == 14
     assert 256 * (1 - found.running_share) == pytest.approx(3.5, rel=0.02)
-    steps = mixing(256 * found.running_share / 1024, 1, 8, found.prompts)
+    steps = mixed_steps(256 * found.running_share / 1024, 1, 8, found.prompts)
     assert steps.prompts == pytest.approx(8 * steps.busiest_prompts)
     assert prompt_meeting(0, 256, 8, 1024) == (1, 0, 1)
     assert prompt_meeting(12, 256, 8, 1024).prompts == 1 + 12 / 4
@@ -153,7 +153,7 @@ def test_the_formulas_are_near_groups_that_run_step_by_step(wait: int, near: flo
     """Answers of 89 to 111 % of the mean, as InferenceX asks for."""
     running, share, prompts = stepped(4, 16, 128, wait, 5_000, 0.11)
     found = prompt_meeting(wait, 64, 4, 128)
-    steps = mixing(64 * found.running_share / 128, 1, 4, found.prompts)
+    steps = mixed_steps(64 * found.running_share / 128, 1, 4, found.prompts)
     assert found.running_share == pytest.approx(running, rel=0.04)
     assert steps.share == pytest.approx(share, rel=near)
     assert steps.prompts == pytest.approx(prompts, rel=near)

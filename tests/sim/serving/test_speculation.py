@@ -12,14 +12,14 @@ from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims
-from sim.optimum.best import find_best
+from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import extended_space, joint_space
 from sim.serving.phases import batching
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables, Speculation, Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 
 def drafting(workload: Workload, count: int, share: float, draft: object = None) -> Workload:

@@ -21,7 +21,7 @@ from sim.simulate import evaluate
 from sim.step.pipeline import pipeline, stage_layers
 from sim.strategy import NONE, Strategy
 from sim.workload import GroupChoices, PhaseName, Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 FULL = GroupedAttention(heads=8, kv_heads=2, head_dim=16)
 WINDOW = dataclasses.replace(FULL, window=100)

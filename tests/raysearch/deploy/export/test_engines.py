@@ -22,13 +22,13 @@ from raysearch.deploy.export.formats import exporter, exporter_names, register_e
 from raysearch.deploy.export.models import CHECKPOINT, repository
 from sim.config.catalog import load_model
 from sim.config.question import Question
-from sim.engines.registry import engine_rules
+from sim.engines.engine_registry import engine_rules
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.spaces import engine_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Speculation, Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 OPTIONS = json.loads((Path(__file__).parent / "options.json").read_text())
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "megatron": "megatron_core"}

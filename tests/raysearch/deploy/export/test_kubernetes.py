@@ -15,7 +15,7 @@ from raysearch.deploy.export.formats import exporter, pools_exporter
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Workload
-from tests.described import question_about
+from tests.questions import question_about
 
 SCHEMAS = json.loads((Path(__file__).parent / "kubernetes.json").read_text())
 VLLM_OPTIONS = set(json.loads((Path(__file__).parent / "options.json").read_text())["vllm"]["options"])

@@ -24,7 +24,16 @@ from raysearch.base.file_io import write_together
 from raysearch.cli.app import app
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.formats import exporter
-from raysearch.deploy.export.render import Call, Command, Name, Variable, python_text, shell_text, words, yaml_text
+from raysearch.deploy.export.render import (
+    Call,
+    Command,
+    SourceName,
+    Variable,
+    python_text,
+    shell_text,
+    words,
+    yaml_text,
+)
 from sim.config.catalog import load_model
 from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Published
@@ -207,7 +216,7 @@ def test_yaml_loads_back_as_it_was(value: dict[str, Any]) -> None:
 @given(value=st.dictionaries(NAMES, VALUES), texts=st.lists(NAMES).map(tuple))
 def test_constants_of_a_python_file_evaluate_to_what_they_were(value: dict[str, Any], texts: tuple[str, ...]) -> None:
     found: dict[str, Any] = {}
-    called = Call("dict", (), {"a": Name("TRUE"), "b": texts})
+    called = Call("dict", (), {"a": SourceName("TRUE"), "b": texts})
     exec(python_text("TRUE = True", {"VALUE": value, "TEXTS": texts, "CALLED": called}, "END = 1"), found)
     assert (found["VALUE"], found["TEXTS"], found["END"]) == (value, texts, 1)
     assert found["CALLED"] == {"a": True, "b": texts}

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from raysearch.base.errors import NOTHING_FEASIBLE, InputError
 from raysearch.cli.app import app
 from sim.config.files import CatalogError
-from sim.validate import StrategyError
+from sim.strategy_checks import StrategyError
 from tests.raysearch.deploy.export.test_engines import QWEN_CONFIG
 
 RUNNER = CliRunner()

@@ -11,7 +11,7 @@ from raysearch.deploy.layers.sharded_layer import check_runs, unshown
 from sim.config.catalog import load_model
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
-from tests.described import question_about
+from tests.questions import question_about
 
 
 def test_a_model_whose_layer_would_run_without_a_part_is_refused_by_that_part() -> None:

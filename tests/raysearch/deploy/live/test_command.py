@@ -24,8 +24,8 @@ from raysearch.deploy.live.session import HEAD_FILE, ROWS_FILE
 from raysearch.simulators.measurement import Measurement
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
-from tests.described import question_about
 from tests.processes import children, ended
+from tests.questions import question_about
 
 MODEL = ("--model", "llama_3_1_8b", "--phase", "serve", "--isl", "1000", "--osl", "100", "--engine", "vllm")
 WHAT = (*MODEL, "--max-gpus", "2", "--space", "paper")

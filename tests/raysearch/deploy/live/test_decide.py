@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raysearch.deploy.live.belief import LIKENESS, belief_of
+from raysearch.deploy.live.belief import ERROR_CORRELATION, belief_of
 from raysearch.deploy.live.decide import Decider, Measured
 from raysearch.deploy.live.deployment_candidates import TERMS, Candidates, candidates_of
 from raysearch.deploy.live.session import Settings, tune
 from raysearch.simulators.measurement import Measurement
-from sim.optimum.best import best_of_degrees, find_best
+from sim.optimum.exact_search import best_of_degrees, find_best
 from sim.optimum.spaces import heuristic_space
 from sim.simulate import evaluate
-from tests.described import question_about
+from tests.questions import question_about
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_the_stated_confidence_is_kept_on_truths_drawn_from_the_belief(candidate
     few, noise = Candidates(candidates.workload, candidates.evaluations[:12]), 0.005
     rng = np.random.default_rng(7)
     nobody = np.array([], dtype=np.int64)
-    truths = belief_of(few, LIKENESS, noise=noise).samples(nobody, np.array([]), 50, rng)
+    truths = belief_of(few, ERROR_CORRELATION, noise=noise).samples(nobody, np.array([]), 50, rng)
     right, counts = [], []
     for seed, errors in enumerate(truths):
         seen: list[Measured] = []

@@ -27,11 +27,11 @@ from raysearch.deploy.recommend.recommendation import Recommendation, recommende
 from raysearch.runs.records import Record
 from sim.config.catalog import load_hardware
 from sim.config.question import Question
-from sim.engines.registry import engine_rules
-from sim.optimum.best import find_best
+from sim.engines.engine_registry import engine_rules
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import space_of
 from sim.simulate import evaluate
-from tests.described import question_about
+from tests.questions import question_about
 
 RUNNER = CliRunner()
 ASKED = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "200", "--gpus", "4", "--tpot-ms", "12", "--top", "3")

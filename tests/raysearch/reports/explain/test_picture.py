@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from raysearch.reports.explain.picture import Picture, held, pictures_of
+from raysearch.reports.explain.picture import Picture, held_tensor, pictures_of
 from sim.config.catalog import load_model, load_workload
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.simulate import evaluate
@@ -55,8 +55,8 @@ def test_the_stream_comes_from_the_layer_above() -> None:
 
 
 def test_held_tensors_have_both_notations() -> None:
-    assert held("x", "td", "S(0)").named == "x[t_tp, d]"
-    assert held("x", "ecd", "R").named == "x[e, c, d]"
+    assert held_tensor("x", "td", "S(0)").named == "x[t_tp, d]"
+    assert held_tensor("x", "ecd", "R").named == "x[e, c, d]"
 
 
 @pytest.mark.parametrize("dims", [megatron_dims(WORKLOAD.model), MIXED, (2, 4, 0, 3, 0, 2, 2, 0, 5, 0, 3, 0)])

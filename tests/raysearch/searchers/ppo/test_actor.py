@@ -24,14 +24,14 @@ def test_rollout_holds_what_was_seen_done_and_expected(toy, actor):
     for now, then, reward in [(seen[0], seen[1], 1.0), (seen[1], seen[2], -2.0)]:
         actions.append(actor.act(now))
         told(actor, reward, then)
-    opinions = [actor.judge(each) for each in seen]
+    outputs = [actor.judge(each) for each in seen]
     rollout = actor.take()
     np.testing.assert_array_equal(rollout.observations, seen)
     np.testing.assert_array_equal(rollout.actions, actions)
     np.testing.assert_array_equal(rollout.rewards, [1.0, -2.0])
-    np.testing.assert_allclose(rollout.values, [o.value for o in opinions], rtol=1e-6)
+    np.testing.assert_allclose(rollout.values, [o.value for o in outputs], rtol=1e-6)
     heads = range(len(toy.sizes))
-    logp = [sum(o.log_probs[h, a[h]] for h in heads) for o, a in zip(opinions, actions, strict=False)]
+    logp = [sum(o.log_probs[h, a[h]] for h in heads) for o, a in zip(outputs, actions, strict=False)]
     np.testing.assert_allclose(rollout.log_probs, logp, rtol=1e-6)
     assert (actor.recorded, actor.calls) == (0, 2)
 
@@ -99,8 +99,8 @@ def test_outcome_of_nothing_is_refused(toy, actor):
 
 
 def test_confidence_and_entropy_of_an_opinion(toy, actor):
-    opinion = actor.judge(observation(toy))
-    probs = np.exp(opinion.log_probs)
-    assert opinion.confidence == pytest.approx(probs.max(-1).min())
+    output = actor.judge(observation(toy))
+    probs = np.exp(output.log_probs)
+    assert output.confidence == pytest.approx(probs.max(-1).min())
     positive = probs[probs > 0]
-    assert opinion.entropy == pytest.approx(-(positive * np.log(positive)).sum(), rel=1e-5)
+    assert output.entropy == pytest.approx(-(positive * np.log(positive)).sum(), rel=1e-5)

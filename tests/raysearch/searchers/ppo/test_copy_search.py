@@ -8,7 +8,7 @@ import torch
 
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.actor import Proposal
-from raysearch.searchers.ppo.copy_actor import MixtureOpinion
+from raysearch.searchers.ppo.copy_actor import MixturePolicyOutput
 from raysearch.searchers.ppo.noise import call_rng
 
 
@@ -39,11 +39,11 @@ def test_it_sees_infeasible_strategies_too(toy) -> None:
 def test_a_mixtures_samples_and_probabilities_agree() -> None:
     rng = np.random.default_rng(0)
     log_probs = np.log(rng.dirichlet(np.ones(3), size=(2, 2)))
-    opinion = MixtureOpinion(np.log([0.3, 0.7]), log_probs)
-    drawn = opinion.sample(20_000, call_rng(0, 0))
+    output = MixturePolicyOutput(np.log([0.3, 0.7]), log_probs)
+    drawn = output.sample(20_000, call_rng(0, 0))
     for action in np.ndindex(3, 3):
         share = (drawn == action).all(-1).mean()
-        assert share == pytest.approx(np.exp(opinion.log_prob(np.array(action))), abs=0.015)
+        assert share == pytest.approx(np.exp(output.log_prob(np.array(action))), abs=0.015)
 
 
 def test_rollouts_hold_the_probabilities_that_the_learner_computes(toy) -> None:

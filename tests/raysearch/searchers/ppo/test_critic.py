@@ -72,7 +72,7 @@ def test_a_restored_critic_goes_on_as_if_nothing_had_happened(memory: CallMemory
 
 def test_a_critic_that_was_told_anothers_opinion_picks_what_that_one_picks(memory: CallMemory) -> None:
     critic, other, rng = trained(memory, 5), Critic(toy_actions(SIZES), 1, OPTIONS), np.random.default_rng(2)
-    other.set_opinion(pickle.loads(pickle.dumps(critic.get_opinion())))
+    other.set_learned(pickle.loads(pickle.dumps(critic.get_learned())))
     for _ in range(50):
         candidates = rng.integers(SIZES, size=(4, len(SIZES)))
         np.testing.assert_array_equal(other.pick(candidates), critic.pick(candidates))

@@ -64,7 +64,7 @@ def test_early_exit_restarts_and_gives_the_next_agent_a_whole_chunk(toy):
     make_confident(search)
     search.advance(2)
     assert search.agent.restarts == 1
-    assert search.agent.actor.opinion.confidence >= 0.95
+    assert search.agent.actor.output.confidence >= 0.95
     assert agents_of(search, 50) == [16, 26, 36, 46]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from raysearch.searchers.interface import Outcome
-from raysearch.searchers.ppo.memory import CallMemory, merit
+from raysearch.searchers.ppo.memory import CallMemory, penalised_merit
 
 SIZES = (2, 1, 2, 3, 3)
 
@@ -22,13 +22,13 @@ def filled(*calls: tuple[tuple[int, ...], float], elites: int = 3, capacity: int
 
 
 def test_merit_is_the_logarithm_of_throughput_less_the_penalty() -> None:
-    assert merit(outcome(200.0), 4.0) == pytest.approx(math.log(200))
-    assert merit(outcome(200.0, math.log(1.1)), 4.0) == pytest.approx(math.log(200 / 1.1**4))
-    assert merit(outcome(0.0), 4.0) < merit(outcome(1e-9, 3.0), 4.0)
+    assert penalised_merit(outcome(200.0), 4.0) == pytest.approx(math.log(200))
+    assert penalised_merit(outcome(200.0, math.log(1.1)), 4.0) == pytest.approx(math.log(200 / 1.1**4))
+    assert penalised_merit(outcome(0.0), 4.0) < penalised_merit(outcome(1e-9, 3.0), 4.0)
 
 
 def test_a_fast_strategy_just_past_a_limit_is_worth_more_than_a_slow_one_and_one_far_past_it_is_not() -> None:
-    slow, near, far = (merit(outcome(*each), 4.0) for each in [(200.0,), (300.0, 0.05), (600.0, 1.0)])
+    slow, near, far = (penalised_merit(outcome(*each), 4.0) for each in [(200.0,), (300.0, 0.05), (600.0, 1.0)])
     assert near > slow > far
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sim.layers.declared import declared_choices
 from sim.layers.dims import dims_of
-from sim.ops.ends import end_ops
-from sim.strategy import END_OPS, Strategy
+from sim.ops.vocabulary import vocabulary_ops
+from sim.strategy import VOCABULARY_OPS, Strategy
 from sim.workload import Workload
 
 LARGEST = 10**9
@@ -21,7 +21,7 @@ def check_strategy(workload: Workload, strategy: Strategy) -> None:
 
     Raises:
         StrategyError: A degree or the batch is no integer or below 1, or `dims` has the wrong
-            length or a value that its op does not have, or `ends` has.
+            length or a value that its op does not have, or `vocabulary` has.
     """
     degrees = {name: getattr(strategy, name) for name in ("tp", "ep", "pp", "batch", "cp")}
     if strategy.dp is not None:
@@ -44,15 +44,17 @@ def check_strategy(workload: Workload, strategy: Strategy) -> None:
                 f"the dim of {dim.name} must be 0 (dim 0), 1 (dim 1) or 2 (none){more if op.kind == 'einsum' else ''}"
                 f"{', or ' + ', '.join(declared) + ', as declared' if declared else ''}, got {choice!r}"
             )
-    if strategy.ends:
-        _check_ends(strategy.ends)
+    if strategy.vocabulary:
+        _check_vocabulary(strategy.vocabulary)
 
 
-def _check_ends(ends: tuple[int, ...]) -> None:
-    ops = end_ops()
-    if len(ends) != len(ops):
-        raise StrategyError(f"expected {len(ops)} ends, of {', '.join(END_OPS)}, or none, got {len(ends)}")
-    for op, choice in zip(ops, ends, strict=True):
+def _check_vocabulary(choices: tuple[int, ...]) -> None:
+    ops = vocabulary_ops()
+    if len(choices) != len(ops):
+        raise StrategyError(
+            f"expected {len(ops)} vocabulary choices, {', '.join(VOCABULARY_OPS)}, or none, got {len(choices)}"
+        )
+    for op, choice in zip(ops, choices, strict=True):
         if type(choice) is not int or choice not in op.choices:
             known = ", ".join(map(str, op.choices))
             raise StrategyError(f"the choice of {op.name} must be one of {known}, got {choice!r}")

@@ -34,15 +34,16 @@ from sim.layers.dims import dims_of
 from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
 from sim.ops.rank import Rank
-from sim.optimum.endings import Ending, unbeaten_endings
-from sim.optimum.fronts import Ranks, Side
+from sim.optimum.bounds import Mesh
+from sim.optimum.fronts import LayerSide, Ranks
 from sim.optimum.spaces import Space
-from sim.optimum.sums import Layers, Stack, Unit, all_layers, fits, layers_apart, least_stage_s, slowest_stage_s
+from sim.optimum.sums import Layers, Unit, all_layers, fits, layers_apart, least_stage_s, slowest_stage_s
+from sim.optimum.vocabulary_choices import VocabularyChoice, unbeaten_vocabulary_choices
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
+from sim.step.attention_expert_meshes import Stack, attention_rank, experts_rank, sides
 from sim.step.pipeline import meet
 from sim.step.stage import memory_bytes, needed_and_allowed_bytes
-from sim.step.two_meshes import attention_rank, experts_rank, sides
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -53,9 +54,7 @@ _SURELY = 1 - 1e-9
 _NARROW = 1.5
 """Largest over smallest batch of a range below which its smallest is added up for a bound that is tight."""
 
-Mesh = tuple[int, int, int, int]
-"""tp, cp, dp, ep."""
-Seconds = tuple[tuple[float, ...], ...]
+SecondsTable = tuple[tuple[float, ...], ...]
 """Of a layer, per kind of step and group of layers."""
 Dims = Mapping[str, tuple[int, ...]]
 """Choices per op, by its name."""
@@ -179,7 +178,9 @@ def _search_parts(
 ) -> tuple[_Ranking, int]:
     opened, parts = 0, space.parts()
     for at, part in enumerate(parts):
-        worked = None if known is None else known.setdefault((*part.choices.items(), *part.ends.items()), Worked())
+        worked = (
+            None if known is None else known.setdefault((*part.choices.items(), *part.vocabulary.items()), Worked())
+        )
         search = _Search(part, ranking, worked)
         search.run(_share(progress, at, len(parts)))
         opened += search.opened
@@ -241,7 +242,7 @@ class _Range(NamedTuple):
     pp: int
     low: int
     high: int
-    layer_s: Seconds
+    layer_s: SecondsTable
     step_s: float
     tight: bool
 
@@ -275,11 +276,11 @@ class _Start(NamedTuple):
     units: tuple[Unit, ...]
     state: Batching
     stacks: list[Stack]
-    layer_s: Seconds
+    layer_s: SecondsTable
     weights: tuple[float, ...]
     kv: tuple[float, ...]
     possible: bool
-    endings: tuple[Ending, ...]
+    endings: tuple[VocabularyChoice, ...]
 
 
 class Worked:
@@ -295,10 +296,10 @@ class Worked:
 
     def __init__(self) -> None:
         self.stages: dict[tuple[Mesh, tuple[int, ...]], tuple[int, ...]] = {}
-        self.floors: dict[tuple[Mesh, int, int, Seconds], _Floor] = {}
-        self.tight_s: dict[tuple[Mesh, int], Seconds] = {}
+        self.floors: dict[tuple[Mesh, int, int, SecondsTable], _Floor] = {}
+        self.tight_s: dict[tuple[Mesh, int], SecondsTable] = {}
         self.starts: dict[tuple[Mesh, int, bool], _Start] = {}
-        self.sides: dict[tuple[object, ...], Side] = {}
+        self.sides: dict[tuple[object, ...], LayerSide] = {}
 
 
 Known = dict[tuple[tuple[str, tuple[int, ...]], ...], Worked]
@@ -314,7 +315,7 @@ class _Search:
         self.workload: Workload = space.workload
         self._units = units_of(space)
         self._combines = space.choices[self._end_dim()]
-        self._ends = tuple(space.ends.values())
+        self._vocabulary = tuple(space.vocabulary.values())
         self._worked = Worked() if worked is None else worked
         self.ranking = ranking
         self.opened = 0
@@ -379,7 +380,7 @@ class _Search:
         pp: int,
         low: int,
         high: int,
-        at_least_s: Seconds = (),
+        at_least_s: SecondsTable = (),
         *,
         tight: bool = False,
     ) -> None:
@@ -414,7 +415,7 @@ class _Search:
     def _gpus(mesh: Mesh, pp: int) -> int:
         return math.prod(mesh[:3]) * pp
 
-    def _floor(self, mesh: Mesh, pp: int, batch: int, layer_s: Seconds) -> _Floor:
+    def _floor(self, mesh: Mesh, pp: int, batch: int, layer_s: SecondsTable) -> _Floor:
         """What a batch takes at least; searches that differ in limits alone ask for the same."""
         key, known = (mesh, pp, batch, layer_s), self._worked.floors
         found = known.get(key)
@@ -442,7 +443,7 @@ class _Search:
 
     # --- sums ------------------------------------------------------------------------------------
 
-    def _tight_layer_s(self, mesh: Mesh, batch: int) -> Seconds:
+    def _tight_layer_s(self, mesh: Mesh, batch: int) -> SecondsTable:
         """Least seconds of a layer, each for itself, with all moves; more tokens never take less.
 
         Where groups meet, the way to the next layer depends on its group, and is left out.
@@ -483,7 +484,7 @@ class _Search:
             winner = int(steps_s.argmin())
             if (value := worth(float(steps_s[winner]))) > self.ranking.least(degrees):
                 dims = layers.dims(winner)
-                best = Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp, ending.ends)
+                best = Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp, ending.vocabulary)
                 self.ranking.offer(value, self.space.plain(best))
 
     def _steps_s(
@@ -537,7 +538,7 @@ class _Search:
             possible = all(unit.possible for unit in units)
             floors = _floors(units) if possible else ((), (), ())
             stacks = _stacks(units)
-            endings = unbeaten_endings(stacks, self._ends, self._combines)
+            endings = unbeaten_vocabulary_choices(stacks, self._vocabulary, self._combines)
             found = known[key] = _Start(units, state, stacks, *floors, possible, endings)
         return found
 
@@ -558,13 +559,13 @@ class _Search:
         return tuple(units)
 
     def _on_experts_mesh(self, group: int) -> bool:
-        """Whether the feed-forward of a group lies on the experts' mesh; see `sim.step.two_meshes.group_sides`."""
+        """Whether the feed-forward of a group lies on the experts' mesh, as in `group_sides`."""
         model = self.workload.model
         return model.groups[group].is_moe or not model.is_moe
 
     def _pair(
         self, mesh: Mesh, loads: tuple[Load, ...], groups: tuple[int, ...], attention_dims: Dims, expert_dims: Dims
-    ) -> tuple[Side, Side]:
+    ) -> tuple[LayerSide, LayerSide]:
         tp, cp, dp, ep = mesh
         alone = tuple(_one_group(load) for load in loads)  # attention's side knows nothing of other groups
         if cp == 1:  # and moves nothing over a mesh of its own
@@ -589,10 +590,10 @@ class _Search:
             return experts_rank(self.workload, load, tp * cp * dp // ep, ep, dp, group)
         return attention_rank(self.workload, load, tp, cp, dp, group)
 
-    def _side(self, key: tuple[object, ...], ranks: Callable[[], Ranks], dims: Dims) -> Side:
+    def _side(self, key: tuple[object, ...], ranks: Callable[[], Ranks], dims: Dims) -> LayerSide:
         known = self._worked.sides
         if key not in known:
-            known[key] = Side(ranks(), dims)
+            known[key] = LayerSide(ranks(), dims)
         return known[key]
 
 
@@ -616,7 +617,7 @@ def _stacks(units: tuple[Unit, ...]) -> list[Stack]:
     return [tuple(sides for unit in units for sides in unit.both[kind]) for kind in range(len(units[0].both))]
 
 
-def _floors(units: tuple[Unit, ...]) -> tuple[Seconds, tuple[float, ...], tuple[float, ...]]:
+def _floors(units: tuple[Unit, ...]) -> tuple[SecondsTable, tuple[float, ...], tuple[float, ...]]:
     """Least seconds of a layer, weight bytes and KV bytes, each for itself and without moves."""
     steps_s: list[tuple[float, ...]] = [()] * len(units[0].both)
     weights: tuple[float, ...] = ()

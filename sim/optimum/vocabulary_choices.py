@@ -14,37 +14,38 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.arrays import Floats
+from sim.step.attention_expert_meshes import Sides, Stack
 from sim.step.costs import seconds
-from sim.step.drafting import draft_of
-from sim.step.ends import (
+from sim.step.speculative_decoding import draft_of
+from sim.step.stage import end_group
+from sim.step.vocabulary_layers import (
     embedding_s,
-    end_work,
     entering,
     head_activation_bytes,
     kernels_s,
     logits_moved,
+    sides_with_vocabulary,
     tokens_moved,
     vocabulary_bytes,
-    with_other_ends,
+    vocabulary_work,
 )
-from sim.step.stage import end_group
-from sim.step.two_meshes import Sides
-from sim.strategy import ENGINES_ENDS
+from sim.strategy import ENGINES_VOCABULARY
 
-Stack = tuple[Sides, ...]
 Tables = Sequence[Sequence[int]]
-"""Choices of each op at the ends, in the order of `Strategy.ends`; empty for one way, that of the workload."""
+"""Choices of each op at the ends, in the order of `Strategy.vocabulary`; empty for one way, that of the workload."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class VocabularyChoice:
     """How the ends of the model lie, and both sides of a GPU where they do, per group of layers and kind of step."""
 
-    ends: tuple[int, ...]
+    vocabulary: tuple[int, ...]
     stacks: tuple[Stack, ...]
 
 
-def unbeaten_endings(stacks: Sequence[Stack], tables: Tables, last_choices: Sequence[int]) -> tuple[Ending, ...]:
+def unbeaten_vocabulary_choices(
+    stacks: Sequence[Stack], tables: Tables, last_choices: Sequence[int]
+) -> tuple[VocabularyChoice, ...]:
     """Of all choices at the ends of the model those that no others beat.
 
     Args:
@@ -53,7 +54,7 @@ def unbeaten_endings(stacks: Sequence[Stack], tables: Tables, last_choices: Sequ
         last_choices: Of the op that leaves the residual stream.
     """
     if not tables:
-        return (Ending((), tuple(stacks)),)
+        return (VocabularyChoice((), tuple(stacks)),)
     asked = list(itertools.product(*tables))
     end = [stack[end_group(stack)] for stack in stacks]
     columns = [each for sides in end for each in _seconds(sides, tables, last_choices)] + _bytes(end[-1], tables)
@@ -62,12 +63,14 @@ def unbeaten_endings(stacks: Sequence[Stack], tables: Tables, last_choices: Sequ
     for at in np.lexsort(figures.T[::-1]).tolist():  # whoever beats it comes before it
         if not any((figures[other] <= figures[at]).all() for other in kept):
             kept.append(at)
-    return tuple(Ending(asked[at], tuple(_lying_so(stack, asked[at]) for stack in stacks)) for at in sorted(kept))
+    return tuple(
+        VocabularyChoice(asked[at], tuple(_lying_so(stack, asked[at]) for stack in stacks)) for at in sorted(kept)
+    )
 
 
-def _lying_so(stack: Stack, ends: tuple[int, ...]) -> Stack:
+def _lying_so(stack: Stack, choices: tuple[int, ...]) -> Stack:
     end = end_group(stack)
-    return (*stack[:end], with_other_ends(stack[end], ends), *stack[end + 1 :])
+    return (*stack[:end], sides_with_vocabulary(stack[end], choices), *stack[end + 1 :])
 
 
 def _seconds(sides: Sides, tables: Tables, last_choices: Sequence[int]) -> list[Floats]:
@@ -75,21 +78,21 @@ def _seconds(sides: Sides, tables: Tables, last_choices: Sequence[int]) -> list[
     size = tuple(map(len, tables))
     looked, heads, sampled = (_alone(sides, table, at) for at, table in enumerate(tables))
     own_s = np.array([kernels_s(each.attention, "lm_head") for each in heads])
-    inside_s = np.array([seconds(end_work(each.attention, "lm_head").collectives) for each in heads])
-    offered_s = np.array([seconds(end_work(each.attention, "sampling").collectives) for each in sampled])
+    inside_s = np.array([seconds(vocabulary_work(each.attention, "lm_head").collectives) for each in heads])
+    offered_s = np.array([seconds(vocabulary_work(each.attention, "sampling").collectives) for each in sampled])
     logits_s, tokens_s = np.zeros(size[1:]), np.zeros((size[0], 1, size[2]))
     for (row, head), (column, sampling) in itertools.product(enumerate(tables[1]), enumerate(tables[2])):
         logits_s[row, column] = seconds(
-            logits_moved(with_other_ends(sides, (ENGINES_ENDS[0], head, sampling)).attention)
+            logits_moved(sides_with_vocabulary(sides, (ENGINES_VOCABULARY[0], head, sampling)).attention)
         )
     for (row, looked_up), (column, sampling) in itertools.product(enumerate(tables[0]), enumerate(tables[2])):
         tokens_s[row, 0, column] = seconds(
-            tokens_moved(with_other_ends(sides, (looked_up, ENGINES_ENDS[1], sampling)).attention)
+            tokens_moved(sides_with_vocabulary(sides, (looked_up, ENGINES_VOCABULARY[1], sampling)).attention)
         )
     around_s = (own_s + inside_s)[:, None] + logits_s + offered_s + tokens_s
     found: list[Floats] = []
     if sides.attention.workload.speculation:  # a draft of the model's own layers shares its ends
-        drafts_s = [draft_of(with_other_ends(sides, ends)).time_s for ends in itertools.product(*tables)]
+        drafts_s = [draft_of(sides_with_vocabulary(sides, ends)).time_s for ends in itertools.product(*tables)]
         found.append(np.reshape(drafts_s, size))
     for choice in last_choices:
         first_s = np.array([embedding_s(each, choice) for each in looked])
@@ -102,10 +105,10 @@ def _bytes(sides: Sides, tables: Tables) -> list[Floats]:
     """[embedding, head, sampling] weights of the first end, of the last, of both, and activations at the head."""
     shape = (3, *map(len, tables[:2]), 1)
     pairs = itertools.product(*tables[:2])
-    held = [vocabulary_bytes(with_other_ends(sides, (*pair, ENGINES_ENDS[2])).attention) for pair in pairs]
+    held = [vocabulary_bytes(sides_with_vocabulary(sides, (*pair, ENGINES_VOCABULARY[2])).attention) for pair in pairs]
     embedding, head, tied = np.array(held).T.reshape(shape)
     logits = [
-        head_activation_bytes(with_other_ends(sides, (ENGINES_ENDS[0], *pair)).attention)
+        head_activation_bytes(sides_with_vocabulary(sides, (ENGINES_VOCABULARY[0], *pair)).attention)
         for pair in itertools.product(*tables[1:])
     ]
     size = tuple(map(len, tables))
@@ -115,4 +118,7 @@ def _bytes(sides: Sides, tables: Tables) -> list[Floats]:
 
 def _alone(sides: Sides, table: Sequence[int], at: int) -> list[Sides]:
     """One op under each of its choices, the others as engines have them."""
-    return [with_other_ends(sides, (*ENGINES_ENDS[:at], choice, *ENGINES_ENDS[at + 1 :])) for choice in table]
+    return [
+        sides_with_vocabulary(sides, (*ENGINES_VOCABULARY[:at], choice, *ENGINES_VOCABULARY[at + 1 :]))
+        for choice in table
+    ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from sim.canonical import canonical
-from sim.layers.dims import dims_of, spread
+from sim.layers.dims import dims_of, spread_choices
 from sim.layers.mixers import GroupedAttention
 from sim.layers.model import Model
 from sim.prices.dtypes import FORMATS, Dtype
@@ -103,7 +103,7 @@ class EngineRules:
 
     def plans_of(self, workload: Workload) -> tuple[Plan, ...]:
         """Its plans, the choices of an op the same in all groups of layers."""
-        return tuple(replace(plan, dims=spread(workload, plan.dims)) for plan in self.plans(workload))
+        return tuple(replace(plan, dims=spread_choices(workload, plan.dims)) for plan in self.plans(workload))
 
     def refusals(self, workload: Workload, strategy: Strategy) -> list[str]:
         """Why the engine does not run a strategy, each text naming the engine's rule; none if it does."""

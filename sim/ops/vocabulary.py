@@ -13,7 +13,7 @@ from sim.ops.kernels import Work, elementwise, gemm
 from sim.ops.rank import Rank
 from sim.prices.curves import Gemm
 from sim.sharding.operations import OPERATIONS
-from sim.strategy import END_OPS
+from sim.strategy import VOCABULARY_OPS
 
 _STATISTIC_BYTES = 4
 """A norm's sum of squares is kept in fp32."""
@@ -67,10 +67,10 @@ _OPS = (
         OPERATIONS["embedding"], embedding_work, Megatron(0, 0), weighted=True
     ),
 )  # fmt: skip
-ENDS = layer_from(_OPS)
+VOCABULARY_LAYERS = layer_from(_OPS)
 """The ring of the three."""
 
 
-def end_ops() -> tuple[FusedOp, ...]:
-    """The three in the order of `Strategy.ends`."""
-    return tuple(ENDS.op(name) for name in END_OPS)
+def vocabulary_ops() -> tuple[FusedOp, ...]:
+    """The three in the order of `Strategy.vocabulary`."""
+    return tuple(VOCABULARY_LAYERS.op(name) for name in VOCABULARY_OPS)

@@ -1,10 +1,10 @@
 """Both ends of the model, priced: the embedding, the LM head and greedy sampling, each under a choice of its own.
 
 They lie on the GPUs that share a sequence's attention, whatever mesh the experts lie on, so each attention group looks
-its own tokens up and chooses its own next ones. Engines cut all three over the vocabulary (`ENGINES_ENDS`): vLLM,
+its own tokens up and chooses its own next ones. Engines cut all three over the vocabulary (`ENGINES_VOCABULARY`): vLLM,
 TensorRT-LLM and Megatron-LM over attention's tensor parallelism, SGLang with `--enable-dp-lm-head` beside data parallel
-attention. Other choices are other rules of `sim.ops.ends`; `Workload.ends` has them. Around the ends the residual
-stream lies as the layers hand it on: as a layer's last op leaves it.
+attention. Other choices are other rules of `sim.ops.vocabulary`; `Workload.vocabulary` has them. Around these
+layers the residual stream lies as a layer's last op leaves it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import NamedTuple
 
 from sim.layers.choices import OpRule, rule
 from sim.layers.ops import FusedOp
-from sim.ops.ends import ENDS, end_ops
 from sim.ops.kernels import Work
 from sim.ops.rank import Rank
+from sim.ops.vocabulary import VOCABULARY_LAYERS, vocabulary_ops
 from sim.ops.work import op_work
 from sim.prices.collectives import Collective
 from sim.sharding.redistribute import collective_between
+from sim.step.attention_expert_meshes import Sides, crossing
+from sim.step.attention_expert_meshes import sides as both_sides
 from sim.step.costs import price, seconds, stream_bytes, stream_placement
-from sim.step.two_meshes import Sides, crossing
-from sim.step.two_meshes import sides as both_sides
-from sim.strategy import END_OPS
-from sim.workload import with_ends
+from sim.strategy import VOCABULARY_OPS
+from sim.workload import with_vocabulary
 
 _TOKEN_BYTES = 4
 _LOGIT_BYTES = 4
 """Logits are kept in fp32."""
 
 
-class EndPlan(NamedTuple):
+class VocabularyPlan(NamedTuple):
     """The three ops under their choices.
 
     Attributes:
@@ -47,18 +47,18 @@ class EndPlan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def end_plan(ends: tuple[int, ...]) -> EndPlan:
-    """The plan of some choices, in the order of `END_OPS`."""
-    choices = dict(zip(END_OPS, ends, strict=True))
-    ops = dict(zip(END_OPS, end_ops(), strict=True))
-    return EndPlan(ops, {name: rule(op, ENDS, choices[name]) for name, op in ops.items()}, choices)
+def vocabulary_plan(choices: tuple[int, ...]) -> VocabularyPlan:
+    """The plan of some choices, in the order of `VOCABULARY_OPS`."""
+    by_op = dict(zip(VOCABULARY_OPS, choices, strict=True))
+    ops = dict(zip(VOCABULARY_OPS, vocabulary_ops(), strict=True))
+    return VocabularyPlan(ops, {name: rule(op, VOCABULARY_LAYERS, by_op[name]) for name, op in ops.items()}, by_op)
 
 
-def ends_s(sides: Sides, last_choice: int) -> tuple[float, float]:
+def embedding_and_head_s(sides: Sides, last_choice: int) -> tuple[float, float]:
     """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
     if sides.leaves_elsewhere:
         return embedding_s(sides, last_choice), head_s(sides, last_choice)
-    known = sides.attention.memo_of_tokens.ends
+    known = sides.attention.memo_of_tokens.vocabulary
     found = known.get(last_choice)
     if found is None:
         found = known[last_choice] = (embedding_s(sides, last_choice), head_s(sides, last_choice))
@@ -74,7 +74,7 @@ def embedding_s(sides: Sides, last_choice: int) -> float:
 def head_s(sides: Sides, last_choice: int) -> float:
     """Seconds of the final norm, the LM head and greedy sampling, for tokens due next."""
     rank = sides.attention
-    head, sampling = end_work(rank, "lm_head"), end_work(rank, "sampling")
+    head, sampling = vocabulary_work(rank, "lm_head"), vocabulary_work(rank, "sampling")
     inside_s = seconds(head.collectives) + seconds(logits_moved(rank))
     outside_s = seconds(sampling.collectives) + seconds(tokens_moved(rank))
     return kernels_s(rank, "lm_head") + (seconds(entering(sides, last_choice)) + inside_s + outside_s)
@@ -82,18 +82,18 @@ def head_s(sides: Sides, last_choice: int) -> float:
 
 def kernels_s(rank: Rank, name: str) -> float:
     """Seconds of the kernels of one of the three."""
-    return sum([price(rank, kernel).total_s for kernel in end_work(rank, name).kernels])
+    return sum([price(rank, kernel).total_s for kernel in vocabulary_work(rank, name).kernels])
 
 
-def end_work(rank: Rank, name: str) -> Work:
+def vocabulary_work(rank: Rank, name: str) -> Work:
     """What one of the three does on a GPU of an attention group."""
-    plan = end_plan(rank.workload.ends)
+    plan = vocabulary_plan(rank.workload.vocabulary)
     return op_work(rank, plan.ops[name], plan.choices[name])
 
 
-def with_other_ends(sides: Sides, ends: tuple[int, ...]) -> Sides:
+def sides_with_vocabulary(sides: Sides, choices: tuple[int, ...]) -> Sides:
     """The same GPU where the ends of the model lie otherwise."""
-    attention = sides.attention.with_workload(with_ends(sides.attention.workload, ends))
+    attention = sides.attention.with_workload(with_vocabulary(sides.attention.workload, choices))
     return both_sides(attention, attention if sides.attention is sides.experts else sides.experts)
 
 
@@ -106,7 +106,10 @@ def leaving(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
     Attention groups smaller than the experts' keep their tokens apart: the first layer would only undo more.
     """
     rank, leaves = sides.attention, sides.leaves
-    source, placement = end_plan(rank.workload.ends).rules["embedding"].output, stream_placement(leaves, last_choice)
+    source, placement = (
+        vocabulary_plan(rank.workload.vocabulary).rules["embedding"].output,
+        stream_placement(leaves, last_choice),
+    )
     if sides.leaves_elsewhere and leaves.tp < rank.tp:
         return crossing(rank, leaves, rank.layer.stream, source, placement)
     kind = collective_between(source, placement)
@@ -116,7 +119,10 @@ def leaving(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
 def entering(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
     """The residual stream, of tokens due next, on its way to the head."""
     rank, leaves = sides.attention, sides.leaves
-    (target,), source = end_plan(rank.workload.ends).rules["lm_head"].inputs, stream_placement(leaves, last_choice)
+    (target,), source = (
+        vocabulary_plan(rank.workload.vocabulary).rules["lm_head"].inputs,
+        stream_placement(leaves, last_choice),
+    )
     if sides.leaves_elsewhere:
         return crossing(leaves, rank, rank.layer.stream, source, target, due=True)
     kind = collective_between(source, target)
@@ -126,7 +132,7 @@ def entering(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
 
 def logits_moved(rank: Rank) -> tuple[Collective, ...]:
     """Logits on their way from the head to sampling."""
-    rules = end_plan(rank.workload.ends).rules
+    rules = vocabulary_plan(rank.workload.vocabulary).rules
     kind = collective_between(rules["lm_head"].output, rules["sampling"].inputs[0])
     logits_bytes = rank.sizes.output_tokens * rank.workload.model.vocab * _LOGIT_BYTES
     return rank.tp_collective(kind, "logits", logits_bytes) if kind else ()
@@ -134,7 +140,7 @@ def logits_moved(rank: Rank) -> tuple[Collective, ...]:
 
 def tokens_moved(rank: Rank) -> tuple[Collective, ...]:
     """Chosen tokens on their way to the embedding; those of prompts come from outside."""
-    rules = end_plan(rank.workload.ends).rules
+    rules = vocabulary_plan(rank.workload.vocabulary).rules
     kind = collective_between(rules["sampling"].output, rules["embedding"].inputs[0])
     return rank.tp_collective(kind, "token", rank.sizes.output_tokens * _TOKEN_BYTES) if kind else ()
 
@@ -147,7 +153,7 @@ def vocabulary_bytes(rank: Rank) -> tuple[float, float, float]:
 
     Tied weights are one where they lie alike.
     """
-    embedding, head = end_work(rank, "embedding").weight_bytes, end_work(rank, "lm_head").weight_bytes
+    embedding, head = vocabulary_work(rank, "embedding").weight_bytes, vocabulary_work(rank, "lm_head").weight_bytes
     tied = rank.workload.model.tied_embeddings and _rest_alike(rank)
     return embedding, head, embedding if tied else 0.0
 
@@ -155,7 +161,7 @@ def vocabulary_bytes(rank: Rank) -> tuple[float, float, float]:
 def _rest_alike(rank: Rank) -> bool:
     letters = set[str]()
     for name in ("embedding", "lm_head"):
-        plan = end_plan(rank.workload.ends)
+        plan = vocabulary_plan(rank.workload.vocabulary)
         weight = plan.rules[name].weight
         assert weight is not None
         letters.add("".join(plan.ops[name].operation.operands[-1][dim] for dim in weight.dims))
@@ -165,9 +171,9 @@ def _rest_alike(rank: Rank) -> bool:
 def head_activation_bytes(rank: Rank) -> float:
     """The hidden state and the fp32 logits at the LM head, on one GPU of an attention group."""
     rows, vocab = rank.sizes.output_tokens, rank.workload.model.vocab
-    rules = end_plan(rank.workload.ends).rules
+    rules = vocabulary_plan(rank.workload.vocabulary).rules
     logits = 0.0
     for placement in (rules["lm_head"].output, rules["sampling"].inputs[0]):
         held = rank.shard(rows, when=True) if placement.dims == (0,) else rows
         logits = max(logits, held * rank.shard(vocab, when=placement.dims == (1,)) * float(_LOGIT_BYTES))
-    return stream_bytes(rank) + (logits + end_work(rank, "lm_head").buffer_bytes)
+    return stream_bytes(rank) + (logits + vocabulary_work(rank, "lm_head").buffer_bytes)

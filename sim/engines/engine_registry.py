@@ -15,8 +15,8 @@ import difflib
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
+from sim.engines.engine_rules import EngineRules
 from sim.engines.megatron_core import MEGATRON_CORE
-from sim.engines.rules import EngineRules
 from sim.engines.sglang import SGLANG
 from sim.engines.trtllm import TRTLLM
 from sim.engines.vllm import VLLM
@@ -81,7 +81,7 @@ def engine_rules(name: str) -> EngineRules:
     return _ENGINES[wanted]
 
 
-def rules_of(workload: Workload) -> EngineRules | None:
+def engine_rules_of(workload: Workload) -> EngineRules | None:
     """The rules that strategies of a workload's space obey, an engine's; None where hardware and model alone judge.
 
     A workload may be charged an engine's time and memory and still be asked in a space that is no engine's.
@@ -92,7 +92,7 @@ def rules_of(workload: Workload) -> EngineRules | None:
     >>> from dataclasses import replace
     >>> from sim.config.catalog import load_workload, under_engine
     >>> served = under_engine(load_workload("gpt_moe_1_2t_16k"), "vllm")
-    >>> rules_of(served).title, rules_of(replace(served, space="extended"))
+    >>> engine_rules_of(served).title, engine_rules_of(replace(served, space="extended"))
     ('vLLM', None)
     """
     return None if workload.space in OWN_SPACES else engine_rules(workload.space)

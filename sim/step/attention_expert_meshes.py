@@ -118,6 +118,10 @@ class Sides:
         )
 
 
+Stack = tuple[Sides, ...]
+"""Both sides of a GPU, per group of layers."""
+
+
 def _each_once(
     tensor: Tensor,
     ends: tuple[int, ...],

@@ -11,7 +11,7 @@ import pytest
 from sim.batched import Evaluations, evaluate_many
 from sim.config.catalog import load_workload
 from sim.layers.model import uniform_model
-from sim.optimum.best import Known, find_best, find_bests
+from sim.optimum.exact_search import Known, find_best, find_bests
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import EXTENSIONS, Space, extended_space, heuristic_space, joint_space, space_of
 from sim.simulate import evaluate

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sim.evaluation import Evaluation
-from sim.optimum.best import find_bests
+from sim.optimum.exact_search import find_bests
 from sim.optimum.spaces import space_of
 from sim.pools.candidates import Replica, replicas
 from sim.pools.handover import Link, request_cache_bytes
@@ -156,7 +156,7 @@ def pools(
     *,
     hidden: float = 0.0,
     free_transfer: bool = False,
-    said: OnMessage = lambda _: None,
+    progress: OnMessage = lambda _: None,
 ) -> Pools:
     """Prices all replicas of both pools once, for any limits.
 
@@ -165,12 +165,12 @@ def pools(
         traffic: What is sent.
         hidden: Share of the cache's transfer that hides behind the prompt's computing.
         free_transfer: Whether the transfer costs nothing at all.
-        said: Told what is being worked out.
+        progress: Told what is being worked out.
     """
     anyhow = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
-    said("prefill pools")
+    progress("prefill pools")
     prefills = replicas(workload_of(traffic, anyhow, "prefill"), traffic)
-    said("decode pools")
+    progress("decode pools")
     decodes = replicas(workload_of(traffic, anyhow, "decode"), traffic)
     longest = replace(
         workload_of(traffic, anyhow, "decode"),

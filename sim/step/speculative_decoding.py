@@ -20,10 +20,10 @@ from sim.layers.sizes import Load
 from sim.ops.kernels import gemm
 from sim.prices.curves import Gemm
 from sim.prices.dtypes import DTYPE_BYTES
+from sim.step.attention_expert_meshes import Sides, sides_of
 from sim.step.costs import price
-from sim.step.ends import embedding_s, head_s, vocabulary_bytes
 from sim.step.layer import group_sums
-from sim.step.two_meshes import Sides, sides_of
+from sim.step.vocabulary_layers import embedding_s, head_s, vocabulary_bytes
 from sim.strategy import NONE
 from sim.workload import Workload
 

@@ -23,7 +23,7 @@ from sim.optimum.spaces import extended_space
 from sim.prices.collectives import Collective
 from sim.serving.phases import batching
 from sim.simulate import evaluate
-from sim.step.two_meshes import attention_rank, experts_rank, sides, sides_of
+from sim.step.attention_expert_meshes import attention_rank, experts_rank, sides, sides_of
 from sim.strategy import GATHERED, GATHERED_TOKENS, NONE, TOKENS, Strategy
 from sim.workload import Workload
 

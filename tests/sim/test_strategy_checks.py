@@ -9,7 +9,7 @@ import pytest
 
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
-from sim.validate import StrategyError, check_strategy
+from sim.strategy_checks import StrategyError, check_strategy
 from sim.workload import Workload
 
 DIMS = (2, 1, 1, 0, 2, 2, 2, 2, 1, 1, 0, 2)
