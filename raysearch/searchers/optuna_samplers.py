@@ -15,6 +15,7 @@ from envs.actions import is_long
 from envs.space import Action, StrategySpace
 from raysearch.searchers.history import History, rebuilt
 from raysearch.searchers.interface import NoOptions, Outcome, Searcher
+from raysearch.searchers.machine_state import checked_mersenne
 from raysearch.searchers.merit import merit
 from sim.optimum.spaces import Coordinate
 
@@ -189,7 +190,7 @@ class OptunaTPESearcher(_OptunaSearcher):
             if not told:
                 self._asked.append((action.tobytes(), Trial(self._study, number)))
         for generator, kept in zip(self._generators(), state["generators"], strict=True):
-            generator.set_state(kept)
+            generator.set_state(checked_mersenne(kept))
 
     def _generators(self) -> list[np.random.RandomState]:
         sampler: Any = self._study.sampler

@@ -20,6 +20,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
 from envs.space import Action, StrategySpace
+from raysearch.searchers.machine_state import check_moments, checked_mersenne
 
 if TYPE_CHECKING:
     from raysearch.searchers.sb3_ppo import SB3Options
@@ -172,7 +173,9 @@ class SB3Agent:
         policy, optimizer = (_mapped(state[name], _tensor) for name in ("policy", "optimizer"))
         self._model.policy.load_state_dict(policy)
         self._model.policy.optimizer.load_state_dict(optimizer)
-        torch_state, self._numpy_state = copy.deepcopy(state["generators"])
+        check_moments(self._model.policy.optimizer)
+        torch_state, numpy_state = copy.deepcopy(state["generators"])
+        self._numpy_state = checked_mersenne(numpy_state)
         self._torch_state = torch.from_numpy(torch_state)
         acted, rollout = copy.deepcopy(state["open"])
         self._acted = [(*call, torch.from_numpy(value), torch.from_numpy(log)) for *call, value, log in acted]

@@ -16,6 +16,7 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from envs.actions import ordered_places
+from raysearch.searchers.machine_state import check_moments
 from raysearch.searchers.ppo.copy_options import CopyOptions
 from raysearch.searchers.ppo.features import value_features, value_starts
 from raysearch.searchers.ppo.memory import CallMemory
@@ -117,10 +118,11 @@ class Critic:
         return {"trained": self.trained, "tensors": copy.deepcopy(convert_to_numpy(state))}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes back to a snapshot."""
+        """Goes back to a snapshot. Raises whatever it stumbles over in one of somebody else's."""
         self.trained = state["trained"]
         self._inputs = self._inputs[:0]
         # Copies: torch would go on to write into the snapshot's own arrays.
         tensors: Any = convert_to_torch_tensor(copy.deepcopy(state["tensors"]))
         self.ensemble.load_state_dict(tensors["weights"])
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": tensors["moments"]})
+        check_moments(self._optimizer)

@@ -16,6 +16,7 @@ from ray.rllib.utils.postprocessing.value_predictions import compute_value_targe
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor
 
+from raysearch.searchers.machine_state import check_moments
 from raysearch.searchers.ppo.connectors import AddAdvantages
 from raysearch.searchers.ppo.rollout import Rollout, normalize
 from raysearch.searchers.ppo.schedule import cosine
@@ -215,3 +216,5 @@ class EliteLearner(PPOTorchLearner):
     def set_state(self, state: dict[str, Any]) -> None:
         """As RLlib, but it takes the weights even if its own are newer: a restored search goes back."""
         super().set_state({**state, WEIGHTS_SEQ_NO: 0})
+        for optimizer in self._optimizers():
+            check_moments(optimizer)

@@ -30,7 +30,7 @@ from raysearch.processes import watcher as supervision
 def run():
     {}
 cli._run, supervision.GRACE_S = run, 0.5
-supervision.WATCHER_SILENT_S, supervision.BEAT_S = 3.0, 0.2
+supervision.WATCHER_SILENT_S, supervision.WATCHER_BEAT_S = 3.0, 0.2
 sys.argv = ["raysearch", "study"]
 cli.main()
 """
