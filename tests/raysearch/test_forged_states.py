@@ -44,7 +44,8 @@ from tests.raysearch.forging import WRONG, encoded, forge, instance, places, rep
 from tests.raysearch.fuzzing import ROUNDS, forged, look_at, tried
 
 LIGHT = ["annealing", "mcmc", "genetic", "coordinate", "ant_colony"]
-SEARCHERS = [*LIGHT, *(["optuna_tpe", "optuna_cmaes", "nevergrad", "ppo", "ppo_paper", "sb3_ppo"] if ROUNDS > 10 else [])]
+HEAVY = ["optuna_tpe", "optuna_cmaes", "nevergrad", "ppo", "ppo_paper", "sb3_ppo"]
+SEARCHERS = [*LIGHT, *(HEAVY if ROUNDS > 10 else [])]
 
 
 def altered(state: Any, rng: random.Random) -> Any:
