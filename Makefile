@@ -13,11 +13,12 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test test-cluster fuzz check types quick-tests slow-tests setup setup-dev hashes clean
+.PHONY: help search test test-cluster fuzz docs check types pages quick-tests slow-tests setup setup-dev hashes clean
 
 help:
 	@echo "make search        set up .venv and run the quickstart study"
 	@echo "make test          set up .venv with the development tools; lint, type-check and test"
+	@echo "make docs          build the documentation's site into build/docs"
 	@echo "make test-cluster  test on several hosts; needs root, sshd, rsync and iproute2"
 	@echo "make fuzz          damage files, options and names at random, N=2000 times each, stop studies at 30 moments and each of their processes"
 	@echo "make setup         set up .venv"
@@ -36,13 +37,19 @@ fuzz: setup-dev
 	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py tests/raysearch/test_readers.py tests/raysearch/test_forged_states.py tests/raysearch/test_trust.py tests/raysearch/deploy/export/test_render.py tests/sim/config/test_hostile_configurations.py
 	RAYSEARCH_FUZZ=1 $(BIN)/pytest tests/raysearch/processes/test_supervision.py -k 'any_moment or chaos'
 
+docs: setup-dev pages
+	@echo "built: build/docs/index.html; $(BIN)/mkdocs serve shows it and follows changes"
+
 check:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	@# Slow tests mostly wait for processes, the rest computes: beside each other they take half the time.
-	$(MAKE) --no-print-directory -j3 --output-sync=line types quick-tests slow-tests
+	$(MAKE) --no-print-directory -j3 --output-sync=line types pages quick-tests slow-tests
+
+pages: # without the makers' notice about versions to come
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 types:
 	$(BIN)/pyright

@@ -1,18 +1,71 @@
-"""The examples in docs/ run and print what they say."""
+"""The pages in docs/: examples print what they say, links lead somewhere, pictures and references are the code's."""
 
 from __future__ import annotations
 
 import doctest
+import re
 from pathlib import Path
 
 import pytest
 
-PAGES = sorted((Path(__file__).resolve().parent.parent / "docs").rglob("*.md"))
+from docs.reference import CONFIGURATIONS, PAGES
+from envs.calls import CallRow
+from raysearch.cli.app import app
+from sim.config.catalog import read_model
+from sim.config.files import read_config
+from sim.config.hardware_file import HardwareFile
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+WRITTEN = sorted((CHECKOUT / "docs").rglob("*.md"))
+TEXTS = [*WRITTEN, *(CHECKOUT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
+SOURCES = (".py", ".toml")
+DRAWN = {
+    "layer": "-w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --against megatron",
+    "recommended_layer": "--model qwen3_235b_a22b --isl 8000 --osl 1000 --layout tep4 --batch 57",
+}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
 def test_examples_print_what_they_say(page: Path) -> None:
     text = page.read_text(encoding="utf-8").replace("\n```", "\n\n")  # what a fence ends is no output
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     assert runner.run(examples).failed == 0
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    made = {f"reference/{name}.md" for name in PAGES}
+    assert not [link for link in links if not (page.parent / link).exists() and link.removeprefix("../") not in made]
+
+
+def test_pages_that_sources_name_exist() -> None:
+    folders = ("raysearch", "sim", "envs", "tests", "benchmarks", "configs", "examples")
+    sources = [*TEXTS, *(path for name in folders for path in (CHECKOUT / name).rglob("*.*") if path.suffix in SOURCES)]
+    named = {name for path in sources for name in re.findall(r"docs/[a-z_/]+\.(?:md|py|svg)", path.read_text("utf-8"))}
+    assert named
+    assert not {name for name in named if not (CHECKOUT / name).exists()}
+
+
+def test_the_machine_and_the_model_of_the_guides_are_read(tmp_path: Path) -> None:
+    for kind in ("gpu", "model"):
+        page = (CHECKOUT / "docs" / "guides" / f"add_a_{kind}.md").read_text(encoding="utf-8")
+        (tmp_path / f"my_{kind}.toml").write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
+    assert read_config(tmp_path / "my_gpu.toml", HardwareFile).name == "my_gpu"
+    assert read_model(tmp_path / "my_model.toml").name == "my_model"
+
+
+def test_the_reference_has_every_command_key_and_column() -> None:
+    commands, configuration, records = (PAGES[name]() for name in ("commands", "configuration", "records"))
+    assert not [each.name for each in app.registered_commands if f"## raysearch {each.name}\n" not in commands]
+    keys = {key for schema in CONFIGURATIONS for key in schema.model_fields}
+    assert not [key for key in keys if f"| `{key}` |" not in configuration]
+    assert not [column for column in CallRow._fields if f"| `{column}` |" not in records]
+    assert "### rs.recommend" in PAGES["python"]()
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_pictures_of_layers_are_what_the_command_draws(name: str, tmp_path: Path) -> None:
+    app(["explain", *DRAWN[name].split(), "--svg", str(tmp_path / "drawn.svg")], standalone_mode=False)
+    assert (tmp_path / "drawn.svg").read_bytes() == (CHECKOUT / "docs" / "img" / f"{name}.svg").read_bytes()
