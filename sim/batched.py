@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.arrays import Floats, Ints
+from sim.arrays import Flags, Floats, Ints
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation
 from sim.layers.dims import dims_of
@@ -26,7 +26,7 @@ from sim.simulate import ROUNDING, degree_limits, evaluate
 from sim.step.attention_expert_meshes import Sides, Stack, sides_of
 from sim.step.costs import op_cost, token_rows
 from sim.step.layer import add_up
-from sim.step.pipeline import Stage, pipeline
+from sim.step.pipeline import Stage, pipeline, side_by_side
 from sim.step.stage import (
     Base,
     VocabularySeconds,
@@ -44,7 +44,6 @@ from sim.strategy import MOST_CHOICES, Strategy
 from sim.strategy_checks import check_strategy
 from sim.workload import Workload
 
-Flags = NDArray[np.bool_]
 FEW = 5
 """Strategies below which one by one is faster: numpy's calls alone take as long as four warm evaluations."""
 _BLOCK = 4096
@@ -567,7 +566,7 @@ class _Terms:
             self._depths |= {depth: len(self._depths) + at for at, depth in enumerate(sorted(new))}
             kinds = [pipeline(self._workload, depth) for depth in self._depths]
             longest = range(max(map(len, kinds)))
-            self._stages = [self._side_by_side([each[min(at, len(each) - 1)] for each in kinds]) for at in longest]
+            self._stages = [side_by_side([each[min(at, len(each) - 1)] for each in kinds]) for at in longest]
         which: Ints = np.array([self._depths[depth] for depth in depths], np.int64)
         return [
             Stage(
@@ -577,13 +576,6 @@ class _Terms:
             )
             for each in self._stages
         ]
-
-    def _side_by_side(self, stages: Sequence[Stage]) -> Stage:
-        """Several stages as one with arrays."""
-        met = [dict(stage.meetings) for stage in stages]
-        often = [(pair, np.array([each.get(pair, 0) for each in met])) for pair in self._sum.meetings]
-        layers = tuple(map(np.array, zip(*(stage.layers for stage in stages), strict=True)))
-        return Stage(layers, tuple(often), *map(np.array, zip(*(stage[2:] for stage in stages), strict=True)))
 
 
 def _chosen(which: Ints, among: Sequence[Floats]) -> Floats:

@@ -213,6 +213,18 @@ class Layer:
         return self.tensor_by_name[name]
 
 
+@lru_cache(maxsize=256)
+def crossing_tensors(layer: Layer) -> tuple[Tensor, ...]:
+    """What moves between the sides of a layer, or from a layer to the next one.
+
+    >>> from sim.ops.layers import MOE_LAYER
+    >>> [tensor.name for tensor in crossing_tensors(MOE_LAYER)]
+    ['residual_mid', 'residual_in']
+    """
+    sides = {tensor: {layer.op(name).side for name in tensor.ends} for tensor in layer.tensors}
+    return tuple(tensor for tensor in layer.tensors if tensor is layer.stream or len(sides[tensor]) > 1)
+
+
 def layer_from(ops: Sequence[FusedOp]) -> Layer:
     """The layer of some ops in order, the same one for the same ops: what is known of a layer is kept by it."""
     return _layer(tuple(ops))

@@ -14,11 +14,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from sim.arrays import Floats, Ints
-from sim.layers.ops import Layer, Tensor
+from sim.layers.ops import Layer, Tensor, crossing_tensors
 from sim.ops.rank import OpCost, Rank
-from sim.step.attention_expert_meshes import sides
+from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import moves
-from sim.step.layer import layer_sum
+from sim.step.layer import Addend, layer_sum
 from sim.strategy import MOST_CHOICES
 
 Ranks = tuple[tuple[Rank, ...], ...]
@@ -126,22 +126,17 @@ def _least(costs: Mapping[str, Mapping[int, OpCost]], figure: Callable[[OpCost],
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Combinations of one side's choices, [n], that no other with the same first and last choice beats.
+    """Combinations of one side's choices, [n], that no other beats which leaves and takes alike what crosses the sides.
 
     Attributes:
-        ops: Their names; none of layers that lack the side.
-        choices: [n, ops].
+        choices: [n, ops]; no ops of layers that lack the side.
+        ends: [n] choices of the ops that leave or read what crosses, by name.
         figures: Of them.
     """
 
-    ops: tuple[str, ...]
     choices: Ints
+    ends: Mapping[str, Ints]
     figures: FrontFigures
-
-    @property
-    def ends(self) -> dict[str, Ints]:
-        """[n] choices of the first and of the last op, by its name."""
-        return {self.ops[at]: self.choices[:, at] for at in (0, -1)} if self.ops else {}
 
 
 def _front(side: LayerSide, allowed: Mapping[str, set[int]]) -> Front:
@@ -162,11 +157,10 @@ def _front(side: LayerSide, allowed: Mapping[str, set[int]]) -> Front:
         grid.largest(held, lambda cost: cost.activation_bytes),
     )
     rows = grid.rows()
-    keys = np.zeros(len(rows), dtype=np.int64)
-    for end in Front(side.ops, rows, figures).ends.values():
-        keys = keys * MOST_CHOICES + end
-    kept = unbeaten_within(keys, figures)
-    return Front(side.ops, rows[kept], figures.of(kept))
+    at_ends = {name for rank in side.ranks[0] for tensor in crossing_tensors(rank.layer) for name in tensor.ends}
+    ends = {name: rows[:, at] for at, name in enumerate(side.ops) if name in at_ends}
+    kept = unbeaten_within(keys_of([*ends.values(), np.zeros(len(rows), dtype=np.int64)]), figures)
+    return Front(rows[kept], {name: each[kept] for name, each in ends.items()}, figures.of(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,19 +218,23 @@ class _Grid:
 
 
 def _inner_moves_s(rank: Rank, choices: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[tuple[str, ...], Floats]]:
-    """Seconds of the tensors that stay on the side, by the choices at their ends, but for the stream between layers."""
-    alone = sides(rank, rank)
+    """Seconds of the tensors that stay on the side, by the choices at their ends."""
     for addend in layer_sum(rank.layer).moves:
-        tensor = rank.layer.tensor(addend.name)
-        if tensor is not rank.layer.stream and set(addend.ops) <= set(choices):
-            tables = tuple(choices[name] for name in addend.ops)
-            if alone.within_a_group(tensor):
-                examples, which = _alike(rank.layer, tensor, tables)
-            else:
-                examples = tuple(itertools.product(*tables))
-                which = np.arange(len(examples))
-            seconds = np.array([sum(addend.price(alone, ends)) for ends in examples])
-            yield addend.ops, seconds[which].reshape([len(table) for table in tables])
+        if set(addend.ops) <= set(choices) and rank.layer.tensor(addend.name) not in crossing_tensors(rank.layer):
+            yield addend.ops, moves_table_s(sides(rank, rank), addend, tuple(choices[name] for name in addend.ops))
+
+
+def moves_table_s(alone: Sides, addend: Addend, tables: tuple[tuple[int, ...], ...]) -> Floats:
+    """Seconds of a tensor on one mesh: an axis per op at its ends, with the choices of its table."""
+    layer = alone.experts.layer
+    tensor = layer.tensor(addend.name)
+    if alone.within_a_group(tensor):
+        examples, which = _alike(layer, tensor, tables)
+    else:
+        examples = tuple(itertools.product(*tables))
+        which = np.arange(len(examples))
+    seconds = np.array([sum(addend.price(alone, ends)) for ends in examples])
+    return seconds[which].reshape([len(table) for table in tables])
 
 
 @lru_cache(maxsize=1024)
@@ -247,6 +245,14 @@ def _alike(
     ways: dict[object, tuple[int, tuple[int, ...]]] = {}
     which = [ways.setdefault(moves(layer, tensor, ends), (len(ways), ends))[0] for ends in itertools.product(*tables)]
     return tuple(ends for _, ends in ways.values()), np.array(which, dtype=np.int64)
+
+
+def keys_of(columns: Sequence[Ints]) -> Ints:
+    """[n] one small number for each combination of some choices."""
+    keys = np.zeros_like(columns[0])
+    for choices in columns:
+        keys = np.unique(keys * MOST_CHOICES + choices, return_inverse=True)[1]
+    return keys
 
 
 def unbeaten_within(keys: Ints, figures: FrontFigures) -> Ints:

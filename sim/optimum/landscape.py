@@ -15,26 +15,27 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sim.arrays import Floats
+from sim.arrays import Flags, Floats, Ints
 from sim.evaluation import Evaluation
+from sim.layers.ops import Layer, Side
+from sim.ops.layers import layer_ops
 from sim.ops.rank import Rank
+from sim.optimum.fronts import moves_table_s
 from sim.optimum.spaces import Space, space_of
 from sim.serving.phases import batching, most_sequences, phase_of
 from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import rank_of
-from sim.step.layer import Addend, layer_sum
-from sim.step.pipeline import Stage, pipeline
+from sim.step.layer import layer_sum
+from sim.step.pipeline import pipeline, side_by_side
 from sim.step.stage import base_of, room, stage_bytes, vocabulary_layers_s, vocabulary_seconds, working_bytes
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
 
-_SEPARATORS: tuple[str, ...] = ("attn_residual", "combine")
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _BINS_PER_E_FOLD = 2000
 """Histogram resolution of the landscape: a bin is 0.05 % wide."""
@@ -108,9 +109,9 @@ MOST_BATCHES = 64
 def can_be_added_up(space: Space) -> bool:
     """Whether a space has a landscape: one mesh, steps and layers of one kind, engines' ends, few batches."""
     workload = space.workload
-    alike = len(workload.model.groups) == 1 and not space.vocabulary
     return (
-        alike
+        len(workload.model.groups) == 1
+        and _cut(layer_ops(workload.model)) is not None
         and not space.vocabulary
         and space.one_mesh
         and not phase_of(workload).prefills
@@ -129,10 +130,12 @@ class _Landscape:
     def count(self, tokens_per_s_per_gpu: Floats) -> None:
         """Adds feasible strategies to the histogram."""
         # Single precision halves the cost of the logarithm and blurs a bin's edge by a thousandth of its width.
-        position = np.log(tokens_per_s_per_gpu.astype(np.float32)) * np.float32(_BINS_PER_E_FOLD)
-        bins = np.clip(position + np.float32(_BINS_EACH_SIDE), 0, 2 * _BINS_EACH_SIDE - 1).astype(np.int32)
+        position = np.log(tokens_per_s_per_gpu.astype(np.float32))
+        position *= np.float32(_BINS_PER_E_FOLD)
+        position += np.float32(_BINS_EACH_SIDE)
+        bins = np.clip(position, 0, 2 * _BINS_EACH_SIDE - 1, out=position).astype(np.int64)
         lowest = int(bins.min())
-        counts = np.bincount(bins - lowest)
+        counts = np.bincount(np.subtract(bins, lowest, out=bins))
         self.histogram[lowest : lowest + len(counts)] += counts
 
     def quantiles(self, most: float) -> dict[float, float]:
@@ -165,12 +168,9 @@ class _Tables:
             name: [choice for choice in space.choices[name] if row[choice].broken is None]
             for name, row in costs.items()
         }
-        self.move_s = {addend.name: _move_table(addend, alone) for addend in layer.moves}
-
-
-def _move_table(addend: Addend, alone: Sides) -> Floats:
-    seconds = [sum(addend.price(alone, ends)) for ends in itertools.product(CHOICES, repeat=len(addend.ops))]
-    return np.array(seconds).reshape([len(CHOICES)] * len(addend.ops))
+        self.move_s = {
+            addend.name: moves_table_s(alone, addend, (CHOICES,) * len(addend.ops)) for addend in layer.moves
+        }
 
 
 class _Segment:
@@ -179,8 +179,8 @@ class _Segment:
     Attributes:
         ops: Their names.
         choices: [n, ops] the combinations.
-        weight_bytes, kv_bytes: [n] per layer.
-        peak_bytes: [n] largest activations of any of the ops.
+        sizes: [3, sizes] bytes of weights and of KV per layer, and the largest activations of any of the ops.
+        size: [n] which of them a combination has.
     """
 
     def __init__(self, tables: _Tables, ops: Sequence[str]) -> None:
@@ -189,11 +189,15 @@ class _Segment:
         rows = list(itertools.product(*(tables.allowed[name] for name in ops)))
         self.choices = np.array(rows, dtype=np.int64).reshape(len(rows), len(ops))
         self._column = {name: self.choices[:, index] for index, name in enumerate(ops)}
-        self.weight_bytes = self._total(tables.weight_bytes)
-        self.kv_bytes = self._total(tables.kv_bytes)
-        peaks = [tables.peak_bytes[name][column] for name, column in self._column.items()]
-        self.peak_bytes = np.max(peaks, axis=0)
         self._inner_s = self._total(tables.time_s)
+        peaks = [tables.peak_bytes[name][column] for name, column in self._column.items()]
+        every = np.stack([self._total(tables.weight_bytes), self._total(tables.kv_bytes), np.max(peaks, axis=0)])
+        keys = np.zeros(len(rows), dtype=np.int64)
+        for figures in every:
+            values, which = np.unique(figures, return_inverse=True)
+            keys = keys * len(values) + which
+        _, first, self.size = np.unique(keys, return_index=True, return_inverse=True)
+        self.sizes = every[:, first]
 
     def named(self, row: int) -> dict[str, int]:
         """The choices of one combination, by op name."""
@@ -212,39 +216,74 @@ class _Segment:
         return time_s
 
 
+class _Cut(NamedTuple):
+    """A layer cut by the last op of each side, names of ops.
+
+    Attributes:
+        left, right: Between them; no tensor has ends in both.
+        separators: The last ops.
+    """
+
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    separators: tuple[str, str]
+
+
+def _cut(layer: Layer) -> _Cut | None:
+    """How to cut a layer; None if it cannot be cut so."""
+    attention, experts = ([op.name for op in layer.ops if op.side == side] for side in get_args(Side))
+    if len(attention) < 2 or len(experts) < 2:
+        return None
+    left, right = attention[:-1], experts[:-1]
+    apart = all(set(left).isdisjoint(tensor.ends) or set(right).isdisjoint(tensor.ends) for tensor in layer.tensors)
+    return _Cut(tuple(left), tuple(right), (attention[-1], experts[-1])) if apart else None
+
+
 def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int) -> None:
     """Adds every pp and every choice of one (tp, ep, batch) to the landscape."""
     workload = space.workload
-    stages = [pp for pp in space.pp if not degree_violations(workload, tp, ep, pp)]
-    if not stages:
+    depths = [pp for pp in space.pp if not degree_violations(workload, tp, ep, pp)]
+    if not depths or batch > most_sequences(workload, ep):
         return
     state = batching(workload, batch, ep)
     assert state.decode is not None
     rank, engine_s = rank_of(workload, state.decode, tp, ep), state.pace.engine_s(state.times)
-    if batch > most_sequences(workload, ep):
-        return
     tables = _Tables(rank, space)
     if not all(tables.allowed.values()):
         return
-    names = tuple(rank.layer.op_by_name)
-    first, last = (names.index(name) for name in _SEPARATORS)
-    left, right = _Segment(tables, names[:first]), _Segment(tables, names[first + 1 : last])
-    for pair in itertools.product(*(tables.allowed[name] for name in _SEPARATORS)):
-        separators = dict(zip(_SEPARATORS, pair, strict=True))
+    cut, names = _cut(rank.layer), tuple(rank.layer.op_by_name)
+    assert cut is not None
+    left, right = (_Segment(tables, ops) for ops in (cut.left, cut.right))
+    alone, stages_of = sides(rank, rank), functools.cache(_stages_of)
+    pairs = list(itertools.product(*(tables.allowed[name] for name in cut.separators)))
+    of_pairs = [dict(zip(cut.separators, pair, strict=True)) for pair in pairs]
+    peaks = [max(tables.peak_bytes[name][choice] for name, choice in each.items()) for each in of_pairs]
+    rooms = _Rooms(alone, depths, (left, right), peaks)
+    for separators, peak_bytes in zip(of_pairs, peaks, strict=True):
         own_s = sum(tables.time_s[name][choice] for name, choice in separators.items())
-        own_peak = max(tables.peak_bytes[name][choice] for name, choice in separators.items())
-        layer_s = np.add.outer(left.time_s(separators) + own_s, right.time_s(separators))
-        fastest_s = float(layer_s.min())
-        for pp in stages:
-            parts = _stages_of(rank, pp, separators["combine"])
+        (left_s, rows), (right_s, columns) = (
+            _ascending(left.time_s(separators) + own_s),
+            _ascending(right.time_s(separators)),
+        )
+        layer_s = None
+        for pp in depths:
+            if not (room_for := rooms.of(peak_bytes, pp)).any():
+                continue
+            parts = stages_of(alone, pp, separators[rank.layer.stream.producer])
             limit_s = (workload.tpot_limit_s * (1 + ROUNDING) * state.pace.gained - engine_s) / pp
             longest_s = min((limit_s - ends_s) / layers for layers, ends_s in parts)
-            if fastest_s > longest_s:
+            height, width = (
+                np.count_nonzero(each) for each in (left_s + right_s[0] <= longest_s, left_s[0] + right_s <= longest_s)
+            )
+            if not height:
                 continue
-            allowed = layer_s <= longest_s
-            if (fits := _fits_memory(rank, pp, left, right, own_peak)) is not None:
-                allowed &= fits
-            feasible_s = layer_s[allowed]
+            if layer_s is None:
+                layer_s = np.add.outer(left_s, right_s)
+            in_time_s = layer_s[:height, :width]
+            allowed = in_time_s <= longest_s
+            if not room_for.all():
+                allowed &= room_for[left.size[rows[:height]]][:, right.size[columns[:width]]]
+            feasible_s = in_time_s[allowed]
             if not feasible_s.size:
                 continue
             of_stages_s = (layers * feasible_s + (ends_s + engine_s / pp) for layers, ends_s in parts)
@@ -253,51 +292,57 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             landscape.count(tokens_per_s_per_gpu)
             winner = int(feasible_s.argmin())
             if tokens_per_s_per_gpu[winner] > landscape.best_tokens_per_s_per_gpu:
-                row, column = divmod(int(np.flatnonzero(allowed)[winner]), len(right.choices))
+                equal = np.nonzero(allowed & (in_time_s == feasible_s[winner]))
+                row, column = divmod(int(np.min(rows[equal[0]] * len(columns) + columns[equal[1]])), len(columns))
                 choices = separators | left.named(row) | right.named(column)
                 landscape.best = Strategy(tp, ep, pp, batch, tuple(choices[name] for name in names))
                 landscape.best_tokens_per_s_per_gpu = float(tokens_per_s_per_gpu[winner])
 
 
-def _stages_of(rank: Rank, pp: int, combine_choice: int) -> list[tuple[int, float]]:
+def _ascending(seconds: Floats) -> tuple[Floats, Ints]:
+    """[n] the least first; and of each where it stood."""
+    order = np.argsort(seconds, kind="stable")
+    return seconds[order], order
+
+
+def _stages_of(alone: Sides, pp: int, combine_choice: int) -> list[tuple[int, float]]:
     """(layers, most seconds of everything else) of the stages with so many layers."""
-    ends = vocabulary_seconds(sides(rank, rank), pp, combine_choice)
+    ends = vocabulary_seconds(alone, pp, combine_choice)
     most_s: dict[int, float] = {}
-    for stage in pipeline(rank.workload, pp):
+    for stage in pipeline(alone.experts.workload, pp):
         layers = stage.layers[0]
         most_s[layers] = max(most_s.get(layers, 0.0), vocabulary_layers_s(stage, ends) + ends.send_s)
     return list(most_s.items())
 
 
-def _fits_memory(
-    rank: Rank, pp: int, left: _Segment, right: _Segment, own_peak_bytes: float
-) -> NDArray[np.bool_] | None:
-    """[left, right] whether a layer has room; None when all do."""
-    found = [_fits_stage(rank, pp, stage, left, right, own_peak_bytes) for stage in pipeline(rank.workload, pp)]
-    tight = [each for each in found if each is not None]
-    return np.logical_and.reduce(tight) if tight else None
+class _Rooms:
+    """Which layers have room on a GPU, by the sizes of their segments: choices differ in few.
 
+    Args:
+        alone: The GPU.
+        depths: Pipeline stages that are asked for.
+        segments: What a layer is made of.
+        peaks_bytes: Largest activations of ops of neither segment that are asked for.
+    """
 
-def _fits_stage(
-    rank: Rank, pp: int, stage: Stage, left: _Segment, right: _Segment, own_peak_bytes: float
-) -> NDArray[np.bool_] | None:
-    workload, segments, base = rank.workload, (left, right), base_of([sides(rank, rank)])
-    head_bytes = max(own_peak_bytes, base.head)
-    peaks = [np.maximum(segment.peak_bytes, head_bytes) for segment in segments]
+    def __init__(
+        self, alone: Sides, depths: Sequence[int], segments: Sequence[_Segment], peaks_bytes: Sequence[float]
+    ) -> None:
+        workload, base = alone.experts.workload, base_of([alone])
+        pipelines = [pipeline(workload, pp) for pp in depths]
+        starts = np.cumsum([0, *(len(each) for each in pipelines)])
+        pp = np.repeat(depths, np.diff(starts))[:, None, None]
+        stages = side_by_side([stage for each in pipelines for stage in each], pp.shape)
+        weights, kv, inner = zip(*(each.sizes for each in segments), strict=True)
+        of_weights, of_kv = stage_bytes(stages, pp, [np.add.outer(*weights)], [np.add.outer(*kv)], base)
+        inner_bytes = np.maximum.outer(*inner)
+        self._fits: dict[tuple[float, int], Flags] = {}
+        for peak_bytes in set(peaks_bytes):
+            working = sum(working_bytes(workload, base, np.maximum(inner_bytes, peak_bytes)))
+            needed, allowed = room(workload, of_weights + of_kv + working, of_kv)
+            fits = np.logical_and.reduceat(needed <= allowed, starts[:-1], axis=0)
+            self._fits |= {(peak_bytes, pp): each for pp, each in zip(depths, fits, strict=True)}
 
-    def fits(weights: Any, kv: Any, peak_bytes: Any) -> Any:
-        """Whether layers of so many bytes have room."""
-        of_weights, of_kv = stage_bytes(stage, pp, [weights], [kv], base)
-        needed, allowed = room(workload, of_weights + of_kv + sum(working_bytes(workload, base, peak_bytes)), of_kv)
-        return needed <= allowed
-
-    weights, kv = [each.weight_bytes for each in segments], [each.kv_bytes for each in segments]
-    most_weights, most_kv = (sum(float(each.max()) for each in sizes) for sizes in (weights, kv))
-    if fits(most_weights, most_kv, max(float(peak.max()) for peak in peaks)):
-        return None
-    # Whole tables only where they make a difference: each is as large as the landscape.
-    peak_bytes = np.maximum.outer(*peaks) if any((peak > head_bytes).any() for peak in peaks) else head_bytes
-    if workload.engine is None or workload.engine.memory.of == "total":  # then cache counts as weights do
-        held = [weight + pp * cached for weight, cached in zip(weights, kv, strict=True)]
-        return fits(np.add.outer(*held), 0.0, peak_bytes)
-    return fits(np.add.outer(*weights), np.add.outer(*kv), peak_bytes)
+    def of(self, peak_bytes: float, pp: int) -> Flags:
+        """[left sizes, right sizes] whether a layer has room."""
+        return self._fits[peak_bytes, pp]

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.arrays import Floats, Ints
-from sim.layers.ops import Tensor
-from sim.optimum.fronts import Front, FrontFigures, LayerSide, unbeaten_within
-from sim.step.attention_expert_meshes import Sides, Stack
+from sim.layers.ops import crossing_tensors
+from sim.optimum.fronts import Front, FrontFigures, LayerSide, keys_of, unbeaten_within
+from sim.step.attention_expert_meshes import Stack
 from sim.step.pipeline import Pair, pipeline
 from sim.step.stage import (
     base_of,
@@ -80,9 +80,9 @@ class Unit:
         ends = {name: each[rows] for front, rows in layers.parts for name, each in front.ends.items()}
         for kind, stack in enumerate(self.both):
             for place, sides in enumerate(stack):
-                for tensor in _crossing(sides):
+                for tensor in crossing_tensors(sides.experts.layer):
                     columns = [ends[op] for op in tensor.ends]
-                    _, first, which = np.unique(_keys(columns), return_index=True, return_inverse=True)
+                    _, first, which = np.unique(keys_of(columns), return_index=True, return_inverse=True)
                     seconds = [sum(sides.moves_s(tensor, each)) for each in _rows(columns, first)]
                     times_s[kind, place] += np.array(seconds)[which]
         return replace(layers, figures=replace(layers.figures, times_s=times_s))
@@ -100,7 +100,8 @@ class Unit:
         least_s = np.full(fronts[0].figures.times_s.shape[:2], np.inf)
         for kind, stack in enumerate(self.both):
             for place, sides in enumerate(stack):
-                tensors = [each for each in _crossing(sides) if with_next or each is not sides.experts.layer.stream]
+                layer = sides.experts.layer
+                tensors = [each for each in crossing_tensors(layer) if with_next or each is not layer.stream]
                 apart = [
                     [(float(times_s[alike].min()), ends) for ends, alike in of_side]
                     for of_side, front in zip(classes, fronts, strict=True)
@@ -121,17 +122,11 @@ def _alike_at_ends(front: Front) -> list[tuple[dict[str, int], Ints]]:
     columns = list(front.ends.values())
     if not columns:
         return [({}, np.arange(len(front.choices)))]
-    _, first, which = np.unique(_keys(columns), return_index=True, return_inverse=True)
+    _, first, which = np.unique(keys_of(columns), return_index=True, return_inverse=True)
     return [
         (dict(zip(front.ends, choices, strict=True)), np.flatnonzero(which == index))
         for index, choices in enumerate(_rows(columns, first))
     ]
-
-
-def _crossing(sides: Sides) -> list[Tensor]:
-    """What moves between the sides of a layer, or from a layer to the next."""
-    layer = sides.experts.layer
-    return [tensor for tensor in layer.tensors if tensor.name == "residual_mid" or tensor is layer.stream]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,7 +148,7 @@ class Layers:
         return tuple(choice for front, rows in self.parts for choice in front.choices[rows[index]].tolist())
 
     def end(self, group: int, op: str) -> Ints:
-        """[n] choices of an op of a group's layer that is the first or the last of its side."""
+        """[n] choices of an op of a group's layer that leaves or reads what crosses the sides."""
         of_unit = self.parts[2 * self.unit[group] : 2 * self.unit[group] + 2]
         return next(front.ends[op][rows] for front, rows in of_unit if op in front.ends)
 
@@ -198,15 +193,7 @@ def _fewer(layers: Layers, units: Sequence[Unit]) -> Layers:
     """Those that no other beats of which the residual stream is left and taken alike."""
     streams = [sides.experts.layer.stream for unit in units for sides in unit.both[0]][: len(layers.unit)]
     columns = [layers.end(group, op) for group, stream in enumerate(streams) for op in dict.fromkeys(stream.ends)]
-    return layers.of(unbeaten_within(_keys(columns), layers.figures))
-
-
-def _keys(columns: Sequence[Ints]) -> Ints:
-    """[n] one small number for each combination of some choices."""
-    keys = np.zeros_like(columns[0])
-    for choices in columns:
-        keys = np.unique(keys * MOST_CHOICES + choices, return_inverse=True)[1]
-    return keys
+    return layers.of(unbeaten_within(keys_of(columns), layers.figures))
 
 
 def _rows(columns: Sequence[Ints], index: Ints) -> Iterator[tuple[int, ...]]:
@@ -249,7 +236,7 @@ def _meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
     """[n] extra seconds of one meeting of two groups."""
     (left, right), (leaves, takes) = pair, (stack[group].experts.layer.stream for group in pair)
     columns = [layers.end(left, op) for op in leaves.ends] + [layers.end(right, op) for op in takes.consumers]
-    _, rows, inverse = np.unique(_keys(columns), return_index=True, return_inverse=True)
+    _, rows, inverse = np.unique(keys_of(columns), return_index=True, return_inverse=True)
     return np.array([meeting_s(stack, pair, choices) for choices in _rows(columns, rows)])[inverse]
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from sim.ops.layers import layer_of
 from sim.workload import Workload
@@ -55,6 +58,19 @@ def pipeline(workload: Workload, pp: int) -> tuple[Stage, ...]:
         found.add(Stage(tuple(mine.count(group) for group in groups), meetings, first, last))
         start += count
     return tuple(sorted(each for each in found if not any(other != each and other.covers(each) for other in found)))
+
+
+def side_by_side(stages: Sequence[Stage], shape: tuple[int, ...] = (-1,)) -> Stage:
+    """Several stages as one with arrays, of some shape."""
+    met = [dict(stage.meetings) for stage in stages]
+    pairs = sorted({pair for each in met for pair in each})
+    often = tuple((pair, np.reshape([each.get(pair, 0) for each in met], shape)) for pair in pairs)
+    layers = tuple(np.reshape(counts, shape) for counts in zip(*(stage.layers for stage in stages), strict=True))
+    return Stage(
+        layers,
+        often,
+        *(np.reshape(flags, shape) for flags in zip(*(stage[2:] for stage in stages), strict=True)),
+    )
 
 
 def meet(workload: Workload) -> bool:
