@@ -22,9 +22,9 @@ from raysearch.runs.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_ch
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.studies.damage import set_aside_damaged
-from raysearch.studies.results import read_spec
+from raysearch.studies.results import read_spec, read_study_runs
 from raysearch.studies.study_file import StudyFile, check_study, load_study, run_dir, write_study
-from tests.conftest import CHECKOUT
+from tests.conftest import CHECKOUT, command_environment, raysearch_command
 from tests.raysearch.forging import forge, places, resealed
 from tests.raysearch.fuzzing import ROUNDS
 
@@ -229,6 +229,76 @@ def test_the_hook_sees_what_a_user_names(audited: dict[str, tuple[Path, list[Tol
     top, (told,) = audited["named"]
     assert told["seen"] == [f"exec {top / 'handed' / 'evil.py'}"]
     assert (top / "ran").exists()
+
+
+WATCHED = """
+import os, sys
+
+own = (*os.environ["INSIDE"].split(":"), sys.prefix, sys.base_prefix)
+inside = tuple(os.path.realpath(path) + os.sep for path in own)
+log = os.open(os.environ["SEEN"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+def hook(event, args):
+    if event == "exec":
+        what = getattr(args[0], "co_filename", "")
+        what = what if os.path.isabs(what) else ""
+    elif event == "import":
+        what = args[1]
+    elif event in ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "pty.spawn"):
+        what = os.fsdecode(args[0] or args[1][0])
+    else:
+        return
+    if what and not os.path.realpath(what).startswith(inside):
+        os.write(log, f"{event} {what}\\n".encode())
+
+sys.addaudithook(hook)
+"""
+"""As PROGRAM, in every interpreter that is started: the command's, its watchers', Ray's and the runs'."""
+
+
+@pytest.mark.slow
+def test_a_study_of_forged_runs_is_gone_on_with_and_no_process_of_its_ray_runs_what_they_name(
+    handed: Path, tmp_path: Path
+) -> None:
+    top, site = Path(shutil.copytree(handed, tmp_path / "top")), tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(WATCHED)
+    study = load_study(top / "s.toml")
+    runs = [run_dir(top / "begun", run_id) for run_id in study.specs()]
+    for out in ("begun", "straight"):
+        write_study(study, dict.fromkeys(study.workloads), top / out)
+    for folder, spec in zip(runs, study.specs().values(), strict=True):
+        begun = SearchRun(spec, folder)
+        begun.advance(2)
+        begun.save()
+        begun.close()
+        straight = SearchRun(spec, run_dir(top / "straight", folder.name))
+        straight.advance(4)
+        straight.finish()
+    forge(runs[0] / "run.json", ("spec", "simulator"), "evil:f")
+    forge(runs[1] / "run.json", ("spec", "workload"), "handed/w.toml")
+    packages = [str(CHECKOUT / name) for name in ("sim", "envs", "raysearch")]
+    told = subprocess.run(
+        raysearch_command("study", "s.toml", "--out", "begun", "--resume", "--cpus", "1"),
+        cwd=top,
+        env={
+            **command_environment(),
+            "PYTHONPATH": f"{site}:{CHECKOUT}",
+            "INSIDE": ":".join([*packages, str(site)]),
+            "SEEN": str(tmp_path / "seen"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert len(list((top / "begun/damaged").iterdir())) == 2
+    assert [run["digest"] for run in read_study_runs(top / "begun")] == [
+        run["digest"] for run in read_study_runs(top / "straight")
+    ]
+    seen = {Path(line.partition(" ")[2]).name for line in (tmp_path / "seen").read_text().splitlines()}
+    assert seen == {"bash"}  # by which Ray starts its workers
+    assert not list(top.rglob("ran"))
 
 
 def test_a_study_of_checkpoints_that_were_exchanged_is_made_again(tmp_path: Path) -> None:
