@@ -18,12 +18,10 @@ import pytest
 
 from raysearch.cli import app
 from raysearch.deploy.export.source import RECOMMENDATION_FILE, TUNED_FILE
-from raysearch.runs.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
-from raysearch.studies.damage import set_aside_damaged
 from raysearch.studies.results import read_spec, read_study_runs
-from raysearch.studies.study_file import StudyFile, check_study, load_study, run_dir, write_study
+from raysearch.studies.study_file import load_study, run_dir, write_study
 from tests.conftest import CHECKOUT, command_environment, raysearch_command
 from tests.raysearch.forging import forge, places, resealed
 from tests.raysearch.fuzzing import ROUNDS
@@ -299,32 +297,6 @@ def test_a_study_of_forged_runs_is_gone_on_with_and_no_process_of_its_ray_runs_w
     seen = {Path(line.partition(" ")[2]).name for line in (tmp_path / "seen").read_text().splitlines()}
     assert seen == {"bash"}  # by which Ray starts its workers
     assert not list(top.rglob("ran"))
-
-
-def test_a_study_of_checkpoints_that_were_exchanged_is_made_again(tmp_path: Path) -> None:
-    workload = tmp_path / "w.toml"
-    shutil.copy(CHECKOUT / "configs/workloads/gpt_moe_1_2t_16k.toml", workload)
-    study = check_study(
-        StudyFile(name="s", workloads=(str(workload),), searchers=("random",), seeds=(0, 1, 2), budget=9)
-    )
-    out = tmp_path / "out"
-    write_study(study, dict.fromkeys(study.workloads), out)
-    folders = [run_dir(out, run_id) for run_id in study.specs()]
-    for folder, spec in zip(folders, study.specs().values(), strict=True):
-        run = SearchRun(spec, folder)
-        run.advance(5)
-        run.save()
-        run.close()
-    first, second = (read_checkpoint(folder) for folder in folders[:2])
-    assert first
-    assert second
-    write_checkpoint(folders[0], second)
-    write_checkpoint(folders[1], first)
-    wrong = set_aside_damaged(out)
-    assert list(wrong) == [folder.name for folder in folders[:2]]
-    assert all(f"{CHECKPOINT_FILE} is damaged: it is of another run" in what for what in wrong.values())
-    assert (out / "damaged" / f"{folders[0].name}.0" / CHECKPOINT_FILE).is_file()
-    assert (folders[2] / CHECKPOINT_FILE).is_file()
 
 
 def test_other_code_than_a_run_was_begun_with_is_gone_on_with_only_by_leave(

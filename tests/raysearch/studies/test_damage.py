@@ -261,6 +261,25 @@ def test_files_that_two_runs_have_exchanged_are_noticed(
     assert go_on(study, out) == undisturbed
 
 
+@pytest.mark.parametrize("name", [".", "checkpoint.bin"], ids=["folders", "checkpoints"])
+def test_what_two_runs_under_way_have_exchanged_is_made_again_run_by_run(
+    study: Study, out: Path, undisturbed: dict[str, str], name: str
+) -> None:
+    other = "tiny-annealing-s1"
+    run = SearchRun(study.specs()[other], run_dir(out, other))
+    run.advance(SAVED)
+    run.save()
+    run.close()
+    places = [run_dir(out, run_id) / name for run_id in (UNDER_WAY, other)]
+    for source, target in zip([*places, out / "held"], [out / "held", *places], strict=True):
+        source.rename(target)
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/summary.json")}
+    assert set(verify(out).damaged) == set(survey(out).damaged) | {UNDER_WAY, other} == {UNDER_WAY, other}
+    assert go_on(study, out) == undisturbed
+    assert {path.name for path in (out / "damaged").iterdir()} == {f"{UNDER_WAY}.0", f"{other}.0"}
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+
+
 def test_an_edited_best_is_noticed_even_with_a_seal_of_its_own(
     study: Study, out: Path, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
