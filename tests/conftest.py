@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import re
 import signal
@@ -12,7 +11,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -52,14 +50,6 @@ def tiny_workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("workloads") / "tiny.toml"
     path.write_text(text, encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="session")
-def elsewhere() -> Iterator[Executor]:
-    """A fresh process for what tests do in another one, all of them in the same."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as process:
-        yield process
 
 
 @pytest.fixture(scope="session")

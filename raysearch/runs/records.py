@@ -31,6 +31,18 @@ OnFailure = Literal["stop", "infeasible"]
 WORKLOAD_OPTIONS = ("hardware", "space", "margin", "engine", "groups", "any_degrees")
 """Options of a workload for which a spec has fields, since studies have them too; the others are in `described`."""
 
+_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+_SEARCHER = re.compile(rf"{_LABEL.pattern}(:{_LABEL.pattern})?")
+
+
+def run_name(workload: str, searcher: str, seed: int) -> str:
+    """What names a run and its folder.
+
+    >>> run_name("gpt_moe_1_2t_16k", "examples.cross_entropy:CrossEntropy", 0)
+    'gpt_moe_1_2t_16k-examples.cross_entropy.CrossEntropy-s0'
+    """
+    return f"{workload}-{searcher.replace(':', '.')}-s{seed}"
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -38,7 +50,7 @@ class RunSpec:
 
     Attributes:
         workload: Name in configs/workloads or the path of a TOML file; a mere name where `described` has a model.
-        searcher: Registered name.
+        searcher: Registered name, or "module:Class" of a user's own.
         seed: From 0 to `LARGEST_SEED`.
         budget: Calls, at least 1.
         hardware: Replaces the workload's hardware: a name or a path.
@@ -101,6 +113,11 @@ class RunSpec:
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     def __post_init__(self) -> None:
+        if not _SEARCHER.fullmatch(self.searcher):
+            raise InputError(
+                "expected a searcher's name, or module:Class, of letters, digits and _ . + -, got "
+                f"{brief(self.searcher)!r}"
+            )
         if self.budget < 1:
             raise InputError(f"budget must be at least 1 call, got {self.budget}")
         if self.budget > LARGEST_BUDGET:
@@ -119,9 +136,9 @@ class RunSpec:
             )
 
 
-_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
 Label = Annotated[str, Field(pattern=rf"^{_LABEL.pattern}$")]
 """A name that may stand in paths, tables and pictures."""
+SearcherName = Annotated[str, Field(pattern=rf"^{_SEARCHER.pattern}$")]
 Calls = Annotated[int, Field(ge=0, le=LARGEST_BUDGET)]
 Budget = Annotated[int, Field(ge=1, le=LARGEST_BUDGET)]
 RecordedSeed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
@@ -167,8 +184,6 @@ class RunHead(Record):
     @model_validator(mode="after")
     def _says_what_options_can(self) -> RunHead:
         RecordedQuestion.model_validate(dict(self.spec.described))
-        if not _LABEL.fullmatch(self.spec.searcher):
-            raise ValueError(f"expected a searcher's name, got {brief(self.spec.searcher)}")
         return self
 
 
@@ -202,7 +217,7 @@ class RunSummary(Record):
     run_id: Label
     workload: Label
     hardware: Label
-    searcher: Label
+    searcher: SearcherName
     seed: RecordedSeed
     budget: Budget
     calls: Calls
@@ -236,7 +251,7 @@ class RunSummary(Record):
 class StudyPlan(Record):
     """What is read again of a study's file; study.json holds all of it."""
 
-    searchers: list[Label]
+    searchers: list[SearcherName]
     seeds: list[RecordedSeed]
     budget: Budget
 

@@ -22,7 +22,7 @@ from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import read_record, strategy_dict, write_record
 from raysearch.base.version import __version__
 from raysearch.runs.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
-from raysearch.runs.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary
+from raysearch.runs.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary, run_name
 from raysearch.searchers.interface import Outcome, Searcher
 from raysearch.searchers.registry import make_searcher
 from raysearch.simulators.opening import Patience, open_simulator, searched_space
@@ -111,7 +111,7 @@ class SearchRun:
     @property
     def run_id(self) -> str:
         """Names the run within a study."""
-        return f"{self.workload.name}-{self.spec.searcher}-s{self.spec.seed}"
+        return run_name(self.workload.name, self.spec.searcher, self.spec.seed)
 
     @property
     def calls(self) -> int:
@@ -339,7 +339,7 @@ class SearchRun:
             "config_hash": self.workload.config_hash,
             "optimum": self.optimum,
             "version": __version__,
-            "code": source_digests(self.spec.simulator, self.workload.declarations),
+            "code": source_digests(self.spec.searcher, self.spec.simulator, self.workload.declarations),
         }
 
 

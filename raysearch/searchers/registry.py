@@ -1,8 +1,12 @@
-"""The searchers by name. A name costs nothing until its searcher is made: classes are imported on first use."""
+"""The searchers by name. A name costs nothing until its searcher is made: classes are imported on first use.
+
+A user's own is named "module:Class", or by the entry point of the group "raysearch.searchers" that a package declares.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,8 +15,13 @@ from pydantic import BaseModel, ValidationError
 from envs.space import StrategySpace
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
-from raysearch.searchers.interface import Searcher
+from raysearch.base.foreign import foreign
+from raysearch.base.named_code import load_named
+from raysearch.searchers.interface import NoOptions, Searcher
 from sim.config.files import config_path, did_you_mean, first_error_text, list_names, read_config
+
+SEARCHERS_GROUP = "raysearch.searchers"
+"""Group in which a package's pyproject.toml declares searchers."""
 
 
 class UnknownName(InputError):
@@ -52,7 +61,7 @@ def register(name: str, summary: str, load: str, extra: str = "") -> None:
 
 
 def searcher_names() -> tuple[str, ...]:
-    """All names, in order of registration."""
+    """The registered names, in order; not those that packages declare."""
     return tuple(_ENTRIES)
 
 
@@ -69,15 +78,45 @@ def searcher_summary(name: str) -> str:
 def searcher_class(name: str) -> type[Searcher]:
     """The class behind a name, imported now.
 
+    Args:
+        name: A registered one, "module:Class", or an entry point of `SEARCHERS_GROUP`.
+
     Raises:
         UnknownName: There is none of that name.
-        InputError: The extra that it needs is not installed.
+        InputError: The extra that it needs is not installed; it cannot be imported, or is no searcher.
     """
-    entry = _entry(name)
+    if name not in _ENTRIES:
+        return _user_class(name)
+    entry = _ENTRIES[name]
     if entry.extra:  # here, so that a study that names it is refused before its first run
         check_installed(entry.extra, f"searcher {name!r}")
     module, _, attribute = entry.load.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def _user_class(name: str) -> type[Searcher]:
+    found = load_named("searcher", name, SEARCHERS_GROUP, "module:Class", _ENTRIES, UnknownName)
+    with foreign(f"searcher {name!r}: cannot tell what it is", InputError):
+        if reason := _unfit(found):
+            raise InputError(f"searcher {name!r}: {reason}")
+    return found
+
+
+def _unfit(found: Any) -> str | None:
+    """Why something is no searcher that can be made; None if it is one."""
+    if not (isinstance(found, type) and issubclass(found, Searcher)):
+        return f"expected a class derived from {Searcher.__module__}.Searcher, got {found!r}"
+    if lacking := sorted(found.__abstractmethods__):
+        return f"{found.__name__} must define {', '.join(lacking)}"
+    if not isinstance(getattr(found, "name", None), str):
+        return f"{found.__name__} must define a text `name`, from which its random numbers are seeded"
+    if not (isinstance(found.Options, type) and issubclass(found.Options, BaseModel)):
+        return f"{found.__name__}.Options must be a class derived from {NoOptions.__module__}.NoOptions"
+    try:
+        inspect.signature(found).bind(None, seed=0, budget=1, options=None)
+    except TypeError as error:
+        return f"{found.__name__} is made with (space, *, seed, budget, options), which it does not take: {error}"
+    return None
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> BaseModel:

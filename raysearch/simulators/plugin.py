@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, packages_distributions, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 from envs.strategy_env import Evaluate
 from raysearch.base.errors import InputError
 from raysearch.base.foreign import foreign
+from raysearch.base.named_code import load_named
 from raysearch.simulators.measurement import as_evaluation
 from sim import simulate
-from sim.config.code import import_module
-from sim.config.files import did_you_mean
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-ENTRY_POINTS = "raysearch.simulators"
+SIMULATORS_GROUP = "raysearch.simulators"
 """Group in which a package's pyproject.toml declares simulators."""
 OWN = "raysearch"
 """Name of the simulator of this package."""
@@ -80,7 +79,7 @@ def load_plugin(name: str) -> Plugin:
 
 def load_function(name: str) -> Callable[[Workload, Strategy], Any]:
     """The function of that name, imported now. Raises: InputError, see `load_simulator`."""
-    function = _imported(_entry_point(name))
+    function = load_named("simulator", name, SIMULATORS_GROUP, "module:function", (OWN,))
     with foreign(f"simulator {name!r}: cannot tell what it is", InputError):
         if not callable(function):
             raise InputError(f"simulator {name!r} is {function!r}: expected a function of a workload and a strategy")
@@ -94,29 +93,6 @@ def load_function(name: str) -> Callable[[Workload, Strategy], Any]:
         except Exception:  # no signature: written in C, or it cannot be asked for; the first call shows
             pass
         return function
-
-
-def _entry_point(name: str) -> EntryPoint:
-    if ":" in name:
-        return EntryPoint(name, name, ENTRY_POINTS)
-    declared = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name not in declared:
-        raise InputError(
-            f"unknown simulator {name!r}: {did_you_mean(name, [*declared, OWN])} (or give module:function of your own)"
-        )
-    return declared[name]
-
-
-def _imported(point: EntryPoint) -> Any:
-    module, _, attribute = point.value.partition(":")
-    with foreign(f"simulator {point.name!r}: cannot import {module}", InputError):
-        found: Any = import_module(module)
-        for part in attribute.split("."):
-            if not hasattr(found, part):
-                hint = did_you_mean(part, [key for key in vars(found) if not key.startswith("_")])
-                raise InputError(f"simulator {point.name!r}: {found.__name__} has no {part!r}; {hint}")
-            found = getattr(found, part)
-        return found
 
 
 def _package_of(function: Any) -> list[str]:

@@ -27,7 +27,7 @@ from raysearch.base.limits import (
     MOST_WORKERS,
 )
 from raysearch.base.version import __version__
-from raysearch.runs.records import STUDY_FILE, OnFailure, RunSpec, StudyRecord, check_code
+from raysearch.runs.records import STUDY_FILE, OnFailure, RunSpec, StudyRecord, check_code, run_name
 from raysearch.searchers.registry import check_options, run_budget
 from raysearch.simulators.opening import Patience, check_workers, searched_space
 from raysearch.studies.published_figures import PublishedFigures
@@ -72,7 +72,7 @@ class StudyFile(BaseModel):
     Attributes:
         name: Names the default results folder.
         workloads: Names in configs/workloads, or paths (tried beside the study file first).
-        searchers: Registered names.
+        searchers: Registered names, or module:Class of one's own.
         seeds: One run per workload, searcher and seed.
         budget: Calls per run; a heuristic that sweeps all degrees makes as many as there are.
         hardware: Replaces every workload's hardware.
@@ -136,7 +136,7 @@ class Study:
     def specs(self) -> dict[str, RunSpec]:
         """All runs by run id, workloads in turn: whenever a study is stopped, each has had its share."""
         return {
-            f"{workload.name}-{searcher}-s{seed}": RunSpec(
+            run_name(workload.name, searcher, seed): RunSpec(
                 workload=text,
                 searcher=searcher,
                 seed=seed,
@@ -209,7 +209,9 @@ def write_study(study: Study, optima: Mapping[str, float | None], out: Path) -> 
         "optima": dict(optima),
         "hashes": _hashes(study),
         "version": __version__,
-        "code": source_digests(study.file.simulator, *(each.declarations for each in study.workloads.values())),
+        "code": source_digests(
+            *study.file.searchers, study.file.simulator, *(each.declarations for each in study.workloads.values())
+        ),
     }
     write_record(out / STUDY_FILE, content)
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from envs import StrategySpace
 from envs.actions import LONG_LABEL, Actions, Factored, doublings, is_long
+from raysearch.testing.landscapes import MOE
 from sim.canonical import canonical
 from sim.config.catalog import load_workload
 from sim.optimum.spaces import Coordinate
-from tests.envs.fakes import MOE
 
 WORKLOAD = load_workload(MOE)
 

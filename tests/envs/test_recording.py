@@ -34,12 +34,13 @@ from envs.calls import run_head
 from envs.chain import NO_ROWS_DIGEST, Seal, chained_line
 from envs.frames import bodies
 from envs.rows import whole_rows
+from raysearch.testing.landscapes import MOE, barren, evaluation, hilly
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
-from tests.envs.fakes import MOE, barren, by_batch, evaluation, hilly
+from tests.envs.fakes import by_batch
 
 WORKLOAD = load_workload(MOE)
 SPACE = StrategySpace(WORKLOAD)

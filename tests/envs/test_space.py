@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs import StrategySpace
+from raysearch.testing.landscapes import DENSE, MOE, tiny_workload
 from sim.config.catalog import load_workload
 from sim.layers.choices import declare_choice, withdraw_choice
 from sim.ops.layers import MOE_LAYER, op_names
 from sim.strategy import Strategy
-from tests.envs.fakes import DENSE, MOE, tiny_workload
 
 WORKLOADS = {name: load_workload(name) for name in (MOE, DENSE)}
 SPACES = {name: StrategySpace(workload) for name, workload in WORKLOADS.items()}

@@ -8,13 +8,14 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs import ImprovementReward, SimulatorFailure, StrategyEnv, VectorStrategyEnv
+from raysearch.testing.landscapes import DENSE, MOE, barren, evaluation, hilly, tiny_workload
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
-from tests.envs.fakes import DENSE, MOE, barren, by_batch, evaluation, hilly, tiny_workload
+from tests.envs.fakes import by_batch
 
 TP, EP, PP, BATCH = range(4)
 

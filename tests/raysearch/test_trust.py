@@ -166,7 +166,9 @@ def commands_on_forged_folders(top: Path) -> list[list[str]]:
         commands += commands_on(told)
         if name == "study/study.json":  # all runs are finished, so that no Ray is started
             commands.append(["study", "s.toml", "--out", told, "--resume"])
-    return commands
+    shutil.copytree(top / "half", top / "searcher" / "half")
+    forge(top / "searcher" / "half" / "run.json", ("spec", "searcher"), "evil:f")
+    return [*commands, *commands_on("searcher/half")]
 
 
 def commands_on_a_workload_that_names_code(top: Path) -> list[list[str]]:

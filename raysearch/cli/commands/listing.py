@@ -5,16 +5,27 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from raysearch.base.named_code import declared_points
 from raysearch.cli.commands.options import JsonOption, print_json
-from raysearch.searchers.registry import searcher_names, searcher_summary
+from raysearch.deploy.export.formats import EXPORTERS_GROUP, exporter_names, exporter_summary
+from raysearch.searchers.registry import SEARCHERS_GROUP, searcher_names, searcher_summary
+from raysearch.simulators.plugin import SIMULATORS_GROUP
 from sim.config.files import list_names
+from sim.engines.engine_registry import ENGINES_GROUP, SHIPPED, engine_rules
 
 if TYPE_CHECKING:
     from raysearch.cli.capabilities import MachineFacts
 
+_PLUGIN_GROUPS = {
+    "engine": ENGINES_GROUP,
+    "exporter": EXPORTERS_GROUP,
+    "searcher": SEARCHERS_GROUP,
+    "simulator": SIMULATORS_GROUP,
+}
+
 
 def list_configurations(as_json: JsonOption = False) -> None:
-    """List workloads, studies, fleets, searchers, exports, machines and models, and what of these was measured.
+    """List workloads, studies, fleets, engines, searchers, exports, plugins, machines and models; what was measured.
 
     \b
     Every machine and model can be evaluated, optimised and searched. Kernels were
@@ -28,11 +39,12 @@ def list_configurations(as_json: JsonOption = False) -> None:
       raysearch list --json
     """
     from raysearch.cli.capabilities import machine_facts, model_facts
-    from raysearch.deploy.export.formats import exporter_names, exporter_summary
 
     names = {kind: list_names(kind) for kind in ("hardware", "models", "workloads", "studies", "fleets")}
     searchers = {name: searcher_summary(name) for name in searcher_names()}
     exports = {name: exporter_summary(name) for name in exporter_names()}
+    engines = {name: engine_rules(name) for name in SHIPPED}
+    plugins = {kind: _installed(group) for kind, group in _PLUGIN_GROUPS.items()}
     machines = {name: machine_facts(name) for name in names["hardware"]}
     models = {name: model_facts(name) for name in names["models"]}
     if as_json:
@@ -40,16 +52,21 @@ def list_configurations(as_json: JsonOption = False) -> None:
             kind: {name: asdict(each) for name, each in of_kind.items()}
             for kind, of_kind in (("hardware", machines), ("models", models))
         }
-        print_json({**names, "searchers": list(searchers), "exports": list(exports), "facts": facts})
+        told = {"engines": list(engines), "searchers": list(searchers), "exports": list(exports), "plugins": plugins}
+        print_json({**names, **told, "facts": facts})
         return
     from raysearch.base.rich_tables import plain_table, printer
 
     rows = [(kind, ", ".join(names[kind])) for kind in ("workloads", "studies", "fleets")]
     printer().print(plain_table(None, ("kind", "names"), rows, left=2, wrap=("names",)))
+    rows = [(name, f"{rules.title} {rules.version}") for name, rules in engines.items()]
+    printer().print(plain_table(None, ("engine", "whose rules and times are known"), rows, left=2))
     printer().print(plain_table(None, ("searcher", "what it does"), searchers.items(), left=2, wrap=("what it does",)))
     printer().print(
         plain_table(None, ("export --to", "what it writes"), exports.items(), left=2, wrap=("what it writes",))
     )
+    rows = [(kind, name, where) for kind, found in plugins.items() for name, where in found.items()]
+    printer().print(plain_table(None, ("plugin", "name", "module:attribute, package"), rows, left=3))
     rows = [(name, _tiers(facts), _sure(facts)) for name, facts in machines.items()]
     columns = ("hardware", "node", "kernels' efficiencies")
     printer().print(plain_table(None, columns, rows, left=3, wrap=columns[2:]))
@@ -65,6 +82,14 @@ def list_configurations(as_json: JsonOption = False) -> None:
         for name, facts in models.items()
     ]
     printer().print(plain_table(None, columns, rows, left=5, wrap=columns[3:]))
+
+
+def _installed(group: str) -> dict[str, str]:
+    """What installed packages add, by name: its code, which is not imported, and its package."""
+    return {
+        name: f"{point.value}, {point.dist.name if point.dist else 'unknown'}"
+        for name, point in declared_points(group).items()
+    }
 
 
 def _tiers(facts: MachineFacts) -> str:

@@ -28,7 +28,7 @@ from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.optima.named_spaces import optimum_value
 from raysearch.processes.claim import claimed
 from raysearch.processes.watcher import can_go_on_with
-from raysearch.runs.records import HEAD_FILE, SAVE_EVERY_S, WORKLOAD_OPTIONS, RunHead, check_code
+from raysearch.runs.records import HEAD_FILE, SAVE_EVERY_S, WORKLOAD_OPTIONS, RunHead, check_code, run_name
 from raysearch.searchers.registry import check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
@@ -49,7 +49,9 @@ _DEFAULT_BUDGET = 4000
 @takes_question
 def search_workload(
     question: Question,
-    searcher: Annotated[str, typer.Option("--searcher", "-s", help="Name; see `raysearch list`.")],
+    searcher: Annotated[
+        str, typer.Option("--searcher", "-s", help="Name (see `raysearch list`), or module:Class of your own.")
+    ],
     seed: Annotated[int, typer.Option(help="Equal seeds give equal calls, bit for bit.")] = 0,
     budget: Annotated[
         int | None,
@@ -80,6 +82,7 @@ def search_workload(
       raysearch search -w mine.toml -s annealing --groups own --any-degrees pp,ep
       raysearch search --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 -s annealing
       raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --workers 8
+      raysearch search -w gpt_moe_1_2t_16k -s examples.cross_entropy:CrossEntropy
     """
     from raysearch.runs.records import RunSpec
     from raysearch.runs.run import SearchRun, finished_summary
@@ -92,7 +95,7 @@ def search_workload(
     failures = on_failure.value if on_failure else "stop"
     if budget is None:
         budget = run_budget(searcher, searched_space(workload, simulator, searcher), _DEFAULT_BUDGET)
-    folder = results_folder(out, f"{workload.name}-{searcher}-s{seed}")
+    folder = results_folder(out, run_name(workload.name, searcher, seed))
     with claimed(folder, resume=resume):
         begun = _begun(folder, trust_code) if resume else None
         finished = finished_summary(folder) if begun else None

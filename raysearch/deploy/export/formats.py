@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
 from raysearch.base.errors import InputError
+from raysearch.base.named_code import declared_points, load_named
 from raysearch.deploy.export.deployment import Deployment, Export
 from sim.config.files import did_you_mean
 
@@ -55,8 +55,7 @@ def register_exporter(name: str, summary: str, load: str, pools: str = "") -> No
 
 def exporter_names() -> tuple[str, ...]:
     """All names, shipped ones first."""
-    installed = [entry.name for entry in entry_points(group=EXPORTERS_GROUP) if entry.name not in _ENTRIES]
-    return (*_ENTRIES, *installed)
+    return (*_ENTRIES, *(name for name in declared_points(EXPORTERS_GROUP) if name not in _ENTRIES))
 
 
 def exporter_summary(name: str) -> str:
@@ -72,10 +71,9 @@ def exporter(name: str) -> Exporter:
     """
     if name in _ENTRIES:
         return _loaded(_ENTRIES[name].load)
-    for entry in entry_points(group=EXPORTERS_GROUP):
-        if entry.name == name:
-            return entry.load()
-    raise InputError(f"unknown export target {name!r}: {did_you_mean(name, exporter_names())}")
+    if name not in declared_points(EXPORTERS_GROUP):
+        raise InputError(f"unknown export target {name!r}: {did_you_mean(name, exporter_names())}")
+    return load_named("export target", name, EXPORTERS_GROUP, "an entry point")
 
 
 def pools_exporter(name: str) -> PoolsExporter | None:

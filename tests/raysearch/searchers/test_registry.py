@@ -1,5 +1,7 @@
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ from typer.testing import CliRunner
 
 from envs import StrategySpace
 from raysearch.base.errors import InputError
+from raysearch.base.named_code import declared_points
 from raysearch.cli.app import app
 from raysearch.searchers import registry
 from raysearch.searchers.registry import (
@@ -20,8 +23,8 @@ from raysearch.searchers.registry import (
     searcher_summary,
 )
 from raysearch.simulators.opening import searched_space
+from raysearch.testing.landscapes import tiny_workload
 from sim.config.files import list_names
-from tests.envs.fakes import tiny_workload
 
 SPACE = StrategySpace(tiny_workload())
 
@@ -128,6 +131,82 @@ def test_a_searcher_of_the_users_own_needs_no_preset(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
     register("mine", "the same by another name", "raysearch.searchers.random:RandomSearcher")
     assert make_searcher("mine", SPACE, seed=0, budget=1).sweep_calls(SPACE) is None
+
+
+MINE = """
+from typing import ClassVar
+import numpy as np
+from raysearch.searchers.random import RandomSearcher
+from raysearch.searchers.interface import Searcher
+
+
+class Mine(RandomSearcher):
+    name: ClassVar[str] = "mine"
+
+class Half(Searcher):
+    name: ClassVar[str] = "half"
+    def ask(self, observation): ...
+
+class Nameless(RandomSearcher):
+    name = None
+
+class Other(RandomSearcher):
+    name: ClassVar[str] = "other"
+    def __init__(self, space): ...
+
+class Optioned(RandomSearcher):
+    Options = dict
+
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of a user's own, which an installed package declares as well."""
+    (tmp_path / "searcher_of_ours.py").write_text(MINE)
+    package = tmp_path / "ours-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[raysearch.searchers]\nours = searcher_of_ours:Mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    declared_points.cache_clear()
+    yield "searcher_of_ours"
+    declared_points.cache_clear()
+    sys.modules.pop("searcher_of_ours", None)
+
+
+def test_a_class_is_named_by_its_module_or_by_the_entry_point_of_a_package(mine: str) -> None:
+    for name in (f"{mine}:Mine", "ours"):
+        assert make_searcher(name, SPACE, seed=0, budget=1).name == "mine"
+    listed = json.loads(CliRunner().invoke(app, ["list", "--json"], catch_exceptions=False).stdout)
+    assert listed["plugins"]["searcher"] == {"ours": "searcher_of_ours:Mine, ours"}
+    with pytest.raises(UnknownName, match=r"unknown searcher 'our': did you mean 'ours'\? \(or give module:Class"):
+        searcher_class("our")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [
+        ("Mne", "has no 'Mne'; did you mean 'Mine'"),
+        ("number", r"expected a class derived from raysearch\.searchers\.interface\.Searcher, got 3"),
+        ("Half", "Half must define get_state, set_state, tell"),
+        ("Nameless", "Nameless must define a text `name`"),
+        ("Other", r"Other is made with \(space, \*, seed, budget, options\), which it does not take"),
+        ("Optioned", r"Optioned\.Options must be a class derived from raysearch\.searchers\.interface\.NoOptions"),
+    ],
+)
+def test_what_is_no_searcher_is_one_clear_error(mine: str, attribute: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"^searcher '{mine}:{attribute}': .*{message}[^\n]*$"):
+        check_options(f"{mine}:{attribute}", {})
+
+
+def test_a_module_that_cannot_be_imported_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exits_at_once.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("exits_at_once:Mine", "nowhere_at_all:Mine"):
+        with pytest.raises(InputError, match=rf"^searcher '{name}': cannot import [^\n]*$"):
+            searcher_class(name)
 
 
 def test_naming_searchers_imports_none_of_them() -> None:

@@ -1,7 +1,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,13 +12,13 @@ from raysearch.searchers.interface import Outcome, Searcher
 from raysearch.searchers.merit import merit
 from raysearch.searchers.registry import make_searcher
 from raysearch.simulators.opening import searched_space
+from raysearch.testing.landscapes import DENSE, MOE, barren, tiny_workload
+from raysearch.testing.searcher_suite import ConformanceRun, ConformanceSetting, SearcherSuite
 from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.spaces import space_of
 from sim.simulate import evaluate
 from sim.workload import SpaceName
-from tests.envs.fakes import DENSE, MOE, barren, tiny_workload
-from tests.raysearch.searchers.searcher_suite import Run, SearcherSuite, Setting
 
 SPACE = StrategySpace(load_workload(MOE))
 NOTHING = np.full((3, 16), -1.0, np.float32)
@@ -26,107 +26,68 @@ PEERS = ("annealing_tuned", "mcmc", "genetic", "ant_colony", "optuna_tpe", "optu
 
 
 class TestRandom(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "random"
+    searcher = "random"
 
 
 class TestRandomWalk(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "random_walk"
+    searcher = "random_walk"
 
 
 class TestAnnealing(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "annealing"
+    searcher = "annealing"
 
 
 class TestCoordinate(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "coordinate"
+    searcher = "coordinate"
 
 
 class TestMegatron(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "megatron"
-
-    @pytest.fixture
-    def seeded(self) -> bool:
-        return False
+    searcher = "megatron"
+    seeded = False
 
 
 class TestMegatronSP(TestMegatron):
-    @pytest.fixture
-    def name(self) -> str:
-        return "megatron_sp"
+    searcher = "megatron_sp"
 
 
 class TestAnnealingTuned(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "annealing_tuned"
+    searcher = "annealing_tuned"
 
 
 class TestMCMC(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "mcmc"
+    searcher = "mcmc"
 
 
 class TestGenetic(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "genetic"
+    searcher = "genetic"
 
 
 class TestAntColony(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "ant_colony"
+    searcher = "ant_colony"
 
 
 class LibrarySuite(SearcherSuite):
     """Of the slow ones: just beyond what they sample at random to begin with."""
 
-    @pytest.fixture
-    def budget(self) -> int:
-        return 24
+    budget = 24
 
 
 class TestOptunaTPE(LibrarySuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "optuna_tpe"
+    searcher = "optuna_tpe"
 
 
 class TestOptunaCmaEs(LibrarySuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "optuna_cmaes"
-
-    @pytest.fixture
-    def options(self) -> dict[str, Any]:
-        return {"population": 6, "restart_after": 15}
+    searcher = "optuna_cmaes"
+    options: ClassVar = {"population": 6, "restart_after": 15}
 
 
 class TestNevergrad(LibrarySuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "nevergrad"
+    searcher = "nevergrad"
 
 
 class TestSB3PPO(LibrarySuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "sb3_ppo"
-
-    @pytest.fixture
-    def options(self) -> dict[str, Any]:
-        return {"embedding": 16}
+    searcher = "sb3_ppo"
+    options: ClassVar = {"embedding": 16}
 
 
 def outcome(raw: float) -> Outcome:
@@ -265,7 +226,7 @@ def test_coordinate_search_drifts_over_plateaus() -> None:
 def test_coordinate_search_beats_independent_samples_on_the_real_workload(tmp_path: Path) -> None:
     best = {}
     for name in ("coordinate", "random"):
-        run = Run(Setting(name, 400, load_workload(MOE), evaluate), tmp_path / name).advance()
+        run = ConformanceRun(ConformanceSetting(name, 400, load_workload(MOE), evaluate), tmp_path / name).advance()
         run.close()
         best[name] = run.gate.best_raw
     assert best["coordinate"] > best["random"]
@@ -280,7 +241,7 @@ def test_megatron_calls_every_combination_of_degrees_once_with_its_own_dims(
     name: str, model: str, tmp_path: Path
 ) -> None:
     workload = load_workload(model)
-    run = Run(Setting(name, 10**6, workload, barren), tmp_path).advance()
+    run = ConformanceRun(ConformanceSetting(name, 10**6, workload, barren), tmp_path).advance()
     run.close()
     degrees = workload.degrees
     combinations = len(degrees.tp) * len(degrees.ep) * len(degrees.pp) * len(degrees.batch)

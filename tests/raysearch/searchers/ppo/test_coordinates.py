@@ -6,8 +6,9 @@ from gymnasium.spaces import MultiDiscrete
 
 from envs import StrategySpace
 from raysearch.searchers.ppo.coordinates import Coordinates
+from raysearch.testing.landscapes import MOE
 from sim.config.catalog import load_workload
-from tests.envs.fakes import MOE, toy_actions
+from tests.envs.fakes import toy_actions
 
 SIZES = (3, 2, 2, 4, 3)
 COORDINATES = Coordinates(toy_actions(SIZES))

@@ -11,29 +11,19 @@ from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.copy_options import CopyOptions
 from raysearch.searchers.ppo.ppo_options import Options
 from raysearch.searchers.registry import OptionsError, check_options, make_searcher
+from raysearch.testing import SearcherSuite
 from sim.config.catalog import load_workload
 from sim.config.files import config_path, read_config
-from tests.raysearch.searchers.searcher_suite import SearcherSuite
 
 
 class TestConformance(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "ppo_paper"
-
-    @pytest.fixture
-    def budget(self) -> int:
-        return 41
+    searcher = "ppo_paper"
+    budget = 41
 
 
 class TestOurPreset(SearcherSuite):
-    @pytest.fixture
-    def name(self) -> str:
-        return "ppo"
-
-    @pytest.fixture
-    def budget(self) -> int:
-        return 75  # two rollouts and a part
+    searcher = "ppo"
+    budget = 75  # two rollouts and a part
 
 
 @pytest.fixture(scope="module")

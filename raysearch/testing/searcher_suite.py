@@ -1,4 +1,4 @@
-"""What every searcher must do. A searcher's tests inherit `SearcherSuite` and supply its name."""
+"""What every searcher must do. A searcher's tests inherit `SearcherSuite` and name it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import math
 import random
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,32 +22,32 @@ from raysearch.runs.checkpoint import pack, unpack
 from raysearch.searchers.interface import Outcome, Searcher
 from raysearch.searchers.registry import make_searcher
 from raysearch.simulators.opening import searched_space
+from raysearch.testing.landscapes import DENSE, MOE, barren, hilly, tiny_workload
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
-from tests.envs.fakes import DENSE, MOE, barren, hilly, tiny_workload
 
-Simulator = Callable[[Workload, Strategy], Evaluation]
+Landscape = Callable[[Workload, Strategy], Evaluation]
 
 
 @dataclass(frozen=True)
-class Setting:
+class ConformanceSetting:
     """Everything that fixes a run, picklable."""
 
     name: str
     budget: int
     workload: Workload
-    simulator: Simulator = hilly
+    simulator: Landscape = hilly
     seed: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Run:
+class ConformanceRun:
     """A searcher, a gate and the loop between them, as the project's own runs have it."""
 
-    def __init__(self, setting: Setting, folder: Path, *, resumed_calls: int | None = None) -> None:
+    def __init__(self, setting: ConformanceSetting, folder: Path, *, resumed_calls: int | None = None) -> None:
         folder.mkdir(exist_ok=True)
         path = folder / ROWS_FILE
         self.folder = folder
@@ -70,7 +72,7 @@ class Run:
         self.observation = observation
         return True
 
-    def advance(self, calls: int | None = None) -> Run:
+    def advance(self, calls: int | None = None) -> ConformanceRun:
         for _ in range(self.gate.calls_left if calls is None else calls):
             if not self.call():
                 break
@@ -91,66 +93,60 @@ class Run:
         self.rows.close()
 
 
-def resumed(setting: Setting, folder: Path, calls: int, state: bytes) -> Run:
-    run = Run(setting, folder, resumed_calls=calls)
+def resumed(setting: ConformanceSetting, folder: Path, calls: int, state: bytes) -> ConformanceRun:
+    """A run that goes on from a state after so many calls."""
+    run = ConformanceRun(setting, folder, resumed_calls=calls)
     run.restore(state)
     return run
 
 
-def finish_elsewhere(setting: Setting, folder: Path, calls: int, state: bytes) -> str:
+@cache
+def _elsewhere() -> Executor:
+    """A fresh process, where none of the searchers of this one was made."""
+    return ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"))
+
+
+def finish_elsewhere(setting: ConformanceSetting, folder: Path, calls: int, state: bytes) -> str:
     """Finishes a saved run; the digest of all its calls. Runs in a process where this searcher never was."""
     with contextlib.closing(resumed(setting, folder, calls, state)) as run:
         return run.advance().gate.digest
 
 
 class SearcherSuite:
-    """Inherit it and supply `name`; override the other fixtures where they do not fit.
+    """What a searcher must do: inherit it in a test class and name the searcher.
+
+    Attributes:
+        searcher: Registered name, or "module:Class".
+        budget: Calls of each run; enough for the searcher to show all it does.
+        options: Other than its preset's.
+        seeded: Whether another seed makes another run.
 
     >>> class TestMine(SearcherSuite):
-    ...     @pytest.fixture
-    ...     def name(self) -> str:
-    ...         return "mine"
+    ...     searcher = "my_package.mine:Mine"
     """
 
-    @pytest.fixture
-    def name(self) -> str:
-        """The searcher's registered name."""
-        raise NotImplementedError("supply the fixture `name`")
+    searcher: ClassVar[str]
+    budget: ClassVar[int] = 80
+    options: ClassVar[Mapping[str, Any]] = {}
+    seeded: ClassVar[bool] = True
 
     @pytest.fixture
-    def budget(self) -> int:
-        """Calls of each run; enough for the searcher to show all it does."""
-        return 80
+    def setting(self) -> ConformanceSetting:
+        return ConformanceSetting(self.searcher, self.budget, load_workload(MOE), options=self.options)
 
     @pytest.fixture
-    def options(self) -> dict[str, Any]:
-        """Options other than the preset's."""
-        return {}
-
-    @pytest.fixture
-    def seeded(self) -> bool:
-        """Whether another seed makes another run."""
-        return True
-
-    @pytest.fixture
-    def setting(self, name: str, budget: int, options: dict[str, Any]) -> Setting:
-        return Setting(name, budget, load_workload(MOE), options=options)
-
-    @pytest.fixture
-    def new_run(self, tmp_path: Path) -> Iterator[Callable[[Setting], Run]]:
+    def new_run(self, tmp_path: Path) -> Iterator[Callable[[ConformanceSetting], ConformanceRun]]:
         """Starts runs, each in a folder of its own, and closes them after the test."""
         with contextlib.ExitStack() as stack:
 
-            def start(setting: Setting) -> Run:
+            def start(setting: ConformanceSetting) -> ConformanceRun:
                 folder = Path(tempfile.mkdtemp(dir=tmp_path))
-                return stack.enter_context(contextlib.closing(Run(setting, folder)))
+                return stack.enter_context(contextlib.closing(ConformanceRun(setting, folder)))
 
             yield start
 
     @pytest.mark.parametrize("place", ["moe", "dense", "tiny", "barren", "real"])
-    def test_it_spends_exactly_the_budget_on_actions_of_the_space(
-        self, new_run, name: str, budget: int, options: dict[str, Any], place: str
-    ) -> None:
+    def test_it_spends_exactly_the_budget_on_actions_of_the_space(self, new_run, place: str) -> None:
         workload, simulator = {
             "moe": (load_workload(MOE), hilly),
             "dense": (load_workload(DENSE), hilly),
@@ -158,35 +154,37 @@ class SearcherSuite:
             "barren": (load_workload(MOE), barren),
             "real": (load_workload(MOE), evaluate),
         }[place]
-        run = new_run(Setting(name, budget, workload, simulator, options=options)).advance()
+        run = new_run(
+            ConformanceSetting(self.searcher, self.budget, workload, simulator, options=self.options)
+        ).advance()
         limit = run.searcher.sweep_calls(run.searcher.space)
-        expected = budget if limit is None else min(budget, limit)
+        expected = self.budget if limit is None else min(self.budget, limit)
         assert run.gate.calls == len(run.actions) == len(read_rows(run.folder)) == expected
         for action in run.actions:
             assert action.dtype == np.int64
             run.space.decode(action)
         if place == "barren":
             assert run.gate.best_strategy is None
-        if expected == budget:
+        if expected == self.budget:
             with pytest.raises(BudgetExhausted):
                 run.call()
         else:
             assert run.searcher.ask(run.observation) is None
 
     def test_equal_seeds_make_equal_runs_whatever_the_global_generators_do_and_others_other_ones(
-        self, new_run, setting: Setting, seeded: bool
+        self, new_run, setting: ConformanceSetting
     ) -> None:
         digests = []
         for global_seed in (1, 2):
             random.seed(global_seed)
             np.random.seed(global_seed)  # noqa: NPY002
             digests.append(new_run(setting).advance().gate.digest)
-        another = new_run(Setting(**{**vars(setting), "seed": setting.seed + 1})).advance().gate.digest
+        another = new_run(ConformanceSetting(**{**vars(setting), "seed": setting.seed + 1})).advance().gate.digest
         assert digests[0] == digests[1]
-        assert (another != digests[0]) == seeded
+        assert (another != digests[0]) == self.seeded
 
     def test_a_run_resumed_here_or_in_a_fresh_process_equals_one_that_was_never_stopped(
-        self, new_run, setting: Setting, elsewhere: Executor
+        self, new_run, setting: ConformanceSetting
     ) -> None:
         whole = new_run(setting)
         kept = []
@@ -196,7 +194,7 @@ class SearcherSuite:
         whole.advance()
         for share, calls, state in reversed(kept):  # each leaves all rows to the next
             if share == 0.3:
-                resume = elsewhere.submit(finish_elsewhere, setting, whole.folder, calls, state)
+                resume = _elsewhere().submit(finish_elsewhere, setting, whole.folder, calls, state)
                 assert resume.result(timeout=120) == whole.gate.digest
                 continue
             with contextlib.closing(resumed(setting, whole.folder, calls, state)) as cut:
@@ -205,14 +203,14 @@ class SearcherSuite:
                 assert cut.gate.get_state() == whole.gate.get_state()
                 assert cut.searcher.metrics() == whole.searcher.metrics()
 
-    def test_a_snapshot_does_not_change_while_the_run_goes_on(self, new_run, setting: Setting) -> None:
+    def test_a_snapshot_does_not_change_while_the_run_goes_on(self, new_run, setting: ConformanceSetting) -> None:
         run = new_run(setting).advance(setting.budget // 2)
         state = run.searcher.get_state()
         frozen = pack(state)
         run.advance()
         assert pack(state) == frozen
 
-    def test_a_snapshot_can_be_used_twice(self, new_run, setting: Setting) -> None:
+    def test_a_snapshot_can_be_used_twice(self, new_run, setting: ConformanceSetting) -> None:
         run = new_run(setting).advance(setting.budget // 2)
         calls, state = run.gate.calls, run.searcher.get_state()
         digests = set()
@@ -225,7 +223,7 @@ class SearcherSuite:
             digests.add(copied.advance().gate.digest)
         assert len(digests) == 1
 
-    def test_it_leaves_alone_what_it_was_given_and_what_it_gave(self, new_run, setting: Setting) -> None:
+    def test_it_leaves_alone_what_it_was_given_and_what_it_gave(self, new_run, setting: ConformanceSetting) -> None:
         run = new_run(setting)
         given: list[tuple[np.ndarray, np.ndarray]] = []
         for _ in range(setting.budget):
@@ -237,7 +235,9 @@ class SearcherSuite:
         for array, copied in given:
             np.testing.assert_array_equal(array, copied)
 
-    def test_changing_an_action_after_it_was_told_does_not_reach_the_searcher(self, new_run, setting: Setting) -> None:
+    def test_changing_an_action_after_it_was_told_does_not_reach_the_searcher(
+        self, new_run, setting: ConformanceSetting
+    ) -> None:
         careful, careless = new_run(setting), new_run(setting)
         for _ in range(setting.budget):
             assert careful.call() == careless.call()
@@ -245,12 +245,12 @@ class SearcherSuite:
                 careless.actions[-1][:] = 0
         assert careless.gate.digest == careful.gate.digest
 
-    def test_its_metrics_are_numbers(self, new_run, setting: Setting) -> None:
+    def test_its_metrics_are_numbers(self, new_run, setting: ConformanceSetting) -> None:
         run = new_run(setting)
         for calls in (0, 1, setting.budget):
             for metric, value in run.advance(min(calls, run.gate.calls_left)).searcher.metrics().items():
                 assert isinstance(metric, str)
                 assert math.isfinite(value)
 
-    def test_a_budget_of_one_call_is_enough(self, new_run, setting: Setting) -> None:
-        assert new_run(Setting(**{**vars(setting), "budget": 1})).advance().gate.calls == 1
+    def test_a_budget_of_one_call_is_enough(self, new_run, setting: ConformanceSetting) -> None:
+        assert new_run(ConformanceSetting(**{**vars(setting), "budget": 1})).advance().gate.calls == 1
