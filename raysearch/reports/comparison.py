@@ -110,7 +110,7 @@ def _curve_by_time(curves: AnytimeCurves, searcher: str) -> dict[str, Any] | Non
     """Score after so many seconds of a run; a run that has ended keeps its last score."""
     if not curves.timed(searcher):
         return None
-    longest_s = max(run["wall_s"] for run in curves.runs[searcher]) or 1e-9  # of a clock that stood still
+    longest_s = max(1e-9, *(run["wall_s"] for run in curves.runs[searcher]))  # of a clock that stood still
     seconds = np.geomspace(longest_s / 1000, longest_s, _POINTS)
     best = curves.best_at(searcher, seconds)
     return {"wall_s": seconds.tolist(), **_figures(curves, best, interquartile_mean, resamples=_CURVE_RESAMPLES)}

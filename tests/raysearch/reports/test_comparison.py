@@ -98,6 +98,16 @@ def test_curves_over_time_step_where_the_improvements_were_made() -> None:
     assert curves.best_at("fast", seconds)[0].tolist() == [0.0, 0.5, 0.5, 0.96, 0.96]
 
 
+@pytest.mark.parametrize("wall_s", [0.0, 5e-324, 1e12])
+def test_a_clock_that_stood_still_or_raced_gives_a_curve_over_time(wall_s: float) -> None:
+    rows = {"fast": np.array([curve((1, 0.5))])}
+    runs = {"fast": (run((1, 0.5), wall_s=wall_s),)}
+    statistics = compare(AnytimeCurves(BLOCKS[:1], rows, runs, exact=True, left_out=0))
+    seconds = statistics["searchers"]["fast"]["curve_by_time"]["wall_s"]
+    assert np.all(np.diff(seconds) > 0)
+    assert np.isfinite(seconds).all()
+
+
 def test_one_seed_gives_figures_without_intervals_and_says_so(tmp_path: Path) -> None:
     curves = made(fast=FAST[:1], slow=SLOW[:1])
     statistics = compare(curves)
