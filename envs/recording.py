@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from envs.calls import CallRow
 from envs.chain import Seal
 from envs.rows import RowWriter
+from envs.saved_state import SavedState
 from envs.space import ActionLike
 from envs.strategy_env import Observation, StrategyEnv
 from sim.evaluation import Evaluation
@@ -130,7 +131,7 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
         if improved:
             self.best_raw, self._best, self._best_evaluation = raw, evaluation.strategy, evaluation
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """JSON-able snapshot of the gate and of the environment behind it."""
         best = None if self._best is None else self._strategy_env.space.encode(self._best).tolist()
         return {
@@ -144,7 +145,7 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
             "env": self._strategy_env.get_state(),
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes back to a snapshot. The rows are resumed apart, by `RowWriter.resume` and `saved_rows`.
 
         Raises:
@@ -184,7 +185,7 @@ class _State(BaseModel):
     env: _Env
 
 
-def saved_rows(state: dict[str, Any]) -> Seal | None:
+def saved_rows(state: SavedState) -> Seal | None:
     """The seal of the rows that belong to a gate's state; None of versions that kept none.
 
     Raises:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from envs.archive import AddStatus, EliteArchive
 from envs.reward import ImprovementReward
+from envs.saved_state import SavedState
 from envs.space import ActionLike, StrategySpace
 from sim import simulate
 from sim.evaluation import Evaluation
@@ -202,11 +203,11 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         }
         return self.observation, reward, False, self.calls == self.budget, info
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """JSON-able snapshot of everything that later calls depend on."""
         return {"elites": self.archive.get_state(), "calls": self.calls}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes back to a snapshot of an environment with the same arguments."""
         self.archive.set_state(state["elites"])
         self.calls = state["calls"]

@@ -10,9 +10,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from envs.saved_state import SavedState
 from envs.strategy_env import CallFigures, Observation, StrategyEnv, checked
 from sim.batched import Evaluations
 from sim.evaluation import Evaluation
+from sim.json_object import JsonObject
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -74,7 +76,7 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
 
     def step(
         self, actions: NDArray[np.integer[Any]]
-    ) -> tuple[Observation, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+    ) -> tuple[Observation, NDArray[Any], NDArray[Any], NDArray[Any], JsonObject]:
         """Evaluates one strategy of every search whose episode goes on, and starts the others anew.
 
         Raises:
@@ -117,11 +119,11 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
         """What each search shows, `[num_envs, T, A]`, a new array."""
         return np.stack([env.observation for env in self.envs])
 
-    def get_state(self) -> list[dict[str, Any]]:
+    def get_state(self) -> list[SavedState]:
         """JSON-able snapshot of all searches."""
         return [env.get_state() for env in self.envs]
 
-    def set_state(self, state: Sequence[dict[str, Any]]) -> None:
+    def set_state(self, state: Sequence[SavedState]) -> None:
         """Goes back to a snapshot."""
         for env, own in zip(self.envs, state, strict=True):
             env.set_state(own)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from sim.json_object import JsonObject
 from sim.prices.collectives import Collective
 from sim.prices.priced import EXACT, Interval
 from sim.strategy import Strategy
@@ -242,5 +243,5 @@ class Evaluation:
             vars(self).update(vars(self)["_explain"]()._asdict())
             return vars(self)[name]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JsonObject:
         return {field.name: getattr(self, field.name) for field in fields(self)}

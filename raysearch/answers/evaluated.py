@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raysearch.answers.result import Result
 from raysearch.base.file_io import strategy_dict
 from sim.config.question import Question
 from sim.engines.engine_registry import lacking_formats
 from sim.evaluation import Evaluation
+from sim.json_object import JsonObject
 from sim.layouts import layout_of
 from sim.nearness import idle_slos, near_limits
 from sim.optimum.spaces import space_of
@@ -77,7 +78,7 @@ class EvaluationResult(Result):
         )
         return [*lacking_formats(self.workload), *idle_slos(self.workload), *([slow] if slow else [])]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The answer as `raysearch evaluate --json` prints it."""
         return {
             **workload_dict(self.workload, self.question),
@@ -87,7 +88,7 @@ class EvaluationResult(Result):
             "warnings": self.warnings,
         }
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonObject]:
         """The fused ops of one layer: choice, placements, work, time."""
         return [{**asdict(op), "collectives": len(op.collectives), "time_s": op.time_s} for op in self.evaluation.ops]
 
@@ -119,7 +120,7 @@ class EvaluationResult(Result):
         return figure
 
 
-def workload_dict(workload: Workload, question: Question) -> dict[str, Any]:
+def workload_dict(workload: Workload, question: Question) -> JsonObject:
     """What was asked, as it stands in JSON; `engine` is null for the bare machine."""
     curves, imported = workload.hardware.curves, question.import_record()
     return {
@@ -138,7 +139,7 @@ def workload_dict(workload: Workload, question: Question) -> dict[str, Any]:
     }
 
 
-def _speculation_dict(workload: Workload) -> dict[str, Any] | None:
+def _speculation_dict(workload: Workload) -> JsonObject | None:
     drafted = workload.speculation
     if drafted is None:
         return None
@@ -146,7 +147,7 @@ def _speculation_dict(workload: Workload) -> dict[str, Any] | None:
     return told | {"tokens_per_step": drafted.tokens_per_step}
 
 
-def evaluation_dict(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
+def evaluation_dict(workload: Workload, evaluation: Evaluation) -> JsonObject:
     """An evaluation as it stands in JSON; latencies that the phase does not have are null."""
     phase = phase_of(workload)
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raysearch.answers.result import Result
 from raysearch.deploy.recommend.demand import Demand
@@ -13,6 +13,7 @@ from raysearch.deploy.recommend.recommendation import Recommendation, recommende
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
 from sim.config.question import Question
 from sim.evaluation import Evaluation
+from sim.json_object import JsonObject
 from sim.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -64,11 +65,11 @@ class RecommendationResult(Result):
         """The best strategy; None where nothing is feasible."""
         return self.best.strategy if self.best else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The answer as `raysearch recommend --json` prints it."""
         return recommendation_dict(self.answer)
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonObject]:
         """A row per strategy, the best first."""
         workload = self.answer.demand.workload
         return [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sim.json_object import JsonFields, JsonObject
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,11 +20,11 @@ class Result(ABC):
     """An answer: `print` it with rich, let a notebook show it, or take it as data."""
 
     @abstractmethod
-    def to_dict(self) -> Mapping[str, Any]:
+    def to_dict(self) -> JsonFields:
         """The answer as `--json` prints it."""
 
     @abstractmethod
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonObject]:
         """Its table: a dictionary per row."""
 
     @abstractmethod

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,6 +17,7 @@ from envs.row_files import write_atomically
 from raysearch.base.errors import InputError
 from sim.config.files import ConfigKind, config_path, configs_root, first_error_text
 from sim.config.reading import Unreadable, parse_object, read_bytes
+from sim.json_object import JsonFields, JsonObject
 from sim.layouts import layout_of
 from sim.strategy import Strategy
 
@@ -30,7 +30,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: JsonFields) -> None:
     """Writes a JSON object; see `envs.row_files.write_atomically`."""
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
@@ -75,12 +75,12 @@ LARGEST_RECORD_BYTES = 32 * 1024**2
 """[assumed] A study of a hundred thousand runs takes a fifth of it; what is larger is not one of ours."""
 
 
-def write_record(path: Path, value: Mapping[str, Any]) -> None:
+def write_record(path: Path, value: JsonFields) -> None:
     """Writes a JSON object behind whose back nobody changes anything: `read_record` notices."""
     write_json(path, {**value, SEAL: _seal(value)})
 
 
-def read_record(path: Path, schema: type[BaseModel], *, sealed: bool = True) -> dict[str, Any]:
+def read_record(path: Path, schema: type[BaseModel], *, sealed: bool = True) -> JsonObject:
     """The object that `write_record` wrote.
 
     Args:
@@ -108,7 +108,7 @@ def read_record(path: Path, schema: type[BaseModel], *, sealed: bool = True) -> 
     return fields
 
 
-def _seal(value: Mapping[str, Any]) -> str:
+def _seal(value: JsonFields) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -141,9 +141,9 @@ def anchored(kind: ConfigKind, name_or_path: str, *, beside: Path | None = None)
     return str(path.resolve() if path.suffix == ".toml" else path.absolute())  # downloaded ones are links to blobs
 
 
-def strategy_dict(strategy: Strategy) -> dict[str, Any]:
+def strategy_dict(strategy: Strategy) -> JsonObject:
     """A strategy in JSON: tp, ep, pp, batch, the list dims; beyond the paper's space also cp, dp, vocabulary."""
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         "tp": strategy.tp,
         "ep": strategy.ep,
         "pp": strategy.pp,
@@ -165,6 +165,6 @@ def degrees_text(strategy: Strategy) -> str:
     return f"{attention}; experts tp {strategy.moe_tp}, ep {strategy.ep}; {rest}"
 
 
-def as_strategy(fields: Mapping[str, Any]) -> Strategy:
+def as_strategy(fields: JsonFields) -> Strategy:
     """A strategy from its JSON form."""
     return Strategy(**{**fields, "dims": tuple(fields["dims"]), "vocabulary": tuple(fields.get("vocabulary", ()))})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -16,6 +15,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from sim.json_object import JsonFields
 
 console = Console(stderr=True, markup=False, emoji=False, highlight=False)
 """Where progress and messages go. Names and paths stand in them as they are: brackets and colons mean nothing."""
@@ -100,20 +101,20 @@ def telling(description: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def searching(run_id: str, budget: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def searching(run_id: str, budget: int) -> Iterator[Callable[[JsonFields], None]]:
     """A bar for one run; give it the run's metrics."""
     say = now_and_then()
     with bars(text_column("{task.fields[best]}")) as progress:
         task = progress.add_task(run_id, total=budget, best="")
 
-        def show(metrics: Mapping[str, Any]) -> None:
+        def show(metrics: JsonFields) -> None:
             progress.update(task, completed=metrics["calls"], best=best_text(metrics))
             say(lambda: f"{run_id}: {metrics['calls']:,} of {budget:,} calls, {best_text(metrics)}")
 
         yield show
 
 
-def best_text(metrics: Mapping[str, Any]) -> str:
+def best_text(metrics: JsonFields) -> str:
     """A run's best so far, for people."""
     fraction = metrics.get("fraction_of_optimum")
     share = f" = {fraction:.3f} f*" if fraction is not None else ""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from raysearch.base.file_io import degrees_text
 from sim.evaluation import Evaluation, OpBreakdown
+from sim.json_object import JsonFields
 from sim.nearness import near_limits
 from sim.serving.phases import phase_of
 from sim.step.pipeline import stage_layers
@@ -53,7 +53,7 @@ def plain_table(
     return table
 
 
-def scores_table(scores: Sequence[Mapping[str, Any]]) -> RenderableType:
+def scores_table(scores: Sequence[JsonFields]) -> RenderableType:
     """The one table a study ends with; a line with a workload's name stands above its searchers."""
     seeds = max(row["runs"] for row in scores)
     rows: list[tuple[str, ...]] = []
@@ -66,7 +66,7 @@ def scores_table(scores: Sequence[Mapping[str, Any]]) -> RenderableType:
     )
 
 
-def _score_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _score_row(row: JsonFields) -> tuple[str, ...]:
     return (
         f"  {row['searcher']}" + ("" if row["complete"] else " (unfinished)"),
         _spread(row["best"], row["best_sd"], 2),

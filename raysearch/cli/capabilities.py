@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from sim.config.catalog import load_hardware
 from sim.config.question import Question
+from sim.json_object import JsonObject
 from sim.layers.heuristics import megatron_dims
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -79,7 +79,7 @@ def model_facts(name: str) -> ModelFacts:
     """What is known of a shipped model."""
     workload = Question(model=name, engine="none", phase="serve", isl=_PROMPT, osl=_ANSWER, gpus=1).load()
     calibration = workload.hardware.curves.calibration if workload.hardware.curves else None
-    engines: dict[str, Any] = calibration.data.get("serving", {}).get("engines", {}) if calibration else {}
+    engines: JsonObject = calibration.data.get("serving", {}).get("engines", {}) if calibration else {}
     found = evaluate(workload, Strategy(1, 1, 1, _BATCH, megatron_dims(workload.model)))
     return ModelFacts(
         can=_DO,

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 from raysearch.base.file_io import as_strategy, read_record, strategy_dict, write_record
+from sim.json_object import JsonFields, JsonObject
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.strategy_checks import check_strategy
@@ -67,7 +67,7 @@ def find_cached_optimum(
     return found
 
 
-def keep_optimum(path: Path, fields: Mapping[str, Any], best: Strategy | None) -> None:
+def keep_optimum(path: Path, fields: JsonFields, best: Strategy | None) -> None:
     """Writes an optimum for `read_kept`, where that can be done."""
     try:
         write_record(path, {**fields, "strategy": strategy_dict(best) if best else None})
@@ -106,7 +106,7 @@ class KeptBest(BaseModel):
     """What every optimum on disk has."""
 
     tokens_per_s_per_gpu: float | None
-    strategy: dict[str, Any] | None
+    strategy: JsonObject | None
     space_size: int
     wall_s: float
 
@@ -117,7 +117,7 @@ class _KeptYardstick(KeptBest):
     quantiles: dict[str, float]
 
 
-def read_kept(path: Path, schema: type[KeptBest], workload: Workload) -> dict[str, Any] | None:
+def read_kept(path: Path, schema: type[KeptBest], workload: Workload) -> JsonObject | None:
     """The fields of an optimum on disk, whose strategy is evaluated once more; None if it is not there, or not ours."""
     try:
         fields = read_record(path, schema)

@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from envs.strategy_env import brief
 from raysearch.base.errors import InputError
 from raysearch.processes.heartbeat import BEAT_S, Pulse, beating
 from sim.config.reading import Unreadable, opened, parse_object
+from sim.json_object import JsonObject
 
 CLAIM_FILE = ".claim"
 LAPSE_S = 60.0
@@ -248,14 +248,14 @@ def _read(path: Path) -> bytes:
         raise InputError(f"{path} is not a file, which a claim is; remove it") from None  # a pipe would never end
 
 
-def _parse(claim: bytes) -> dict[str, Any]:
+def _parse(claim: bytes) -> JsonObject:
     try:
         return parse_object(claim)
     except Unreadable:  # its process was killed before it had written it
         return {}
 
 
-def _in_use(folder: Path, holder: dict[str, Any] | None = None, age_s: float = 0.0) -> InputError:
+def _in_use(folder: Path, holder: JsonObject | None = None, age_s: float = 0.0) -> InputError:
     who = ""
     if holder:
         who = (

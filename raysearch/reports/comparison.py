@@ -26,6 +26,7 @@ from raysearch.reports.statistics import (
     median,
 )
 from sim.arrays import Floats
+from sim.json_object import JsonObject
 
 CHECKPOINTS = (10, 100, 250, 500, 1000, 2000, 4000)
 """Calls after which scores are told, as far as the budget goes; the budget is always one of them."""
@@ -37,7 +38,7 @@ _POINTS, _CURVE_RESAMPLES = 80, 500
 """[assumed] Of a curve: as fine as a picture shows, for curves take most of a report's time."""
 
 
-def compare(curves: AnytimeCurves) -> dict[str, Any]:
+def compare(curves: AnytimeCurves) -> JsonObject:
     """The statistics of a study; intervals are None with a single seed per workload.
 
     `searchers` come in the order of their interquartile mean at the budget, best first. `pairs` holds each two of
@@ -63,7 +64,7 @@ def compare(curves: AnytimeCurves) -> dict[str, Any]:
     }
 
 
-def _searcher(curves: AnytimeCurves, searcher: str, budget: int) -> dict[str, Any]:
+def _searcher(curves: AnytimeCurves, searcher: str, budget: int) -> JsonObject:
     best, runs = curves.best[searcher], curves.runs[searcher]
     calls = np.array([*(calls for calls in CHECKPOINTS if calls < budget), budget])
     shares = {name: np.array([run[f"{name}_calls"] / max(run["calls"], 1) for run in runs]) for name in _SHARES}
@@ -86,7 +87,7 @@ def _searcher(curves: AnytimeCurves, searcher: str, budget: int) -> dict[str, An
 _SHARES = ("feasible", "unique")
 
 
-def _target(curves: AnytimeCurves, searcher: str, target: float, budget: int) -> dict[str, Any]:
+def _target(curves: AnytimeCurves, searcher: str, target: float, budget: int) -> JsonObject:
     """How many runs reached a score, and after how many calls and seconds the median run did; None is never."""
     calls = first_call(curves.best[searcher], target)
     half = {end: call if call and call <= budget else None for end, call in _figures(curves, calls, median).items()}
@@ -100,13 +101,13 @@ def _target(curves: AnytimeCurves, searcher: str, target: float, budget: int) ->
     }
 
 
-def _curve(curves: AnytimeCurves, best: Floats, budget: int, workload: str | None = None) -> dict[str, Any]:
+def _curve(curves: AnytimeCurves, best: Floats, budget: int, workload: str | None = None) -> JsonObject:
     calls = np.unique(np.geomspace(1, budget, _POINTS).round().astype(int))
     figures = _figures(curves, best[:, calls - 1], interquartile_mean, workload, _CURVE_RESAMPLES)
     return {"calls": calls.tolist(), **figures}
 
 
-def _curve_by_time(curves: AnytimeCurves, searcher: str) -> dict[str, Any] | None:
+def _curve_by_time(curves: AnytimeCurves, searcher: str) -> JsonObject | None:
     """Score after so many seconds of a run; a run that has ended keeps its last score."""
     if not curves.timed(searcher):
         return None
@@ -116,7 +117,7 @@ def _curve_by_time(curves: AnytimeCurves, searcher: str) -> dict[str, Any] | Non
     return {"wall_s": seconds.tolist(), **_figures(curves, best, interquartile_mean, resamples=_CURVE_RESAMPLES)}
 
 
-def _pair(curves: AnytimeCurves, first: str, second: str, scores: dict[str, Floats]) -> dict[str, Any]:
+def _pair(curves: AnytimeCurves, first: str, second: str, scores: dict[str, Floats]) -> JsonObject:
     x, y = curves.strata(scores[first]), curves.strata(scores[second])
     return {
         "first": first,
@@ -128,11 +129,11 @@ def _pair(curves: AnytimeCurves, first: str, second: str, scores: dict[str, Floa
 
 def _figures(
     curves: AnytimeCurves, values: Floats, statistic: Any, workload: str | None = None, resamples: int = RESAMPLES
-) -> dict[str, Any]:
+) -> JsonObject:
     return _plain(estimate(curves.strata(values, workload), statistic, rng=_rng(), resamples=resamples))
 
 
-def _plain(figure: Estimate) -> dict[str, Any]:
+def _plain(figure: Estimate) -> JsonObject:
     ends = {"low": figure.low, "high": figure.high}
     return {"value": figure.value.tolist(), **{k: None if end is None else end.tolist() for k, end in ends.items()}}
 

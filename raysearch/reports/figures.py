@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from envs.row_files import write_atomically
+from sim.json_object import JsonFields, JsonObject
 
 CURVE_FILE = "curve.png"
 COMPARISON_FILE = "comparison.png"
@@ -22,7 +23,7 @@ Draw = Callable[[Any], None]
 Lines = Mapping[str, Mapping[str, Any]]
 
 
-def write_figures(directory: Path, statistics: Mapping[str, Any]) -> dict[str, Path]:
+def write_figures(directory: Path, statistics: JsonFields) -> dict[str, Path]:
     """Draws curve.png and, of several searchers, comparison.png; bands and bars are 95 % bootstrap intervals.
 
     curve.png: scores against calls and against wall time over all workloads, and against calls on each of several.
@@ -58,7 +59,7 @@ def _write(path: Path, panels: Sequence[Draw]) -> None:
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 
-def _curves(statistics: Mapping[str, Any]) -> list[Draw]:
+def _curves(statistics: JsonFields) -> list[Draw]:
     searchers, score = statistics["searchers"], _score(statistics)
     workloads, colors = statistics["workloads"], _colors(statistics)
 
@@ -84,7 +85,7 @@ def _curves(statistics: Mapping[str, Any]) -> list[Draw]:
     return panels
 
 
-def _comparison(statistics: Mapping[str, Any]) -> list[Draw]:
+def _comparison(statistics: JsonFields) -> list[Draw]:
     searchers, budget, colors = statistics["searchers"], statistics["budget"], _colors(statistics)
     score = _score(statistics)
     names = list(searchers)
@@ -131,12 +132,12 @@ def _ink(share: float) -> str:
     return "white" if abs(share - 0.5) > 0.3 else "black"
 
 
-def _score(statistics: Mapping[str, Any]) -> str:
+def _score(statistics: JsonFields) -> str:
     """What scores are, on an axis."""
     return "best / exact optimum" if statistics["exact"] else "best / best found"
 
 
-def _colors(statistics: Mapping[str, Any]) -> dict[str, Any]:
+def _colors(statistics: JsonFields) -> JsonObject:
     """A color for each searcher that does not depend on who wins."""
     import matplotlib as mpl
 

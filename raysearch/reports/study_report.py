@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import Damaged, as_strategy
@@ -19,6 +18,7 @@ from sim.arrays import Floats
 from sim.config.code import Origin
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
+from sim.json_object import JsonObject
 from sim.simulate import evaluate
 from sim.strategy_checks import StrategyError, check_strategy
 from sim.workload import Workload
@@ -42,8 +42,8 @@ class StudyReport:
 
     runs: list[RunRow]
     planned: int
-    scores: list[dict[str, Any]]
-    statistics: dict[str, Any] | None
+    scores: list[JsonObject]
+    statistics: JsonObject | None
     damaged: dict[str, str]
 
     @property
@@ -74,7 +74,7 @@ def read_report(directory: Path) -> StudyReport:
     return StudyReport(runs, planned_runs(directory), score(runs), statistics, damaged)
 
 
-def score(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
+def score(runs: Sequence[RunRow]) -> list[JsonObject]:
     """One row per workload and searcher, the best searcher of each workload first.
 
     Means are over the runs (seeds); `*_sd` is the sample deviation, None of a single run. `ratio` is mean best over
@@ -92,7 +92,7 @@ def score(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (order.index(row["workload"]), -row["best"]))
 
 
-def _score_group(runs: Sequence[RunRow], walks: Sequence[RunRow] | None) -> dict[str, Any]:
+def _score_group(runs: Sequence[RunRow], walks: Sequence[RunRow] | None) -> JsonObject:
     best = statistics.mean(run["best"] for run in runs)
     optimum = runs[0]["optimum"]
     walk = statistics.mean(run["best"] for run in walks) if walks else 0.0
@@ -158,9 +158,9 @@ def explain_best(directory: Path, run: RunRow, workload: Workload | None = None)
     return workload, evaluate(workload, strategy)
 
 
-def best_figures(directory: Path, runs: Sequence[RunRow]) -> list[dict[str, Any]]:
+def best_figures(directory: Path, runs: Sequence[RunRow]) -> list[JsonObject]:
     """Of the best run of each workload: its figure, the error to expect of it, and what rests on extrapolation."""
-    figures: list[dict[str, Any]] = []
+    figures: list[JsonObject] = []
     for run in best_runs(runs):
         evaluation = None
         with suppress(NotExplained):

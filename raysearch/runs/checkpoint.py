@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.saved_state import SavedState
 from raysearch.base.file_io import write_bytes
 from sim.config.reading import Unreadable, parse_object, read_bytes
 
@@ -36,7 +37,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _log = logging.getLogger(__name__)
 
 
-def write_checkpoint(run_dir: Path, state: Mapping[str, Any]) -> None:
+def write_checkpoint(run_dir: Path, state: SavedState) -> None:
     """Replaces the checkpoint of a run.
 
     Raises:
@@ -46,7 +47,7 @@ def write_checkpoint(run_dir: Path, state: Mapping[str, Any]) -> None:
     write_bytes(run_dir / CHECKPOINT_FILE, hashlib.sha256(content).digest() + content)
 
 
-def read_checkpoint(run_dir: Path) -> dict[str, Any] | None:
+def read_checkpoint(run_dir: Path) -> SavedState | None:
     """What was saved last; None if nothing was, or if it is damaged, which is logged.
 
     Nothing is lost with a damaged one but time: a run that starts again makes the same calls bit for bit.
@@ -59,7 +60,7 @@ def read_checkpoint(run_dir: Path) -> dict[str, Any] | None:
         return None
 
 
-def load_checkpoint(run_dir: Path) -> dict[str, Any] | None:
+def load_checkpoint(run_dir: Path) -> SavedState | None:
     """What was saved last; None if nothing was.
 
     Raises:
@@ -77,7 +78,7 @@ def load_checkpoint(run_dir: Path) -> dict[str, Any] | None:
     return unpack(content)
 
 
-def pack(state: Mapping[str, Any]) -> bytes:
+def pack(state: SavedState) -> bytes:
     """A state as an archive of NumPy, uncompressed.
 
     Raises:
@@ -94,7 +95,7 @@ def pack(state: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(content: bytes) -> dict[str, Any]:
+def unpack(content: bytes) -> SavedState:
     """The state that `pack` wrote.
 
     Raises:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -17,6 +17,7 @@ from raysearch.base.errors import InputError
 from raysearch.base.limits import LARGEST_BUDGET, LARGEST_SEED, MOST_WORKERS
 from sim.config.code import Origin, source_digests
 from sim.config.question import Question, RecordedQuestion, Text
+from sim.json_object import JsonFields, JsonObject
 from sim.strategy import MOST_CHOICES
 from sim.strategy_checks import LARGEST
 from sim.workload import GroupChoices, SpaceName, Workload
@@ -73,7 +74,7 @@ class RunSpec:
     seed: int
     budget: int
     hardware: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonFields = field(default_factory=dict)
     simulator: str | None = None
     workers: int = 0
     space: SpaceName | None = None
@@ -82,7 +83,7 @@ class RunSpec:
     engine: str | None = None
     groups: GroupChoices | None = None
     any_degrees: str | None = None
-    described: Mapping[str, Any] = field(default_factory=dict)
+    described: JsonFields = field(default_factory=dict)
 
     def load(self, origin: Origin = Origin.USER) -> Workload:
         """The workload, with what the spec replaces.
@@ -234,7 +235,7 @@ class RunSummary(Record):
     wall_s: RecordedSeconds
     improvements: list[tuple[Calls, RecordedSeconds]]
     answers_differ: list[str] = Field(default_factory=list)
-    metrics: dict[str, Any]
+    metrics: JsonObject
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> RunSummary:

@@ -12,10 +12,10 @@ import time
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from envs.recording import CallGate, saved_rows
 from envs.rows import COMPACT_FILE, ROWS_FILE, RowsTaken, RowWriter, compact, write_compact
+from envs.saved_state import SavedState
 from envs.space import Action
 from envs.strategy_env import SimulatorFailure, StrategyEnv, failure_text
 from raysearch.base.errors import InputError, RunFailed
@@ -28,6 +28,7 @@ from raysearch.searchers.registry import make_searcher
 from raysearch.simulators.opening import Patience, open_simulator, searched_space
 from raysearch.simulators.protocol import Simulator
 from sim.config.code import source_digests
+from sim.json_object import JsonObject
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ class SearchRun:
                 self._asked.append(action)
                 self._simulator.prefetch(self._space.decode(action))
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> JsonObject:
         """How far the run is: the same names for every searcher, then the searcher's own under "searcher/"."""
         gate = self._gate
         return {
@@ -196,7 +197,7 @@ class SearchRun:
             **{f"searcher/{name}": value for name, value in self._searcher.metrics().items()},
         }
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """What the run found. Equal specs give equal summaries, so no clock is in it."""
         gate = self._gate
         return {
@@ -216,7 +217,7 @@ class SearchRun:
             "version": __version__,
         }
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> JsonObject:
         """Writes the summary, with scores and wall times, then turns the rows into Parquet; returns what it wrote.
 
         Between two improvements the best stays as it is, so their times are all of the anytime curve against time.
@@ -271,7 +272,7 @@ class SearchRun:
         }
         write_checkpoint(self.out_dir, state)
 
-    def _goes_on_from(self, state: dict[str, Any]) -> bool:
+    def _goes_on_from(self, state: SavedState) -> bool:
         """Stands where the checkpoint was made; False, with a note, if it and the rows do not fit together."""
         rows = None
         try:
@@ -316,7 +317,7 @@ class SearchRun:
         except FileExistsError as error:
             raise InputError(str(error)) from error
 
-    def _read_checkpoint(self) -> dict[str, Any] | None:
+    def _read_checkpoint(self) -> SavedState | None:
         path = self.out_dir / CHECKPOINT_FILE
         state = read_checkpoint(self.out_dir)
         if state is None:
@@ -330,7 +331,7 @@ class SearchRun:
             )
         return state
 
-    def _head(self) -> dict[str, Any]:
+    def _head(self) -> JsonObject:
         return {
             "run_id": self.run_id,
             "spec": asdict(self.spec),
@@ -343,7 +344,7 @@ class SearchRun:
         }
 
 
-def finished_summary(run_dir: Path) -> dict[str, Any] | None:
+def finished_summary(run_dir: Path) -> JsonObject | None:
     """The summary of a finished run, or None while it is not finished.
 
     Raises:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 import math
 import sys
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from envs.saved_state import SavedState
 from envs.space import Action
 from raysearch.searchers.interface import NoOptions, Outcome, Searcher
 from raysearch.searchers.merit import worth
@@ -59,7 +60,7 @@ class _Annealing(Searcher):
         """Temperature, and tokens/s/GPU of the position."""
         return {"temperature": self.temperature, "current": self._raw}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """The generator, the position and how far the cooling is."""
         return {
             "rng": self.rng.bit_generator.state,
@@ -69,7 +70,7 @@ class _Annealing(Searcher):
             "told": self._told,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Puts the walk back."""
         self.rng.bit_generator.state = state["rng"]
         self._position, self._raw, self._excess = state["position"], state["raw"], state["excess"]
@@ -172,11 +173,11 @@ class TunedAnnealingSearcher(_Annealing):
         if self._told % self._chain_calls == 0:
             self._position, self._raw, self._excess = self._best
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """The walk and the best it saw."""
         return super().get_state() | {"best": self._best}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Puts the walk back."""
         super().set_state(state)
         self._best = state["best"]

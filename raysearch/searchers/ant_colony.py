@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.searchers.interface import NoOptions, Outcome, Searcher
 from raysearch.searchers.merit import merit
@@ -93,7 +94,7 @@ class AntColonySearcher(Searcher):
         """How sure the colony is: mean over the coordinates of the likeliest value's probability."""
         return {"confidence": float(np.mean([trail.max() for trail in self._pheromone]))}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """The generator, the pheromone and the ants of the unfinished iteration."""
         return {
             "rng": self.rng.bit_generator.state,
@@ -102,7 +103,7 @@ class AntColonySearcher(Searcher):
             "best": (self._best, self._stale),
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Puts the colony back."""
         self.rng.bit_generator.state = state["rng"]
         self._pheromone = [trail.copy() for trail in state["pheromone"]]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.saved_state import SavedState
 from envs.space import Action
 from raysearch.searchers.interface import Outcome, Searcher
 
@@ -95,7 +96,7 @@ class CoordinateSearcher(Searcher):
         """How many starts were made."""
         return {"starts": float(self._starts)}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """The generator and the climb."""
         return {
             "rng": self.rng.bit_generator.state,
@@ -103,7 +104,7 @@ class CoordinateSearcher(Searcher):
             "starts": self._starts,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Puts the climb back."""
         self.rng.bit_generator.state = state["rng"]
         self._climb = None if state["climb"] is None else _Climb(**copy.deepcopy(state["climb"]))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.searchers.interface import NoOptions, Outcome, Searcher
 
@@ -109,7 +110,7 @@ class GeneticSearcher(Searcher):
         self._algorithm.tell(infills=_population(np.stack(actions), np.array(costs), np.array(excesses)))
         self._told = []
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """The generators, the population and the unfinished generation."""
         algorithm = self._algorithm
         survivors = algorithm.pop.get("X", "F", "G") if algorithm.is_initialized else None
@@ -120,7 +121,7 @@ class GeneticSearcher(Searcher):
             "generation": copy.deepcopy((self._children, self._told)),
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Puts the population back; of pymoo's algorithm nothing else decides what it does next."""
         self.rng.bit_generator.state = state["rng"]
         self._algorithm = self._make(seed=0)

@@ -6,10 +6,11 @@ again is the same. It takes the library's own time for those calls, and nothing 
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
+from envs.saved_state import SavedState
 from envs.space import Action
 from raysearch.searchers.interface import Outcome, Searcher
 
@@ -43,7 +44,7 @@ class History:
         self._actions.append(tuple(action.tolist()))
         self._outcomes.append(outcome)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """Arrays of n events: actions `[n, A]`, whether told `[n]`, outcomes `[n, 4]`."""
         nothing = (0.0, False, 0.0, 0.0)
         return {
@@ -53,7 +54,7 @@ class History:
         }
 
 
-def rebuilt(searcher: Searcher, state: dict[str, Any]) -> Searcher:
+def rebuilt(searcher: Searcher, state: SavedState) -> Searcher:
     """A new searcher with the same arguments, asked and told what a `History` noted; the elites it is shown are none.
 
     Raises:

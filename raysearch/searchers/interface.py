@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
@@ -13,7 +12,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from envs.reward import ImprovementReward
+from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
+from sim.json_object import JsonFields, JsonObject
 from sim.layers.model import Model
 
 LARGEST_OPTION = 10**6
@@ -55,7 +56,7 @@ class RewardOptions(NoOptions):
         return self
 
     @property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> JsonObject:
         """What they say to a `StrategyEnv`."""
         return {"elites": self.elites, "reward": ImprovementReward(self.alpha, self.beta, self.penalty)}
 
@@ -83,7 +84,7 @@ class Outcome:
     simulated: float = 0.0
 
     @classmethod
-    def of(cls, observation: NDArray[np.float32], reward: float, info: Mapping[str, Any]) -> Outcome:
+    def of(cls, observation: NDArray[np.float32], reward: float, info: JsonFields) -> Outcome:
         """What one step of a `StrategyEnv` returned."""
         figures = (info["raw"], info["feasible"], float(reward), info["best"])
         return cls(*figures, observation, info["excess"], info["simulated"])
@@ -126,7 +127,7 @@ class Searcher(abc.ABC):
         """Learns what `action` [A] gave; changes neither argument."""
 
     @abc.abstractmethod
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """Snapshot, independent of what happens later; enough to go on bit-identically.
 
         Plain data and arrays of numbers only, see `raysearch.runs.checkpoint`: no file may hold what runs when it is
@@ -134,11 +135,11 @@ class Searcher(abc.ABC):
         """
 
     @abc.abstractmethod
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes on from a snapshot that a searcher with the same constructor arguments gave."""
 
     @property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> JsonObject:
         """Arguments of the `StrategyEnv` that the searcher wants to see; the defaults for most."""
         return self.options.environment if isinstance(self.options, RewardOptions) else {}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, NamedTuple, final
+from typing import Annotated, ClassVar, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from envs.saved_state import SavedState
 from envs.space import Action
 from raysearch.searchers.interface import NoOptions, Outcome, Searcher
 from raysearch.searchers.merit import worth
@@ -78,12 +79,12 @@ class MCMCSearcher(Searcher):
         gain = worth(proposed.raw, proposed.excess, **against) - worth(position.raw, position.excess, **against)
         return gain >= 0 or bool(self.rng.random() < math.exp(self.options.beta * gain))
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """The generator, the chain and the best it saw."""
         places = [place and tuple(place) for place in (self._position, self._best)]
         return {"rng": self.rng.bit_generator.state, "chain": places, "stale": self._stale}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Puts the chain back."""
         self.rng.bit_generator.state = state["rng"]
         self._position, self._best = (place and _Place(*place) for place in state["chain"])

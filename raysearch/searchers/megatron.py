@@ -8,6 +8,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.base.errors import InputError
 from raysearch.searchers.interface import Outcome, Searcher
@@ -54,11 +55,11 @@ class _DegreeSweep(Searcher):
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Learns nothing."""
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """How many were proposed."""
         return {"proposed": self._proposed}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes on after those proposed."""
         self._proposed = state["proposed"]
 

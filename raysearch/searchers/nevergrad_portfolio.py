@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from envs.actions import is_long
+from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.searchers.history import History, rebuilt
 from raysearch.searchers.interface import NoOptions, Outcome, Searcher
@@ -127,10 +128,10 @@ class NevergradSearcher(Searcher):
         grouped = [tuple(islice(values, len(run))) if len(run) > 1 else next(values) for run in self._runs]
         return self._optimizer.parametrization.spawn_child(new_value=tuple(grouped))
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """What it was asked and told: the library's own state is a pickle, of megabytes."""
         return self._history.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Asks and tells a new optimiser the same again."""
         vars(self).update(vars(rebuilt(self, state)))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from envs.actions import is_long
+from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.searchers.history import History, rebuilt
 from raysearch.searchers.interface import NoOptions, Outcome, Searcher
@@ -158,7 +159,7 @@ class OptunaTPESearcher(_OptunaSearcher):
             for each in self.space.coordinates
         }
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """The trials by number, and the sampler's generators: a call of its own takes too long to be made again."""
         trials = self._study.get_trials(deepcopy=False)
         told = [trial.state.is_finished() for trial in trials]
@@ -170,7 +171,7 @@ class OptunaTPESearcher(_OptunaSearcher):
             "generators": [generator.get_state(legacy=False) for generator in self._generators()],
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Puts the trials back, and then the generators."""
         from optuna.trial import Trial, TrialState, create_trial
 
@@ -301,11 +302,11 @@ class OptunaCmaEsSearcher(_OptunaSearcher):
         """How often it started anew."""
         return {"restarts": float(self._restarts)}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """What it was asked and told: the library's own state is a pickle."""
         return self._history.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Asks and tells a new study the same again."""
         vars(self).update(vars(rebuilt(self, state)))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.saved_state import SavedState
 from envs.space import Action
 from raysearch.searchers.interface import Outcome, Searcher
 
@@ -24,10 +25,10 @@ class RandomSearcher(Searcher):
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Learns nothing."""
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """The generator."""
         return {"rng": self.rng.bit_generator.state}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Puts the generator back."""
         self.rng.bit_generator.state = state["rng"]

@@ -19,6 +19,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
+from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.searchers.machine_state import check_moments, checked_mersenne
 
@@ -156,7 +157,7 @@ class SB3Agent:
         chunk = math.ceil(self._budget / self._options.chunks)
         return self.confidence >= self._options.confidence_threshold or self._calls - self._born >= chunk
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """All that `set_state` needs to go on bit-identically, also mid-rollout; arrays are copies."""
         policy = self._model.policy
         state = {
@@ -168,7 +169,7 @@ class SB3Agent:
         }
         return _mapped(state, _array)
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes back to where `get_state` was called, whatever happened since."""
         policy, optimizer = (_mapped(state[name], _tensor) for name in ("policy", "optimizer"))
         self._model.policy.load_state_dict(policy)

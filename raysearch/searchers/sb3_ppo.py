@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.searchers.interface import Outcome, RewardOptions, Searcher
 
@@ -63,10 +64,10 @@ class SB3PPOSearcher(Searcher):
         """Restarts and the confidence of the last rollout."""
         return {"restarts": float(self._agent.restarts), "confidence": self._agent.confidence}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """Weights, optimiser, generators, unfinished rollout and counters."""
         return self._agent.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes on from `get_state`."""
         self._agent.set_state(state)

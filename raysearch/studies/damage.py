@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from raysearch.base.file_io import Damaged, aside, read_record
 from raysearch.runs.checkpoint import CHECKPOINT_FILE
@@ -18,6 +16,7 @@ from raysearch.studies.results import (
     strangers,
 )
 from raysearch.studies.study_file import run_dir
+from sim.json_object import JsonFields
 
 DAMAGED_FOLDER = "damaged"
 """In the folder of the study, beside `runs`, or in that of the search."""
@@ -55,7 +54,7 @@ def set_aside_damaged_search(folder: Path) -> str:
     return ""
 
 
-def _check(folder: Path, record: Mapping[str, Any] | None = None) -> None:
+def _check(folder: Path, record: JsonFields | None = None) -> None:
     """Makes sure that what there is of a run can be gone on with. Raises: Damaged."""
     check_regular(folder)
     if any((folder / name).exists() for name in (HEAD_FILE, SUMMARY_FILE, CHECKPOINT_FILE)):

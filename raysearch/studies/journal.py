@@ -6,14 +6,15 @@ Nothing is computed from it; without it, or with a part of it, a study goes on a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from raysearch.studies.study_display import StudyDisplay
 from sim.config.reading import Unreadable, lines, parse_object
+from sim.json_object import JsonFields
 
 JOURNAL_FILE = "journal.jsonl"
 _LONGEST_LINE = 4096
@@ -53,7 +54,7 @@ class Journal(StudyDisplay):
         self._begin()
         self._write("started", run_id)
 
-    def reported(self, run_id: str, metrics: Mapping[str, Any]) -> None:
+    def reported(self, run_id: str, metrics: JsonFields) -> None:
         """Nothing: the run's rows tell how far it is."""
 
     def finished(self, run_id: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import RenderableType
@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from raysearch.base.file_io import Damaged, read_record
 from raysearch.base.rich_tables import plain_table
 from raysearch.runs.records import STUDY_FILE, StudyRecord
+from sim.json_object import JsonFields, JsonObject
 
 _OVER_SEEDS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.mean, "best": max}
 
@@ -53,7 +54,7 @@ def read_published(directory: Path) -> PublishedFigures | None:
         raise Damaged(f"{path} is damaged: its section published is {section}") from error
 
 
-def beside_published(published: PublishedFigures, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def beside_published(published: PublishedFigures, runs: Sequence[JsonFields]) -> list[JsonObject]:
     """One row per workload and searcher, in the order of the runs.
 
     `throughput` is tokens/s/GPU over the seeds as the published statistic takes them; `ratios` holds, by base, ours
@@ -63,7 +64,7 @@ def beside_published(published: PublishedFigures, runs: Sequence[Mapping[str, An
         published: What to stand beside.
         runs: As `raysearch.studies.results.read_study_runs` gives them.
     """
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[JsonFields]] = {}
     for run in runs:
         groups.setdefault((run["workload"], run["searcher"]), []).append(run)
     over_seeds = _OVER_SEEDS[published.statistic]
@@ -88,7 +89,7 @@ def _ratio(value: float, optimum: float | None, base: float | None) -> dict[str,
     return {"ours": value / base if base else None, "bound": optimum / base if base and optimum else None}
 
 
-def published_table(published: PublishedFigures, rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+def published_table(published: PublishedFigures, rows: Sequence[JsonFields]) -> RenderableType:
     """Ours and theirs, workload by workload."""
     lines: list[tuple[str, ...]] = []
     for workload, of_workload in groupby(rows, key=lambda row: row["workload"]):
@@ -98,7 +99,7 @@ def published_table(published: PublishedFigures, rows: Sequence[Mapping[str, Any
     return plain_table(title, ("searcher", *columns, "published"), lines)
 
 
-def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _line(row: JsonFields) -> tuple[str, ...]:
     ratios = (f"{_figure(ratio['ours'])} ({_figure(ratio['bound'])})" for ratio in row["ratios"].values())
     told = row["published"]
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from raysearch.runs.run import finished_summary
 from raysearch.studies.study_file import RUNS_FOLDER, run_dir
 from sim.canonical import canonical
 from sim.config.reading import Unreadable
+from sim.json_object import JsonFields, JsonObject
 from sim.strategy import FIRST_DECLARED
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def verify(directory: Path) -> Survey:
     return Survey([run for run in found.runs if run["run_id"] not in wrong], {**found.damaged, **wrong})
 
 
-def _verify_run(run: Mapping[str, Any], folder: Path) -> None:
+def _verify_run(run: JsonFields, folder: Path) -> None:
     head = read_record(folder / HEAD_FILE, RunHead)
     if not run["complete"]:
         check_resumable(folder, head)
@@ -168,7 +169,7 @@ def run_folder(directory: Path, run_id: str) -> Path:
     return directory if os.path.isfile(directory / HEAD_FILE) else run_dir(directory, run_id)
 
 
-def strangers(study: Path, record: Mapping[str, Any]) -> list[Path]:
+def strangers(study: Path, record: JsonFields) -> list[Path]:
     """What lies among the runs of a study and is none of them."""
     known, folder = set(record["runs"]), study / RUNS_FOLDER
     return sorted(path for path in folder.iterdir() if path.name not in known) if folder.is_dir() else []
@@ -214,18 +215,18 @@ def planned_runs(directory: Path) -> int:
     return len(read_record(study, StudyRecord)["runs"]) if study.is_file() else 1
 
 
-def planned_budget(directory: Path, runs: Sequence[Mapping[str, Any]]) -> int:
+def planned_budget(directory: Path, runs: Sequence[JsonFields]) -> int:
     """Calls at which the runs of a folder are compared: the study's budget, or that of a run by itself."""
     study = directory / STUDY_FILE
     return read_record(study, StudyRecord)["study"]["budget"] if study.is_file() else runs[0]["budget"]
 
 
-def read_spec(directory: Path, run_id: str) -> dict[str, Any]:
+def read_spec(directory: Path, run_id: str) -> JsonObject:
     """The fields of the `RunSpec` of one of the runs in a results folder."""
     return read_record(run_folder(directory, run_id) / HEAD_FILE, RunHead)["spec"]
 
 
-def _read_run(folder: Path, record: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _read_run(folder: Path, record: JsonFields | None = None) -> JsonObject:
     head = checked_head(folder, record)
     finished = checked_summary(folder, head)
     if finished is None:
@@ -233,7 +234,7 @@ def _read_run(folder: Path, record: Mapping[str, Any] | None = None) -> dict[str
     return {**finished, "complete": True}
 
 
-def checked_head(folder: Path, record: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def checked_head(folder: Path, record: JsonFields | None = None) -> JsonObject:
     """What a run is; of a study, by its record, the run that belongs into the folder.
 
     Raises:
@@ -252,7 +253,7 @@ def checked_head(folder: Path, record: Mapping[str, Any] | None = None) -> dict[
     return head
 
 
-def checked_summary(folder: Path, head: Mapping[str, Any]) -> dict[str, Any] | None:
+def checked_summary(folder: Path, head: JsonFields) -> JsonObject | None:
     """What a finished run found, if it is of this run and of the rows that lie beside it; None of one under way.
 
     Raises:
@@ -278,7 +279,7 @@ def checked_summary(folder: Path, head: Mapping[str, Any]) -> dict[str, Any] | N
     return finished
 
 
-def check_resumable(folder: Path, head: Mapping[str, Any]) -> None:
+def check_resumable(folder: Path, head: JsonFields) -> None:
     """Makes sure that a run under way can go on from its checkpoint, or has none.
 
     Rows behind the checkpoint are not looked at: they are made again.
@@ -315,7 +316,7 @@ def _followed(folder: Path, seal: Seal | None = None, most: int | None = None) -
         raise Damaged(str(error)) from error
 
 
-def _read_rows_so_far(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
+def _read_rows_so_far(folder: Path, head: JsonFields) -> JsonObject:
     spec, optimum = head["spec"], head["optimum"]
     seal = _saved_rows(folder)  # before the rows, which may grow meanwhile
     rows = run_rows(folder, seal=seal)
@@ -349,14 +350,14 @@ def _saved_rows(folder: Path) -> Seal | None:
         raise Damaged(f"{folder / CHECKPOINT_FILE} is damaged: it is of no run") from error
 
 
-def _tally(folder: Path, rows: pd.DataFrame) -> dict[str, Any]:
+def _tally(folder: Path, rows: pd.DataFrame) -> JsonObject:
     try:
         return _counted(rows)
     except ValueError as error:
         raise Damaged(f"{folder} is damaged: its rows hold no strategies: {error}") from error
 
 
-def _counted(rows: pd.DataFrame) -> dict[str, Any]:
+def _counted(rows: pd.DataFrame) -> JsonObject:
     best_first = rows.loc[rows["feasible"]].sort_values("tokens_per_s_per_gpu", ascending=False, kind="stable")
     found = [
         {**{name: int(row[name]) for name in _DEGREES}, **parse_dims_text(row["dims"])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Group
 from rich.live import Live
@@ -14,6 +14,7 @@ from rich.text import Text
 from raysearch.base.progress import bars, best_text, console, now_and_then, text_column
 from raysearch.runs.records import RunSpec
 from raysearch.studies.forecast import RunProgress, duration_text, remaining_s
+from sim.json_object import JsonFields
 
 
 class StudyDisplay(Protocol):
@@ -22,7 +23,7 @@ class StudyDisplay(Protocol):
     def started(self, run_id: str) -> None:
         """A run begins, or goes on after a failure."""
 
-    def reported(self, run_id: str, metrics: Mapping[str, Any]) -> None:
+    def reported(self, run_id: str, metrics: JsonFields) -> None:
         """A run has made further calls."""
 
     def finished(self, run_id: str) -> None:
@@ -43,7 +44,7 @@ class Displays(StudyDisplay):
         for display in self._displays:
             display.started(run_id)
 
-    def reported(self, run_id: str, metrics: Mapping[str, Any]) -> None:
+    def reported(self, run_id: str, metrics: JsonFields) -> None:
         """A run has made further calls."""
         for display in self._displays:
             display.reported(run_id, metrics)
@@ -62,7 +63,7 @@ class Displays(StudyDisplay):
 class StudyBars(StudyDisplay):
     """A bar for the whole study, the best so far of each workload, and a bar for each run under way."""
 
-    def __init__(self, name: str, specs: Mapping[str, RunSpec], finished: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, name: str, specs: Mapping[str, RunSpec], finished: Mapping[str, JsonFields]) -> None:
         """Prepares the display.
 
         Args:
@@ -71,7 +72,7 @@ class StudyBars(StudyDisplay):
             finished: Summaries of those that were done before.
         """
         self._specs = specs
-        self._metrics: dict[str, Mapping[str, Any]] = {}
+        self._metrics: dict[str, JsonFields] = {}
         self._ended: set[str] = set()
         self._tasks: dict[str, TaskID] = {}
         self._best: dict[str, tuple[float, str, str]] = {}
@@ -99,7 +100,7 @@ class StudyBars(StudyDisplay):
         if run_id not in self._tasks and run_id not in self._ended:
             self._tasks[run_id] = self._runs.add_task(run_id, total=self._specs[run_id].budget, best="")
 
-    def reported(self, run_id: str, metrics: Mapping[str, Any]) -> None:
+    def reported(self, run_id: str, metrics: JsonFields) -> None:
         """A run has made further calls."""
         self._note(run_id, metrics)
         self.started(run_id)
@@ -115,7 +116,7 @@ class StudyBars(StudyDisplay):
         """A run broke down for good."""
         self._end(run_id, "FAILED")
 
-    def _note(self, run_id: str, metrics: Mapping[str, Any]) -> None:
+    def _note(self, run_id: str, metrics: JsonFields) -> None:
         self._metrics[run_id] = metrics
         workload = self._specs[run_id].workload
         if metrics["best"] > self._best.get(workload, (0.0, "", ""))[0]:

@@ -34,6 +34,7 @@ from raysearch.studies.published_figures import PublishedFigures
 from sim.config.catalog import load_workload
 from sim.config.code import source_digests
 from sim.config.files import config_path, read_config
+from sim.json_object import JsonObject
 from sim.workload import SpaceName, Workload
 
 RUNS_FOLDER = "runs"
@@ -106,7 +107,7 @@ class StudyFile(BaseModel):
     on_failure: OnFailure = "stop"
     cpus_per_run: Annotated[int, Field(ge=1, le=MOST_CPUS, strict=True)] = 1
     report_every: Annotated[int, Field(ge=1, le=LARGEST_BUDGET, strict=True)] = 500
-    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    options: dict[str, JsonObject] = Field(default_factory=dict)
     tuning: Tuning | None = None
     published: PublishedFigures | None = None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from envs.chain import DamagedRows
 from envs.rows import ROWS_FILE, last_row
@@ -19,6 +19,7 @@ from raysearch.studies.forecast import RunProgress, remaining_s
 from raysearch.studies.journal import JOURNAL_FILE, Event, last_events
 from raysearch.studies.results import check_run
 from raysearch.studies.study_file import run_dir
+from sim.json_object import JsonFields
 
 State = Literal["running", "failed", "damaged", "interrupted", "waiting", "finished"]
 _ENDED = ("finished", "failed", "damaged")
@@ -113,7 +114,7 @@ def _planned(directory: Path) -> tuple[list[RunStatus], list[Path]]:
     return runs, [run_dir(directory, run.run_id) for run in runs]
 
 
-def _named(run_id: str, record: Mapping[str, Any]) -> tuple[str, str] | None:
+def _named(run_id: str, record: JsonFields) -> tuple[str, str] | None:
     """Workload and searcher of a run of a study; None of a name that is none of its runs'."""
     name, _, seed = run_id.rpartition("-s")
     cuts = (at for at, mark in enumerate(name) if mark == "-")

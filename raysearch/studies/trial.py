@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from raysearch.processes.heartbeat import beating
 from raysearch.runs.records import HEAD_FILE, SAVE_EVERY_S, STUDY_FILE, RunSpec
 from raysearch.runs.run import SearchRun, finish_rows, finished_summary
 from raysearch.simulators.opening import Patience
+from sim.json_object import JsonFields, JsonObject
 
 _PATIENCE = Patience()
 FAILURE_KEY = "failure"
@@ -34,7 +34,7 @@ def trial_config(
     report_every: int,
     cpus: int,
     patience: Patience = _PATIENCE,
-) -> dict[str, Any]:
+) -> JsonObject:
     """What a trial needs to know, as plain values.
 
     Args:
@@ -68,12 +68,12 @@ class SearchTrial(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Takes a trial's configuration; see `trial_config`."""
-        self._trial: Mapping[str, Any] = config["run"]
+        self._trial: JsonFields = config["run"]
         self._run: SearchRun | None = None
         self._life = ExitStack()
         self._saved_at_s = time.monotonic()
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> JsonObject:
         """Makes the next calls and reports how far the run is, or why it cannot go on.
 
         These are `report_every` calls, or what is left of a chunk: at its end the run is saved and may go on elsewhere.
@@ -88,7 +88,7 @@ class SearchTrial(tune.Trainable):
         except OSError as error:
             return self._failed(f"cannot write to {self._trial['folder']}: {error.strerror or error}")
 
-    def _advance(self, folder: Path) -> dict[str, Any]:
+    def _advance(self, folder: Path) -> JsonObject:
         finished = finished_summary(folder)
         if finished is not None:  # its process was killed after the run's end and before Tune had noted it
             finish_rows(folder)
@@ -104,7 +104,7 @@ class SearchTrial(tune.Trainable):
             self._saved_at_s = time.monotonic()
         return self._report(self._run.metrics(), done=self._run.done)
 
-    def _failed(self, reason: str) -> dict[str, Any]:
+    def _failed(self, reason: str) -> JsonObject:
         metrics = self._run.metrics() if self._run else {"calls": 0, "best": 0.0, "wall_s": 0.0}
         self.cleanup()
         return {**self._report(metrics, done=True), FAILURE_KEY: reason}
@@ -137,6 +137,6 @@ class SearchTrial(tune.Trainable):
         return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True, patience=patience)
 
     @staticmethod
-    def _report(metrics: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
+    def _report(metrics: JsonFields, *, done: bool) -> JsonObject:
         # TensorBoard takes timesteps_total for its x axis: calls, the same for every searcher and after a resume.
         return {**metrics, "timesteps_total": metrics["calls"], "done": done}

@@ -32,6 +32,7 @@ from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.schemas import MTP, NGRAM, ModelFile, WorkloadFile
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_names, engine_rules
+from sim.json_object import JsonObject
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, EngineTimes
@@ -227,7 +228,7 @@ def load_workload(
     """
     path = config_path("workloads", name_or_path)
     file = read_config(path, WorkloadFile)
-    asked: dict[str, Any] = {**instead, "space": space, "margin": margin}
+    asked: JsonObject = {**instead, "space": space, "margin": margin}
     said = {key: value for key, value in asked.items() if value is not None}
     if batch is not None:
         said["degrees"] = {**said.get("degrees", {}), "batch": batch}

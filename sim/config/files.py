@@ -10,11 +10,12 @@ import difflib
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from sim.config.reading import Unreadable, parse_object, parse_toml, read_bytes
+from sim.json_object import JsonObject
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -150,7 +151,7 @@ def _is_of_its_kind(item: ErrorDetails) -> bool:
     return text == str(types[-1]).startswith("literal[")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Reads a JSON object of others' making, whose numbers may be infinite. Raises: CatalogError."""
     with _reading(path):
         return parse_object(read_bytes(path, LARGEST_JSON_BYTES), infinite=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,7 @@ from sim.config.fields import (
     Share,
 )
 from sim.config.files import CatalogError
+from sim.json_object import JsonObject
 from sim.prices import hardware
 from sim.prices.calibration import Calibration
 from sim.prices.curves import CARRIED_OVER, CarriedOver, Curves
@@ -239,7 +240,7 @@ class _ExpectedError(FileSchema):
 
 def stored_intervals(calibration: Calibration | None) -> hardware.ServingIntervals | None:
     """The intervals that a calibration's serving runs gave; None where there were none."""
-    fitted: dict[str, Any] = calibration.data.get("serving", {}) if calibration else {}
+    fitted: JsonObject = calibration.data.get("serving", {}) if calibration else {}
     record = fitted.get("interval")
     if record is None:
         return None

@@ -20,6 +20,7 @@ from sim.config.files import CatalogError, ConfigKind, config_path, did_you_mean
 from sim.config.huggingface.model_import import ModelImport
 from sim.config.schemas import DEEPEST, MTP, NGRAM, WorkloadFile, any_degrees
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_rules
+from sim.json_object import JsonFields, JsonObject
 from sim.serving.phases import phases
 from sim.workload import BatchGrid, ExpertExchange, GroupChoices, PhaseName, Workload
 
@@ -311,7 +312,7 @@ class Question:
         """What was read of a Hugging Face configuration; None where the model is no such file. Raises: CatalogError."""
         return imported_model(config_path("models", self.model)) if self.model is not None else None
 
-    def import_record(self) -> dict[str, Any] | None:
+    def import_record(self) -> JsonObject | None:
         """What was read of a Hugging Face configuration, and where, for JSON."""
         imported = self.model_import()
         return {"path": str(config_path("models", self.model or "")), **imported.told()} if imported else None
@@ -320,12 +321,12 @@ class Question:
         """The fields that are given, by name."""
         return ((each.name, value) for each in fields(self) if (value := getattr(self, each.name)) is not None)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """The question as a record keeps it: what was given, defaults that decide, and absolute paths."""
         return {name: _anchored(name, value) for name, value in self.resolved.given()}
 
     @classmethod
-    def of_record(cls, content: Mapping[str, Any]) -> Question:
+    def of_record(cls, content: JsonFields) -> Question:
         """The question of a record, or of keyword arguments.
 
         Raises:
@@ -396,13 +397,13 @@ def _anchored(name: str, value: Any) -> Any:
 # --- keys of a workload file ---------------------------------------------------------------------
 
 
-def _keys(question: Question, leave: tuple[str, ...] = ()) -> dict[str, Any]:
+def _keys(question: Question, leave: tuple[str, ...] = ()) -> JsonObject:
     """What a question says, as keys of a workload file, tables within it.
 
     Raises:
         CatalogError: Options of a draft without its length, or degrees that are none.
     """
-    content: dict[str, Any] = {}
+    content: JsonObject = {}
     for name, value in question.given():
         key = QUESTION_FIELDS[name].key
         if key and name not in leave:
@@ -418,7 +419,7 @@ def _keys(question: Question, leave: tuple[str, ...] = ()) -> dict[str, Any]:
     return content
 
 
-def _speculation(drafted: dict[str, Any]) -> dict[str, Any]:
+def _speculation(drafted: JsonObject) -> JsonObject:
     """The table [speculation] of what is said of drafts. Raises: CatalogError."""
     if "draft_tokens" not in drafted:
         raise CatalogError(f"--{next(iter(drafted))} is of speculative decoding: give --draft-tokens N too")
@@ -468,7 +469,7 @@ def _described(asked: Question, origin: Origin) -> Workload:
     weights, kv_cache = _of_engine(question.engine, (stored and stored.weights) or file.usual_weights, "fp8")
     said = _keys(question, leave=("engine",) if question.engine == BARE_MACHINE else ())
     copies = said.get("redundant_experts", 0) if model.is_moe else 0
-    content: dict[str, Any] = {
+    content: JsonObject = {
         "name": f"{model.name}_{question.phase}",
         "routing": "skewed" if model.is_moe else "balanced",
         **said,

@@ -20,6 +20,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
+from sim.json_object import JsonObject
+
 MOST_VALUES = 1_000_000
 """[assumed] Commas and brackets of a JSON file: three times those of a study of a hundred thousand runs; in memory each
 takes some hundred bytes."""
@@ -116,7 +118,7 @@ def parse_json(content: bytes, most_values: int = MOST_VALUES, *, infinite: bool
     return found
 
 
-def parse_object(content: bytes, most_values: int = MOST_VALUES, *, infinite: bool = False) -> dict[str, Any]:
+def parse_object(content: bytes, most_values: int = MOST_VALUES, *, infinite: bool = False) -> JsonObject:
     """The same of an object. Raises: Unreadable."""
     found = parse_json(content, most_values, infinite=infinite)
     if not isinstance(found, dict):
@@ -124,7 +126,7 @@ def parse_object(content: bytes, most_values: int = MOST_VALUES, *, infinite: bo
     return cast("dict[str, Any]", found)
 
 
-def parse_toml(content: bytes) -> dict[str, Any]:
+def parse_toml(content: bytes) -> JsonObject:
     """What TOML in UTF-8 says. Raises: Unreadable."""
     try:
         text = content.decode()
@@ -152,7 +154,7 @@ def _depth(content: bytes) -> int:
     return deepest
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once_each(pairs: list[tuple[str, Any]]) -> JsonObject:
     """An object whose keys stand once; Python takes the last of equal ones without a word. Raises: ValueError."""
     content = dict(pairs)
     if len(content) < len(pairs):

@@ -15,12 +15,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from sim.arrays import Flags, Floats, Ints
 from sim.evaluation import Evaluation
+from sim.json_object import JsonObject
 from sim.layers.ops import Layer, Side
 from sim.ops.layers import layer_ops
 from sim.ops.rank import Rank
@@ -208,7 +209,7 @@ class _Segment:
 
     def time_s(self, separators: Mapping[str, int]) -> Floats:
         """[n] seconds of the ops and of every tensor they leave or read, given the choices around them."""
-        column: dict[str, Any] = {**separators, **self._column}
+        column: JsonObject = {**separators, **self._column}
         time_s = self._inner_s.copy()
         for tensor, ends in self._tables.tensors.items():
             if not self._column.keys().isdisjoint(ends):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sim.arrays import Floats
+from sim.json_object import JsonFields
 from sim.prices import grid_terms, terms
 from sim.prices.dtypes import bytes_each
 from sim.prices.machine import Machine, machine_of
@@ -43,7 +44,7 @@ class MissingSeries(LookupError):
 class _Series(dict[str, Mapping[str, Any]]):
     """Records by name; asking for one that is not there says so in the calibration's words."""
 
-    def __missing__(self, name: str) -> Mapping[str, Any]:
+    def __missing__(self, name: str) -> JsonFields:
         raise MissingSeries(f"the calibration holds no series {name!r}")
 
 
@@ -59,12 +60,12 @@ class Calibration:
         rest: Another for what this one lacks, or None; see `completed_by`.
     """
 
-    def __init__(self, name: str, data: Mapping[str, Any], digest: str = "", rest: Calibration | None = None) -> None:
+    def __init__(self, name: str, data: JsonFields, digest: str = "", rest: Calibration | None = None) -> None:
         self.name = name
         self.data = data
         self.digest = digest
         self.rest = rest
-        self.series: Mapping[str, Mapping[str, Any]] = _Series(data["series"])
+        self.series: Mapping[str, JsonFields] = _Series(data["series"])
         self.machine = machine_of(data)
         self.measured = machine_of(data.get("measured", data))
         self.table = lru_cache(maxsize=_MOST_SERIES)(self._build_table)
@@ -332,7 +333,7 @@ class Calibration:
             heights = np.maximum(heights, math.log(parent["floor_us"]))
         return Table([axis.tolist() for axis in axes], heights.tolist(), grid["slopes"])
 
-    def _correction(self, grid: Mapping[str, Any], points: Floats, g_percent: list[int]) -> Floats:
+    def _correction(self, grid: JsonFields, points: Floats, g_percent: list[int]) -> Floats:
         correction, start = np.zeros(len(points)), 0
         for part in grid["parts"]:
             axes = [np.log(np.array(axis, dtype=float)) for axis in part["axes"]]

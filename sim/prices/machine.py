@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from sim.json_object import JsonFields
 from sim.prices.dtypes import FORMATS
 
 
@@ -29,7 +30,7 @@ class Machine(NamedTuple):
     node_gpus: int
 
 
-def machine_of(header: Mapping[str, Any]) -> Machine:
+def machine_of(header: JsonFields) -> Machine:
     """The machine of a calibration: its keys `speed_of_light` and `machine`."""
     light, counts = header["speed_of_light"], header["machine"]
     return Machine(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from raysearch.cli.commands.options import JsonOption, at_home, print_json
 from sim.config.catalog import load_machine, load_machine_header
+from sim.json_object import JsonObject
 
 
 def calibrate(
@@ -70,7 +71,7 @@ def calibrate(
 _SHARES = ("mape", "median_ape", "p90_ape", "bias", "bare_roofline_mape")
 
 
-def _print(families: dict[str, dict[str, Any]]) -> None:
+def _print(families: dict[str, JsonObject]) -> None:
     from raysearch.base.rich_tables import plain_table, printer
 
     rows = [_row(name, figures) for name, figures in families.items()]
@@ -78,7 +79,7 @@ def _print(families: dict[str, dict[str, Any]]) -> None:
     printer().print(plain_table("Errors on rows held out from the fit", columns, rows, wrap=("mean error",)))
 
 
-def _row(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
+def _row(name: str, figures: JsonObject) -> tuple[str, ...]:
     if "left_at_defaults" in figures:
         return (name, "-", f"left at the defaults: {figures['left_at_defaults']} ({figures['file']})", "", "", "", "")
     shares = (figures[key] for key in _SHARES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -26,6 +26,7 @@ from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.formats import exporter, exporter_names, pools_exporter
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
+from sim.json_object import JsonObject
 
 _OUT = typer.Option("--out", "-o", help="Folder for the files.", show_default="printed", callback=at_home)
 
@@ -109,9 +110,9 @@ def export_strategy(
         raise typer.Exit(NOTHING_FEASIBLE)
 
 
-def _told(to: str, deployments: dict[str, Deployment], exports: dict[str, Export]) -> dict[str, Any]:
+def _told(to: str, deployments: dict[str, Deployment], exports: dict[str, Export]) -> JsonObject:
     """What was exported: of one pool all in one, of several by their names, what is written for all together beside."""
-    told: dict[str, dict[str, Any]] = {
+    told: dict[str, JsonObject] = {
         pool: {"to": to, "strategy": strategy_dict(each.strategy), "replicas": each.replicas}
         for pool, each in deployments.items()
     }

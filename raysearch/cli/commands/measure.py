@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import JsonOption, at_home, print_json
 from raysearch.processes.claim import check_folder
+from sim.json_object import JsonObject
 
 
 def measure(
@@ -80,7 +81,7 @@ def _measure(
     if on_cpu:
         torch.set_num_threads(1)
     most = gpus or (1 if on_cpu else torch.cuda.device_count())
-    tables: dict[str, list[dict[str, Any]]] = {}
+    tables: dict[str, list[JsonObject]] = {}
     left_out: list[str] = []
     with telling("measuring") as tell:
         kernels = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from raysearch.optima.optimum_cache import CachedOptimum, find_cached_optimum
 from sim.config.question import Question
 from sim.engines.engine_registry import lacking_formats
 from sim.evaluation import Evaluation
+from sim.json_object import JsonObject
 from sim.layers.heuristics import MEGATRON_NOTE
 from sim.layouts import layout_of
 from sim.nearness import idle_slos, near_limits
@@ -88,7 +89,7 @@ def show_optimum(
         return
     space = space_of(workload)
     added_up = landscape and can_be_added_up(space)
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     best: Strategy | None = None
     if not (added_up and as_json):
         with stepping(f"exact optimum of {workload.name}") as progress:
@@ -147,7 +148,7 @@ def _engine(workload: Workload) -> tuple[str, ...]:
     return (workload.engine.name.partition("<")[0],) if workload.engine else ()
 
 
-def _landscape(found: CachedOptimum) -> dict[str, Any]:
+def _landscape(found: CachedOptimum) -> JsonObject:
     keys = ("space_size", "feasible_count", "feasible_share", "wall_s")
     return {**{key: getattr(found, key) for key in keys}, "quantiles": dict(found.quantiles)}
 
@@ -207,10 +208,10 @@ def _space_rows(workload: Workload, bests: Mapping[str, SpaceBest]) -> list[tupl
 def _as_dict(
     workload: Workload,
     question: Question,
-    found: dict[str, Any],
+    found: JsonObject,
     evaluation: Evaluation | None,
     warnings: Sequence[str],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Everything in JSON; without a feasible strategy its figures are null."""
     told = {
         **workload_dict(workload, question),
@@ -239,7 +240,7 @@ def _print_best(workload: Workload, best: Strategy | None) -> None:
     console.file.flush()
 
 
-def _print_beside(workload: Workload, found: dict[str, Any]) -> None:
+def _print_beside(workload: Workload, found: JsonObject) -> None:
     """Prints what the best strategy was found among."""
     from raysearch.base.rich_tables import plain_table, printer
 

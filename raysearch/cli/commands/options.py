@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from raysearch.answers.result import Result
 from raysearch.base.limits import MOST_RETRIES, MOST_WORKERS
+from sim.json_object import JsonFields
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -88,7 +88,7 @@ TrustCodeOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: JsonFields) -> None:
     """Prints a result for programs."""
     print(json.dumps(value, indent=2, allow_nan=False))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ from raysearch.deploy.recommend.recommendation import Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
+from sim.json_object import JsonObject
 from sim.simulate import evaluate
 
 
@@ -92,7 +93,7 @@ def recommend(
         raise typer.Exit(NOTHING_FEASIBLE)
 
 
-def _recommended_by_aisimulate(demand: Demand) -> dict[str, Any] | None:
+def _recommended_by_aisimulate(demand: Demand) -> JsonObject | None:
     """What AISimulate recommends, by its figures and by ours."""
     from raysearch.simulators.aisimulate import recommendation
 
@@ -108,7 +109,7 @@ def _recommended_by_aisimulate(demand: Demand) -> dict[str, Any] | None:
     }
 
 
-def _comparison_text(other: dict[str, Any] | None) -> str:
+def _comparison_text(other: JsonObject | None) -> str:
     if other is None:
         return "AISimulate finds nothing that meets the SLOs on one pool."
     ours, degrees = other["by_ours"], degrees_text(as_strategy(other["strategy"]))

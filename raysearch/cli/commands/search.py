@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,6 +33,7 @@ from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
 from sim.config.question import Question
 from sim.config.schemas import any_degrees
+from sim.json_object import JsonFields, JsonObject
 from sim.nearness import near_limits
 from sim.simulate import evaluate
 from sim.workload import Workload
@@ -127,7 +127,7 @@ def search_workload(
         print_report(folder)
 
 
-def _of_question(question: Question, workload: Workload) -> dict[str, Any]:
+def _of_question(question: Question, workload: Workload) -> JsonObject:
     """The fields of the spec that say which workload it is."""
     asked = question.record()
     named = asked.pop("workload", workload.name)
@@ -142,7 +142,7 @@ def _going_on(folder: Path, out: Path | None, resume: bool) -> list[str]:
     return [*([] if out else ["--out", str(folder)]), *([] if resume else ["--resume"])]
 
 
-def _begun(folder: Path, trusted: bool) -> dict[str, Any] | None:
+def _begun(folder: Path, trusted: bool) -> JsonObject | None:
     """What the search in a folder is, from its beginnings; None if it is damaged, and made again."""
     from raysearch.studies.damage import set_aside_damaged_search
 
@@ -156,7 +156,7 @@ def _begun(folder: Path, trusted: bool) -> dict[str, Any] | None:
     return head["spec"]
 
 
-def _trust(workload: Workload, strategy: Mapping[str, Any] | None, simulator: str | None) -> dict[str, Any]:
+def _trust(workload: Workload, strategy: JsonFields | None, simulator: str | None) -> JsonObject:
     """The error to expect of our own simulator's best figure, and what of it no measurement covers."""
     if strategy is None or simulator is not None:
         return {"expected_error": None, "extrapolated": None, "near_limits": None}
@@ -175,7 +175,7 @@ def _optimum(workload: Workload, simulator: str | None) -> float | None:
         return optimum_value(workload, progress)
 
 
-def _drive(run: SearchRun) -> dict[str, Any]:
+def _drive(run: SearchRun) -> JsonObject:
     from envs.strategy_env import SimulatorFailure
     from raysearch.base.progress import searching
 

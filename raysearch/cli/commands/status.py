@@ -7,12 +7,13 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raysearch.base.errors import FAILURE
 from raysearch.cli.commands.options import JsonOption, ResultsArgument, print_json
+from sim.json_object import JsonObject
 
 if TYPE_CHECKING:
     from raysearch.studies.study_status import StudyStatus
@@ -77,7 +78,7 @@ def _watch(directory: Path, as_json: bool) -> StudyStatus:
             status = read_status(directory)
 
 
-def _plain(directory: Path, status: StudyStatus) -> dict[str, Any]:
+def _plain(directory: Path, status: StudyStatus) -> JsonObject:
     return {
         "folder": str(directory),
         "state": status.state,

@@ -14,6 +14,7 @@ from raysearch.cli.commands.options import JsonOption, OutOption, RetriesOption,
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.processes.claim import claimed
 from sim.config.question import Question
+from sim.json_object import JsonObject
 
 if TYPE_CHECKING:
     from raysearch.deploy.live.decide import Decision, Measured
@@ -133,7 +134,7 @@ def _kept(count: int, path: object) -> str:
     return f"{count} measurements, all kept in {path}; the same command with --out {path} --resume goes on"
 
 
-def _as_dict(candidates: Candidates, settings: Settings, seen: list[Measured], decision: Decision) -> dict[str, Any]:
+def _as_dict(candidates: Candidates, settings: Settings, seen: list[Measured], decision: Decision) -> JsonObject:
     incumbent = decision.incumbent
     low, middle, high = decision.tokens_per_s_per_gpu
     return {
@@ -175,7 +176,7 @@ def _ending(settings: Settings, decision: Decision) -> str:
     return "--max-measurements was reached"
 
 
-def _print(candidates: Candidates, told: dict[str, Any]) -> None:
+def _print(candidates: Candidates, told: JsonObject) -> None:
     from raysearch.base.file_io import as_strategy
     from raysearch.base.rich_tables import plain_table, printer
 

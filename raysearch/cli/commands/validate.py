@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import JsonOption, print_json
+from sim.json_object import JsonFields, JsonObject
 
 if TYPE_CHECKING:
     from raysearch.fidelity.calibration.deployments import MeasuredMachine
@@ -73,7 +74,7 @@ def validate(
         raise InputError(f"no such folder: {data}")
     loaded = load_calibrated(hardware, calibration)
     machine = load_machine(hardware, loaded)
-    result: dict[str, dict[str, Any]] = {}
+    result: dict[str, JsonObject] = {}
     pictures: list[Path] = []
     with telling("validating") as tell:
         for name, compare in _comparisons(data, loaded, machine, held_out=held_out).items():
@@ -107,7 +108,7 @@ def _comparisons(
     }
 
 
-def _print(result: Mapping[str, Mapping[str, Any]], pictures: list[Path]) -> None:
+def _print(result: Mapping[str, JsonFields], pictures: list[Path]) -> None:
     from raysearch.base.rich_tables import plain_table, printer
 
     columns = ("family", "rows", "mean", "median", "p90", "bias", "rank", "in 90 %", "bare roofline")
@@ -131,7 +132,7 @@ def _print(result: Mapping[str, Mapping[str, Any]], pictures: list[Path]) -> Non
         console.print(f"wrote {path}")
 
 
-def _told(result: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _told(result: Mapping[str, JsonFields]) -> Iterator[str]:
     """What was not predicted and what was read otherwise than stated, a line per reason."""
     serving = result["endtoend_ttft_tpot"]
     parts = dict(result)
@@ -146,7 +147,7 @@ def _told(result: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"{name}: {part['note']}"
 
 
-def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(figures: JsonFields) -> tuple[str, ...]:
     shares = (figures[key] for key in ("mape", "median_ape", "p90_ape", "bias"))
     light, coverage = figures["roofline_mape"], figures.get("coverage")
     return (
@@ -158,7 +159,7 @@ def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _serving_lines(serving: Mapping[str, Any]) -> str:
+def _serving_lines(serving: JsonFields) -> str:
     sure, disagg = serving["rows_that_state_their_batch"], serving["disagg"]
     lines = []
     if sure["rows"] and sure["rows"] < serving["rows"]:
@@ -201,13 +202,13 @@ _INTERVALS = {
 }
 
 
-def _coverage_line(kind: str, held: Mapping[str, Any]) -> str:
+def _coverage_line(kind: str, held: JsonFields) -> str:
     parts = {"dense": held["dense"], "MoE": held["moe"]}
     parts |= {f"{bounds} of the time for prompts": share for bounds, share in held["by_share_of_prompts"].items()}
     told = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share is not None)
     return f"{_INTERVALS[kind]}: {held['all']:.0%} of {held['rows']} rows inside ({told})"
 
 
-def _rank(figures: Mapping[str, Any]) -> str:
+def _rank(figures: JsonFields) -> str:
     rank = figures["rank_correlation"]
     return "-" if rank is None else f"{rank:.3f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.foreign import foreign
 from raysearch.cli.commands.options import JsonOption, print_json
 from sim.config.code import import_module
+from sim.json_object import JsonObject
 from sim.ops.layers import all_operations
 from sim.sharding.rule_check import Verdict, check_operation
 from sim.sharding.rules import Operation
@@ -57,7 +58,7 @@ def _chosen(op: str | None) -> dict[str, Operation]:
     return {op: operations[op]}
 
 
-def _as_dict(verdict: Verdict) -> dict[str, Any]:
+def _as_dict(verdict: Verdict) -> JsonObject:
     return {
         "name": verdict.name,
         "equation": verdict.equation,

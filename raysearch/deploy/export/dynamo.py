@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from raysearch.deploy.export import sglang, trtllm, vllm
 from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
@@ -20,6 +19,7 @@ from raysearch.deploy.export.render import Argument, container_environment, cont
 from raysearch.deploy.export.vllm import check_ranks
 from sim.engines.engine_registry import engine_rules
 from sim.engines.engine_rules import nvidia_alone
+from sim.json_object import JsonObject
 from sim.serving.phases import phase_of
 
 VERSION = "1.6.1"
@@ -77,14 +77,14 @@ def _engine_of(deployment: Deployment) -> str:
     return engine
 
 
-def _frontend(engine: str) -> dict[str, Any]:
+def _frontend(engine: str) -> JsonObject:
     pod = _pod(engine, ["python3"], ["-m", "dynamo.frontend"], None)
     return {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": pod}
 
 
-def _worker(deployment: Deployment, engine: str) -> dict[str, Any]:
+def _worker(deployment: Deployment, engine: str) -> JsonObject:
     pool = phase_of(deployment.workload).pool
-    worker: dict[str, Any] = {
+    worker: JsonObject = {
         "name": pool or "worker",
         "type": pool or "worker",
         "replicas": deployment.replicas,
@@ -105,8 +105,8 @@ def resource_name(text: str) -> str:
     return (name if name[:1].isalpha() else f"model-{name}")[:63].strip("-")
 
 
-def _pod(engine: str, command: list[str], args: list[Argument], worker: Deployment | None) -> dict[str, Any]:
-    main: dict[str, Any] = {
+def _pod(engine: str, command: list[str], args: list[Argument], worker: Deployment | None) -> JsonObject:
+    main: JsonObject = {
         "name": "main",
         "image": f"nvcr.io/nvidia/ai-dynamo/{_IMAGES[engine]}:{VERSION}",
         "command": command,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 from urllib.parse import quote
 
 from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
@@ -19,6 +18,7 @@ from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.render import Command, Flag, container_environment, container_words, yaml_text
 from raysearch.deploy.export.vllm import check_ranks, engine_flags, layers_of_stages
 from sim.engines.vllm import VLLM
+from sim.json_object import JsonObject
 from sim.serving.phases import phase_of
 
 VALUES_FILE = "llm-d-values.yaml"
@@ -54,7 +54,7 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
     return Export(None, {VALUES_FILE: yaml_text(values(told))}, tuple(dropped), tuple(notes), tuple(violations))
 
 
-def values(pools: Mapping[str, Deployment]) -> dict[str, Any]:
+def values(pools: Mapping[str, Deployment]) -> JsonObject:
     """The content of the values file of pools by role, "prefill" or "decode".
 
     Raises:
@@ -81,7 +81,7 @@ def values(pools: Mapping[str, Deployment]) -> dict[str, Any]:
     }
 
 
-def _pool(deployment: Deployment, role: str, *, proxied: bool) -> dict[str, Any]:
+def _pool(deployment: Deployment, role: str, *, proxied: bool) -> JsonObject:
     return {
         "create": True,
         "replicas": deployment.replicas,
@@ -112,7 +112,7 @@ def _parallelism(deployment: Deployment) -> dict[str, int]:
     }
 
 
-def _container(deployment: Deployment, port: int) -> dict[str, Any]:
+def _container(deployment: Deployment, port: int) -> JsonObject:
     """Its command is `vllm serve`; where a replica spans nodes, by way of a script that adds what differs on each."""
     flags: list[Flag] = [("--port", port), *engine_flags(deployment)]
     environment, script = layers_of_stages(deployment), list[str]()
@@ -120,7 +120,7 @@ def _container(deployment: Deployment, port: int) -> dict[str, Any]:
         more, variables, of_node = _over_nodes(deployment)
         flags, environment, script = flags + more, environment | variables, ["/bin/sh", "-c", of_node, "sh"]
     told = container_words([*script, *Command(("vllm", "serve", deployment.served_model), tuple(flags)).words])
-    container: dict[str, Any] = {"name": "vllm", "image": _IMAGES[_vendor(deployment)], "modelCommand": "custom"}
+    container: JsonObject = {"name": "vllm", "image": _IMAGES[_vendor(deployment)], "modelCommand": "custom"}
     container |= {"command": told[:2], "args": told[2:]}
     variables = [*container_environment(environment), *_own_address(deployment)]
     if variables:
@@ -129,7 +129,7 @@ def _container(deployment: Deployment, port: int) -> dict[str, Any]:
     return {**container, "resources": {"limits": gpus, "requests": dict(gpus)}, "mountModelVolume": True}
 
 
-def _own_address(deployment: Deployment) -> list[dict[str, Any]]:
+def _own_address(deployment: Deployment) -> list[JsonObject]:
     """Where a pool's KV caches are had."""
     if phase_of(deployment.workload).pool is None:
         return []

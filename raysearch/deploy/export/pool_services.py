@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, ValidationError
 
@@ -19,6 +19,7 @@ from sim.config.code import Origin
 from sim.config.fields import Count
 from sim.config.files import first_error_text
 from sim.config.question import Question
+from sim.json_object import JsonObject
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
 from sim.serving.phases import phase_of
 from sim.strategy_checks import check_strategy
@@ -64,10 +65,10 @@ class _Answers(Record):
     """What is read again of pools.json."""
 
     points: list[_Point]
-    question: dict[str, Any] | None = None
+    question: JsonObject | None = None
 
 
-def pool_deployments(path: Path, told: dict[str, Any], number: int, served_model: str | None) -> dict[str, Deployment]:
+def pool_deployments(path: Path, told: JsonObject, number: int, served_model: str | None) -> dict[str, Deployment]:
     """The pools of the way that wins, by name; one pool has the name "".
 
     Args:

@@ -9,9 +9,10 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import yaml
+
+from sim.json_object import JsonFields
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ _Dumper.add_representer(
 )
 
 
-def yaml_text(value: Mapping[str, Any]) -> str:
+def yaml_text(value: JsonFields) -> str:
     """A value as YAML, in its own order.
 
     >>> print(yaml_text({"name": "1e3", "on": "yes"}), end="")

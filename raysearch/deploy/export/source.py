@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import as_strategy, read_record
@@ -16,6 +15,7 @@ from raysearch.runs.records import Record, RunSpec
 from raysearch.studies.results import read_spec, read_study_runs
 from sim.config.code import Origin
 from sim.config.question import Question
+from sim.json_object import JsonObject
 from sim.strategy_checks import check_strategy
 
 RECOMMENDATION_FILE = "recommendation.json"
@@ -86,7 +86,7 @@ def _of_file(
     return {"": Deployment(workload, as_strategy(told["strategy"]), served_model, told.get("replicas", 1))}
 
 
-def _alternative(path: Path, told: dict[str, Any], number: int) -> dict[str, Any]:
+def _alternative(path: Path, told: JsonObject, number: int) -> JsonObject:
     if told.get("best") is None:
         raise InputError(f"{path} has no strategy: nothing was feasible")
     choices = [told["best"], *told.get("alternatives", [])]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from raysearch.base.limits import MOST_GPUS
 from raysearch.runs.records import Record, StoredStrategy
 from sim.config.question import RecordedQuestion
+from sim.json_object import JsonObject
 
 StoredReplicas = Annotated[int, Field(ge=1, le=MOST_GPUS)]
 
@@ -26,6 +27,6 @@ class Exportable(Record):
     question: RecordedQuestion | None = None
     best: StoredOption | None = None
     alternatives: list[StoredOption] = Field(default_factory=list)
-    points: list[dict[str, Any]] | None = None
+    points: list[JsonObject] | None = None
     strategy: StoredStrategy | None = None
     replicas: StoredReplicas = 1

@@ -7,13 +7,13 @@ Source: documentation of TensorRT-LLM 1.3.0rc26 and the engine arguments that AI
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import draft_repository
 from raysearch.deploy.export.render import Argument, Command, yaml_text
 from sim.engines.trtllm import TRTLLM
+from sim.json_object import JsonObject
 from sim.serving.phases import phase_of
 from sim.workload import Speculation
 
@@ -37,11 +37,11 @@ def export(deployment: Deployment) -> Export:
     return Export(command, files, runs.dropped, tuple(notes), runs.violations)
 
 
-def config(deployment: Deployment) -> dict[str, Any]:
+def config(deployment: Deployment) -> JsonObject:
     """The content of config.yaml."""
     strategy, workload = deployment.strategy, deployment.workload
     attention_dp = strategy.attention_dp > 1
-    content: dict[str, Any] = {
+    content: JsonObject = {
         "backend": "pytorch",
         "tensor_parallel_size": strategy.attention_dp if attention_dp else strategy.tp,
         "pipeline_parallel_size": strategy.pp,
@@ -81,7 +81,7 @@ def config(deployment: Deployment) -> dict[str, Any]:
     return content
 
 
-def _speculation(said: Speculation) -> dict[str, Any]:
+def _speculation(said: Speculation) -> JsonObject:
     """Source: tensorrt_llm/llmapi/llm_args.py of the same version."""
     if said.draft == "mtp":
         return {"decoding_type": "MTP", "num_nextn_predict_layers": said.draft_tokens}

@@ -23,6 +23,7 @@ from raysearch.deploy.live.decide import Decider, Decision, Measured
 from raysearch.deploy.live.deployment_candidates import Candidates
 from raysearch.simulators.measurement import Measurement
 from sim.config.reading import parse_object
+from sim.json_object import JsonObject
 from sim.strategy import Strategy
 
 _log = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ def verify_tuning(path: Path) -> int:
         raise Damaged(str(error)) from error
 
 
-def _begun(path: Path) -> dict[str, Any]:
+def _begun(path: Path) -> JsonObject:
     if not is_tuning(path):
         raise InputError(f"nothing to resume in {path}: it has no {HEAD_FILE}")
     try:

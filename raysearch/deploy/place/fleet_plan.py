@@ -14,6 +14,7 @@ from raysearch.deploy.place.attainment import AttainmentEstimate, SampledTraffic
 from raysearch.deploy.place.fleet_file import Fleet
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed
 from raysearch.deploy.place.placement_search import Found, best_placements, dedicated, replicated, shared
+from sim.json_object import JsonObject
 
 SLOWER = 1.1
 """Steps that take 10 % longer than the step model says: how much that costs is told beside each attainment."""
@@ -137,7 +138,7 @@ def curves(plan: FleetPlan, progress: PlanProgress) -> list[CurvePoint]:
     return points
 
 
-def fleet_plan_dict(plan: FleetPlan) -> dict[str, Any]:
+def fleet_plan_dict(plan: FleetPlan) -> JsonObject:
     """Everything in JSON."""
     file = plan.fleet.file
     return {
@@ -157,7 +158,7 @@ def fleet_plan_dict(plan: FleetPlan) -> dict[str, Any]:
     }
 
 
-def _option_dict(plan: FleetPlan, option: PlacementOption) -> dict[str, Any]:
+def _option_dict(plan: FleetPlan, option: PlacementOption) -> JsonObject:
     cluster, trials = plan.fleet.cluster, option.trials
     busy = np.mean([trial.busy for trial in trials], axis=0)
     placement = option.found.placement
@@ -177,7 +178,7 @@ def _option_dict(plan: FleetPlan, option: PlacementOption) -> dict[str, Any]:
     }
 
 
-def _group_dict(cluster: Cluster, placed: Placed, busy: float) -> dict[str, Any]:
+def _group_dict(cluster: Cluster, placed: Placed, busy: float) -> JsonObject:
     strategies = {
         cluster.tenants[model].name: service.strategy
         for model in placed.models
@@ -191,7 +192,7 @@ def _group_dict(cluster: Cluster, placed: Placed, busy: float) -> dict[str, Any]
     }
 
 
-def _model_dict(plan: FleetPlan, number: int, trials: Sequence[Trial], placement: ModelPlacement) -> dict[str, Any]:
+def _model_dict(plan: FleetPlan, number: int, trials: Sequence[Trial], placement: ModelPlacement) -> JsonObject:
     tenant = plan.fleet.cluster.tenants[number]
     shares = [float(trial.of_models[number]) for trial in trials if trial.counts[number]]
     return {

@@ -14,6 +14,7 @@ from raysearch.deploy.export.pool_services import POOLS_FILE
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from sim.config.question import Question
+from sim.json_object import JsonObject
 from sim.pools.best_pools import OnePool
 from sim.pools.candidates import Replica
 from sim.pools.resharding import Resharded
@@ -24,7 +25,7 @@ POOLS_FORM = 2
 """Of pools.json; counts up when a reader of the old one would stumble."""
 
 
-def pool_comparison_dict(answer: PoolComparison) -> dict[str, Any]:
+def pool_comparison_dict(answer: PoolComparison) -> JsonObject:
     """An answer in JSON; a way that is not feasible is null."""
     case = answer.case
     return {
@@ -36,7 +37,7 @@ def pool_comparison_dict(answer: PoolComparison) -> dict[str, Any]:
     }
 
 
-def answers_dict(found: list[PoolComparison], question: Question) -> dict[str, Any]:
+def answers_dict(found: list[PoolComparison], question: Question) -> JsonObject:
     """Several answers on one workload in JSON, with the question that it answers."""
     workload = found[0].case.workload
     return {
@@ -50,9 +51,9 @@ def answers_dict(found: list[PoolComparison], question: Question) -> dict[str, A
     }
 
 
-def _way_dict(answer: PoolComparison, name: str, way: Way) -> dict[str, Any]:
+def _way_dict(answer: PoolComparison, name: str, way: Way) -> JsonObject:
     case = answer.case
-    told: dict[str, Any] = {
+    told: JsonObject = {
         "requests_per_s": way.requests_per_s,
         "goodput_per_gpu": answer.goodput_per_gpu(name),
         "gpus": way.gpus,
@@ -79,7 +80,7 @@ def _way_dict(answer: PoolComparison, name: str, way: Way) -> dict[str, Any]:
     }
 
 
-def _pool_dict(answer: PoolComparison, phase: Any, replica: Replica, count: int) -> dict[str, Any]:
+def _pool_dict(answer: PoolComparison, phase: Any, replica: Replica, count: int) -> JsonObject:
     workload = workload_of(answer.case.traffic, answer.case.workload, phase)
     rates = {"replicas": count, "requests_per_s_of_each": replica.requests_per_s, "sharers": replica.sharers}
     return {**rates, **option_figures(workload, replica.evaluation)}
@@ -112,7 +113,7 @@ def rows(found: list[PoolComparison]) -> list[tuple[Any, ...]]:
     return told
 
 
-def write_answers(found: list[PoolComparison], question: Question, folder: Path) -> dict[str, Any]:
+def write_answers(found: list[PoolComparison], question: Question, folder: Path) -> JsonObject:
     """Writes pools.json, pools.csv and, of several answers, pools.png; what the first holds."""
     folder.mkdir(parents=True, exist_ok=True)
     told = answers_dict(found, question)

@@ -11,6 +11,7 @@ from typing import Any
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, needed_gpus
 from sim.evaluation import Evaluation, Violation, told_apart
+from sim.json_object import JsonObject
 from sim.optimum.exact_search import Known
 from sim.optimum.spaces import Space, space_of
 from sim.simulate import ROUNDING, evaluate
@@ -121,7 +122,7 @@ def _remedies(demand: Demand, nearest: Evaluation) -> Iterator[str]:
             return
 
 
-def _lacks(workload: Workload, nearest: Evaluation) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lacks(workload: Workload, nearest: Evaluation) -> Iterator[tuple[str, JsonObject]]:
     """Fields of the workload that would keep a strategy within a limit that it breaks, each in words, rounded up."""
     for kind, field, reached in (("TPOT", "tpot_slo_s", nearest.tpot_s), ("TTFT", "ttft_slo_s", nearest.ttft_s)):
         if reached > getattr(workload, field) * (1 - workload.margin) * (1 + ROUNDING):

@@ -8,13 +8,13 @@ import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from raysearch.base.file_io import strategy_dict, write_bytes, write_record, write_together
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
 from sim.evaluation import Evaluation
+from sim.json_object import JsonObject
 from sim.layouts import layout_of
 from sim.nearness import near_limits
 from sim.serving.phases import phase_of
@@ -24,7 +24,7 @@ RECOMMENDATION_FORM = 2
 """Of recommendation.json; counts up when a reader of the old one would stumble."""
 
 
-def recommendation_dict(answer: Recommendation) -> dict[str, Any]:
+def recommendation_dict(answer: Recommendation) -> JsonObject:
     """An answer in JSON; without a feasible strategy `best` is null and `nearest_miss` says why."""
     demand, workload = answer.demand, answer.demand.workload
     options = [_option_dict(answer, option) for option in answer.options]
@@ -55,10 +55,10 @@ def recommendation_dict(answer: Recommendation) -> dict[str, Any]:
     }
 
 
-def option_figures(workload: Workload, evaluation: Evaluation) -> dict[str, Any]:
+def option_figures(workload: Workload, evaluation: Evaluation) -> JsonObject:
     """Figures of a strategy with their 90 % intervals."""
     tpot_s, ttft_s = evaluation.tpot_s, evaluation.ttft_s
-    told: dict[str, Any] = {
+    told: JsonObject = {
         "strategy": strategy_dict(evaluation.strategy),
         "layout": layout_of(evaluation.strategy),
         "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
@@ -91,9 +91,9 @@ def _intervals(evaluation: Evaluation) -> dict[str, list[float]]:
     return told
 
 
-def _option_dict(answer: Recommendation, option: Option) -> dict[str, Any]:
+def _option_dict(answer: Recommendation, option: Option) -> JsonObject:
     paid = cost(answer.demand, option.fleet)
-    told: dict[str, Any] = {}
+    told: JsonObject = {}
     if paid:
         told |= {"price_per_hour": paid[0], "price_per_million_tokens": paid[1]}
     own = option_figures(answer.demand.workload, option.evaluation)
@@ -111,11 +111,11 @@ def _option_dict(answer: Recommendation, option: Option) -> dict[str, Any]:
     }
 
 
-def _beside_dict(workload: Workload, each: Beside | None) -> dict[str, Any] | None:
+def _beside_dict(workload: Workload, each: Beside | None) -> JsonObject | None:
     return {**option_figures(workload, each.evaluation), "engine_reaches": each.reached} if each else None
 
 
-def _miss_dict(answer: Recommendation) -> dict[str, Any] | None:
+def _miss_dict(answer: Recommendation) -> JsonObject | None:
     if answer.miss is None:
         return None
     evaluation = answer.miss.evaluation
@@ -142,9 +142,9 @@ _PARETO = (
 )
 
 
-def pareto_rows(answer: Recommendation) -> list[dict[str, Any]]:
+def pareto_rows(answer: Recommendation) -> list[JsonObject]:
     """The front, a row per strategy, the most throughput first."""
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for point in answer.front:
         found, strategy = point.evaluation, point.evaluation.strategy
         degrees = (strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep, strategy.pp, strategy.batch)
@@ -153,7 +153,7 @@ def pareto_rows(answer: Recommendation) -> list[dict[str, Any]]:
     return rows
 
 
-def write_recommendation(answer: Recommendation, folder: Path) -> dict[str, Any]:
+def write_recommendation(answer: Recommendation, folder: Path) -> JsonObject:
     """Writes the files of an answer; what recommendation.json holds."""
     folder.mkdir(parents=True, exist_ok=True)
     _clear(folder)

@@ -30,6 +30,7 @@ from raysearch.fidelity.calibration.predict import bare_roofline, series_of
 from raysearch.fidelity.calibration.serving_fit import fit_serving
 from sim.config.files import LARGEST_JSON_BYTES
 from sim.config.reading import parse_json, read_bytes
+from sim.json_object import JsonFields, JsonObject
 from sim.prices.calibration import Calibration
 from sim.prices.machine import machine_of
 
@@ -39,11 +40,11 @@ LEAST_ROWS = 30
 
 def fit_directory(
     directory: Path,
-    provenance: Mapping[str, Any],
+    provenance: JsonFields,
     header: Header,
     machine: Callable[[Calibration], MeasuredMachine],
     on_step: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Fits every family whose file lies in a folder.
 
     Args:
@@ -61,8 +62,8 @@ def fit_directory(
     """
     if not directory.is_dir():
         raise InputError(f"no such folder: {directory}")
-    series: dict[str, dict[str, Any]] = {}
-    families: dict[str, dict[str, Any]] = {}
+    series: dict[str, JsonObject] = {}
+    families: dict[str, JsonObject] = {}
     for family in MEASURED_FAMILIES:
         on_step(f"reading {MEASURED_FAMILIES[family].file}")
         frame = read_table(directory, family)
@@ -96,7 +97,7 @@ def _too_few(rows: int) -> str:
     return f"has {rows} row{'s' if rows != 1 else ''}, {LEAST_ROWS} are needed"
 
 
-def _nothing_to_fit(families: Mapping[str, Mapping[str, Any]]) -> str:
+def _nothing_to_fit(families: Mapping[str, JsonFields]) -> str:
     """Why no series came out of a folder: what is wrong with the files it has, or which it could have."""
     found = [f"{f['file']} {f['left_at_defaults']}" for f in families.values() if f["left_at_defaults"] != "no file"]
     if found:
@@ -104,7 +105,7 @@ def _nothing_to_fit(families: Mapping[str, Mapping[str, Any]]) -> str:
     return f"holds none of the files to fit: {', '.join(family.file for family in MEASURED_FAMILIES.values())}"
 
 
-def _fit(family: str, frame: pd.DataFrame, header: Header) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+def _fit(family: str, frame: pd.DataFrame, header: Header) -> tuple[dict[str, JsonObject], JsonObject]:
     """Series with their own errors, and the family's, both on rows held out from the fit.
 
     A series that cannot be judged is left out, and so are the family's rows behind it.
@@ -138,7 +139,7 @@ def _fit(family: str, frame: pd.DataFrame, header: Header) -> tuple[dict[str, di
     return series, _brief(figures) | ({"series_left_at_defaults": left_out} if left_out else {})
 
 
-def _unfit(record: Mapping[str, Any], rows: int, figures: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
+def _unfit(record: JsonFields, rows: int, figures: JsonFields, left_out: Mapping[str, str]) -> str:
     """Why a series is left at the defaults, or "". One that only departs from its parent needs fewer rows."""
     if parent := record.get("parent"):
         if parent in left_out:
@@ -150,11 +151,11 @@ def _unfit(record: Mapping[str, Any], rows: int, figures: Mapping[str, Any], lef
     return ""
 
 
-def _brief(figures: Mapping[str, Any]) -> dict[str, Any]:
+def _brief(figures: JsonFields) -> JsonObject:
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
 
 
-def write_coefficients(path: Path, content: Mapping[str, Any], *, force: bool) -> bool:
+def write_coefficients(path: Path, content: JsonFields, *, force: bool) -> bool:
     """Writes a file of coefficients unless it already says the same; whether it wrote.
 
     Raises:
@@ -174,7 +175,7 @@ def write_coefficients(path: Path, content: Mapping[str, Any], *, force: bool) -
     return True
 
 
-def _same(path: Path, content: Mapping[str, Any]) -> bool:
+def _same(path: Path, content: JsonFields) -> bool:
     """Whether a file holds these coefficients; the day they were fitted does not count."""
     try:
         found = parse_json(read_bytes(path, LARGEST_JSON_BYTES))

@@ -13,6 +13,7 @@ import pandas as pd
 
 from sim.config.catalog import load_model
 from sim.engines.engine_registry import engine_rules
+from sim.json_object import JsonFields
 from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
@@ -160,7 +161,7 @@ def engine_of(backend: str, version: Any) -> str:
     return backend
 
 
-def agg_run(row: Mapping[str, Any]) -> ServingRun | Skipped:
+def agg_run(row: JsonFields) -> ServingRun | Skipped:
     """A row of endtoend_ttft_tpot.csv with mode agg, or why it cannot be priced.
 
     The identity attention_tp * attention_dp = moe_tp * moe_ep fixes the degree that a row leaves out. Engines switch
@@ -216,7 +217,7 @@ def agg_run(row: Mapping[str, Any]) -> ServingRun | Skipped:
     )
 
 
-def _hides_the_servers_limit(row: Mapping[str, Any], model: Model, stated: int) -> bool:
+def _hides_the_servers_limit(row: JsonFields, model: Model, stated: int) -> bool:
     """Whether a row is of the script behind `CLIENT_OF_512`. Its server ran one of `SWEPT`: the middle one is taken."""
     dump = str(row.get("source", "")).startswith("source_file=")  # InferenceX, as the database names its dumps
     return dump and row["backend"] == "vllm" and model.name == "gpt_oss_120b" and stated == CLIENT_OF_512
@@ -227,7 +228,7 @@ def as_stated(run: ServingRun) -> ServingRun:
     return replace(run, strategy=replace(run.strategy, batch=max(1, round(run.stated / run.replicas))))
 
 
-def disagg_worker(row: Mapping[str, Any], phase: Literal["prefill", "decode"]) -> ServingRun | Skipped:
+def disagg_worker(row: JsonFields, phase: Literal["prefill", "decode"]) -> ServingRun | Skipped:
     """The workers of one phase of a row with separate prefill and decode workers, or why they cannot be priced."""
     served = _served(row)
     if isinstance(served, Skipped):
@@ -261,7 +262,7 @@ def disagg_worker(row: Mapping[str, Any], phase: Literal["prefill", "decode"]) -
     )
 
 
-def _worker_batch(row: Mapping[str, Any], phase: str, dp: int) -> int | Skipped:
+def _worker_batch(row: JsonFields, phase: str, dp: int) -> int | Skipped:
     """Requests of one worker over its attention ranks: as stated per rank, and no more than clients send to each.
 
     The database states the clients' requests over the decode workers as their batch, which of a worker with attention
@@ -277,7 +278,7 @@ def _worker_batch(row: Mapping[str, Any], phase: str, dp: int) -> int | Skipped:
     return min(stated or each, each or stated)
 
 
-def _served(row: Mapping[str, Any]) -> tuple[Model, Dtype, tuple[str, ...]] | Skipped:
+def _served(row: JsonFields) -> tuple[Model, Dtype, tuple[str, ...]] | Skipped:
     """(model, format of its weights, what was read otherwise than stated) of a row."""
     known, backend, stated = known_model(str(row["model_path"])), str(row["backend"]), str(row["gemm_quant_mode"])
     if known is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +12,7 @@ from raysearch.fidelity.calibration.kernel_families import FITS, grids_of
 from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us
 from raysearch.fidelity.calibration.predict import predict, series_of
 from sim.arrays import Floats
+from sim.json_object import JsonFields, JsonObject
 from sim.prices.calibration import FEW_EXPERTS, FORMAT, Calibration
 from sim.prices.machine import machine_of
 
@@ -30,7 +30,7 @@ H100_SXM: Mapping[str, Mapping[str, float]] = {
 Header = Mapping[str, Mapping[str, float]]
 
 
-def as_data(series: Mapping[str, Mapping[str, Any]], header: Header = H100_SXM) -> dict[str, Any]:
+def as_data(series: Mapping[str, JsonFields], header: Header = H100_SXM) -> JsonObject:
     """What `sim.prices.calibration.Calibration` reads: series, the grids they lie on and the machine."""
     return {
         "format": FORMAT,
@@ -118,7 +118,7 @@ def inside_interval(family: str, frame: pd.DataFrame, predicted: Floats) -> NDAr
     return found
 
 
-def errors(predicted: Floats, measured: Floats) -> dict[str, Any]:
+def errors(predicted: Floats, measured: Floats) -> JsonObject:
     """Rows, mean, median and 90th percentile of the relative error, its signed mean, 90 % interval; None without rows.
 
     See `interval` for the last.

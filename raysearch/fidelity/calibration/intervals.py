@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from raysearch.fidelity.calibration.deployments import ServingRun
 from raysearch.fidelity.calibration.engines import FOLDS, Steps, held_out_times, shapes_of
 from sim.arrays import Floats
+from sim.json_object import JsonObject
 from sim.prices.engine import BARE, EngineTimes
 from sim.prices.hardware import Widths
 from sim.prices.priced import EXACT
@@ -94,7 +94,7 @@ def usual_kernels(steps: Steps) -> Floats:
 
 def serving_intervals(
     runs: Sequence[ServingRun], steps: Steps, measured_s: Floats, by_shape: Sequence[EngineTimes]
-) -> dict[str, Any]:
+) -> JsonObject:
     """The key "interval" of the serving parameters: widths, and their coverage of rows held out from them.
 
     Args:
@@ -104,7 +104,7 @@ def serving_intervals(
         by_shape: [runs] engines that have not seen the run's shape.
     """
     kinds = held_out_residuals(runs, steps, measured_s, by_shape)
-    record: dict[str, Any] = {}
+    record: JsonObject = {}
     for name, residuals in kinds.items():
         widths = fit_widths(residuals)
         record[name] = {"low": list(widths.low), "high": list(widths.high), "held_out": held_out_coverage(residuals)}
@@ -177,12 +177,12 @@ def inside(residuals: Residuals, widths: Sequence[Widths]) -> NDArray[np.bool_]:
     return (low <= residuals.log) & (residuals.log <= high)
 
 
-def held_out_coverage(residuals: Residuals) -> dict[str, Any]:
+def held_out_coverage(residuals: Residuals) -> JsonObject:
     """The coverage of each run by widths that have not seen its group."""
     return coverage(residuals, inside(residuals, held_out_widths(residuals)))
 
 
-def coverage(residuals: Residuals, held: NDArray[np.bool_]) -> dict[str, Any]:
+def coverage(residuals: Residuals, held: NDArray[np.bool_]) -> JsonObject:
     """Shares of rows inside: of all, without and with experts, and by the share of prompts."""
     moe = residuals.moe
     found = {"rows": len(held), "all": _share(held), "dense": _share(held[~moe]), "moe": _share(held[moe])}

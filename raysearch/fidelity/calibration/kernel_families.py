@@ -13,6 +13,7 @@ from raysearch.fidelity.calibration.lattice import DEFAULT, Lattice, LatticePart
 from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us
 from raysearch.fidelity.calibration.predict import SHORT_DTYPE, library_of, moe_routing, moe_shape, series_of
 from sim.arrays import Floats
+from sim.json_object import JsonFields, JsonObject
 from sim.prices import terms
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, grid_phi, moe_layer_terms
 from sim.prices.machine import Machine
@@ -108,7 +109,7 @@ def _table_fit(
     log_us: Floats,
     shared: Floats | float = 0.0,
     robust: Robust = DEFAULT,
-) -> tuple[dict[str, Any], Floats]:
+) -> tuple[JsonObject, Floats]:
     """The record of a series, and the log time of its table's vertices; `shared` is a correction to start from."""
     lattice, phi = GRIDS[grid], grid_phi(series, machine)
     coefficients = fit_terms(phi(points), np.exp(log_us), robust)
@@ -262,7 +263,7 @@ def ranges(family: str, frame: pd.DataFrame) -> dict[str, dict[str, list[float]]
     return spans
 
 
-def grids_of(series: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def grids_of(series: Iterable[JsonFields]) -> JsonObject:
     """The grids that some series lie on, as they stand in a file of coefficients."""
     names = sorted({record["grid"] for record in series if "grid" in record})
     return {name: GRIDS[name].record() for name in names}

@@ -17,6 +17,7 @@ from scipy.optimize import nnls
 from scipy.sparse.linalg import splu
 
 from sim.arrays import Floats
+from sim.json_object import JsonObject
 from sim.prices.tables import corner_weights, vertices
 
 sp: Any = scipy.sparse  # its stubs do not know that most of its functions return sparse matrices
@@ -104,7 +105,7 @@ class Lattice:
         """[vertices, axes] log sizes of the table."""
         return vertices(self.log_axes)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """The grid as it stands in a file of coefficients."""
         parts = [{"axes": [list(a) for a in p.axes], "combine": self._combine(p).tolist()} for p in self.parts]
         axes = [list(axis) for axis in self.axes]

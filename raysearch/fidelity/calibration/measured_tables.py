@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from raysearch.base.errors import InputError
 from sim.config.files import did_you_mean
 from sim.config.reading import read_bytes
+from sim.json_object import JsonObject
 
 LARGEST_MEASURED = 10**9
 """No size, count or time in these files is larger; what is would be a slip, and its products overflow."""
@@ -244,7 +245,7 @@ def check_rows(path: Path, raw: pd.DataFrame, schema: type[BaseModel]) -> pd.Dat
         raise InputError(f"{path}: no column {missing[0]!r}; {did_you_mean(missing[0], raw.columns)}")
     if raw.empty:
         raise InputError(f"{path} holds no rows")
-    records: list[dict[str, Any]] = []
+    records: list[JsonObject] = []
     for line, values in enumerate(zip(*(raw[name] for name in wanted), strict=True), start=2):
         try:
             records.append(dict(schema.model_validate(dict(zip(wanted, values, strict=True)))))

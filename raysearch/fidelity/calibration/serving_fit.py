@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from raysearch.fidelity.calibration.engines import fit_engine, held_out_times, s
 from raysearch.fidelity.calibration.intervals import serving_intervals
 from raysearch.fidelity.calibration.measured_tables import LARGEST_MEASURED, check_names, read_text
 from sim.arrays import Floats
+from sim.json_object import JsonFields, JsonObject
 
 RUNS_FILE = "endtoend_ttft_tpot.csv"
 _COLUMNS = ("id", "backend", "backend_version", "model_path", "mode", "gemm_quant_mode")
@@ -83,7 +84,7 @@ def rows_by(keys: Iterable[Any]) -> dict[Any, NDArray[np.int64]]:
     return {key: np.array(found[key]) for key in sorted(found)}
 
 
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def records(frame: pd.DataFrame) -> list[JsonObject]:
     """[rows] each row by column."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
@@ -111,7 +112,7 @@ class Runs(NamedTuple):
         return found
 
 
-def runs_of(rows: pd.DataFrame, read: Callable[[Mapping[str, Any]], ServingRun | Skipped]) -> Runs:
+def runs_of(rows: pd.DataFrame, read: Callable[[JsonFields], ServingRun | Skipped]) -> Runs:
     """The deployments of some rows, read one by one."""
     found = [read(row) for row in records(rows)]
     skipped: dict[str, list[str]] = {}
@@ -128,7 +129,7 @@ def agg_runs(frame: pd.DataFrame) -> Runs:
     return runs_of(pd.DataFrame(frame[frame["mode"] == "agg"]), agg_run)
 
 
-def fit_serving(directory: Path, machine: MeasuredMachine) -> dict[str, Any] | None:
+def fit_serving(directory: Path, machine: MeasuredMachine) -> JsonObject | None:
     """Engine parameters with provenance, as the key "serving" of a coefficients file; None without serving runs.
 
     Runs whose kernels the calibration lacks are left out and counted; where none is left, the record says why.
@@ -172,7 +173,7 @@ def fit_serving(directory: Path, machine: MeasuredMachine) -> dict[str, Any] | N
     }
 
 
-def _held_out(predicted: Floats, measured: Floats) -> dict[str, Any]:
+def _held_out(predicted: Floats, measured: Floats) -> JsonObject:
     """Rows and errors of predictions whose engine was fitted without their workload."""
     error = np.abs(predicted / measured - 1)
     if not len(error):

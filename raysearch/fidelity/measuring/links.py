@@ -9,12 +9,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import distributed, multiprocessing
 
 from raysearch.fidelity.measuring.gpu_kernels import MeasuredRow, MeasuringPlan
+from sim.json_object import JsonObject
 
 _ROUNDS = 20
 
@@ -29,7 +29,7 @@ def collectives(
     with tempfile.TemporaryDirectory() as folder:
         out, port = Path(folder) / "rows.json", _free_port()
         multiprocessing.spawn(_rank, (gpus, port, plan.messages, str(out), on_gpus), nprocs=gpus, join=True)  # pyright: ignore[reportPrivateImportUsage]
-        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        found: JsonObject = json.loads(out.read_text(encoding="utf-8"))
     return found["collectives"], found["messages"], found["left_out"]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +19,7 @@ from raysearch.fidelity.calibration.serving_fit import numbers_of, records
 from raysearch.fidelity.validation.error_figures import figures
 from raysearch.fidelity.validation.light import light_tpot_s
 from sim.evaluation import Evaluation
+from sim.json_object import JsonFields
 from sim.pools.handover import Link, request_cache_bytes, sharers
 from sim.prices.calibration import Calibration
 from sim.prices.roofline import PRICED_BY_MEDIANS
@@ -70,7 +70,7 @@ class PoolPair:
     places: int
 
 
-def pair_of(row: Mapping[str, Any]) -> PoolPair | Skipped:
+def pair_of(row: JsonFields) -> PoolPair | Skipped:
     """The workers of a row, or why they cannot be priced."""
     prefill, decode = disagg_worker(row, "prefill"), disagg_worker(row, "decode")
     if isinstance(decode, Skipped):
@@ -90,7 +90,7 @@ def pair_of(row: Mapping[str, Any]) -> PoolPair | Skipped:
     return PoolPair(prefill, decode, prefills, decodes, sent or stated, min(known or stated, stated))
 
 
-def _by_recipe(row: Mapping[str, Any], run: ServingRun) -> bool:
+def _by_recipe(row: JsonFields, run: ServingRun) -> bool:
     dump = str(row.get("source", "")).startswith("db-dump")
     return dump and run.backend == "trtllm" and run.model.name == "deepseek_v3" and run.output_tokens == 1024
 

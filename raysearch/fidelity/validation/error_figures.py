@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from raysearch.fidelity.calibration.serving_fit import rows_by
 from sim.arrays import Floats
+from sim.json_object import JsonObject
 
 LEAST_RANKED = 4
 """Rows below which a rank correlation says nothing."""
@@ -45,14 +46,14 @@ class Comparison:
     skipped: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     reread: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     inside: NDArray[np.bool_] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: JsonObject = field(default_factory=dict)
 
 
-def report(comparison: Comparison) -> dict[str, Any]:
+def report(comparison: Comparison) -> JsonObject:
     """A family in JSON: its figures, and those of every group."""
     every = np.arange(len(comparison.measured))
     whole = _part(comparison, every)
-    groups: list[dict[str, Any]] = []
+    groups: list[JsonObject] = []
     columns = [[str(value) for value in comparison.frame[name]] for name in comparison.groups]
     for key, index in rows_by(zip(*columns, strict=True)).items():
         keys = dict(zip(comparison.groups, key, strict=True))
@@ -66,7 +67,7 @@ def report(comparison: Comparison) -> dict[str, Any]:
     return {**whole, **told, **comparison.extra, "groups": groups}
 
 
-def _part(comparison: Comparison, index: NDArray[np.int64]) -> dict[str, Any]:
+def _part(comparison: Comparison, index: NDArray[np.int64]) -> JsonObject:
     """The figures of some rows, with their share inside the 90 % interval."""
     measured, predicted = comparison.measured[index], comparison.predicted[index]
     coverage = None
@@ -75,7 +76,7 @@ def _part(comparison: Comparison, index: NDArray[np.int64]) -> dict[str, Any]:
     return {**figures(measured, predicted, comparison.roofline[index]), "coverage": coverage}
 
 
-def not_checked(reason: str) -> dict[str, Any]:
+def not_checked(reason: str) -> JsonObject:
     """A family without rows: every figure is null."""
     return {
         **figures(np.zeros(0), np.zeros(0), np.zeros(0)),
@@ -88,13 +89,13 @@ def not_checked(reason: str) -> dict[str, Any]:
     }
 
 
-def figures(measured: Floats, predicted: Floats, roofline: Floats) -> dict[str, Any]:
+def figures(measured: Floats, predicted: Floats, roofline: Floats) -> JsonObject:
     """Rows, errors (shares of the measured value), rank correlation and the bare roofline's error.
 
     Rows without a prediction count as `unpredicted` and in nothing else.
     """
     known = np.isfinite(predicted) & np.isfinite(measured) & (measured > 0)
-    result: dict[str, Any] = {"rows": int(known.sum()), "unpredicted": int((~known).sum())}
+    result: JsonObject = {"rows": int(known.sum()), "unpredicted": int((~known).sum())}
     names = ("mape", "median_ape", "p90_ape", "bias", "rank_correlation", "roofline_mape", "roofline_median_ape")
     if not known.any():
         return result | dict.fromkeys(names)
@@ -121,7 +122,7 @@ def rank_correlation(first: Floats, second: Floats) -> float | None:
     return float(np.corrcoef(one, two)[0, 1])
 
 
-def within_groups(first: Floats, second: Floats, labels: Sequence[Any]) -> dict[str, Any]:
+def within_groups(first: Floats, second: Floats, labels: Sequence[Any]) -> JsonObject:
     """Rank correlations inside each group of at least four rows: how many, mean, row-weighted mean, least."""
     found: list[tuple[float, int]] = []
     for index in rows_by(labels).values():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +20,7 @@ from raysearch.fidelity.calibration.measured_tables import (
 from raysearch.fidelity.calibration.predict import SHORT_DTYPE, bare_roofline, predict, series_of
 from raysearch.fidelity.validation.error_figures import Comparison
 from sim.arrays import Floats
+from sim.json_object import JsonObject
 from sim.prices.calibration import Calibration
 
 _KNOWN: dict[str, tuple[str, ...]] = {
@@ -95,10 +95,10 @@ def compare_family(
     )
 
 
-def _by_degree(frame: pd.DataFrame, predicted: Floats, inside: NDArray[np.bool_]) -> list[dict[str, Any]]:
+def _by_degree(frame: pd.DataFrame, predicted: Floats, inside: NDArray[np.bool_]) -> list[JsonObject]:
     """Bias and share inside the 90 % interval of MoE layers, by their degree of expert parallelism."""
     degree, ratio = frame["moe_ep_size"].to_numpy(), predicted / measured_us(frame)
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     for low, high in ((1, 1), (2, 8), (16, 32), (64, None)):
         rows = (degree >= low) & (degree <= (high or np.inf)) & np.isfinite(predicted)
         if rows.any():

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,6 +28,7 @@ from raysearch.fidelity.validation.error_figures import Comparison, figures
 from raysearch.fidelity.validation.light import light_step_s
 from sim.engines.engine_registry import engine_rules
 from sim.evaluation import Evaluation
+from sim.json_object import JsonFields, JsonObject
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.dtypes import Dtype
@@ -147,9 +147,7 @@ def read_published_runs(directory: Path) -> pd.DataFrame | None:
     return frame
 
 
-def predict_published(
-    row: Mapping[str, Any], calibration: Calibration, machine: MeasuredMachine
-) -> Prediction | Skipped:
+def predict_published(row: JsonFields, calibration: Calibration, machine: MeasuredMachine) -> Prediction | Skipped:
     """One row, or why it is not predicted."""
     known, degrees = known_model(str(row["model"])), _degrees(str(row["parallelism"]))
     if known is None:
@@ -177,7 +175,7 @@ def _degrees(parallelism: str) -> Mapping[str, int] | None:
 
 
 def _server(
-    row: Mapping[str, Any],
+    row: JsonFields,
     model: Model,
     published: Dtype,
     degrees: Mapping[str, int],
@@ -210,7 +208,7 @@ def _server(
     return Server(run, machine, engine_times(calibration, backend), memory, overlapped)
 
 
-def _aggregated(row: Mapping[str, Any], server: Server) -> Prediction:
+def _aggregated(row: JsonFields, server: Server) -> Prediction:
     """A server that is always full, or one that gets so many requests a second and has Little's law's many in it."""
     rate = re.search(r"qps\s*=\s*([\d.]+)", str(row["batch_or_concurrency"]).lower())
     run, most = server.run, server.most_requests()
@@ -228,7 +226,7 @@ def _aggregated(row: Mapping[str, Any], server: Server) -> Prediction:
     return Prediction(min(offered, full), min(offered, light), in_flight / run.gpus)
 
 
-def _prefill(row: Mapping[str, Any], server: Server) -> Prediction | Skipped:
+def _prefill(row: JsonFields, server: Server) -> Prediction | Skipped:
     found = re.search(r"(\d+) tokens/GPU", str(row["batch_or_concurrency"]))
     if not found:
         return Skipped("it states no tokens per GPU")
@@ -239,7 +237,7 @@ def _prefill(row: Mapping[str, Any], server: Server) -> Prediction | Skipped:
     return Prediction(tokens / _step_s(server, prompts), tokens / light_s, prompts / run.gpus)
 
 
-def _decode(row: Mapping[str, Any], server: Server) -> Prediction | Skipped:
+def _decode(row: JsonFields, server: Server) -> Prediction | Skipped:
     """A decode worker. A drafted token doubles the tokens of a step and shares its cache reads."""
     found = re.search(r"(\d+) req/GPU", str(row["batch_or_concurrency"]))
     if not found:
@@ -267,7 +265,7 @@ def _step_s(server: Server, batch: int) -> float:
     return 2 * max(communication_s, half.stage.total_s - communication_s) + whole.engine_s
 
 
-def _phases(frame: pd.DataFrame, columns: np.ndarray) -> dict[str, Any]:
+def _phases(frame: pd.DataFrame, columns: np.ndarray) -> JsonObject:
     measured = numbers_of(frame, "tok_s_per_gpu")
     return {
         phase: figures(measured[index], columns[index, 0], columns[index, 1])
@@ -275,7 +273,7 @@ def _phases(frame: pd.DataFrame, columns: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _cliff(frame: pd.DataFrame, predicted: np.ndarray) -> list[dict[str, Any]]:
+def _cliff(frame: pd.DataFrame, predicted: np.ndarray) -> list[JsonObject]:
     """Gain in tokens/s/GPU from one GPU to two, where a published table has both."""
     measured, gains = numbers_of(frame, "tok_s_per_gpu"), []
     known, parallelism = np.isfinite(predicted), np.array(frame["parallelism"])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from sim.evaluation import Evaluation, OpBreakdown, Violation
+from sim.json_object import JsonObject
 from sim.layers.choices import rule
 from sim.layers.ops import FusedOp, Layer, gathers_weight
 from sim.ops.layers import layer_of
@@ -138,7 +138,7 @@ def group_text(picture: Picture) -> str:
     return f"{picture.group}: {picture.layers} of {picture.model_layers} layers"
 
 
-def picture_dict(picture: Picture) -> dict[str, Any]:
+def picture_dict(picture: Picture) -> JsonObject:
     """A picture as it stands in JSON."""
     return asdict(picture)
 

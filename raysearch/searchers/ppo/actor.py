@@ -13,6 +13,7 @@ from ray.rllib.core.columns import Columns
 
 from envs.actions import Actions
 from envs.archive import AddStatus, EliteArchive
+from envs.saved_state import SavedState
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.noise import call_rng, gumbel_noise
 from raysearch.searchers.ppo.rollout import Rollout
@@ -221,7 +222,7 @@ class EliteActor:
         return len(self.sizes)
 
     @property
-    def env_state(self) -> dict[str, Any]:
+    def env_state(self) -> SavedState:
         """What environments must know of the search: their elites."""
         return {"elites": self._archive.get_state()}
 
@@ -230,7 +231,7 @@ class EliteActor:
         """A number before which all calls are known, for `news`, which tells of all elites in any case."""
         return 0
 
-    def news(self, since: int, *, learned: bool = True) -> dict[str, Any]:
+    def news(self, since: int, *, learned: bool = True) -> SavedState:
         """What another actor, who knows all calls before number `since`, must hear to know what this one knows.
 
         Args:
@@ -239,7 +240,7 @@ class EliteActor:
         """
         return {"elites": self._archive.get_state()}
 
-    def hear(self, news: dict[str, Any]) -> None:
+    def hear(self, news: SavedState) -> None:
         """Takes in the `news` of another actor, and forgets how its own last rollout went."""
         self._archive.set_state(news["elites"])
         self._recorded, self._observation = [], None
@@ -266,7 +267,7 @@ class EliteActor:
             values=np.array([*(p.value for p in proposals), self.judge(self._observation).value], dtype=np.float32),
         )
 
-    def get_memory(self) -> dict[str, Any]:
+    def get_memory(self) -> SavedState:
         """All but the weights that `set_memory` needs to go on as if nothing had happened: plain values and arrays."""
         return {
             "calls": self.calls,
@@ -279,7 +280,7 @@ class EliteActor:
             "stagnant_calls": self._stagnant_calls,
         }
 
-    def set_memory(self, memory: dict[str, Any]) -> None:
+    def set_memory(self, memory: SavedState) -> None:
         """Goes back to where `get_memory` was called."""
         self.calls, self.next_call = memory["calls"], memory["next_call"]
         self.output = self.output_class(**memory["output"]) if memory["output"] else None

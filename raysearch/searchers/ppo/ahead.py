@@ -12,6 +12,7 @@ import ray
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from envs.saved_state import SavedState
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.actor import Proposal
 from raysearch.searchers.ppo.env_runner import EliteEnvRunner
@@ -166,11 +167,11 @@ class Ahead:
         """The next call is decided by the new weights."""
         self._has_weights = False
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """Nothing: the search's actor knows what is under way."""
         return {}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """What was under way is made again."""
         self._has_weights = False
         self._calls.begin_with(self._search.actor.in_flight)

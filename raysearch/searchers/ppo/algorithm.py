@@ -24,6 +24,7 @@ from ray.rllib.utils.metrics import (
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from envs.registration import ENV_ID
+from envs.saved_state import SavedState
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo import environment as environment  # registers it
 from raysearch.searchers.ppo.actor import EliteActor
@@ -35,6 +36,7 @@ from raysearch.searchers.ppo.remote import handles
 from raysearch.searchers.ppo.rounds import Rounds
 from raysearch.searchers.ppo.schedule import cosine
 from raysearch.searchers.ppo.search_results import Sampling, Search
+from sim.json_object import JsonObject
 
 # RLlib warns on every start of deprecated calls that it makes itself, and Tune tells of one that takes ten seconds.
 # Importing them sets the levels, so we go last.
@@ -163,7 +165,7 @@ class LearnToShard(PPO):
         """Rate of an update made now: a half cosine from the configured rate at call 0 to 0 at the budget's end."""
         return self.config.lr * cosine(self.calls / self.config.budget)
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> JsonObject:
         """One `train()`: RLlib's, which is done where the budget is spent. Tune saves it where a chunk has ended."""
         if self._lean:
             self.training_step()
@@ -294,24 +296,24 @@ class LearnToShard(PPO):
             return []
         return super().restore_env_runners(env_runner_group)
 
-    def search_state(self) -> dict[str, Any]:
+    def search_state(self) -> SavedState:
         """What the search needs to go on besides weights and optimiser: plain values and arrays."""
         made_by = self._lean or self._sampling
         return {**self._search.get_state(), "policy_loss": self.policy_loss, **made_by.get_state()}
 
-    def _set_search_state(self, state: dict[str, Any]) -> None:
+    def _set_search_state(self, state: SavedState) -> None:
         self._search.set_state(state)
         self.policy_loss = state["policy_loss"]
         (self._lean or self._sampling).set_state(state)
 
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def get_state(self, *args: Any, **kwargs: Any) -> SavedState:
         """RLlib's state, or lean the learner's, and the search's; with it a search goes on bit-identically."""
         if self._lean:
             counted = {"metrics": self.metrics.get_state(), "iteration": self.iteration} if self._lean.env else {}
             return {"learner": self._lean.get_learner_state(), "search": self.search_state(), **counted}
         return {**super().get_state(*args, **kwargs), "search": self.search_state()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes on from `get_state`, whatever happened since."""
         if self._lean:
             self._lean.set_learner_state(state["learner"])

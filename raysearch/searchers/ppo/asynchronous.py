@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, final
 import ray
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from envs.saved_state import SavedState
 from raysearch.searchers.ppo.env_runner import Round
 from raysearch.searchers.ppo.remote import Asked, Runners, answer
 from raysearch.searchers.ppo.search_results import Search, SearchFigures, Weights
@@ -96,12 +97,12 @@ class Portions:
             return None
         return asked.runner, portion, sampled
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """What was handed out and is not back counts as to be made."""
         due = [*self._again, *(portion for _, portion in self._out.values())]
         return {"issued": self.issued, "due": [list(portion) for portion in due]}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes back to a snapshot; what is still under way is forgotten when it comes."""
         for asked, _ in self._out.values():
             ray.cancel(asked.answer, force=False)
@@ -162,11 +163,11 @@ class Unwaiting:
         """The runners are told with their next portions; what came is learned, or was an earlier agent's."""
         self._unlearned = []
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """Calls that have a number and are not back."""
         return {"portions": self._portions.get_state()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Those are made again."""
         self._unlearned = []
         self._portions.set_state(state["portions"])

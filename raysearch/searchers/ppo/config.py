@@ -20,6 +20,7 @@ from raysearch.searchers.ppo.learner import EliteLearner
 from raysearch.searchers.ppo.module import EliteAttention
 from raysearch.searchers.ppo.ppo_options import Options, SharedOptions
 from raysearch.searchers.ppo.refused import objections
+from sim.json_object import JsonObject
 
 
 class LearnToShardConfig(PPOConfig):
@@ -142,7 +143,7 @@ class LearnToShardConfig(PPOConfig):
         return super().rl_module(model_config=model_config, **kwargs)
 
     @property
-    def env_arguments(self) -> dict[str, Any]:
+    def env_arguments(self) -> JsonObject:
         """What environments are made with: ours show as many elites as the search shares."""
         rows = {"elites": self.elites} if self.env == ENV_ID else {}
         return {**rows, **self.env_config}

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.spaces import MultiDiscrete
 from ray.rllib.core.columns import Columns
 
+from envs.saved_state import SavedState
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.actor import EliteActor
 from raysearch.searchers.ppo.critic import Critic
@@ -152,23 +153,23 @@ class CopyActor(EliteActor):
         """The first call that is not known."""
         return self.memory.settled
 
-    def news(self, since: int, *, learned: bool = True) -> dict[str, Any]:
+    def news(self, since: int, *, learned: bool = True) -> SavedState:
         """The calls from number `since` on, the environment's elites, and what the critic has learned."""
         output = {"critic": self.critic.get_learned()} if learned else {}
         return {**super().news(since), "calls": self.memory.get_state(since), **output}
 
-    def hear(self, news: dict[str, Any]) -> None:
+    def hear(self, news: SavedState) -> None:
         """Takes in the calls of all actors, its own among them."""
         self.memory.hear(news["calls"])
         if "critic" in news:
             self.critic.set_learned(news["critic"])
         super().hear(news)
 
-    def get_memory(self) -> dict[str, Any]:
+    def get_memory(self) -> SavedState:
         """Everything but the policy's weights that `set_memory` needs to go on as if nothing had happened."""
         return {**super().get_memory(), "memory": self.memory.get_state(), "critic": self.critic.get_state()}
 
-    def set_memory(self, memory: dict[str, Any]) -> None:
+    def set_memory(self, memory: SavedState) -> None:
         """Goes back to where `get_memory` was called."""
         super().set_memory(memory)
         self.memory.set_state(memory["memory"])

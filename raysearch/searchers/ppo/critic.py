@@ -16,6 +16,7 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from envs.actions import ordered_places
+from envs.saved_state import SavedState
 from raysearch.searchers.machine_state import check_moments
 from raysearch.searchers.ppo.copy_options import CopyOptions
 from raysearch.searchers.ppo.features import value_features, value_starts
@@ -101,23 +102,23 @@ class Critic:
         """Features `[..., F]` of actions `[..., A]`."""
         return torch.from_numpy(self._features[actions + self._starts].sum(-2))
 
-    def get_learned(self) -> dict[str, Any]:
+    def get_learned(self) -> SavedState:
         """What another critic must know to `pick` as this one does, a third of what it takes to learn like it."""
         weights = {name: weight.numpy().copy() for name, weight in self.ensemble.state_dict().items()}
         return {"trained": self.trained, "weights": weights if self.trained else {}}
 
-    def set_learned(self, learned: dict[str, Any]) -> None:
+    def set_learned(self, learned: SavedState) -> None:
         """Takes over another one's. It keeps moments of its own, so it is not to `learn` from there."""
         self.trained = learned["trained"]
         if self.trained:
             self.ensemble.load_state_dict({name: torch.tensor(each) for name, each in learned["weights"].items()})
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """Weights and moments, as copies; the inputs follow from the calls."""
         state = {"weights": self.ensemble.state_dict(), "moments": self._optimizer.state_dict()["state"]}
         return {"trained": self.trained, "tensors": copy.deepcopy(convert_to_numpy(state))}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes back to a snapshot. Raises whatever it stumbles over in one of somebody else's."""
         self.trained = state["trained"]
         self._inputs = self._inputs[:0]

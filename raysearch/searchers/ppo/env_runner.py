@@ -18,6 +18,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from envs.registration import ENV_ID, make_env, stepped_together
+from envs.saved_state import SavedState
 from envs.strategy_env import StrategyEnv
 from envs.vector_env import VectorStrategyEnv
 from raysearch.processes.deadline import within
@@ -46,7 +47,7 @@ class Round(NamedTuple):
     first_call: int
     calls: int
     version: int
-    news: dict[str, Any]
+    news: SavedState
     weights: Any = None
     metrics: bool = True
 
@@ -217,7 +218,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         outcome = Outcome.of(episode.get_observations(-1), episode.get_rewards(-1), episode.get_infos(-1))
         return outcome, self.get_metrics() if metrics else None
 
-    def inform(self, news: dict[str, Any]) -> None:
+    def inform(self, news: SavedState) -> None:
         """Tells all actors what the search has found; for evaluations."""
         for actor in self.actors:
             actor.hear(news)

@@ -10,6 +10,7 @@ import numpy as np
 from ray.rllib.core import COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env.env_context import EnvContext
 
+from envs.saved_state import SavedState
 from raysearch.processes.deadline import within
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.env_runner import asked_about
@@ -57,21 +58,21 @@ class LeanPath:
         self._seen, reward, _, _, info = step
         return Outcome.of(self._seen, reward, info)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """Of the environment: plain values and arrays."""
         return {"seen": self._seen, "env": self.env.get_state() if self.env is not None else None}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes back to where `get_state` was called."""
         self._seen = state["seen"]
         if self.env is not None:
             self.env.set_state(state["env"])
 
-    def get_learner_state(self) -> dict[str, Any]:
+    def get_learner_state(self) -> SavedState:
         """Weights and optimiser, copied."""
         learner = self.learner.get_state(components=[COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER])
         return copy.deepcopy({name: learner[name] for name in (COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER)})
 
-    def set_learner_state(self, state: dict[str, Any]) -> None:
+    def set_learner_state(self, state: SavedState) -> None:
         """Takes them over; RLlib goes on to write into the optimiser's arrays, hence the copy."""
         self.learner.set_state(copy.deepcopy(state))

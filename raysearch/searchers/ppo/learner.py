@@ -16,6 +16,7 @@ from ray.rllib.utils.postprocessing.value_predictions import compute_value_targe
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor
 
+from envs.saved_state import SavedState
 from raysearch.searchers.machine_state import check_moments
 from raysearch.searchers.ppo.connectors import AddAdvantages
 from raysearch.searchers.ppo.rollout import Rollout, normalize
@@ -206,14 +207,14 @@ class EliteLearner(PPOTorchLearner):
         for optimizer in self._optimizers():
             optimizer.state.clear()
 
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def get_state(self, *args: Any, **kwargs: Any) -> SavedState:
         """As RLlib, but for the number of updates, by which others would tell whether they are behind.
 
         With 0 they take the weights in any case: a restarted agent has others without an update, as a restored search.
         """
         return {**super().get_state(*args, **kwargs), WEIGHTS_SEQ_NO: 0}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """As RLlib, but it takes the weights even if its own are newer: a restored search goes back."""
         super().set_state({**state, WEIGHTS_SEQ_NO: 0})
         for optimizer in self._optimizers():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from envs.saved_state import SavedState
 from raysearch.searchers.interface import Outcome
 
 NOTHING = 1e-30
@@ -129,7 +129,7 @@ class CallMemory:
         """Place of `action` `[A]` among all."""
         return int(action @ self._radix)
 
-    def get_state(self, since: int = 0) -> dict[str, Any]:
+    def get_state(self, since: int = 0) -> SavedState:
         """Copy of all calls from number `since` on; the rest follows from them."""
         numbers = np.flatnonzero(self._known[since:]) + since
         return {
@@ -139,13 +139,13 @@ class CallMemory:
             "forgotten": self._forgotten,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes back to a snapshot of all calls."""
         self.calls, self.best, self._first = 0, [], {}
         self._known[:] = False
         self.hear(state)
 
-    def hear(self, state: dict[str, Any]) -> None:
+    def hear(self, state: SavedState) -> None:
         """Takes in the calls of a snapshot."""
         self.forget_elites(state["forgotten"])
         numbers, actions, merits = (

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
+from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.searchers.interface import Outcome, Searcher
 from raysearch.searchers.ppo.copy_options import CopyOptions
@@ -49,11 +50,11 @@ class AgentSearcher(Searcher):
         """Adds the call to the rollout, and learns from it once it is full."""
         self._search.tell(outcome)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """Weights, optimiser, unfinished rollout and counters."""
         return self._search.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes on from `get_state`."""
         self._search.set_state(state)
 

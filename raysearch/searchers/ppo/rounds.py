@@ -8,6 +8,7 @@ from typing import Any, final
 import ray
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from envs.saved_state import SavedState
 from raysearch.searchers.ppo.env_runner import Round
 from raysearch.searchers.ppo.remote import Runners, answer, handles
 from raysearch.searchers.ppo.search_results import Search, SearchFigures, Weights
@@ -44,11 +45,11 @@ class Rounds:
         """The runners are told with the next round."""
         self._told_weights = False
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """Nothing: between two rounds no call is under way."""
         return {}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """The runners are told all with the next round."""
         self._told, self._told_weights = -1, False
 

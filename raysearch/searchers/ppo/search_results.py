@@ -11,6 +11,7 @@ import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from envs.saved_state import SavedState
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.actor import EliteActor
 
@@ -106,7 +107,7 @@ class Search:
         inputs = torch.from_numpy(np.array(last.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS, -1))[None])
         self.actor.output = self.actor.policy_output({Columns.ACTION_DIST_INPUTS: inputs})
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """What `set_state` needs: plain values and arrays."""
         return {
             "actor": self.actor.get_memory(),
@@ -118,7 +119,7 @@ class Search:
             "chunk_of_last_call": self._chunk_of_last_call,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes back to where `get_state` was called."""
         self.actor.set_memory(state["actor"])
         self.calls, self.restarts, self._born = state["calls"], state["restarts"], state["born"]
@@ -143,10 +144,10 @@ class Sampling(Protocol):
         """Hears that the policy was updated, or that another agent has begun."""
         ...
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> SavedState:
         """What it needs to go on besides the search itself."""
         ...
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: SavedState) -> None:
         """Goes on from there; the search has been set already, and whatever runners know is out of date."""
         ...

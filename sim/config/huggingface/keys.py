@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from sim.config.fields import LARGEST_FIELD, MOST_LAYERS
+from sim.json_object import JsonFields, JsonObject
 
 
 class CannotImport(ValueError):
@@ -75,7 +76,7 @@ class Keys:
     A key that is null is one that is not there. Every value that is not what was expected is refused by its name.
     """
 
-    def __init__(self, content: Mapping[str, Any], where: str = "") -> None:
+    def __init__(self, content: JsonFields, where: str = "") -> None:
         """Keys of a table that `where` comes before in messages."""
         self._content = content
         self._where = where
@@ -195,7 +196,7 @@ class Keys:
         """
         return (self.inside(name) for name in self._content)
 
-    def stated(self) -> dict[str, Any]:
+    def stated(self) -> JsonObject:
         """What is there and not null, as it stands."""
         return {name: value for name, value in self._content.items() if value is not None}
 

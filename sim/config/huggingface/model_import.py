@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sim.config.files import did_you_mean
 from sim.config.huggingface.families import BY_ARCHITECTURE, IMPORTED_FAMILIES, REFUSED, UNSAID, ImportedLayer
 from sim.config.huggingface.keys import CannotImport, Keys
 from sim.config.huggingface.quantisation import Formats, formats_of
+from sim.json_object import JsonFields, JsonObject
 
 _TIED = ("gemma3", "gemma3_text")
 """Families that share embedding and LM head unless they say otherwise."""
@@ -31,13 +31,13 @@ class ModelImport:
     """
 
     family: str
-    content: Mapping[str, Any]
+    content: JsonFields
     formats: Formats
     read: tuple[str, ...]
     unread: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> JsonObject:
         """The same for programs, without the model itself."""
         return {
             "family": self.family,
@@ -50,7 +50,7 @@ class ModelImport:
         }
 
 
-def import_model(content: Mapping[str, Any], name: str, quantisation: Mapping[str, Any] | None = None) -> ModelImport:
+def import_model(content: JsonFields, name: str, quantisation: JsonFields | None = None) -> ModelImport:
     """The model file that a configuration stands for.
 
     Args:
@@ -75,7 +75,7 @@ def import_model(content: Mapping[str, Any], name: str, quantisation: Mapping[st
     moe = any(layer.feed_forward.get("experts", 1) > 1 for layer in layers)
     formats = formats_of({**content, **keys.stated()}, quantisation, layers=len(layers), moe=moe)
     tied = keys.flag("tie_word_embeddings", default=whole.flag("tie_word_embeddings", default=family in _TIED))
-    model: dict[str, Any] = {
+    model: JsonObject = {
         "name": re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.-")[:100] or family,
         "layers": len(layers),
         "hidden": keys.need("hidden"),
@@ -104,7 +104,7 @@ def _family(whole: Keys, text: Keys) -> str:
     raise CannotImport(f"unknown model_type {names[0]!r}: {did_you_mean(names[0], IMPORTED_FAMILIES)}")
 
 
-def _grouped(layers: list[ImportedLayer]) -> dict[str, Any]:
+def _grouped(layers: list[ImportedLayer]) -> JsonObject:
     """Layers that are alike as groups, and the order they stand in."""
     kinds: list[ImportedLayer] = []  # few, whatever the layers are
     for layer in layers:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sim.config.huggingface.keys import Keys
+from sim.json_object import JsonFields
 from sim.prices.dtypes import Dtype
 
 
@@ -39,9 +40,7 @@ _MODELOPT: Mapping[str, Dtype] = {
 }
 
 
-def formats_of(
-    content: Mapping[str, Any], beside: Mapping[str, Any] | None, *, layers: int = 1, moe: bool = True
-) -> Formats:
+def formats_of(content: JsonFields, beside: JsonFields | None, *, layers: int = 1, moe: bool = True) -> Formats:
     """The formats of a configuration, and of the quantisation file beside it if there is one.
 
     Args:
