@@ -38,13 +38,13 @@ def idle_slos(workload: Workload) -> list[str]:
     >>> idle_slos(replace(load_workload("gpt_moe_1_2t_16k"), ttft_slo_s=1.0))
     ['the SLO of the time to the first token limits nothing: phase decode computes no prompt']
     """
-    told: list[str] = []
+    notes: list[str] = []
     phase = phase_of(workload)
     if not phase.prefills and math.isfinite(workload.ttft_slo_s):
-        told.append(f"the SLO of the time to the first token limits nothing: phase {phase.name} computes no prompt")
+        notes.append(f"the SLO of the time to the first token limits nothing: phase {phase.name} computes no prompt")
     if not phase.decodes and math.isfinite(workload.tpot_slo_s):
-        told.append(f"the SLO of the time per output token limits nothing: phase {phase.name} makes no such token")
-    return told
+        notes.append(f"the SLO of the time per output token limits nothing: phase {phase.name} makes no such token")
+    return notes
 
 
 def near_limits(workload: Workload, evaluation: Evaluation) -> tuple[NearLimit, ...]:

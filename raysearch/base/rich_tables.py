@@ -114,16 +114,16 @@ def _headline(workload: Workload, evaluation: Evaluation) -> Text:
 
 
 def _latencies(workload: Workload, evaluation: Evaluation) -> str:
-    told, phase = "", phase_of(workload)
+    latency_text, phase = "", phase_of(workload)
     if phase.decodes:
         low_s, high_s = evaluation.tpot_interval_s
-        told += f", {evaluation.tpot_s * 1e3:.2f} ms per output token{_allowed(workload.tpot_slo_s)}"
-        told += f", with 90 % confidence {low_s * 1e3:.1f} to {high_s * 1e3:.1f} ms"
+        latency_text += f", {evaluation.tpot_s * 1e3:.2f} ms per output token{_allowed(workload.tpot_slo_s)}"
+        latency_text += f", with 90 % confidence {low_s * 1e3:.1f} to {high_s * 1e3:.1f} ms"
     if phase.prefills:
         low_s, high_s = evaluation.ttft_interval_s
-        told += f", {evaluation.ttft_s * 1e3:.0f} ms to the first token{_allowed(workload.ttft_slo_s)}"
-        told += f", with 90 % confidence {low_s * 1e3:.0f} to {high_s * 1e3:.0f} ms"
-    return told + (f" ({evaluation.interval_because})" if evaluation.interval_because else "")
+        latency_text += f", {evaluation.ttft_s * 1e3:.0f} ms to the first token{_allowed(workload.ttft_slo_s)}"
+        latency_text += f", with 90 % confidence {low_s * 1e3:.0f} to {high_s * 1e3:.0f} ms"
+    return latency_text + (f" ({evaluation.interval_because})" if evaluation.interval_because else "")
 
 
 def _allowed(slo_s: float) -> str:

@@ -229,19 +229,19 @@ def _watch(run: Callable[[], int], stops: _Stops) -> _End:
 
 def _hear_out(keeper: int, ear: _Ear, stops: _Stops) -> _End:
     """Waits for the end, and listens to what is said until then."""
-    said: list[Any] = []
+    messages: list[Any] = []
     quiet = stopped = 0  # looks in a row
     silent = False
     while True:
         ended, status = _waited_for(keeper)
         heard = ear.hear()
-        said += [each for each in heard if each != _BEAT]
+        messages += [each for each in heard if each != _BEAT]
         if ended:
-            codes = [each for each in said if type(each) is int]
-            going_on = [each for each in said if isinstance(each, list)]
-            amid_ray = [each for each in said if isinstance(each, bool)]
+            codes = [each for each in messages if type(each) is int]
+            going_on = [each for each in messages if isinstance(each, list)]
+            amid_ray = [each for each in messages if isinstance(each, bool)]
             code = codes[-1] if codes else os.waitstatus_to_exitcode(status)
-            return _End(code, going_on[-1] if going_on else None, None in said, amid_ray[-1:] == [True], silent)
+            return _End(code, going_on[-1] if going_on else None, None in messages, amid_ray[-1:] == [True], silent)
         quiet = 0 if heard else quiet + 1
         stopped = stopped + 1 if _is_stopped(keeper) else 0
         if max(quiet, stopped) * _LOOK_S > WATCHER_SILENT_S and not silent:

@@ -54,7 +54,7 @@ class GeneticSearcher(Searcher):
         super().__init__(space, seed=seed, budget=budget, options=options)
         self._algorithm = self._make(int(self.rng.integers(2**32)))
         self._children: list[Action] = []  # not asked for yet
-        self._told: list[tuple[Action, float, float]] = []
+        self._evaluated: list[tuple[Action, float, float]] = []
 
     def _make(self, seed: int) -> Any:  # a GA, whose attributes pymoo types as perhaps None
         from pymoo.algorithms.soo.nonconvex.ga import GA
@@ -100,15 +100,15 @@ class GeneticSearcher(Searcher):
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Notes the call; the last of a generation lets the fittest survive."""
-        self._told.append((self.space.factored.encode(action), -outcome.raw, outcome.excess))
+        self._evaluated.append((self.space.factored.encode(action), -outcome.raw, outcome.excess))
         started = self._algorithm.is_initialized
-        if len(self._told) == (self.options.offspring if started else self.options.population):
+        if len(self._evaluated) == (self.options.offspring if started else self.options.population):
             self._survive()
 
     def _survive(self) -> None:
-        actions, costs, excesses = zip(*self._told, strict=True)
+        actions, costs, excesses = zip(*self._evaluated, strict=True)
         self._algorithm.tell(infills=_population(np.stack(actions), np.array(costs), np.array(excesses)))
-        self._told = []
+        self._evaluated = []
 
     def get_state(self) -> SavedState:
         """The generators, the population and the unfinished generation."""
@@ -118,7 +118,7 @@ class GeneticSearcher(Searcher):
             "rng": self.rng.bit_generator.state,
             "pymoo": copy.deepcopy(algorithm.random_state.bit_generator.state),
             "survivors": copy.deepcopy(survivors),
-            "generation": copy.deepcopy((self._children, self._told)),
+            "generation": copy.deepcopy((self._children, self._evaluated)),
         }
 
     def set_state(self, state: SavedState) -> None:
@@ -130,7 +130,7 @@ class GeneticSearcher(Searcher):
             self._algorithm.ask()
             self._algorithm.tell(infills=_population(choices, costs[:, 0], excesses[:, 0]))
         self._algorithm.random_state.bit_generator.state = state["pymoo"]
-        self._children, self._told = copy.deepcopy(state["generation"])
+        self._children, self._evaluated = copy.deepcopy(state["generation"])
 
 
 def _population(actions: NDArray[Any], costs: NDArray[np.float64], excesses: NDArray[np.float64]) -> Population:

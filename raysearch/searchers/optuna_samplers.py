@@ -162,11 +162,11 @@ class OptunaTPESearcher(_OptunaSearcher):
     def get_state(self) -> SavedState:
         """The trials by number, and the sampler's generators: a call of its own takes too long to be made again."""
         trials = self._study.get_trials(deepcopy=False)
-        told = [trial.state.is_finished() for trial in trials]
+        finished = [trial.state.is_finished() for trial in trials]
         return {
             "actions": np.array([self._decoded(trial.params) for trial in trials]).reshape(-1, len(self.space.sizes)),
-            "told": np.array(told, bool),
-            "merits": np.array([trial.value if done else 0.0 for trial, done in zip(trials, told, strict=True)]),
+            "told": np.array(finished, bool),
+            "merits": np.array([trial.value if done else 0.0 for trial, done in zip(trials, finished, strict=True)]),
             "excesses": np.array([trial.constraints.get(_LIMITS, 0.0) for trial in trials]),
             "generators": [generator.get_state(legacy=False) for generator in self._generators()],
         }
@@ -177,18 +177,18 @@ class OptunaTPESearcher(_OptunaSearcher):
 
         self._begin()
         events = zip(*(state[name].tolist() for name in ("actions", "told", "merits", "excesses")), strict=True)
-        for number, (values, told, worth, excess) in enumerate(events):
+        for number, (values, finished, worth, excess) in enumerate(events):
             action = np.array(values)
             self._study.add_trial(
                 create_trial(
-                    state=TrialState.COMPLETE if told else TrialState.RUNNING,
+                    state=TrialState.COMPLETE if finished else TrialState.RUNNING,
                     params=self._encoded(action),
                     distributions=self._distributions,
-                    value=worth if told else None,
-                    constraints={_LIMITS: excess} if told else None,
+                    value=worth if finished else None,
+                    constraints={_LIMITS: excess} if finished else None,
                 )
             )
-            if not told:
+            if not finished:
                 self._asked.append((action.tobytes(), Trial(self._study, number)))
         for generator, kept in zip(self._generators(), state["generators"], strict=True):
             generator.set_state(checked_mersenne(kept))

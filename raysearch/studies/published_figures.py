@@ -101,12 +101,12 @@ def published_table(published: PublishedFigures, rows: Sequence[JsonFields]) -> 
 
 def _line(row: JsonFields) -> tuple[str, ...]:
     ratios = (f"{_figure(ratio['ours'])} ({_figure(ratio['bound'])})" for ratio in row["ratios"].values())
-    told = row["published"]
+    published_value = row["published"]
     return (
         f"  {row['searcher']}",
         _figure(row["throughput"]),
         *ratios,
-        told if isinstance(told, str) else _figure(told),
+        published_value if isinstance(published_value, str) else _figure(published_value),
     )
 
 

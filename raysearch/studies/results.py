@@ -150,14 +150,14 @@ def _verify_run(run: JsonFields, folder: Path) -> None:
     if not best.equals(rows["best_so_far"]):
         raise Damaged(f"{folder} is damaged: its rows have another best so far than they make")
     improved = (np.flatnonzero(np.diff(best, prepend=0.0) > 0) + 1).tolist()
-    told = {
+    recorded = {
         **_tally(folder, rows),
         "digest": f"sha256-{rows_digest(folder)}",
         "optimum": head["optimum"],
         "fraction_of_optimum": run["best"] / head["optimum"] if head["optimum"] else None,
         "version": head["version"],
     }
-    for name, value in told.items():
+    for name, value in recorded.items():
         if run[name] != value:
             raise Damaged(f"{folder} is damaged: its rows say {name} {value}, its summary {run[name]}")
     if [call for call, _ in run["improvements"]] != improved:
@@ -274,7 +274,10 @@ def checked_summary(folder: Path, head: JsonFields) -> JsonObject | None:
         raise Damaged(str(error)) from error
     if not same:
         raise Damaged(f"{folder / COMPACT_FILE} is damaged: it is not the file that the run ended with")
-    if (told := _followed(folder)) and (told.lines, f"sha256-{told.digest}") != (finished["calls"], finished["digest"]):
+    if (recorded := _followed(folder)) and (recorded.lines, f"sha256-{recorded.digest}") != (
+        finished["calls"],
+        finished["digest"],
+    ):
         raise Damaged(f"{folder / ROWS_FILE} is damaged: it holds other calls than the run ended with")
     return finished
 

@@ -282,10 +282,10 @@ def _check_disjoint(tuning: Tuning, file: StudyFile, workloads: Mapping[str, Wor
 def _check_published(file: StudyFile, workloads: Sequence[str]) -> None:
     if file.published is None:
         return
-    told = {name for ratios in file.published.ratios.values() for name in ratios}
+    compared = {name for ratios in file.published.ratios.values() for name in ratios}
     for values, known, what in (
         (file.published.ratios, workloads, "workload"),
-        ((*file.published.bases, *sorted(told)), file.searchers, "searcher"),
+        ((*file.published.bases, *sorted(compared)), file.searchers, "searcher"),
     ):
         for name in values:
             if name not in known:

@@ -229,14 +229,14 @@ def load_workload(
     path = config_path("workloads", name_or_path)
     file = read_config(path, WorkloadFile)
     asked: JsonObject = {**instead, "space": space, "margin": margin}
-    said = {key: value for key, value in asked.items() if value is not None}
+    given = {key: value for key, value in asked.items() if value is not None}
     if batch is not None:
-        said["degrees"] = {**said.get("degrees", {}), "batch": batch}
-    for table in _TABLES & said.keys():
-        said[table] = {**getattr(file, table).model_dump(), **said[table]}
-    if said:
-        kept = file.model_dump(exclude_unset=True, exclude={key for name in said for key in _FOLLOWS.get(name, ())})
-        new = {key: value for key, value in said.items() if (key, value) != ("engine", BARE_MACHINE)}
+        given["degrees"] = {**given.get("degrees", {}), "batch": batch}
+    for table in _TABLES & given.keys():
+        given[table] = {**getattr(file, table).model_dump(), **given[table]}
+    if given:
+        kept = file.model_dump(exclude_unset=True, exclude={key for name in given for key in _FOLLOWS.get(name, ())})
+        new = {key: value for key, value in given.items() if (key, value) != ("engine", BARE_MACHINE)}
         try:
             file = WorkloadFile.model_validate({**kept, **new})
         except ValidationError as error:
@@ -248,7 +248,7 @@ def load_workload(
         else config_path("hardware", hardware)
     )
     model_path = config_path("models", file.model, beside=path.parent)
-    return assembled(file, model_path, hardware_path, engine_replaced="engine" in said, origin=origin)
+    return assembled(file, model_path, hardware_path, engine_replaced="engine" in given, origin=origin)
 
 
 _TABLES = {"degrees", "precisions"}
@@ -357,10 +357,10 @@ def _redundant(file: WorkloadFile, model: Model) -> int:
 
 def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation | None:
     """What is drafted, or None for nothing. Raises: CatalogError."""
-    said = file.speculation
-    if said is None or not said.draft_tokens:
+    given = file.speculation
+    if given is None or not given.draft_tokens:
         return None
-    draft = said.draft or (MTP if model.mtp_layers else None)
+    draft = given.draft or (MTP if model.mtp_layers else None)
     if draft is None:
         raise CatalogError(
             f"speculation: {model.name} has no layers of multi-token prediction: say what drafts, a model or {NGRAM!r}"
@@ -368,14 +368,14 @@ def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation 
     if draft == MTP and not model.mtp_layers:
         raise CatalogError(f"speculation: {model.name} has no layers of multi-token prediction (mtp_layers)")
     if draft in (MTP, NGRAM):
-        return Speculation(said.draft_tokens, said.shares, "mtp" if draft == MTP else None)
+        return Speculation(given.draft_tokens, given.shares, "mtp" if draft == MTP else None)
     drafting = load_model(draft, beside=beside)
     if abs(drafting.vocab - model.vocab) > _PADDING:
         raise CatalogError(
             f"speculation: {drafting.name} has a vocabulary of {drafting.vocab:,} tokens, {model.name} one of "
             f"{model.vocab:,}: a draft must share its model's"
         )
-    return Speculation(said.draft_tokens, said.shares, drafting)
+    return Speculation(given.draft_tokens, given.shares, drafting)
 
 
 _PADDING = 512

@@ -131,8 +131,8 @@ def first_error_text(error: ValidationError, schema: type[BaseModel]) -> str:
             lines.append(f"{key}: missing")
         else:
             message = item["msg"].removeprefix("Value error, ")
-            told = "got" in message or isinstance(item["input"], dict | BaseModel)
-            lines.append(f"{key}: {message}" + ("" if told else f", got {item['input']!r}"))
+            stated = "got" in message or isinstance(item["input"], dict | BaseModel)
+            lines.append(f"{key}: {message}" + ("" if stated else f", got {item['input']!r}"))
     more = len(mistakes) - len(lines)
     return "; ".join(lines) + (f"; and {more} more" if more else "")
 

@@ -315,7 +315,7 @@ class Question:
     def import_record(self) -> JsonObject | None:
         """What was read of a Hugging Face configuration, and where, for JSON."""
         imported = self.model_import()
-        return {"path": str(config_path("models", self.model or "")), **imported.told()} if imported else None
+        return {"path": str(config_path("models", self.model or "")), **imported.to_dict()} if imported else None
 
     def given(self) -> Iterator[tuple[str, Any]]:
         """The fields that are given, by name."""
@@ -467,18 +467,18 @@ def _described(asked: Question, origin: Origin) -> Workload:
     model, gpus = file.to_si(), question.gpus
     stored = imported.formats if imported else None
     weights, kv_cache = _of_engine(question.engine, (stored and stored.weights) or file.usual_weights, "fp8")
-    said = _keys(question, leave=("engine",) if question.engine == BARE_MACHINE else ())
-    copies = said.get("redundant_experts", 0) if model.is_moe else 0
+    keys = _keys(question, leave=("engine",) if question.engine == BARE_MACHINE else ())
+    copies = keys.get("redundant_experts", 0) if model.is_moe else 0
     content: JsonObject = {
         "name": f"{model.name}_{question.phase}",
         "routing": "skewed" if model.is_moe else "balanced",
-        **said,
+        **keys,
         "precisions": {
             "weights": weights,
             "kv_cache": (stored and stored.kv_cache) or kv_cache,
             "activations": "bf16",
             "dispatch": "fp8",
-            **said.get("precisions", {}),
+            **keys.get("precisions", {}),
         },
         "degrees": {
             "tp": [n for n in _powers_of_two(min(WIDEST, gpus)) if model.heads % n == 0],
@@ -488,7 +488,7 @@ def _described(asked: Question, origin: Origin) -> Workload:
                 if model.experts % n == 0 or (model.experts + copies) % n == 0
             ],
             "pp": _stages(model.layers, min(DEEPEST, gpus, model.layers)),
-            **said.get("degrees", {}),
+            **keys.get("degrees", {}),
         },
     }
     try:

@@ -369,11 +369,11 @@ class WorkloadFile(FileSchema):
     def _searches_what_its_engine_runs(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
-        said = cast("dict[str, Any]", content)
-        engine = str(said.get("engine") or "").partition("<")[0]
-        if engine in engine_names() and said.get("space") is None:  # others are refused where they are looked up
-            return {**said, "space": engine}
-        return said
+        table = cast("dict[str, Any]", content)
+        engine = str(table.get("engine") or "").partition("<")[0]
+        if engine in engine_names() and table.get("space") is None:  # others are refused where they are looked up
+            return {**table, "space": engine}
+        return table
 
     @field_validator("phase")
     @classmethod

@@ -110,12 +110,12 @@ class EngineRules:
         plans = self.plans_of(workload)
         wanted = canonical(strategy).dims
         fitting = [plan for plan in plans if canonical(replace(strategy, dims=plan.dims)).dims == wanted]
-        told = list(self.refuses(workload, strategy))
+        violations = list(self.refuses(workload, strategy))
         if not fitting:
-            told.append(_no_plan(workload, strategy, plans))
+            violations.append(_no_plan(workload, strategy, plans))
         elif all(refused := [list(plan.refuses(workload, strategy)) for plan in fitting]):
-            told += refused[0]
-        return [f"{self.title} {self.version}: {text}" for text in told]
+            violations += refused[0]
+        return [f"{self.title} {self.version}: {text}" for text in violations]
 
 
 def _no_plan(workload: Workload, strategy: Strategy, plans: tuple[Plan, ...]) -> str:

@@ -55,22 +55,22 @@ def fitted(
     if lacks := list(engine.lacks_machine(deployment.workload.hardware)):
         raise ValueError(f"{engine.title}: {lacks[0]}")
     there = replace(deployment, workload=on_engine(deployment.workload, engine))
-    told = tell(there, engine)
-    dropped, notes = list(told.dropped), [*_moved(deployment, there, engine), *told.notes]
-    notes += too_long(deployment.longest, deployment.workload.model, Path(str(told.deployment.served_model)))
+    adapted = tell(there, engine)
+    dropped, notes = list(adapted.dropped), [*_moved(deployment, there, engine), *adapted.notes]
+    notes += too_long(deployment.longest, deployment.workload.model, Path(str(adapted.deployment.served_model)))
     if dropped:
-        before, after = _wished(there), _wished(told.deployment)
+        before, after = _wished(there), _wished(adapted.deployment)
         dropped[-1] = f"{dropped[-1]}: {_cost(before, after)}"
-    workload, strategy = told.deployment.workload, deployment.strategy
+    workload, strategy = adapted.deployment.workload, deployment.strategy
     refused = engine.refusals(workload, strategy)
     if not refused:
-        return Fitted(told.deployment, tuple(dropped), tuple(notes), _broken(evaluate(workload, strategy)))
-    runs = [evaluate(workload, each) for each in _alike(told.deployment, engine)]
+        return Fitted(adapted.deployment, tuple(dropped), tuple(notes), _broken(evaluate(workload, strategy)))
+    runs = [evaluate(workload, each) for each in _alike(adapted.deployment, engine)]
     if not runs:
         raise ValueError(f"{refused[0]}; and it runs nothing else on {strategy.gpus} GPUs")
     best = min(runs, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu))
-    cost = f"in its place: {degrees_text(best.strategy)}; {_cost(_wished(told.deployment), best)}"
-    there = replace(told.deployment, strategy=best.strategy)
+    cost = f"in its place: {degrees_text(best.strategy)}; {_cost(_wished(adapted.deployment), best)}"
+    there = replace(adapted.deployment, strategy=best.strategy)
     return Fitted(there, (*dropped, *refused, cost), tuple(notes), _broken(best))
 
 

@@ -41,17 +41,17 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
 
     Decode pods then have the chart's routing proxy before them, which has each prompt computed in the prefill pool.
     """
-    told, notes, dropped, violations = dict[str, Deployment](), list[str](), list[str](), list[str]()
+    by_phase, notes, dropped, violations = dict[str, Deployment](), list[str](), list[str](), list[str]()
     for name, deployment in pools.items():
         runs = fitted(deployment, VLLM)
         which = f"{name} pool: " if name else ""
         notes += [which + text for text in (*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes))]
         dropped += [which + text for text in runs.dropped]
         violations += [which + text for text in runs.violations]
-        told[phase_of(deployment.workload).pool or "decode"] = runs.deployment
-    release = resource_name(next(iter(told.values())).workload.model.name)
+        by_phase[phase_of(deployment.workload).pool or "decode"] = runs.deployment
+    release = resource_name(next(iter(by_phase.values())).workload.model.name)
     notes.append(f"helm install {release} llm-d-modelservice/llm-d-modelservice -f {VALUES_FILE}")
-    return Export(None, {VALUES_FILE: yaml_text(values(told))}, tuple(dropped), tuple(notes), tuple(violations))
+    return Export(None, {VALUES_FILE: yaml_text(values(by_phase))}, tuple(dropped), tuple(notes), tuple(violations))
 
 
 def values(pools: Mapping[str, Deployment]) -> JsonObject:
@@ -119,9 +119,11 @@ def _container(deployment: Deployment, port: int) -> JsonObject:
     if deployment.nodes > 1:
         more, variables, of_node = _over_nodes(deployment)
         flags, environment, script = flags + more, environment | variables, ["/bin/sh", "-c", of_node, "sh"]
-    told = container_words([*script, *Command(("vllm", "serve", deployment.served_model), tuple(flags)).words])
+    container_command = container_words(
+        [*script, *Command(("vllm", "serve", deployment.served_model), tuple(flags)).words]
+    )
     container: JsonObject = {"name": "vllm", "image": _IMAGES[_vendor(deployment)], "modelCommand": "custom"}
-    container |= {"command": told[:2], "args": told[2:]}
+    container |= {"command": container_command[:2], "args": container_command[2:]}
     variables = [*container_environment(environment), *_own_address(deployment)]
     if variables:
         container["env"] = variables

@@ -35,15 +35,15 @@ def export(deployment: Deployment) -> Export:
         notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
     notes += [*spread_notes(deployment, deployment.nodes), *deployment.router_notes()]
     module: Flag = ("-m", "examples.inference.launch_inference_server")
-    told = (*launch, module, *flags(runs.deployment))
-    command = Command(("torchrun",), told, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    options = (*launch, module, *flags(runs.deployment))
+    command = Command(("torchrun",), options, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
     return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
 
 
 def flags(deployment: Deployment) -> list[Flag]:
     """Options of the degrees, the batch and the memory."""
     strategy, workload = deployment.strategy, deployment.workload
-    told: list[Flag] = [
+    options: list[Flag] = [
         ("--load", CHECKPOINT),
         ("--use-checkpoint-args", None),
         ("--bf16", None),
@@ -51,21 +51,21 @@ def flags(deployment: Deployment) -> list[Flag]:
         ("--pipeline-model-parallel-size", strategy.pp),
     ]
     if workload.model.is_moe:
-        told += [
+        options += [
             ("--expert-model-parallel-size", strategy.ep),
             ("--expert-tensor-parallel-size", strategy.moe_tp),
             ("--moe-token-dispatcher-type", "alltoall" if workload.expert_exchange == "all_to_all" else "allgather"),
             ("--moe-grouped-gemm", None),
         ]
     if strategy.tp > 1 and strategy.dims != spread_choices(workload, megatron_dims(workload.model)):
-        told.append(("--sequence-parallel", None))
-    told += [
+        options.append(("--sequence-parallel", None))
+    options += [
         ("--inference-dynamic-batching-max-requests", _whole(deployment.rank_requests, strategy.tp)),
         ("--inference-dynamic-batching-max-tokens", _whole(deployment.step_tokens, strategy.tp)),
         ("--inference-dynamic-batching-buffer-size-gb", _buffer_gb(deployment)),
         ("--inference-max-seq-length", deployment.longest),
     ]
-    return told + ([("--enable-chunked-prefill", None)] if workload.chunk_tokens else [])
+    return options + ([("--enable-chunked-prefill", None)] if workload.chunk_tokens else [])
 
 
 def _whole(count: int, tp: int) -> int:

@@ -68,12 +68,12 @@ class _Answers(Record):
     question: JsonObject | None = None
 
 
-def pool_deployments(path: Path, told: JsonObject, number: int, served_model: str | None) -> dict[str, Deployment]:
+def pool_deployments(path: Path, record: JsonObject, number: int, served_model: str | None) -> dict[str, Deployment]:
     """The pools of the way that wins, by name; one pool has the name "".
 
     Args:
         path: Where it was read, for errors.
-        told: What pools.json holds.
+        record: What pools.json holds.
         number: Which of its points, from 0.
         served_model: In place of the model's own repository.
 
@@ -82,7 +82,7 @@ def pool_deployments(path: Path, told: JsonObject, number: int, served_model: st
             what wins.
     """
     try:
-        answers = _Answers.model_validate(told)
+        answers = _Answers.model_validate(record)
     except ValidationError as error:
         raise InputError(f"{path} is not as `pools` writes it: {first_error_text(error, _Answers)}") from error
     if number >= len(answers.points):

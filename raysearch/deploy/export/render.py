@@ -136,8 +136,8 @@ class Call:
     named: Mapping[str, object] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        told = [*map(repr, self.arguments), *(f"{name}={value!r}" for name, value in self.named.items())]
-        return f"{self.function}({', '.join(told)})"
+        given = [*map(repr, self.arguments), *(f"{name}={value!r}" for name, value in self.named.items())]
+        return f"{self.function}({', '.join(given)})"
 
 
 def python_text(head: str, constants: Mapping[str, object], tail: str) -> str:

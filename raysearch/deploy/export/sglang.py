@@ -115,16 +115,16 @@ def _serving_flags(deployment: Deployment) -> list[Flag]:
     return flags
 
 
-def _speculation_flags(said: Speculation) -> list[Flag]:
+def _speculation_flags(decoding: Speculation) -> list[Flag]:
     """Source: docs/advanced_features/speculative_decoding of the same version; one draft per step, no tree."""
-    if said.draft is None:
-        return [("--speculative-algorithm", "NGRAM"), ("--speculative-num-draft-tokens", said.draft_tokens + 1)]
+    if decoding.draft is None:
+        return [("--speculative-algorithm", "NGRAM"), ("--speculative-num-draft-tokens", decoding.draft_tokens + 1)]
     chain: list[Flag] = [
-        ("--speculative-num-steps", said.draft_tokens),
+        ("--speculative-num-steps", decoding.draft_tokens),
         ("--speculative-eagle-topk", 1),
-        ("--speculative-num-draft-tokens", said.draft_tokens + 1),
+        ("--speculative-num-draft-tokens", decoding.draft_tokens + 1),
     ]
-    if said.draft == "mtp":
+    if decoding.draft == "mtp":
         return [("--speculative-algorithm", "EAGLE"), *chain]
-    path: Flag = ("--speculative-draft-model-path", draft_repository(said.draft))
+    path: Flag = ("--speculative-draft-model-path", draft_repository(decoding.draft))
     return [("--speculative-algorithm", "STANDALONE"), path, *chain]

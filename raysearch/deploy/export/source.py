@@ -68,28 +68,28 @@ def _of_file(
     path: Path, question: Question | None, alternative: int, served_model: str | None
 ) -> dict[str, Deployment]:
     try:
-        told = read_record(path, Exportable, sealed=False)
+        record = read_record(path, Exportable, sealed=False)
     except OSError as error:
         raise InputError(f"cannot read a strategy from {path}: {error.strerror or error}") from error
-    if told.get("points") is not None:
-        return pool_deployments(path, told, alternative, served_model)
+    if record.get("points") is not None:
+        return pool_deployments(path, record, alternative, served_model)
     origin = Origin.RECORD if question is None else Origin.USER
-    if told.get("question") is not None:
-        question = question or Question.of_record(told["question"])
-        told = _alternative(path, told, alternative)
+    if record.get("question") is not None:
+        question = question or Question.of_record(record["question"])
+        record = _alternative(path, record, alternative)
     if question is None:
         raise InputError(f"{path} says no workload: name it with --workload, or describe it with --model")
-    if not told.get("strategy"):
+    if not record.get("strategy"):
         raise InputError(f"{path} has no strategy: nothing was feasible")
     workload = question.load(origin)
     served_model = served_model or repository(workload, question.model)
-    return {"": Deployment(workload, as_strategy(told["strategy"]), served_model, told.get("replicas", 1))}
+    return {"": Deployment(workload, as_strategy(record["strategy"]), served_model, record.get("replicas", 1))}
 
 
-def _alternative(path: Path, told: JsonObject, number: int) -> JsonObject:
-    if told.get("best") is None:
+def _alternative(path: Path, record: JsonObject, number: int) -> JsonObject:
+    if record.get("best") is None:
         raise InputError(f"{path} has no strategy: nothing was feasible")
-    choices = [told["best"], *told.get("alternatives", [])]
+    choices = [record["best"], *record.get("alternatives", [])]
     if number >= len(choices):
         raise InputError(f"{path} has no alternative {number}: it has the best (0) and {len(choices) - 1} more")
     return choices[number]

@@ -81,11 +81,11 @@ def config(deployment: Deployment) -> JsonObject:
     return content
 
 
-def _speculation(said: Speculation) -> JsonObject:
+def _speculation(decoding: Speculation) -> JsonObject:
     """Source: tensorrt_llm/llmapi/llm_args.py of the same version."""
-    if said.draft == "mtp":
-        return {"decoding_type": "MTP", "num_nextn_predict_layers": said.draft_tokens}
-    if said.draft is None:
-        return {"decoding_type": "NGram", "max_draft_len": said.draft_tokens}
-    draft = draft_repository(said.draft)
-    return {"decoding_type": "Draft_Target", "max_draft_len": said.draft_tokens, "speculative_model": draft}
+    if decoding.draft == "mtp":
+        return {"decoding_type": "MTP", "num_nextn_predict_layers": decoding.draft_tokens}
+    if decoding.draft is None:
+        return {"decoding_type": "NGram", "max_draft_len": decoding.draft_tokens}
+    draft = draft_repository(decoding.draft)
+    return {"decoding_type": "Draft_Target", "max_draft_len": decoding.draft_tokens, "speculative_model": draft}

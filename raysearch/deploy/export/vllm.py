@@ -120,12 +120,12 @@ def _serving_flags(deployment: Deployment) -> list[Flag]:
     return flags
 
 
-def _speculation(said: Speculation) -> dict[str, object]:
+def _speculation(decoding: Speculation) -> dict[str, object]:
     """Source: docs/features/speculative_decoding of the same version."""
-    if said.draft == "mtp":
+    if decoding.draft == "mtp":
         how: dict[str, object] = {"method": "mtp"}
-    elif said.draft is None:
+    elif decoding.draft is None:
         how = {"method": "ngram", "prompt_lookup_max": _NGRAM}
     else:
-        how = {"method": "draft_model", "model": draft_repository(said.draft)}
-    return {**how, "num_speculative_tokens": said.draft_tokens}
+        how = {"method": "draft_model", "model": draft_repository(decoding.draft)}
+    return {**how, "num_speculative_tokens": decoding.draft_tokens}

@@ -103,15 +103,15 @@ def unshown(model: Model) -> tuple[str, ...]:
     >>> unshown(load_model("qwen3_235b_a22b"))
     ()
     """
-    group, told = shown_group(model), list[str]()
+    group, left_out = shown_group(model), list[str]()
     if isinstance(group.attention, LatentAttention):
-        told.append("latent attention (qkv_proj stands for all its projections of queries and latents)")
+        left_out.append("latent attention (qkv_proj stands for all its projections of queries and latents)")
     if isinstance(group.attention, LinearMixer):
-        told.append("a mixer that is linear in the context (its state is no cache)")
+        left_out.append("a mixer that is linear in the context (its state is no cache)")
     if group.feed_forward.shared_ffn_hidden:
-        told.append("shared experts (as a dense feed-forward beside)")
-    told += [f"{name} (an op that somebody registered)" for name in registered_ops(model)]
-    return tuple(told)
+        left_out.append("shared experts (as a dense feed-forward beside)")
+    left_out += [f"{name} (an op that somebody registered)" for name in registered_ops(model)]
+    return tuple(left_out)
 
 
 def check_runs(model: Model) -> None:

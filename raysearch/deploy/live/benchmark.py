@@ -192,10 +192,10 @@ def of_command(
 
     def measure(strategy: Strategy) -> Measurement:
         try:
-            said = _run(filled(template, strategy), timeout_s)
+            output = _run(filled(template, strategy), timeout_s)
         finally:
             end_all()
-        lines = [line for line in said.splitlines() if line.strip()]
+        lines = [line for line in output.splitlines() if line.strip()]
         last = lines[-1].decode(errors="replace") if lines else "nothing"
         try:
             if len(last) >= LONGEST_ANSWER_BYTES:

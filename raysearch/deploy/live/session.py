@@ -131,8 +131,8 @@ class Folder:
         begun = _begun(self.path)
         if begun != self._head:
             differs = [key for key in self._head if begun.get(key) != self._head[key]]
-            told = ", ".join(f"{key} {begun.get(key)} there, {self._head[key]} now" for key in differs)
-            raise InputError(f"{self.path} holds another tuning ({told}); resume with the same options")
+            differences = ", ".join(f"{key} {begun.get(key)} there, {self._head[key]} now" for key in differs)
+            raise InputError(f"{self.path} holds another tuning ({differences}); resume with the same options")
         kept_lines: list[bytes] = []
         seen: list[Measured] = []
         try:

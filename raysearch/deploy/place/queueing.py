@@ -138,13 +138,13 @@ class _Queue:
         objectives: Sequence[Objective],
         times: list[float],
         models: list[int],
-        told: tuple[list[float], list[float], list[float]],
+        state: tuple[list[float], list[float], list[float]],
     ) -> None:
         self.now = self.work_s = self.busy_s = 0.0
         self.next_s = math.inf
         self._services, self._objectives = group.services, objectives
         self._times, self._models = times, models
-        self._start, self._first, self._done = told
+        self._start, self._first, self._done = state
         self._waiting: deque[int] = deque()
         self._free_s = [0.0] * group.stages  # when each stage can take the next prompt
         self._prompts: deque[tuple[float, int]] = deque()  # first token's time, request: those in the pipeline

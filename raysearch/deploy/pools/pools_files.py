@@ -53,7 +53,7 @@ def answers_dict(found: list[PoolComparison], question: Question) -> JsonObject:
 
 def _way_dict(answer: PoolComparison, name: str, way: Way) -> JsonObject:
     case = answer.case
-    told: JsonObject = {
+    content: JsonObject = {
         "requests_per_s": way.requests_per_s,
         "goodput_per_gpu": answer.goodput_per_gpu(name),
         "gpus": way.gpus,
@@ -63,16 +63,16 @@ def _way_dict(answer: PoolComparison, name: str, way: Way) -> JsonObject:
     }
     if isinstance(way, OnePool):
         own = {"replicas": way.replicas, "chunk_tokens": way.workload.chunk_tokens}
-        return {**told, **own, "pool": option_figures(way.workload, way.evaluation)}
+        return {**content, **own, "pool": option_figures(way.workload, way.evaluation)}
     if isinstance(way, Resharded):
         cycle = {name: getattr(way, name) for name in ("waves", "cycle_requests", "cycle_s", "switch_s", "replicas")}
         pools = {
             phase: _pool_dict(answer, phase, replica, way.replicas)
             for phase, replica in (("prefill", way.prefill), ("decode", way.decode))
         }
-        return {**told, **cycle, **pools}
+        return {**content, **cycle, **pools}
     return {
-        **told,
+        **content,
         "transfer_s": way.transfer_s,
         "transfer_over": "the node's links" if way.same_node else "the network",
         "prefill": _pool_dict(answer, "prefill", way.prefill, way.prefills),
@@ -100,7 +100,7 @@ COLUMNS = (
 
 def rows(found: list[PoolComparison]) -> list[tuple[Any, ...]]:
     """A row per answer, under `COLUMNS`; empty cells where a way is not feasible."""
-    told: list[tuple[Any, ...]] = []
+    table: list[tuple[Any, ...]] = []
     for answer in found:
         traffic, limits = answer.case.traffic, answer.case.limits
         row: list[Any] = [traffic.prompt_tokens, traffic.output_tokens, limits.gpus]
@@ -109,15 +109,15 @@ def rows(found: list[PoolComparison]) -> list[tuple[Any, ...]]:
         for name in WAYS:
             way = answer.ways[name]
             row += [None] * 3 if way is None else [way.requests_per_s, way.gpus, answer.goodput_per_gpu(name)]
-        told.append((*row, answer.winner))
-    return told
+        table.append((*row, answer.winner))
+    return table
 
 
 def write_answers(found: list[PoolComparison], question: Question, folder: Path) -> JsonObject:
     """Writes pools.json, pools.csv and, of several answers, pools.png; what the first holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = answers_dict(found, question)
-    write_record(folder / POOLS_FILE, told)
+    content = answers_dict(found, question)
+    write_record(folder / POOLS_FILE, content)
     table = io.StringIO()
     csv.writer(table).writerows([COLUMNS, *rows(found)])
     write_bytes(folder / "pools.csv", table.getvalue().encode())
@@ -125,7 +125,7 @@ def write_answers(found: list[PoolComparison], question: Question, folder: Path)
         from raysearch.deploy.pools.pools_plot import draw_pools
 
         write_bytes(folder / "pools.png", draw_pools(found))
-    return told
+    return content
 
 
 def what_runs(workload: Workload, way: Way) -> str:

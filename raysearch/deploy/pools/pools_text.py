@@ -55,8 +55,8 @@ def _notes(way: Way) -> list[str]:
             (name, count * replica.requests_per_s / way.requests_per_s - 1)
             for name, count, replica in (("prefill", way.prefills, way.prefill), ("decode", way.decodes, way.decode))
         ]
-        told = ", ".join(f"{name} could {share:.0%} more" for name, share in spare if share > 0.005)
-        return [f"KV cache: {way.transfer_s * 1e3:.1f} ms over {over}" + (f"; {told}" if told else "")]
+        spare_text = ", ".join(f"{name} could {share:.0%} more" for name, share in spare if share > 0.005)
+        return [f"KV cache: {way.transfer_s * 1e3:.1f} ms over {over}" + (f"; {spare_text}" if spare_text else "")]
     if isinstance(way, Resharded):
         return [
             f"Cycles of {way.cycle_s:,.1f} s: {way.cycle_requests:,} requests of each replica in {way.waves} waves; "

@@ -42,13 +42,13 @@ def alternatives(demand: Demand, bests: Sequence[Evaluation], known: Known) -> l
         found = [other for wish in _wishes(demand, best) for other in best_first(wish, 1, known)]
         others = [evaluate(demand.workload, other.strategy) for other in found]
         others.sort(key=lambda other: -gain(demand, other, best))
-    told = [best]
+    listed = [best]
     for other in others:
-        if 1 + gain(demand, other, best) < _LEAST or len(told) == demand.top:
+        if 1 + gain(demand, other, best) < _LEAST or len(listed) == demand.top:
             break
-        if all(any(_gains(demand, other, each)) for each in told):
-            told.append(other)
-    return told[1:]
+        if all(any(_gains(demand, other, each)) for each in listed):
+            listed.append(other)
+    return listed[1:]
 
 
 def _wishes(demand: Demand, best: Evaluation) -> Iterator[Demand]:

@@ -39,10 +39,10 @@ def front_figure(answer: Recommendation) -> Figure:
             xytext=(4, 4),
             textcoords="offset points",
         )
-    told = [option.evaluation for option in answer.options]
+    evaluations = [option.evaluation for option in answer.options]
     axes.scatter(
-        [1 / each.tpot_s for each in told],
-        [each.tokens_per_s_per_gpu for each in told],
+        [1 / each.tpot_s for each in evaluations],
+        [each.tokens_per_s_per_gpu for each in evaluations],
         marker="x",
         color="black",
         zorder=3,

@@ -58,7 +58,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
 def option_figures(workload: Workload, evaluation: Evaluation) -> JsonObject:
     """Figures of a strategy with their 90 % intervals."""
     tpot_s, ttft_s = evaluation.tpot_s, evaluation.ttft_s
-    told: JsonObject = {
+    content: JsonObject = {
         "strategy": strategy_dict(evaluation.strategy),
         "layout": layout_of(evaluation.strategy),
         "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
@@ -73,39 +73,39 @@ def option_figures(workload: Workload, evaluation: Evaluation) -> JsonObject:
         "gpus_per_replica": evaluation.gpus,
         "near_limits": [asdict(limit) for limit in near_limits(workload, evaluation)],
     }
-    return told
+    return content
 
 
 def _intervals(evaluation: Evaluation) -> dict[str, list[float]]:
     """Low and high of each figure that a phase has: rates err as the time does that they are made of."""
     tpot_s, ttft_s, per_gpu = evaluation.tpot_s, evaluation.ttft_s, evaluation.tokens_per_s_per_gpu
-    told: dict[str, list[float]] = {}
+    content: dict[str, list[float]] = {}
     if tpot_s:
         low_s, high_s = evaluation.tpot_interval_s
-        told |= {"tpot_s": [low_s, high_s], "tokens_per_s_per_user": [1 / high_s, 1 / low_s]}
-        told["tokens_per_s_per_gpu"] = [per_gpu * tpot_s / high_s, per_gpu * tpot_s / low_s]
+        content |= {"tpot_s": [low_s, high_s], "tokens_per_s_per_user": [1 / high_s, 1 / low_s]}
+        content["tokens_per_s_per_gpu"] = [per_gpu * tpot_s / high_s, per_gpu * tpot_s / low_s]
     if ttft_s:
         low_s, high_s = evaluation.ttft_interval_s
-        told["ttft_s"] = [low_s, high_s]
-        told.setdefault("tokens_per_s_per_gpu", [per_gpu * ttft_s / high_s, per_gpu * ttft_s / low_s])
-    return told
+        content["ttft_s"] = [low_s, high_s]
+        content.setdefault("tokens_per_s_per_gpu", [per_gpu * ttft_s / high_s, per_gpu * ttft_s / low_s])
+    return content
 
 
 def _option_dict(answer: Recommendation, option: Option) -> JsonObject:
     paid = cost(answer.demand, option.fleet)
-    told: JsonObject = {}
+    content: JsonObject = {}
     if paid:
-        told |= {"price_per_hour": paid[0], "price_per_million_tokens": paid[1]}
+        content |= {"price_per_hour": paid[0], "price_per_million_tokens": paid[1]}
     own = option_figures(answer.demand.workload, option.evaluation)
     low = own["intervals"].get("tokens_per_s_per_gpu")
     if low and (gpus := gpus_at_low_end(answer.demand, option.evaluation, low[0])):
-        told["gpus_at_low_end"] = gpus
+        content["gpus_at_low_end"] = gpus
     if stay := stay_of(answer.demand, option.evaluation, option.fleet):
-        told |= asdict(stay)
+        content |= asdict(stay)
     return {
         **own,
         **asdict(option.fleet),
-        **told,
+        **content,
         "binding_limit": option.limit,
         "reason": option.reason,
     }
@@ -157,8 +157,8 @@ def write_recommendation(answer: Recommendation, folder: Path) -> JsonObject:
     """Writes the files of an answer; what recommendation.json holds."""
     folder.mkdir(parents=True, exist_ok=True)
     _clear(folder)
-    told = recommendation_dict(answer)
-    write_record(folder / RECOMMENDATION_FILE, told)
+    content = recommendation_dict(answer)
+    write_record(folder / RECOMMENDATION_FILE, content)
     table = io.StringIO()
     writer = csv.writer(table)
     writer.writerow(_PARETO)
@@ -169,7 +169,7 @@ def write_recommendation(answer: Recommendation, folder: Path) -> JsonObject:
 
         write_bytes(folder / "pareto.png", draw_front(answer))
     _write_commands(answer, folder)
-    return told
+    return content
 
 
 _OF_OPTIONS = re.compile(r"best|alternative\d+")

@@ -27,21 +27,21 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     """What to run, line by line."""
     best = answer.options[0]
     demand, fleet = answer.demand, best.fleet
-    told = option_figures(demand.workload, best.evaluation)
+    figures = option_figures(demand.workload, best.evaluation)
     gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
     left = f", {fleet.left_over} of {demand.gpus} left over" if fleet.left_over else f", all of {demand.gpus}"
     yield f"{demand.workload.space}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}"
-    yield (f"  {_ranged(told, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all")
-    if told["tpot_s"]:
-        each = _ranged(told, "tpot_s", "ms per token", 1e3)
-        yield f"  {each}; {_ranged(told, 'tokens_per_s_per_user', 'tokens/s per user')}"
-    if told["ttft_s"]:
-        yield f"  {_ranged(told, 'ttft_s', 'ms to the first token', 1e3)}"
+    yield (f"  {_ranged(figures, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all")
+    if figures["tpot_s"]:
+        each = _ranged(figures, "tpot_s", "ms per token", 1e3)
+        yield f"  {each}; {_ranged(figures, 'tokens_per_s_per_user', 'tokens/s per user')}"
+    if figures["ttft_s"]:
+        yield f"  {_ranged(figures, 'ttft_s', 'ms to the first token', 1e3)}"
     if fleet.requests_per_s is not None:
         yield f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once"
     if text := _prompts_elsewhere(demand, best):
         yield f"  {text}"
-    low = told["intervals"].get("tokens_per_s_per_gpu")
+    low = figures["intervals"].get("tokens_per_s_per_gpu")
     if low and (sure := gpus_at_low_end(demand, best.evaluation, low[0])):
         yield f"  At the low end of the interval {gpus_text(sure)} carry that load"
     if paid := cost(demand, fleet):
@@ -52,7 +52,7 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
         yield f"  Extrapolated: {what}"
     for near in near_limits(demand.workload, best.evaluation):
         yield f"  Near its limit: {near.message}"
-    if "ttft_s" in told["intervals"]:
+    if "ttft_s" in figures["intervals"]:
         yield ("  That of the first token is [assumed] as wide as of steps that are all prompts; no queue is in it")
     if warning := slow_precision(
         demand.workload,
@@ -92,9 +92,9 @@ def _because(evaluation: Evaluation) -> str:
     return f": wide, for {evaluation.interval_because}" if evaluation.interval_because else ""
 
 
-def _ranged(told: dict, name: str, unit: str, scale: float = 1.0) -> str:
-    low_high = told["intervals"].get(name)
-    text = f"{told[name] * scale:,.1f} {unit}"
+def _ranged(figures: dict, name: str, unit: str, scale: float = 1.0) -> str:
+    low_high = figures["intervals"].get(name)
+    text = f"{figures[name] * scale:,.1f} {unit}"
     return f"{text} [{low_high[0] * scale:,.1f}, {low_high[1] * scale:,.1f}]" if low_high else text
 
 

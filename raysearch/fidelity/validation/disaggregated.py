@@ -181,7 +181,7 @@ def _room(at: Callable[[int], Evaluation], most: int) -> int:
 def compare_disaggregated(frame: pd.DataFrame, calibration: Calibration, machine: MeasuredMachine) -> dict[str, object]:
     """Errors of the time per token, in "ttft" of that to the first; each row, and what was not predicted and why."""
     rows = pd.DataFrame(frame[frame["mode"] != "agg"]).reset_index(drop=True)
-    columns, told = np.full((len(rows), 3), np.nan), []
+    columns, predictions = np.full((len(rows), 3), np.nan), []
     skipped: dict[str, list[str]] = {}
     reread: dict[str, list[str]] = {}
     for number, row in enumerate(records(rows)):
@@ -194,7 +194,7 @@ def compare_disaggregated(frame: pd.DataFrame, calibration: Calibration, machine
         for how in dict.fromkeys((*pair.decode.reread, *pair.prefill.reread)):
             reread.setdefault(how, []).append(name)
         columns[number] = np.array([found.tpot_s, found.ttft_s, found.light_s]) * 1e3
-        told.append({"id": name, "tpot_ms": found.tpot_s * 1e3, "ttft_ms": found.ttft_s * 1e3})
+        predictions.append({"id": name, "tpot_ms": found.tpot_s * 1e3, "ttft_ms": found.ttft_s * 1e3})
     first = np.full(len(rows), np.nan)
     if "silicon_ttft_ms" in rows.columns:
         first = numbers_of(rows, "silicon_ttft_ms")
@@ -202,7 +202,7 @@ def compare_disaggregated(frame: pd.DataFrame, calibration: Calibration, machine
         **figures(numbers_of(rows, "silicon_tpot_ms"), columns[:, 0], columns[:, 2]),
         "skipped": skipped,
         "reread": reread,
-        "each": told,
+        "each": predictions,
         "ttft": figures(first, columns[:, 1], np.full(len(rows), np.nan)),
         "by_engine": {
             name: figures(

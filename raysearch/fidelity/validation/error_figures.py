@@ -58,13 +58,13 @@ def report(comparison: Comparison) -> JsonObject:
     for key, index in rows_by(zip(*columns, strict=True)).items():
         keys = dict(zip(comparison.groups, key, strict=True))
         groups.append({"name": " ".join(keys.values()), "keys": keys, **_part(comparison, index)})
-    told = {
+    errors = {
         "unit": comparison.unit,
         "note": comparison.note,
         "skipped": comparison.skipped,
         "reread": comparison.reread,
     }
-    return {**whole, **told, **comparison.extra, "groups": groups}
+    return {**whole, **errors, **comparison.extra, "groups": groups}
 
 
 def _part(comparison: Comparison, index: NDArray[np.int64]) -> JsonObject:

@@ -113,15 +113,17 @@ def _picture(title: str, workload: Workload, evaluation: Evaluation, index: int)
     layer, ops = layer_of(group), evaluation.group_ops(group.name)
     axes = _Axes(evaluation.strategy, one_mesh=model.is_moe and not group.is_moe)
     left = {
-        op.output: held_tensor(op.output, layer.tensor(op.output).letters, told.placement_out, axes.left(op, told))
-        for op, told in zip(layer.ops, ops, strict=True)
+        op.output: held_tensor(
+            op.output, layer.tensor(op.output).letters, breakdown.placement_out, axes.left(op, breakdown)
+        )
+        for op, breakdown in zip(layer.ops, ops, strict=True)
     }
     return Picture(
         title=title,
         group=group.name,
         layers=group.count,
         model_layers=model.layers,
-        nodes=tuple(_node(layer, op, told, left, axes) for op, told in zip(layer.ops, ops, strict=True)),
+        nodes=tuple(_node(layer, op, breakdown, left, axes) for op, breakdown in zip(layer.ops, ops, strict=True)),
         feasible=evaluation.feasible,
         tokens_per_s_per_gpu=evaluation.tokens_per_s_per_gpu,
         tpot_s=evaluation.tpot_s,
@@ -162,37 +164,37 @@ class _Axes:
             return ("moe_tp",)
         return ("tp", "cp") if self.strategy.cp > 1 else ("tp",)
 
-    def left(self, op: FusedOp, told: OpBreakdown) -> tuple[str, ...]:
+    def left(self, op: FusedOp, breakdown: OpBreakdown) -> tuple[str, ...]:
         """Those over which an op's output lies as its placement says: heads of queries are not cut over the context."""
-        return ("tp",) if op.output == "qkv" and told.placement_out == "S(1)" else self.group(op)
+        return ("tp",) if op.output == "qkv" and breakdown.placement_out == "S(1)" else self.group(op)
 
 
-def _node(layer: Layer, op: FusedOp, told: OpBreakdown, left: dict[str, Held], axes: _Axes) -> Node:
-    edges = [_edge(layer, op, name, told, left[name], axes) for name in op.inputs]
-    weight = rule(op, layer, told.choice).weight
-    at_rest = axes.group(op) if gathers_weight(told.choice) else axes.left(op, told)
+def _node(layer: Layer, op: FusedOp, breakdown: OpBreakdown, left: dict[str, Held], axes: _Axes) -> Node:
+    edges = [_edge(layer, op, name, breakdown, left[name], axes) for name in op.inputs]
+    weight = rule(op, layer, breakdown.choice).weight
+    at_rest = axes.group(op) if gathers_weight(breakdown.choice) else axes.left(op, breakdown)
     return Node(
         name=op.name,
-        choice=told.choice,
-        label=told.label,
+        choice=breakdown.choice,
+        label=breakdown.label,
         edges=tuple(sorted(edges, key=lambda edge: not edge.main)),
         weight=held_tensor("W", op.operation.operands[-1], str(weight), at_rest) if weight else None,
-        inside=tuple(c for c in told.collectives if not _moves_an_input(c, op)),
+        inside=tuple(c for c in breakdown.collectives if not _moves_an_input(c, op)),
         output=left[op.output],
-        bound=told.bound,
-        kernel_time_s=told.kernel_time_s,
-        time_s=told.time_s,
+        bound=breakdown.bound,
+        kernel_time_s=breakdown.kernel_time_s,
+        time_s=breakdown.time_s,
     )
 
 
-def _edge(layer: Layer, op: FusedOp, name: str, told: OpBreakdown, left: Held, axes: _Axes) -> Edge:
+def _edge(layer: Layer, op: FusedOp, name: str, breakdown: OpBreakdown, left: Held, axes: _Axes) -> Edge:
     arriving = ("tp",) if name == "qkv" else axes.group(op)
     tensor, order = layer.tensor(name), list(layer.op_by_name)
     producer, consumer = order.index(tensor.producer), order.index(op.name)
     return Edge(
         held=left,
-        arrives=held_tensor(name, tensor.letters, told.placements_in[name], arriving),
-        collectives=tuple(c for c in told.collectives if c.tensor == name and _moves_an_input(c, op)),
+        arrives=held_tensor(name, tensor.letters, breakdown.placements_in[name], arriving),
+        collectives=tuple(c for c in breakdown.collectives if c.tensor == name and _moves_an_input(c, op)),
         main=producer == (consumer - 1) % len(order),
         producer=producer if producer < consumer else -1,
     )

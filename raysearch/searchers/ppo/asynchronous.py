@@ -49,7 +49,7 @@ class Portions:
     def __init__(self, numbers: Iterable[int], runners: Runners, *, size: int, budget: int) -> None:
         self._runners, self._size, self._budget = runners, size, budget
         self._idle = sorted(numbers)
-        self._told: dict[int, tuple[int, int]] = {}  # per runner: its last portion, and the calls it knew all of
+        self._informed: dict[int, tuple[int, int]] = {}  # per runner: its last portion, and the calls it knew all of
         self._out: dict[Any, tuple[Asked, Portion]] = {}
         self._again: list[Portion] = []
         self.issued = 0
@@ -65,9 +65,9 @@ class Portions:
         """
         while self._idle and (portion := self._next(chunk)):
             worker = self._idle.pop(0)
-            version, known = self._told.get(worker, (-1, 0))
+            version, known = self._informed.get(worker, (-1, 0))
             request = ray.put(Round(portion.first_call, portion.calls, version, news(known), weights()))
-            self._told[worker] = portion.first_call, settled
+            self._informed[worker] = portion.first_call, settled
             asked = self._runners.ask(worker, partial(answer, request=request), portion.calls)
             self._out[asked.answer] = asked, portion
 
@@ -92,7 +92,7 @@ class Portions:
         self._idle.append(asked.runner)
         sampled = self._runners.take(asked, portion.first_call)
         if sampled is None:
-            self._told.pop(asked.runner, None)
+            self._informed.pop(asked.runner, None)
             self._again.append(portion)
             return None
         return asked.runner, portion, sampled
@@ -107,7 +107,7 @@ class Portions:
         for asked, _ in self._out.values():
             ray.cancel(asked.answer, force=False)
             self._idle.append(asked.runner)
-        self._out, self._told = {}, {}
+        self._out, self._informed = {}, {}
         self.issued = state["issued"]
         self._again = [Portion(*each) for each in _portions(state["due"])]
 

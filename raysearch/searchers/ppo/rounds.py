@@ -29,8 +29,8 @@ class Rounds:
         self._search, self._group, self._weights, self._report = search, group, weights, report
         remote = handles(group) if search.config.num_env_runners else {}
         self._runners = Runners(remote, **search.config.runner_patience)
-        self._told = -1  # calls that the env runners know of; -1 before they were told anything
-        self._told_weights = False  # whether they have the present ones
+        self._informed = -1  # calls that the env runners know of; -1 before they were told anything
+        self._informed_weights = False  # whether they have the present ones
 
     def sample(self) -> list[SingleAgentEpisode]:
         """A round, in which all environments have made as many calls; fewer where the budget ends."""
@@ -43,7 +43,7 @@ class Rounds:
 
     def policy_changed(self) -> None:
         """The runners are told with the next round."""
-        self._told_weights = False
+        self._informed_weights = False
 
     def get_state(self) -> SavedState:
         """Nothing: between two rounds no call is under way."""
@@ -51,15 +51,15 @@ class Rounds:
 
     def set_state(self, state: SavedState) -> None:
         """The runners are told all with the next round."""
-        self._told, self._told_weights = -1, False
+        self._informed, self._informed_weights = -1, False
 
     def _fragment(self, calls: int, end: int) -> list[tuple[int, SingleAgentEpisode]]:
         """The next calls of a round that goes to call `end`: tells the env runners what is new, and takes them in."""
-        search, first, changed = self._search, self._search.calls, not self._told_weights
-        news = search.actor.news(max(self._told, 0), learned=changed)
+        search, first, changed = self._search, self._search.calls, not self._informed_weights
+        news = search.actor.news(max(self._informed, 0), learned=changed)
         weights = self._weights() if changed else None
-        episodes = self._ask(Round(first, calls, self._told, news, weights, metrics=first + calls == end))
-        self._told, self._told_weights = first, True
+        episodes = self._ask(Round(first, calls, self._informed, news, weights, metrics=first + calls == end))
+        self._informed, self._informed_weights = first, True
         search.note(episodes, first)
         search.actor.next_call = search.calls
         return episodes
@@ -71,9 +71,9 @@ class Rounds:
             answers = self._ask_remotely(round_)
         else:
             answers = {1: self._group.local_env_runner.sample_round(round_)}
-        told = [metrics for _, metrics in answers.values() if metrics is not None]
-        if told:
-            self._report(told)
+        reports = [metrics for _, metrics in answers.values() if metrics is not None]
+        if reports:
+            self._report(reports)
         episodes = []
         for worker, (sampled, _) in sorted(answers.items()):
             first_lane = (worker - 1) * config.num_envs_per_env_runner

@@ -37,7 +37,7 @@ class ModelImport:
     unread: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def told(self) -> JsonObject:
+    def to_dict(self) -> JsonObject:
         """The same for programs, without the model itself."""
         return {
             "family": self.family,
@@ -132,8 +132,8 @@ def _period(order: list[str]) -> list[str]:
 def _notes(layers: list[ImportedLayer], formats: Formats, unsaid: Mapping[str, int], *, is_text: bool) -> list[str]:
     notes: list[str] = []
     if unsaid:
-        told = ", ".join(f"{key} {value}" for key, value in unsaid.items())
-        notes.append(f"not stated, so as transformers has it: {told}")
+        assumed = ", ".join(f"{key} {value}" for key, value in unsaid.items())
+        notes.append(f"not stated, so as transformers has it: {assumed}")
     if not is_text:
         notes.append("the text model alone: what sees or hears is left out")
     if any("sparse" in layer.label for layer in layers):

@@ -53,15 +53,15 @@ def formats_of(content: JsonFields, beside: JsonFields | None, *, layers: int = 
     'fp8_block'
     """
     keys, of_file = Keys(content), Keys(beside or {}, "hf_quant_config.json: ").inside("quantization")
-    said = of_file or keys.inside("quantization_config", "compression_config")
+    keys_given = of_file or keys.inside("quantization_config", "compression_config")
     expert_dtype: Dtype | None = "mxfp4" if keys.text("expert_dtype") == "fp4" else None
-    if not said:
+    if not keys_given:
         return Formats("bf16", expert_dtype)
-    found, unknown = _format(said, said.text("quant_method", default="modelopt" if of_file else "").lower())
-    kv_cache: Dtype | None = "fp8" if "8" in _cache(said) else None
+    found, unknown = _format(keys_given, keys_given.text("quant_method", default="modelopt" if of_file else "").lower())
+    kv_cache: Dtype | None = "fp8" if "8" in _cache(keys_given) else None
     if found is None:
         return Formats(None, expert_dtype, kv_cache, unknown)
-    spared = 0 if expert_dtype else _layers_that_spare_attention(said, layers)
+    spared = 0 if expert_dtype else _layers_that_spare_attention(keys_given, layers)
     if moe and 2 * spared > layers:
         return Formats("bf16", found, kv_cache, unknown)
     if spared:
@@ -70,26 +70,26 @@ def formats_of(content: JsonFields, beside: JsonFields | None, *, layers: int = 
     return Formats(found, expert_dtype, kv_cache, unknown)
 
 
-def _format(said: Keys, method: str) -> tuple[Dtype | None, str]:
-    algorithm = said.text("quant_algo").upper()
+def _format(keys_given: Keys, method: str) -> tuple[Dtype | None, str]:
+    algorithm = keys_given.text("quant_algo").upper()
     if method == "fbgemm_fp8":
         return "fp8", ""
     if method == "fp8":
-        return ("fp8_block" if said.wholes("weight_block_size") else "fp8"), ""
+        return ("fp8_block" if keys_given.wholes("weight_block_size") else "fp8"), ""
     if method == "mxfp4":
         return "mxfp4", ""
-    if method in ("awq", "gptq", "auto-round") and said.whole("bits", "w_bit") == 4:
+    if method in ("awq", "gptq", "auto-round") and keys_given.whole("bits", "w_bit") == 4:
         return "int4", ""
     if algorithm in _MODELOPT:
         return _MODELOPT[algorithm], ""
     if algorithm == "MIXED_PRECISION":
-        counts = Counter(each.text("quant_algo").upper() for each in said.inside("quantized_layers").tables())
+        counts = Counter(each.text("quant_algo").upper() for each in keys_given.inside("quantized_layers").tables())
         usual = next((name for name, _ in counts.most_common() if name in _MODELOPT), None)
         if usual:
             return _MODELOPT[usual], f"of mixed precisions the most frequent, {usual}, for all"
     groups = [
-        _compressed(group.inside("weights"), group.text("format") or said.text("format"))
-        for group in said.inside("config_groups").tables()
+        _compressed(group.inside("weights"), group.text("format") or keys_given.text("format"))
+        for group in keys_given.inside("config_groups").tables()
     ]
     if groups:
         first, unknown = groups[0]
@@ -110,18 +110,18 @@ def _compressed(weights: Keys, layout: str) -> tuple[Dtype | None, str]:
     return None, f"quantisation to {bits or '?'}-bit {kind or 'numbers'}"
 
 
-def _cache(said: Keys) -> str:
+def _cache(keys_given: Keys) -> str:
     """The cache's format as it is called, or its bits; "" where it is not stated."""
-    if algorithm := said.text("kv_cache_quant_algo"):
+    if algorithm := keys_given.text("kv_cache_quant_algo"):
         return algorithm
-    if said.holds(str, "kv_cache_scheme"):
-        return said.text("kv_cache_scheme")
-    return str(said.inside("kv_cache_scheme").whole("num_bits"))
+    if keys_given.holds(str, "kv_cache_scheme"):
+        return keys_given.text("kv_cache_scheme")
+    return str(keys_given.inside("kv_cache_scheme").whole("num_bits"))
 
 
-def _layers_that_spare_attention(said: Keys, layers: int) -> int:
+def _layers_that_spare_attention(keys_given: Keys, layers: int) -> int:
     """In how many layers attention is left as it is, so that only experts (and dense layers) are quantised."""
-    left = (said.texts(name) for name in ("modules_to_not_convert", "ignore", "exclude_modules"))
+    left = (keys_given.texts(name) for name in ("modules_to_not_convert", "ignore", "exclude_modules"))
     spared = [_LAYER.search(module) for modules in left for module in modules if _ATTENTION.search(module)]
     named = {each.group(1) for each in spared if each}
     return layers if None in spared else min(len(named), layers)
