@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -19,6 +18,7 @@ from raysearch.base.foreign import foreign
 from raysearch.base.named_code import load_named
 from raysearch.searchers.interface import NoOptions, Searcher
 from sim.config.files import config_path, did_you_mean, first_error_text, list_names, read_config
+from sim.json_object import JsonFields
 
 SEARCHERS_GROUP = "raysearch.searchers"
 """Group in which a package's pyproject.toml declares searchers."""
@@ -119,7 +119,7 @@ def _unfit(found: Any) -> str | None:
     return None
 
 
-def check_options(name: str, options: Mapping[str, Any]) -> BaseModel:
+def check_options(name: str, options: JsonFields) -> BaseModel:
     """The searcher's options: the given ones over its preset in configs/searchers/.
 
     Raises:

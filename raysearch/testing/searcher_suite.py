@@ -6,13 +6,13 @@ import contextlib
 import math
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from raysearch.simulators.opening import searched_space
 from raysearch.testing.landscapes import DENSE, MOE, barren, hilly, tiny_workload
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
+from sim.json_object import JsonFields
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -41,7 +42,7 @@ class ConformanceSetting:
     workload: Workload
     simulator: Landscape = hilly
     seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonFields = field(default_factory=dict)
 
 
 class ConformanceRun:
@@ -127,7 +128,7 @@ class SearcherSuite:
 
     searcher: ClassVar[str]
     budget: ClassVar[int] = 80
-    options: ClassVar[Mapping[str, Any]] = {}
+    options: ClassVar[JsonFields] = {}
     seeded: ClassVar[bool] = True
 
     @pytest.fixture
