@@ -1,4 +1,4 @@
-"""A public name, and a module's name, stands for one thing in the whole project, but for the few that are one idea each."""
+"""A public name, and a module's name, stands for one thing in the whole project."""
 
 import ast
 from collections import defaultdict
