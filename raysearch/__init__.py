@@ -5,6 +5,8 @@
 True
 """
 
+import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from raysearch.base.version import __version__
@@ -26,3 +28,22 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _check_neighbours() -> None:
+    """Makes sure that `sim` and `envs` are those beside this package, whatever else the import path has.
+
+    Raises:
+        ImportError: A package of the same name comes first.
+    """
+    for name in ("sim", "envs"):
+        found, own = find_spec(name), os.path.join(os.path.dirname(__path__[0]), name, "__init__.py")
+        if found is not None and os.path.realpath(found.origin or "") != os.path.realpath(own):
+            raise ImportError(
+                f"raysearch's own package {name!r} is hidden by {found.origin or 'a folder of that name'}, which comes "
+                "first in the import path: rename that, or keep its folder out of the path (python -P leaves the "
+                "working directory out)"
+            )
+
+
+_check_neighbours()

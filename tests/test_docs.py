@@ -1,4 +1,4 @@
-"""The pages in docs/: examples print what they say, links lead somewhere, pictures and references are the code's."""
+"""README and docs: examples print what they say, links lead somewhere, pictures and references are the code's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 def test_examples_print_what_they_say(page: Path) -> None:
     text = page.read_text(encoding="utf-8").replace("\n```", "\n\n")  # what a fence ends is no output
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)

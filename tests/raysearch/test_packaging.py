@@ -50,6 +50,16 @@ def test_what_is_installed_is_what_is_pinned() -> None:
         assert installed.split("+")[0] == exact, name
 
 
+@pytest.mark.parametrize("name", ["sim", "envs"])
+def test_a_package_of_the_users_that_hides_one_of_ours_is_one_error_with_its_path(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    command = [sys.executable, "-c", "import raysearch"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(CHECKOUT)])}
+    refused = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert f"ImportError: raysearch's own package '{name}' is hidden by {tmp_path / name}" in refused.stderr
+
+
 def test_the_version_is_that_of_the_distribution_and_needs_no_installation() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["dynamic"] == ["version"]
