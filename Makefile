@@ -35,7 +35,7 @@ test-cluster: setup-dev
 
 fuzz: setup-dev
 	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py tests/raysearch/test_readers.py tests/raysearch/test_forged_states.py tests/raysearch/test_trust.py tests/raysearch/deploy/export/test_render.py tests/sim/config/test_hostile_configurations.py
-	RAYSEARCH_FUZZ=1 $(BIN)/pytest tests/raysearch/processes/test_supervision.py -k 'any_moment or chaos'
+	RAYSEARCH_FUZZ=1 $(BIN)/pytest -m slow tests/raysearch/processes/test_supervision.py tests/raysearch/processes/test_chaos.py -k 'any_moment or chaos'
 
 docs: setup-dev pages
 	@echo "built: build/docs/index.html; $(BIN)/mkdocs serve shows it and follows changes"

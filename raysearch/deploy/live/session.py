@@ -160,12 +160,11 @@ class Folder:
         row = {"call": number, "strategy": strategy, "measurement": asdict(measurement)}
         head = json.dumps({"config_hash": self._workload.config_hash})[:-1].encode()
         line, digest = chained_line(head, json.dumps(row, allow_nan=False)[1:-1].encode(), self._chain.digest)
-        handle = os.open(self._rows, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(handle, line)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with open(self._rows, "ab", buffering=0) as file:
+            rest = line
+            while rest:  # a disk that gets full takes a part
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
         self._chain = Chain(number, self._chain.size_bytes + len(line), digest)
 
 

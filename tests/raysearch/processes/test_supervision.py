@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from raysearch.cli import main as cli
 from raysearch.studies.results import verify
 from tests.conftest import command_environment
 from tests.processes import children, descendants, ended, hears, listening
-from tests.raysearch.gated import LONGEST_S, digests, holds_rows, undisturbed, wait_for_rows, write_study
+from tests.raysearch.gated import LONGEST_S
 from tests.raysearch.gated import let_pass as let_pass
 
 CHILD = """
@@ -275,135 +274,6 @@ def test_a_study_that_is_stopped_twice_at_any_moment_says_so_once_and_leaves_not
         if (out / "study.json").exists():
             assert verify(out).damaged == {} if list(out.glob("runs/*/run.json")) else True
             assert "--resume" in said
-
-
-CHAOS = """
-import sys
-from raysearch.cli import main as cli
-from raysearch.processes import vigil, watcher
-watcher.WATCHER_SILENT_S, vigil.VIGIL_SILENT_S = 10.0, 5.0
-sys.argv[0] = "raysearch"
-cli.main()
-"""
-JUMPING = """
-import os, time
-real = time.time
-def jumped():
-    with open(os.environ["CHAOS_CLOCK"]) as file:
-        return real() + float(file.read())
-time.time = jumped
-"""
-KINDS = ("watcher", "keeper", "command", "gcs_server", "raylet", "run", "worker")
-TITLES = {"gcs_server": "/gcs_server\0", "raylet": "/raylet\0", "worker": "ray::SimulatorWorker"}
-DISTURBANCES = ("STOP", "KILL", "full disk")
-ENDS = {("KILL", "watcher"), ("KILL", "keeper"), ("KILL", "command")}
-"""What the command does not survive; whoever asks for it with --resume goes on."""
-Disturbed = tuple[str, str, int]
-SCENARIOS: list[tuple[Disturbed, ...]] = [
-    (
-        ("STOP", "worker", 5),
-        ("STOP", "run", 15),
-        ("clock", "all", 20),
-        ("STOP", "command", 25),
-        ("KILL", "watcher", 40),
-    ),
-    *(
-        (each,)
-        for each in (
-            *((how, kind, calls) for how in DISTURBANCES for kind in KINDS for calls in (0, 20, 45)),
-            *(("clock", "all", calls) for calls in (0, 20, 45)),
-        )
-        if LONG
-    ),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2000)
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: "-".join(f"{a}_{b}_{c}" for a, b, c in each))
-def test_chaos_changes_no_row_and_leaves_nothing(
-    tiny_workload: Path,
-    tmp_path: Path,
-    let_pass: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
-    scenario: tuple[Disturbed, ...],
-) -> None:
-    (clock := tmp_path / "clock").write_text("0")
-    (tmp_path / "jumping").mkdir()
-    (tmp_path / "jumping/sitecustomize.py").write_text(JUMPING)
-    monkeypatch.setenv("CHAOS_CLOCK", str(clock))
-    study, out = write_study(tmp_path, tiny_workload, searchers=["annealing"], timeout_s=60.0), tmp_path / "out"
-    words = [sys.executable, "-c", CHAOS, "study", str(study), "--out", str(out), "--cpus", "2"]
-    own = command_environment()
-    own["PYTHONPATH"] = f"{tmp_path / 'jumping'}{os.pathsep}{own['PYTHONPATH']}"
-    started: set[int] = set()
-
-    def begin() -> subprocess.Popen[str]:
-        resume = ["--resume"] if (out / "study.json").exists() else []
-        return subprocess.Popen([*words, *resume], stderr=subprocess.PIPE, text=True, env=own, start_new_session=True)
-
-    def gone() -> None:
-        process.communicate(timeout=LONGEST_S)
-        wait_until(lambda: all(ended(pid) for pid in started), seconds=10)
-
-    process = begin()
-    for how, kind, calls in scenario:
-        let_pass(calls)
-        wait_for_rows(process, out, calls)
-        while not {"worker", "run"} <= victims(process, out).keys():
-            time.sleep(0.1)
-        started |= set(descendants(process.pid))
-        disturb(how, victims(process, out)[kind] if kind in KINDS else 0, clock)
-        if (how, kind) in ENDS:
-            gone()
-            process = begin()
-    let_pass(1000)
-    while process.poll() is None:
-        started |= set(descendants(process.pid))
-        time.sleep(0.1)
-        if scenario[-1][:2] == ("STOP", "watcher") and summaries(out):
-            os.kill(process.pid, signal.SIGCONT)
-    if process.returncode:  # a disk without room is told, and gone on with once there is some
-        assert "full disk" in {how for how, _, _ in scenario}
-        gone()
-        process = begin()
-        process.wait(timeout=2 * LONGEST_S)
-    gone()
-    assert process.returncode == 0
-    assert digests(out) == {"annealing": undisturbed(tiny_workload, tmp_path / "alone")["annealing"]}
-
-
-def victims(process: subprocess.Popen[str], out: Path) -> dict[str, int]:
-    """The living processes of a study by their kind."""
-    titles = descendants(process.pid)
-    found = {"watcher": process.pid}
-    for pid, title in titles.items():
-        for kind, part in (
-            ("gcs_server", "/gcs_server\0"),
-            ("raylet", "/raylet\0"),
-            ("worker", "ray::SimulatorWorker"),
-        ):
-            if part in title:
-                found[kind] = pid
-        if holds_rows(pid, out):
-            found["run"] = pid
-    for keeper in children(process.pid) if process.poll() is None else []:
-        found["keeper"] = keeper
-        found |= dict(zip(["command"], children(keeper), strict=False))
-    return found
-
-
-def summaries(out: Path) -> list[Path]:
-    return list(out.glob("runs/*/summary.json"))
-
-
-def disturb(how: str, pid: int, clock: Path) -> None:
-    if how == "clock":
-        clock.write_text(str(-1e6 if clock.read_text() != "0" else 1e6))
-    elif how == "full disk":
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # what it starts has it, too
-    else:
-        os.kill(pid, getattr(signal, f"SIG{how}"))
 
 
 STRANGER = """

@@ -20,9 +20,11 @@ from envs.chain import Chain, chained_line, links
 from raysearch.base.errors import InputError, Interrupted, RunFailed
 from raysearch.cli.app import app
 from raysearch.deploy.live.benchmark import of_command
-from raysearch.deploy.live.session import HEAD_FILE, ROWS_FILE
+from raysearch.deploy.live.deployment_candidates import candidates_of
+from raysearch.deploy.live.session import HEAD_FILE, ROWS_FILE, Folder, Settings
 from raysearch.simulators.measurement import Measurement
 from sim.layers.heuristics import megatron_dims
+from sim.optimum.spaces import heuristic_space
 from sim.strategy import Strategy
 from tests.processes import children, ended
 from tests.questions import question_about
@@ -267,6 +269,22 @@ def test_impossible_patience_is_refused_before_anything_runs(
     with pytest.raises(InputError, match=said):
         run(*WHAT, "--command", f"touch {tmp_path}/ran", "--out", str(tmp_path / "out"), *option)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_measurement_that_a_full_disk_takes_a_part_of_is_not_kept(tmp_path: Path) -> None:
+    workload = question_about("llama_3_1_8b", isl=100, osl=10).load()
+    candidates = candidates_of(heuristic_space(workload, sequence_parallel=False))
+    folder = Folder(tmp_path, candidates, Settings())
+    folder.begin()
+    folder.keep(0, Measurement(100.0, 0.01))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / ROWS_FILE).stat().st_size + 10, before[1]))
+        with pytest.raises(OSError, match="too large"):
+            folder.keep(1, Measurement(99.0, 0.01))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [measured.candidate for measured in Folder(tmp_path, candidates, Settings()).resume()] == [0]
 
 
 def test_going_on_reads_each_measurement_once(benchmark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,266 @@
+"""Each process of a command is stopped, killed or denied the disk, and the clock is set: rows stay, nothing is left.
+
+A few disturbances in the default run; by `make fuzz` each process of a study, a search and a tuning, in each way, at
+three moments.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from raysearch.deploy.export.source import TUNED_FILE
+from raysearch.deploy.live.session import ROWS_FILE as MEASUREMENTS_FILE
+from raysearch.runs.records import SUMMARY_FILE
+from raysearch.studies.results import read_study_runs
+from tests.conftest import command_environment
+from tests.processes import children, descendants, ended
+from tests.raysearch.gated import BOXES, BUDGET, LONGEST_S, digests, holds_rows, rows_of, undisturbed, write_study
+from tests.raysearch.gated import let_pass as let_pass
+
+CHAOS = """
+import sys
+from raysearch.cli import main as cli
+from raysearch.processes import vigil, watcher
+watcher.WATCHER_SILENT_S, vigil.VIGIL_SILENT_S = 10.0, 5.0
+sys.argv[0] = "raysearch"
+cli.main()
+"""
+JUMPING = """
+import os, time
+real = time.time
+def jumped():
+    with open(os.environ["CHAOS_CLOCK"]) as file:
+        return real() + float(file.read())
+time.time = jumped
+"""
+RAYS = {"gcs_server": "/gcs_server\0", "raylet": "/raylet\0", "worker": "ray::SimulatorWorker"}
+MEASURE = """
+while [ $(cat out/measurements.jsonl 2>/dev/null | wc -l) -ge $(cat gate) ]; do sleep 0.1; done
+echo '{"tokens_per_s_per_gpu": 1'{tp}{batch}'}'
+"""
+Disturbed = tuple[str, str, int]
+"""How, whom, and after how many rows."""
+
+
+@dataclass(frozen=True)
+class Commanded:
+    """A command that starts processes.
+
+    Attributes:
+        words: What it is called with, but `--out` and `--resume`, given its folder and a workload's file.
+        kinds: Its processes.
+        moments: Rows after which one is disturbed.
+        result: What it ends with, bit for bit, given its folder.
+        rows: How many are on disk.
+        last: The file that it writes last.
+    """
+
+    words: Callable[[Path, Path], list[str]]
+    kinds: tuple[str, ...]
+    moments: tuple[int, ...]
+    result: Callable[[Path], object]
+    rows: Callable[[Path], int]
+    last: str
+
+
+def of_a_study(folder: Path, workload: Path) -> list[str]:
+    study = write_study(folder, workload, searchers=["annealing"], timeout_s=60.0)
+    return ["study", str(study), "--cpus", "2"]
+
+
+def of_a_search(_: Path, workload: Path) -> list[str]:
+    box = ["--simulator", f"{BOXES}gated", "--workers", "1", "--timeout-s", "60"]
+    return ["search", "-w", str(workload), "-s", "annealing", "--seed", "0", "--budget", str(BUDGET), *box]
+
+
+def of_a_tuning(_: Path, workload: Path) -> list[str]:
+    given = ["--command", MEASURE, "--confidence", "0.999", "--max-measurements", "6", "--timeout-s", "15"]
+    return ["tune-live", "-w", str(workload), "--space", "paper", *given]
+
+
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+OWN = ("watcher", "keeper", "command")
+COMMANDS = {
+    "study": Commanded(
+        of_a_study,
+        (*OWN, *RAYS, "run"),
+        (0, 20, 45),
+        lambda out: digests(out)["annealing"],
+        rows_of,
+        f"runs/tiny-annealing-s0/{SUMMARY_FILE}",
+    ),
+    "search": Commanded(
+        of_a_search,
+        (*OWN, *RAYS),
+        (0, 20, 45),
+        lambda out: next(run["digest"] for run in read_study_runs(out)),
+        lambda out: lines_of(out / "rows.jsonl"),
+        SUMMARY_FILE,
+    ),
+    "tune-live": Commanded(
+        of_a_tuning,
+        (*OWN, "benchmark"),
+        (0, 2, 4),
+        lambda out: (out / MEASUREMENTS_FILE).read_bytes(),
+        lambda out: lines_of(out / MEASUREMENTS_FILE),
+        TUNED_FILE,
+    ),
+}
+ENDS = {("KILL", "watcher"), ("KILL", "keeper"), ("KILL", "command")}
+"""What the command does not survive; whoever asks for it with --resume goes on."""
+LONG = int(os.environ.get("RAYSEARCH_FUZZ", "0")) > 0
+SCENARIOS: list[tuple[str, tuple[Disturbed, ...]]] = [
+    (
+        "study",
+        (
+            ("STOP", "worker", 5),
+            ("STOP", "run", 15),
+            ("clock", "all", 20),
+            ("STOP", "command", 25),
+            ("KILL", "watcher", 40),
+        ),
+    ),
+    ("tune-live", (("KILL", "benchmark", 1), ("clock", "all", 2), ("STOP", "benchmark", 3), ("KILL", "command", 4))),
+    *(
+        (name, (each,))
+        for name, command in COMMANDS.items()
+        for each in (
+            *(
+                (how, kind, rows)
+                for how in ("STOP", "KILL", "full disk")
+                for kind in command.kinds
+                for rows in command.moments
+            ),
+            *(("clock", "all", rows) for rows in command.moments),
+        )
+        if LONG
+    ),
+]
+
+
+def called(scenario: tuple[str, tuple[Disturbed, ...]]) -> str:
+    return "-".join([scenario[0], *("_".join(map(str, each)) for each in scenario[1])])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=called)
+def test_chaos_changes_no_row_and_leaves_nothing(
+    tiny_workload: Path,
+    tmp_path: Path,
+    let_pass: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: tuple[str, tuple[Disturbed, ...]],
+) -> None:
+    name, disturbances = scenario
+    command = COMMANDS[name]
+    (clock := tmp_path / "clock").write_text("0")
+    (tmp_path / "jumping").mkdir()
+    (tmp_path / "jumping/sitecustomize.py").write_text(JUMPING)
+    monkeypatch.setenv("CHAOS_CLOCK", str(clock))
+    out = tmp_path / "out"
+    words = [sys.executable, "-c", CHAOS, *command.words(tmp_path, tiny_workload), "--out", str(out)]
+    own = command_environment()
+    own["PYTHONPATH"] = f"{tmp_path / 'jumping'}{os.pathsep}{own['PYTHONPATH']}"
+    started, said = set[int](), list[str]()
+
+    def begin() -> subprocess.Popen[str]:
+        resume = ["--resume"] if out.exists() and list(out.glob("*.json")) else []
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        return subprocess.Popen([*words, *resume], cwd=tmp_path, text=True, env=own, start_new_session=True, **pipes)
+
+    def gone() -> None:
+        said.append(process.communicate(timeout=LONGEST_S)[1])
+        wait_until(lambda: all(ended(pid) for pid in started), seconds=10)
+
+    def allow(rows: int) -> None:
+        let_pass(rows)
+        (tmp_path / "gate").write_text(str(rows))
+
+    allow(0)
+    process = begin()
+    for how, kind, rows in disturbances:
+        allow(rows)
+        wait_until(lambda process=process, rows=rows: process.poll() is not None or command.rows(out) >= rows)
+        wait_until(lambda process=process: process.poll() is not None or alive(process, out, command))
+        assert process.poll() is None, process.communicate()
+        started |= set(descendants(process.pid))
+        disturb(how, victims(process, out).get(kind, 0), clock)
+        if (how, kind) in ENDS:
+            gone()
+            process = begin()
+    allow(1000)
+    while process.poll() is None:
+        started |= set(descendants(process.pid))
+        time.sleep(0.1)
+        if disturbances[-1][:2] == ("STOP", "watcher") and (out / command.last).exists():
+            os.kill(process.pid, signal.SIGCONT)
+    gone()
+    if process.returncode:  # a disk without room is told, and gone on with once there is some
+        assert "full disk" in {how for how, _, _ in disturbances}, said
+        process = begin()
+        process.wait(timeout=2 * LONGEST_S)
+        gone()
+    assert process.returncode == 0, said
+    assert not any("Traceback" in each for each in said), said
+    assert command.result(out) == expected(name, tiny_workload, tmp_path / "alone", own)
+
+
+def expected(name: str, workload: Path, folder: Path, environment: dict[str, str]) -> object:
+    """What the command ends with where nobody disturbs it."""
+    folder.mkdir()
+    if name != "tune-live":
+        return undisturbed(workload, folder)["annealing"]
+    (folder / "gate").write_text("1000")
+    words = [sys.executable, "-m", "raysearch", *of_a_tuning(folder, workload), "--out", "out"]
+    subprocess.run(words, cwd=folder, env=environment, check=True, capture_output=True)
+    return COMMANDS[name].result(folder / "out")
+
+
+def alive(process: subprocess.Popen[str], out: Path, command: Commanded) -> bool:
+    return set(command.kinds) <= victims(process, out).keys()
+
+
+def wait_until(true: Callable[[], bool], seconds: float = LONGEST_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def victims(process: subprocess.Popen[str], out: Path) -> dict[str, int]:
+    """The living processes of a command by their kind."""
+    titles = descendants(process.pid)
+    found = {"watcher": process.pid}
+    for pid, title in titles.items():
+        found |= {kind: pid for kind, part in RAYS.items() if part in title}
+        if "cat gate" in title and "raysearch" not in title:
+            found["benchmark"] = pid
+        if holds_rows(pid, out):
+            found["run"] = pid
+    for keeper in children(process.pid) if process.poll() is None else []:
+        found["keeper"] = keeper
+        found |= dict(zip(["command"], children(keeper), strict=False))
+    return found
+
+
+def disturb(how: str, pid: int, clock: Path) -> None:
+    if how == "clock":
+        clock.write_text(str(-1e6 if clock.read_text() != "0" else 1e6))
+    elif how == "full disk":
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # what it starts has it, too
+    else:
+        os.kill(pid, getattr(signal, f"SIG{how}"))
