@@ -47,7 +47,7 @@ class StrategySpace:
         if space.vocabulary:
             raise ValueError(
                 f"{workload.name}: the generated space is solved exactly (raysearch optimum), not searched; search "
-                "'extended', which has all of it but the choices at the ends of the model"
+                "'extended', which has all of it but the choices of embedding and LM head"
             )
         everything = space.coordinates
         self.coordinates: tuple[Coordinate, ...] = (

@@ -40,7 +40,7 @@ from sim.strategy_checks import StrategyError
 _ArgumentError: Any = typer.BadParameter.__base__  # of all mistakes on the command line; typer exports this one only
 
 app = typer.Typer(
-    help="Search for the fastest way to shard a large language model over many GPUs.",
+    help="Find the fastest way to serve a large language model on many GPUs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -91,7 +91,7 @@ app.command("verify-rules")(verify_rules.verify_rules)
 
 
 def run_command() -> int:
-    """Runs the command that sys.argv names and returns the exit code; errors are told in one line."""
+    """Runs the command that sys.argv names and returns the exit code; an error is one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the name of a file may hold bytes that are no text
@@ -111,7 +111,7 @@ def run_command() -> int:
         if isinstance(end.__context__, OSError):  # Typer's own, where the reader of its help has gone
             _give_up_stdout()
             return FAILURE
-        return _fail("code of others that the command called has asked to end it", FAILURE)
+        return _fail("the code that the command called has asked to end it", FAILURE)
     except OSError as error:
         _give_up_stdout()
         return _fail("" if isinstance(error, BrokenPipeError) else error, FAILURE)

@@ -1,4 +1,4 @@
-"""The `raysearch` command: what it exits with, and how it ends when it is told to stop.
+"""The `raysearch` command: what it exits with, and how it ends when it is stopped.
 
 Imports next to nothing, so that a signal is heard from the first moment on; the commands are in `raysearch.cli.app`.
 """
@@ -19,7 +19,7 @@ AGAIN_S = 0.01
 
 
 def main() -> None:
-    """Runs the command line; what the caller can mend is one line on stderr, never a traceback.
+    """Runs the command line; what the caller can correct is one line on stderr, never a traceback.
 
     Exit codes: 0 done, 1 something broke, 2 a mistake in what was given, 3 nothing is feasible, 128 + n stopped by
     signal n.

@@ -37,14 +37,14 @@ def longest_context(model: Model, config: Path | None = None) -> int | None:
 
 
 def too_long(tokens: int, model: Model, config: Path | None = None) -> list[str]:
-    """What to say of requests of so many tokens; nothing where the model takes them.
+    """Warnings about requests of so many tokens; none where the model takes them.
 
     >>> from sim.config.catalog import load_model
     >>> too_long(5000, load_model("llama_2_70b"))
-    ['requests of 5,000 tokens: llama_2_70b takes 4,096 (max_position_embeddings), engines refuse more unless told how']
+    ['requests of 5,000 tokens: llama_2_70b takes 4,096 (max_position_embeddings), engines refuse more by default']
     """
     longest = longest_context(model, config)
     if longest is None or tokens <= longest:
         return []
     takes = f"{model.name} takes {longest:,} ({_KEY})"
-    return [f"requests of {tokens:,} tokens: {takes}, engines refuse more unless told how"]
+    return [f"requests of {tokens:,} tokens: {takes}, engines refuse more by default"]

@@ -55,7 +55,7 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
         try:
             with _held(folder, alone):
                 if not resume and any(path.name != CLAIM_FILE for path in folder.iterdir()):
-                    raise InputError(f"{folder} holds results already; give --out a folder that is new or empty")
+                    raise InputError(f"{folder} contains results already; give --out a folder that is new or empty")
                 yield
         finally:
             with suppress(OSError):  # the first that holds something ends it

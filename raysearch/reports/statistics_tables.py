@@ -93,7 +93,7 @@ def _notes(statistics: ScoreFigures) -> list[str]:
     seeds, left_out = min(statistics["seeds"]), statistics["left_out"]
     notes: list[str] = []
     if seeds == 1:
-        notes.append("No intervals: a single seed tells nothing of other seeds.")
+        notes.append("No intervals: a single seed says nothing about other seeds.")
     elif seeds < FEW_SEEDS:
         notes.append(f"With {seeds} seeds the intervals are too narrow; {FEW_SEEDS} and more are better.")
     if left_out:

@@ -282,7 +282,7 @@ class SearchRun:
             self._begin(rows)
             self._gate.set_state(state["gate"])
             if self._gate.digest != state["gate"]["digest"]:
-                raise ValueError(f"{self.out_dir / ROWS_FILE} holds other rows than it was saved after")
+                raise ValueError(f"{self.out_dir / ROWS_FILE} does not match the rows that it was saved after")
             self._searcher.set_state(state["searcher"])
             self._asked.extend(state["asked"])
             self._exhausted, self._wall_s = bool(state["exhausted"]), float(state["wall_s"])
@@ -305,7 +305,7 @@ class SearchRun:
         self._searcher = self._new_searcher()
         reason = failure_text(error)
         path = self.out_dir / CHECKPOINT_FILE
-        _log.warning("note: cannot go on from %s (%s): its run starts again from the first call", path, reason)
+        _log.warning("note: cannot continue from %s (%s): its run starts again from the first call", path, reason)
 
     def _rows_anew(self) -> RowWriter:
         (self.out_dir / CHECKPOINT_FILE).unlink(missing_ok=True)  # it would contradict them

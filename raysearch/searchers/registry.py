@@ -96,7 +96,7 @@ def searcher_class(name: str) -> type[Searcher]:
 
 def _user_class(name: str) -> type[Searcher]:
     found = load_named("searcher", name, SEARCHERS_GROUP, "module:Class", _ENTRIES, UnknownName)
-    with foreign(f"searcher {name!r}: cannot tell what it is", InputError):
+    with foreign(f"searcher {name!r}: cannot find out what it is", InputError):
         if reason := _unfit(found):
             raise InputError(f"searcher {name!r}: {reason}")
     return found

@@ -42,7 +42,7 @@ class Plugin:
     def __init__(self, name: str, function: Callable[[Workload, Strategy], Any]) -> None:
         self.name = name
         self._function = function
-        with foreign(f"simulator {name!r}: cannot tell what it is", InputError):
+        with foreign(f"simulator {name!r}: cannot find out what it is", InputError):
             self.degrees_only = bool(getattr(function, "degrees_only", False))
 
     def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
@@ -52,7 +52,7 @@ class Plugin:
     @property
     def fingerprint(self) -> str:
         """Digest that decides whether answers kept on disk still hold. Raises: InputError, if it has no such texts."""
-        with foreign(f"simulator {self.name!r}: cannot tell its fingerprint or packages", InputError):
+        with foreign(f"simulator {self.name!r}: cannot find out its fingerprint or packages", InputError):
             own = getattr(self._function, "fingerprint", None)
             text = str(own) if own is not None else _source(self._function)
             packages = {*_package_of(self._function), *getattr(self._function, "packages", ())}
@@ -80,7 +80,7 @@ def load_plugin(name: str) -> Plugin:
 def load_function(name: str) -> Callable[[Workload, Strategy], Any]:
     """The function of that name, imported now. Raises: InputError, see `load_simulator`."""
     function = load_named("simulator", name, SIMULATORS_GROUP, "module:function", (OWN,))
-    with foreign(f"simulator {name!r}: cannot tell what it is", InputError):
+    with foreign(f"simulator {name!r}: cannot find out what it is", InputError):
         if not callable(function):
             raise InputError(f"simulator {name!r} is {function!r}: expected a function of a workload and a strategy")
         try:

@@ -188,7 +188,7 @@ class Question:
     acceptance: Annotated[
         str | None,
         About(
-            "Share of drafted tokens accepted where those before them are: 0.8, or one per place: 0.9,0.7.",
+            "Share of drafted tokens accepted where those before them are: 0.8, or one per position: 0.9,0.7.",
             "described",
             key="speculation.acceptance",
         ),

@@ -189,7 +189,7 @@ def _check_text(value: Any) -> None:
     """Half of a pair of UTF-16 can neither be printed nor written. Raises: Unreadable."""
     if isinstance(value, str):
         if _LONE_SURROGATE.search(value):
-            raise Unreadable(f"it is not valid JSON: {value!r:.80} holds half a character")
+            raise Unreadable(f"it is not valid JSON: {value!r:.80} contains half a character")
     elif isinstance(value, dict):
         for pair in cast("dict[str, Any]", value).items():
             _check_text(pair[0])

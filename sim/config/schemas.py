@@ -320,7 +320,9 @@ class _SpeculationTable(FileSchema):
     @model_validator(mode="after")
     def _says_how_many_hold(self) -> _SpeculationTable:
         if (self.acceptance is None) == (self.accepted is None) and self.draft_tokens:
-            raise ValueError("give acceptance, the share of drafted tokens that hold, or accepted, one per place")
+            raise ValueError(
+                "give acceptance, the share of drafted tokens that are accepted, or accepted, one per position"
+            )
         if self.accepted is not None and len(self.accepted) != self.draft_tokens:
             raise ValueError(f"accepted has {len(self.accepted)} places, draft_tokens is {self.draft_tokens}")
         return self

@@ -30,7 +30,7 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
     if dp > 1 and tp * cp > 1:
         yield (
             f"enable_attention_dp is all or nothing: attention has tp = {strategy.stage_gpus} or dp = "
-            f"{strategy.stage_gpus}, and tp*cp={tp * cp} beside dp={dp} cannot be said"
+            f"{strategy.stage_gpus}, and tp*cp={tp * cp} beside dp={dp} is not supported"
         )
     if strategy.stage_gpus % ep:
         yield f"moe_tp * moe_ep must be the {strategy.stage_gpus} GPUs of a stage, which moe_ep={ep} does not divide"

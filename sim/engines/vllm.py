@@ -38,7 +38,7 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
     if ep not in (1, gpus):
         yield (
             f"expert parallelism is all or nothing (--enable-expert-parallel): ep is 1 or tp*dp = {gpus}, and ep={ep} "
-            f"beside moe_tp={strategy.moe_tp} cannot be said"
+            f"beside moe_tp={strategy.moe_tp} is not supported"
         )
     elif ep > 1 and workload.expert_exchange == "all_to_all" and strategy.attention_dp == 1:
         yield f"tokens travel to experts (--all2all-backend) between data-parallel ranks only, got dp=1 with ep={ep}"

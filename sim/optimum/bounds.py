@@ -147,7 +147,7 @@ class Bounds:
 
     def __init__(self, space: Space) -> None:
         if space.vocabulary:
-            raise ValueError("expected a space without choices at the ends of the model, such as 'extended'")
+            raise ValueError("expected a space without choices of embedding and LM head, such as 'extended'")
         self.space = space
         self._tables = tuple(space.choices.values())
         self._step = step_sum(space.workload)

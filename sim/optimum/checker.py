@@ -54,7 +54,7 @@ def check(space: Space, certificate: Certificate, progress: Callable[[int, int],
 def _check_best(space: Space, certificate: Certificate) -> None:
     if certificate.strategy is None:
         if certificate.reached:
-            raise Refused("a best is said to be reached, and no strategy that does")
+            raise Refused("a best is claimed, and no strategy that reaches it")
         return
     if outside := space.outside(certificate.strategy):
         raise Refused(f"the best is no strategy of the space: {outside[0]}")
@@ -63,7 +63,7 @@ def _check_best(space: Space, certificate: Certificate) -> None:
         raise Refused(f"the best is infeasible: {best.violations[0].message}")
     if not math.isclose(best.tokens_per_s_per_gpu, certificate.reached, rel_tol=ROUNDED):
         found = best.tokens_per_s_per_gpu
-        raise Refused(f"the best is said to reach {certificate.reached:,.6g} tokens/s/GPU and reaches {found:,.6g}")
+        raise Refused(f"the best is claimed to reach {certificate.reached:,.6g} tokens/s/GPU and reaches {found:,.6g}")
 
 
 def _check_cover(bounds: Sequence[Bounds], leaves: Sequence[Leaf]) -> None:
@@ -95,7 +95,9 @@ def _check_leaf(bounds: Bounds, leaf: Leaf, reached: float) -> int:
         return 0  # nor does a larger one run
     least = bounds.least(leaf.mesh, leaf.pp, batches[leaf.low], batches[leaf.high], leaf.multipliers)
     if not math.isclose(least.value, leaf.step_s, rel_tol=ROUNDED):
-        raise Refused(f"{where}: a step is said to take {leaf.step_s:.9g} s at least, the bound is {least.value:.9g} s")
+        raise Refused(
+            f"{where}: a step is claimed to take {leaf.step_s:.9g} s at least, the bound is {least.value:.9g} s"
+        )
     if ruled_out(bounds, leaf, reached):
         return 0
     if leaf.low < leaf.high:

@@ -45,7 +45,7 @@ class _Series(dict[str, Mapping[str, Any]]):
     """Records by name; asking for one that is not there says so in the calibration's words."""
 
     def __missing__(self, name: str) -> JsonFields:
-        raise MissingSeries(f"the calibration holds no series {name!r}")
+        raise MissingSeries(f"the calibration has no series {name!r}")
 
 
 class Calibration:

@@ -218,7 +218,7 @@ class NormPartial(Placement):
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
         if np.any(tensor < 0):
-            raise PlacementError(f"{self} holds norms, which are never negative")
+            raise PlacementError(f"{self} contains norms, which are never negative")
         if rng is None:
             others = tensor if np.isinf(self.order) else np.zeros_like(tensor)
             return [tensor, *[others] * (degree - 1)]

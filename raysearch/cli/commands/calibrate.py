@@ -26,13 +26,13 @@ def calibrate(
             help="The machine, for its memory and the peaks that no time may beat: name in configs/hardware, or a path."
         ),
     ] = "h100_sxm",
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that holds something else.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file with other content.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit efficiency curves and the collective model to measured rows, and say how well they do on rows held out.
+    """Fit efficiency curves and the collective model to measured rows, and show their errors on held-out rows.
 
     \b
-    Reads whichever of these the folder holds; a kernel family without a file stays at the hardware file's medians:
+    Reads whichever of these files the folder contains; a kernel family without one keeps the hardware file's medians:
       gemm.csv, attention_decode.csv, attention_prefill.csv, mla_decode.csv, moe.csv, collectives.csv,
       moe_alltoall_deepep.csv, p2p_send_recv_vidur.csv
 
@@ -76,7 +76,7 @@ def _print(families: dict[str, JsonObject]) -> None:
 
     rows = [_row(name, figures) for name, figures in families.items()]
     columns = ("family", "rows", "mean error", "median", "p90", "bias", "bare roofline")
-    printer().print(plain_table("Errors on rows held out from the fit", columns, rows, wrap=("mean error",)))
+    printer().print(plain_table("Errors on held-out rows", columns, rows, wrap=("mean error",)))
 
 
 def _row(name: str, figures: JsonObject) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def evaluate_strategy(
 ) -> None:
     """Evaluate one strategy: speed, memory, violations and a breakdown per op.
 
-    One that breaks a limit, or that the engine cannot be told, says so first; the exit code is then 3.
+    Where it breaks a limit, or the engine does not support it, that stands first and the exit code is 3.
 
     \b
     Examples:

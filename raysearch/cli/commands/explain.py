@@ -50,7 +50,7 @@ def explain_strategy(
     layout: LayoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw one layer of each kind: ops, how each tensor lies, and the collectives between them with bytes and time.
+    """Draw one layer of each kind: ops, the placement of each tensor, and the collectives with bytes and time.
 
     \b
     Examples:

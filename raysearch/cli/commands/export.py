@@ -49,7 +49,7 @@ def export_strategy(
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel degree, in place of a source.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences of one microbatch, in place of a source.")] = None,
-    replicas: Annotated[int, typer.Option(help="Copies that share nothing.", min=1)] = 1,
+    replicas: Annotated[int, typer.Option(help="Independent replicas.", min=1)] = 1,
     ep: EpOption = None,
     pp: PpOption = 1,
     dims: DimsOption = "megatron",
@@ -64,10 +64,10 @@ def export_strategy(
     out: Annotated[Path | None, _OUT] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a strategy as the command, configuration or code that runs it, and say what that leaves out.
+    """Write a strategy as the command, configuration or code that runs it, and list what the target cannot express.
 
-    The command stands on stdout, what was left out and what to know on stderr. Where it breaks a limit, memory perhaps,
-    stderr says so first, and the exit code is 3.
+    The command is printed on stdout, notes and what was left out on stderr. Where the strategy breaks a limit, stderr
+    says so first and the exit code is 3.
 
     \b
     Examples:

@@ -28,7 +28,7 @@ def measure(
     """Measure GEMMs, attention and collectives of this host's GPUs through PyTorch, for `raysearch calibrate`.
 
     \b
-    The GPUs should have nothing else to do. Writes gemm.csv, attention_decode.csv, attention_prefill.csv and, with
+    The GPUs should be idle otherwise. Writes gemm.csv, attention_decode.csv, attention_prefill.csv and, with
     several GPUs, collectives.csv and p2p_send_recv_vidur.csv. What PyTorch has no kernel of (an engine's experts,
     latent attention, DeepEP) is left out: docs/guides/calibrating.md has the columns of all files.
 

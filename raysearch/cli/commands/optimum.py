@@ -46,20 +46,21 @@ def show_optimum(
         ),
     ] = False,
     landscape: Annotated[
-        bool, typer.Option(help="Count the feasible strategies too, and how fast they are, where they can be added up.")
+        bool,
+        typer.Option(help="Also count the feasible strategies, with quantiles, where they can be enumerated."),
     ] = True,
     certificate: Annotated[
-        Path | None, typer.Option(help="Also write a proof that nothing is better, which --check replays.")
+        Path | None, typer.Option(help="Also write a certificate that nothing is better, which --check verifies.")
     ] = None,
     check: Annotated[
-        Path | None, typer.Option(help="Replay a certificate of this workload's space, and search nothing.")
+        Path | None, typer.Option(help="Verify a certificate of this workload's space, without a search.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Search again even if the optimum is in the cache.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the exact optimum over every strategy of a workload, and how its landscape lies.
+    """Find the exact optimum over every strategy of a workload, and the distribution of the feasible ones.
 
-    The best strategy is printed as soon as it is known, what lies beside it after it. Exits with 3 where nothing is
+    The best strategy is printed as soon as it is known, the rest after it. Exits with 3 where nothing is
     feasible.
 
     \b

@@ -54,11 +54,11 @@ SimulatorOption = Annotated[
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        min=0, max=MOST_WORKERS, help="Processes that evaluate for a run.", show_default="by how long a call takes"
+        min=0, max=MOST_WORKERS, help="Processes that evaluate for a run.", show_default="by the time of a call"
     ),
 ]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout-s", help="Longest call; then it has failed, and its process is ended.")
+    float, typer.Option("--timeout-s", help="Longest call; then it counts as failed, and its process is ended.")
 ]
 
 
@@ -76,13 +76,11 @@ OnFailureOption = Annotated[
         show_default="stop",
     ),
 ]
-RetriesOption = Annotated[
-    int, typer.Option(max=MOST_RETRIES, help="How often a failing call is tried again before the run stops.")
-]
+RetriesOption = Annotated[int, typer.Option(max=MOST_RETRIES, help="Retries of a failing call before the run stops.")]
 TrustCodeOption = Annotated[
     bool,
     typer.Option(
-        "--trust-code", help="With --resume: go on though the code of a simulator is another than it was begun with."
+        "--trust-code", help="With --resume: continue although the code of a simulator or searcher has changed."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]

@@ -30,11 +30,11 @@ def place(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Place several models on one cluster so that most requests are in time, though they come in bursts.
+    """Place several models on one cluster so that most requests meet their latency limits under bursty arrivals.
 
     Simulates queueing on top of the step model: which GPUs form groups, how models are sharded on them and which models
-    share a group. Beside the best stand the best without sharding and the best with a group for each model. Exits with
-    3 where no request can be in time.
+    share a group. Compares with the best without sharding and the best with a group for each model. Exits with 3
+    where no request can meet its limits.
 
     \b
     Examples:

@@ -38,7 +38,7 @@ def compare_pools(
     ] = None,
     kv_hidden: Annotated[
         float,
-        typer.Option(help="Share of the cache's transfer that hides behind computing the prompt.", min=0.0, max=1.0),
+        typer.Option(help="Share of the KV cache's transfer that overlaps with prefill.", min=0.0, max=1.0),
     ] = 0.0,
     host_gb: Annotated[
         float, typer.Option(help="Memory of the hosts for KV caches, per GPU, where a pool re-shards.", min=0.0)
@@ -47,12 +47,12 @@ def compare_pools(
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether prefill and decode belong on GPUs of their own: the exact best of each way, and which wins.
+    """Decide on disaggregation: prefill and decode on one pool of GPUs or on separate ones, each exactly optimised.
 
-    One pool runs continuous batching. Two pools have strategies, sizes and numbers of replicas of their own that go at
-    one rate, and the KV cache travels between them. A pool that re-shards computes prompts with one strategy, moves its
-    weights, decodes with another, and so on. Exact over all strategies, over batches that are powers of two or in the
-    middle between two, over numbers of replicas and lengths of the cycle. Exits with 3 where no way is feasible.
+    One pool runs continuous batching. Two pools have their own strategies, sizes and numbers of replicas at one common
+    rate, and the KV cache is sent between them. A pool that re-shards computes prompts with one strategy, moves its
+    weights, decodes with another, and so on. Exact over all strategies, batches that are powers of two or half way
+    between two, numbers of replicas and lengths of the cycle. Exits with 3 where none is feasible.
 
     \b
     Examples:
@@ -111,7 +111,7 @@ def compare_pools(
         if out is not None:
             print(f"Written: {out}")
     if not any(each.winner for each in found):
-        print("No way keeps the limits: allow more time or GPUs.", file=sys.stderr)
+        print("Nothing is feasible within the limits: allow more time or GPUs.", file=sys.stderr)
         raise typer.Exit(NOTHING_FEASIBLE)
 
 

@@ -38,10 +38,10 @@ def recommend(
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend a deployment: the best strategy the engine supports, its predicted performance, and alternatives.
+    """Recommend a deployment: the best strategy the engine supports, its performance, alternatives and limiting factor.
 
-    Exact over every strategy of the engine and every batch. What to run is printed as soon as it is known, what stands
-    beside it follows. Exits with 3 where nothing is feasible, and says what comes nearest and what would make it fit.
+    Exact over every strategy of the engine and every batch. The best is printed as soon as it is known, the rest
+    follows. Where nothing is feasible, prints the nearest miss and what would make it fit; the exit code is 3.
 
     \b
     Examples:

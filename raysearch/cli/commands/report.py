@@ -20,8 +20,8 @@ def report_results(
 ) -> None:
     """Report a study or a search: scores, statistics over seeds, the best strategy of each workload explained.
 
-    Works on unfinished and running studies too. Writes the pictures curve.png and, of several searchers,
-    comparison.png into the folder. What the figures mean: docs/concepts/statistics.md.
+    Works on unfinished and running studies too. Writes curve.png and, for several searchers, comparison.png into the
+    folder. Definitions of the figures: docs/concepts/statistics.md.
 
     \b
     Examples:

@@ -65,13 +65,13 @@ def search_workload(
     retries: RetriesOption = Patience.retries,
     on_failure: OnFailureOption = None,
     out: OutOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished search in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished search in --out.")] = False,
     trust_code: TrustCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run one searcher on one workload, scored against the exact optimum.
 
-    Every call is on disk before the next one begins; Ctrl-C keeps them all, and the same command with --resume goes on.
+    Every call is on disk before the next one begins. Ctrl-C keeps all; the same command with --resume continues.
 
     \b
     Examples:
@@ -89,7 +89,7 @@ def search_workload(
 
     workload = loaded(question)
     if resume and out is None:
-        raise InputError("--resume needs --out: the folder of the search to go on with")
+        raise InputError("--resume needs --out: the folder of the search to continue")
     check_options(searcher, {})
     patience = Patience(timeout_s, retries)
     failures = on_failure.value if on_failure else "stop"
@@ -112,7 +112,7 @@ def search_workload(
                 **_of_question(question, workload),
             )
             if begun and RunSpec(**begun) != spec:
-                raise InputError(f"{folder} holds another search: {begun}; resume with the same options")
+                raise InputError(f"{folder} contains another search: {begun}; resume with the same options")
             if finished is None:
                 optimum = _optimum(workload, simulator)
                 run = SearchRun(spec, folder, optimum=optimum, resume=resume, patience=patience)
@@ -128,7 +128,7 @@ def search_workload(
 
 
 def _of_question(question: Question, workload: Workload) -> JsonObject:
-    """The fields of the spec that say which workload it is."""
+    """The fields of the spec that define its workload."""
     asked = question.record()
     named = asked.pop("workload", workload.name)
     fields = {name: asked.pop(name) for name in WORKLOAD_OPTIONS if name in asked}
@@ -138,7 +138,7 @@ def _of_question(question: Question, workload: Workload) -> JsonObject:
 
 
 def _going_on(folder: Path, out: Path | None, resume: bool) -> list[str]:
-    """What the command lacks to go on with what it began."""
+    """The options that continue what the command began."""
     return [*([] if out else ["--out", str(folder)]), *([] if resume else ["--resume"])]
 
 
@@ -206,5 +206,5 @@ def _kept(run: SearchRun) -> str:
     made = max(run.calls, row.call if row else 0)
     return (
         f"{made:,} of {run.spec.budget:,} calls, all kept in {run.out_dir}; "
-        f"the same command with --out {run.out_dir} --resume goes on"
+        f"the same command with --out {run.out_dir} --resume continues"
     )

@@ -27,10 +27,10 @@ def show_status(
     watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 s until nothing runs any more.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell how far a study or a search is: running, stopped or finished.
+    """Show the progress of a study or a search: running, stopped or finished.
 
-    Reads only the files in DIR and disturbs nobody. Run it on the machine that the study was started from: on others
-    some file systems do not tell whether it still runs. With --watch, --json prints an object per line. Exit code 1 if
+    Only reads the files in DIR. Run it on the machine that the study was started from: on others some file systems
+    do not show whether it still runs. With --watch, --json prints an object per line. Exit code 1 if
     a run is damaged.
 
     \b

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def run(
     file: Annotated[str, typer.Argument(help="Path of a study's TOML file, or a name in configs/studies.")],
     out: OutOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished study in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished study in --out.")] = False,
     trust_code: TrustCodeOption = False,
     address: Annotated[
         str | None,
@@ -48,7 +48,7 @@ def run(
 ) -> None:
     """Run a study: every searcher on every workload with every seed, in parallel, on Ray Tune.
 
-    Ctrl-C keeps every call; the same command with --resume goes on, with the same result as if never stopped.
+    Ctrl-C keeps every call; the same command with --resume continues, with the same result as without a stop.
     On a cluster, --out must be a folder that all nodes share.
 
     \b
@@ -61,7 +61,7 @@ def run(
     from raysearch.studies.study_file import check_study_code, has_begun, load_study
 
     if resume and out is None:
-        raise InputError("--resume needs --out: the folder of the study to go on with")
+        raise InputError("--resume needs --out: the folder of the study to continue")
     if resume and out is not None:
         check_study_code(out, trusted=trust_code)  # before any of it is imported
     failures = on_failure.value if on_failure else None

@@ -47,24 +47,24 @@ def tune_live(
         str | None,
         typer.Option(help="Shell command that prints JSON on its last line; {tp}, {batch}, ... are filled in."),
     ] = None,
-    within: Annotated[str, typer.Option(help="Loss against the best that does not matter, as 2% or 0.02.")] = "2%",
+    within: Annotated[str, typer.Option(help="Acceptable loss against the best, as 2% or 0.02.")] = "2%",
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.999, help="Probability of being within it at which to stop.")
     ] = 0.9,
-    noise: Annotated[str, typer.Option(help="How far equal measurements lie apart (standard deviation).")] = "1%",
+    noise: Annotated[str, typer.Option(help="Relative standard deviation of repeated measurements.")] = "1%",
     most: Annotated[int, typer.Option("--max-measurements", min=1, help="Stop after so many in all.")] = 50,
     timeout_s: TimeoutOption = _TIMEOUT_S,
     retries: RetriesOption = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws behind the decisions.")] = 0,
     out: OutOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the tuning in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the tuning in --out.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure strategies on a real machine until the best is known, starting from the simulator's exact ranking.
 
-    Every measurement is on disk before the next one begins, and tells of the strategies like it too. Ctrl-C loses
-    none; the same command with --resume goes on. Of a described workload the batches are powers of two unless
-    --batches any is given. Exits with 3 where nothing can be run within the limits.
+    Every measurement is on disk before the next one begins, and informs about similar strategies too. Ctrl-C loses
+    none; the same command with --resume continues. With --model the batches are powers of two unless --batches any
+    is given. Exits with 3 where nothing can be run within the limits.
 
     \b
     Examples:
@@ -87,7 +87,7 @@ def tune_live(
         question = replace(question, batches="powers_of_two")  # neighbours of a batch are not worth a measurement each
     workload = loaded(question)
     if resume and out is None:
-        raise InputError("--resume needs --out: the folder of the tuning to go on with")
+        raise InputError("--resume needs --out: the folder of the tuning to continue")
     settings = Settings(_share(within), confidence, _share(noise), seed)
     patience = Patience(timeout_s, retries)
     check_chosen(benchmark, command)
@@ -131,7 +131,7 @@ def tune_live(
 
 
 def _kept(count: int, path: object) -> str:
-    return f"{count} measurements, all kept in {path}; the same command with --out {path} --resume goes on"
+    return f"{count} measurements, all kept in {path}; the same command with --out {path} --resume continues"
 
 
 def _as_dict(candidates: Candidates, settings: Settings, seen: list[Measured], decision: Decision) -> JsonObject:
@@ -193,7 +193,7 @@ def _print(candidates: Candidates, told: JsonObject) -> None:
         )
         for number, row in enumerate(told["measurements"], start=1)
     ]
-    columns = ("", "strategy", "rank", "tok/s/GPU said", "measured", "ms/token said", "measured")
+    columns = ("", "strategy", "rank", "predicted tok/s/GPU", "measured", "predicted ms/token", "measured")
     console.print(plain_table(f"Measurements of {told['workload']}", columns, rows, left=2))
     left_out = f", {told['left_out']:,} too slow by far left out" if told["left_out"] else ""
     console.print(f"{told['candidates']:,} candidates{left_out}")
@@ -209,5 +209,5 @@ def _print(candidates: Candidates, told: JsonObject) -> None:
     sure = f"within {settings['within']:.1%} of the best with probability {best['confidence']:.2f}"
     more = "" if told["known"] else f"; {settings['confidence']:g} was asked for: {told['ended_because']}"
     console.print(f"  {sure}{more}")
-    console.print(f"The simulator is {told['scale']:.2f} times as far off here as it says itself.")
+    console.print(f"The simulator's errors here are {told['scale']:.2f} times those that it expects.")
     console.print(f"Kept in {told['folder']}")

@@ -55,9 +55,9 @@ def validate(
 ) -> None:
     """Compare predictions with measured kernels, collectives and serving runs.
 
-    Reads whichever files the folder holds; the others are reported as not checked. Errors are shares of the measured
-    value; beside them stands the error of the bare roofline. With --held-out nothing that is predicted was fitted.
-    Serving runs are priced by the very function that searches ask; rows that it cannot price are named with the reason.
+    Reads whichever files the folder contains; the others are reported as not checked. Errors are relative to the
+    measured value, with the roofline's own beside them. With --held-out, no predicted row was part of the fit. Serving
+    runs are evaluated by the function that searches use; rows that it cannot evaluate are listed with the reason.
 
     \b
     Examples:

@@ -89,5 +89,5 @@ def _print(verdicts: list[Verdict]) -> None:
             console.print(f"missing  {verdict.name}: {rule}")
     rules, combinations = sum(len(v.rules) for v in verdicts), sum(v.combinations for v in verdicts)
     console.print(
-        f"{rules} rules of {len(verdicts)} operations held against {combinations:,} combinations of placements"
+        f"{rules} rules of {len(verdicts)} operations checked against {combinations:,} combinations of placements"
     )

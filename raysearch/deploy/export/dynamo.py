@@ -62,7 +62,7 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
     }
     notes += [
         f"kubectl apply -f {MANIFEST_FILE}, where Dynamo's operator of {VERSION} runs",
-        "hf-token-secret holds HF_TOKEN",
+        "hf-token-secret contains HF_TOKEN",
     ]
     return Export(None, {MANIFEST_FILE: yaml_text(resource)}, tuple(dropped), tuple(notes), tuple(violations))
 

@@ -132,7 +132,7 @@ class Folder:
         if begun != self._head:
             differs = [key for key in self._head if begun.get(key) != self._head[key]]
             differences = ", ".join(f"{key} {begun.get(key)} there, {self._head[key]} now" for key in differs)
-            raise InputError(f"{self.path} holds another tuning ({differences}); resume with the same options")
+            raise InputError(f"{self.path} contains another tuning ({differences}); resume with the same options")
         kept_lines: list[bytes] = []
         seen: list[Measured] = []
         try:

@@ -101,8 +101,8 @@ def _nothing_to_fit(families: Mapping[str, JsonFields]) -> str:
     """Why no series came out of a folder: what is wrong with the files it has, or which it could have."""
     found = [f"{f['file']} {f['left_at_defaults']}" for f in families.values() if f["left_at_defaults"] != "no file"]
     if found:
-        return f"holds too little to fit: {'; '.join(found)}"
-    return f"holds none of the files to fit: {', '.join(family.file for family in MEASURED_FAMILIES.values())}"
+        return f"contains too few rows to fit: {'; '.join(found)}"
+    return f"contains none of the files to fit: {', '.join(family.file for family in MEASURED_FAMILIES.values())}"
 
 
 def _fit(family: str, frame: pd.DataFrame, header: Header) -> tuple[dict[str, JsonObject], JsonObject]:
@@ -167,7 +167,7 @@ def write_coefficients(path: Path, content: JsonFields, *, force: bool) -> bool:
         if _same(path, content):
             return False
         if not force:
-            raise InputError(f"{path} exists and holds something else; give --force to replace it, or another --out")
+            raise InputError(f"{path} exists and has other content; give --force to replace it, or another --out")
     try:
         write_bytes(path, text.encode())
     except OSError as error:

@@ -244,7 +244,7 @@ def check_rows(path: Path, raw: pd.DataFrame, schema: type[BaseModel]) -> pd.Dat
     if missing := [name for name in wanted if name not in raw.columns]:
         raise InputError(f"{path}: no column {missing[0]!r}; {did_you_mean(missing[0], raw.columns)}")
     if raw.empty:
-        raise InputError(f"{path} holds no rows")
+        raise InputError(f"{path} has no rows")
     records: list[JsonObject] = []
     for line, values in enumerate(zip(*(raw[name] for name in wanted), strict=True), start=2):
         try:

@@ -117,7 +117,9 @@ def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]
     if family == "collectives" and "num_nodes" in raw.columns:
         inside = np.array([cell.strip() in ("1", "1.0", "") for cell in raw["num_nodes"]], dtype=bool)
         if not inside.all() and inside.any():
-            notes.append(f"{int((~inside).sum())} rows across nodes left out: the tables hold collectives of one node")
+            notes.append(
+                f"{int((~inside).sum())} rows across nodes left out: the tables contain collectives of one node"
+            )
             raw = pd.DataFrame(raw[inside]).reset_index(drop=True)
     changed = np.zeros(len(raw), dtype=bool)
     for column, known in _KNOWN.items():

@@ -21,7 +21,7 @@ def test_a_certificate_is_replayed_and_an_altered_one_refused(
     whole = json.loads(path.read_text())
     for bent, why in (
         ({**whole, "leaves": whole["leaves"][1:]}, "no leaf has"),
-        ({**whole, "tokens_per_s_per_gpu": 1e6}, "said to reach"),
+        ({**whole, "tokens_per_s_per_gpu": 1e6}, "claimed to reach"),
         ({**whole, "config_hash": "another"}, "give the options"),
         ({**whole, "leaves": "none"}, "is damaged"),
     ):

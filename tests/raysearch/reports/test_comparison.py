@@ -114,7 +114,7 @@ def test_one_seed_gives_figures_without_intervals_and_says_so(tmp_path: Path) ->
     assert statistics["searchers"]["fast"]["scores"]["low"] is None
     assert statistics["pairs"][0]["probability"] == {"value": 1.0, "low": None, "high": None}
     assert json.loads(json.dumps(statistics, allow_nan=False)) == statistics
-    assert "No intervals: a single seed tells nothing of other seeds." in statistics_tables(statistics)
+    assert "No intervals: a single seed says nothing about other seeds." in statistics_tables(statistics)
     pictures = write_figures(tmp_path, statistics)
     assert pictures.keys() == {"curve", "comparison"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures.values())

@@ -38,7 +38,7 @@ def stopped(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(search, "SAVE_EVERY_S", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(SearchRun, "advance", until_stopped)
-        with pytest.raises(Interrupted, match=r"60 of 120 calls, all kept in .* --resume goes on"):
+        with pytest.raises(Interrupted, match=r"60 of 120 calls, all kept in .* --resume continues"):
             searched(tiny_workload, tmp_path / "out")
     return tmp_path / "out"
 
@@ -52,7 +52,7 @@ def test_a_stopped_search_ends_as_if_it_had_never_been(tiny_workload: Path, tmp_
 
 
 def test_another_search_is_not_gone_on_with(tiny_workload: Path, tmp_path: Path, stopped: Path) -> None:
-    with pytest.raises(InputError, match="holds another search"):
+    with pytest.raises(InputError, match="contains another search"):
         searched(tiny_workload, stopped, resume=True, seed=1)
     with pytest.raises(InputError, match="nothing to resume in"):
         searched(tiny_workload, tmp_path / "empty", resume=True)

@@ -274,7 +274,7 @@ def test_a_folder_with_results_is_refused_and_left_alone(finished: tuple[Path, s
     refused = run_here("study", folder / "study.toml", "--out", folder / "out")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: ")
-    assert "holds results already" in refused.stderr
+    assert "contains results already" in refused.stderr
     assert sorted(folder.rglob("*")) == before
 
 

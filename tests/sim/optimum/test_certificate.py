@@ -86,7 +86,7 @@ def test_nothing_but_the_best_is_proven(space: Space, certificate: Certificate) 
         check(space, certify(space, evaluate(space.workload, second)))
     with pytest.raises(Refused, match="reaches"):
         check(space, certify(space, None))
-    with pytest.raises(Refused, match="said to reach"):
+    with pytest.raises(Refused, match="claimed to reach"):
         check(space, dataclasses.replace(certificate, reached=2 * certificate.reached))
     infeasible = next(
         strategy for strategy, feasible in zip(every.strategies, every.feasible, strict=True) if not feasible

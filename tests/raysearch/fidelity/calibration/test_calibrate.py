@@ -79,7 +79,7 @@ def test_only_with_force_is_other_content_replaced(
     calibrate("--data", measured, "--out", out)
     assert calibrate("--data", measured, "--out", out)["written"] is False
     out.write_text("something of mine")
-    with pytest.raises(InputError, match=r"holds something else; give --force"):
+    with pytest.raises(InputError, match=r"has other content; give --force"):
         calibrate("--data", measured, "--out", out)
     assert out.read_text() == "something of mine"
     assert calibrate("--data", measured, "--out", out, "--force")["written"] is True
@@ -116,7 +116,7 @@ def test_an_empty_or_missing_folder_names_what_it_should_hold(tmp_path: Path) ->
 def test_a_handful_of_rows_is_no_calibration(measured: Path) -> None:
     path = measured / "gemm.csv"
     path.write_text("\n".join(path.read_text().splitlines()[:20]) + "\n")
-    with pytest.raises(InputError, match=r"too little to fit: gemm\.csv has 19 rows, 30 are needed"):
+    with pytest.raises(InputError, match=r"too few rows to fit: gemm\.csv has 19 rows, 30 are needed"):
         fit_directory(measured, {}, H100_SXM, H100)
     path.write_text("\n".join(path.read_text().splitlines()[:2]) + "\n")
     with pytest.raises(InputError, match=r"gemm\.csv has 1 row, 30 are needed"):
