@@ -8,6 +8,9 @@ the curves of the hardware and learns which moves each choice means, here on deg
 again is warm, and the peer of both is one explanation, the full breakdown per op that a search never asks for. Seconds
 are of the CPU. The garbage of the imports is collected first; from then on its collector runs as ever, and its pauses
 are in the means.
+
+How far a cold call wanders is told of the last few of them: modules and functions of `sim` that it visits, its calls,
+and how often a call is in another module than the one before it.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import argparse
 import gc
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable
+from types import FrameType
 
 import numpy as np
 
@@ -26,6 +31,8 @@ from sim.ops.layers import op_names
 from sim.simulate import evaluate
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
+
+_LAST = 100
 
 
 def cold_strategies(workload: Workload, rng: np.random.Generator) -> list[Strategy]:
@@ -56,6 +63,23 @@ def explained(workload: Workload, strategy: Strategy) -> object:
     return evaluate(workload, strategy).ops
 
 
+def wandering(workload: Workload, strategy: Strategy) -> tuple[int, int, int, int]:
+    """Modules, functions, calls and switches between modules of one call."""
+    seen: list[tuple[str, str, int]] = []
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        module = str(frame.f_globals.get("__name__"))
+        if event == "call" and module.startswith("sim."):
+            seen.append((module, frame.f_code.co_name, frame.f_code.co_firstlineno))
+
+    sys.setprofile(note)
+    evaluate(workload, strategy)
+    sys.setprofile(None)
+    modules = [module for module, _, _ in seen]
+    switches = sum(before != after for before, after in itertools.pairwise(modules))
+    return len(set(modules)), len(set(seen)), len(seen), switches
+
+
 def main() -> None:
     """Runs the benchmark and prints its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -67,13 +91,19 @@ def main() -> None:
     rng = np.random.default_rng(arguments.seed)
     gc.collect()
     once_us = [microseconds(evaluate, workload, strategy) for strategy in degrees_off_the_tables(workload, 100, rng)]
-    strategies = cold_strategies(workload, rng)
+    drawn = cold_strategies(workload, rng)
+    strategies, last = drawn[:-_LAST], drawn[-_LAST:]
     cold_us, warm_us, explained_us = (
         [microseconds(call, workload, strategy) for strategy in strategies] for call in (evaluate, evaluate, explained)
     )
+    modules, functions, calls, switches = np.median([wandering(workload, each) for each in last], axis=0).tolist()
     figures = {
         "workload": workload.name,
         "calls": len(strategies),
+        "modules_visited": modules,
+        "functions_visited": functions,
+        "functions_called": calls,
+        "switches": switches,
         "once_us": sum(once_us),
         "cold_us": float(np.mean(cold_us)),
         "cold_median_us": float(np.median(cold_us)),
@@ -90,6 +120,8 @@ def main() -> None:
     print(f"one explanation      {figures['explain_us']:8.0f} us mean")
     print(f"what a process learns{figures['once_us']:8.0f} us, once")
     print(f"cold over explanation {figures['cold_over_explain']:7.2f}  (medians)")
+    print(f"a cold call visits {modules:g} modules and {functions:g} functions in {calls:g} calls,")
+    print(f"and switches between modules {switches:g} times  (medians of {_LAST})")
 
 
 if __name__ == "__main__":

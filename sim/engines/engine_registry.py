@@ -12,7 +12,7 @@ A package adds one by an entry point of the group "raysearch.engines" whose obje
 from __future__ import annotations
 
 import difflib
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from sim.engines.engine_rules import EngineRules
@@ -55,6 +55,7 @@ def withdraw_engine(name: str) -> None:
     if name in SHIPPED or name not in _ENGINES:
         raise ValueError(f"expected an engine that was registered, got {name!r}")
     del _ENGINES[name]
+    engine_rules_of.cache_clear()
 
 
 def engine_names() -> tuple[str, ...]:
@@ -81,6 +82,7 @@ def engine_rules(name: str) -> EngineRules:
     return _ENGINES[wanted]
 
 
+@lru_cache(maxsize=64)
 def engine_rules_of(workload: Workload) -> EngineRules | None:
     """The rules that strategies of a workload's space obey, an engine's; None where hardware and model alone judge.
 

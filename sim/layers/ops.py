@@ -21,7 +21,7 @@ from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, NON
 Side = Literal["attention", "experts"]
 """The mesh whose group shares an op: attention's, or that of the experts or of the one feed-forward network."""
 OpWork = Callable[[Any, Any, str], Any]
-"""From a `sim.ops.rank.Rank`, the op and the letter that it shards to its `sim.ops.kernels.Work`."""
+"""From a `sim.ops.rank.Rank`, the op and the letter that it shards to its `sim.ops.rank.Work`."""
 
 
 class Megatron(NamedTuple):
@@ -136,6 +136,7 @@ class FusedOp:
         """Choices that the op's proven rules allow, declared ones behind: see `choices_by_rule`."""
         return (*choices_by_rule(self), *declared_choices(self.key))
 
+    @lru_cache(maxsize=4096)  # noqa: B019 ops live as long as the process
     def label(self, choice: int) -> str:
         """The einsum letter that a choice shards, "" for none.
 
@@ -184,25 +185,22 @@ def gathers_weight(choice: int) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One layer: its ops in the order of `Strategy.dims`, and the tensors they leave."""
+    """One layer: its ops in the order of `Strategy.dims`, and the tensors they leave.
+
+    Attributes:
+        stream: The residual stream as the layer leaves it, and as a next one like it reads it.
+    """
 
     op_by_name: Mapping[str, FusedOp]
     tensor_by_name: Mapping[str, Tensor]
+    ops: tuple[FusedOp, ...] = field(init=False)
+    tensors: tuple[Tensor, ...] = field(init=False)
+    stream: Tensor = field(init=False)
 
-    @property
-    def ops(self) -> tuple[FusedOp, ...]:
-        """The fused ops in order."""
-        return tuple(self.op_by_name.values())
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors, in the order of the ops that leave them."""
-        return tuple(self.tensor_by_name.values())
-
-    @property
-    def stream(self) -> Tensor:
-        """The residual stream as the layer leaves it, and as a next one like it reads it."""
-        return self.tensor_by_name["residual_in"]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ops", tuple(self.op_by_name.values()))
+        object.__setattr__(self, "tensors", tuple(self.tensor_by_name.values()))
+        object.__setattr__(self, "stream", self.tensor_by_name["residual_in"])
 
     def op(self, name: str) -> FusedOp:
         """The op of that name."""

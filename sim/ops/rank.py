@@ -1,4 +1,4 @@
-"""What one GPU of a group holds and exchanges, for given degrees and what is in the step."""
+"""What one GPU of a group holds, exchanges and launches, for given degrees and what is in the step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from sim.layers.model import FeedForward
 from sim.layers.ops import Layer, Tensor
 from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
 from sim.prices.collectives import Collective, collective_price
+from sim.prices.curves import Gemm, GroupedGemm, KernelShape
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import MeshGroup, ep_group, tp_group
 from sim.prices.priced import PricedKernel
+from sim.prices.roofline import Kernel
 from sim.sharding.redistribute import sent_share
 from sim.workload import Workload
 
@@ -232,3 +234,46 @@ class Rank:
 
     def _price(self, kind: str, axis: str, members: MeshGroup, tensor_bytes: float) -> PricedKernel:
         return collective_price(self.workload.hardware, kind, members, tensor_bytes, axis)
+
+
+# --- kernels that it launches -----------------------------------------------------------------------
+
+
+class Work(NamedTuple):
+    """One op under one choice, before it is priced.
+
+    Attributes:
+        kernels: Its launches, in order.
+        collectives: Communication inside the op: all-to-all over ep, a norm's statistic, ...
+        weight_bytes: Weights of the op that the GPU holds.
+        kv_bytes: KV cache of one layer and one microbatch that the GPU holds, or state of constant size.
+        buffer_bytes: What the op holds besides its inputs, its output and its weight at rest.
+    """
+
+    kernels: tuple[Kernel, ...]
+    collectives: tuple[Collective, ...] = ()
+    weight_bytes: float = 0.0
+    kv_bytes: float = 0.0
+    buffer_bytes: float = 0.0
+
+
+def elementwise(rank: Rank, flops: float, traffic_bytes: float, shape: KernelShape | str | None = None) -> Kernel:
+    """A kernel that streams activations; those around the experts' GEMMs have a measured shape."""
+    dtype = rank.workload.precisions.activations
+    return Kernel("elementwise", dtype, dtype, flops, traffic_bytes, shape)
+
+
+def gemm(rank: Rank, dtype: Dtype, shape: Gemm | GroupedGemm, input_each: float) -> Kernel:
+    """A GEMM [rows, inner] x [inner, columns], or one per active expert that share the rows.
+
+    Args:
+        rank: Whose activations it reads and writes.
+        dtype: Format of the weights and of the arithmetic.
+        shape: Rows summed over the experts, widths, experts.
+        input_each: Bytes per input element.
+    """
+    rows, inner, columns = shape[:3]
+    matrices = shape.active if isinstance(shape, GroupedGemm) else 1.0
+    weights = matrices * inner * columns * DTYPE_BYTES[dtype]
+    traffic = rows * inner * input_each + weights + rows * columns * rank.activation_each
+    return Kernel("gemm", dtype, dtype, 2.0 * rows * inner * columns, traffic, shape)

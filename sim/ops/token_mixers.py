@@ -15,8 +15,7 @@ from sim.layers.mixers import GroupedAttention, Indexer, LatentAttention, Linear
 from sim.layers.ops import FusedOp
 from sim.layers.sizes import GroupLoad
 from sim.ops.context import merge_partials
-from sim.ops.kernels import Work, elementwise, gemm
-from sim.ops.rank import Rank
+from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.prices.calibration import WIDEST_GROUP
 from sim.prices.curves import DecodeAttention, Gemm, LatentDecode, PrefillAttention
 from sim.prices.dtypes import DTYPE_BYTES, Dtype

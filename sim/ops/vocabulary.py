@@ -9,8 +9,7 @@ with a weight that is gathered at use; for sampling 0 tokens, 1 vocabulary, 2 no
 from __future__ import annotations
 
 from sim.layers.ops import FusedOp, Megatron, layer_from
-from sim.ops.kernels import Work, elementwise, gemm
-from sim.ops.rank import Rank
+from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.prices.curves import Gemm
 from sim.sharding.operations import OPERATIONS
 from sim.strategy import VOCABULARY_OPS

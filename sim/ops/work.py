@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from sim.layers.choices import kept_tensors
-from sim.layers.declared import declared_choices
+from sim.layers.declared import DeclaredWork, declared_choices
 from sim.layers.mixers import LatentAttention, LinearMixer
 from sim.layers.ops import FusedOp, gathers_weight
 from sim.layers.sizes import ROUTING_ENTRY_BYTES, tensor_dtype
-from sim.ops.kernels import Work, elementwise, gemm
-from sim.ops.rank import Rank
+from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.ops.token_mixers import beside_projection, latent_projections
 from sim.prices.collectives import Collective, expert_all_to_all
 from sim.prices.curves import ExpertActivation, ExpertRouting, Gemm, GroupedGemm, Permute
@@ -24,12 +24,18 @@ _STATISTIC_BYTES = 4
 
 def op_work(rank: Rank, op: FusedOp, choice: int) -> Work:
     """The work of a fused op under a choice of the strategy; declared ones may bring their own."""
+    own, label, gathers = _chosen(op, choice)
+    if own:
+        return own(rank, op)
+    work: Work = op.work(rank, op, label if rank.tp > 1 else "")  # nothing is cut, not even to whole rows
+    return _gathering(rank, work) if gathers else work
+
+
+@lru_cache(maxsize=1024)
+def _chosen(op: FusedOp, choice: int) -> tuple[DeclaredWork | None, str, bool]:
+    """A choice's own work, the letter that it shards, and whether it gathers the weight."""
     declared = declared_choices(op.key).get(choice)
-    if declared and declared.work:
-        return declared.work(rank, op)
-    label = op.label(choice) if rank.tp > 1 else ""  # nothing is cut, not even to whole rows: see sim.canonical
-    work: Work = op.work(rank, op, label)
-    return _gathering(rank, work) if gathers_weight(choice) else work
+    return declared and declared.work, op.label(choice), gathers_weight(choice)
 
 
 def _gathering(rank: Rank, work: Work) -> Work:
@@ -106,7 +112,7 @@ def _product(rank: Rank, op: FusedOp, label: str, columns: int) -> Work:
     by_rows = label == activation[-2]
     if by_rows:
         rows = rank.shard(rows, when=True)
-    input_each = DTYPE_BYTES[tensor_dtype(rank.workload, rank.layer.tensor(op.inputs[0]))]
+    input_each = DTYPE_BYTES[tensor_dtype(rank.workload, rank.layer.tensor_by_name[op.inputs[0]])]
     if not grouped:
         dtype = rank.workload.precisions.weights
         kernel = gemm(rank, dtype, Gemm(rows, inner, columns), input_each)

@@ -20,7 +20,7 @@ import numpy as np
 from sim.arrays import Floats
 from sim.json_object import JsonFields
 from sim.prices import grid_terms, terms
-from sim.prices.dtypes import bytes_each
+from sim.prices.dtypes import BYTES
 from sim.prices.machine import Machine, machine_of
 from sim.prices.routing import EXPONENT, drawn_experts
 from sim.prices.tables import Table, interpolate, made_monotone, vertices
@@ -106,7 +106,7 @@ class Calibration:
     def gemm_us(self, engine: str, dtype: str, m: float, n: float, k: float) -> float:
         """C[m, n] = A[m, k] B[k, n] with weights and arithmetic in `dtype`."""
         fitted = exp(self.table(f"gemm/{engine}/{dtype}")(log(m), log(n), log(k)))
-        each = bytes_each(dtype)
+        each = BYTES[dtype]
         flop_us = 2 * m * n * k / self.machine.flop_per_us[dtype]
         return max(fitted, flop_us, (each * (m * k + n * k) + 2 * m * n) / self.machine.hbm_bytes_per_us)
 
@@ -146,7 +146,7 @@ class Calibration:
             fitted = self.table(prefix + "gqa")(*point[:2], log(min(group, WIDEST_GROUP)), point[3])
             if group > WIDEST_GROUP:
                 fitted = max(fitted, self.table(prefix + "wide")(*point))
-        byte_us = 2 * streams * kv_len * head_dim * bytes_each(kv_dtype) / self.machine.hbm_bytes_per_us
+        byte_us = 2 * streams * kv_len * head_dim * BYTES[kv_dtype] / self.machine.hbm_bytes_per_us
         flop_us = 4 * sequences * heads * head_dim * kv_len / self.machine.flop_per_us["bf16"]
         return max(exp(fitted), byte_us, flop_us)
 
@@ -169,7 +169,7 @@ class Calibration:
     def mla_decode_us(self, kv_dtype: str, sequences: float, kv_len: float, heads: float) -> float:
         """Multi-head latent attention (512 + 64 cached per token)."""
         phi = terms.mla_decode(self.machine, sequences, kv_len, heads, kv_dtype)
-        byte_us = sequences * kv_len * 576 * bytes_each(kv_dtype) / self.machine.hbm_bytes_per_us
+        byte_us = sequences * kv_len * 576 * BYTES[kv_dtype] / self.machine.hbm_bytes_per_us
         flop_us = 2 * sequences * heads * kv_len * 1088 / self.machine.flop_per_us["bf16"]
         return max(self._sum(f"mla_decode/{kv_dtype}", phi), byte_us, flop_us)
 
@@ -236,7 +236,7 @@ class Calibration:
 
     def _grouped_light_us(self, rows: float, active: float, area: float, dtype: str) -> float:
         flop_us = 2 * rows * area / self.machine.flop_per_us[dtype]
-        return max(flop_us, active * area * bytes_each(dtype) / self.machine.hbm_bytes_per_us)
+        return max(flop_us, active * area * BYTES[dtype] / self.machine.hbm_bytes_per_us)
 
     # --- messages ----------------------------------------------------------------------------------
 

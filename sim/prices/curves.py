@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
-from sim.prices.dtypes import Dtype, bytes_each
+from sim.prices.dtypes import BYTES, Dtype
 from sim.prices.kernel_fallbacks import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, leaning, slower_by, sources
 from sim.prices.priced import Interval, PricedKernel, error_interval, mean_error, together, wider
 
@@ -269,7 +269,7 @@ class Curves:
                 few = local <= FEW_EXPERTS
                 unmeasured = self._beyond_measured_layers(series, inner, columns / (2 if gated else 1), columns)
                 measured_as = series.rpartition("/")[2]
-                priced_as = dtype if bytes_each(dtype) != bytes_each(measured_as) else measured_as
+                priced_as = dtype if BYTES[dtype] != BYTES[measured_as] else measured_as
                 time_us = curves.grouped_gemm_us(series, rows, active, local, inner, columns, priced_as, skewed=skewed)
             case ExpertRouting(tokens, experts, topk):
                 time_us = curves.moe_routing_us(series, tokens, experts, topk)

@@ -45,9 +45,5 @@ ARITHMETIC: tuple[Arithmetic, ...] = ("bf16", "fp8")
 """Of which every machine's efficiency is known."""
 
 
-def bytes_each(dtype: str) -> float:
-    """Bytes per element of a format by its name in a calibration. Raises: KeyError."""
-    return _BYTES[dtype]
-
-
-_BYTES: Mapping[str, float] = {str(dtype): form.bytes_each for dtype, form in FORMATS.items()}
+BYTES: Mapping[str, float] = {str(dtype): form.bytes_each for dtype, form in FORMATS.items()}
+"""Bytes per element of a format by its name in a calibration."""

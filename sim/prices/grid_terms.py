@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.arrays import Floats
-from sim.prices.dtypes import bytes_each
+from sim.prices.dtypes import BYTES
 from sim.prices.machine import Machine
 
 _L2_SHARES = (0.12, 0.3, 0.5, 0.7, 0.9, 1.2)
@@ -29,7 +29,7 @@ def _step(x: Floats, at: float, width: float = 3.0) -> Floats:
 
 def gemm_s(machine: Machine, m: Floats, n: Floats, k: Floats, dtype: str) -> Floats:
     """[points, terms] of C[m, n] = A[m, k] B[k, n]: launch, FLOP, bytes, the K loop, waves of four tile sizes."""
-    each = bytes_each(dtype)
+    each = BYTES[dtype]
     flop = 2 * m * n * k / machine.flop_per_us[dtype]
     byte = (each * (m * k + n * k) + 2 * m * n) / machine.hbm_bytes_per_us
     terms = [np.ones_like(flop), flop, byte, np.sqrt(flop * byte), k / 1e3, m * k / 1e6]
@@ -52,7 +52,7 @@ def attention_decode_s(
         head_dim: Width of a head.
         dtype: Format of the KV cache.
     """
-    byte = 2 * streams * kv_len * head_dim * bytes_each(dtype) / machine.hbm_bytes_per_us
+    byte = 2 * streams * kv_len * head_dim * BYTES[dtype] / machine.hbm_bytes_per_us
     flop = 4 * streams * group * head_dim * kv_len / machine.flop_per_us["bf16"]
     query = streams * group * head_dim * 4 / machine.hbm_bytes_per_us
     tile = 4 * streams * np.ceil(group / 16) * 16 * head_dim * kv_len / machine.flop_per_us["bf16"]

@@ -6,9 +6,10 @@ Every choice here is [assumed]; a price that rests on a stand-in says so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
-from sim.prices.dtypes import bytes_each
+from sim.prices.dtypes import BYTES
 
 
 class Source(NamedTuple):
@@ -39,6 +40,7 @@ _NEVER_RUN = frozenset({"int4", "nvfp4"})
 """Formats of 4 bits of which neither kernels nor serving runs were measured; of mxfp4, gpt-oss's runs were."""
 
 
+@lru_cache(maxsize=64)
 def leaning(dtype: str) -> str:
     """To which side kernels of a format err that others stand in for, or "".
 
@@ -50,6 +52,7 @@ def leaning(dtype: str) -> str:
     return ", at their fewer bytes: probably too fast" if dtype in _NEVER_RUN else ""
 
 
+@lru_cache(maxsize=64)
 def slower_by(dtype: str) -> float:
     """By what factor kernels of a format may take longer, besides.
 
@@ -58,7 +61,7 @@ def slower_by(dtype: str) -> float:
     >>> slower_by("nvfp4"), slower_by("fp8")
     (1.7777777777777777, 1.0)
     """
-    return 1 / bytes_each(dtype) if dtype in _NEVER_RUN else 1.0
+    return 1 / BYTES[dtype] if dtype in _NEVER_RUN else 1.0
 
 
 EXPERT_KERNELS: Mapping[Source, str] = {

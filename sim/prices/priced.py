@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 Interval = tuple[float, float]
@@ -26,6 +27,7 @@ class PricedKernel(NamedTuple):
     extrapolated: str = ""
 
 
+@lru_cache(maxsize=1024)
 def error_interval(error: float) -> Interval:
     """The 90 % interval that goes with a mean relative error: twice as far, by factors alike up and down.
 
@@ -68,6 +70,7 @@ def mean_error(interval: Interval) -> float:
     return (1 / interval[0] - 1 + interval[1] - 1) / 4
 
 
+@lru_cache(maxsize=1024)
 def wider(first: Interval, second: Interval) -> Interval:
     """The narrowest interval that holds both."""
     return min(first[0], second[0]), max(first[1], second[1])

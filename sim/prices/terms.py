@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import exp, log, log1p, log2, sqrt
 
-from sim.prices.dtypes import bytes_each
+from sim.prices.dtypes import BYTES
 from sim.prices.machine import Machine
 
 _L2_SHARES = (0.12, 0.3, 0.5, 0.7, 0.9, 1.2)
@@ -74,7 +74,7 @@ def grouped_gemm(
     """
     aspect, side = (inner / columns) ** ASPECT, sqrt(inner * columns)
     area = inner * columns * aspect
-    weight = active * area * bytes_each(dtype) / machine.hbm_bytes_per_us
+    weight = active * area * BYTES[dtype] / machine.hbm_bytes_per_us
     flop_each = 2 * area / machine.flop_per_us[dtype]
     flop = rows * flop_each
     terms = [weight, flop]
@@ -83,7 +83,7 @@ def grouped_gemm(
     terms += [rows * (inner + columns) * 2 / machine.hbm_bytes_per_us, sqrt(weight * flop), weight / max(active, 1.0)]
     if not skewed:
         return [*terms, 0.0, 0.0, 0.0]
-    few = local * (1 - exp(-0.5 * rows / local)) * area * bytes_each(dtype) / machine.hbm_bytes_per_us
+    few = local * (1 - exp(-0.5 * rows / local)) * area * BYTES[dtype] / machine.hbm_bytes_per_us
     return [*terms, few, weight, flop]
 
 
@@ -116,7 +116,7 @@ def attention_prefill(
 
 def mla_decode(machine: Machine, sequences: float, kv_len: float, heads: float, dtype: str) -> list[float]:
     """Multi-head latent attention: one latent of 512 + 64 per cached token, read by every head."""
-    byte = sequences * kv_len * 576 * bytes_each(dtype) / machine.hbm_bytes_per_us
+    byte = sequences * kv_len * 576 * BYTES[dtype] / machine.hbm_bytes_per_us
     flop = 2 * sequences * heads * kv_len * 1088 / machine.flop_per_us["bf16"]
     terms = [1.0, byte, flop, 2 * sequences * max(heads, 64.0) * kv_len * 1088 / machine.flop_per_us["bf16"]]
     terms += [

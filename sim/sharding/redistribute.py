@@ -20,6 +20,7 @@ class RedistributionError(ValueError):
     """No collective leads from one placement to the other."""
 
 
+@lru_cache(maxsize=1024)
 def collective_between(source: Placement, target: Placement) -> str | None:
     """The collective that turns `source` into `target`; None when each rank already holds its part.
 
@@ -37,6 +38,7 @@ def collective_between(source: Placement, target: Placement) -> str | None:
     return _COLLECTIVES[source.holds, target.holds]
 
 
+@lru_cache(maxsize=1024)
 def sent_share(kind: str, degree: int) -> float:
     """Bytes each GPU sends over the bytes V of the whole tensor in the group.
 

@@ -41,6 +41,8 @@ class Operation:
         free: Letters over which it works slice by slice, so that each may be sharded anyhow.
         sizes: Sizes of letters that cannot be just any size.
         domains: What each operand may be; any real numbers by default.
+        operands: Letters of each operand.
+        result: Letters of the result.
     """
 
     kind: str
@@ -49,22 +51,19 @@ class Operation:
     free: str
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     domains: tuple[Domain, ...] = ()
+    operands: tuple[str, ...] = field(init=False)
+    result: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        operands, _, result = self.equation.partition("->")
+        object.__setattr__(self, "operands", tuple(operands.split(",")))
+        object.__setattr__(self, "result", result)
 
     @property
     def signs(self) -> tuple[float, ...]:
         """What its operands may be multiplied by."""
         signed = not self.domains or any(domain.signed for domain in self.domains)
         return (1.0, -1.0) if signed else (1.0,)
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        """Letters of each operand."""
-        return tuple(self.equation.split("->")[0].split(","))
-
-    @property
-    def result(self) -> str:
-        """Letters of the result."""
-        return self.equation.split("->")[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.layers.choices import kept_tensors, rule, sharded_dim
+from sim.layers.choices import MatrixDim, kept_tensors, rule, sharded_dim
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
@@ -40,8 +40,13 @@ def rank_of(
 ) -> Rank:
     """The busiest GPU under these degrees, with what is known of its costs."""
     names = {"axis": axis, "experts_axis": experts_axis}
-    layer = layer_of(workload.model.groups[layer_group])
+    layer = _layers(workload)[layer_group]
     return Rank(workload, load, tp, ep, layer, cp=cp, copies=copies, **names, layer_group=layer_group)
+
+
+@lru_cache(maxsize=64)
+def _layers(workload: Workload) -> tuple[Layer, ...]:
+    return tuple(layer_of(group) for group in workload.model.groups)
 
 
 def price(rank: Rank, kernel: Kernel) -> KernelTime:
@@ -184,9 +189,10 @@ def _widened(rank: Rank, move: Move, tensor_bytes: float) -> tuple[Collective, .
     return (replace(both, time_s=max(0.0, both.time_s - alone.time_s), bytes_per_device=more_bytes),)
 
 
-def stream_placement(rank: Rank, last_choice: int) -> Placement:
+@lru_cache(maxsize=1024)
+def stream_placement(layer: Layer, last_choice: int) -> Placement:
     """Placement of the residual stream between layers, as the last op of a layer leaves it."""
-    return rule(rank.layer.op(rank.layer.stream.producer), rank.layer, last_choice).output
+    return rule(layer.op(layer.stream.producer), layer, last_choice).output
 
 
 def stream_bytes(rank: Rank) -> float:
@@ -196,5 +202,9 @@ def stream_bytes(rank: Rank) -> float:
 
 def sent_on_bytes(rank: Rank, last_choice: int) -> float:
     """Bytes of the residual stream that one GPU hands to the next stage."""
-    stream = rank.layer.stream
-    return rank.local_bytes(stream, sharded_dim(stream, stream_placement(rank, last_choice)))
+    return rank.local_bytes(rank.layer.stream, _stream_dim(rank.layer, last_choice))
+
+
+@lru_cache(maxsize=1024)
+def _stream_dim(layer: Layer, last_choice: int) -> MatrixDim:
+    return sharded_dim(layer.stream, stream_placement(layer, last_choice))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -54,17 +54,17 @@ class LayerSum:
         costs: The addend of each op, in order.
         moves: The addend of each tensor, in order.
         waiting: Of each tensor, the places of the ops that read it.
+        addends: Costs, then moves.
     """
 
     layer: Layer
     costs: tuple[Addend, ...]
     moves: tuple[Addend, ...]
     waiting: tuple[tuple[int, ...], ...]
+    addends: tuple[Addend, ...] = field(init=False)
 
-    @property
-    def addends(self) -> tuple[Addend, ...]:
-        """Costs, then moves."""
-        return self.costs + self.moves
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "addends", self.costs + self.moves)
 
     def time_s(self, costs: Sequence[Any], moves: Sequence[Any]) -> Any:
         """Seconds of the layer: op after op, each waits for its inputs and has its kernels and collectives.

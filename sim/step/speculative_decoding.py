@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
 from sim.layers.sizes import Load
-from sim.ops.kernels import gemm
+from sim.ops.rank import gemm
 from sim.prices.curves import Gemm
 from sim.prices.dtypes import DTYPE_BYTES
 from sim.step.attention_expert_meshes import Sides, sides_of

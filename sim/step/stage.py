@@ -20,7 +20,7 @@ from sim.step.attention_expert_meshes import Sides, meeting
 from sim.step.costs import sent_on_bytes
 from sim.step.layer import GroupSum, add_up, group_sums, larger
 from sim.step.pipeline import Pair, Stage, meet, pipeline
-from sim.step.speculative_decoding import draft_of
+from sim.step.speculative_decoding import FREE, Draft, draft_of
 from sim.step.vocabulary_layers import embedding_and_head_s, head_activation_bytes, vocabulary_bytes
 from sim.workload import Workload
 
@@ -183,10 +183,14 @@ def vocabulary_seconds(end: Sides, pp: int, last_choice: int) -> VocabularySecon
     key = ("vocabulary_layers", pp, last_choice)
     found = end.known.get(key)
     if found is None:
-        (first_s, last_s), draft_s = embedding_and_head_s(end, last_choice), draft_of(end).time_s
+        (first_s, last_s), draft_s = embedding_and_head_s(end, last_choice), _drafting(end).time_s
         send_s = _stream_send_s(end.experts, pp, last_choice) if pp > 1 else 0.0
         found = end.known[key] = VocabularySeconds(first_s, last_s + draft_s, send_s, draft_s)
     return found
+
+
+def _drafting(end: Sides) -> Draft:
+    return draft_of(end) if end.experts.workload.speculation else FREE
 
 
 def _stream_send_s(rank: Rank, pp: int, last_choice: int) -> float:
@@ -220,7 +224,7 @@ class Base(NamedTuple):
 def base_of(stack: Sequence[Sides]) -> Base:
     """What a GPU holds whatever the choices."""
     end = end_of(stack)
-    draft = draft_of(end)
+    draft = _drafting(end)
     return Base(
         max([sides.stream_bytes() for sides in stack]),
         head_activation_bytes(end.attention),

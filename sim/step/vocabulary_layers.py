@@ -14,9 +14,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.layers.choices import OpRule, rule
-from sim.layers.ops import FusedOp
-from sim.ops.kernels import Work
-from sim.ops.rank import Rank
+from sim.layers.ops import FusedOp, Layer
+from sim.ops.rank import Rank, Work
 from sim.ops.vocabulary import VOCABULARY_LAYERS, vocabulary_ops
 from sim.ops.work import op_work
 from sim.prices.collectives import Collective
@@ -39,11 +38,17 @@ class VocabularyPlan(NamedTuple):
         ops: By name.
         rules: Of each, over the GPUs that share a sequence's attention.
         choices: Of each.
+        logits_by, tokens_by: The collective that brings logits to sampling and tokens to the embedding, if any.
+        logits: Whether tokens and whether the vocabulary of the logits are sharded, as they are left and as they are
+            read.
     """
 
     ops: Mapping[str, FusedOp]
     rules: Mapping[str, OpRule]
     choices: Mapping[str, int]
+    logits_by: str | None
+    tokens_by: str | None
+    logits: tuple[tuple[bool, bool], ...]
 
 
 @lru_cache(maxsize=1024)
@@ -51,7 +56,26 @@ def vocabulary_plan(choices: tuple[int, ...]) -> VocabularyPlan:
     """The plan of some choices, in the order of `VOCABULARY_OPS`."""
     by_op = dict(zip(VOCABULARY_OPS, choices, strict=True))
     ops = dict(zip(VOCABULARY_OPS, vocabulary_ops(), strict=True))
-    return VocabularyPlan(ops, {name: rule(op, VOCABULARY_LAYERS, by_op[name]) for name, op in ops.items()}, by_op)
+    rules = {name: rule(op, VOCABULARY_LAYERS, by_op[name]) for name, op in ops.items()}
+    left, read, chosen = rules["lm_head"].output, rules["sampling"].inputs[0], rules["sampling"].output
+    return VocabularyPlan(
+        ops,
+        rules,
+        by_op,
+        collective_between(left, read),
+        collective_between(chosen, rules["embedding"].inputs[0]),
+        tuple((each.dims == (0,), each.dims == (1,)) for each in (left, read)),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _stream_by(choices: tuple[int, ...], layer: Layer, last_choice: int) -> tuple[str | None, str | None]:
+    """The collectives of the residual stream, from the embedding to the layers and from them to the head, if any."""
+    rules, placement = vocabulary_plan(choices).rules, stream_placement(layer, last_choice)
+    return (
+        collective_between(rules["embedding"].output, placement),
+        collective_between(placement, rules["lm_head"].inputs[0]),
+    )
 
 
 def embedding_and_head_s(sides: Sides, last_choice: int) -> tuple[float, float]:
@@ -106,42 +130,36 @@ def leaving(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
     Attention groups smaller than the experts' keep their tokens apart: the first layer would only undo more.
     """
     rank, leaves = sides.attention, sides.leaves
-    source, placement = (
-        vocabulary_plan(rank.workload.vocabulary).rules["embedding"].output,
-        stream_placement(leaves, last_choice),
-    )
+    vocabulary, stream = rank.workload.vocabulary, rank.layer.stream
     if sides.leaves_elsewhere and leaves.tp < rank.tp:
-        return crossing(rank, leaves, rank.layer.stream, source, placement)
-    kind = collective_between(source, placement)
-    return rank.tp_collective(kind, rank.layer.stream.name, stream_bytes(rank)) if kind else ()
+        source = vocabulary_plan(vocabulary).rules["embedding"].output
+        return crossing(rank, leaves, stream, source, stream_placement(leaves.layer, last_choice))
+    kind, _ = _stream_by(vocabulary, leaves.layer, last_choice)
+    return rank.tp_collective(kind, stream.name, stream_bytes(rank)) if kind else ()
 
 
 def entering(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
     """The residual stream, of tokens due next, on its way to the head."""
     rank, leaves = sides.attention, sides.leaves
-    (target,), source = (
-        vocabulary_plan(rank.workload.vocabulary).rules["lm_head"].inputs,
-        stream_placement(leaves, last_choice),
-    )
+    vocabulary, stream = rank.workload.vocabulary, rank.layer.stream
     if sides.leaves_elsewhere:
-        return crossing(leaves, rank, rank.layer.stream, source, target, due=True)
-    kind = collective_between(source, target)
+        (target,) = vocabulary_plan(vocabulary).rules["lm_head"].inputs
+        return crossing(leaves, rank, stream, stream_placement(leaves.layer, last_choice), target, due=True)
+    _, kind = _stream_by(vocabulary, leaves.layer, last_choice)
     due_bytes = rank.sizes.output_tokens * rank.workload.model.hidden * rank.activation_each
-    return rank.tp_collective(kind, rank.layer.stream.name, due_bytes) if kind else ()
+    return rank.tp_collective(kind, stream.name, due_bytes) if kind else ()
 
 
 def logits_moved(rank: Rank) -> tuple[Collective, ...]:
     """Logits on their way from the head to sampling."""
-    rules = vocabulary_plan(rank.workload.vocabulary).rules
-    kind = collective_between(rules["lm_head"].output, rules["sampling"].inputs[0])
+    kind = vocabulary_plan(rank.workload.vocabulary).logits_by
     logits_bytes = rank.sizes.output_tokens * rank.workload.model.vocab * _LOGIT_BYTES
     return rank.tp_collective(kind, "logits", logits_bytes) if kind else ()
 
 
 def tokens_moved(rank: Rank) -> tuple[Collective, ...]:
     """Chosen tokens on their way to the embedding; those of prompts come from outside."""
-    rules = vocabulary_plan(rank.workload.vocabulary).rules
-    kind = collective_between(rules["sampling"].output, rules["embedding"].inputs[0])
+    kind = vocabulary_plan(rank.workload.vocabulary).tokens_by
     return rank.tp_collective(kind, "token", rank.sizes.output_tokens * _TOKEN_BYTES) if kind else ()
 
 
@@ -171,9 +189,8 @@ def _rest_alike(rank: Rank) -> bool:
 def head_activation_bytes(rank: Rank) -> float:
     """The hidden state and the fp32 logits at the LM head, on one GPU of an attention group."""
     rows, vocab = rank.sizes.output_tokens, rank.workload.model.vocab
-    rules = vocabulary_plan(rank.workload.vocabulary).rules
     logits = 0.0
-    for placement in (rules["lm_head"].output, rules["sampling"].inputs[0]):
-        held = rank.shard(rows, when=True) if placement.dims == (0,) else rows
-        logits = max(logits, held * rank.shard(vocab, when=placement.dims == (1,)) * float(_LOGIT_BYTES))
+    for tokens_sharded, vocabulary_sharded in vocabulary_plan(rank.workload.vocabulary).logits:
+        held = rank.shard(rows, when=True) if tokens_sharded else rows
+        logits = max(logits, held * rank.shard(vocab, when=vocabulary_sharded) * float(_LOGIT_BYTES))
     return stream_bytes(rank) + (logits + vocabulary_work(rank, "lm_head").buffer_bytes)

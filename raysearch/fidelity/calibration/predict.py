@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, MissingSeries, is_plain
-from sim.prices.dtypes import bytes_each
+from sim.prices.dtypes import BYTES
 from sim.prices.machine import Machine, machine_of
 from sim.prices.routing import EXPONENT, drawn_experts
 
@@ -178,7 +178,7 @@ _SERIES: dict[str, Callable[[Any], str]] = {
 
 
 def _each(name: str) -> float:
-    return bytes_each(_short(name))
+    return BYTES[_short(name)]
 
 
 def _gemm_light(machine: Machine, row: Any) -> float:

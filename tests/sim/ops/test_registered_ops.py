@@ -28,9 +28,8 @@ from sim.layers.dims import dims_of
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import LayerGroup
 from sim.layers.ops import FusedOp, Megatron
-from sim.ops.kernels import Work, elementwise, gemm
 from sim.ops.layers import all_operations, layer_of, op_names, register_op, withdraw_op
-from sim.ops.rank import Rank
+from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.ops.work import norm_work
 from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import find_optimum
