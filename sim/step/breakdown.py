@@ -11,18 +11,17 @@ from functools import lru_cache
 
 from sim.evaluation import Explanation, OpBreakdown
 from sim.layers.choices import rule
-from sim.layers.dims import choices_of
 from sim.layers.ops import FusedOp, Layer
 from sim.layers.sizes import Load
 from sim.ops.rank import Rank
-from sim.ops.work import Work, op_work
 from sim.prices.collectives import Collective
 from sim.prices.priced import PricedKernel
 from sim.prices.roofline import KernelTime
 from sim.prices.trust import step_interval, trust_of
 from sim.sharding.placement import PARTIAL
 from sim.step.attention_expert_meshes import Sides, sides_of_strategy
-from sim.step.costs import price, seconds
+from sim.step.costs import OpParts, seconds
+from sim.step.layer import group_sums
 from sim.step.speculative_decoding import passes_of
 from sim.step.stage import end_of
 from sim.strategy import Strategy
@@ -56,22 +55,19 @@ def explain(
         ttft_s: The time to the first one.
         prompt_share: Share of it that other requests' prompts take.
     """
-    choices = choices_of(workload, strategy.dims)
     parts: list[PricedKernel] = []
     explained: list[tuple[OpBreakdown, ...]] = []
     for load in loads:
         ops: list[OpBreakdown] = []
         stack = sides_of_strategy(workload, load, strategy)
-        for group, sides, chosen in zip(workload.model.groups, stack, choices, strict=True):
+        for group, summed, sides in zip(workload.model.groups, group_sums(workload), stack, strict=True):
             share = group.count / workload.model.layers
-            incoming = _incoming_collectives(sides, chosen)
-            for op in sides.experts.layer.ops:
-                rank = sides.rank_by_op[op.name]
-                work = op_work(rank, op, chosen[op.name])
-                kernels = [price(rank, kernel) for kernel in work.kernels]
-                ops.append(_breakdown(rank, op, chosen, work, kernels, incoming[op.name]))
-                parts += [_part(each, share) for each in (*kernels, *work.collectives)]
-            parts += [_part(collective, share) for collectives in incoming.values() for collective in collectives]
+            behind = summed.behind(sides, strategy.dims)
+            chosen = {name: strategy.dims[place] for name, place in summed.place.items()}
+            for op, (own, waits) in zip(summed.layer.layer.ops, behind, strict=True):
+                ops.append(_breakdown(sides.rank_by_op[op.name], op, chosen, own, waits))
+                parts += _parts(own, share)
+            parts += [_part(collective, share) for _, waits in behind for collective in waits]
         parts += _draft_parts(end_of(stack), workload.model.layers)
         explained.append(tuple(ops))
     trust = trust_of(workload.hardware, parts)
@@ -88,32 +84,24 @@ def explain(
 
 def _draft_parts(end: Sides, layers: int) -> list[PricedKernel]:
     """What drafting is priced by, its ops' kernels and collectives, per layer of the model."""
-    parts: list[PricedKernel] = []
-    for stack, dims, _ in passes_of(end):
-        choices = choices_of(stack[0].experts.workload, dims)
-        for sides, chosen in zip(stack, choices, strict=True):
-            share = sides.experts.layers.count / layers
-            for op in sides.experts.layer.ops:
-                rank = sides.rank_by_op[op.name]
-                work = op_work(rank, op, chosen[op.name])
-                parts += [_part(price(rank, kernel), share) for kernel in work.kernels]
-                parts += [_part(collective, share) for collective in work.collectives]
-    return parts
+    return [
+        part
+        for stack, dims, _ in passes_of(end)
+        for summed, sides in zip(group_sums(stack[0].experts.workload), stack, strict=True)
+        for own, _ in summed.behind(sides, dims)
+        for part in _parts(own, sides.experts.layers.count / layers)
+    ]
+
+
+def _parts(own: OpParts, share: float) -> list[PricedKernel]:
+    """Kernels and collectives of an op that a share of the layers has."""
+    return [_part(each, share) for each in (*own.kernels, *own.work.collectives)]
 
 
 def _part(found: KernelTime | Collective, share: float) -> PricedKernel:
     """A kernel or a collective that a share of the layers has."""
     time_s = found.total_s if isinstance(found, KernelTime) else found.time_s
     return PricedKernel(share * time_s, found.error, found.interval, found.extrapolated)
-
-
-def _incoming_collectives(sides: Sides, choices: Mapping[str, int]) -> dict[str, list[Collective]]:
-    incoming: dict[str, list[Collective]] = {op.name: [] for op in sides.experts.layer.ops}
-    for tensor in sides.experts.layer.tensors:
-        ends = tuple([choices[name] for name in tensor.ends])
-        for name, collectives in zip(tensor.consumers, sides.moves(tensor, ends), strict=True):
-            incoming[name].extend(collectives)
-    return incoming
 
 
 @lru_cache(maxsize=1024)
@@ -136,16 +124,11 @@ def _total_s(kernel: KernelTime) -> float:
 
 
 def _breakdown(
-    rank: Rank,
-    op: FusedOp,
-    choices: Mapping[str, int],
-    work: Work,
-    kernels: Sequence[KernelTime],
-    incoming: Sequence[Collective],
+    rank: Rank, op: FusedOp, choices: Mapping[str, int], own: OpParts, waits: Sequence[Collective]
 ) -> OpBreakdown:
-    choice = choices[op.name]
+    choice, (work, kernels) = choices[op.name], own
     op_rule = rule(op, rank.layer, choice)
-    collectives = (*incoming, *work.collectives)
+    collectives = (*waits, *work.collectives)
     communication_s = seconds(collectives)
     kernel_s = sum([kernel.total_s for kernel in kernels])
     compute_s = sum([kernel.compute_s for kernel in kernels])

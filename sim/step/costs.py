@@ -15,7 +15,7 @@ from sim.layers.choices import MatrixDim, kept_tensors, rule, sharded_dim
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
-from sim.ops.rank import OpCost, Rank
+from sim.ops.rank import OpCost, Rank, Work
 from sim.ops.work import op_work
 from sim.prices.collectives import Collective
 from sim.prices.mesh import group
@@ -69,10 +69,28 @@ def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     return found
 
 
-def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
+class OpParts(NamedTuple):
+    """What the cost of an op is made of.
+
+    Attributes:
+        work: Before it is priced.
+        kernels: Its launches, priced.
+    """
+
+    work: Work
+    kernels: list[KernelTime]
+
+
+def op_parts(rank: Rank, op: FusedOp, choice: int) -> OpParts:
+    """What stands behind `op_cost`."""
     work = op_work(rank, op, choice)
+    return OpParts(work, [price(rank, kernel) for kernel in work.kernels])
+
+
+def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
+    work, kernels = op_parts(rank, op, choice)
     return OpCost(
-        kernel_s=sum([price(rank, kernel).total_s for kernel in work.kernels]),
+        kernel_s=sum([kernel.total_s for kernel in kernels]),
         collective_s=seconds(work.collectives),
         weight_bytes=work.weight_bytes,
         kv_bytes=work.kv_bytes,

@@ -1,7 +1,8 @@
 """One layer of a step, stated once: its addends, each under the choices of few ops, and their sum.
 
 Whoever adds up layers interprets this: one strategy (`sim.step.stage`), many at once (`sim.batched`), all combinations
-of a side's choices (`sim.optimum.fronts`) or of a layer's (`sim.optimum.landscape`). Sums take floats or arrays.
+of a side's choices (`sim.optimum.fronts`) or of a layer's (`sim.optimum.landscape`), ranges of batches
+(`sim.optimum.bounds`), the explanation (`sim.step.breakdown`). Sums take floats or arrays.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp, Layer, Tensor
 from sim.ops.layers import layer_of
 from sim.ops.rank import OpCost
-from sim.step.attention_expert_meshes import Sides
-from sim.step.costs import op_cost
+from sim.prices.collectives import Collective
+from sim.step.attention_expert_meshes import Moves, Sides
+from sim.step.costs import OpParts, op_cost, op_parts
 from sim.workload import Workload
 
 Choices = tuple[int, ...]
@@ -38,11 +40,13 @@ class Addend(NamedTuple):
         ops: Whose choices decide, by name: the op itself; or the op that leaves the tensor, and those that read it.
         price: Its figures on both sides of a GPU under these choices: an `OpCost`; or seconds of the redistribution to
             each op that reads the tensor.
+        behind: What these are made of: an `OpParts`; or the collectives to each op that reads the tensor.
     """
 
     name: str
     ops: tuple[str, ...]
     price: Callable[[Sides, Choices], Any]
+    behind: Callable[[Sides, Choices], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +92,11 @@ def layer_sum(layer: Layer) -> LayerSum:
     places = {name: at for at, name in enumerate(layer.op_by_name)}
     return LayerSum(
         layer,
-        tuple(Addend(op.name, (op.name,), partial(_cost, op)) for op in layer.ops),
-        tuple(Addend(tensor.name, tensor.ends, partial(_moves_s, tensor)) for tensor in layer.tensors),
+        tuple(Addend(op.name, (op.name,), partial(_cost, op), partial(_parts, op)) for op in layer.ops),
+        tuple(
+            Addend(tensor.name, tensor.ends, partial(_moves_s, tensor), partial(_moves, tensor))
+            for tensor in layer.tensors
+        ),
         tuple(tuple(places[name] for name in tensor.consumers) for tensor in layer.tensors),
     )
 
@@ -134,6 +141,16 @@ class GroupSum(NamedTuple):
         ops = len(self.layer.costs)
         return PricedOp(found[:ops], found[ops:])
 
+    def behind(self, sides: Sides, dims: Choices) -> list[tuple[OpParts, list[Collective]]]:
+        """Of each op what it is made of, and the collectives that it waits for."""
+        found = [addend.behind(sides, pick(dims)) for addend, pick in zip(self.layer.addends, self.picks, strict=True)]
+        ops = len(self.layer.costs)
+        waits: list[list[Collective]] = [[] for _ in range(ops)]
+        for readers, parts in zip(self.layer.waiting, found[ops:], strict=True):
+            for reader, collectives in zip(readers, parts, strict=True):
+                waits[reader] += collectives
+        return list(zip(found[:ops], waits, strict=True))
+
 
 @lru_cache(maxsize=64)
 def group_sums(workload: Workload) -> tuple[GroupSum, ...]:
@@ -157,8 +174,16 @@ def _cost(op: FusedOp, sides: Sides, choices: Choices) -> OpCost:
     return op_cost(sides.rank_by_op[op.name], op, choices[0])
 
 
+def _parts(op: FusedOp, sides: Sides, choices: Choices) -> OpParts:
+    return op_parts(sides.rank_by_op[op.name], op, choices[0])
+
+
 def _moves_s(tensor: Tensor, sides: Sides, choices: Choices) -> tuple[float, ...]:
     return sides.moves_s(tensor, choices)
+
+
+def _moves(tensor: Tensor, sides: Sides, choices: Choices) -> Moves:
+    return sides.moves(tensor, choices)
 
 
 def add_up(terms: Sequence[Any]) -> Any:
