@@ -195,3 +195,35 @@ def test_no_code_of_the_simulator_names_a_machine() -> None:
                     continue
                 assert not any(name in token.string.lower() for name in ("h100", "sxm", "mi300")), (path, token)
                 assert token.string not in ("132", "989", "1979"), (path, token)
+
+
+# --- memory ----------------------------------------------------------------------------------------------
+
+_AICONFIGURATOR = "aiconfigurator-core 0.12.0, systems/*.yaml"
+_PUBLIC = "nvidia-smi tables that users published"
+DRIVER_REPORTED_MIB = {
+    "a100_40_sxm": (40_960, "github.com/bottlerocket-os/bottlerocket-core-kit/pull/834"),
+    "a100_80_sxm": (81_920, "github.com/modal-labs/modal-client/pull/2797"),
+    "b200_sxm": (183_359, "github.com/NVIDIA/TensorRT-LLM/issues/10278"),
+    "b300_sxm": (275_040, _AICONFIGURATOR),
+    "gb200_nvl72": (189_471, _AICONFIGURATOR),
+    "gb300_nvl72": (284_208, _AICONFIGURATOR),
+    "h100_nvl": (95_830, _PUBLIC),
+    "h100_pcie": (81_559, _PUBLIC),
+    "h100_sxm": (81_559, "github.com/NVIDIA/nccl/issues/1264"),
+    "h200_sxm": (143_771, "github.com/sgl-project/sglang/issues/3196"),
+    "h20_sxm": (97_871, _PUBLIC),
+    "h800_sxm": (81_559, "[assumed] as the H100's: none was found"),
+    "l40s": (46_068, "github.com/akash-network/provider-configs/pull/99"),
+    "mi300x": (196_592, "github.com/ROCm/legacy-rocm-build/issues/4750: 206,141,652,992 bytes"),
+    "mi325x": (262_128, "amd-smi tables that users published"),
+    "mi355x": (294_896, "amd-smi tables that users published"),
+}
+"""Memory as the driver reports it, and where: what an engine's share of the memory is a share of."""
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_has_the_memory_that_its_driver_reports(name: str) -> None:
+    mib, source = DRIVER_REPORTED_MIB[name]
+    assert source
+    assert load_hardware(name).hbm_bytes / 1e9 == pytest.approx(mib * 2**20 / 1e9, abs=0.005)  # GB, two decimals
