@@ -137,6 +137,8 @@ def _documented(name: str, thing: Any) -> list[str]:
     """A heading with the names of the arguments, and the docstring with its sections as lists."""
     if inspect.isclass(thing):
         call = f"{name}(...)"
+    elif isinstance(thing, property):
+        call = name
     else:
         parameters = [each for each in inspect.signature(thing).parameters.values() if each.name != "self"]
         required = [each.name for each in parameters if each.default is each.empty]

@@ -12,9 +12,32 @@ from typing import TYPE_CHECKING, Any
 from raysearch.base.version import __version__
 
 if TYPE_CHECKING:
-    from raysearch.api import evaluate, question, recommend
+    from raysearch.api import (
+        evaluate,
+        export,
+        optimum,
+        place,
+        pools,
+        question,
+        recommend,
+        report,
+        search,
+        study,
+    )
 
-__all__ = ["__version__", "evaluate", "question", "recommend"]
+__all__ = [
+    "__version__",
+    "evaluate",
+    "export",
+    "optimum",
+    "place",
+    "pools",
+    "question",
+    "recommend",
+    "report",
+    "search",
+    "study",
+]
 
 
 def __getattr__(name: str) -> Any:

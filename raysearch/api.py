@@ -9,16 +9,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from sim.config.question import Question
 
 if TYPE_CHECKING:
+    from raysearch.answers.compared_pools import PoolsResult
     from raysearch.answers.evaluated import EvaluationResult
+    from raysearch.answers.exported import ExportResult
+    from raysearch.answers.optimal import OptimumResult
+    from raysearch.answers.placed import PlacementResult
     from raysearch.answers.recommended import RecommendationResult
+    from raysearch.answers.reported import ReportResult
+    from raysearch.answers.searched import SearchResult
 
-__all__ = ["evaluate", "question", "recommend"]
+__all__ = [
+    "evaluate",
+    "export",
+    "optimum",
+    "place",
+    "pools",
+    "question",
+    "recommend",
+    "report",
+    "search",
+    "study",
+]
 
 question = Question
 """A question about a deployment, by keyword arguments: those that the commands' options name."""
@@ -76,7 +95,7 @@ def recommend(
     concurrency: int | None = None,
     price: float | None = None,
     top: int = 5,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: bool = False,
 ) -> RecommendationResult:
     """Recommends a deployment, exactly: every strategy of the engine and every batch are accounted for.
 
@@ -86,7 +105,7 @@ def recommend(
         concurrency: Requests at once to carry with the fewest GPUs; None fills all.
         price: Of a GPU and hour.
         top: Most strategies in the answer.
-        progress: Called with what is being worked out.
+        progress: Whether to say on stderr what is being worked out.
 
     Raises:
         CatalogError, InputError: The question means nothing, or both loads are given.
@@ -96,7 +115,270 @@ def recommend(
     1
     """
     from raysearch.answers.recommended import RecommendationResult
+    from raysearch.base.progress import telling
 
-    return RecommendationResult.of(
-        question, requests_per_s=requests_per_s, concurrency=concurrency, price=price, top=top, progress=progress
+    load = {"requests_per_s": requests_per_s, "concurrency": concurrency}
+    with telling("recommendation") if progress else nullcontext(lambda _: None) as tell:
+        return RecommendationResult.of(question, **load, price=price, top=top, progress=tell)
+
+
+def optimum(
+    question: Question, *, landscape: bool = True, fresh: bool = False, progress: bool = False
+) -> OptimumResult:
+    """Finds the exact optimum over every strategy of the question's space.
+
+    Args:
+        question: What is served, on what, within which limits, and the space that is searched.
+        landscape: Whether the answer counts the feasible strategies too, where they can be added up; done when read.
+        fresh: Whether to search again even if the optimum is in the cache on disk.
+        progress: Whether to show bars on stderr.
+
+    Returns:
+        The best strategy; `compare_spaces()` sets other spaces beside it, `write_certificate(path)` writes a proof.
+
+    Raises:
+        CatalogError, InputError: The question means nothing.
+
+    >>> asked = question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=15)
+    >>> optimum(asked).strategy == recommend(asked, top=1).strategy
+    True
+    """
+    from raysearch.answers.optimal import OptimumResult, no_bars
+    from raysearch.base.progress import stepping
+
+    found = OptimumResult(question, question.load(), landscape, fresh, stepping if progress else no_bars)
+    assert found.searched is not None  # works it out now
+    return found
+
+
+def pools(
+    question: Question,
+    *,
+    mix: Sequence[tuple[int, int, float]] | None = None,
+    requests_per_s: float | None = None,
+    sweep: Mapping[str, Sequence[float]] | None = None,
+    kv_hidden: float = 0.0,
+    host_gb: float = 200.0,
+    host_gb_per_s: float = 50.0,
+    progress: bool = False,
+) -> PoolsResult:
+    """Compares one pool of GPUs with prefill and decode on pools of their own: the exact best of each.
+
+    Args:
+        question: What is served, on what, within which limits; the phase is serve.
+        mix: Requests of several lengths in place of the question's: (prompt tokens, answer tokens, share) each.
+        requests_per_s: Load to carry with the fewest GPUs; None fills all.
+        sweep: Several values of isl, gpus, ttft_ms or requests_per_s, by name: a comparison for each combination.
+        kv_hidden: Share of the cache's transfer that hides behind computing the prompt, 0 to 1.
+        host_gb: Memory of the hosts for KV caches, per GPU, in 1e9 bytes, where a pool re-shards.
+        host_gb_per_s: A GPU's link to it, per direction.
+        progress: Whether to say on stderr what is being worked out.
+
+    Raises:
+        CatalogError, InputError: The question means nothing.
+        ValueError: A mix of lengths or shares that are none.
+    """
+    from raysearch.answers.compared_pools import PoolsResult
+    from raysearch.base.progress import telling
+    from sim.pools.resharding import Host
+
+    host = Host(host_gb * 1e9, host_gb_per_s * 1e9)
+    with telling("pools") if progress else nullcontext(lambda _: None) as tell:
+        return PoolsResult.of(
+            question,
+            mix=mix,
+            requests_per_s=requests_per_s,
+            sweep=sweep,
+            kv_hidden=kv_hidden,
+            host=host,
+            progress=tell,
+        )
+
+
+def place(
+    fleet: str | Path,
+    *,
+    gpus: int | None = None,
+    rate: float = 1.0,
+    cv: float | None = None,
+    requests: int = 1000,
+    seeds: int = 10,
+    progress: bool = False,
+) -> PlacementResult:
+    """Places several models on one cluster so that most requests are in time, though they come in bursts.
+
+    Args:
+        fleet: Name in configs/fleets, or the path of a TOML file.
+        gpus: At hand, in place of the file's.
+        rate: Times the requests per second of the file.
+        cv: Burstiness of all models, in place of the file's; 1 is Poisson.
+        requests: Of a simulated run.
+        seeds: Runs behind each figure.
+        progress: Whether to show bars on stderr.
+
+    Raises:
+        CatalogError: There is no such fleet.
+    """
+    from raysearch.answers.placed import PlacementResult, no_progress
+    from raysearch.base.progress import following
+
+    with following(f"placements of {fleet}") if progress else nullcontext(no_progress) as show:
+        return PlacementResult.of(fleet, gpus=gpus, rate=rate, cv=cv, requests=requests, seeds=seeds, progress=show)
+
+
+def search(
+    question: Question,
+    searcher: str,
+    *,
+    seed: int = 0,
+    budget: int | None = None,
+    simulator: str | None = None,
+    workers: int | None = None,
+    timeout_s: float | None = None,
+    retries: int | None = None,
+    on_failure: Literal["stop", "infeasible"] = "stop",
+    out: str | Path | None = None,
+    resume: bool = False,
+    trust_code: bool = False,
+    progress: bool = False,
+) -> SearchResult:
+    """Runs one searcher, scored against the exact optimum; every call is on disk before the next one begins.
+
+    Args:
+        question: What is searched.
+        searcher: Name of a searcher, or "module:Class" of your own.
+        seed: Equal seeds give equal calls, bit for bit.
+        budget: Strategies to evaluate; 4000, or a heuristic's whole sweep.
+        simulator: "module:function" of another black box; None is our own.
+        workers: Processes that evaluate; by default as many as a slow simulator is worth.
+        timeout_s: Longest call of a simulator in a worker.
+        retries: How often a failing call is tried again.
+        on_failure: What becomes of a strategy on which a simulator fails for good.
+        out: Folder for the results, new or empty; by default results/NAME-UTC TIME.
+        resume: Whether to go on with the unfinished search in `out`.
+        trust_code: Whether to go on with other code than it was begun with.
+        progress: Whether to show bars on stderr.
+
+    Raises:
+        CatalogError, InputError: The question, the searcher or the folder cannot be used.
+        RunFailed: Something broke; what was found is kept.
+    """
+    from raysearch.answers.optimal import no_bars
+    from raysearch.answers.searched import SearchResult, no_bar
+    from raysearch.base.progress import searching, stepping
+    from raysearch.simulators.opening import Patience
+
+    usual = Patience()
+    patience = Patience(
+        usual.timeout_s if timeout_s is None else timeout_s, usual.retries if retries is None else retries
     )
+    return SearchResult.of(
+        question,
+        searcher,
+        seed=seed,
+        budget=budget,
+        simulator=simulator,
+        workers=workers,
+        patience=patience,
+        on_failure=on_failure,
+        out=None if out is None else Path(out),
+        resume=resume,
+        trust_code=trust_code,
+        bars=stepping if progress else no_bars,
+        bar=searching if progress else no_bar,
+    )
+
+
+def study(
+    file: str | Path,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    trust_code: bool = False,
+    address: str | None = None,
+    cpus: int | None = None,
+    simulator: str | None = None,
+    workers: int | None = None,
+    on_failure: Literal["stop", "infeasible"] | None = None,
+) -> ReportResult:
+    """Runs a study on Ray Tune: every searcher on every workload with every seed, in parallel.
+
+    Args:
+        file: Path of a study's TOML file, or a name in configs/studies.
+        out: Folder for the results, new or empty; on a cluster one that all nodes share.
+        resume: Whether to go on with the unfinished study in `out`.
+        trust_code: Whether to go on with other code than it was begun with.
+        address: Of a running Ray cluster; by default $RAY_ADDRESS, or a Ray of its own.
+        cpus: Of that own Ray; by default all.
+        simulator: In place of the file's.
+        workers: In place of the file's.
+        on_failure: In place of the file's.
+
+    Returns:
+        What its folder says, as `report` of it does.
+
+    Raises:
+        CatalogError, InputError: The study or the folder cannot be used.
+        RunFailed: Some runs broke down; the others are finished.
+    """
+    from raysearch.answers.studied import run_study_file
+
+    folder = None if out is None else Path(out)
+    return run_study_file(
+        file,
+        out=folder,
+        resume=resume,
+        trust_code=trust_code,
+        address=address,
+        cpus=cpus,
+        simulator=simulator,
+        workers=workers,
+        on_failure=on_failure,
+    )
+
+
+def report(folder: str | Path) -> ReportResult:
+    """Reads a folder of a study or of a search, finished or not: scores, statistics over seeds, the best strategies.
+
+    Args:
+        folder: Of the results.
+
+    Raises:
+        InputError: It holds none, or none that can be trusted.
+    """
+    from raysearch.answers.reported import ReportResult
+
+    return ReportResult.of(folder)
+
+
+def export(
+    source: str | Path | RecommendationResult | OptimumResult | EvaluationResult | SearchResult | PoolsResult,
+    to: str = "vllm",
+    *,
+    question: Question | None = None,
+    alternative: int = 0,
+    serve: str | None = None,
+    replicas: int = 1,
+    ops: Sequence[str] | None = None,
+) -> ExportResult:
+    """Writes a strategy as the command, configuration or code that runs it, and says what that leaves out.
+
+    Args:
+        source: An answer, or the folder of one, or a JSON file with a strategy.
+        to: "vllm", "sglang", "trtllm", "megatron", "dynamo", "llm-d", "dtensor", "jax", or one that a package adds.
+        question: What is served, where the source does not say.
+        alternative: Of a recommendation: 0 is the best, then its alternatives; of pools a point.
+        serve: Weights, a Hugging Face repository or a path; by default the model's.
+        replicas: Copies that share nothing, of an answer that is one strategy.
+        ops: Shard only these; by default all.
+
+    Raises:
+        InputError, StrategyError, CatalogError: There is no such strategy or target, or the target cannot run it.
+
+    >>> asked = question(model="llama_3_1_8b", isl=1000, osl=100)
+    >>> export(evaluate(asked, layout="tp2", batch=8)).command.split()[:3]
+    ['vllm', 'serve', 'meta-llama/Llama-3.1-8B-Instruct']
+    """
+    from raysearch.answers.exported import ExportResult, deployments_of
+
+    return ExportResult.of(deployments_of(source, question, alternative, serve, replicas), to, ops)

@@ -26,7 +26,8 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
-def test_examples_print_what_they_say(page: Path) -> None:
+def test_examples_print_what_they_say(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # for what they write
     text = page.read_text(encoding="utf-8").replace("\n```", "\n\n")  # what a fence ends is no output
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)

@@ -19,6 +19,11 @@ _NOTEBOOK_COLUMNS = 140
 class Result(ABC):
     """An answer: `print` it with rich, let a notebook show it, or take it as data."""
 
+    @property
+    @abstractmethod
+    def feasible(self) -> bool:
+        """Whether there is anything that can be run; without it a command exits with 3."""
+
     @abstractmethod
     def to_dict(self) -> JsonFields:
         """The answer as `--json` prints it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,6 +23,9 @@ from sim.json_object import JsonFields, JsonObject
 from sim.layouts import layout_of
 from sim.strategy import Strategy
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 RESULTS_ROOT = Path("results")
 """Where commands without --out put their folders, relative to the working directory."""
 
@@ -28,6 +33,13 @@ RESULTS_ROOT = Path("results")
 def write_bytes(path: Path, content: bytes) -> None:
     """Writes a file; see `envs.row_files.write_atomically`."""
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def png_of(figure: Figure, dpi: int = 150) -> bytes:
+    """A picture as a PNG file has it."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=dpi)
+    return picture.getvalue()
 
 
 def write_json(path: Path, value: JsonFields) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envs.row_files import write_atomically
+from raysearch.base.file_io import png_of, write_bytes
 from sim.json_object import JsonFields, JsonObject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CURVE_FILE = "curve.png"
 COMPARISON_FILE = "comparison.png"
@@ -20,7 +23,7 @@ _PANEL = (5.2, 4.2)
 _MOST_COLUMNS = 4
 
 Draw = Callable[[Any], None]
-Lines = Mapping[str, Mapping[str, Any]]
+Lines = Mapping[str, JsonFields]
 
 
 def write_figures(directory: Path, statistics: JsonFields) -> dict[str, Path]:
@@ -35,28 +38,31 @@ def write_figures(directory: Path, statistics: JsonFields) -> dict[str, Path]:
     Raises:
         OSError: A picture cannot be written.
     """
-    pictures = {CURVE_FILE: _curves(statistics)}
+    pictures = {CURVE_FILE: curves_by_calls(statistics)}
     if len(statistics["searchers"]) > 1:
-        pictures[COMPARISON_FILE] = _comparison(statistics)
-    for name, panels in pictures.items():
-        _write(directory / name, panels)
+        pictures[COMPARISON_FILE] = _panels(_comparison(statistics))
+    for name, figure in pictures.items():
+        write_bytes(directory / name, png_of(figure, dpi=110))
     return {Path(name).stem: directory / name for name in pictures}
 
 
-def _write(path: Path, panels: Sequence[Draw]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def curves_by_calls(statistics: JsonFields) -> Figure:
+    """The anytime curves: see `write_figures`."""
+    return _panels(_curves(statistics))
+
+
+def _panels(draws: Sequence[Draw]) -> Figure:
     from matplotlib.figure import Figure
 
-    columns = min(len(panels), _MOST_COLUMNS)
-    rows = math.ceil(len(panels) / columns)
+    columns = min(len(draws), _MOST_COLUMNS)
+    rows = math.ceil(len(draws) / columns)
     figure = Figure(figsize=(_PANEL[0] * columns, _PANEL[1] * rows), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for draw, panel in zip(panels, axes, strict=False):
+    for draw, panel in zip(draws, axes, strict=False):
         draw(panel)
-    for empty in axes[len(panels) :]:
+    for empty in axes[len(draws) :]:
         empty.remove()
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
+    return figure
 
 
 def _curves(statistics: JsonFields) -> list[Draw]:

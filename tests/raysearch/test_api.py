@@ -5,17 +5,33 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import raysearch as rs
 from raysearch.answers.recommended import RecommendationResult
+from raysearch.answers.result import Result
+from raysearch.answers.searched import SearchResult
+from raysearch.base.errors import InputError
 from raysearch.cli.app import app
+from raysearch.runs.run import SearchRun
+from raysearch.studies.study_file import load_study, run_dir, write_study
 
 RUNNER = CliRunner()
 WORDS = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--gpus", "2", "--tpot-ms", "20")
 QUESTION = rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=2, tpot_ms=20)
+FUNCTIONS = ["evaluate", "export", "optimum", "place", "pools", "question", "recommend", "report", "search", "study"]
+
+
+def told(*words: object) -> Any:
+    return json.loads(RUNNER.invoke(app, [*map(str, words), "--json"], catch_exceptions=False).stdout)
+
+
+def plain(result: Result) -> Any:
+    return json.loads(json.dumps(result.to_dict()))
 
 
 @pytest.fixture(scope="module")
@@ -23,24 +39,46 @@ def recommended() -> RecommendationResult:
     return rs.recommend(QUESTION, top=2)
 
 
+@pytest.fixture(scope="module")
+def searched(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
+    out = tmp_path_factory.mktemp("searched") / "out"
+    return rs.search(rs.question(workload=str(tiny_workload)), "annealing", budget=40, out=out)
+
+
 def test_nothing_else_is_public() -> None:
-    assert dir(rs) == ["__version__", "evaluate", "question", "recommend"]
+    assert dir(rs) == ["__version__", *FUNCTIONS]
+    assert all(callable(getattr(rs, name)) and getattr(rs, name).__doc__ for name in FUNCTIONS)
     with pytest.raises(AttributeError, match="no attribute 'valuate'"):
         _ = rs.valuate  # type: ignore[attr-defined]
 
 
-def test_an_engineer_s_question_starts_neither_ray_nor_torch() -> None:
-    code = (
-        "import sys, raysearch as rs; q = rs.question(model='llama_3_1_8b', isl=1000, osl=100, gpus=1, tpot_ms=9); "
-        "rs.recommend(q, top=1); rs.evaluate(q, tp=1, batch=4); print(sorted({'ray', 'torch'} & sys.modules.keys()))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+DEPLOYING = """if True:
+    import sys
+    class Absent:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in ("ray", "torch", "optuna", "cmaes", "tensorboardX"):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    sys.meta_path.insert(0, Absent())
+    import raysearch as rs
+    question = rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=9)
+    assert rs.evaluate(question, tp=1, batch=4).feasible
+    best = rs.recommend(question, top=1)
+    assert rs.optimum(question).strategy == best.strategy
+    assert rs.pools(question).feasible
+    assert rs.export(best).command.startswith("vllm serve")
+    assert rs.place("bursty_qwens", gpus=2, requests=100, seeds=1).to_rows()
+    assert rs.search(question, "random", budget=3, out=sys.argv[1]).summary["calls"] == 3
+    assert rs.report(sys.argv[1]).complete
+"""
+
+
+def test_all_but_studies_and_learning_searchers_work_without_ray_and_torch(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", DEPLOYING, tmp_path / "out"], check=True)
 
 
 def test_an_evaluation_is_the_command_s() -> None:
     found = rs.evaluate(QUESTION, tp=2, batch=64)
-    shown = RUNNER.invoke(app, ["evaluate", *WORDS, "--tp", "2", "--batch", "64", "--json"], catch_exceptions=False)
-    assert json.loads(json.dumps(found.to_dict())) == json.loads(shown.stdout)
+    assert plain(found) == told("evaluate", *WORDS, "--tp", "2", "--batch", "64")
     assert (found.feasible, found.broken) == (True, [])
     assert not rs.evaluate(QUESTION, tp=2, batch=4096).feasible
     frame = found.to_frame()
@@ -49,21 +87,114 @@ def test_an_evaluation_is_the_command_s() -> None:
 
 
 def test_a_recommendation_is_the_command_s(recommended: RecommendationResult) -> None:
-    shown = RUNNER.invoke(app, ["recommend", *WORDS, "--top", "2", "--json"], catch_exceptions=False)
-    assert json.loads(json.dumps(recommended.to_dict())) == json.loads(shown.stdout)
+    assert plain(recommended) == told("recommend", *WORDS, "--top", "2")
     assert recommended.strategy is not None
     assert list(recommended.to_frame()["layout"]) == [row["layout"] for row in recommended.to_rows()]
     assert len(recommended.figure().axes[0].lines) > 0
 
 
-def test_results_show_themselves_in_a_terminal_and_in_a_notebook(recommended: RecommendationResult) -> None:
+def test_an_optimum_is_the_command_s(tmp_path: Path) -> None:
+    found = rs.optimum(QUESTION)
+    assert plain(found) == told("optimum", *WORDS)
+    assert found.best is not None
+    assert found.tokens_per_s_per_gpu == found.best.tokens_per_s_per_gpu
+    assert "strategies of the space 'vllm'" in str(found)
+    assert found.figure().axes
+    assert found.write_certificate(tmp_path / "proof.json") > 0
+    assert told("optimum", *WORDS, "--check", tmp_path / "proof.json")["strategy"] == plain(found)["strategy"]
+    nothing = rs.optimum(rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=0.01))
+    assert (nothing.feasible, nothing.strategy, nothing.tokens_per_s_per_gpu) == (False, None, 0.0)
+    assert "No strategy of" in str(nothing)
+
+
+def test_a_landscape_is_counted_where_ops_are_chosen_one_by_one(tiny_workload: Path) -> None:
+    found = rs.optimum(rs.question(workload=str(tiny_workload)))
+    assert plain(found) == told("optimum", "-w", tiny_workload)
+    assert found.around is not None
+    assert found.to_rows()[-1]["tokens_per_s_per_gpu"] <= found.tokens_per_s_per_gpu
+    beside = found.compare_spaces()
+    assert plain(beside) == told("optimum", "-w", tiny_workload, "--compare-spaces")
+    assert {row["space"] for row in beside.to_rows()} >= {"paper", "joint", "extended"}
+    assert "the exact best of each space" in str(beside)
+
+
+def test_pools_are_the_command_s(tmp_path: Path) -> None:
+    found = rs.pools(QUESTION, sweep={"ttft_ms": [200, 2000]})
+    assert plain(found) == told("pools", *WORDS, "--sweep", "ttft-ms=200,2000")
+    assert [row["ttft_ms"] for row in found.to_rows()] == [200, 2000]
+    assert found.figure().axes
+    found.write(tmp_path)
+    assert (tmp_path / "pools.png").is_file()
+    assert rs.export(found).to_dict() == rs.export(tmp_path).to_dict()
+    with pytest.raises(InputError, match="cannot sweep batch"):
+        rs.pools(QUESTION, sweep={"batch": [1]})
+
+
+def test_a_placement_is_the_command_s() -> None:
+    few = ("--requests", "100", "--seeds", "2", "--gpus", "2")
+    found = rs.place("bursty_qwens", requests=100, seeds=2, gpus=2)
+    assert plain(found) == told("place", "bursty_qwens", *few)
+    assert [row["placement"] for row in found.to_rows()] == [option.name for option in found.plan.options]
+    assert "placements simulated" in str(found)
+
+
+def test_a_search_and_its_report_are_the_commands(searched: SearchResult, tiny_workload: Path, tmp_path: Path) -> None:
+    words = ("search", "-w", tiny_workload, "-s", "annealing", "-b", "40", "--out", tmp_path / "out")
+    same = told(*words)
+    moving = {"folder", "wall_s", "improvements", "metrics", "rows_sha256"}
+    assert {name: value for name, value in plain(searched).items() if name not in moving} == {
+        name: value for name, value in same.items() if name not in moving
+    }
+    assert searched.fraction_of_optimum == pytest.approx(searched.tokens_per_s_per_gpu / same["optimum"])
+    assert len(searched.to_frame()) == 40
+    report = rs.report(searched.folder)
+    assert report.complete
+    assert report.to_rows()[0]["searcher"] == "annealing"
+    assert str(report) == str(searched)
+    assert report.figure().axes
+    drawn = told("report", searched.folder)
+    assert {**drawn, "curve": None, "comparison": None} == plain(report)
+
+
+def test_a_study_is_run_and_reported(tiny_workload: Path, tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(
+        f'name = "s"\nworkloads = ["{tiny_workload}"]\nsearchers = ["random"]\nseeds = [0, 1]\nbudget = 5\n'
+    )
+    study = load_study(tmp_path / "s.toml")
+    write_study(study, dict.fromkeys(study.workloads), tmp_path / "out")
+    for run_id, spec in study.specs().items():  # all finished, so that no Ray is started
+        run = SearchRun(spec, run_dir(tmp_path / "out", run_id))
+        run.advance(5)
+        run.finish()
+    found = rs.study(tmp_path / "s.toml", out=tmp_path / "out", resume=True)
+    assert found.complete
+    assert plain(found) == plain(rs.report(tmp_path / "out"))
+
+
+def test_an_export_is_the_command_s(recommended: RecommendationResult, tmp_path: Path) -> None:
+    recommended.write(tmp_path)
+    for to in ("vllm", "llm-d"):
+        found = rs.export(recommended, to)
+        assert plain(found) == plain(rs.export(tmp_path, to)) == told("export", tmp_path, "--to", to)
+        assert found.command in str(found)
+    second = rs.export(recommended, alternative=1, serve="./weights")
+    assert "./weights" in second.command
+    asked = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--layout", "tp2", "--batch", "8")
+    one = rs.evaluate(rs.question(model="llama_3_1_8b", isl=1000, osl=100), layout="tp2", batch=8)
+    assert plain(rs.export(one, "sglang", replicas=3)) == told("export", *asked, "--to", "sglang", "--replicas", "3")
+
+
+def test_results_show_themselves_in_a_terminal_and_in_a_notebook(
+    recommended: RecommendationResult, searched: SearchResult
+) -> None:
     text = str(recommended)
     assert "tokens/s/GPU [" in text  # brackets are no markup
     assert "What to run, and what else" in text
-    assert recommended._repr_html_().startswith("<pre")
+    for result in (recommended, searched, rs.export(recommended)):
+        assert result._repr_html_().startswith("<pre")
 
 
-def test_what_cannot_be_met_is_a_result(recommended: RecommendationResult) -> None:
+def test_what_cannot_be_met_is_a_result() -> None:
     impossible = rs.recommend(rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=0.01), top=1)
     assert (impossible.feasible, impossible.best) == (False, None)
     assert "Nothing is feasible" in str(impossible)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import typer
-
 from raysearch.answers.evaluated import EvaluationResult
 from raysearch.answers.strategy_text import strategy_of
-from raysearch.base.errors import NOTHING_FEASIBLE
-from raysearch.cli.commands.options import JsonOption, show_result
+from raysearch.cli.commands.options import JsonOption, exit_unless_feasible, show_result
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.strategy_options import (
     BatchOption,
@@ -55,5 +52,4 @@ def evaluate_strategy(
     strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout)
     found = EvaluationResult(question, workload, evaluate(workload, strategy))
     show_result(found, as_json=as_json)
-    if found.broken:
-        raise typer.Exit(NOTHING_FEASIBLE)
+    exit_unless_feasible(found)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from raysearch.answers.exported import ExportResult
 from raysearch.answers.strategy_text import strategy_of
-from raysearch.base.errors import NOTHING_FEASIBLE, InputError
-from raysearch.base.file_io import strategy_dict, write_together
-from raysearch.cli.commands.options import JsonOption, at_home, print_json
+from raysearch.base.errors import InputError
+from raysearch.cli.commands.options import JsonOption, at_home, exit_unless_feasible, show_result
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.strategy_options import (
     CpOption,
@@ -22,11 +22,11 @@ from raysearch.cli.commands.strategy_options import (
     MoeTpOption,
     PpOption,
 )
-from raysearch.deploy.export.deployment import Deployment, Export
-from raysearch.deploy.export.formats import exporter, exporter_names, pools_exporter
+from raysearch.deploy.export.deployment import Deployment
+from raysearch.deploy.export.formats import exporter, exporter_names
+from raysearch.deploy.export.source import read_deployments
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
-from sim.json_object import JsonObject
 
 _OUT = typer.Option("--out", "-o", help="Folder for the files.", show_default="printed", callback=at_home)
 
@@ -79,53 +79,22 @@ def export_strategy(
       raysearch export best.json -w gpt_moe_1_2t_16k --to dtensor --ops qkv_proj,attention,o_proj --out mine
     """
     check_folder(out)
-    write = exporter(to)
+    exporter(to)
     if source is not None:
-        from raysearch.deploy.export.source import read_deployments
-
         deployments = read_deployments(source, question, alternative, serve)
     else:
         said = (ep, pp, dims, cp, dp, moe_tp, layout)
         deployments = {"": _described(question, tp, batch, replicas, serve, said)}
-    if ops is not None:
-        from raysearch.deploy.export.cut import with_ops
-
-        names = [name.strip() for name in ops.split(",")]
-        deployments = {pool: with_ops(each, names) for pool, each in deployments.items()}
-    together = pools_exporter(to) if len(deployments) > 1 else None
-    exports: dict[str, Export] = {}
-    try:
-        exports = {"": together(deployments)} if together else {pool: write(each) for pool, each in deployments.items()}
-    except ValueError as error:
-        raise InputError(f"{to} cannot run it: {error}") from error
+    found = ExportResult.of(deployments, to, None if ops is None else [name.strip() for name in ops.split(",")])
     if out is not None:
-        files = {Path(pool) / name: text for pool, each in exports.items() for name, text in each.all_files.items()}
-        write_together(out, {str(path): text.encode() for path, text in files.items()})
+        found.write(out)
     if as_json:
-        print_json(_told(to, deployments, exports))
+        show_result(found, as_json=True)
     else:
-        for pool, export in exports.items():
-            _print(export, pool, shown=out is None)
-    if any(export.violations for export in exports.values()):
-        raise typer.Exit(NOTHING_FEASIBLE)
-
-
-def _told(to: str, deployments: dict[str, Deployment], exports: dict[str, Export]) -> JsonObject:
-    """What was exported: of one pool all in one, of several by their names, what is written for all together beside."""
-    told: dict[str, JsonObject] = {
-        pool: {"to": to, "strategy": strategy_dict(each.strategy), "replicas": each.replicas}
-        for pool, each in deployments.items()
-    }
-    for pool, export in exports.items():
-        told.setdefault(pool, {"to": to}).update(
-            command=export.command_text,
-            files=dict(export.files),
-            violations=list(export.violations),
-            dropped=list(export.dropped),
-            notes=list(export.notes),
-        )
-    whole = told.pop("", {})
-    return {**whole, "pools": told} if told else whole
+        print("\n\n".join(found.texts(with_files=out is None)))
+        for text in found.remarks():
+            print(text, file=sys.stderr)
+    exit_unless_feasible(found)
 
 
 def _described(
@@ -139,21 +108,3 @@ def _described(
     ep, pp, *others = rest
     strategy = strategy_of(workload, tp, ep, pp, batch, *others)
     return Deployment(workload, strategy, serve or repository(workload, question.model), replicas)
-
-
-def _print(export: Export, pool: str, *, shown: bool) -> None:
-    if pool:
-        print(f"# The {pool} pool")
-        print(f"the {pool} pool:", file=sys.stderr)
-    for text in export.violations:
-        print(f"infeasible: {text}", file=sys.stderr)
-    texts = [export.command_text] if export.command else []
-    if shown:
-        texts += [
-            f"# {name}\n{text.rstrip()}" if export.command else text.rstrip() for name, text in export.files.items()
-        ]
-    print("\n\n".join(texts))
-    for text in export.dropped:
-        print(f"left out: {text}", file=sys.stderr)
-    for text in export.notes:
-        print(f"note: {text}", file=sys.stderr)

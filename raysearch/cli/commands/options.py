@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from raysearch.answers.result import Result
+from raysearch.base.errors import NOTHING_FEASIBLE
 from raysearch.base.limits import MOST_RETRIES, MOST_WORKERS
 from sim.json_object import JsonFields
 
@@ -91,11 +92,19 @@ def print_json(value: JsonFields) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def show_result(result: Result, *, as_json: bool) -> None:
-    """Prints a result for people or for programs."""
+def show_result(result: Result, *, as_json: bool = False, written: Path | None = None) -> None:
+    """Prints a result for people, block by block, and where it was written; or for programs."""
     if as_json:
         print_json(result.to_dict())
         return
-    from raysearch.base.rich_tables import printer
+    from raysearch.base.rich_tables import print_blocks
 
-    printer().print(result)
+    print_blocks(result.blocks())
+    if written is not None:
+        print(f"Written: {written}")
+
+
+def exit_unless_feasible(result: Result) -> None:
+    """Ends the command with 3 where nothing can be run."""
+    if not result.feasible:
+        raise typer.Exit(NOTHING_FEASIBLE)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from raysearch.base.errors import NOTHING_FEASIBLE
-from raysearch.cli.commands.options import JsonOption, at_home, print_json
+from raysearch.answers.placed import PlacementResult
+from raysearch.cli.commands.options import JsonOption, at_home, exit_unless_feasible, show_result
 from raysearch.processes.claim import check_folder
 
 
@@ -43,25 +43,14 @@ def place(
       raysearch place my_fleet.toml --gpus 16 --seeds 20 --out results/fleet
       raysearch place my_fleet.toml --json
     """
-    from dataclasses import replace
-
     from raysearch.base.progress import following
-    from raysearch.deploy.place.fleet_file import load_fleet
-    from raysearch.deploy.place.fleet_plan import curves, fleet_plan_dict, plan_fleet
-    from raysearch.deploy.place.fleet_plan_text import show_fleet_plan, write_fleet_plan
 
     check_folder(out)
-    loaded = load_fleet(fleet, **({} if gpus is None else {"gpus": gpus}))
-    loaded = replace(loaded, cluster=loaded.cluster.at(rate, cv))
-    with following(f"placements of {loaded.file.name}") as progress:
-        found = plan_fleet(loaded, requests, seeds, progress)
+    with following(f"placements of {fleet}") as progress:
+        found = PlacementResult.of(
+            fleet, gpus=gpus, rate=rate, cv=cv, requests=requests, seeds=seeds, progress=progress
+        )
         if out is not None:
-            write_fleet_plan(found, curves(found, progress), out)
-    if as_json:
-        print_json(fleet_plan_dict(found))
-    else:
-        show_fleet_plan(found)
-        if out is not None:
-            print(f"Written: {out}")
-    if found.best.attained.value == 0:
-        raise typer.Exit(NOTHING_FEASIBLE)
+            found.write(out)
+    show_result(found, as_json=as_json, written=out)
+    exit_unless_feasible(found)

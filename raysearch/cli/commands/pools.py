@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from raysearch.base.errors import NOTHING_FEASIBLE, InputError
-from raysearch.cli.commands.options import JsonOption, OutOption, print_json
+from raysearch.answers.compared_pools import SWEPT, PoolsResult
+from raysearch.base.errors import InputError
+from raysearch.cli.commands.options import JsonOption, OutOption, exit_unless_feasible, show_result
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
+from sim.pools.resharding import Host
 from sim.pools.traffic import Traffic, TrafficKind
-
-_BATCHES = tuple(sorted({*(1 << power for power in range(13)), *(3 << power for power in range(11))}))
-"""Powers of two and the middle between them. [assumed] the next finer grid, for times per pool of seconds."""
 
 
 @takes_question
@@ -63,60 +61,25 @@ def compare_pools(
       raysearch pools --model llama_3_1_70b --gpus 64 --isl 8000 --osl 500 --tpot-ms 30 --sweep requests-per-s=0.5,2,8
     """
     from raysearch.base.progress import telling
-    from raysearch.deploy.pools.pool_comparison import Case, along_traffic
-    from raysearch.deploy.pools.pools_files import answers_dict, write_answers
-    from sim.pools.matching import Limits
-    from sim.pools.resharding import Host
 
     check_folder(out)
-    if question.phase not in (None, "serve"):
-        raise InputError(f"--phase {question.phase}: pools are compared in phase serve: leave it out")
-    swept = _swept(sweep or [])
-    mixes = _mixes(question, swept.get("isl"), mix)
-    question = replace(
-        question,
-        phase="serve",
-        isl=max(1, round(mixes[0].prompt_tokens)),
-        osl=max(1, round(mixes[0].output_tokens)),
-        gpus=int(max(swept["gpus"])) if "gpus" in swept else question.gpus,
-    )
-    workload = loaded(question)
-    workload = replace(workload, degrees=replace(workload.degrees, batch=_BATCHES))
-    sizes = [int(size) for size in swept.get("gpus", [workload.max_gpus])]
-    ttfts = [each / 1e3 for each in swept["ttft-ms"]] if "ttft-ms" in swept else [workload.ttft_slo_s]
-    loads: list[float | None] = [*swept["requests-per-s"]] if "requests-per-s" in swept else [requests_per_s]
-    kept = 1 - workload.margin
-    limits = [
-        Limits(size, workload.tpot_slo_s * kept, ttft * kept, load)
-        for size in sizes
-        for ttft in ttfts
-        for load in loads
-    ]
-    case = Case(
-        replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf),
-        mixes[0],
-        limits[0],
-        kv_hidden,
-        Host(host_gb * 1e9, host_gb_per_s * 1e9),
-    )
     with telling("pools") as tell:
-        found = along_traffic(case, mixes, limits, tell)
-    told = write_answers(found, question, out) if out is not None else answers_dict(found, question)
-    if as_json:
-        print_json(told)
-    else:
-        from raysearch.deploy.pools.pools_text import show_pools
-
-        show_pools(found)
-        if out is not None:
-            print(f"Written: {out}")
-    if not any(each.winner for each in found):
+        found = PoolsResult.of(
+            question,
+            mix=None if mix is None else _mix(mix),
+            requests_per_s=requests_per_s,
+            sweep=_swept(sweep or []),
+            kv_hidden=kv_hidden,
+            host=Host(host_gb * 1e9, host_gb_per_s * 1e9),
+            progress=tell,
+        )
+    loaded(found.question)  # which says what is to be known of the model
+    if out is not None:
+        found.write(out)
+    show_result(found, as_json=as_json, written=out)
+    if not found.feasible:
         print("Nothing is feasible within the limits: allow more time or GPUs.", file=sys.stderr)
-        raise typer.Exit(NOTHING_FEASIBLE)
-
-
-_SWEPT = {"isl": True, "gpus": True, "ttft-ms": False, "requests-per-s": False}
-"""What may be swept, and whether it is whole."""
+    exit_unless_feasible(found)
 
 
 def _swept(texts: list[str]) -> dict[str, list[float]]:
@@ -124,11 +87,11 @@ def _swept(texts: list[str]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for text in texts:
         name, _, values = text.partition("=")
-        name = name.replace("_", "-")
-        if name not in _SWEPT or name in found:
-            known = ", ".join(_SWEPT)
+        name = name.replace("-", "_")
+        if name not in SWEPT or name in found:
+            known = ", ".join(SWEPT).replace("_", "-")
             raise InputError(f"--sweep: expected NAME=VALUE,VALUE,... with a NAME of {known}, each once; got {text!r}")
-        found[name] = _numbers(f"--sweep {name}", values, whole=_SWEPT[name])
+        found[name] = _numbers(f"--sweep {name.replace('_', '-')}", values, whole=SWEPT[name])
     return found
 
 
@@ -142,21 +105,13 @@ def _numbers(option: str, text: str, *, whole: bool) -> list[float]:
     return sorted(set(found))
 
 
-def _mixes(question: Question, lengths: list[float] | None, mix: str | None) -> list[Traffic]:
-    """One mix per prompt length, or the one of --mix."""
-    if mix is None:
-        lengths = lengths or ([question.isl] if question.isl is not None else None)
-        if question.workload is not None and lengths is None and question.osl is None:
-            file = question.load()
-            return [Traffic.of([TrafficKind(file.prompt_tokens, file.output_tokens)])]
-        if lengths is None or question.osl is None:
-            raise InputError("expected --isl and --osl, or --mix ISL:OSL:SHARE,...")
-        return [Traffic.of([TrafficKind(int(length), question.osl)]) for length in lengths]
-    if question.isl is not None or question.osl is not None or lengths is not None:
-        raise InputError("give --isl and --osl, or --mix, not both")
+def _mix(text: str) -> list[tuple[int, int, float]]:
+    """Kinds of requests of texts such as "1000:200:7,16000:1000:3"."""
     try:
-        kinds = [each.split(":") for each in mix.split(",")]
-        return [Traffic.of(TrafficKind(int(length), int(out), float(share)) for length, out, share in kinds)]
+        kinds = [each.split(":") for each in text.split(",")]
+        mix = [(int(length), int(out), float(share)) for length, out, share in kinds]
+        Traffic.of(TrafficKind(*kind) for kind in mix)
     except ValueError as error:
         form = "ISL:OSL:SHARE, comma-separated, as 1000:200:7,16000:1000:3"
-        raise InputError(f"--mix: expected {form}, got {mix!r}") from error
+        raise InputError(f"--mix: expected {form}, got {text!r}") from error
+    return mix

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from raysearch.base.errors import InputError, Interrupted, RunFailed
-from raysearch.base.file_io import results_folder
+from raysearch.answers.studied import run_study_file
+from raysearch.base.errors import Interrupted, RunFailed
 from raysearch.base.limits import MOST_CPUS
 from raysearch.cli.commands.options import JsonOption, OnFailureOption, OutOption, SimulatorOption, TrustCodeOption
-from raysearch.optima.named_spaces import optimum_value
-from raysearch.processes.claim import claimed
 from raysearch.processes.watcher import can_go_on_with, kept_by
-
-if TYPE_CHECKING:
-    from raysearch.studies.study_file import Study
+from raysearch.studies.study_file import has_begun
 
 
 def run(
@@ -58,83 +52,35 @@ def run(
       raysearch study configs/studies/smoke.toml --out results/smoke --resume
       raysearch study mine.toml --simulator my_package.cluster:measure --workers 4
     """
-    from raysearch.studies.study_file import check_study_code, has_begun, load_study
+    from raysearch.base.progress import stepping
+    from raysearch.cli.commands.report import show_report
 
-    if resume and out is None:
-        raise InputError("--resume needs --out: the folder of the study to continue")
-    if resume and out is not None:
-        check_study_code(out, trusted=trust_code)  # before any of it is imported
-    failures = on_failure.value if on_failure else None
-    study = load_study(file, simulator=simulator, workers=workers, on_failure=failures)
-    folder = results_folder(out, study.file.name)
-    with claimed(folder, resume=resume):
-        if resume:
-            _check_begun(study, folder)
-        given = {"out": folder, "simulator": simulator, "workers": workers, "on-failure": failures}
-        same = [*_flags({**given, "address": address, "cpus": cpus}), *(["--trust-code"] if trust_code else [])]
-        again = [file, *same, *(["--json"] if as_json else [])]
-        try:
-            begun = partial(can_go_on_with, ["study", *again, "--resume"])
-            _run_open(study, _optima(study), folder, address, cpus, resume, begun)
-        except (Interrupted, RunFailed) as stop:
-            if not has_begun(folder):
-                raise
-            rest = kept_by(["study", file, *same, "--resume"])
-            if isinstance(stop, Interrupted):
-                raise Interrupted(stop.signum, f"{stop}; {rest}") from None
-            raise RunFailed(f"{stop}; {rest}") from stop
-    from raysearch.cli.commands.report import report_results
+    options = {"simulator": simulator, "workers": workers, "on_failure": on_failure.value if on_failure else None}
+    options |= {"address": address, "cpus": cpus}
+    began = [out] if resume and out else []
 
-    report_results(folder, as_json)
+    def again(*more: str) -> list[str]:
+        flags = [*_flags({"out": began[-1], **options}), *(["--trust-code"] if trust_code else [])]
+        return ["study", file, *flags, *more, "--resume"]
+
+    def begun(folder: Path) -> None:
+        began.append(folder)
+        can_go_on_with(again(*(["--json"] if as_json else [])))
+
+    try:
+        found = run_study_file(
+            file, out=out, resume=resume, trust_code=trust_code, begun=begun, bars=stepping, **options
+        )
+    except (Interrupted, RunFailed) as stop:
+        if not (began and has_begun(began[-1])):
+            raise
+        rest = kept_by(again())
+        if isinstance(stop, Interrupted):
+            raise Interrupted(stop.signum, f"{stop}; {rest}") from None
+        raise RunFailed(f"{stop}; {rest}") from stop
+    show_report(found, as_json=as_json)
 
 
 def _flags(given: Mapping[str, object]) -> list[str]:
-    return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
-
-
-def _check_begun(study: Study, folder: Path) -> None:
-    from raysearch.studies.damage import set_aside_damaged
-    from raysearch.studies.study_file import check_same_study
-
-    check_same_study(study, folder)
-    for what in set_aside_damaged(folder).values():
-        print(f"note: {what}: the run is made again", file=sys.stderr)
-
-
-def _optima(study: Study) -> dict[str, float | None]:
-    from raysearch.base.progress import stepping
-
-    optima: dict[str, float | None] = {}
-    if study.file.simulator is not None:
-        return dict.fromkeys(study.workloads)
-    for text, workload in study.workloads.items():
-        with stepping(f"exact optimum of {workload.name}") as progress:
-            optima[text] = optimum_value(workload, progress)
-    return optima
-
-
-def _run_open(
-    study: Study,
-    optima: dict[str, float | None],
-    folder: Path,
-    address: str | None,
-    cpus: int | None,
-    resume: bool,
-    begun: Callable[[], None],
-) -> None:
-    from raysearch.runs.run import finish_rows, finished_summary
-    from raysearch.studies.study_file import run_dir
-
-    summaries = {run_id: finished_summary(run_dir(folder, run_id)) for run_id in study.specs()}
-    finished = {run_id: summary for run_id, summary in summaries.items() if summary}
-    for run_id in finished:  # one may have been killed between its summary and the last step
-        finish_rows(run_dir(folder, run_id))
-    if len(finished) == len(summaries):
-        return
-    from raysearch.studies.journal import Journal
-    from raysearch.studies.study_display import Displays, StudyBars
-    from raysearch.studies.tuning import run_study
-
-    with StudyBars(study.file.name, study.specs(), finished) as bars:
-        display = Displays(bars, Journal(folder))
-        run_study(study, optima, folder, display=display, address=address, cpus=cpus, resume=resume, begun=begun)
+    words = ((f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None)
+    return [part for pair in words for part in pair]

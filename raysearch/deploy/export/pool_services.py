@@ -68,7 +68,9 @@ class _Answers(Record):
     question: JsonObject | None = None
 
 
-def pool_deployments(path: Path, record: JsonObject, number: int, served_model: str | None) -> dict[str, Deployment]:
+def pool_deployments(
+    path: Path | str, record: JsonObject, number: int, served_model: str | None
+) -> dict[str, Deployment]:
     """The pools of the way that wins, by name; one pool has the name "".
 
     Args:

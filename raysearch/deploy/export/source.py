@@ -71,22 +71,37 @@ def _of_file(
         record = read_record(path, Exportable, sealed=False)
     except OSError as error:
         raise InputError(f"cannot read a strategy from {path}: {error.strerror or error}") from error
-    if record.get("points") is not None:
-        return pool_deployments(path, record, alternative, served_model)
     origin = Origin.RECORD if question is None else Origin.USER
+    return stated_deployments(path, record, question, alternative, served_model, origin)
+
+
+def stated_deployments(
+    where: Path | str,
+    record: JsonObject,
+    question: Question | None,
+    alternative: int,
+    served_model: str | None,
+    origin: Origin,
+) -> dict[str, Deployment]:
+    """What an answer in JSON says to run, of the place where it stands; see `read_deployments`.
+
+    Code that its workload names is run if the origin is a user.
+    """
+    if record.get("points") is not None:
+        return pool_deployments(where, record, alternative, served_model)
     if record.get("question") is not None:
         question = question or Question.of_record(record["question"])
-        record = _alternative(path, record, alternative)
+        record = _alternative(where, record, alternative)
     if question is None:
-        raise InputError(f"{path} says no workload: name it with --workload, or describe it with --model")
+        raise InputError(f"{where} says no workload: name it with --workload, or describe it with --model")
     if not record.get("strategy"):
-        raise InputError(f"{path} has no strategy: nothing was feasible")
+        raise InputError(f"{where} has no strategy: nothing was feasible")
     workload = question.load(origin)
     served_model = served_model or repository(workload, question.model)
     return {"": Deployment(workload, as_strategy(record["strategy"]), served_model, record.get("replicas", 1))}
 
 
-def _alternative(path: Path, record: JsonObject, number: int) -> JsonObject:
+def _alternative(path: Path | str, record: JsonObject, number: int) -> JsonObject:
     if record.get("best") is None:
         raise InputError(f"{path} has no strategy: nothing was feasible")
     choices = [record["best"], *record.get("alternatives", [])]

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from raysearch.base.file_io import degrees_text, write_bytes, write_record
-from raysearch.base.rich_tables import plain_table, printer
+from rich.console import RenderableType
+
+from raysearch.base.file_io import degrees_text, png_of, write_bytes, write_record
+from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.place.attainment import AttainmentEstimate, over_seeds
 from raysearch.deploy.place.fleet_plan import SLOWER, CurvePoint, FleetPlan, PlacementOption, fleet_plan_dict
 from raysearch.deploy.place.model_placement import Cluster
 from sim.strategy import Strategy
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PLACEMENT_FILE = "placement.json"
 
 
-def show_fleet_plan(answer: FleetPlan) -> None:
-    """Prints an answer."""
-    console, file = printer(), answer.fleet.file
+def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
+    """An answer line by line."""
+    file = answer.fleet.file
     best = answer.best
-    console.print(
+    yield (
         f"{file.name}: {len(answer.fleet.cluster.tenants)} models on {file.gpus} GPUs {file.hardware}, {file.engine}"
     )
-    console.print(f"{_estimate(best.attained)} of the requests are in time with")
+    yield f"{_estimate(best.attained)} of the requests are in time with"
     rows = _group_rows(answer.fleet.cluster, best)
-    console.print(plain_table(None, ("GPUs", "sharded", "models", "busy"), rows, left=3, wrap=("models", "sharded")))
+    yield plain_table(None, ("GPUs", "sharded", "models", "busy"), rows, left=3, wrap=("models", "sharded"))
     rows = [_row(answer, option) for option in answer.options]
     columns = (
         "",
@@ -36,13 +42,13 @@ def show_fleet_plan(answer: FleetPlan) -> None:
         "TTFT ms\n99 %",
         "best attains\nmore by",
     )
-    console.print(plain_table("Kinds of placements", columns, rows))
+    yield plain_table("Kinds of placements", columns, rows)
     exact = all(option.found.exact for option in answer.options)
     tried = sum(option.found.tried for option in answer.options)
     how = "every placement was tried" if exact else "a heuristic's best: others may be better"
-    console.print(f"{tried:,} placements simulated; {how}.")
+    yield f"{tried:,} placements simulated; {how}."
     seeds, requests = len(answer.traffic.seeds), answer.traffic.requests
-    console.print(
+    yield (
         f"In brackets 90 % intervals over {seeds} runs of {requests:,} requests that the search has not seen: of the "
         "arrivals' chance, not of the step model's error."
     )
@@ -92,11 +98,11 @@ def write_fleet_plan(answer: FleetPlan, points: Sequence[CurvePoint], folder: Pa
     for each in points:
         writer.writerow((each.option, each.varied, each.at, each.attained.value, each.attained.low, each.attained.high))
     write_bytes(folder / "curves.csv", table.getvalue().encode())
-    write_bytes(folder / "curves.png", draw_curves(answer, points))
+    write_bytes(folder / "curves.png", png_of(curves_figure(answer, points)))
 
 
-def draw_curves(answer: FleetPlan, points: Sequence[CurvePoint]) -> bytes:
-    """A PNG: the share in time of each placement against the rate and against burstiness."""
+def curves_figure(answer: FleetPlan, points: Sequence[CurvePoint]) -> Figure:
+    """The share in time of each placement against the rate and against burstiness."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -115,6 +121,4 @@ def draw_curves(answer: FleetPlan, points: Sequence[CurvePoint]) -> bytes:
     first.set(ylabel="share of requests in time")
     first.legend(title="placement, as found for the file")
     figure.suptitle(f"{answer.fleet.file.name} on {answer.fleet.file.gpus} GPUs {answer.fleet.file.hardware}")
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    return picture.getvalue()
+    return figure

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from raysearch.base.file_io import degrees_text, write_bytes, write_record
+from raysearch.base.file_io import degrees_text, png_of, write_bytes, write_record
 from raysearch.deploy.export.pool_services import POOLS_FILE
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.recommend.recommendation_files import option_figures
@@ -37,7 +38,7 @@ def pool_comparison_dict(answer: PoolComparison) -> JsonObject:
     }
 
 
-def answers_dict(found: list[PoolComparison], question: Question) -> JsonObject:
+def answers_dict(found: Sequence[PoolComparison], question: Question) -> JsonObject:
     """Several answers on one workload in JSON, with the question that it answers."""
     workload = found[0].case.workload
     return {
@@ -98,7 +99,7 @@ COLUMNS = (
 )
 
 
-def rows(found: list[PoolComparison]) -> list[tuple[Any, ...]]:
+def rows(found: Sequence[PoolComparison]) -> list[tuple[Any, ...]]:
     """A row per answer, under `COLUMNS`; empty cells where a way is not feasible."""
     table: list[tuple[Any, ...]] = []
     for answer in found:
@@ -113,7 +114,7 @@ def rows(found: list[PoolComparison]) -> list[tuple[Any, ...]]:
     return table
 
 
-def write_answers(found: list[PoolComparison], question: Question, folder: Path) -> JsonObject:
+def write_answers(found: Sequence[PoolComparison], question: Question, folder: Path) -> JsonObject:
     """Writes pools.json, pools.csv and, of several answers, pools.png; what the first holds."""
     folder.mkdir(parents=True, exist_ok=True)
     content = answers_dict(found, question)
@@ -122,9 +123,9 @@ def write_answers(found: list[PoolComparison], question: Question, folder: Path)
     csv.writer(table).writerows([COLUMNS, *rows(found)])
     write_bytes(folder / "pools.csv", table.getvalue().encode())
     if len(found) > 1:
-        from raysearch.deploy.pools.pools_plot import draw_pools
+        from raysearch.deploy.pools.pools_plot import pools_figure
 
-        write_bytes(folder / "pools.png", draw_pools(found))
+        write_bytes(folder / "pools.png", png_of(pools_figure(found)))
     return content
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _AXES: tuple[tuple[str, Callable[[PoolComparison], float]], ...] = (
     ("time to the first token allowed (s)", lambda each: each.case.limits.ttft_s),
@@ -15,8 +18,8 @@ _AXES: tuple[tuple[str, Callable[[PoolComparison], float]], ...] = (
 )
 
 
-def draw_pools(found: list[PoolComparison]) -> bytes:
-    """A PNG: a panel per prompt length, in each a line per way along the limit that varies."""
+def pools_figure(found: Sequence[PoolComparison]) -> Figure:
+    """A panel per prompt length, in each a line per way along the limit that varies."""
     from matplotlib.figure import Figure
 
     lengths = sorted({each.case.traffic.prompt_tokens for each in found})
@@ -46,6 +49,4 @@ def draw_pools(found: list[PoolComparison]) -> bytes:
     figure.axes[0].legend(fontsize=8)
     case = found[0].case
     figure.suptitle(f"{case.workload.model.name}, {case.workload.space} on {case.workload.hardware.name}")
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    return picture.getvalue()
+    return figure

@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
-from raysearch.base.rich_tables import plain_table, printer
+from rich.console import RenderableType
+
+from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.pools.pools_files import what_runs
 from sim.pools.matching import Matched
 from sim.pools.resharding import Resharded
 
 
-def show_pools(found: list[PoolComparison]) -> None:
-    """Prints answers."""
-    if len(found) == 1:
-        _show_one(found[0])
-    else:
-        _show_table(found)
+def pools_blocks(found: Sequence[PoolComparison]) -> Iterator[RenderableType]:
+    """Answers line by line."""
+    yield from _one(found[0]) if len(found) == 1 else _table(found)
 
 
-def _show_one(answer: PoolComparison) -> None:
-    console, case, limits = printer(), answer.case, answer.case.limits
-    console.print(f"{case.workload.model.name}, {case.workload.space}, {limits.gpus} GPUs; {_lengths(answer)}")
+def _one(answer: PoolComparison) -> Iterator[str]:
+    case, limits = answer.case, answer.case.limits
+    yield f"{case.workload.model.name}, {case.workload.space}, {limits.gpus} GPUs; {_lengths(answer)}"
     for name, words in WAYS.items():
         way = answer.ways[name]
         mark = " <- the most requests per GPU" if name == answer.winner else ""
-        console.print(f"{words}{mark}")
+        yield f"{words}{mark}"
         if way is None:
-            console.print("  none keeps the limits")
+            yield "  none keeps the limits"
             continue
-        console.print(f"  {what_runs(case.workload, way)}")
+        yield f"  {what_runs(case.workload, way)}"
         left = limits.gpus - way.gpus
-        console.print(
+        yield (
             f"  {way.requests_per_s:,.2f} requests/s on {way.gpus} GPUs{f', {left} left over' if left else ''}: "
             f"{answer.goodput_per_gpu(name):.3f} per GPU; {way.tpot_s * 1e3:.1f} ms per token, "
             f"{way.ttft_s * 1e3:,.0f} ms to the first"
         )
         for line in _notes(way):
-            console.print(f"  {line}")
+            yield f"  {line}"
 
 
 def _lengths(answer: PoolComparison) -> str:
@@ -65,8 +65,7 @@ def _notes(way: Way) -> list[str]:
     return []
 
 
-def _show_table(found: list[PoolComparison]) -> None:
-    console = printer()
+def _table(found: Sequence[PoolComparison]) -> Iterator[RenderableType]:
     columns = ("prompt", "GPUs", "TTFT ms", "load /s", *(f"{name} /s/GPU" for name in WAYS), "wins", "by")
     table: list[tuple[str, ...]] = []
     for answer in found:
@@ -85,9 +84,9 @@ def _show_table(found: list[PoolComparison]) -> None:
             )
         )
     workload = found[0].case.workload
-    console.print(
+    yield (
         plain_table(
             f"{workload.model.name}, {workload.space}: requests/s within the limits, per GPU", columns, table, left=0
         )
     )
-    console.print("; ".join(f"{name}: {words}" for name, words in WAYS.items()))
+    yield "; ".join(f"{name}: {words}" for name, words in WAYS.items())

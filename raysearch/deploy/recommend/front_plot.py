@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
 from raysearch.deploy.recommend.recommendation import Recommendation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def draw_front(answer: Recommendation) -> bytes:
-    """The front as a PNG."""
-    picture = io.BytesIO()
-    front_figure(answer).savefig(picture, format="png", dpi=150)
-    return picture.getvalue()
 
 
 def front_figure(answer: Recommendation) -> Figure:

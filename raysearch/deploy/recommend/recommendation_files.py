@@ -9,7 +9,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from raysearch.base.file_io import strategy_dict, write_bytes, write_record, write_together
+from raysearch.base.file_io import png_of, strategy_dict, write_bytes, write_record, write_together
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
@@ -165,9 +165,9 @@ def write_recommendation(answer: Recommendation, folder: Path) -> JsonObject:
     writer.writerows(row.values() for row in pareto_rows(answer))
     write_bytes(folder / "pareto.csv", table.getvalue().encode())
     if answer.front:
-        from raysearch.deploy.recommend.front_plot import draw_front
+        from raysearch.deploy.recommend.front_plot import front_figure
 
-        write_bytes(folder / "pareto.png", draw_front(answer))
+        write_bytes(folder / "pareto.png", png_of(front_figure(answer)))
     _write_commands(answer, folder)
     return content
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from envs.rows import COMPACT_FILE
+from raysearch.answers import searched as running
 from raysearch.base.errors import InputError, Interrupted
-from raysearch.cli.commands import search
 from raysearch.cli.commands.search import search_workload
 from raysearch.runs.records import HEAD_FILE, SUMMARY_FILE
 from raysearch.runs.run import SearchRun
@@ -35,7 +35,7 @@ def stopped(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             raise Interrupted(signal.SIGTERM)
         advance(self, calls)
 
-    monkeypatch.setattr(search, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(running, "SAVE_EVERY_S", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(SearchRun, "advance", until_stopped)
         with pytest.raises(Interrupted, match=r"60 of 120 calls, all kept in .* --resume continues"):
@@ -67,15 +67,20 @@ def spoil(path: Path) -> None:
 @pytest.mark.parametrize("name", [HEAD_FILE, SUMMARY_FILE, COMPACT_FILE])
 @pytest.mark.parametrize("damage", [Path.unlink, spoil])
 def test_a_finished_search_that_was_damaged_is_made_again(
-    tiny_workload: Path, tmp_path: Path, name: str, damage: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+    tiny_workload: Path,
+    tmp_path: Path,
+    name: str,
+    damage: Callable[[Path], object],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     searched(tiny_workload, tmp_path)
     whole = json.loads(capsys.readouterr().out)
     damage(tmp_path / name)
     searched(tiny_workload, tmp_path, resume=True)
-    printed, said = capsys.readouterr()
+    printed = capsys.readouterr().out
     again = json.loads(printed)
     assert [again[key] for key in ("digest", "best", "calls")] == [whole[key] for key in ("digest", "best", "calls")]
     if (name, damage) != (SUMMARY_FILE, Path.unlink):  # without its summary it is only unfinished
-        assert "the search is made again" in said
+        assert "the search is made again" in caplog.text
     assert verify(tmp_path).damaged == {}

@@ -1,0 +1,132 @@
+"""Prefill and decode on one pool of GPUs or on two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysearch.answers.result import Result
+from raysearch.base.errors import InputError
+from raysearch.deploy.pools.pool_comparison import Case, PoolComparison, along_traffic
+from raysearch.deploy.pools.pools_files import COLUMNS, answers_dict, rows, write_answers
+from sim.config.question import Question
+from sim.json_object import JsonObject
+from sim.pools.matching import Limits
+from sim.pools.resharding import Host
+from sim.pools.traffic import Traffic, TrafficKind
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+_BATCHES = tuple(sorted({*(1 << power for power in range(13)), *(3 << power for power in range(11))}))
+"""Powers of two and the middle between them. [assumed] the next finer grid, for times per pool of seconds."""
+SWEPT: Mapping[str, bool] = {"isl": True, "gpus": True, "ttft_ms": False, "requests_per_s": False}
+"""What may be swept, and whether it is whole."""
+
+
+@dataclass(frozen=True)
+class PoolsResult(Result):
+    """The best of each way to serve a mix of requests, under one or several limits, loads and prompt lengths.
+
+    Attributes:
+        question: What was asked.
+        points: One comparison per combination of what was swept.
+    """
+
+    question: Question
+    points: Sequence[PoolComparison]
+
+    @classmethod
+    def of(
+        cls,
+        question: Question,
+        *,
+        mix: Sequence[tuple[int, int, float]] | None = None,
+        requests_per_s: float | None = None,
+        sweep: Mapping[str, Sequence[float]] | None = None,
+        kv_hidden: float = 0.0,
+        host: Host | None = None,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> PoolsResult:
+        """Answers a question; see `raysearch.api.pools`."""
+        sweep = sweep or {}
+        if question.phase not in (None, "serve"):
+            raise InputError(f"--phase {question.phase}: pools are compared in phase serve: leave it out")
+        if unknown := [name for name in sweep if name not in SWEPT]:
+            raise InputError(f"cannot sweep {unknown[0]}: expected some of {', '.join(SWEPT)}")
+        mixes = _mixes(question, sweep.get("isl"), mix)
+        question = replace(
+            question,
+            phase="serve",
+            isl=max(1, round(mixes[0].prompt_tokens)),
+            osl=max(1, round(mixes[0].output_tokens)),
+            gpus=int(max(sweep["gpus"])) if "gpus" in sweep else question.gpus,
+        )
+        workload = question.load()
+        workload = replace(workload, degrees=replace(workload.degrees, batch=_BATCHES))
+        kept = 1 - workload.margin
+        ttfts_s = [each / 1e3 for each in sweep["ttft_ms"]] if "ttft_ms" in sweep else [workload.ttft_slo_s]
+        limits = [
+            Limits(int(size), workload.tpot_slo_s * kept, ttft_s * kept, load)
+            for size in sweep.get("gpus", [workload.max_gpus])
+            for ttft_s in ttfts_s
+            for load in sweep.get("requests_per_s", [requests_per_s])
+        ]
+        unlimited = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
+        case = Case(unlimited, mixes[0], limits[0], kv_hidden, host or Host())
+        return cls(question, along_traffic(case, mixes, limits, progress))
+
+    @property
+    def feasible(self) -> bool:
+        """Whether any way keeps the limits at any point."""
+        return any(each.winner for each in self.points)
+
+    @property
+    def winner(self) -> str | None:
+        """The way with the most requests per GPU at the first point: "one", "apart" or "resharded"."""
+        return self.points[0].winner
+
+    def to_dict(self) -> JsonObject:
+        """The answer as `raysearch pools --json` prints it."""
+        return answers_dict(self.points, self.question)
+
+    def to_rows(self) -> list[JsonObject]:
+        """A row per point: limits, and of each way its requests/s, GPUs and goodput per GPU."""
+        return [dict(zip(COLUMNS, row, strict=True)) for row in rows(self.points)]
+
+    def blocks(self) -> Iterator[RenderableType]:
+        """What `raysearch pools` prints."""
+        from raysearch.deploy.pools.pools_text import pools_blocks
+
+        return pools_blocks(self.points)
+
+    def figure(self) -> Figure:
+        """Requests/s per GPU of each way along what was swept."""
+        from raysearch.deploy.pools.pools_plot import pools_figure
+
+        return pools_figure(self.points)
+
+    def write(self, folder: str | Path) -> None:
+        """Writes pools.json, pools.csv and, of several points, pools.png, for `raysearch export`."""
+        write_answers(self.points, self.question, Path(folder))
+
+
+def _mixes(
+    question: Question, lengths: Sequence[float] | None, mix: Sequence[tuple[int, int, float]] | None
+) -> list[Traffic]:
+    """One mix per prompt length, or the one that is given."""
+    if mix is not None:
+        if question.isl is not None or question.osl is not None or lengths is not None:
+            raise InputError("give --isl and --osl, or --mix, not both")
+        return [Traffic.of(TrafficKind(*kind) for kind in mix)]
+    lengths = lengths or ([question.isl] if question.isl is not None else None)
+    if question.workload is not None and lengths is None and question.osl is None:
+        file = question.load()
+        return [Traffic.of([TrafficKind(file.prompt_tokens, file.output_tokens)])]
+    if lengths is None or question.osl is None:
+        raise InputError("expected --isl and --osl, or --mix ISL:OSL:SHARE,...")
+    return [Traffic.of([TrafficKind(int(length), question.osl)]) for length in lengths]

@@ -1,0 +1,142 @@
+"""A strategy in the words of what runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysearch.answers.result import Result
+from raysearch.base.errors import InputError
+from raysearch.base.file_io import strategy_dict, write_together
+from raysearch.deploy.export.deployment import Deployment, Export
+from raysearch.deploy.export.formats import exporter, pools_exporter
+from raysearch.deploy.export.source import read_deployments, stated_deployments
+from sim.config.code import Origin
+from sim.config.question import Question
+from sim.json_object import JsonObject
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class ExportResult(Result):
+    """Commands and files of a deployment, and what they leave out.
+
+    Attributes:
+        to: The target.
+        deployments: What is run, by the name of its pool; "" of a single one.
+        exports: The same in the target's words; "" is what was written for all pools together.
+    """
+
+    to: str
+    deployments: Mapping[str, Deployment]
+    exports: Mapping[str, Export]
+
+    @classmethod
+    def of(cls, deployments: Mapping[str, Deployment], to: str, ops: Sequence[str] | None = None) -> ExportResult:
+        """Writes deployments for a target.
+
+        Args:
+            deployments: By the name of the pool.
+            to: See `raysearch.deploy.export.formats.exporter_names`.
+            ops: Shard only these; None shards all.
+
+        Raises:
+            InputError: There is no such target or op, or the target cannot run it.
+        """
+        write = exporter(to)
+        if ops is not None:
+            from raysearch.deploy.export.cut import with_ops
+
+            deployments = {pool: with_ops(each, ops) for pool, each in deployments.items()}
+        together = pools_exporter(to) if len(deployments) > 1 else None
+        try:
+            made = {"": together(deployments)} if together else {p: write(each) for p, each in deployments.items()}
+        except ValueError as error:
+            raise InputError(f"{to} cannot run it: {error}") from error
+        return cls(to, deployments, made)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it breaks no limit where it runs."""
+        return not any(export.violations for export in self.exports.values())
+
+    @property
+    def command(self) -> str:
+        """What starts it, of several pools one after the other; "" where files are applied by something else."""
+        return "\n\n".join(each.command_text for each in self.exports.values() if each.command)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Texts by path, the commands as scripts among them."""
+        found = {
+            Path(pool) / name: text for pool, each in self.exports.items() for name, text in each.all_files.items()
+        }
+        return {str(path): text for path, text in found.items()}
+
+    def to_dict(self) -> JsonObject:
+        """As `raysearch export --json` prints it: several pools by name, what is of all together beside them."""
+        told: dict[str, JsonObject] = {
+            pool: {"to": self.to, "strategy": strategy_dict(each.strategy), "replicas": each.replicas}
+            for pool, each in self.deployments.items()
+        }
+        for pool, export in self.exports.items():
+            told.setdefault(pool, {"to": self.to}).update(
+                command=export.command_text,
+                files=dict(export.files),
+                violations=list(export.violations),
+                dropped=list(export.dropped),
+                notes=list(export.notes),
+            )
+        whole = told.pop("", {})
+        return {**whole, "pools": told} if told else whole
+
+    def to_rows(self) -> list[JsonObject]:
+        """A row per file."""
+        return [{"file": name, "text": text} for name, text in self.files.items()]
+
+    def texts(self, *, with_files: bool = True) -> Iterator[str]:
+        """What runs it, pool by pool: the command and, unless they are written elsewhere, its files."""
+        for pool, export in self.exports.items():
+            files = export.files.items() if with_files else ()
+            titled = [f"# {name}\n{text.rstrip()}" if export.command else text.rstrip() for name, text in files]
+            title = [f"# The {pool} pool"] if pool else []
+            yield "\n".join([*title, "\n\n".join([*([export.command_text] if export.command else []), *titled])])
+
+    def remarks(self) -> Iterator[str]:
+        """What it breaks, what the target cannot be told, and what its user must know."""
+        for pool, export in self.exports.items():
+            if pool:
+                yield f"the {pool} pool:"
+            yield from (f"infeasible: {text}" for text in export.violations)
+            yield from (f"left out: {text}" for text in export.dropped)
+            yield from (f"note: {text}" for text in export.notes)
+
+    def blocks(self) -> Iterator[RenderableType]:
+        """What `raysearch export` prints."""
+        yield from self.texts()
+        yield from self.remarks()
+
+    def write(self, folder: str | Path) -> None:
+        """Writes its files, all or none."""
+        write_together(Path(folder), {path: text.encode() for path, text in self.files.items()})
+
+
+def deployments_of(
+    source: str | Path | Result,
+    question: Question | None = None,
+    alternative: int = 0,
+    serve: str | None = None,
+    replicas: int = 1,
+) -> dict[str, Deployment]:
+    """What an answer, or the folder or file of one, says to run; see `raysearch.api.export`."""
+    if isinstance(source, str | Path):
+        return read_deployments(Path(source), question, alternative, serve)
+    asked = getattr(source, "question", None)
+    if not isinstance(asked, Question):
+        raise InputError(f"expected an answer with a strategy to export, got {type(source).__name__}")
+    told = {"replicas": replicas, **source.to_dict()}
+    return stated_deployments("the answer", told, question or asked, alternative, serve, Origin.USER)

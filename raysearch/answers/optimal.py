@@ -1,0 +1,268 @@
+"""The exact best of a space, and of several spaces beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysearch.answers.evaluated import EvaluationResult, evaluation_dict, workload_dict
+from raysearch.answers.result import Result
+from raysearch.base.file_io import degrees_text, strategy_dict
+from raysearch.optima.certificate_files import CountProgress, write_certificate
+from raysearch.optima.named_spaces import SPACES, SpaceBest, best_of_space
+from raysearch.optima.optimum_cache import CachedOptimum, find_cached_optimum
+from sim.config.question import Question
+from sim.engines.engine_registry import lacking_formats
+from sim.evaluation import Evaluation
+from sim.json_object import JsonFields, JsonObject
+from sim.layers.heuristics import MEGATRON_NOTE
+from sim.layouts import layout_of
+from sim.nearness import idle_slos, near_limits
+from sim.optimum.exact_search import find_best
+from sim.optimum.landscape import can_be_added_up
+from sim.optimum.spaces import space_of
+from sim.precision import slow_precision
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+Bars = Callable[[str], AbstractContextManager[CountProgress]]
+"""Shows how far a piece of work is, which it is given the name of: called with (done, total)."""
+
+
+def no_bars(_: str) -> AbstractContextManager[CountProgress]:
+    """Shows nothing."""
+    return nullcontext(lambda done, total: None)
+
+
+@dataclass(frozen=True)
+class OptimumResult(Result):
+    """The best strategy of a question's whole space; how the landscape lies around it is worked out when it is read.
+
+    Attributes:
+        question: What was asked.
+        workload: What it is about.
+        landscape: Whether the feasible strategies are counted too, where they can be added up.
+        fresh: Whether what the cache on disk holds is found anew.
+        bars: Shows progress.
+    """
+
+    question: Question
+    workload: Workload
+    landscape: bool = True
+    fresh: bool = False
+    bars: Bars = field(default=no_bars, repr=False, compare=False)
+
+    @cached_property
+    def around(self) -> CachedOptimum | None:
+        """The best and what lies around it: how many are feasible, and how fast; None where that was not asked for."""
+        if not (self.landscape and can_be_added_up(space_of(self.workload))):
+            return None
+        with self.bars(f"landscape of {self.workload.name}") as progress:
+            return find_cached_optimum(self.workload, progress, fresh=self.fresh)
+
+    @cached_property
+    def searched(self) -> SpaceBest:
+        """The best, and how many strategies were looked at to be sure of it."""
+        with self.bars(f"exact optimum of {self.workload.name}") as progress:
+            return best_of_space(self.workload, self.workload.space, progress, fresh=self.fresh)
+
+    @property
+    def found(self) -> SpaceBest | CachedOptimum:
+        """What is known of the optimum so far: that of the landscape once it was added up."""
+        return self.__dict__.get("around") or self.searched
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """The best strategy; None where nothing is feasible."""
+        return self.found.strategy
+
+    @property
+    def feasible(self) -> bool:
+        """Whether anything can be run within the limits."""
+        return self.strategy is not None
+
+    @cached_property
+    def best(self) -> Evaluation | None:
+        """The best strategy's evaluation; None where nothing is feasible."""
+        return evaluate(self.workload, self.strategy) if self.strategy else None
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Of the best strategy; 0.0 where nothing is feasible."""
+        return self.best.tokens_per_s_per_gpu if self.best else 0.0
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What of the question is idle, unknown to the engine, or slower than it need be."""
+        with self.bars(f"best of {self.workload.name} in another format") as progress:
+            slow = slow_precision(
+                self.workload,
+                self.tokens_per_s_per_gpu,
+                lambda other: find_best(space_of(other), progress).swept_tokens_per_s_per_gpu,
+            )
+        return [*lacking_formats(self.workload), *idle_slos(self.workload), *([slow] if slow else [])]
+
+    def to_dict(self) -> JsonObject:
+        """The answer as `raysearch optimum --json` prints it; without a feasible strategy its figures are null."""
+        around, told = self.around, workload_dict(self.workload, self.question)
+        told |= {"config_hash": self.workload.config_hash, "feasible": self.feasible, "tokens_per_s_per_gpu": None}
+        told |= {"expected_error": None, "extrapolated": [], "warnings": self.warnings}
+        if self.best is not None:
+            told |= evaluation_dict(self.workload, self.best)
+            told["near_limits"] = [asdict(limit) for limit in near_limits(self.workload, self.best)]
+        found = asdict(around or self.searched)
+        told |= {name: value for name, value in found.items() if name not in ("tokens_per_s_per_gpu", "strategy")}
+        return told | {"distinct_size": space_of(self.workload).distinct_size}
+
+    def to_rows(self) -> list[JsonObject]:
+        """Tokens/s/GPU at or below which shares of the feasible strategies lie; none where they are not added up."""
+        quantiles = self.around.quantiles if self.around else {}
+        return [{"share": float(share), "tokens_per_s_per_gpu": value} for share, value in quantiles.items()]
+
+    def blocks(self) -> Iterator[RenderableType]:
+        """What `raysearch optimum` prints: the best at once, then what it was found among."""
+        from raysearch.base.rich_tables import explanation, plain_table
+
+        if self.best is None:
+            yield f"No strategy of {self.workload.name} is feasible."
+        else:
+            yield from explanation(self.workload, self.best)
+        if around := self.around:
+            how = f"{around.feasible_count:,} feasible ({around.feasible_share:.3%}), all added up"
+        else:
+            best = self.searched
+            how = f"{best.opened:,} of {best.tuples:,} tuples of degrees and batch added up, the others ruled out"
+        differ = f"{space_of(self.workload).distinct_size:,} that differ"
+        size = f"{self.found.space_size:,} strategies of the space {self.workload.space!r} ({differ})"
+        yield f"{size}, {how} in {self.found.wall_s:.1f} s"
+        if around and around.quantiles:
+            rows = [(f"{row['share']:.4%}", f"{row['tokens_per_s_per_gpu']:,.2f}") for row in self.to_rows()]
+            yield plain_table("Feasible strategies at or below", ("share", "tokens/s/GPU"), rows)
+        for warning in self.warnings:
+            yield f"Warning: {warning}"
+
+    def figure(self) -> Figure:
+        """Seconds of each fused op of the best strategy. Raises: ValueError: Nothing is feasible."""
+        if self.best is None:
+            raise ValueError(f"no strategy of {self.workload.name} is feasible: there is nothing to draw")
+        return EvaluationResult(self.question, self.workload, self.best).figure()
+
+    def write_certificate(self, path: str | Path) -> int:
+        """Writes a proof that nothing is better, which `raysearch optimum --check` replays; its ranges of batches."""
+        with self.bars(f"certificate of {self.workload.name}") as progress:
+            return write_certificate(Path(path), self.workload, self.best, progress)
+
+    def compare_spaces(self) -> SpacesResult:
+        """The best of heuristics, of the paper's, the joint and the extended space, and of the engine's."""
+        return SpacesResult.of(self.workload, fresh=self.fresh, bars=self.bars)
+
+
+_BASES = ("megatron", "megatron-sp", "joint")
+"""Spaces over whose bests the others' are shown."""
+
+
+@dataclass(frozen=True)
+class SpacesResult(Result):
+    """The exact best of several spaces of one workload.
+
+    Attributes:
+        workload: Whose.
+        bests: By the space's name.
+    """
+
+    workload: Workload
+    bests: Mapping[str, SpaceBest]
+
+    @classmethod
+    def of(cls, workload: Workload, *, fresh: bool = False, bars: Bars = no_bars) -> SpacesResult:
+        """Searches each; the generated one, which takes minutes, is left out."""
+        engine = (workload.engine.name.partition("<")[0],) if workload.engine else ()
+        bests: dict[str, SpaceBest] = {}
+        for name in (*(each for each in SPACES if each != "generated"), *engine):
+            with bars(f"best of {workload.name}, {name}") as progress:
+                bests[name] = best_of_space(workload, name, progress, fresh=fresh)
+        return cls(workload, bests)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether any space has a strategy within the limits."""
+        return any(best.strategy for best in self.bests.values())
+
+    def to_dict(self) -> JsonObject:
+        """The answer as `raysearch optimum --compare-spaces --json` prints it."""
+        spaces = {name: {**asdict(best), **self._judged(best.strategy)} for name, best in self.bests.items()}
+        return {"workload": self.workload.name, "hardware": self.workload.hardware.name, "spaces": spaces}
+
+    def _judged(self, strategy: Strategy | None) -> JsonObject:
+        """A best strategy and how far to trust its figure."""
+        best = evaluate(self.workload, strategy) if strategy else None
+        return {
+            "expected_error": best.expected_error if best else None,
+            "extrapolated": list(best.extrapolated) if best else [],
+            "near_limits": [asdict(limit) for limit in near_limits(self.workload, best)] if best else [],
+            "strategy": strategy_dict(strategy) if strategy else None,
+            "layout": layout_of(strategy) if strategy else None,
+        }
+
+    def to_rows(self) -> list[JsonObject]:
+        """A row per space: its best, how many strategies it has, and the ratio to some others' bests."""
+        rows: list[JsonObject] = []
+        for name, best in self.bests.items():
+            value = best.tokens_per_s_per_gpu
+            bases = {base: self.bests[base].tokens_per_s_per_gpu for base in _BASES}
+            rows.append(
+                {
+                    "space": name,
+                    "strategy": best.strategy,
+                    "space_size": best.space_size,
+                    "wall_s": best.wall_s,
+                    "tokens_per_s_per_gpu": value,
+                    "expected_error": evaluate(self.workload, best.strategy).expected_error if best.strategy else None,
+                    **{f"x {name}": value / base if value and base else None for name, base in bases.items()},
+                }
+            )
+        return rows
+
+    def blocks(self) -> Iterator[RenderableType]:
+        """What `raysearch optimum --compare-spaces` prints."""
+        from raysearch.base.rich_tables import plain_table
+
+        ratios = [f"x {name}" for name in _BASES]
+        columns = ("space", "best strategy", "strategies", "s", "tok/s/GPU", "error", *ratios)
+        title = f"{self.workload.name}: the exact best of each space"
+        yield plain_table(title, columns, map(self._cells, self.to_rows()), left=2, wrap=("best strategy",))
+        if self.workload.model.is_moe:
+            yield MEGATRON_NOTE
+
+    def _cells(self, row: JsonFields) -> tuple[str, ...]:
+        best, value = row["strategy"], row["tokens_per_s_per_gpu"]
+        return (
+            row["space"],
+            f"{degrees_text(best)}; {''.join(map(str, best.dims))}" if best else "none fits",
+            f"{row['space_size']:.1e}",
+            f"{row['wall_s']:.1f}",
+            f"{value:,.2f}" if value else "-",
+            f"±{row['expected_error']:.0%}" if best else "-",
+            *(f"{row[f'x {name}']:.3f}" if row[f"x {name}"] else "-" for name in _BASES),
+        )
+
+    def figure(self) -> Figure:
+        """The best of each space, tokens/s/GPU."""
+        from matplotlib.figure import Figure
+
+        rows = self.to_rows()
+        figure = Figure(figsize=(8, 0.35 * len(rows) + 1.2), layout="constrained")
+        axes = figure.subplots()
+        axes.barh([row["space"] for row in rows], [row["tokens_per_s_per_gpu"] or 0.0 for row in rows])
+        axes.invert_yaxis()
+        axes.set(xlabel="tokens/s/GPU", title=f"{self.workload.name}: the exact best of each space")
+        return figure

@@ -1,0 +1,96 @@
+"""Several models on one cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysearch.answers.result import Result
+from raysearch.deploy.place.fleet_file import load_fleet
+from raysearch.deploy.place.fleet_plan import (
+    CurvePoint,
+    FleetPlan,
+    PlanProgress,
+    curves,
+    fleet_plan_dict,
+    plan_fleet,
+)
+from sim.json_object import JsonObject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Shows nothing."""
+
+
+@dataclass(frozen=True)
+class PlacementResult(Result):
+    """Which of several models share which GPUs, and how many requests are in time then.
+
+    Attributes:
+        plan: The best placement, and the best of other kinds.
+        progress: Called with (what, done, total) while curves are worked out.
+    """
+
+    plan: FleetPlan
+    progress: PlanProgress = field(default=no_progress, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        fleet: str | Path,
+        *,
+        gpus: int | None = None,
+        rate: float = 1.0,
+        cv: float | None = None,
+        requests: int = 1000,
+        seeds: int = 10,
+        progress: PlanProgress = no_progress,
+    ) -> PlacementResult:
+        """Places a fleet; see `raysearch.api.place`."""
+        loaded = load_fleet(str(fleet), **({} if gpus is None else {"gpus": gpus}))
+        loaded = replace(loaded, cluster=loaded.cluster.at(rate, cv))
+        return cls(plan_fleet(loaded, requests, seeds, progress), progress)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether any request can be in time."""
+        return self.plan.best.attained.value > 0
+
+    @cached_property
+    def curves(self) -> list[CurvePoint]:
+        """The share in time of each placement at other rates and burstiness."""
+        return curves(self.plan, self.progress)
+
+    def to_dict(self) -> JsonObject:
+        """The answer as `raysearch place --json` prints it."""
+        return fleet_plan_dict(self.plan)
+
+    def to_rows(self) -> list[JsonObject]:
+        """A row per kind of placement, the best first: the share of requests in time, with its interval."""
+        found = [(option.name, option.attained) for option in self.plan.options]
+        return [{"placement": name, "attained": at.value, "low": at.low, "high": at.high} for name, at in found]
+
+    def blocks(self) -> Iterator[RenderableType]:
+        """What `raysearch place` prints."""
+        from raysearch.deploy.place.fleet_plan_text import fleet_plan_blocks
+
+        return fleet_plan_blocks(self.plan)
+
+    def figure(self) -> Figure:
+        """The share in time of each placement against the rate and against burstiness."""
+        from raysearch.deploy.place.fleet_plan_text import curves_figure
+
+        return curves_figure(self.plan, self.curves)
+
+    def write(self, folder: str | Path) -> None:
+        """Writes placement.json, curves.csv and curves.png."""
+        from raysearch.deploy.place.fleet_plan_text import write_fleet_plan
+
+        write_fleet_plan(self.plan, self.curves, Path(folder))

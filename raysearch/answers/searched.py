@@ -1,0 +1,249 @@
+"""One run of a searcher."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysearch.answers.optimal import Bars, no_bars
+from raysearch.answers.reported import ReportResult
+from raysearch.answers.result import Result
+from raysearch.base.errors import InputError, Interrupted, RunFailed
+from raysearch.base.file_io import as_strategy, read_record, results_folder
+from raysearch.optima.named_spaces import optimum_value
+from raysearch.processes.claim import claimed
+from raysearch.runs.records import (
+    HEAD_FILE,
+    SAVE_EVERY_S,
+    WORKLOAD_OPTIONS,
+    OnFailure,
+    RunHead,
+    RunSpec,
+    check_code,
+    run_name,
+)
+from raysearch.runs.run import SearchRun, finished_summary
+from raysearch.searchers.registry import check_options, run_budget
+from raysearch.simulators.choice import evaluating
+from raysearch.simulators.opening import Patience, searched_space
+from sim.config.question import Question
+from sim.config.schemas import any_degrees
+from sim.json_object import JsonFields, JsonObject
+from sim.nearness import near_limits
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+_log = logging.getLogger(__name__)
+_CALLS_BETWEEN_UPDATES = 20
+_DEFAULT_BUDGET = 4000
+"""[published] "Learning to Shard", section 4."""
+
+RunBar = Callable[[str, int], AbstractContextManager[Callable[[JsonFields], None]]]
+"""Shows how far a run is: of its name and budget, called with its metrics."""
+
+
+def no_bar(run_id: str, budget: int) -> AbstractContextManager[Callable[[JsonFields], None]]:
+    """Shows nothing."""
+    return nullcontext(lambda metrics: None)
+
+
+@dataclass(frozen=True)
+class SearchResult(Result):
+    """What a searcher found, and where all its calls lie.
+
+    Attributes:
+        question: What was asked.
+        workload: What it is about.
+        folder: Holds every call.
+        summary: Of the run; see `raysearch.runs.records.RunSummary`.
+        simulator: The plugged-in black box that was searched; None for our own.
+    """
+
+    question: Question
+    workload: Workload
+    folder: Path
+    summary: JsonFields
+    simulator: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        question: Question,
+        searcher: str,
+        *,
+        seed: int = 0,
+        budget: int | None = None,
+        simulator: str | None = None,
+        workers: int | None = None,
+        patience: Patience | None = None,
+        on_failure: OnFailure = "stop",
+        out: Path | None = None,
+        resume: bool = False,
+        trust_code: bool = False,
+        begun: Callable[[Path], None] = lambda _: None,
+        bars: Bars = no_bars,
+        bar: RunBar = no_bar,
+    ) -> SearchResult:
+        """Searches, or goes on; see `raysearch.api.search`. `begun` is called when the folder can be gone on with."""
+        workload, patience = question.load(), patience or Patience()
+        if resume and out is None:
+            raise InputError("--resume needs --out: the folder of the search to continue")
+        check_options(searcher, {})
+        if budget is None:
+            budget = run_budget(searcher, searched_space(workload, simulator, searcher), _DEFAULT_BUDGET)
+        folder = results_folder(out, run_name(workload.name, searcher, seed))
+        with claimed(folder, resume=resume):
+            before = _begun(folder, trust_code) if resume else None
+            summary = finished_summary(folder) if before else None
+            if before and workers is None:  # it was measured, and decides what is called
+                workers = before["workers"]
+            forgiving = on_failure == "infeasible"
+            with evaluating(simulator, workload, patience, workers, forgiving=forgiving) as chosen:
+                spec = RunSpec(
+                    searcher=searcher,
+                    seed=seed,
+                    budget=budget,
+                    simulator=simulator,
+                    workers=chosen,
+                    on_failure=on_failure,
+                    **_of_question(question, workload),
+                )
+                if before and RunSpec(**before) != spec:
+                    raise InputError(f"{folder} contains another search: {before}; resume with the same options")
+                if summary is None:
+                    optimum = _optimum(workload, simulator, bars)
+                    run = SearchRun(spec, folder, optimum=optimum, resume=resume, patience=patience)
+                    begun(folder)
+                    summary = _drive(run, bar)
+        return cls(question, workload, folder, summary, simulator)
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """The best strategy that was found; None where none was feasible."""
+        return as_strategy(self.summary["strategy"]) if self.summary["strategy"] else None
+
+    @property
+    def feasible(self) -> bool:
+        """Whether a strategy within the limits was found."""
+        return self.strategy is not None
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Of the best strategy that was found; 0.0 where none was feasible."""
+        return self.summary["best"]
+
+    @property
+    def fraction_of_optimum(self) -> float | None:
+        """The same as a share of the exact optimum; None where that is not known."""
+        return self.summary["fraction_of_optimum"]
+
+    @cached_property
+    def report(self) -> ReportResult:
+        """What its folder says."""
+        return ReportResult.of(self.folder)
+
+    def to_dict(self) -> JsonObject:
+        """The answer as `raysearch search --json` prints it, with how far the best figure can be trusted."""
+        trust: JsonObject = dict.fromkeys(("expected_error", "extrapolated", "near_limits"))
+        if self.strategy is not None and self.simulator is None:
+            best = evaluate(self.workload, self.strategy)
+            near = [asdict(limit) for limit in near_limits(self.workload, best)]
+            trust = {"expected_error": best.expected_error, "extrapolated": list(best.extrapolated)}
+            trust["near_limits"] = near
+        return {**self.summary, **trust, "folder": str(self.folder)}
+
+    def to_rows(self) -> list[JsonObject]:
+        """A row per call."""
+        return [{str(name): value for name, value in row.items()} for row in self.to_frame().to_dict("records")]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per call: strategy, tokens/s/GPU, whether it is feasible, the best so far."""
+        from envs.rows import read_rows
+
+        return read_rows(self.folder)
+
+    def blocks(self) -> Iterator[RenderableType]:
+        """What `raysearch search` prints: the report of its folder."""
+        return self.report.blocks()
+
+    def figure(self) -> Figure:
+        """The anytime curve."""
+        return self.report.figure()
+
+
+def _of_question(question: Question, workload: Workload) -> JsonObject:
+    """The fields of the spec that define its workload."""
+    asked = question.record()
+    named = asked.pop("workload", workload.name)
+    fields = {name: asked.pop(name) for name in WORKLOAD_OPTIONS if name in asked}
+    if "any_degrees" in fields:
+        fields["any_degrees"] = ",".join(sorted(any_degrees(fields["any_degrees"])))
+    return {"workload": named, **fields, "described": asked}
+
+
+def _begun(folder: Path, trusted: bool) -> JsonObject | None:
+    """What the search in a folder is, from its beginnings; None if it is damaged, and made again."""
+    from raysearch.studies.damage import set_aside_damaged_search
+
+    if what := set_aside_damaged_search(folder):
+        _log.warning("note: %s: the search is made again", what)
+        return None
+    if not (folder / HEAD_FILE).is_file():
+        raise InputError(f"nothing to resume in {folder}: it has no {HEAD_FILE}")
+    head = read_record(folder / HEAD_FILE, RunHead)
+    check_code(folder / HEAD_FILE, head.get("code", {}), trusted=trusted)
+    return head["spec"]
+
+
+def _optimum(workload: Workload, simulator: str | None, bars: Bars) -> float | None:
+    """f* of our own simulator; of no other one it is known."""
+    if simulator is not None:
+        return None
+    with bars(f"exact optimum of {workload.name}") as progress:
+        return optimum_value(workload, progress)
+
+
+def _drive(run: SearchRun, bar: RunBar) -> JsonObject:
+    from envs.strategy_env import SimulatorFailure
+
+    try:
+        saved_at_s = time.monotonic()
+        with bar(run.run_id, run.spec.budget) as show:
+            while not run.done:
+                run.advance(1 if run.spec.simulator else _CALLS_BETWEEN_UPDATES)
+                show(run.metrics())
+                if time.monotonic() - saved_at_s >= SAVE_EVERY_S:
+                    run.save()
+                    saved_at_s = time.monotonic()
+        return run.finish()
+    except Interrupted as stop:
+        raise Interrupted(stop.signum, f"{stop} after {_kept(run)}") from None
+    except SimulatorFailure as failure:
+        raise RunFailed(f"{failure}; stopped after {_kept(run)}") from failure
+    except OSError as error:
+        raise RunFailed(f"cannot write results: {error.strerror or error}; stopped after {_kept(run)}") from error
+    finally:
+        run.close()
+
+
+def _kept(run: SearchRun) -> str:
+    from envs.rows import last_row
+
+    row = last_row(run.out_dir)  # a signal may come between a call's row and its being counted
+    made = max(run.calls, row.call if row else 0)
+    return (
+        f"{made:,} of {run.spec.budget:,} calls, all kept in {run.out_dir}; "
+        f"the same command with --out {run.out_dir} --resume continues"
+    )
