@@ -1,4 +1,4 @@
-"""One call as a row: its columns, and how they stand in JSON and in words."""
+"""One call as a row: its columns, and their form in JSON and in words."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _texts(column: pd.Series) -> list[str]:
     import pandas as pd
 
     values = column.to_numpy()
-    if values.dtype == np.float64:  # told apart by their bits: -0.0 is not 0.0
+    if values.dtype == np.float64:  # distinguished by their bits: -0.0 is not 0.0
         codes, bits = pd.factorize(values.view(np.int64))
         each = bits.view(np.float64)
     else:

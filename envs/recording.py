@@ -86,7 +86,7 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
 
     @property
     def best_evaluation(self) -> Evaluation | None:
-        """What the simulator said about `best_strategy`."""
+        """What the simulator returned for `best_strategy`."""
         if self._best_evaluation is None and self._best is not None:
             # After a resume. The strategy was charged when it was called, and evaluate is pure.
             self._best_evaluation = self._strategy_env.evaluate(self._best)

@@ -19,7 +19,7 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 
 FIGURES = ("raw", "feasible", "excess", "simulated", "best")
-"""What of a step's info is told."""
+"""What of a step's info is passed on."""
 EvaluateMany = Callable[[Workload, Sequence[Strategy]], Sequence[Evaluation]]
 
 

@@ -560,7 +560,7 @@ class _Terms:
         return found
 
     def _stages_of(self, pp: Ints) -> list[Stage]:
-        """Stages of pipelines of so many `[n]`; the last stands in where one has fewer kinds than another."""
+        """Stages of pipelines of so many `[n]`; the last is repeated where one has fewer kinds than another."""
         depths = pp.tolist()
         if new := set(depths) - self._depths.keys():
             self._depths |= {depth: len(self._depths) + at for at, depth in enumerate(sorted(new))}

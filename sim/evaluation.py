@@ -109,10 +109,10 @@ class StageBreakdown:
     Attributes:
         layers: It has.
         layer_s: Of one of them, on average where they differ.
-        embedding_s, head_s: Of the ends of the model, in whichever stages; `total_s` has those of this one.
+        embedding_s, head_s: Of embedding and LM head, in whichever stages; `total_s` has those of this one.
         group_layers: Its layers of each group of the model.
         group_layer_s: Seconds of one layer of each.
-        draft_s: Of drafting tokens to verify; in `total_s` of the last stage.
+        draft_s: Of the draft's tokens (speculative decoding); in `total_s` of the last stage.
     """
 
     layers: int

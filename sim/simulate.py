@@ -154,7 +154,7 @@ def _less(workload: Workload) -> str:
 
 
 def degree_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
-    """Limits that degrees alone break; where an engine's space is searched, also what the engine cannot be told."""
+    """Limits that degrees alone break; where an engine's space is searched, also what the engine does not support."""
     violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
     if strategy.extended:
         violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)

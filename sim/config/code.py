@@ -1,4 +1,4 @@
-"""Code that users name: a function "module:function" of theirs, which is found, told apart by its source, and imported.
+"""Code that users name: a function "module:function" of theirs, which is found, identified by its source, and imported.
 
 It is imported only where the user named it, on the command line or in a file named there: `Origin.USER`. What was read
 from a record, the folder of somebody else perhaps, names code and has it run by nobody: `Origin.RECORD`. A record keeps

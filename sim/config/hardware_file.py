@@ -258,7 +258,7 @@ class HardwareFile(FileSchema):
     name: Name
     vendor: str | None = Field(None, exclude=True)  # for engines that run on some alone; no figure depends on it
     node_gpus: Count
-    host_gpus: Count | None = Field(None, exclude=True)  # of a host, for exports and engines; node_gpus where not said
+    host_gpus: Count | None = Field(None, exclude=True)  # of a host, for exports and engines; node_gpus by default
     kernels: hardware.EngineName = "trtllm"  # whose kernels run
     all_reduce: hardware.AllReduce | None = None  # the engine's own
     calibration: str | None = None  # medians alone

@@ -420,7 +420,7 @@ def _keys(question: Question, leave: tuple[str, ...] = ()) -> JsonObject:
 
 
 def _speculation(drafted: JsonObject) -> JsonObject:
-    """The table [speculation] of what is said of drafts. Raises: CatalogError."""
+    """The table [speculation] of the fields about drafts. Raises: CatalogError."""
     if "draft_tokens" not in drafted:
         raise CatalogError(f"--{next(iter(drafted))} is of speculative decoding: give --draft-tokens N too")
     text = drafted.pop("acceptance", None)
@@ -504,7 +504,7 @@ def _of_engine(engine: str | None, weights: str, kv_cache: str) -> tuple[str, st
     """Usual formats, or in their place the first that an engine has."""
     try:
         rules = engine_rules(engine) if engine not in (None, BARE_MACHINE) else None
-    except UnknownEngine:  # told with the others of its kind, by `assembled`
+    except UnknownEngine:  # reported with the others of its kind, by `assembled`
         rules = None
     if rules is None:
         return weights, kv_cache

@@ -67,7 +67,7 @@ class _LayerFile(FileSchema):
     gated: Annotated[bool, Field(strict=True)] | None = None
     shared_experts: Whole | None = None  # each as wide as a routed one
     shared_ffn_hidden: Whole | None = None  # or how wide all of them are together
-    # The part that the layer is; both. Left out of digests where it is not said, so that those of older results hold.
+    # The part that the layer is; both. Left out of digests where it is not given, so that older ones stay valid.
     only: Annotated[Literal["mixer", "feed_forward"] | None, Field(exclude_if=_is_none)] = None
 
     def attention(self) -> mixers.Attention | None:

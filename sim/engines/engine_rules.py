@@ -1,4 +1,4 @@
-"""What an inference engine can be told to run: its plans for the ops of a layer, and the degrees it refuses.
+"""What an inference engine supports: its plans for the ops of a layer, and the degrees it refuses.
 
 A user says what an engine runs with a few flags, so no op can be chosen for itself: an engine has a few plans, each of
 which shards every op of the layer, and rules for the degrees under each.
@@ -56,16 +56,16 @@ class EngineRules:
         name: As options and files name it; also that of the space.
         title: As its makers write it.
         version: Whose rules these are.
-        memory: What it gives to the KV cache unless it is told otherwise.
+        memory: What it gives to the KV cache by default.
         kernels: Whose measured kernels stand for its own.
-        expert_exchange: How tokens reach their experts unless it is told otherwise.
+        expert_exchange: How tokens reach their experts by default.
         plans: Of a workload, whose model and phase may decide.
         refuses: Degrees that it does not run, whatever the plan.
         cuts_context: Whether it can share a sequence's KV cache between GPUs (cp) in a workload's phase.
         weights: Formats of weights that it runs, the first its own where a model's published fp8 is none of them.
         kv_cache: The same of its KV cache, whose usual format is fp8.
         lacks_machine: Why it does not run on a machine; nothing if it does.
-        prompts_wait: Whether it can let a prompt wait for those of other attention groups; it does where it is told.
+        prompts_wait: Whether it can let a prompt wait for those of other attention groups; not by default.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 Source: megatron/core/{parallel_state.py, model_parallel_config.py, transformer/transformer_config.py} and
 inference/contexts/dynamic_context.py of 0.16.1. Experts have a tensor-parallel size of their own
-(--expert-tensor-parallel-size), so every pair of meshes on the same GPUs can be said. It alone runs norms over tokens
+(--expert-tensor-parallel-size), so every pair of meshes on the same GPUs is supported. It alone runs norms over tokens
 when it generates. Without sequence parallelism, experts beside tensor parallelism are a warning, for training.
 """
 
@@ -47,7 +47,7 @@ MEGATRON_CORE = EngineRules(
     title="Megatron-Core",
     version="0.16.1",
     # [assumed] --inference-dynamic-batching-buffer-size-gb given all that weights and 4 GB of runtime leave, requests
-    # as many as have room there: max_requests is the buffer's blocks unless told.
+    # as many as have room there: max_requests is the buffer's blocks by default.
     memory=MemoryPolicy(1.0, "total", 4e9, False, 4096),
     kernels="trtllm",  # [assumed] Transformer Engine's GEMMs and NCCL lie nearest to these of the measured ones
     expert_exchange="all_to_all",  # [published] --moe-token-dispatcher-type alltoall

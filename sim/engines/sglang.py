@@ -69,5 +69,5 @@ SGLANG = EngineRules(
     plans=_plans,
     refuses=_refuses,
     cuts_context=generates,
-    prompts_wait=True,  # [published] --enable-prefill-delayer, of 30 passes unless told; off by default
+    prompts_wait=True,  # [published] --enable-prefill-delayer, of 30 passes; off by default
 )

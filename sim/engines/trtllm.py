@@ -51,5 +51,5 @@ TRTLLM = EngineRules(
     refuses=_refuses,
     cuts_context=_helix,
     lacks_machine=nvidia_alone,
-    prompts_wait=True,  # [published] attention_dp_config.enable_balance, timeout_iters 50 unless told; off by default
+    prompts_wait=True,  # [published] attention_dp_config.enable_balance, timeout_iters 50; off by default
 )

@@ -1,4 +1,4 @@
-"""A decoder-only transformer: groups of equal layers, the order they stand in, and how many weights follow."""
+"""A decoder-only transformer: groups of equal layers, their order, and how many weights follow."""
 
 from __future__ import annotations
 

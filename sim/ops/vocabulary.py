@@ -1,4 +1,4 @@
-"""The fused ops at both ends of the model, as ops with choices: LM head, sampling, embedding.
+"""The fused ops before and behind the layers, as ops with choices: embedding, LM head, sampling.
 
 Together they are a ring, as a layer is: the head reads the residual stream, the embedding leaves it. They run on the
 GPUs that share a sequence's attention. A choice stands for a proven rule of the op's operation: for the embedding 0

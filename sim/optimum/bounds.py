@@ -142,7 +142,7 @@ class Bounds:
     """Bounds of one space; an engine's is taken part by part, see `Space.parts`.
 
     Raises:
-        ValueError: The space has choices at the ends of the model, which no bound counts.
+        ValueError: The space has choices of embedding and LM head, which no bound counts.
     """
 
     def __init__(self, space: Space) -> None:

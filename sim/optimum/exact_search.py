@@ -269,7 +269,7 @@ class _Start(NamedTuple):
         layer_s: Least seconds of a layer, each op for itself and without moves.
         weights, kv: The same of its bytes.
         possible: Whether every op has a choice that more tokens might allow.
-        endings: Choices at the ends of the model that no others beat, each with `stacks` where they lie so; the
+        endings: Choices of embedding and LM head that no others beat, each with `stacks` where they lie so; the
             space's one way, if it has no choices there.
     """
 
@@ -291,7 +291,7 @@ class Worked:
         floors: By mesh, pipeline degree, batch and least seconds of a layer.
         tight_s: Least seconds of a layer with all moves.
         starts: By mesh, batch and whether larger ones are meant too.
-        sides: By what tells one side of a layer from another.
+        sides: By what distinguishes one side of a layer from another.
     """
 
     def __init__(self) -> None:
@@ -344,7 +344,7 @@ class _Search:
             progress(2 * len(meshes), 2 * len(meshes))
 
     def _end_dim(self) -> str:
-        """The entry of dims that says how the residual stream reaches both ends of the model."""
+        """The entry of dims that says how the residual stream reaches embedding and LM head."""
         end = self.workload.model.order[-1]
         last = layer_of(self.workload.model.groups[end]).stream.producer
         return next(dim.name for dim in dims_of(self.workload) if dim.op.name == last and end in dim.groups)
@@ -496,7 +496,7 @@ class _Search:
             start: Of the mesh and batch.
             pp: Pipeline stages.
             layers: Combinations of choices, n of them.
-            stacks: Of the start, the ends of the model as they are to lie.
+            stacks: Of the start, embedding and LM head as they are to lie.
             apart: Whether the ways of the residual stream are not in them; then seconds are at least those.
         """
         state, workload = start.state, self.workload

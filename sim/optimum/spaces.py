@@ -87,7 +87,7 @@ class Space:
         dp: Values of attention's data-parallel degree; empty where it is ep.
         choices: Values per entry of `Strategy.dims`, by its name: a fused op's, or with its group's before it.
         engine: Whose rules cut the product down; None for all of it.
-        ends: Values per op at the ends of the model, by name; empty where they lie as the workload has them.
+        ends: Values of embedding, LM head and sampling, by name; empty where they lie as the workload has them.
     """
 
     workload: Workload
@@ -220,7 +220,7 @@ class Space:
             return missing
         refused = self.engine.refusals(self.workload, strategy)
         degrees = [text for text in missing if text.partition(" ")[0] not in self.choices]
-        return refused + degrees  # what is said of an op, the engine's plans say
+        return refused + degrees  # the engine's plans decide about every op
 
     def sample(self, rng: np.random.Generator) -> Strategy:
         """A strategy, every one equally likely; of an engine's space one of its tables', run or not."""
@@ -310,7 +310,7 @@ def _declared(dim: Dim, workload: Workload) -> tuple[int, ...]:
 
 
 def engine_space(workload: Workload, engine: EngineRules) -> Space:
-    """What an engine can be told to run, of the meshes of the extended space and the engine's own plans.
+    """What an engine supports, of the meshes of the extended space and the engine's own plans.
 
     >>> from sim.config.catalog import load_workload
     >>> from sim.engines.engine_registry import engine_rules

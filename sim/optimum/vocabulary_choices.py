@@ -1,4 +1,4 @@
-"""Choices at the ends of the model that an exact search need try: those that no others beat.
+"""Choices of embedding and LM head that an exact search need try: those that no others beat.
 
 What an end costs depends on its own choices and on how the layers' last op leaves the residual stream. So of a GPU and
 a step, choices that are no faster under any choice of that op, and hold no less, can be left out. The terms that few
@@ -32,12 +32,12 @@ from sim.step.vocabulary_layers import (
 from sim.strategy import ENGINES_VOCABULARY
 
 Tables = Sequence[Sequence[int]]
-"""Choices of each op at the ends, in the order of `Strategy.vocabulary`; empty for one way, that of the workload."""
+"""Choices of each of these ops, in the order of `Strategy.vocabulary`; empty for one way, that of the workload."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyChoice:
-    """How the ends of the model lie, and both sides of a GPU where they do, per group of layers and kind of step."""
+    """How embedding and LM head lie, and both sides of a GPU where they do, per group of layers and kind of step."""
 
     vocabulary: tuple[int, ...]
     stacks: tuple[Stack, ...]
@@ -46,7 +46,7 @@ class VocabularyChoice:
 def unbeaten_vocabulary_choices(
     stacks: Sequence[Stack], tables: Tables, last_choices: Sequence[int]
 ) -> tuple[VocabularyChoice, ...]:
-    """Of all choices at the ends of the model those that no others beat.
+    """Of all choices of embedding and LM head those that no others beat.
 
     Args:
         stacks: Both sides of a GPU per group of layers, per kind of step.

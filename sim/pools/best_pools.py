@@ -165,7 +165,7 @@ def pools(
         traffic: What is sent.
         hidden: Share of the cache's transfer that hides behind the prompt's computing.
         free_transfer: Whether the transfer costs nothing at all.
-        progress: Told what is being worked out.
+        progress: Called with what is being worked out.
     """
     anyhow = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
     progress("prefill pools")

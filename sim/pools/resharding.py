@@ -217,7 +217,7 @@ def weights_moved_s(workload: Workload, source: Strategy, target: Strategy) -> f
     """Seconds to move all weights of a replica from one strategy's layout to another's; 0 where both are alike.
 
     Weights are cut by layers over the stages and by width within them, experts also one from another; attention's are
-    copied over its data-parallel ranks. What a choice of ops keeps whole beside that is not told apart.
+    copied over its data-parallel ranks. What a choice of ops keeps whole beside that is not distinguished.
     """
     experts, others = _weight_bytes(workload)
     layers = max(1, math.lcm(source.pp, target.pp))

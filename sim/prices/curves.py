@@ -1,7 +1,7 @@
 """A calibration as one inference engine uses it: which series prices a kernel or a collective, and how sure it is.
 
 Whatever the calibration lacks is priced by what completes it, such as efficiencies carried over from another machine;
-what that lacks too is None here, and the hardware file's medians stand in.
+what that lacks too is None here, and the hardware file's medians are the fallback.
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ class Curves:
     # --- series ------------------------------------------------------------------------------------
 
     def _find(self, family: str, dtype: str, variant: str = "") -> str | None:
-        """The series that prices a kernel of the engine: its own, or the nearest stand-in, or None.
+        """The series that prices a kernel of the engine: its own, or the nearest fallback, or None.
 
         Args:
             family: As the first part of the series' name.
@@ -436,7 +436,7 @@ class Curves:
 
 
 class _Trusted(NamedTuple):
-    """What is known of a series that prices a dtype: how sure, measured range per size, what stands in for what."""
+    """What is known of a series that prices a dtype: how sure, measured range per size, which fallback."""
 
     error: float
     interval: Interval

@@ -214,7 +214,7 @@ class Hardware:
         curves: Fitted curves of the engine, or None to price everything by medians.
         communication_overlap: Share of every collective that hides behind other work.
         errors: What to expect of figures that no cross-validation covers.
-        vendor: Who makes it, in lower case; None if nobody said.
+        vendor: Who makes it, in lower case; None if unknown.
     """
 
     name: str

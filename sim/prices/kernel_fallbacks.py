@@ -1,6 +1,6 @@
-"""Which measured series prices what: an engine's own kernels, and what stands in where nothing was measured.
+"""Which measured series prices what: an engine's own kernels, and the fallback where nothing was measured.
 
-Every choice here is [assumed]; a price that rests on a stand-in says so.
+Every choice here is [assumed]; a price that rests on a fallback says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RATHER: Mapping[tuple[str, str, str], Source] = {
     # vLLM's fp8_block GEMMs hold 55 us of host time at every size, which a CUDA graph does not pay.
     ("gemm", "vllm", "fp8_block"): Source("sglang", "fp8_block"),
 }
-"""Stand-ins that are taken before an engine's own series: (family, engine, dtype) -> source."""
+"""Fallbacks that are taken before an engine's own series: (family, engine, dtype) -> source."""
 _FORMATS_ALIKE: Mapping[str, tuple[str, ...]] = {"fp8": ("fp8_block",), "fp8_block": ("fp8",)}
 """Formats of as many bytes and the same arithmetic peak."""
 _ELSEWHERE: Mapping[tuple[str, str], Source] = {
@@ -42,7 +42,7 @@ _NEVER_RUN = frozenset({"int4", "nvfp4"})
 
 @lru_cache(maxsize=64)
 def leaning(dtype: str) -> str:
-    """To which side kernels of a format err that others stand in for, or "".
+    """To which side kernels of a format err that are priced by a fallback, or "".
 
     Unpacking costs time that fewer bytes do not show. [assumed]
 

@@ -159,7 +159,7 @@ def expert_all_to_all_terms(
     sent, each = copies * width_bytes / 1e5, tokens * width_bytes / 1e5
     terms = [1.0, sent, sqrt(sent), min(sent, 20.0), min(sent, 100.0)]
     if nodes > 1:
-        # Low latency was measured at one width, top-k and number of experts: no term may tell these apart.
+        # Low latency was measured at one width, top-k and number of experts: no term may distinguish these.
         hops = log2(nodes)
         farther = [min(max(nodes / few - 1, 0.0), 1.0) for few in (2, 4)]
         terms += [hops, hops * sqrt(sent), sent * (nodes - 1) / nodes, *(sent * share for share in farther)]

@@ -1,6 +1,6 @@
 """From steps to service: what is in the steps of each phase, and the latencies and rates that follow from their times.
 
-decode: every step decodes all sequences once, by one token or, where tokens are drafted, by those that hold besides.
+decode: every step decodes all sequences once, by one token or, with speculative decoding, by more.
 serve: each of the running sequences is replaced once in the steps of its answer, so that some steps also carry prompts,
 and a request waits for those of the others. Attention groups replace theirs independently, and all wait for whichever
 has a prompt; where prompts wait for each other, several groups have theirs in the same step. prefill: a step computes a

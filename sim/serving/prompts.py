@@ -29,7 +29,7 @@ def prompt_meeting(wait_steps: int, batch: int, dp: int, answer_steps: float) ->
 
     In the steps that the first one waits at most, others arrive at an even rate, and all of them start together. The
     first waits longest and the last not at all. [assumed] of engines, which wait for a prompt of each group or for
-    so many steps. A request waits no longer than an answer takes, whatever it is told.
+    so many steps. A request waits no longer than an answer takes, whatever the setting.
 
     Args:
         wait_steps: Most steps that a prompt waits; 0 where none does.

@@ -357,7 +357,7 @@ class Partial(Placement):
 
         With an rng, parts of sums are random, of both signs and larger than what they add up to; the maximum
         has a random owner per element and lies a random offset, tiny or huge, above the other parts. Without,
-        sums are held by rank 0 and the others are equal on every rank.
+        sums are on rank 0 and the others are equal on every rank.
         """
         if self.op in ("sum", "avg"):
             return self._addends(tensor, degree, rng)

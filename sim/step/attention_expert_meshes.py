@@ -55,7 +55,7 @@ class Sides:
 
     @property
     def leaves_elsewhere(self) -> bool:
-        """Whether that is not attention's side, on which both ends of the model lie."""
+        """Whether that is not attention's side, on which embedding and LM head lie."""
         return self.leaves is not self.attention
 
     def stream_bytes(self) -> float:

@@ -83,7 +83,7 @@ def explain(
 
 
 def _draft_parts(end: Sides, layers: int) -> list[PricedKernel]:
-    """What drafting is priced by, its ops' kernels and collectives, per layer of the model."""
+    """What the draft of speculative decoding is priced by, its ops' kernels and collectives, per layer of the model."""
     return [
         part
         for stack, dims, _ in passes_of(end)

@@ -1,4 +1,4 @@
-"""What drafting costs beside the step that verifies: seconds, weights and cache of the draft, on the last stage.
+"""What speculative decoding adds to the step that verifies: seconds, weights and cache of the draft, on the last stage.
 
 A draft makes one token of each sequence after the other. Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section
 2.2) runs one more layer like the model's last, and the LM head, for each: the first time over all tokens that the step
@@ -61,7 +61,7 @@ FREE = Draft(0.0, 0.0, 0.0)
 
 
 def draft_of(sides: Sides) -> Draft:
-    """What drafting adds to the last stage of a GPU, given both its sides in the model's last layer."""
+    """What the draft adds to the last stage of a GPU, given both its sides in the model's last layer."""
     return FREE if _drafts_for_nothing(sides) else _draft(sides.experts.workload, *_mesh(sides))
 
 

@@ -120,7 +120,7 @@ def price_step(stack: Sequence[Sides], pp: int, dims: tuple[int, ...]) -> Step:
 
 
 class VocabularySeconds(NamedTuple):
-    """Seconds of the ends of the model and between stages, or arrays of them.
+    """Seconds of embedding, LM head and between stages, or arrays of them.
 
     Attributes:
         first_s: Of the embedding.
@@ -150,7 +150,7 @@ def inside_s(stage: Stage, layers_s: Sequence[Any], meetings_s: Mapping[Pair, An
 
 
 def vocabulary_layers_s(stage: Stage, ends: VocabularySeconds) -> Any:
-    """Seconds of the ends of the model that a stage has."""
+    """Seconds of embedding and LM head that a stage has."""
     return stage.first * ends.first_s + stage.last * ends.last_s
 
 
@@ -174,7 +174,7 @@ def end_group(stack: Sequence[Sides]) -> int:
 
 
 def end_of(stack: Sequence[Sides]) -> Sides:
-    """The GPU on whose attention's mesh both ends of the model lie."""
+    """The GPU on whose attention's mesh embedding and LM head lie."""
     return stack[end_group(stack)]
 
 
@@ -207,7 +207,7 @@ class Base(NamedTuple):
     Attributes:
         stream: The residual stream.
         head: Activations at the LM head.
-        embedding, lm_head: Weights of the ends of the model.
+        embedding, lm_head: Their weights.
         tied: What of them is held once where both are on one stage.
         draft_weights, draft_kv: Of the draft.
     """

@@ -1,4 +1,4 @@
-"""Both ends of the model, priced: the embedding, the LM head and greedy sampling, each under a choice of its own.
+"""Embedding, LM head and greedy sampling, priced, each under a choice of its own.
 
 They lie on the GPUs that share a sequence's attention, whatever mesh the experts lie on, so each attention group looks
 its own tokens up and chooses its own next ones. Engines cut all three over the vocabulary (`ENGINES_VOCABULARY`): vLLM,
@@ -116,7 +116,7 @@ def vocabulary_work(rank: Rank, name: str) -> Work:
 
 
 def sides_with_vocabulary(sides: Sides, choices: tuple[int, ...]) -> Sides:
-    """The same GPU where the ends of the model lie otherwise."""
+    """The same GPU where embedding and LM head lie otherwise."""
     attention = sides.attention.with_workload(with_vocabulary(sides.attention.workload, choices))
     return both_sides(attention, attention if sides.attention is sides.experts else sides.experts)
 

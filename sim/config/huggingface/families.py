@@ -339,4 +339,4 @@ REFUSED: Mapping[str, str] = {
     "nemotron-nas": "blocks without attention and of many widths (block_configs)",
     "step3p7": "a family whose layers are not published in enough detail",
 }
-"""Families that are known and cannot be said in a model file, with what stands in the way."""
+"""Families that are known and that no model file can express, with the reason."""

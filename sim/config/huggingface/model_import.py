@@ -105,7 +105,7 @@ def _family(whole: Keys, text: Keys) -> str:
 
 
 def _grouped(layers: list[ImportedLayer]) -> JsonObject:
-    """Layers that are alike as groups, and the order they stand in."""
+    """Layers that are alike as groups, and their order."""
     kinds: list[ImportedLayer] = []  # few, whatever the layers are
     for layer in layers:
         if layer not in kinds:
