@@ -179,8 +179,15 @@ def test_chaos_changes_no_row_and_leaves_nothing(
 
     def begin() -> subprocess.Popen[str]:
         resume = ["--resume"] if out.exists() and list(out.glob("*.json")) else []
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*words, *resume], cwd=tmp_path, text=True, env=own, start_new_session=True, **pipes)
+        return subprocess.Popen(
+            [*words, *resume],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=own,
+            start_new_session=True,
+        )
 
     def gone() -> None:
         said.append(process.communicate(timeout=LONGEST_S)[1])

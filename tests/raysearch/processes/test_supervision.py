@@ -41,9 +41,14 @@ TOLD = "supervision.can_go_on_with(['study', 'mine', '--resume'])"
 
 def start_child(*statements: str) -> subprocess.Popen[str]:
     script = CHILD.format("\n    ".join(statements))
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, "-c", script]
-    return subprocess.Popen(command, text=True, env=command_environment(), start_new_session=True, **pipes)
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=command_environment(),
+        start_new_session=True,
+    )
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
