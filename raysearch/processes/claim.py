@@ -153,8 +153,8 @@ def _held(folder: Path, alone: bool) -> Iterator[None]:
             yield
     finally:
         os.close(handle)
-        with suppress(OSError):
-            if path.read_bytes() == mine:
+        with suppress(OSError, InputError):
+            if _read(path) == mine:
                 path.unlink()
 
 

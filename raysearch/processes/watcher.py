@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from raysearch.base.errors import FAILURE, INPUT_ERROR, STOPS
+from raysearch.base.errors import FAILURE, INPUT_ERROR, NOTHING_FEASIBLE, STOPS
 
 GRACE_S = 6.0
 """[assumed] For a command that was told to stop to say what it kept; then it is ended. Every row is on disk already."""
@@ -70,7 +70,7 @@ def supervised(run: Callable[[], int]) -> int:
         sys.argv[1:], anew = going_on or sys.argv[1:], True
     kept = kept_by(going_on) if going_on else ""
     rest = f"; {kept}" if kept else ""
-    if stops.signum is not None:
+    if stops.signum is not None and not end.finished:
         if end.code <= 128:  # it did not say so itself
             print(f"interrupted by {signal.Signals(stops.signum).name}{rest}", file=sys.stderr)
         return 128 + stops.signum
@@ -99,6 +99,11 @@ class _End(NamedTuple):
     reached: bool = False
     amid_ray: bool = False
     silent: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether it did all that it was to do; a stop that comes then, as the kernel's of a stopped group, is none."""
+        return self.reached and self.code in (0, NOTHING_FEASIBLE)
 
     @property
     def passes(self) -> bool:
@@ -289,8 +294,9 @@ def _remove_private() -> None:
     import shutil  # not before: signals are heard from the first moment on
     import tempfile
 
-    for folder in Path(tempfile.gettempdir()).glob(f"{private_prefix()}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(FileNotFoundError):  # where no disk has room, Python finds no folder for what is temporary
+        for folder in Path(tempfile.gettempdir()).glob(f"{private_prefix()}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _keep(run: Callable[[], int], watcher: int, write: int) -> NoReturn:

@@ -68,6 +68,12 @@ def test_a_command_that_hears_nothing_is_ended_with_all_it_has_started_and_one_m
     assert all(ended(pid) for pid in started)
 
 
+def test_a_command_that_was_told_to_stop_when_it_had_done_all_has_succeeded() -> None:
+    process = start_child(DEAF, TOLD, SAY, "os.kill(supervision._watcher, signal.SIGTERM)", "return 0")
+    assert process.communicate(timeout=LONGEST_S) == ("ready study\n", "")
+    assert process.returncode == 0
+
+
 def test_a_command_that_dies_leaves_nothing_behind_and_says_how_to_go_on() -> None:
     process = start_child(TOLD, ORPHAN, SAY, "os.kill(os.getpid(), signal.SIGKILL)")
     _, said = process.communicate(timeout=LONGEST_S)
