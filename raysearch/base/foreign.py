@@ -28,5 +28,5 @@ def foreign(what: str, becomes: type[InputError | RunFailed]) -> Iterator[None]:
 def _words(raised: BaseException) -> str:
     try:
         return failure_text(raised)
-    except Exception:  # it cannot even be told
+    except Exception:  # it cannot even be printed
         return type(raised).__name__

@@ -1,4 +1,4 @@
-"""Bounds beyond which nothing could ever run: what is larger is a slip, and is told so before anything begins."""
+"""Bounds beyond which nothing could ever run: what is larger is a slip, and is refused before anything begins."""
 
 from __future__ import annotations
 

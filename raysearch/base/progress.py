@@ -47,7 +47,7 @@ def text_column(template: str) -> TextColumn:
 
 
 def bars(*extra: TextColumn, remaining: bool = True) -> Progress:
-    """Bars with the columns given, the time gone by and, unless it is told elsewhere, that still to go."""
+    """Bars with the columns given, the time gone by and, unless it is shown elsewhere, that still to go."""
     return Progress(
         text_column("{task.description}"),
         BarColumn(bar_width=24),

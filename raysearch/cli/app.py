@@ -100,7 +100,7 @@ def run_command() -> int:
             return _fail(f"{word!r}: expected text in UTF-8", INPUT_ERROR)
     try:
         code = app(prog_name="raysearch", standalone_mode=False)  # of a `typer.Exit`, or None
-        sys.stdout.flush()  # now, while a full disk can still be told
+        sys.stdout.flush()  # now, while a full disk can still be reported
     except _ArgumentError as error:
         return _fail(error.format_message(), INPUT_ERROR)
     except (InputError, CatalogError, StrategyError) as error:

@@ -48,7 +48,7 @@ def write_certificate(
     """Proves the best of a workload's space and writes the proof; of how many ranges of batches it is made.
 
     Raises:
-        InputError: It has choices at the ends of the model.
+        InputError: It has choices of embedding and LM head.
     """
     space = space_of(workload)
     if space.vocabulary:

@@ -49,7 +49,7 @@ SPACES: Mapping[str, Callable[[Workload], Space]] = {
     "generated": generated_space,
 }
 """Heuristics at all degrees, the paper's space, the joint one, that with each extension alone, with all of them, and
-with choices at the ends of the model besides."""
+with choices of embedding and LM head besides."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def best_of_space(
 ) -> SpaceBest:
     """The exact best of a space, see `named_space`: from the disk cache, or found now and kept there.
 
-    With declared choices, or an engine that is not shipped, it is found anew: no file's name can tell functions apart.
+    With declared choices, or an engine that is not shipped, it is found anew: no file's name can distinguish functions.
     """
     space = named_space(workload, name)
     foreign = space.engine is not None and space.engine.name not in SHIPPED

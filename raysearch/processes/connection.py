@@ -25,7 +25,7 @@ from raysearch.processes.vigil import CONNECT_TIMEOUT_S, Vigil, answers, ended_i
 from raysearch.processes.watcher import private_prefix, start_anew, starting_ray
 
 CLUSTERS_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""By which Ray, on any system, is told whether other hosts are to reach it."""
+"""By which Ray, on any system, knows whether other hosts are to reach it."""
 _TOO_SLOW = "timed out during startup"
 """What Ray says of it."""
 LONGEST_FOLDER = 40
@@ -46,7 +46,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         InputError: Nobody answers there.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failed runs are told of without tracebacks
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failed runs are reported without tracebacks
     if ray.is_initialized():
         yield
         return
@@ -150,7 +150,7 @@ def _closed_to_others() -> Iterator[Path]:
 def _silent_threads() -> Iterator[None]:
     """Leaves out the tracebacks of Ray's own threads, which find Ray gone where a signal has ended all of it.
 
-    That Ray has died while it is needed is noticed, and told, by `watched`.
+    That Ray has died while it is needed is noticed, and reported, by `watched`.
     """
     before = threading.excepthook
 
@@ -173,7 +173,7 @@ def _held_back(signum: int) -> Iterator[None]:
         yield  # Python leaves signals to its main thread
         return
     came: list[int] = []
-    before = signal.signal(signum, lambda number, _: came.append(number))  # another thread may be told
+    before = signal.signal(signum, lambda number, _: came.append(number))  # another thread may get it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signum])
     try:
         yield

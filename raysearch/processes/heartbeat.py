@@ -87,7 +87,7 @@ class Pulse:
 
 @final
 class Hearts:
-    """Watches several that beat; who falls silent is told of and ended, once."""
+    """Watches several that beat; who falls silent is reported and ended, once."""
 
     def __init__(self) -> None:
         self._watched: dict[str, tuple[Pulse, Callable[[], None]]] = {}

@@ -42,7 +42,7 @@ def read_process(pid: int) -> Process | None:
 
 @final
 class Stopped:
-    """Tells processes that stay stopped from those that are stopped for a moment.
+    """Distinguishes processes that stay stopped from those that are stopped for a moment.
 
     Looks are counted, not seconds: whoever pauses us too, by Ctrl-Z or a scheduler, lets no time pass.
 

@@ -111,7 +111,7 @@ class Vigil:
 
 @contextmanager
 def watched(vigil: Vigil) -> Iterator[None]:
-    """Watches meanwhile; where Ray has died the command is told, and begun anew if somebody watches it."""
+    """Watches meanwhile; where Ray has died that is reported, and the command restarted if somebody watches it."""
     ended = threading.Event()
     threading.Thread(target=_watch, args=(vigil, ended), daemon=True).start()
     try:
@@ -126,7 +126,7 @@ def ended_in_time(vigil: Vigil) -> Iterator[None]:
 
     def end() -> None:
         print(f"note: Ray did not end within {VIGIL_SILENT_S:g} s and is ended", file=sys.stderr, flush=True)
-        start_anew()  # all that is left to do is to tell what was found
+        start_anew()  # all that is left to do is to report what was found
         vigil.end()
 
     timer = threading.Timer(VIGIL_SILENT_S, end)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 from raysearch.base.errors import FAILURE, INPUT_ERROR, NOTHING_FEASIBLE, STOPS
 
 GRACE_S = 6.0
-"""[assumed] For a command that was told to stop to say what it kept; then it is ended. Every row is on disk already."""
+"""[assumed] For a command that was stopped to print what it kept; then it is ended. Every row is on disk already."""
 START_ANEW = 75
 """Exit code of a child that is to run again, as sysexits.h has it for a failure that passes."""
 MOST_STARTS = 4
@@ -128,7 +128,7 @@ def resumed_with() -> list[str] | None:
 
 
 def kept_by(arguments: Sequence[str]) -> str:
-    """What is said of a command that was stopped."""
+    """The message about a command that was stopped."""
     return f"every call so far is kept. Go on with: raysearch {shlex.join(arguments)}"
 
 
@@ -233,7 +233,7 @@ def _watch(run: Callable[[], int], stops: _Stops) -> _End:
 
 
 def _hear_out(keeper: int, ear: _Ear, stops: _Stops) -> _End:
-    """Waits for the end, and listens to what is said until then."""
+    """Waits for the end, and listens to what is reported until then."""
     messages: list[Any] = []
     quiet = stopped = 0  # looks in a row
     silent = False
@@ -274,7 +274,7 @@ class _Ear:
         self._read, self._rest = read, b""
 
     def hear(self) -> list[Any]:
-        """What was said since the last time."""
+        """What was reported since the last time."""
         with suppress(BlockingIOError):
             while part := os.read(self._read, 1 << 16):
                 self._rest += part

@@ -29,7 +29,7 @@ from sim.arrays import Floats
 from sim.json_object import JsonObject
 
 CHECKPOINTS = (10, 100, 250, 500, 1000, 2000, 4000)
-"""Calls after which scores are told, as far as the budget goes; the budget is always one of them."""
+"""Calls after which scores are shown, as far as the budget goes; the budget is always one of them."""
 TARGETS = (0.95, 0.99)
 """Fractions of the optimum that runs are asked for when they reached them."""
 _THRESHOLDS = np.round(np.arange(0.5, 1.0001, 0.01), 2)

@@ -35,7 +35,7 @@ class Estimate:
 
     Attributes:
         value: The figure, [...].
-        low: Lower end, [...]; None where a workload has a single seed, which tells nothing of other seeds.
+        low: Lower end, [...]; None where a workload has a single seed, which says nothing about other seeds.
         high: Upper end, likewise.
     """
 

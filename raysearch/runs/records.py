@@ -100,12 +100,12 @@ class RunSpec:
 
     @property
     def in_flight(self) -> int:
-        """Most calls asked for and not told yet: one more than workers, so that none waits for the searcher."""
+        """Most calls asked for and not answered yet: one more than workers, so that none waits for the searcher."""
         return self.workers + 1
 
     @property
     def digest(self) -> str:
-        """Tells specs apart; those that choose nothing new as they were before it could be chosen."""
+        """Identifies a spec; one that uses no newer option has the digest that it had before."""
         fields = asdict(self)
         usual = {"on_failure": "stop", "engine": None, "groups": None, "any_degrees": None, "described": {}}
         for name, value in usual.items():
@@ -189,7 +189,7 @@ class RunHead(Record):
 
 
 def check_code(path: Path, recorded: Mapping[str, str], *, trusted: bool) -> None:
-    """Makes sure that a record is gone on with by the code that it was begun with, as far as modules' files tell.
+    """Makes sure that a run continues with the code that it was begun with, as far as modules' files show.
 
     Args:
         path: The record, for the message.

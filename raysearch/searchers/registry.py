@@ -164,7 +164,7 @@ def make_searcher(name: str, space: StrategySpace, *, seed: int, budget: int, **
 
 
 def run_budget(name: str, space: StrategySpace, budget: int) -> int:
-    """Calls of a run that is not told its own budget: a searcher that sweeps is let finish, others get `budget`.
+    """Calls of a run without a budget of its own: a searcher that sweeps is let finish, others get `budget`.
 
     >>> from sim.config.catalog import load_workload
     >>> from sim.layers.heuristics import megatron_dims

@@ -67,10 +67,10 @@ def _cluster_cpus() -> int:
 def choose_workers(
     simulator: str, workload: Workload, patience: Patience, available: int, *, forgiving: bool = False
 ) -> int:
-    """Workers for a run that was not told how many: all that are available if the black box is slow, else one.
+    """Workers for a run without a stated number: all that are available if the black box is slow, else one.
 
     It is tried on a few strategies before, in a worker, so that one that cannot work at all is found out here. The
-    choice decides how far ahead searchers are asked and so what they call; it is told, to be given again.
+    choice decides how far ahead searchers are asked and so what they call; it is printed, to be given again.
 
     Args:
         simulator: Name of a plugged-in black box.

@@ -20,10 +20,10 @@ class Measurement:
 
     Attributes:
         tokens_per_s_per_gpu: Generated tokens per second and GPU; what is searched for. Finite, >= 0.
-        tpot_s: Time per output token, seconds; held against the workload's SLO.
-        ttft_s: Time to the first token, seconds; held against the workload's SLO. 0.0 if it was not measured.
-        gpus: Devices in use; held against the device budget. None: tp * ep * pp.
-        memory_bytes: Of the fullest GPU; held against the HBM. 0.0 if the simulator does not model it.
+        tpot_s: Time per output token, seconds; compared with the workload's SLO.
+        ttft_s: Time to the first token, seconds; compared with the workload's SLO. 0.0 if it was not measured.
+        gpus: Devices in use; compared with the device budget. None: tp * ep * pp.
+        memory_bytes: Of the fullest GPU; compared with the HBM. 0.0 if the simulator does not model it.
         unsupported: Why the strategy cannot be run at all; the figures are then without meaning.
         excess: By how much a strategy that is not supported is beyond what is: needed over allowed, > 1. Searchers
             that learn from infeasible calls use it.
@@ -46,7 +46,7 @@ def as_evaluation(workload: Workload, strategy: Strategy, answer: object) -> Eva
     """What a black box answered, as an evaluation.
 
     Args:
-        workload: Whose limits hold.
+        workload: Whose limits apply.
         strategy: What was asked about.
         answer: A `Measurement`, or an `Evaluation` of the strategy, which is passed on as it is.
 

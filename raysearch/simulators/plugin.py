@@ -51,7 +51,7 @@ class Plugin:
 
     @property
     def fingerprint(self) -> str:
-        """Digest that decides whether answers kept on disk still hold. Raises: InputError, if it has no such texts."""
+        """Digest that decides whether answers kept on disk are valid. Raises: InputError, if it has no such texts."""
         with foreign(f"simulator {self.name!r}: cannot find out its fingerprint or packages", InputError):
             own = getattr(self._function, "fingerprint", None)
             text = str(own) if own is not None else _source(self._function)

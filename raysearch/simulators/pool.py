@@ -68,7 +68,7 @@ class _Call:
 
 
 class SimulatorPool:
-    """A black box behind `workers` processes; called like one, and told ahead what will be asked.
+    """A black box behind `workers` processes; called like one, and given ahead what will be asked.
 
     Strategies go to the workers in turn. Ray must be connected, with a free CPU per worker.
 

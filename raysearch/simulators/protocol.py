@@ -12,7 +12,7 @@ from sim.workload import Workload
 
 
 class Simulator(Protocol):
-    """A black box that can be told ahead what it will be asked."""
+    """A black box that can be given ahead what it will be asked."""
 
     def prefetch(self, strategy: Strategy) -> None:
         """Begins to evaluate a strategy, if it can."""

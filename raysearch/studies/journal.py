@@ -55,7 +55,7 @@ class Journal(StudyDisplay):
         self._write("started", run_id)
 
     def reported(self, run_id: str, metrics: JsonFields) -> None:
-        """Nothing: the run's rows tell how far it is."""
+        """Nothing: the run's rows show how far it is."""
 
     def finished(self, run_id: str) -> None:
         """A run is done."""

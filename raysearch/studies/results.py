@@ -42,7 +42,7 @@ def study_frame(directory: str | Path) -> pd.DataFrame:
     Columns: run_id, workload, hardware, searcher, seed, budget, calls, unique_calls, feasible_calls, best
     (tokens/s/GPU), optimum (f*), fraction_of_optimum, wall_s, improvements ([call, wall_s] of each), answers_differ
     (what a plugged-in simulator said otherwise when asked anew), strategy, digest, config_hash, version, complete.
-    A run that is not complete has what its rows tell so far.
+    A run that is not complete has what its rows show so far.
 
     Raises:
         InputError: The folder holds no results, or damaged ones.
@@ -102,7 +102,7 @@ def survey(directory: Path) -> Survey:
 
 
 def check_run(folder: Path, run_id: str) -> None:
-    """Makes sure that a run is what was written, as far as its files tell by themselves: fast, for a look in passing.
+    """Makes sure that a run is what was written, as far as its files show by themselves: fast, for a look in passing.
 
     Raises:
         InputError: It is not.

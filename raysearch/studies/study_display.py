@@ -1,4 +1,4 @@
-"""What a running study tells of its runs, and the live display of it on stderr."""
+"""What a running study reports of its runs, and the live display of it on stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sim.json_object import JsonFields
 
 
 class StudyDisplay(Protocol):
-    """What a running study tells of its runs, by run id."""
+    """What a running study reports of its runs, by run id."""
 
     def started(self, run_id: str) -> None:
         """A run begins, or goes on after a failure."""
@@ -34,7 +34,7 @@ class StudyDisplay(Protocol):
 
 
 class Displays(StudyDisplay):
-    """Tells several displays the same."""
+    """Passes the same to several displays."""
 
     def __init__(self, *displays: StudyDisplay) -> None:
         self._displays = displays

@@ -1,4 +1,4 @@
-"""A study: many runs described in one TOML file, and the layout of the folder that holds them.
+"""A study: many runs defined in one TOML file, and the layout of their folder.
 
 <study folder>/
   study.json         what is run: the file's content with paths made absolute, the optima, the version

@@ -1,4 +1,4 @@
-"""Runs a study on Ray Tune: connects, checks the resources, fits, resumes, and tells the display how it goes."""
+"""Runs a study on Ray Tune: connects, checks the resources, fits, resumes, and reports to the display."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_study(
         study: What to run.
         optima: f* by workload text, for the scores.
         out: The study's folder, new or the one to resume in; on a cluster one that all nodes share.
-        display: Told of every report.
+        display: Called with every report.
         address: Of a running Ray cluster; else $RAY_ADDRESS, else a local Ray is started for the study.
         cpus: Of that local Ray; else all of the machine.
         resume: Whether the folder holds the beginnings of the study.
@@ -102,7 +102,7 @@ def _last_line(error: Exception) -> str:
 
 
 class _Relay(tune.Callback):
-    """Tells the display of the running study what Tune reports. Tune pickles it, so it holds nothing."""
+    """Passes what Tune reports to the display of the running study. Tune pickles it, so it has no state."""
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         run_id, folder = trial.config["run"]["run_id"], Path(trial.config["run"]["folder"])
@@ -211,7 +211,7 @@ def _stopped_as_interrupted() -> Iterator[list[int]]:
 
 
 def _judge(study: Study, out: Path, reasons: dict[str, str], signals: list[int]) -> None:
-    """Tells a finished study from a broken and from an interrupted one: Tune returns normally from all three."""
+    """Distinguishes a finished study, a broken and an interrupted one: Tune returns normally from all three."""
     unfinished = [run_id for run_id in study.specs() if finished_summary(run_dir(out, run_id)) is None]
     if not unfinished:
         return

@@ -151,7 +151,7 @@ class Export:
     Attributes:
         command: What starts it; None where files are applied by something else.
         files: By name, text each.
-        dropped: What the target cannot be told, and what the simulator says that costs.
+        dropped: What the target cannot express, and what that costs by the simulator.
         notes: What its user must know.
         violations: Limits that it breaks where it runs, by the simulator.
     """

@@ -1,4 +1,4 @@
-"""A deployment made one that an engine can be told, and what that costs by the simulator."""
+"""A deployment made one that an engine supports, and what that costs by the simulator."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Fitted:
     """A deployment that an engine runs.
 
     Attributes:
-        deployment: The same on the engine, with what it runs in place of what it cannot be told.
-        dropped: What it could not be told, each with the cost; empty if it runs everything as it is.
+        deployment: The same on the engine, with what it runs in place of what it does not support.
+        dropped: What it does not support, each with the cost; empty if it runs everything as it is.
         notes: What its user must know.
         violations: Limits that it breaks there.
     """
@@ -47,7 +47,7 @@ def fitted(
     Args:
         deployment: What is wished.
         engine: Who is to run it.
-        tell: What the engine can be told of all but the strategy.
+        tell: What the engine supports of all but the strategy.
 
     Raises:
         ValueError: The engine runs nothing on so many GPUs, or nothing on such GPUs.
@@ -94,7 +94,7 @@ def _moved(deployment: Deployment, there: Deployment, engine: EngineRules) -> It
 
 
 def _wished(deployment: Deployment) -> Evaluation:
-    """What a deployment would do on its engine if it could be told."""
+    """What a deployment would do on its engine if that supported it."""
     return evaluate(replace(deployment.workload, space="extended"), deployment.strategy)
 
 

@@ -1,6 +1,6 @@
 """Where the weights of models are, in which format, and how an engine comes by the format that was charged.
 
-An engine runs weights as their repository holds them, quantises plain ones when it starts, or needs others.
+An engine runs weights as their repository has them, quantises plain ones when it starts, or needs others.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ CHECKPOINT = Variable("CHECKPOINT")
 
 @dataclass(frozen=True)
 class Told:
-    """A deployment as far as an engine can be told of it.
+    """A deployment as far as an engine supports it.
 
     Attributes:
-        deployment: With what it runs in place of what it cannot be told.
+        deployment: With what it runs in place of what it does not support.
         dropped: What that is.
         notes: What its user must know.
     """

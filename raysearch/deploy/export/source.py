@@ -111,7 +111,7 @@ def _alternative(path: Path | str, record: JsonObject, number: int) -> JsonObjec
 
 
 def _of_results(folder: Path, question: Question | None, served_model: str | None) -> Deployment:
-    """The best strategy of the best run; of a study with several workloads none can be said to be."""
+    """The best strategy of the best run; of a study with several workloads there is none."""
     from raysearch.reports.study_report import NotExplained, best_runs, explain_best
 
     runs = best_runs(read_study_runs(folder))

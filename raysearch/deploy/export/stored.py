@@ -22,7 +22,7 @@ class StoredOption(Record):
 
 
 class Exportable(Record):
-    """Any of those files: which it is, its keys tell."""
+    """Any of those files: its keys show which."""
 
     question: RecordedQuestion | None = None
     best: StoredOption | None = None

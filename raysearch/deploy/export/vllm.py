@@ -49,7 +49,7 @@ def _over_nodes(deployment: Deployment) -> tuple[list[Flag], int, dict[str, str]
     """Options of a replica that spans nodes, how many it takes, and what its environment must say.
 
     Source: create_dp_placement_groups of vllm/v1/engine/utils.py: every node takes `--data-parallel-size-local` ranks,
-    which is all of them unless told; a rank over several nodes fills them whole (`sim.engines.vllm`), and says so.
+    which is all of them by default; a rank over several nodes fills them whole (`sim.engines.vllm`), and says so.
     """
     flags: list[Flag] = [("--distributed-executor-backend", "ray")]
     ranks, node_gpus = deployment.strategy.attention_dp, deployment.workload.hardware.host_gpus

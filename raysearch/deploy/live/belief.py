@@ -4,7 +4,8 @@ The log of measured over predicted time of strategy i is `e_i = sd_i * scale * z
 simulator's own 90 % interval says; C is a correlation: one part that all strategies share, one that those share whose
 time is made of the same terms (each term errs by a factor of its own, which counts by its share of the time), and one
 of those that lie near each other. `scale` is unknown too: a machine may be more, or less, like the simulator than
-others were. So a measurement tells of its strategy, of those like it, and of how far the simulator can be trusted here.
+others were. So a measurement informs about its strategy, about those like it, and about how far to trust the
+simulator here.
 
 Source: Gaussian-process regression, Rasmussen and Williams (2006), section 2.2; the scale is summed over a grid.
 """

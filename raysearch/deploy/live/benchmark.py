@@ -98,7 +98,7 @@ class Hosted:
         self._start()
 
     def __call__(self, strategy: Strategy) -> Measurement:
-        """Measures. Raises: RunFailed: It raised, ended its process, said nonsense, or took too long."""
+        """Measures. Raises: RunFailed: It raised, ended its process, returned nonsense, or took too long."""
         if self._process.poll() is not None:
             self.close()
             self._start()

@@ -17,7 +17,7 @@ from raysearch.deploy.place.placement_search import Found, best_placements, dedi
 from sim.json_object import JsonObject
 
 SLOWER = 1.1
-"""Steps that take 10 % longer than the step model says: how much that costs is told beside each attainment."""
+"""Steps that take 10 % longer than the step model says: their cost stands beside each attainment."""
 _SEARCH_SEEDS, _FINAL_SEEDS = 2, 4
 """Seeds that placements are searched by, and those that the last few are compared on. [assumed]"""
 RATES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -81,7 +81,7 @@ def plan_fleet(fleet: Fleet, requests: int, seeds: int, progress: PlanProgress) 
         fleet: Models and GPUs.
         requests: Of all models, in each run.
         seeds: Runs that the figures rest on.
-        progress: Told what goes on.
+        progress: Called with what is being done.
     """
     cluster = fleet.cluster
     own, final, last = _SEARCH_SEEDS, _SEARCH_SEEDS + _FINAL_SEEDS, _SEARCH_SEEDS + _FINAL_SEEDS + seeds

@@ -4,7 +4,7 @@ Where not all placements can be tried: groups of one shape, then of the best sha
 where those are few); on each, models are placed greedily, the one with most late requests on the group that works
 least, as long as there is room, and the best placement on the way counts (AlpaServe, algorithms 1, its fast variant,
 and 2). Then single changes to the best of them, until none helps: a model more, less or elsewhere on one group. That
-is a heuristic: tests hold it against all placements of small cases.
+is a heuristic: tests compare it with all placements of small cases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FINALISTS = 6
 """Placements that are compared once more, on arrivals that the search has not seen."""
 
 PlacementProgress = Callable[[str, int, int], None]
-"""Told what is done, and how far: (what, done, total)."""
+"""Called with what is done, and how far: (what, done, total)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def best_placements(
             same arrivals is partly luck.
         allowed: Each is searched for itself, and takes in what was tried before and it allows too.
         most_tried: Placements up to which all are tried.
-        progress: Told what goes on.
+        progress: Called with what is being done.
     """
     search = _Search(cluster, traffic, final)
     return [search.best_of(each, most_tried, progress) for each in allowed]

@@ -18,9 +18,9 @@ _SOONER = 0.8
 _ROOMIER = 0.75
 """Share of the GPU's memory that a smaller alternative would fit into."""
 _LEAST = 0.5
-"""Share of the best's worth below which nothing is told: the front has what is so much slower. [assumed]"""
+"""Share of the best's worth below which nothing is listed: the front has what is so much slower. [assumed]"""
 _NOTABLE = 0.97
-"""Share of another's time below which a strategy's is told to be sooner."""
+"""Share of another's time below which a strategy's counts as sooner."""
 
 
 def alternatives(demand: Demand, bests: Sequence[Evaluation], known: Known) -> list[Evaluation]:

@@ -19,7 +19,7 @@ class Demand:
         workload: What is served; its space is the engine's, its budget the GPUs.
         gpus: GPUs at hand.
         question: The workload's, for records; None where it was made otherwise.
-        top: How many strategies to tell.
+        top: How many strategies to list.
         requests_per_s: Load to carry with the fewest GPUs, or None to fill all.
         concurrency: Requests at once to carry with the fewest GPUs, or None.
         price_per_gpu_hour: What a GPU costs, or None.

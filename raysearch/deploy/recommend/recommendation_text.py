@@ -20,7 +20,7 @@ from sim.precision import slow_precision
 from sim.simulate import evaluate
 
 _NOTABLE = 1.03
-"""Ratio of two times per token above which both are told. [assumed]"""
+"""Ratio of two times per token above which both are printed. [assumed]"""
 
 
 def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:

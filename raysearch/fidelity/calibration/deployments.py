@@ -304,5 +304,5 @@ def _number(value: Any) -> int:
 
 
 def _kv_cache(backend: str, weights: Dtype) -> Dtype:
-    """TensorRT-LLM caches in fp8 when it serves fp8 weights; the others in bf16 unless told [assumed for all rows]."""
+    """TensorRT-LLM caches in fp8 when it serves fp8 weights; the others in bf16 by default [assumed for all rows]."""
     return "fp8" if backend == "trtllm" and weights != "bf16" else "bf16"

@@ -2,7 +2,7 @@
 
 Quantiles of log(measured / predicted) are linear in the share of the time that prompts take, and are themselves judged
 on groups of runs held out from them. Shapes are many: models with experts get a width of their own. Models are few:
-neither that nor which side the next one errs to can be told from them, so the wider side holds for both.
+neither that nor which side the next one errs to is known from them, so the wider side applies to both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAST = 0.85
 _LEVELS = (0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
 """Quantiles to either side that are tried. Of few groups the extremes are not seen, so the least will not always do."""
 _SHARES = (0.0, 0.05, 0.15, 0.4, 1.0)
-"""Bounds of the shares of prompts by which coverage is told."""
+"""Bounds of the shares of prompts by which coverage is reported."""
 
 
 @dataclass(frozen=True, slots=True)

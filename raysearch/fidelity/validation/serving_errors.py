@@ -85,7 +85,7 @@ def compare_serving(
 
 
 def evaluated(runs: Sequence[ServingRun], times: Sequence[EngineTimes], machine: MeasuredMachine) -> list[Evaluation]:
-    """[runs] what a search is told of each, under an engine's own times."""
+    """[runs] what a search sees of each, under an engine's own times."""
     return [evaluate(run.workload(machine, each), run.strategy) for run, each in zip(runs, times, strict=True)]
 
 

@@ -15,7 +15,7 @@ COLOURS = {
     "all_gather": "#2b6cb0",
     "all_to_all": "#16877a",
 }
-"""A hue per collective, told apart by the colour-blind too; each pill also says its name."""
+"""A hue per collective, distinguishable by the colour-blind too; each pill also says its name."""
 KERNEL, INK, FAINT, PAPER, BAND = "#64707d", "#1d2733", "#7b8794", "#ffffff", "#fff3c9"
 FILL = "#f2b134"
 GLYPH = 22

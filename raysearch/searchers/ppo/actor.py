@@ -158,7 +158,7 @@ class EliteActor:
 
     @property
     def in_flight(self) -> tuple[Proposal, ...]:
-        """Calls that were decided and not told yet, in their order."""
+        """Calls that were decided and not answered yet, in their order."""
         return tuple(self._in_flight)
 
     def adopt(self, proposal: Proposal) -> None:
@@ -228,7 +228,7 @@ class EliteActor:
 
     @property
     def settled(self) -> int:
-        """A number before which all calls are known, for `news`, which tells of all elites in any case."""
+        """A number before which all calls are known, for `news`, which has all elites in any case."""
         return 0
 
     def news(self, since: int, *, learned: bool = True) -> SavedState:
@@ -236,7 +236,7 @@ class EliteActor:
 
         Args:
             since: Number of a call.
-            learned: Whether to tell what `learn` made of the calls, too.
+            learned: Whether to include what `learn` made of the calls.
         """
         return {"elites": self._archive.get_state()}
 

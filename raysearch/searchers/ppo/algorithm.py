@@ -56,7 +56,7 @@ class LearnToShard(PPO):
     The next agent gets a whole chunk, or what is left of the budget, so what an early exit saves goes to further
     agents. Elites and best stay. A round cut short by the end of the budget is learned from as it is.
 
-    The search's memory lives in one place, `actor`. Env runners are told at the beginning of a round what the others
+    The search's memory lives in one place, `actor`. Env runners get at the beginning of a round what the others
     found in the last one, and what they found themselves comes back with their episodes. A lost runner's calls are made
     again by its successor: noise depends on the number of a call alone, so these are the same calls.
 
@@ -283,7 +283,7 @@ class LearnToShard(PPO):
         return super().evaluate(*args, **kwargs)
 
     def _before_evaluate(self) -> None:
-        """Tells the runners that play on what the search has found."""
+        """Passes what the search has found to the runners that play on."""
         news = self.actor.news(0)
         if self.eval_env_runner_group is not None:
             self.eval_env_runner_group.foreach_env_runner(lambda runner: runner.inform(news))
@@ -291,7 +291,7 @@ class LearnToShard(PPO):
             self.env_runner_group.local_env_runner.inform(news)
 
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
-        """RLlib's for evaluation; a search's own runners are told all they must know when they are asked again."""
+        """RLlib's for evaluation; a search's own runners get all they need when they are asked again."""
         if env_runner_group is None or env_runner_group is self.env_runner_group:
             return []
         return super().restore_env_runners(env_runner_group)

@@ -160,7 +160,7 @@ class Unwaiting:
         return self._unlearned
 
     def policy_changed(self) -> None:
-        """The runners are told with their next portions; what came is learned, or was an earlier agent's."""
+        """The runners get it with their next portions; what came is learned, or was an earlier agent's."""
         self._unlearned = []
 
     def get_state(self) -> SavedState:

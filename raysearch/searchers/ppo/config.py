@@ -120,7 +120,7 @@ class LearnToShardConfig(PPOConfig):
         return self.share(budget, seed, options)
 
     def share(self, budget: int, seed: int, options: SharedOptions, network: Mapping[str, Any] | None = None) -> Self:
-        """Sets what every preset has; `network` is what its module is told besides the sizes of the layers."""
+        """Sets what every preset has; `network` is what its module gets besides the sizes of the layers."""
         # RLlib takes -1 for "as by default" when it copies a configuration, so that `validate` would not see it.
         # What Tune is to choose is looked at once it has.
         if any(isinstance(given, Real) and given < least for given, least in ((budget, 1), (seed, 0))):

@@ -38,7 +38,7 @@ class Round(NamedTuple):
     Attributes:
         first_call: Number of the first of them; a multiple of K.
         calls: How many.
-        version: Calls that a runner must know of to make them of `news`; -1 if `news` tells all.
+        version: Calls that a runner must know of to make them of `news`; -1 if `news` has all.
         news: What the search's own actor learned since, see `EliteActor.news`.
         weights: Of the policy; None if they are as before.
         metrics: Whether RLlib's metrics are asked for, too.
@@ -53,7 +53,7 @@ class Round(NamedTuple):
 
 
 class OutOfDate(RuntimeError):
-    """A runner was told the news since a version that it does not have: it was restarted, and must be told all."""
+    """A runner got the news since a version that it does not have: it was restarted, and needs all."""
 
 
 class Brief(gym.Wrapper):
@@ -219,7 +219,7 @@ class EliteEnvRunner(SingleAgentEnvRunner):
         return outcome, self.get_metrics() if metrics else None
 
     def inform(self, news: SavedState) -> None:
-        """Tells all actors what the search has found; for evaluations."""
+        """Passes what the search has found to all actors; for evaluations."""
         for actor in self.actors:
             actor.hear(news)
             actor.forget()

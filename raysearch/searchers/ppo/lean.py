@@ -26,7 +26,7 @@ class LeanPath:
 
     Attributes:
         learner: Not built by anybody else.
-        module: The policy, shared with the learner: nobody has to be told of an update.
+        module: The policy, shared with the learner: no update has to be sent.
         action_space: Of the environment, or of the configuration.
         env: None where another one asks and tells.
     """

@@ -111,7 +111,7 @@ class EliteAttention(EliteModule, ValueFunctionAPI):
     """Policy and value over the elite history X: linear embedding, one encoder block, mean over T, two MLPs.
 
     Observations are `[N, T, A]`, actions `[N, A]`; the logits of all heads lie flat, `[N, sum(nvec)]`.
-    The rows of X carry no position: they are told apart by content alone [assumed; the paper names none].
+    The rows of X carry no position: they differ by content alone [assumed; the paper names none].
     `model_config` holds `embedding`, `hidden`, `feed_forward` and `attention_heads`.
 
     Source: Learning to Shard, section 3 (Policy Network) and appendix A; the value MLP is Stable-Baselines3's way

@@ -52,7 +52,7 @@ def attempt(work: Callable[[], Any]) -> Any:
 
 
 def answer(runner: EliteEnvRunner, request: Round | ray.ObjectRef) -> Any:
-    """Runs on an env runner: what it sampled, None if it has to be told more, or a `RunnerError`."""
+    """Runs on an env runner: what it sampled, None if it needs more, or a `RunnerError`."""
     try:
         round_: Any = request if isinstance(request, Round) else ray.get(request)
         return attempt(lambda: runner.sample_round(round_))
@@ -109,7 +109,7 @@ class Runners:
         return Asked(runner, self._handles[runner].apply.remote(work), limit_s, Deadline(limit_s))
 
     def take(self, asked: Asked, first_call: int) -> Any:
-        """What came of it; None if that has to be asked for anew, with all that a new runner must be told.
+        """What came of it; None if that has to be asked for anew, with all that a new runner needs.
 
         Args:
             asked: For calls of the search.

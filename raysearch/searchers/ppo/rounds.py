@@ -42,7 +42,7 @@ class Rounds:
         return [episode for _, episode in episodes]
 
     def policy_changed(self) -> None:
-        """The runners are told with the next round."""
+        """The runners get it with the next round."""
         self._informed_weights = False
 
     def get_state(self) -> SavedState:
@@ -50,11 +50,11 @@ class Rounds:
         return {}
 
     def set_state(self, state: SavedState) -> None:
-        """The runners are told all with the next round."""
+        """The runners get all with the next round."""
         self._informed, self._informed_weights = -1, False
 
     def _fragment(self, calls: int, end: int) -> list[tuple[int, SingleAgentEpisode]]:
-        """The next calls of a round that goes to call `end`: tells the env runners what is new, and takes them in."""
+        """The next calls of a round that goes to call `end`: sends the env runners what is new, and takes them in."""
         search, first, changed = self._search, self._search.calls, not self._informed_weights
         news = search.actor.news(max(self._informed, 0), learned=changed)
         weights = self._weights() if changed else None
@@ -81,7 +81,7 @@ class Rounds:
         return sorted(episodes, key=lambda each: each[0])
 
     def _ask_remotely(self, round_: Round) -> dict[int, Any]:
-        """Asks the runners until each has answered; lost ones are told all and asked anew, once they are back."""
+        """Asks the runners until each has answered; lost ones get all and are asked anew, once they are back."""
         config = self._search.config
         steps = -(-round_.calls // config.lanes)
         # Weights are put where all find them; the few calls of a fragment travel with each request sooner.
