@@ -69,7 +69,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements.txt
 	@echo "Setting up $(VENV): a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[search,rllib]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt requirements.txt requirements-dev.txt
@@ -78,13 +78,13 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt requirements.txt requirem
 	$(PYTHON) -m venv $(VENV)
 	@# Compiled is what the checks import, by them: a quarter of it, and on all cores.
 	$(BIN)/pip install --no-compile --quiet --require-hashes --no-deps --requirement requirements-dev.txt
-	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[search,rllib,dev]'
 	@touch $(VENV)/.installed $@
 
 # PyTorch is left out, and with it the CUDA packages of its larger build. The second file has what the first lacks.
 CUDA := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton
 DIGESTS := printf '%s\n' $(CUDA) | uv pip compile --quiet pyproject.toml --constraint constraints.txt --generate-hashes \
-  --python-version 3.11 --no-annotate --no-header --excludes - --no-emit-package torch
+  --python-version 3.11 --no-annotate --no-header --excludes - --no-emit-package torch --extra search --extra rllib
 # Of what boto3 needs, all but this is in requirements.txt; it asks for an older python-dateutil, and works with ours.
 AWS := echo boto3==1.44.5
 hashes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from raysearch.answers.optimal import Bars, no_bars
 from raysearch.answers.reported import ReportResult
 from raysearch.base.errors import InputError
+from raysearch.base.extras import check_installed
 from raysearch.base.file_io import results_folder
 from raysearch.optima.named_spaces import optimum_value
 from raysearch.processes.claim import claimed
@@ -83,6 +84,7 @@ def _run_open(
         finish_rows(run_dir(folder, run_id))
     if len(finished) == len(summaries):
         return
+    check_installed("search", "a study")
     from raysearch.studies.journal import Journal
     from raysearch.studies.study_display import Displays, StudyBars
     from raysearch.studies.tuning import run_study

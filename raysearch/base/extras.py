@@ -1,4 +1,4 @@
-"""What is installed only by who asks for it: packages that few need, or whose licences not everybody can take."""
+"""What is installed only by who asks for it: large packages that few commands need, or of special licences."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from raysearch.base.errors import InputError
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "aisimulate": ("aisimulate", "AISimulate"),
     "genz": ("GenZ", "GenZ"),
+    "measure": ("torch", "PyTorch"),
     "nevergrad": ("nevergrad", "Nevergrad"),
     "pymoo": ("pymoo", "pymoo"),
+    "rllib": ("torch", "RLlib and PyTorch"),
     "sb3": ("stable_baselines3", "Stable-Baselines3"),
+    "search": ("ray", "Ray and Optuna"),
 }
 """Extra of pyproject.toml -> the module that it brings, and its title."""
 

@@ -233,11 +233,13 @@ register(
     "optuna_tpe",
     "Optuna's tree-structured Parzen estimator, multivariate",
     "raysearch.searchers.optuna_samplers:OptunaTPESearcher",
+    extra="search",
 )
 register(
     "optuna_cmaes",
     "Optuna's CMA-ES, restarted",
     "raysearch.searchers.optuna_samplers:OptunaCmaEsSearcher",
+    extra="search",
 )
 register(
     "nevergrad",
@@ -249,11 +251,13 @@ register(
     "ppo_paper",
     "Learning to Shard: PPO with attention over the elites, the paper's settings",
     "raysearch.searchers.ppo.ppo_searcher:PPOSearcher",
+    extra="rllib",
 )
 register(
     "ppo",
     "PPO with attention that copies from the elites, and a critic of strategies: this project's own",
     "raysearch.searchers.ppo.ppo_searcher:CopyPPOSearcher",
+    extra="rllib",
 )
 register(
     "sb3_ppo",

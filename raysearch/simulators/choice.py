@@ -13,6 +13,7 @@ import numpy as np
 
 from envs.strategy_env import SimulatorFailure, StrategyEnv
 from raysearch.base.errors import InputError, RunFailed
+from raysearch.base.extras import check_installed
 from raysearch.simulators.opening import Patience, searched_space
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -43,6 +44,7 @@ def evaluating(
     if simulator is None and not workers:
         yield 0
         return
+    check_installed("search", "a search with workers")
     from raysearch.processes.connection import connected
 
     cpus = max(workers or 0, os.cpu_count() or 1)  # of a Ray of our own; whoever asks for more workers gets them

@@ -32,7 +32,7 @@ def test_every_key_is_one_that_ray_knows(config: dict[str, Any]) -> None:
 def test_every_node_gets_the_checkout_and_its_pinned_versions(config: dict[str, Any]) -> None:
     assert list(config["file_mounts"].values()) == ["."]
     *_, install = [command for command in config["setup_commands"] if "pip install" in command]
-    assert "--constraint ~/raysearch/constraints.txt --editable ~/raysearch" in install
+    assert "--constraint ~/raysearch/constraints.txt --editable ~/raysearch'[search,rllib]'" in install
 
 
 def test_every_package_is_installed_by_its_digest_or_pinned(config: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from raysearch.base.errors import InputError
 from raysearch.cli.app import app
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_file import load_study, run_dir, write_study
+from tests.conftest import CHECKOUT
 
 RUNNER = CliRunner()
 WORDS = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--gpus", "2", "--tpot-ms", "20")
@@ -54,11 +55,9 @@ def test_nothing_else_is_public() -> None:
 
 DEPLOYING = """if True:
     import sys
-    class Absent:
-        def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] in ("ray", "torch", "optuna", "cmaes", "tensorboardX"):
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    sys.meta_path.insert(0, Absent())
+    from importlib.machinery import PathFinder
+    absent, find = {"ray", "torch", "optuna", "cmaes", "tensorboardX"}, PathFinder.find_spec
+    PathFinder.find_spec = lambda name, *rest: None if name.partition(".")[0] in absent else find(name, *rest)
     import raysearch as rs
     question = rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=9)
     assert rs.evaluate(question, tp=1, batch=4).feasible
@@ -69,11 +68,31 @@ DEPLOYING = """if True:
     assert rs.place("bursty_qwens", gpus=2, requests=100, seeds=1).to_rows()
     assert rs.search(question, "random", budget=3, out=sys.argv[1]).summary["calls"] == 3
     assert rs.report(sys.argv[1]).complete
+    for call in (
+        lambda: rs.search(question, "ppo", budget=3),
+        lambda: rs.search(question, "optuna_tpe", budget=3),
+        lambda: rs.search(question, "random", budget=3, workers=1, out=sys.argv[1] + "2"),
+        lambda: rs.study(sys.argv[2], out=sys.argv[1] + "3"),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            print(error)
+"""
+LACKING = """\
+searcher 'ppo' needs RLlib and PyTorch: pip install -e '.[rllib]' in the checkout, or 'FILE.whl[rllib]'
+searcher 'optuna_tpe' needs Ray and Optuna: pip install -e '.[search]' in the checkout, or 'FILE.whl[search]'
+a search with workers needs Ray and Optuna: pip install -e '.[search]' in the checkout, or 'FILE.whl[search]'
+a study needs Ray and Optuna: pip install -e '.[search]' in the checkout, or 'FILE.whl[search]'
 """
 
 
-def test_all_but_studies_and_learning_searchers_work_without_ray_and_torch(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", DEPLOYING, tmp_path / "out"], check=True)
+def test_without_ray_and_torch_all_works_but_what_says_in_a_line_that_it_needs_them(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(
+        'name = "s"\nworkloads = ["mixtral_8x7b_32k_slo15"]\nsearchers = ["megatron"]\nseeds = [0]\nbudget = 5\n'
+    )
+    command = [sys.executable, "-c", DEPLOYING, tmp_path / "out", tmp_path / "s.toml"]
+    assert subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT).stdout == LACKING
 
 
 def test_an_evaluation_is_the_command_s() -> None:

@@ -17,6 +17,9 @@ from packaging.utils import canonicalize_name
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = CHECKOUT / "docs" / "evidence" / "licences.md"
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+DEFAULT = (*PROJECT["dependencies"], *EXTRAS["search"], *EXTRAS["rllib"])
+"""What `make setup` installs."""
 WHERE = {"python_version": "3.11", "python_full_version": "3.11.9", "sys_platform": "linux", "platform_system": "Linux"}
 """Of which the page is."""
 CUDA = re.compile(r"nvidia-|cuda-|triton$")
@@ -61,24 +64,24 @@ def copyleft(names: Iterable[str]) -> set[str]:
 
 
 def test_no_default_dependency_is_under_copyleft() -> None:
-    default = needed(PROJECT["dependencies"])
+    default = needed(DEFAULT)
     assert copyleft(default) == BY_FILE
     assert all(licence(name) for name in default)
     assert {"nevergrad", "pymoo", "directsearch", "moocore"}.isdisjoint(default)
 
 
 def test_the_page_lists_the_licence_of_every_default_dependency() -> None:
-    assert PAGE.read_text(encoding="utf-8").endswith(table(needed(PROJECT["dependencies"])))
+    assert PAGE.read_text(encoding="utf-8").endswith(table(needed(DEFAULT)))
 
 
 def test_the_page_names_what_extras_bring_under_copyleft() -> None:
-    page, default = PAGE.read_text(encoding="utf-8"), needed(PROJECT["dependencies"])
+    page, default = PAGE.read_text(encoding="utf-8"), needed(DEFAULT)
     for extra in ("nevergrad", "pymoo", "sb3", "jax"):
-        brought = copyleft(needed(PROJECT["optional-dependencies"][extra]) - default)
+        brought = copyleft(needed(EXTRAS[extra]) - default)
         assert brought == {"nevergrad": {"directsearch"}, "pymoo": {"moocore"}}.get(extra, set())
         assert all(f"`{name}` ({licence(name)})" in page for name in brought)
 
 
 if __name__ == "__main__":
     head = PAGE.read_text(encoding="utf-8").partition("| package |")[0]
-    PAGE.write_text(head + table(needed(PROJECT["dependencies"])), encoding="utf-8")
+    PAGE.write_text(head + table(needed(DEFAULT)), encoding="utf-8")

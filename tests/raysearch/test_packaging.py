@@ -22,6 +22,10 @@ from raysearch import __version__
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+EXTRAS = ("search", "rllib", "dev")
+"""What `make setup-dev` installs beside the dependencies."""
+
+
 def pinned() -> dict[str, str]:
     """Exact versions by canonical name."""
     lines = (CHECKOUT / "constraints.txt").read_text(encoding="utf-8").splitlines()
@@ -32,7 +36,13 @@ def pinned() -> dict[str, str]:
 
 def declared() -> list[Requirement]:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    return [
+        Requirement(text)
+        for text in (
+            *project["dependencies"],
+            *(text for extra in EXTRAS for text in project["optional-dependencies"][extra]),
+        )
+    ]
 
 
 def test_every_declared_dependency_is_pinned_within_its_range() -> None:

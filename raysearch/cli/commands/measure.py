@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from raysearch.base.errors import InputError
+from raysearch.base.extras import check_installed
 from raysearch.cli.commands.options import JsonOption, at_home, print_json
 from raysearch.processes.claim import check_folder
 from sim.json_object import JsonObject
@@ -42,6 +43,7 @@ def measure(
     if out.exists() and any(out.iterdir()):
         raise InputError(f"--out: {out} is not empty; give a new folder")
     check_folder(out)
+    check_installed("measure", "measure")
     import torch
 
     if not on_cpu and not torch.cuda.is_available():
