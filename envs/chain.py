@@ -102,7 +102,7 @@ def follow(path: Path, *, seal: Seal | None = None, most: int | None = None) -> 
             file.seek(0)
             there = _follow(path, file, Chain(), None).lines  # which says what line is wrong, if one is
             what = f"{there} rows" if there < seal.lines else "other rows"
-            raise DamagedRows(f"{path} is damaged: it holds {what}, but was saved after {seal.lines} calls")
+            raise DamagedRows(f"{path} is damaged: it has {what}, but was saved after {seal.lines} calls")
         return _follow(path, file, Chain(seal.lines, seal.size_bytes, seal.digest), most)
 
 

@@ -53,7 +53,7 @@ def parsed(path: Path, chain: Chain) -> pd.DataFrame:
     except (pa.ArrowException, Unreadable) as error:
         raise DamagedRows(f"{path} is damaged: {_line(error)}") from error
     if table.num_rows != chain.lines:
-        raise DamagedRows(f"{path} is damaged: expected {chain.lines} calls, it holds {table.num_rows}")
+        raise DamagedRows(f"{path} is damaged: expected {chain.lines} calls, it has {table.num_rows}")
     return _checked(path, table.select(schema.names))
 
 
@@ -131,7 +131,7 @@ def read_parquet(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.Dat
             if held.names != _schema().names or kinds != _schema().types:
                 raise DamagedRows(f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}")
             if stored.metadata.num_rows > path.stat().st_size:
-                raise DamagedRows(f"{path} is damaged: it says that it holds more calls than bytes")
+                raise DamagedRows(f"{path} is damaged: it claims to have more calls than bytes")
             groups = [stored.metadata.row_group(number) for number in range(stored.metadata.num_row_groups)]
             if sum(group.total_byte_size for group in groups) > stored.metadata.num_rows * _LARGEST_ROW + _FOOTER_BYTES:
                 raise DamagedRows(f"{path} is damaged: its rows unfold to more than any of ours have")

@@ -152,7 +152,7 @@ def write_compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = N
     """
     rows = _load(jsonl_path, seal)
     if calls is not None and len(rows) != calls:
-        raise RowsTaken(f"{jsonl_path} holds {len(rows)} rows of {calls}: another process goes on with the run")
+        raise RowsTaken(f"{jsonl_path} has {len(rows)} rows of {calls}: another process goes on with the run")
     write_atomically(parquet_path, lambda temporary: write_parquet(rows, temporary))
     return file_digest(parquet_path)
 
@@ -258,7 +258,7 @@ def _compacted(path: Path) -> Path:
 def _create(path: Path) -> BinaryIO:
     for existing in (path, _compacted(path)):
         if existing.exists():
-            raise FileExistsError(f"{existing} holds a run already: resume it or choose another folder")
+            raise FileExistsError(f"{existing} contains a run already: resume it or choose another folder")
     return path.open("xb", buffering=0)
 
 
@@ -268,7 +268,7 @@ def _reopen(path: Path, calls: int, seal: Seal | None) -> tuple[BinaryIO, Chain,
     chain = follow(path, seal=seal, most=calls) if calls and path.exists() else Chain()
     if chain.lines < calls:
         raise ValueError(
-            f"{path} holds {chain.lines} whole rows, but the run was saved after {calls} calls: "
+            f"{path} has {chain.lines} whole rows, but the run was saved after {calls} calls: "
             "this is not the folder of that run, or rows were removed"
         )
     kept = b""

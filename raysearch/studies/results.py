@@ -111,7 +111,7 @@ def check_run(folder: Path, run_id: str) -> None:
         return
     head = checked_head(folder)
     if head["run_id"] != run_id:
-        raise Damaged(f"{folder} is damaged: it holds run {head['run_id']}")
+        raise Damaged(f"{folder} is damaged: it contains run {head['run_id']}")
     if checked_summary(folder, head) is None:
         seal = _saved_rows(folder)  # before the rows, which may grow meanwhile
         try:
@@ -249,7 +249,7 @@ def checked_head(folder: Path, record: JsonFields | None = None) -> JsonObject:
     spec = RunSpec(**head["spec"])
     ours = record["specs"].get(folder.name) == spec.digest and record["hashes"].get(head["workload"])
     if run_id != folder.name or not ours or ours != head["config_hash"]:
-        raise Damaged(f"{folder} is damaged: it holds run {run_id} of another study or folder")
+        raise Damaged(f"{folder} is damaged: it contains run {run_id} of another study or folder")
     return head
 
 
@@ -278,7 +278,7 @@ def checked_summary(folder: Path, head: JsonFields) -> JsonObject | None:
         finished["calls"],
         finished["digest"],
     ):
-        raise Damaged(f"{folder / ROWS_FILE} is damaged: it holds other calls than the run ended with")
+        raise Damaged(f"{folder / ROWS_FILE} is damaged: it has other calls than the run ended with")
     return finished
 
 
@@ -357,7 +357,7 @@ def _tally(folder: Path, rows: pd.DataFrame) -> JsonObject:
     try:
         return _counted(rows)
     except ValueError as error:
-        raise Damaged(f"{folder} is damaged: its rows hold no strategies: {error}") from error
+        raise Damaged(f"{folder} is damaged: its rows have no strategies: {error}") from error
 
 
 def _counted(rows: pd.DataFrame) -> JsonObject:

@@ -321,7 +321,7 @@ def test_resuming_with_no_calls_starts_a_file(tmp_path: Path) -> None:
 def test_resuming_after_more_calls_than_there_are_rows_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     whole = path.read_bytes()
-    with pytest.raises(ValueError, match="holds 3 whole rows, but the run was saved after 4 calls"):
+    with pytest.raises(ValueError, match="has 3 whole rows, but the run was saved after 4 calls"):
         RowWriter.resume(path, 4)
     assert path.read_bytes() == whole
 
@@ -370,7 +370,7 @@ def test_what_a_seal_covers_is_compared_and_what_came_after_it_followed(tmp_path
     with pytest.raises(DamagedRows, match="line 2 is damaged"):
         whole_rows(tmp_path, seal)
     path.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
-    with pytest.raises(DamagedRows, match="holds 2 rows, but was saved after 3 calls"):
+    with pytest.raises(DamagedRows, match="has 2 rows, but was saved after 3 calls"):
         whole_rows(tmp_path, seal)
     path.write_bytes(whole)
     if compacted:
@@ -387,7 +387,7 @@ def test_a_new_run_never_mixes_with_an_old_one(tmp_path: Path, compacted: bool) 
     path = written(tmp_path, 2)
     if compacted:
         compact(path, tmp_path / COMPACT_FILE)
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError, match="contains a run already"):
         RowWriter(path)
     assert len(read_rows(tmp_path)) == 2
 

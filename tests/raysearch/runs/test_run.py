@@ -190,7 +190,7 @@ def test_a_new_run_leaves_another_in_its_folder_alone(
     first.advance(10)
     end(first)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="contains a run already"):
         SearchRun(spec(tiny_workload, seed=1), tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 

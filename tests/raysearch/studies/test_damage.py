@@ -226,7 +226,7 @@ def test_rows_that_were_cut_below_the_checkpoint_are_noticed_and_made_again(
 ) -> None:
     path = out / "runs" / UNDER_WAY / ROWS_FILE
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: SAVED - 1]))
-    what = f"it holds {SAVED - 1} rows, but was saved after {SAVED} calls"
+    what = f"it has {SAVED - 1} rows, but was saved after {SAVED} calls"
     assert what in survey(out).damaged[UNDER_WAY]
     assert [run.run_id for run in read_status(out).runs if what in run.damage] == [UNDER_WAY]
     assert go_on(study, out) == undisturbed
@@ -242,7 +242,7 @@ def test_rows_that_were_altered_and_chained_anew_are_noticed_and_made_again(
     with contextlib.closing(RowWriter(path)) as writer:
         for row in rows:
             writer.write(row)
-    what = f"it holds other rows, but was saved after {SAVED} calls"
+    what = f"it has other rows, but was saved after {SAVED} calls"
     assert what in survey(out).damaged[UNDER_WAY]
     assert [run.run_id for run in read_status(out).runs if what in run.damage] == [UNDER_WAY]
     assert go_on(study, out) == undisturbed
