@@ -58,7 +58,7 @@ for folder, words in json.load(open(sys.argv[1])):
     sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
     before = len(seen)
     try:
-        code = app.run()
+        code = app.run_command()
     except BaseException as error:
         code = f"{type(error).__name__}: {error}"
     said = sys.stderr.getvalue() + sys.stdout.getvalue()
