@@ -30,6 +30,8 @@ SIZES = (15, 21, 6, 9, 27)
 LONG = {8: 45, 11: 63}
 """By degree the size of some letters, each of them in one seed: no rank's chunk is empty, of stripes and sections
 neither, and the last one is shorter."""
+BESIDE_LONG = (9, 3, 6, 12, 15)
+"""The sizes of the others beside them, in order of appearance."""
 DEGREES = (DEGREE, 3, 5, 6, 2, *LONG)
 """On which a rule must hold: communication may be right on powers of two alone, or on the first few ranks."""
 SEEDS = (0, 1, 2)
@@ -183,7 +185,7 @@ class _Trial:
         if self.degree not in LONG:
             return dict(zip(letters, SIZES, strict=False))
         long = dict.fromkeys(letters[self.seed :: len(SEEDS)], LONG[self.degree])
-        return dict(zip(letters, reversed(SIZES), strict=False)) | long
+        return dict(zip(letters, BESIDE_LONG, strict=False)) | long
 
     def tensor(self, index: int, placement: Placement) -> Array:
         """The operand, or one like it that can lie so."""

@@ -94,14 +94,14 @@ def test_so_it_is_of_layers_of_one_part_in_stages_of_many_kinds(toy_moe, groups)
 @pytest.mark.parametrize(
     ("workload", "feasible", "rate", "excess"),
     [
-        ("gpt_moe_1_2t_16k", 134, 82856.3172320671, 1598.6896994570207),
-        ("llama_3_1_405b_8k", 1, 63247.07614398567, 3436.551683811082),
-        (SERVED, 0, 82649.40422484143, 3709.1171230795417),
-        (LATENT, 0, 28315.717583088717, 5294.739715609423),
+        ("gpt_moe_1_2t_16k", 37, 19293.01131087843, 380.3536240740525),
+        ("llama_3_1_405b_8k", 0, 15850.013978700425, 869.9890905391072),
+        (SERVED, 0, 18861.017611137482, 931.0604131080418),
+        (LATENT, 0, 6542.520771761269, 1322.7196581313299),
     ],
     ids=str,
 )
-def test_figures_of_a_thousand_strategies_stay_as_they_were(workload, feasible, rate, excess):
+def test_figures_of_many_strategies_stay_as_they_were(workload, feasible, rate, excess):
     """Sums over strategies that no space bounds; they were taken when one strategy and many were stated apart."""
     known = workload.load() if isinstance(workload, Question) else load_workload(workload)
     rng = np.random.default_rng(4)
@@ -113,7 +113,7 @@ def test_figures_of_a_thousand_strategies_stay_as_they_were(workload, feasible, 
             int(2 ** rng.uniform(0, 11)),
             tuple(rng.integers(0, 3, len(dims_of(known))).tolist()),
         )
-        for _ in range(1000)
+        for _ in range(250)
     ]
     many = evaluate_many(known, strategies)
     found = many.feasible.sum(), math.fsum(many.tokens_per_s_per_gpu), math.fsum(many.excess)

@@ -47,7 +47,7 @@ def test_the_ops_add_up_to_the_layer_that_a_search_is_told_of(name: str) -> None
 @pytest.mark.parametrize("name", [MOE, DENSE])
 def test_what_was_evaluated_before_changes_nothing(name: str) -> None:
     """Strategies share costs; a fresh process that meets them in the opposite order finds the same."""
-    strategies = random_strategies(load_workload(name), 50)
+    strategies = random_strategies(load_workload(name), 20)
     told = [repr(evaluate(load_workload(name), strategy)) for strategy in strategies]
     lines = [
         "from sim.config.catalog import load_workload",
