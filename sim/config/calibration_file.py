@@ -166,7 +166,7 @@ _PARTS = {
     "gemm": (2,),
     "attention_decode": (3,),
     "attention_prefill": (3,),
-    "mla_decode": (1,),
+    "mla_decode": (1, 2),
     "moe": (3,),
     "collectives": (2, 4),
     "moe_alltoall_deepep": (4,),
@@ -185,7 +185,7 @@ def _sum_phi(family: str, rest: list[str], series: str) -> list[float]:
         case "attention_prefill":
             return terms.attention_prefill(_ANY, 1, 1, 1, 1, 64, rest[1])
         case "mla_decode":
-            return terms.mla_decode(_ANY, 1, 1, 1, rest[0])
+            return terms.mla_decode(_ANY, 1, 1, 1, rest[-1])
         case "moe":
             return moe_layer_terms(_ANY, series, 1, 1, 1, 1, 1, 1, skewed=False)
         case "send_recv":

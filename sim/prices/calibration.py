@@ -166,12 +166,12 @@ class Calibration:
         flop_us = 2 * sequences * heads * head_dim * tokens * tokens / self.machine.flop_per_us[dtype]
         return max(self._sum(f"attention_prefill/{engine}/{dtype}/{kv_dtype}", phi), flop_us)
 
-    def mla_decode_us(self, kv_dtype: str, sequences: float, kv_len: float, heads: float) -> float:
-        """Multi-head latent attention (512 + 64 cached per token)."""
+    def mla_decode_us(self, kv_dtype: str, sequences: float, kv_len: float, heads: float, engine: str = "") -> float:
+        """Multi-head latent attention (512 + 64 cached per token), of an engine or of all."""
         phi = terms.mla_decode(self.machine, sequences, kv_len, heads, kv_dtype)
         byte_us = sequences * kv_len * 576 * BYTES[kv_dtype] / self.machine.hbm_bytes_per_us
         flop_us = 2 * sequences * heads * kv_len * 1088 / self.machine.flop_per_us["bf16"]
-        return max(self._sum(f"mla_decode/{kv_dtype}", phi), byte_us, flop_us)
+        return max(self._sum("/".join(filter(None, ("mla_decode", engine, kv_dtype))), phi), byte_us, flop_us)
 
     # --- the MoE layer -----------------------------------------------------------------------------
 

@@ -251,10 +251,12 @@ class Curves:
         return self._priced(series, time_us, shape, kv_dtype)
 
     def _latent(self, shape: LatentDecode, kv_dtype: Dtype) -> PricedKernel | None:
-        series = f"mla_decode/{kv_dtype}"
-        if series not in self.calibration.series:
+        series = self._series_of("mla_decode", kv_dtype)
+        if series is None:
             return None
-        return self._priced(series, self.calibration.mla_decode_us(kv_dtype, *shape), shape, kv_dtype)
+        engine = "".join(series.split("/")[1:-1])
+        priced_as = series.rpartition("/")[2]
+        return self._priced(series, self.calibration.mla_decode_us(priced_as, *shape, engine=engine), shape, kv_dtype)
 
     def _expert_kernel(
         self, shape: GroupedGemm | ExpertRouting | Permute | ExpertActivation, dtype: str
@@ -369,6 +371,8 @@ class Curves:
             case "attention_decode":
                 prefix = f"attention_decode/{engine}/{dtype}/"
                 needed = [[prefix + "mha"] if variant == "mha" else [prefix + "gqa", prefix + "wide"]]
+            case "mla_decode":
+                needed = [[f"mla_decode/{engine}/{dtype}"], [f"mla_decode/{dtype}"]]
             case "attention_prefill":
                 needed = [[f"attention_prefill/{engine}/{arithmetic}/{dtype}"] for arithmetic in (variant, "bf16")]
             case _:
@@ -380,8 +384,10 @@ class Curves:
         known, (engine, dtype) = self.calibration.series, source
         own = [name for name in known if name.startswith(f"moe/{engine}/") and name.endswith(f"/{dtype}")]
         alike = [name for name in own if is_plain(name) != gated] or own
-        usual = f"moe/{engine}/{EXPERT_KERNELS.get(source)}/{dtype}"
-        return max(alike, key=lambda name: (name == usual, known[name].get("rows", 0), name), default=None)
+        usual = [f"moe/{engine}/{kernel}/{dtype}" for kernel in EXPERT_KERNELS.get(source, ())]
+        if ran := next((name for name in usual if name in alike), None):
+            return ran
+        return max(alike, key=lambda name: (known[name].get("rows", 0), name), default=None)
 
     def _find_trusted(self, series: str, dtype: str, *, few: bool) -> _Trusted:
         record = self.calibration.series[series]

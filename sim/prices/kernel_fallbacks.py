@@ -29,7 +29,8 @@ _FORMATS_ALIKE: Mapping[str, tuple[str, ...]] = {"fp8": ("fp8_block",), "fp8_blo
 _ELSEWHERE: Mapping[tuple[str, str], Source] = {
     # SGLang's prefill was not measured; it and vLLM call FlashAttention.
     ("attention_prefill", "sglang"): Source("vllm", ""),
-    # No kernel with weights of 4 bits was measured: this one's efficiency, at their bytes and arithmetic.
+    ("mla_decode", "vllm"): Source("sglang", ""),  # both call FlashMLA and FlashInfer
+    # Where no kernel with weights of 4 bits was measured: this one's efficiency, at their bytes and arithmetic.
     ("moe", "mxfp4"): Source("trtllm", "fp8"),
     ("moe", "nvfp4"): Source("trtllm", "fp8"),
     ("moe", "int4"): Source("trtllm", "fp8"),
@@ -37,7 +38,7 @@ _ELSEWHERE: Mapping[tuple[str, str], Source] = {
 """(family, engine or dtype) -> source of last resort; "" keeps the dtype asked for."""
 
 _NEVER_RUN = frozenset({"int4", "nvfp4"})
-"""Formats of 4 bits of which neither kernels nor serving runs were measured; of mxfp4, gpt-oss's runs were."""
+"""Formats of 4 bits of which no serving run was measured under stand-ins; of mxfp4, gpt-oss's runs were."""
 
 
 @lru_cache(maxsize=64)
@@ -64,17 +65,40 @@ def slower_by(dtype: str) -> float:
     return 1 / BYTES[dtype] if dtype in _NEVER_RUN else 1.0
 
 
-EXPERT_KERNELS: Mapping[Source, str] = {
-    Source("trtllm", "bf16"): "moe_torch_flow_cutlass",
-    Source("trtllm", "fp8"): "moe_torch_flow_cutlass",
-    Source("trtllm", "fp8_block"): "moe_torch_flow_cutlass",
-    Source("vllm", "bf16"): "vllm_unquantizedfusedmoe_triton_tritonexperts",
-    Source("vllm", "fp8"): "vllm_modeloptfp8moe_flashinfer_cutlass_flashinferexperts",
-    Source("vllm", "fp8_block"): "vllm_fp8moe_triton_tritonexperts",
-    Source("sglang", "bf16"): "sglang_fused_moe_triton",
-    Source("sglang", "fp8_block"): "sglang_fused_moe_triton",
+EXPERT_KERNELS: Mapping[Source, tuple[str, ...]] = {
+    Source("trtllm", "bf16"): ("moe_torch_flow_cutlass",),
+    Source("trtllm", "fp8"): ("moe_torch_flow_cutlass",),
+    Source("trtllm", "fp8_block"): ("moe_torch_flow_cutlass",),
+    Source("trtllm", "nvfp4"): ("moe_torch_flow_cutlass",),
+    Source("trtllm", "mxfp4"): ("moe_torch_flow_w4a8", "moe_torch_flow_cutlass_w4a8", "moe_torch_flow"),
+    Source("vllm", "bf16"): (
+        "vllm_unquantizedfusedmoe_flashinfer_trtllm_trtllmbf16experts",
+        "vllm_unquantizedfusedmoe_flashinfer_cutlass_flashinferexperts",
+        "vllm_unquantizedfusedmoe_triton_tritonexperts",
+    ),
+    Source("vllm", "fp8"): (
+        "vllm_modeloptfp8moe_flashinfer_trtllm_trtllmfp8expertsmonolithic",
+        "vllm_modeloptfp8moe_flashinfer_cutlass_flashinferexperts",
+    ),
+    Source("vllm", "fp8_block"): (
+        "vllm_fp8moe_flashinfer_trtllm_trtllmfp8expertsmonolithic",
+        "vllm_fp8moe_triton_tritonexperts",
+    ),
+    Source("vllm", "nvfp4"): (
+        "vllm_compressedtensorsw4a4nvfp4moe_flashinfer_trtllm_trtllmnvfp4expertsmonolithic",
+        "vllm_compressedtensorsw4a4nvfp4moe_flashinfer_cutlass_flashinferexperts",
+    ),
+    Source("vllm", "mxfp4"): (
+        "vllm_gptossmxfp4moe_flashinfer_trtllm_mxfp4_bf16_trtllmmxfp4expertsmonolithic",
+        "vllm_gptossmxfp4moe_triton_oaitritonmxfp4expertsmonolithic",
+        "vllm_gptossmxfp4moe_marlin_marlinexperts",
+    ),
+    Source("sglang", "bf16"): ("sglang_fused_moe_triton",),
+    Source("sglang", "fp8_block"): ("sglang_flashinfer_trtllm_moe", "sglang_fused_moe_triton"),
+    Source("sglang", "nvfp4"): ("sglang_flashinfer_trtllm_moe", "sglang_flashinfer_cutlass_moe"),
+    Source("sglang", "mxfp4"): ("sglang_mxfp4_flashinfer_trtllm_moe_w4a8", "sglang_fused_moe_triton"),
 }
-"""The gated expert kernel that an engine runs where several were measured."""
+"""The gated expert kernel that an engine runs where several were measured: the first that the machine has."""
 CUSTOM_ALL_REDUCE: Mapping[str, str] = {
     "trtllm": "trtllm_custom",
     "vllm": "vllm_custom_graph",

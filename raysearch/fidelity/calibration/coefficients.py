@@ -25,7 +25,7 @@ from raysearch.fidelity.calibration.fit import (
     interval_groups,
 )
 from raysearch.fidelity.calibration.kernel_families import FITS, ranges
-from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us, read_table
+from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us, read_table, table_path
 from raysearch.fidelity.calibration.predict import bare_roofline, series_of
 from raysearch.fidelity.calibration.serving_fit import fit_serving
 from sim.config.files import LARGEST_JSON_BYTES
@@ -78,10 +78,10 @@ def fit_directory(
             families[family] = {"rows": 0, "file": MEASURED_FAMILIES[family].file, "left_at_defaults": reasons}
             continue
         series |= fitted
-        content = (directory / MEASURED_FAMILIES[family].file).read_bytes()
+        path = table_path(directory, family)
         families[family] = {
-            "file": MEASURED_FAMILIES[family].file,
-            "sha256": hashlib.sha256(content).hexdigest(),
+            "file": path.name,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             **figures,
         }
     if not series:

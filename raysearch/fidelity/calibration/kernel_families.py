@@ -38,15 +38,31 @@ _STREAM = [[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 1, 0]]
 """A lattice over (KV elements, streams, group)."""
 
 
-def _attention(group: list[float], coarse_group: list[float], monotone: tuple[int, ...]) -> Lattice:
+_WIDER_HEADS = [*_HEADS, 512]
+_OF_HEADS = LatticePart([_WIDER_HEADS], (0.0,), (0.005,), combine=[[0, 0, 0, 1]])
+"""A kernel of its own for a width of head, which the widths beside it do not tell."""
+
+
+def _attention(
+    group: list[float], coarse_group: list[float], monotone: tuple[int, ...], heads: list[int] = _HEADS
+) -> Lattice:
     same = LatticePart(
-        [_powers(0, 16, 2), _LENGTHS, coarse_group, _HEADS], (0.02, 0.02, 0.01, 0.002), (0.005, 0.005, 0.0025, 0.0005)
+        [_powers(0, 16, 2), _LENGTHS, coarse_group, heads], (0.02, 0.02, 0.01, 0.002), (0.005, 0.005, 0.0025, 0.0005)
     )
     stream = LatticePart(
         [_powers(10, 26), [1, 16, 128, 1024, 16384], coarse_group], (0.02,) * 3, (0.005,) * 3, combine=_STREAM
     )
-    axes = [_powers(0, 17), _powers(4, 17), group, _HEADS]
-    return Lattice(axes, [same, stream], monotone, (1, 1, 1, 1), iterations=40)
+    axes = [_powers(0, 17), _powers(4, 17), group, heads]
+    beside = [_OF_HEADS] if heads is _WIDER_HEADS else []
+    return Lattice(axes, [same, stream, *beside], monotone, (1, 1, 1, 1), iterations=40)
+
+
+def _wide_attention(heads: list[int]) -> Lattice:
+    coarse = [[1, 16, 256, 2048], [16, 256, 2048, 131072], [33, 64, 128], [64, 128, *heads[3:]]]
+    parts = [LatticePart(coarse, (0.05,) * 4, (0.01,) * 4)]
+    return Lattice(
+        [_powers(0, 13), _powers(4, 17), [33, 64, 128], heads], parts, (0, 1, 2), (1, 1, 1, 1), iterations=40
+    )
 
 
 GRIDS: Mapping[str, Lattice] = {
@@ -69,20 +85,19 @@ GRIDS: Mapping[str, Lattice] = {
     ),
     "attention_gqa": _attention([2, 4, 8, 16, 32], [2, 8, 32], (0, 1, 2)),
     "attention_mha": _attention([1], [1], (0, 1)),
-    "attention_wide": Lattice(
-        [_powers(0, 13), _powers(4, 17), [33, 64, 128], _HEADS],
-        [
-            LatticePart(
-                [[1, 16, 256, 2048], [16, 256, 2048, 131072], [33, 64, 128], [64, 128, 256]], (0.05,) * 4, (0.01,) * 4
-            )
-        ],
-        (0, 1, 2),
-        (1, 1, 1, 1),
-        iterations=40,
-    ),
+    "attention_wide": _wide_attention(_HEADS),
+    "attention_gqa_512": _attention([2, 4, 8, 16, 32], [2, 8, 32], (0, 1, 2), _WIDER_HEADS),
+    "attention_mha_512": _attention([1], [1], (0, 1), _WIDER_HEADS),
+    "attention_wide_512": _wide_attention(_WIDER_HEADS),
     "collectives": Lattice(
         [_powers(7, 30), [2, 4, 8]],
         [LatticePart([_powers(7, 30), [2, 4, 8]], (0.05, 0.015), (0.0, 0.02))],
+        (0,),
+        (1, 0),
+    ),
+    "collectives_wide": Lattice(
+        [_powers(7, 30), [2, 4, 8, 16]],
+        [LatticePart([_powers(7, 30), [2, 4, 8, 16]], (0.05, 0.015), (0.0, 0.02))],
         (0,),
         (1, 0),
     ),
@@ -112,6 +127,7 @@ def _table_fit(
 ) -> tuple[JsonObject, Floats]:
     """The record of a series, and the log time of its table's vertices; `shared` is a correction to start from."""
     lattice, phi = GRIDS[grid], grid_phi(series, machine)
+    residuals = log_us - lattice.above(points)
     coefficients = fit_terms(phi(points), np.exp(log_us), robust)
     floor_us = float(f"{np.exp(np.quantile(log_us, _FLOOR_SHARE)):.4g}")
     at_vertices = phi(lattice.points)
@@ -119,7 +135,7 @@ def _table_fit(
         coefficients[0] = floor_us
     base_us = np.log(at_vertices @ coefficients)
     base = base_us + lattice.spread @ np.broadcast_to(shared, lattice.spread.shape[1])
-    g = shared + lattice.correction(points, log_us - lattice.rows(points) @ base, base, robust=robust)
+    g = shared + lattice.correction(points, residuals - lattice.rows(points) @ base, base, robust=robust)
     record = {"grid": grid, "terms": rounded(coefficients), "floor_us": floor_us, "g_percent": _percent(g)}
     return record, base_us + lattice.spread @ g
 
@@ -153,7 +169,7 @@ def _pooled(machine: Machine, masks: list[NDArray[np.bool_]], points: Floats, lo
     for mask in masks:
         coefficients = fit_terms(phi(points[mask]), np.exp(log_us[mask]))
         base = np.log(phi(lattice.points) @ coefficients)
-        residuals.append(log_us[mask] - lattice.rows(points[mask]) @ base)
+        residuals.append(log_us[mask] - lattice.above(points[mask]) - lattice.rows(points[mask]) @ base)
     together = np.concatenate([points[mask] for mask in masks])
     return lattice.correction(together, np.concatenate(residuals), robust=_GEMM_ROBUST)
 
@@ -165,7 +181,8 @@ def fit_attention_decode(frame: pd.DataFrame, machine: Machine) -> Series:
     log_us, names = np.log(measured_us(frame)), np.array(series_of("attention_decode", frame))
     fitted: Series = {}
     for name in sorted(set(names)):
-        grid = f"attention_{name.split('/')[-1]}"
+        wider = "_512" if (frame.head_dim > max(_HEADS)).any() else ""
+        grid = f"attention_{name.split('/')[-1]}{wider}"
         fitted[name], _ = _table_fit(machine, name, grid, points[names == name], log_us[names == name])
     return fitted
 
@@ -173,21 +190,20 @@ def fit_attention_decode(frame: pd.DataFrame, machine: Machine) -> Series:
 def fit_collectives(frame: pd.DataFrame, machine: Machine) -> Series:
     """One table per op and library; each version of NCCL and dtype departs from the library's."""
     points = np.log(frame[["message_bytes", "num_gpus"]].to_numpy(dtype=float))
-    log_us, lattice, fitted = np.log(measured_us(frame)), GRIDS["collectives"], {}
+    grid = "collectives" if frame.num_gpus.max() <= 8 else "collectives_wide"
+    log_us, lattice, fitted = np.log(measured_us(frame)), GRIDS[grid], {}
     own = np.array(series_of("collectives", frame))
     library = np.array([f"collectives/{op}/{library_of(s)}" for op, s in zip(frame.op, frame.source, strict=True)])
     for name in sorted(set(library)):
         mask = library == name
-        fitted[name], heights = _table_fit(
-            machine, name, "collectives", points[mask], log_us[mask], robust=_COLLECTIVE_ROBUST
-        )
+        fitted[name], heights = _table_fit(machine, name, grid, points[mask], log_us[mask], robust=_COLLECTIVE_ROBUST)
         for version in sorted(set(own[mask]) - {name}):
             rows = own == version
             residuals = log_us[rows] - lattice.rows(points[rows]) @ heights
             g = lattice.correction(
                 points[rows], residuals, heights, robust=_COLLECTIVE_ROBUST, stiffness=_VERSION_STIFFNESS
             )
-            fitted[version] = {"grid": "collectives", "parent": name, "g_percent": _percent(g)}
+            fitted[version] = {"grid": grid, "parent": name, "g_percent": _percent(g)}
     return fitted
 
 

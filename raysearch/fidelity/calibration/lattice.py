@@ -115,6 +115,10 @@ class Lattice:
         """[points, vertices] interpolation on the table."""
         return _weights(points, self.log_axes)
 
+    def above(self, points: Floats) -> Floats:
+        """[points] how far log time rises from the edge of the table to rows above it, as the table will price them."""
+        return np.maximum(points - [axis[-1] for axis in self.log_axes], 0) @ np.array(self.slopes, dtype=float)
+
     def correction(
         self,
         points: Floats,

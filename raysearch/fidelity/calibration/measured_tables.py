@@ -29,7 +29,7 @@ NAME_PATTERN = r"^[A-Za-z0-9_.+-]+$"
 _NAME_WANTED = "expected a name of letters, digits and _ . + - only"
 TableText = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 KvDtype = Literal["bfloat16", "fp8"]
-MathDtype = Literal["bfloat16", "fp8", "fp8_block"]
+MathDtype = Literal["bfloat16", "fp8", "fp8_block", "nvfp4", "int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"]
 
 
 class _Row(BaseModel):
@@ -69,6 +69,7 @@ class _AttentionPrefill(_Row):
 
 
 class _MlaDecode(_Row):
+    framework: Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)] | Literal[""] = ""
     mla_dtype: TableText
     kv_cache_dtype: KvDtype
     batch_size: TableCount
@@ -97,7 +98,7 @@ class _Collective(_Row):
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
     dtype: TableText
     num_gpus: Annotated[int, Field(ge=2, le=LARGEST_MEASURED)]
-    num_nodes: Annotated[int, Field(ge=1, le=1)]
+    num_nodes: Annotated[int, Field(ge=1, le=1)] = 1
     message_bytes: Bytes
     latency_us: TablePositive
 
@@ -194,11 +195,54 @@ def read_table(directory: Path, family: str) -> pd.DataFrame | None:
     Raises:
         InputError: The file cannot be read, lacks a column, or holds an impossible value.
     """
-    path = directory / MEASURED_FAMILIES[family].file
+    path = table_path(directory, family)
     if not path.exists():
         return None
-    frame = read_csv(path, MEASURED_FAMILIES[family].schema)
-    return long_form(family, frame)
+    raw, _ = usable_rows(family, read_text(path))
+    return long_form(family, check_rows(path, raw, MEASURED_FAMILIES[family].schema))
+
+
+_OTHERWISE_CALLED = {"moe_alltoall_deepep": "moe_alltoall.csv"}
+"""Files that hold a family's rows among those of other libraries."""
+
+
+def table_path(directory: Path, family: str) -> Path:
+    """The file of a family in a folder, whether it exists or not."""
+    path = directory / MEASURED_FAMILIES[family].file
+    beside = directory / _OTHERWISE_CALLED.get(family, path.name)
+    return path if path.exists() or not beside.exists() else beside
+
+
+_NO_FORMATS = ("sq", "int8_wo")
+"""Formats of 8 bits that the simulator has not."""
+_GEMM_SHAPE = ("framework", "dtype", "m", "n", "k")
+
+
+def usable_rows(family: str, raw: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of a public table that a fit can use, and what became of the others.
+
+    Of several kernels of an engine for one GEMM the fastest stays ([assumed] what a tuned engine runs); of expert
+    all-to-alls DeepEP's as SGLang runs it, as on the H100.
+    """
+    notes: list[str] = []
+    if family in ("gemm", "moe") and "dtype" in raw.columns:
+        known = ~raw["dtype"].isin(_NO_FORMATS).to_numpy()
+        if not known.all():
+            notes.append(f"{int((~known).sum())} rows in {', '.join(_NO_FORMATS)} left out: no such format here")
+        raw = raw.loc[known]
+    if family == "gemm" and {"kernel_source", "latency_us", *_GEMM_SHAPE} <= set(raw.columns):
+        order = np.argsort(pd.Series(pd.to_numeric(raw["latency_us"], errors="coerce")).to_numpy(), kind="stable")
+        fastest = np.empty(len(raw), dtype=bool)
+        fastest[order] = ~raw.iloc[order].duplicated(list(_GEMM_SHAPE)).to_numpy(dtype=bool)
+        if not fastest.all():
+            notes.append(f"{int((~fastest).sum())} rows of slower kernels of the same engine left out")
+        raw = raw.loc[fastest]
+    if family == "moe_alltoall_deepep" and "source" in raw.columns:
+        ours = raw["source"].str.startswith("deepep_sglang").to_numpy(dtype=bool)
+        if not ours.all():
+            notes.append(f"{int((~ours).sum())} rows of other libraries than DeepEP under SGLang left out")
+        raw = raw.loc[ours]
+    return raw.reset_index(drop=True), notes
 
 
 def read_csv(path: Path, schema: type[BaseModel]) -> pd.DataFrame:
@@ -241,14 +285,16 @@ def check_names(path: Path, column: str, cells: Iterable[str]) -> None:
 def check_rows(path: Path, raw: pd.DataFrame, schema: type[BaseModel]) -> pd.DataFrame:
     """The columns that a schema names of a file read as text; see `read_csv`."""
     wanted = list(schema.model_fields)
-    if missing := [name for name in wanted if name not in raw.columns]:
+    needed = [name for name, field in schema.model_fields.items() if field.is_required()]
+    if missing := [name for name in needed if name not in raw.columns]:
         raise InputError(f"{path}: no column {missing[0]!r}; {did_you_mean(missing[0], raw.columns)}")
     if raw.empty:
         raise InputError(f"{path} has no rows")
     records: list[JsonObject] = []
-    for line, values in enumerate(zip(*(raw[name] for name in wanted), strict=True), start=2):
+    found = [name for name in wanted if name in raw.columns]
+    for line, values in enumerate(zip(*(raw[name] for name in found), strict=True), start=2):
         try:
-            records.append(dict(schema.model_validate(dict(zip(wanted, values, strict=True)))))
+            records.append(dict(schema.model_validate(dict(zip(found, values, strict=True)))))
         except ValidationError as error:
             item = error.errors()[0]
             expected = _NAME_WANTED if item.get("ctx", {}).get("pattern") == NAME_PATTERN else item["msg"]

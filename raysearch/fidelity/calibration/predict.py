@@ -7,6 +7,7 @@ as `read_table` gives it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
@@ -21,7 +22,17 @@ from sim.prices.routing import EXPONENT, drawn_experts
 
 MicrosecondArray = NDArray[np.float64]
 
-SHORT_DTYPE = {"bfloat16": "bf16", "half": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "int8": "fp8"}
+SHORT_DTYPE = {
+    "bfloat16": "bf16",
+    "half": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "int8": "fp8",
+    "nvfp4": "nvfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4",
+    "w4a16_mxfp4": "mxfp4",
+    "int4_wo": "int4",
+}
 """The names of the CSV files as the simulator calls them."""
 
 
@@ -79,7 +90,8 @@ def _prefill_us(calibration: Calibration, row: Any) -> float:
 
 
 def _mla_us(calibration: Calibration, row: Any) -> float:
-    return calibration.mla_decode_us(_short(row.kv_cache_dtype), row.batch_size, row.kv_len, row.num_heads)
+    shape = (row.batch_size, row.kv_len, row.num_heads)
+    return calibration.mla_decode_us(_short(row.kv_cache_dtype), *shape, engine=row.framework)
 
 
 def moe_shape(row: Any) -> tuple[float, float, float, float, float, float]:
@@ -126,12 +138,21 @@ def _send_recv_us(calibration: Calibration, row: Any) -> float:
 
 
 def library_of(source: str) -> str:
-    """The library behind a source: every version of NCCL is "nccl", the engines' kernels are their own."""
-    return "nccl" if source.startswith("nccl") else source
+    """The library behind a source: every version of NCCL is "nccl", the engines' kernels are their own.
+
+    >>> library_of("nccl_2.27.3"), library_of("vllm_graph_0.24.0"), library_of("trtllm_custom_1.3.0rc20")
+    ('nccl', 'vllm_custom_graph', 'trtllm_custom')
+    """
+    if source.startswith("nccl"):
+        return "nccl"
+    return re.sub(
+        r"^(vllm|sglang)_(graph|eager)_[0-9].*", r"\1_custom_\2", re.sub(r"^(trtllm_custom)_.*", r"\1", source)
+    )
 
 
 def _moe_series(row: Any) -> str:
-    return f"moe/{row.framework}/{row.kernel_source}/{_short(row.dtype)}"
+    eight_bit = "_w4a8" if row.dtype.startswith("w4a8") else ""  # activations, of weights in as many bits
+    return f"moe/{row.framework}/{row.kernel_source}{eight_bit}/{_short(row.dtype)}"
 
 
 def _collective_series(row: Any) -> str:
@@ -166,7 +187,7 @@ _SERIES: dict[str, Callable[[Any], str]] = {
     "attention_prefill": lambda row: (
         f"attention_prefill/{row.framework}/{_short(row.attn_dtype)}/{_short(row.kv_cache_dtype)}"
     ),
-    "mla_decode": lambda row: f"mla_decode/{_short(row.kv_cache_dtype)}",
+    "mla_decode": lambda row: "/".join(filter(None, ("mla_decode", row.framework, _short(row.kv_cache_dtype)))),
     "moe": _moe_series,
     "collectives": _collective_series,
     "moe_alltoall_deepep": _expert_series,

@@ -16,6 +16,8 @@ from raysearch.fidelity.calibration.measured_tables import (
     long_form,
     measured_us,
     read_text,
+    table_path,
+    usable_rows,
 )
 from raysearch.fidelity.calibration.predict import SHORT_DTYPE, bare_roofline, predict, series_of
 from raysearch.fidelity.validation.error_figures import Comparison
@@ -27,7 +29,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {
     "framework": ("trtllm", "vllm", "sglang"),
     "kv_cache_dtype": ("bfloat16", "fp8"),
     "attn_dtype": ("bfloat16", "fp8"),
-    "dtype": ("bfloat16", "fp8", "fp8_block"),
+    "dtype": ("bfloat16", "fp8", "fp8_block", "nvfp4", "int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
     "mode": ("low_latency", "normal"),
     "op": ("all_reduce", "all_gather", "reduce_scatter", "alltoall"),
     "scope": ("intra_node", "inter_node"),
@@ -110,10 +112,10 @@ def _by_degree(frame: pd.DataFrame, predicted: Floats, inside: NDArray[np.bool_]
 
 def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]:
     """The rows of a family in long form, and what was done to those that no schema foresees."""
-    path = directory / MEASURED_FAMILIES[family].file
+    path = table_path(directory, family)
     if not path.exists():
         return None, ""
-    raw, notes = read_text(path), []
+    raw, notes = usable_rows(family, read_text(path))
     if family == "collectives" and "num_nodes" in raw.columns:
         inside = np.array([cell.strip() in ("1", "1.0", "") for cell in raw["num_nodes"]], dtype=bool)
         if not inside.all() and inside.any():
