@@ -137,16 +137,16 @@ class OptimumResult(Result):
         else:
             yield from explanation(self.workload, self.best)
         if around := self.around:
-            how = f"{around.feasible_count:,} feasible ({around.feasible_share:.3%}), all added up"
+            how = f"{around.feasible_count:,} feasible ({around.feasible_share:.3%}), all evaluated"
         else:
             best = self.searched
-            how = f"{best.opened:,} of {best.tuples:,} tuples of degrees and batch added up, the others ruled out"
-        differ = f"{space_of(self.workload).distinct_size:,} that differ"
+            how = f"{best.opened:,} of {best.tuples:,} tuples of degrees and batch evaluated, bounds exclude the rest"
+        differ = f"{space_of(self.workload).distinct_size:,} distinct"
         size = f"{self.found.space_size:,} strategies of the space {self.workload.space!r} ({differ})"
         yield f"{size}, {how} in {self.found.wall_s:.1f} s"
         if around and around.quantiles:
             rows = [(f"{row['share']:.4%}", f"{row['tokens_per_s_per_gpu']:,.2f}") for row in self.to_rows()]
-            yield plain_table("Feasible strategies at or below", ("share", "tokens/s/GPU"), rows)
+            yield plain_table("Quantiles of the feasible strategies", ("share", "tokens/s/GPU"), rows)
         for warning in self.warnings:
             yield f"Warning: {warning}"
 

@@ -212,7 +212,7 @@ class Question:
     gpus: Annotated[
         int | None,
         About(
-            "GPUs at hand.",
+            "GPUs available.",
             "limits",
             f"the workload's, else {USUAL_GPUS}",
             "max_gpus",

@@ -208,7 +208,7 @@ def test_results_show_themselves_in_a_terminal_and_in_a_notebook(
 ) -> None:
     text = str(recommended)
     assert "tokens/s/GPU [" in text  # brackets are no markup
-    assert "What to run, and what else" in text
+    assert "Recommendation and alternatives" in text
     for result in (recommended, searched, rs.export(recommended)):
         assert result._repr_html_().startswith("<pre")
 

@@ -14,7 +14,7 @@ from raysearch.processes.claim import check_folder
 
 def place(
     fleet: Annotated[str, typer.Argument(help="Name in configs/fleets, or the path of a TOML file.")],
-    gpus: Annotated[int | None, typer.Option(min=1, max=256, help="GPUs at hand.", show_default="the file's")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, max=256, help="GPUs available.", show_default="the file's")] = None,
     rate: Annotated[
         float, typer.Option(min=0.001, max=1000.0, help="Times the requests per second of the file.")
     ] = 1.0,

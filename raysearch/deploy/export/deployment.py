@@ -62,8 +62,8 @@ class Deployment:
             return []
         domain = f"of the {hardware.node_gpus} GPUs that NVLink joins, nodes of {hardware.host_gpus}"
         if self.strategy.gpus <= hardware.node_gpus:
-            return [f"its {self.nodes} nodes must be {domain}, as was charged"]
-        return [f"charged was one domain {domain}, filled after another: place its {self.nodes} nodes so"]
+            return [f"its {self.nodes} nodes must be {domain}, as priced"]
+        return [f"priced as one domain {domain}, filled one after another: place its {self.nodes} nodes so"]
 
     def router_notes(self, joined: str = "") -> list[str]:
         """What to do with several replicas, and what joins a pool with the other one, if anything does."""
@@ -115,7 +115,7 @@ def spread_notes(deployment: Deployment, nodes: int) -> list[str]:
     gpus, domain = math.ceil(all_gpus / nodes), deployment.domain_notes
     if nodes == 1 or gpus == hardware.host_gpus or (domain and all_gpus <= hardware.node_gpus):
         return domain
-    spread = f"it takes {gpus} of the {hardware.host_gpus} GPUs of each node; charged was one node filled after another"
+    spread = f"it takes {gpus} of the {hardware.host_gpus} GPUs of each node; priced as nodes filled one after another"
     return [*domain, spread]
 
 

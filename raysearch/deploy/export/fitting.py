@@ -89,7 +89,7 @@ def _moved(deployment: Deployment, there: Deployment, engine: EngineRules) -> It
     """What changes with the engine alone, where another one or none was charged."""
     was = deployment.workload.engine
     if (was.name if was else None) != (there.workload.engine.name if there.workload.engine else None):
-        by = f"was charged as on {was.name if was else 'the bare machine'}"
+        by = f"was priced for {was.name if was else 'the bare machine'}"
         yield f"this {by}; on {engine.title} {_cost(_wished(deployment), _wished(there))}"
 
 

@@ -1,4 +1,4 @@
-"""Where the weights of models are, in which format, and how an engine comes by the format that was charged.
+"""Where the weights of models are, in which format, and how an engine comes by the format that was priced.
 
 An engine runs weights as their repository has them, quantises plain ones when it starts, or needs others.
 """
@@ -95,19 +95,19 @@ def stored_format(model: Model, path: str) -> Dtype | None:
 
 
 def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
-    """The deployment with weights in the format that was charged, or else in that which their repository has."""
+    """The deployment with weights in the format that was priced, or else in that which their repository has."""
     workload, path = deployment.workload, str(deployment.served_model)
     model, wanted = workload.model, workload.precisions.weights
     stored = stored_format(model, path)
     if stored is None:
         lost = "/" not in path and not Path(path).exists()
         where = f"put their repository or folder in the place of {path} (--serve)" if lost else path
-        return Told(deployment, notes=(f"weights must be in {_shown(model, wanted)}, as was charged: {where}",))
+        return Told(deployment, notes=(f"weights must be in {_shown(model, wanted)}, as priced: {where}",))
     if stored == wanted:
         return Told(deployment)
     if stored != "bf16" or model.expert_dtype is not None:
         runs = replace(workload, precisions=replace(workload.precisions, weights=stored))
-        text = f"{path} has weights in {_shown(model, stored)}, which stay so: not in {wanted}"
+        text = f"{path} has weights in {_shown(model, stored)}, which stay so; priced was {wanted}"
         return Told(replace(deployment, workload=runs), (text,))
     if at_start := _AT_START.get(engine.name, {}).get(wanted):
         return Told(replace(deployment, quantization=at_start))

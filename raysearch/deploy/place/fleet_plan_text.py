@@ -30,7 +30,7 @@ def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
     yield (
         f"{file.name}: {len(answer.fleet.cluster.tenants)} models on {file.gpus} GPUs {file.hardware}, {file.engine}"
     )
-    yield f"{_estimate(best.attained)} of the requests are in time with"
+    yield f"{_estimate(best.attained)} of the requests meet their limits with"
     rows = _group_rows(answer.fleet.cluster, best)
     yield plain_table(None, ("GPUs", "sharded", "models", "busy"), rows, left=3, wrap=("models", "sharded"))
     rows = [_row(answer, option) for option in answer.options]
@@ -49,8 +49,8 @@ def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
     yield f"{tried:,} placements simulated; {how}."
     seeds, requests = len(answer.traffic.seeds), answer.traffic.requests
     yield (
-        f"In brackets 90 % intervals over {seeds} runs of {requests:,} requests that the search has not seen: of the "
-        "arrivals' chance, not of the step model's error."
+        f"In brackets 90 % intervals over {seeds} runs of {requests:,} requests that the search did not use: of the "
+        "randomness of arrivals, not of the step model's error."
     )
 
 

@@ -53,7 +53,9 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     for near in near_limits(demand.workload, best.evaluation):
         yield f"  Near its limit: {near.message}"
     if "ttft_s" in figures["intervals"]:
-        yield ("  That of the first token is [assumed] as wide as of steps that are all prompts; no queue is in it")
+        yield (
+            "  The interval of the time to the first token is [assumed], from steps of prompts alone, without queues"
+        )
     if warning := slow_precision(
         demand.workload,
         best.evaluation.tokens_per_s_per_gpu,
@@ -63,7 +65,7 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
 
 
 def rest_blocks(answer: Recommendation) -> Iterator[RenderableType]:
-    """What else there is; where nothing is feasible, the nearest miss."""
+    """Alternatives, what-ifs and the front; where nothing is feasible, the nearest miss."""
     if not answer.options:
         yield from _miss_lines(answer)
         return
@@ -81,15 +83,15 @@ def _prompts_elsewhere(demand: Demand, best: Option) -> str:
         return ""
     above = ", above the SLO" if stay.tpot_one_by_one_s > demand.workload.tpot_limit_s else ""
     return (
-        f"The time per token counts {engine.times.prefill_share:.0%} of other requests' prompts, as measured, "
-        f"throughput all. The rest lies before the first token where requests start at once "
-        f"({stay.ttft_at_once_s * 1e3:,.0f} ms), or between tokens where they come one by one "
+        f"The time per token includes {engine.times.prefill_share:.0%} of other requests' prompts, as measured, "
+        f"throughput all. The rest comes before the first token where requests start at once "
+        f"({stay.ttft_at_once_s * 1e3:,.0f} ms), or between tokens where they arrive one by one "
         f"({stay.tpot_one_by_one_s * 1e3:,.1f} ms per token{above})"
     )
 
 
 def _because(evaluation: Evaluation) -> str:
-    return f": wide, for {evaluation.interval_because}" if evaluation.interval_because else ""
+    return f": wide, because {evaluation.interval_because}" if evaluation.interval_because else ""
 
 
 def _ranged(figures: dict, name: str, unit: str, scale: float = 1.0) -> str:
@@ -114,7 +116,7 @@ def _options_table(answer: Recommendation) -> Table:
     ]
     columns = ("", "strategy", "GPUs", "tok/s/GPU", "TPOT ms", "TTFT ms", "reason", "limit")
     wrap = ("strategy", "reason", "limit")
-    return plain_table("What to run, and what else", columns, rows, left=2, wrap=wrap)
+    return plain_table("Recommendation and alternatives", columns, rows, left=2, wrap=wrap)
 
 
 def _beside_lines(answer: Recommendation) -> Iterator[str]:
@@ -160,13 +162,13 @@ def _miss_lines(answer: Recommendation) -> Iterator[str]:
         f"Nothing is feasible: {demand.workload.model.name} on {gpus_text(demand.gpus)} with {demand.workload.space}."
     )
     if answer.miss is None:
-        yield "The engine runs nothing on so many GPUs."
+        yield "The engine supports no strategy on that many GPUs."
         return
     evaluation = answer.miss.evaluation
     yield (f"Nearest miss: {degrees_text(evaluation.strategy)}, {evaluation.tokens_per_s_per_gpu:,.1f} tokens/s/GPU")
     for violation in evaluation.violations:
         yield f"  {violation.message}"
     if answer.miss.gpus_needed is not None:
-        yield f"  The load takes {answer.miss.gpus_needed:,} GPUs, {demand.gpus:,} are at hand"
+        yield f"  The load needs {answer.miss.gpus_needed:,} GPUs, {demand.gpus:,} are available"
     for change in answer.miss.would_fit:
         yield f"  It would fit with {change}."

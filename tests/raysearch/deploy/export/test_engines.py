@@ -144,7 +144,7 @@ def test_prompts_that_wait_for_each_other_are_told_to_engines_that_can() -> None
     config = yaml.safe_load(exporter("trtllm")(own).files["config.yaml"])
     assert config["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 40, "batching_wait_iters": 0}
     assert "attention_dp_config" not in yaml.safe_load(exporter("trtllm")(shared).files["config.yaml"])
-    assert "was charged as on the bare machine" in " ".join(exporter("vllm")(own).notes)
+    assert "was priced for the bare machine" in " ".join(exporter("vllm")(own).notes)
 
 
 @pytest.mark.parametrize("target", ["vllm", "sglang"])
@@ -210,7 +210,7 @@ def test_a_strategy_is_priced_on_the_engine_that_is_to_run_it(source: str, hardw
 
     told = exporter("vllm")(Deployment(workload, strategy, repository(workload))).notes[0]
     told_of = "the bare machine" if source == "none" else source
-    assert f"as on {told_of}; on vLLM {asked.tokens_per_s_per_gpu:,.1f} tokens/s/GPU" in told
+    assert f"for {told_of}; on vLLM {asked.tokens_per_s_per_gpu:,.1f} tokens/s/GPU" in told
     assert not exporter("vllm")(Deployment(there, strategy, repository(there))).notes
 
 
@@ -250,7 +250,7 @@ def test_weights_come_in_the_format_that_was_charged(target: str, weights: str) 
     if made.dropped:
         kept = served("gpt_oss_120b", target, weights="bf16", gpus=16)
         figure = evaluate(kept, Strategy(4, 1, 1, 16, megatron_dims(kept.model))).tokens_per_s_per_gpu
-        assert f"bf16 beside experts in mxfp4, which stay so: not in {weights}: {figure:,.1f}" in made.dropped[0]
+        assert f"bf16 beside experts in mxfp4, which stay so; priced was {weights}: {figure:,.1f}" in made.dropped[0]
     told, made = start("deepseek_v3")
     assert told == "deepseek-ai/DeepSeek-V3"
     assert bool(made.dropped) == (weights != "fp8_block")
@@ -261,14 +261,14 @@ def test_weights_that_lie_in_a_folder_are_of_the_format_that_it_says(tmp_path: P
     deployment = Deployment(workload, Strategy(4, 1, 1, 16, megatron_dims(workload.model)), str(tmp_path))
     made = exporter("vllm")(deployment)
     assert "--quantization" not in made.command_text
-    assert made.notes == (f"weights must be in fp8, as was charged: {tmp_path}",)
+    assert made.notes == (f"weights must be in fp8, as priced: {tmp_path}",)
     (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG))
     assert "--quantization fp8_per_tensor" in exporter("vllm")(deployment).command_text
     blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (tmp_path / "config.json").write_text(json.dumps({**QWEN_CONFIG, "quantization_config": blocks}))
     made = exporter("vllm")(deployment)
     assert "--quantization" not in made.command_text
-    assert "weights in fp8_block, which stay so: not in fp8" in made.dropped[0]
+    assert "weights in fp8_block, which stay so; priced was fp8" in made.dropped[0]
 
 
 QWEN_CONFIG = {

@@ -410,7 +410,7 @@ def test_a_pool_of_prompts_has_an_interval_and_says_what_it_rests_on() -> None:
     words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--phase", "prefill")
     shown = RUNNER.invoke(app, ["recommend", *words, "--ttft-ms", "100"], catch_exceptions=False)
     assert re.search(r"tokens/s/GPU \[[\d,.]+, [\d,.]+\]", shown.stdout)
-    assert "[assumed] as wide as of steps that are all prompts" in shown.stdout
+    assert "[assumed], from steps of prompts alone" in shown.stdout
 
 
 def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
@@ -434,8 +434,14 @@ def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
 
 def test_the_answer_stands_in_the_terminal() -> None:
     shown = RUNNER.invoke(app, ["recommend", *ASKED, "--engine", "sglang"], catch_exceptions=False)
-    for text in ("sglang: ", "tokens/s/GPU [", "What to run, and what else", "Best of the extended space", "What if"):
+    for text in (
+        "sglang: ",
+        "tokens/s/GPU [",
+        "Recommendation and alternatives",
+        "Best of the extended space",
+        "What if",
+    ):
         assert text in shown.stdout
     # The best lies just within the SLO with some of the others' prompts, and beyond it with all.
     said = " ".join(shown.stdout.split())
-    assert re.search(r"counts 52% of other requests' prompts.*ms per token, above the SLO\)", said)
+    assert re.search(r"includes 52% of other requests' prompts.*ms per token, above the SLO\)", said)
