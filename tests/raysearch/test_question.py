@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import raysearch as rs
 from raysearch.cli.app import app
 from sim.config.files import CatalogError
 from sim.config.question import QUESTION_FIELDS, Question, option_of
@@ -58,6 +59,16 @@ def test_no_command_declares_an_option_of_a_question_anew() -> None:
     }
 
 
+def test_an_option_means_the_same_in_every_command() -> None:
+    meanings: dict[str, set[str]] = {}
+    for name, command in COMMANDS.items():
+        for parameter in command.params:
+            meanings.setdefault(parameter.opts[0], set()).add(parameter.help or "")
+            assert parameter.help, f"{name} {parameter.opts[0]}"
+    # A calibration is a file, pictures of a validation go beside what is there.
+    assert {option for option, texts in meanings.items() if len(texts) > 1} == {"--out"}
+
+
 def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(tmp_path: Path) -> None:
     limits = ("--gpus", "2", "--tpot-ms", "20")
     workload = replace(ASKED, gpus=2, tpot_ms=20.0).load()
@@ -70,6 +81,17 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(tm
     optimum = told("optimum", *WORDS, *limits)
     assert optimum["tokens_per_s_per_gpu"] >= best["tokens_per_s_per_gpu"]  # of a replica, whatever GPUs are left over
     assert (optimum["engine"], optimum["phase"]) == ("vllm", "serve")
+    asked = replace(ASKED, gpus=2, tpot_ms=20.0)
+    in_python = rs.optimum(asked).tokens_per_s_per_gpu, rs.recommend(asked, top=1).to_rows()[0]["tokens_per_s_per_gpu"]
+    assert in_python == (optimum["tokens_per_s_per_gpu"], best["tokens_per_s_per_gpu"])
+    drawn = told("explain", *WORDS, *limits, *degrees)
+    assert drawn["heading"].startswith("llama_3_1_8b_serve on h100_sxm: ")
+    one = told("pools", *WORDS, *limits)["points"][0]["ways"]["one"]
+    again = Strategy(**one["pool"]["strategy"] | {"dims": tuple(one["pool"]["strategy"]["dims"])})
+    chunked = replace(asked, chunk_tokens=one["chunk_tokens"]).load()
+    assert evaluate(chunked, again).tokens_per_s_per_gpu == one["pool"]["tokens_per_s_per_gpu"]
+    exported = told("export", tmp_path / "answer")
+    assert exported["strategy"] == {**exported["strategy"], **{k: strategy[k] for k in ("tp", "ep", "pp", "batch")}}
     searched = told("search", *WORDS, *limits, "-s", "random", "-b", "3", "--out", tmp_path / "run")
     assert searched["config_hash"] == optimum["config_hash"] == workload.config_hash
     assert searched["optimum"] == optimum["tokens_per_s_per_gpu"]

@@ -9,23 +9,18 @@ from typing import Annotated
 
 import typer
 
-from raysearch.cli.commands.options import JsonOption, at_home, print_json
+from raysearch.cli.commands.options import DataOption, JsonOption, MachineOption, at_home, print_json
 from sim.config.catalog import load_machine, load_machine_header
 from sim.json_object import JsonObject
 
 
 def calibrate(
-    data: Annotated[Path, typer.Option("--data", "-d", help="Folder with CSV files of measured kernels.")],
+    data: DataOption,
     out: Annotated[Path, typer.Option("--out", "-o", help="File of coefficients to write, .json.", callback=at_home)],
     source: Annotated[
         str, typer.Option(help="Where the rows come from, with version and licence; kept in the file.")
     ] = "",
-    hardware: Annotated[
-        str,
-        typer.Option(
-            help="The machine, for its memory and the peaks that no time may beat: name in configs/hardware, or a path."
-        ),
-    ] = "h100_sxm",
+    hardware: MachineOption = "h100_sxm",
     force: Annotated[bool, typer.Option("--force", help="Replace a file with other content.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -11,7 +11,7 @@ import typer
 from raysearch.answers.exported import ExportResult
 from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
-from raysearch.cli.commands.options import JsonOption, at_home, exit_unless_feasible, show_result
+from raysearch.cli.commands.options import OUT_HELP, JsonOption, at_home, exit_unless_feasible, show_result
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.strategy_options import (
     CpOption,
@@ -20,7 +20,9 @@ from raysearch.cli.commands.strategy_options import (
     EpOption,
     LayoutOption,
     MoeTpOption,
+    OptionalBatchOption,
     PpOption,
+    TpOption,
 )
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.formats import exporter, exporter_names
@@ -28,7 +30,7 @@ from raysearch.deploy.export.source import read_deployments
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
 
-_OUT = typer.Option("--out", "-o", help="Folder for the files.", show_default="printed", callback=at_home)
+_OUT = typer.Option("--out", "-o", help=OUT_HELP, show_default="printed", callback=at_home)
 
 
 @takes_question
@@ -47,8 +49,8 @@ def export_strategy(
     serve: Annotated[
         str | None, typer.Option(help="Weights: a Hugging Face repository or a path.", show_default="the model's")
     ] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel degree, in place of a source.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences of one microbatch, in place of a source.")] = None,
+    tp: TpOption = None,
+    batch: OptionalBatchOption = None,
     replicas: Annotated[int, typer.Option(help="Independent replicas.", min=1)] = 1,
     ep: EpOption = None,
     pp: PpOption = 1,

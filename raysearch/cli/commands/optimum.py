@@ -35,7 +35,6 @@ def show_optimum(
     check: Annotated[
         Path | None, typer.Option(help="Verify a certificate of this workload's space, without a search.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Search again even if the optimum is in the cache.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the exact optimum over every strategy of a workload, and the distribution of the feasible ones.
@@ -61,9 +60,9 @@ def show_optimum(
     if check is not None:
         _replay(workload, check, as_json=as_json)
     elif compare_spaces:
-        show_result(SpacesResult.of(workload, fresh=fresh, bars=stepping), as_json=as_json)
+        show_result(SpacesResult.of(workload, bars=stepping), as_json=as_json)
     else:
-        found = OptimumResult(question, workload, landscape, fresh, stepping)
+        found = OptimumResult(question, workload, landscape, bars=stepping)
         if not as_json:
             show_result(found)
         written = {"certificate": found.write_certificate(certificate)} if certificate is not None else {}

@@ -13,6 +13,7 @@ import typer
 from raysearch.answers.result import Result
 from raysearch.base.errors import NOTHING_FEASIBLE
 from raysearch.base.limits import MOST_RETRIES, MOST_WORKERS
+from sim.config.question import QUESTION_FIELDS
 from sim.json_object import JsonFields
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -33,12 +34,13 @@ def at_home(path: Path | None) -> Path | None:
         raise typer.BadParameter(f"{path}: {error}") from error
 
 
+OUT_HELP = "Folder for the results, new or empty."
 OutOption = Annotated[
     Path | None,
     typer.Option(
         "--out",
         "-o",
-        help="Folder for the results, new or empty.",
+        help=OUT_HELP,
         show_default="results/NAME-UTC TIME",
         callback=at_home,
     ),
@@ -78,6 +80,23 @@ OnFailureOption = Annotated[
     ),
 ]
 RetriesOption = Annotated[int, typer.Option(max=MOST_RETRIES, help="Retries of a failing call before the run stops.")]
+SeedOption = Annotated[
+    int, typer.Option(min=0, help="Of all that is drawn: equal seeds give equal evaluations, bit for bit.")
+]
+BudgetOption = Annotated[
+    int | None,
+    typer.Option(
+        "--budget",
+        "-b",
+        "--max-measurements",
+        min=1,
+        help="Strategies to evaluate, or to measure.",
+        show_default="search: 4000, or a heuristic's whole sweep; tune-live: 50",
+    ),
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue what is unfinished in --out.")]
+MachineOption = Annotated[str, typer.Option(help=QUESTION_FIELDS["hardware"].help)]
+DataOption = Annotated[Path, typer.Option("--data", "-d", help="Folder with CSV files of measurements.")]
 TrustCodeOption = Annotated[
     bool,
     typer.Option(

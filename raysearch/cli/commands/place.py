@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from raysearch.answers.placed import PlacementResult
-from raysearch.cli.commands.options import JsonOption, at_home, exit_unless_feasible, show_result
+from raysearch.cli.commands.options import OUT_HELP, JsonOption, at_home, exit_unless_feasible, show_result
 from raysearch.processes.claim import check_folder
 
 
@@ -26,7 +26,7 @@ def place(
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Runs behind each figure.")] = 10,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder for placement.json, curves.csv and curves.png.", callback=at_home),
+        typer.Option("--out", "-o", help=OUT_HELP, show_default="none", callback=at_home),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

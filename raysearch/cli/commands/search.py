@@ -10,10 +10,13 @@ import typer
 
 from raysearch.answers.searched import SearchResult
 from raysearch.cli.commands.options import (
+    BudgetOption,
     JsonOption,
     OnFailureOption,
     OutOption,
+    ResumeOption,
     RetriesOption,
+    SeedOption,
     SimulatorOption,
     TimeoutOption,
     TrustCodeOption,
@@ -32,20 +35,15 @@ def search_workload(
     searcher: Annotated[
         str, typer.Option("--searcher", "-s", help="Name (see `raysearch list`), or module:Class of your own.")
     ],
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal calls, bit for bit.")] = 0,
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            "--budget", "-b", help="Strategies to evaluate.", show_default="4000, or a heuristic's whole sweep"
-        ),
-    ] = None,
+    seed: SeedOption = 0,
+    budget: BudgetOption = None,
     simulator: SimulatorOption = None,
     workers: WorkersOption = None,
     timeout_s: TimeoutOption = Patience.timeout_s,
     retries: RetriesOption = Patience.retries,
     on_failure: OnFailureOption = None,
     out: OutOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished search in --out.")] = False,
+    resume: ResumeOption = False,
     trust_code: TrustCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -19,7 +19,9 @@ TpOption = Annotated[
 ]
 EpOption = Annotated[int | None, typer.Option("--ep", "--moe-ep", help="Expert-parallel degree.", show_default="1")]
 PpOption = Annotated[int, typer.Option(help="Pipeline-parallel degree.")]
-BatchOption = Annotated[int, typer.Option(help="Sequences of one microbatch over the ep group.")]
+_BATCH = "Sequences of one microbatch over the ep group."
+BatchOption = Annotated[int, typer.Option(help=_BATCH)]
+OptionalBatchOption = Annotated[int | None, typer.Option(help=_BATCH)]
 DimsOption = Annotated[
     str,
     typer.Option(

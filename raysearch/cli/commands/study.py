@@ -11,7 +11,15 @@ import typer
 from raysearch.answers.studied import run_study_file
 from raysearch.base.errors import Interrupted, RunFailed
 from raysearch.base.limits import MOST_CPUS
-from raysearch.cli.commands.options import JsonOption, OnFailureOption, OutOption, SimulatorOption, TrustCodeOption
+from raysearch.cli.commands.options import (
+    JsonOption,
+    OnFailureOption,
+    OutOption,
+    ResumeOption,
+    SimulatorOption,
+    TrustCodeOption,
+    WorkersOption,
+)
 from raysearch.processes.watcher import can_go_on_with, kept_by
 from raysearch.studies.study_file import has_begun
 
@@ -19,7 +27,7 @@ from raysearch.studies.study_file import has_begun
 def run(
     file: Annotated[str, typer.Argument(help="Path of a study's TOML file, or a name in configs/studies.")],
     out: OutOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished study in --out.")] = False,
+    resume: ResumeOption = False,
     trust_code: TrustCodeOption = False,
     address: Annotated[
         str | None,
@@ -31,12 +39,7 @@ def run(
         int | None, typer.Option(min=1, max=MOST_CPUS, help="CPUs of the own Ray.", show_default="all")
     ] = None,
     simulator: SimulatorOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Processes that evaluate for each run.", show_default="as FILE says, else 1 for a --simulator"
-        ),
-    ] = None,
+    workers: WorkersOption = None,
     on_failure: OnFailureOption = None,
     as_json: JsonOption = False,
 ) -> None:

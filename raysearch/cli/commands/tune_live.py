@@ -10,7 +10,16 @@ import typer
 
 from raysearch.base.errors import NOTHING_FEASIBLE, InputError, Interrupted, RunFailed
 from raysearch.base.file_io import degrees_text, results_folder, strategy_dict, write_record
-from raysearch.cli.commands.options import JsonOption, OutOption, RetriesOption, TimeoutOption, print_json
+from raysearch.cli.commands.options import (
+    BudgetOption,
+    JsonOption,
+    OutOption,
+    ResumeOption,
+    RetriesOption,
+    SeedOption,
+    TimeoutOption,
+    print_json,
+)
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.processes.claim import claimed
 from sim.config.question import Question
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from raysearch.deploy.live.session import Settings
 
 
+_BUDGET = 50
 _TIMEOUT_S = 3600.0
 """[assumed] An engine that starts, warms up and is measured fits."""
 
@@ -41,23 +51,25 @@ def _share(text: str) -> float:
 def tune_live(
     question: Question,
     benchmark: Annotated[
-        str | None, typer.Option(help="module:function of (workload, strategy) that returns a Measurement.")
-    ] = None,
-    command: Annotated[
-        str | None,
-        typer.Option(help="Shell command that prints JSON on its last line; {tp}, {batch}, ... are filled in."),
-    ] = None,
+        str,
+        typer.Option(
+            "--benchmark",
+            "--command",
+            help="module:function of (workload, strategy) that returns a Measurement, or a shell command that prints "
+            "JSON on its last line; {tp}, {batch}, ... are filled in.",
+        ),
+    ],
     within: Annotated[str, typer.Option(help="Acceptable loss against the best, as 2% or 0.02.")] = "2%",
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.999, help="Probability of being within it at which to stop.")
     ] = 0.9,
     noise: Annotated[str, typer.Option(help="Relative standard deviation of repeated measurements.")] = "1%",
-    most: Annotated[int, typer.Option("--max-measurements", min=1, help="Stop after so many in all.")] = 50,
+    budget: BudgetOption = None,
     timeout_s: TimeoutOption = _TIMEOUT_S,
     retries: RetriesOption = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws behind the decisions.")] = 0,
+    seed: SeedOption = 0,
     out: OutOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the tuning in --out.")] = False,
+    resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure strategies on a real machine until the best is known, starting from the simulator's exact ranking.
@@ -70,13 +82,13 @@ def tune_live(
     Examples:
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure
       raysearch tune-live --model qwen3_32b --isl 4000 --osl 500 --gpus 8 \\
-        --tpot-ms 30 --command './bench.sh --tp {tp} --pp {pp} --concurrency {batch}' --out tuning
+        --tpot-ms 30 --benchmark './bench.sh --tp {tp} --pp {pp} --concurrency {batch}' --out tuning
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --within 1% --confidence 0.95 --json
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --out tuning --resume
     """
     from raysearch.base.progress import stepping, telling
     from raysearch.deploy.export.source import TUNED_FILE
-    from raysearch.deploy.live.benchmark import check_chosen, opened_benchmark
+    from raysearch.deploy.live.benchmark import opened_benchmark
     from raysearch.deploy.live.deployment_candidates import candidates_of
     from raysearch.deploy.live.session import Folder, Settings, patient, tune
     from raysearch.processes.deadline import Patience
@@ -90,11 +102,10 @@ def tune_live(
         raise InputError("--resume needs --out: the folder of the tuning to continue")
     settings = Settings(_share(within), confidence, _share(noise), seed)
     patience = Patience(timeout_s, retries)
-    check_chosen(benchmark, command)
     path = results_folder(out, f"{workload.name}-tune-live")
     with (
         claimed(path, resume=resume),
-        opened_benchmark(benchmark, command, workload, patience.timeout_s, path) as measure,
+        opened_benchmark(benchmark, workload, patience.timeout_s, path) as measure,
     ):
         with stepping(f"candidates of {workload.name}") as progress:
             candidates = candidates_of(space_of(workload), progress)
@@ -115,7 +126,7 @@ def tune_live(
                     folder.keep(index, answer)
                     return answer
 
-                decisions = [step.decision for step in tune(candidates, settings, measured, seen, most)]
+                decisions = [step.decision for step in tune(candidates, settings, measured, seen, budget or _BUDGET)]
         except Interrupted as stop:
             raise Interrupted(stop.signum, f"{stop}; {_kept(len(seen), path)}") from None
         except RunFailed as failure:
@@ -173,7 +184,7 @@ def _ending(settings: Settings, decision: Decision) -> str:
         return "the best is known"
     if decision.following is None:
         return "no candidate is left to measure"
-    return "--max-measurements was reached"
+    return "--budget was reached"
 
 
 def _print(candidates: Candidates, told: JsonObject) -> None:

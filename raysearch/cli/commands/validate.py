@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysearch.base.errors import InputError
-from raysearch.cli.commands.options import JsonOption, print_json
+from raysearch.cli.commands.options import DataOption, JsonOption, MachineOption, print_json
 from sim.json_object import JsonFields, JsonObject
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _SHOWN = 3
 
 
 def validate(
-    data: Annotated[Path, typer.Option("--data", "-d", help="Folder with CSV files of measurements.")],
+    data: DataOption,
     calibration: Annotated[
         str | None,
         typer.Option(
@@ -43,11 +43,11 @@ def validate(
             show_default="those that the hardware names",
         ),
     ] = None,
-    hardware: Annotated[
-        str,
-        typer.Option(help="The machine, for its peaks and its memory: name in configs/hardware, or a path."),
-    ] = "h100_sxm",
-    plots: Annotated[Path | None, typer.Option(help="Folder for a PNG per family, predicted against measured.")] = None,
+    hardware: MachineOption = "h100_sxm",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", "--plots", help="Folder for a PNG per family, predicted against measured."),
+    ] = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Predict each row by a fit of this folder that did not see its shape.")
     ] = False,
@@ -62,7 +62,7 @@ def validate(
     \b
     Examples:
       raysearch validate --data measured/
-      raysearch validate --data measured/ --json --plots pictures/
+      raysearch validate --data measured/ --json --out pictures/
       raysearch validate --data measured/ --held-out
       raysearch validate --data measured/ --hardware my_machine.toml
     """
@@ -81,10 +81,10 @@ def validate(
             tell(name)
             comparison = compare()
             result[name] = not_checked("no such file") if comparison is None else report(comparison)
-            if plots is not None and comparison is not None and result[name]["rows"]:
+            if out is not None and comparison is not None and result[name]["rows"]:
                 from raysearch.fidelity.validation.plots import plot_comparison
 
-                pictures.append(plot_comparison(comparison, plots))
+                pictures.append(plot_comparison(comparison, out))
     if as_json:
         print_json(result)
         return

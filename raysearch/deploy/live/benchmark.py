@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import shlex
 import signal
@@ -38,6 +39,7 @@ Benchmark = Callable[[Strategy], Measurement]
 _KEYS = tuple(each.name for each in fields(Measurement))
 LONGEST_ANSWER_BYTES = 1 << 20
 """[assumed] Of what a command prints, so much of the end is kept: its last line has some hundred bytes."""
+_FUNCTION = re.compile(r"[\w.]+:[\w.]+")
 _SHOWN_BYTES = 400
 """Of a failing command's last words that an error repeats."""
 _LOOK_S = 0.05
@@ -46,37 +48,28 @@ _DRAIN_S = 1.0
 
 
 @contextmanager
-def opened_benchmark(
-    function: str | None, command: str | None, workload: Workload, timeout_s: float, folder: Path
-) -> Iterator[Benchmark]:
-    """The benchmark that the options name; nothing that it has started outlives it.
+def opened_benchmark(benchmark: str, workload: Workload, timeout_s: float, folder: Path) -> Iterator[Benchmark]:
+    """The benchmark of that name; nothing that it has started outlives it.
 
     Args:
-        function: "module:function", called with (workload, strategy); it returns a `Measurement` or such a dict.
-        command: A shell command; see `of_command`.
+        benchmark: "module:function", called with (workload, strategy), which returns a `Measurement` or such a dict;
+            anything else is a shell command, see `of_command`.
         workload: Whose strategies.
         timeout_s: After which a measurement has failed.
         folder: Of the tuning, by which its processes are known.
 
     Raises:
-        InputError: Neither or both, there is no such function, or an earlier tuning's benchmark still runs.
+        InputError: There is no such function, or an earlier tuning's benchmark still runs.
     """
-    check_chosen(function, command)
     if running := marked(mark := mark_of(folder)):
         pids = " ".join(map(str, running))
         raise InputError(f"the benchmark of an earlier tune-live in {folder} still runs; end it first: kill -9 {pids}")
     with marking(mark):
-        if command is not None:
-            yield of_command(command, workload, timeout_s, lambda: end_marked(mark))
+        if not _FUNCTION.fullmatch(benchmark):
+            yield of_command(benchmark, workload, timeout_s, lambda: end_marked(mark))
         else:
-            with closing(Hosted(str(function), workload, timeout_s, lambda: end_marked(mark))) as hosted:
+            with closing(Hosted(benchmark, workload, timeout_s, lambda: end_marked(mark))) as hosted:
                 yield hosted
-
-
-def check_chosen(function: str | None, command: str | None) -> None:
-    """Makes sure that one benchmark is named. Raises: InputError: Both or neither are."""
-    if (function is None) == (command is None):
-        raise InputError("expected --benchmark module:function or --command 'shell command', one of them")
 
 
 @final
