@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,9 @@ from sim.strategy import Strategy
 from sim.strategy_checks import StrategyError
 from sim.workload import Speculation
 from tests.questions import question_about
+from tests.sim.drawn import drawn_strategy, drawn_workload
 
+WORKLOADS = int(os.environ.get("RAYSEARCH_FUZZ", "3"))
 FIGURES = ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "running", "feasible", "excess")
 SERVED = question_about("qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")
 LATENT = question_about("deepseek_v3", phase="serve", isl=4096, osl=512, engine="sglang")
@@ -48,6 +51,18 @@ def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
     rng = np.random.default_rng(0)
     each = agree(known, [space_of(known).sample(rng) for _ in range(25)])
     assert not all(one.feasible for one in each)
+
+
+def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine():
+    """`RAYSEARCH_FUZZ` says how many workloads are drawn, each with strategies of few degrees and many choices."""
+    for seed in range(WORKLOADS):
+        rng = np.random.default_rng(seed)
+        known = drawn_workload(rng)
+        dims = np.array([drawn_strategy(known, rng, fits=False).dims for _ in range(8)])
+        degrees = [drawn_strategy(known, rng, fits=False) for _ in range(4)]
+        mixed = [[np.choose(rng.integers(8, size=dims.shape[1]), dims).tolist() for _ in range(16)] for _ in degrees]
+        drawn = zip(degrees, mixed, strict=True)
+        agree(known, [replace(each, dims=tuple(row)) for each, rows in drawn for row in rows])
 
 
 @pytest.mark.parametrize("wait", [0, 25])
