@@ -126,12 +126,13 @@ def _rows(path: Path) -> Generator[BufferedReader]:
         raise DamagedRows(f"{path} is damaged: {error}") from error
 
 
-def _digest_of_first(file: BinaryIO, size_bytes: int) -> str:
-    digest, left = content_digest(), max(0, size_bytes)
-    while left and (block := file.read(min(left, _BLOCK_BYTES))):
+def _digest_of_first(file: BinaryIO, size_bytes: int) -> str | None:
+    """The digest of a file's first bytes; None where it has not so many."""
+    digest, left = content_digest(), size_bytes
+    while left > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
         digest.update(block)
         left -= len(block)
-    return digest.hexdigest()
+    return None if left else digest.hexdigest()
 
 
 def _follow(path: Path, file: BinaryIO, after: Chain, most: int | None) -> Chain:

@@ -6,6 +6,7 @@ The rule: what a study says after --resume is bit for bit what an undisturbed on
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import aside, write_record
 from raysearch.cli.commands.verify import verify_results
 from raysearch.reports.study_report import read_report
+from raysearch.runs.checkpoint import load_checkpoint, write_checkpoint
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun, finished_summary
 from raysearch.studies.damage import set_aside_damaged
@@ -348,6 +350,20 @@ def test_what_no_run_can_have_found_is_named_and_left_out_of_the_report(
     assert list(report.damaged) == [FINISHED]
     assert what in report.damaged[FINISHED]
     assert not report.complete
+
+
+@pytest.mark.parametrize("size_bytes", [10**30, 10**18, -1])
+def test_a_seal_of_more_bytes_than_there_are_is_noticed_and_the_run_made_again(
+    study: Study, out: Path, undisturbed: dict[str, str], size_bytes: int
+) -> None:
+    folder = run_dir(out, UNDER_WAY)
+    state = load_checkpoint(folder)
+    assert state
+    content = hashlib.blake2b((folder / ROWS_FILE).read_bytes() if size_bytes > 0 else b"", digest_size=16).hexdigest()
+    gate = {**state["gate"], "rows": {**state["gate"]["rows"], "size_bytes": size_bytes, "content": content}}
+    write_checkpoint(folder, {**state, "gate": gate})
+    assert list(verify(out).damaged) == [UNDER_WAY]
+    assert go_on(study, out) == undisturbed
 
 
 def test_verify_names_a_checkpoint_that_was_altered(out: Path) -> None:
