@@ -87,6 +87,7 @@ a study needs Ray and Optuna: pip install -e '.[search]' in the checkout, or 'FI
 """
 
 
+@pytest.mark.slow
 def test_without_ray_and_torch_all_works_but_what_says_in_a_line_that_it_needs_them(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(
         'name = "s"\nworkloads = ["mixtral_8x7b_32k_slo15"]\nsearchers = ["megatron"]\nseeds = [0]\nbudget = 5\n'

@@ -9,7 +9,7 @@ import typer
 
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
-from raysearch.cli.commands.options import OUT_HELP, JsonOption, at_home, print_json
+from raysearch.cli.commands.options import GPUS_HELP, OUT_HELP, JsonOption, at_home, print_json
 from raysearch.processes.claim import check_folder
 from sim.json_object import JsonObject
 
@@ -21,7 +21,7 @@ def measure(
     ] = "vllm",
     tiny: Annotated[bool, typer.Option("--tiny", help="A few small shapes: does everything run?")] = False,
     on_cpu: Annotated[bool, typer.Option("--cpu", help="On the CPU, with gloo.")] = False,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs at hand.", show_default="all of this host")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help=GPUS_HELP, show_default="all of this host")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure GEMMs, attention and collectives of this host's GPUs through PyTorch, for `raysearch calibrate`.

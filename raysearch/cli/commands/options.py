@@ -34,6 +34,7 @@ def at_home(path: Path | None) -> Path | None:
         raise typer.BadParameter(f"{path}: {error}") from error
 
 
+GPUS_HELP = QUESTION_FIELDS["gpus"].help
 OUT_HELP = "Folder for the results, new or empty."
 OutOption = Annotated[
     Path | None,

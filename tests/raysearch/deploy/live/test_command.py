@@ -360,6 +360,9 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 def test_mistakes_are_told_with_their_remedy() -> None:
-    for arguments, said in (((*WHAT, "--resume"), "--resume needs"),):
+    for arguments, said in (
+        ((*WHAT, "--benchmark", "nowhere:measure", "--resume"), "--resume needs"),
+        ((*WHAT, "--benchmark", "nowhere:measure"), "cannot import nowhere"),
+    ):
         with pytest.raises(InputError, match=said):
             CliRunner().invoke(app, ["tune-live", *arguments], catch_exceptions=False)
