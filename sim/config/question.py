@@ -74,9 +74,7 @@ class Question:
 
     workload: Annotated[
         str | None,
-        About(
-            "Name in configs/workloads, or the path of a TOML file.", "named", "described by --model", kind="workloads"
-        ),
+        About("Name in configs/workloads, or the path of a TOML file.", "named", "given by --model", kind="workloads"),
     ] = None
     model: Annotated[
         str | None,
