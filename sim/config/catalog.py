@@ -95,9 +95,10 @@ def _with_calibration(file: HardwareFile, path: Path) -> tuple[HardwareFile, Cal
 
 
 def default_hardware() -> str:
-    """The machine of those who name none: the first of the shipped ones that was measured."""
+    """The machine of those who name none: the first of the shipped ones that was measured in all parts."""
     for name in list_names("hardware"):
-        if read_config(config_path("hardware", name), HardwareFile).calibration:
+        file = read_config(config_path("hardware", name), HardwareFile)
+        if file.calibration and not file.scaled_from:
             return name
     raise CatalogError("no shipped hardware was measured: name one")
 

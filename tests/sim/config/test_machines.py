@@ -21,6 +21,7 @@ from sim.prices.collectives import (
     expert_all_to_all_time_s,
     stage_send_s,
 )
+from sim.prices.curves import DecodeAttention, Gemm
 from sim.prices.mesh import MeshGroup, group, stage_pair
 from sim.prices.priced import mean_error
 from sim.simulate import evaluate
@@ -29,6 +30,7 @@ from sim.workload import DegreeTables
 
 MACHINES = list_names("hardware")
 MEASURED = default_hardware()
+MEASURED_IN_PART = [name for name in MACHINES if name != MEASURED and name in list_names("calibration")]
 LARGE = 2.0**30
 
 
@@ -45,7 +47,22 @@ def test_every_machine_evaluates_and_optimises_the_quickstarts_model(name: str) 
     assert low < best.tpot_s < high
 
 
-@pytest.mark.parametrize("name", [name for name in MACHINES if name != MEASURED])
+@pytest.mark.parametrize("name", MEASURED_IN_PART)
+def test_a_machine_with_kernels_of_its_own_lends_only_what_was_not_measured(name: str) -> None:
+    workload = load_workload("llama_3_1_405b_8k", hardware=name)
+    curves = workload.hardware.curves
+    assert curves is not None
+    assert curves.other_machine == MEASURED
+    evaluation = evaluate(workload, Strategy(4, 1, 2, 64, megatron_dims(workload.model)))
+    assert f"what was not measured here is of {MEASURED}" in evaluation.interval_because
+    kernels = [
+        curves.kernel(shape, "bf16", "bf16")
+        for shape in (Gemm(64, 4096, 4096), DecodeAttention(32, 4000, 8, 1, 128, False))
+    ]
+    assert all(priced and not priced.extrapolated for priced in kernels)
+
+
+@pytest.mark.parametrize("name", [name for name in MACHINES if name not in (MEASURED, *MEASURED_IN_PART)])
 def test_what_was_not_measured_says_whose_efficiencies_it_has_and_to_which_side_they_err(name: str) -> None:
     workloads = [load_workload("gpt_moe_1_2t_16k", hardware=machine) for machine in (MEASURED, name)]
     strategy = Strategy(8, 16, 2, 64, megatron_dims(workloads[0].model))
@@ -130,10 +147,10 @@ def test_a_rack_of_72_is_one_domain_and_pays_the_network_only_beyond() -> None:
 
 
 def test_gpus_that_share_network_ports_share_their_rate(tmp_path: Path) -> None:
-    text = config_path("hardware", "h200_sxm").read_text(encoding="utf-8")
+    text = config_path("hardware", "h20_sxm").read_text(encoding="utf-8")
     path = tmp_path / "few_ports.toml"
     path.write_text(text.replace("[expected_error]", "nics = 2\n\n[expected_error]"), encoding="utf-8")
-    all_ports, few = (load_hardware(name).collectives for name in ("h200_sxm", path))
+    all_ports, few = (load_hardware(name).collectives for name in ("h20_sxm", path))
     assert few.nic_bandwidth_bytes_per_s == pytest.approx(all_ports.nic_bandwidth_bytes_per_s / 4)
     assert few.all_to_all.inter_bandwidth_bytes_per_s == pytest.approx(
         all_ports.all_to_all.inter_bandwidth_bytes_per_s / 4
@@ -218,6 +235,7 @@ DRIVER_REPORTED_MIB = {
     "mi300x": (196_592, "github.com/ROCm/legacy-rocm-build/issues/4750: 206,141,652,992 bytes"),
     "mi325x": (262_128, "amd-smi tables that users published"),
     "mi355x": (294_896, "amd-smi tables that users published"),
+    "rtx_pro_6000_server": (97_887, _AICONFIGURATOR),
 }
 """Memory as the driver reports it, and where: what an engine's share of the memory is a share of."""
 

@@ -16,10 +16,21 @@ from sim.simulate import evaluate
 from sim.strategy import Strategy
 
 
+@pytest.fixture
+def carried_over(tmp_path: Path) -> Path:
+    """An H200 of which nothing was measured."""
+    text = config_path("hardware", "h200_sxm").read_text(encoding="utf-8")
+    path = tmp_path / "carried_over.toml"
+    path.write_text(text.replace('calibration = "h200_sxm"\n', ""), encoding="utf-8")
+    return path
+
+
 @pytest.mark.parametrize("workload", ["gpt_moe_1_2t_16k", "gpt_moe_1_2t_64k", "llama_3_1_405b_8k"])
 @pytest.mark.parametrize("batch", [64, 256])
-def test_an_h200_decodes_faster_than_an_h100_by_no_more_than_its_memory(workload: str, batch: int) -> None:
-    old, new = (load_workload(workload, hardware=name) for name in ("h100_sxm", "h200_sxm"))
+def test_an_h200_decodes_faster_than_an_h100_by_no_more_than_its_memory(
+    workload: str, batch: int, carried_over: Path
+) -> None:
+    old, new = (load_workload(workload, hardware=name) for name in ("h100_sxm", carried_over))
     degrees = (8, 8, 2) if old.model.is_moe else (8, 1, 2)
     strategy = Strategy(*degrees, batch, megatron_dims(old.model))
     gain = evaluate(old, strategy).tpot_s / evaluate(new, strategy).tpot_s
@@ -55,20 +66,22 @@ def test_scaling_twice_is_scaling_once_to_the_last_machine() -> None:
 
 
 @pytest.fixture
-def half_measured(tmp_path: Path) -> Path:
+def half_measured(tmp_path: Path, carried_over: Path) -> Path:
     """An H200 of which GEMMs alone were measured."""
     measured = json.loads(config_path("calibration", "h100_sxm").read_text(encoding="utf-8"))
     gemms = {name: record for name, record in measured["series"].items() if name.startswith("gemm/")}
     own = {**measured, **load_machine_header("h200_sxm"), "series": gemms, "serving": {}}
     (tmp_path / "gemms.json").write_text(json.dumps(own), encoding="utf-8")
-    text = config_path("hardware", "h200_sxm").read_text(encoding="utf-8")
+    text = carried_over.read_text(encoding="utf-8")
     path = tmp_path / "half.toml"
     path.write_text(text.replace("scaled_from", 'calibration = "gemms.json"\nscaled_from'), encoding="utf-8")
     return path
 
 
-def test_what_a_calibration_lacks_is_carried_over_from_the_machine_that_is_named(half_measured: Path) -> None:
-    half, carried = load_hardware(half_measured).curves, load_hardware("h200_sxm").curves
+def test_what_a_calibration_lacks_is_carried_over_from_the_machine_that_is_named(
+    half_measured: Path, carried_over: Path
+) -> None:
+    half, carried = load_hardware(half_measured).curves, load_hardware(carried_over).curves
     assert half is not None
     assert carried is not None
     own = Curves(load_calibration(half_measured.with_name("gemms.json")), "trtllm", "trtllm")
@@ -84,9 +97,9 @@ def test_what_a_calibration_lacks_is_carried_over_from_the_machine_that_is_named
     assert again.kernel(attention, "bf16", "fp8") == half.kernel(attention, "bf16", "fp8")
 
 
-def test_a_machine_measured_in_part_says_so_and_keeps_its_bar(half_measured: Path) -> None:
+def test_a_machine_measured_in_part_says_so_and_keeps_its_bar(half_measured: Path, carried_over: Path) -> None:
     half, carried, whole = (
-        load_workload("llama_3_1_405b_8k", hardware=name) for name in (half_measured, "h200_sxm", "h100_sxm")
+        load_workload("llama_3_1_405b_8k", hardware=name) for name in (half_measured, carried_over, "h100_sxm")
     )
     strategy = Strategy(8, 1, 2, 64, megatron_dims(half.model))
     mine, its, measured = (evaluate(workload, strategy) for workload in (half, carried, whole))
@@ -98,10 +111,10 @@ def test_a_machine_measured_in_part_says_so_and_keeps_its_bar(half_measured: Pat
     assert len({half.config_hash, carried.config_hash, whole.config_hash}) == 3
 
 
-def test_a_machine_measured_by_nobody_lends_nothing(tmp_path: Path, half_measured: Path) -> None:
-    text = config_path("hardware", "h200_sxm").read_text(encoding="utf-8")
+def test_a_machine_measured_by_nobody_lends_nothing(tmp_path: Path, half_measured: Path, carried_over: Path) -> None:
+    text = carried_over.read_text(encoding="utf-8")
     path = tmp_path / "both.toml"
-    path.write_text(text.replace('scaled_from = "h100_sxm"', 'scaled_from = "h200_sxm"'), encoding="utf-8")
+    path.write_text(text.replace('scaled_from = "h100_sxm"', f'scaled_from = "{carried_over}"'), encoding="utf-8")
     with pytest.raises(CatalogError, match="'h200_sxm', which has no calibration"):
         load_hardware(path)
     path.write_text(text.replace('scaled_from = "h100_sxm"', f'scaled_from = "{half_measured}"'), encoding="utf-8")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.config.catalog import load_calibration, load_hardware
+from sim.config.catalog import load_calibration, load_hardware, load_machine_header
 from sim.config.files import config_path
 from sim.layers.heuristics import megatron_dims
 from sim.prices.calibration import Calibration
@@ -40,7 +40,11 @@ from sim.simulate import evaluate
 from sim.strategy import Strategy
 from tests.questions import question_about
 
-H100, H200 = load_hardware("h100_sxm"), load_hardware("h200_sxm")
+H100 = load_hardware("h100_sxm")
+H200 = dataclasses.replace(  # with nothing of its own measured
+    load_hardware("h200_sxm"),
+    curves=Curves(load_calibration("h100_sxm").scaled_to(load_machine_header("h200_sxm")), "trtllm", "trtllm"),
+)
 FITTED = load_calibration("h100_sxm")
 BY_ENGINE = {
     engine: dataclasses.replace(H100, curves=Curves(FITTED, engine, engine)) for engine in get_args(EngineName)
