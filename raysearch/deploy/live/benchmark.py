@@ -277,6 +277,14 @@ def checked_benchmark(answer: Any, workload: Workload, strategy: Strategy) -> Me
                 raise RunFailed(f"the benchmark's answer has {unknown[0]!r}; {did_you_mean(str(unknown[0]), _KEYS)}")
             answer = Measurement(**answer)
         as_evaluation(workload, strategy, answer)
-        if not answer.unsupported and not answer.tokens_per_s_per_gpu > 0:
+        if answer.unsupported:
+            return Measurement(unsupported=answer.unsupported, excess=float(answer.excess))
+        if not answer.tokens_per_s_per_gpu > 0:
             raise ValueError("expected tokens_per_s_per_gpu above 0, or `unsupported` and why")
-    return answer
+        return Measurement(  # plain: of NumPy's numbers, and of long integers
+            tokens_per_s_per_gpu=float(answer.tokens_per_s_per_gpu),
+            tpot_s=float(answer.tpot_s),
+            gpus=None if answer.gpus is None else int(answer.gpus),
+            memory_bytes=float(answer.memory_bytes),
+            ttft_s=float(answer.ttft_s),
+        )

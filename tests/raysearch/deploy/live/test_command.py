@@ -11,17 +11,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from envs.chain import Chain, chained_line, links
 from raysearch.base.errors import InputError, Interrupted, RunFailed
 from raysearch.cli.app import app
-from raysearch.deploy.live.benchmark import of_command
+from raysearch.deploy.live.benchmark import checked_benchmark, of_command
 from raysearch.deploy.live.deployment_candidates import candidates_of
-from raysearch.deploy.live.session import HEAD_FILE, ROWS_FILE, Folder, Settings
+from raysearch.deploy.live.session import HEAD_FILE, ROWS_FILE, Folder, Settings, tune
 from raysearch.simulators.measurement import Measurement
 from sim.layers.heuristics import megatron_dims
 from sim.optimum.spaces import heuristic_space
@@ -226,6 +229,21 @@ def test_a_benchmark_that_fails_is_an_error_of_one_line_and_no_low_score(command
 def measured_by(command: str, timeout_s: float = 30.0) -> Measurement:
     workload = question_about("llama_3_1_8b", isl=100, osl=10).load()
     return of_command(command, workload, timeout_s)(Strategy(1, 1, 1, 8, megatron_dims(workload.model)))
+
+
+@pytest.mark.parametrize("figure", [10**40, np.float32(7.0), Fraction(7, 2)])
+def test_a_figure_of_any_kind_of_number_is_kept_and_decided_on(tmp_path: Path, figure: Any) -> None:
+    workload = question_about("llama_3_1_8b", isl=100, osl=10).load()
+    candidates = candidates_of(heuristic_space(workload, sequence_parallel=False))
+    folder = Folder(tmp_path, candidates, Settings())
+    answers = {"tokens_per_s_per_gpu": figure, "tpot_s": 0.01, "gpus": np.int64(1)}
+
+    def measure(candidate: int) -> Measurement:
+        folder.keep(candidate, found := checked_benchmark(answers, workload, candidates.strategies[candidate]))
+        return found
+
+    assert list(tune(candidates, Settings(), measure, folder.begin(), 2))
+    assert {each.measurement.tokens_per_s_per_gpu for each in folder.resume()} == {float(figure)}
 
 
 def test_only_the_last_line_counts_whatever_was_printed_before_and_whoever_still_prints() -> None:
