@@ -78,7 +78,7 @@ def write_together(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def aside(path: Path) -> Path:
     """Where something is put aside: the path with a number behind its name, the first that is free."""
-    return next(place for number in count() if not (place := path.with_name(f"{path.name}.{number}")).exists())
+    return next(place for number in count() if not os.path.lexists(place := path.with_name(f"{path.name}.{number}")))
 
 
 SEAL = "sha256"

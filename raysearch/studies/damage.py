@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from raysearch.base.file_io import Damaged, aside, read_record
@@ -29,7 +30,7 @@ def set_aside_damaged(study: Path) -> dict[str, str]:
     """
     record = read_record(study / STUDY_FILE, StudyRecord)
     wrong = {path.name: f"{path} is not a run of this study" for path in strangers(study, record)}
-    for run_id in record["runs"]:
+    for run_id in sorted(set(record["runs"]) - wrong.keys()):
         folder = run_dir(study, run_id)
         try:
             _check(folder, record)
@@ -42,7 +43,7 @@ def set_aside_damaged(study: Path) -> dict[str, str]:
 
 def set_aside_damaged_search(folder: Path) -> str:
     """Moves the files of a damaged search into `DAMAGED_FOLDER`; returns what is wrong, or nothing."""
-    files = [path for name in FILES_OF_A_RUN if (path := folder / name).exists()]
+    files = [path for name in FILES_OF_A_RUN if os.path.lexists(path := folder / name)]
     try:
         _check(folder)
     except Damaged as damage:

@@ -90,7 +90,7 @@ def survey(directory: Path) -> Survey:
     record = read_record(directory / STUDY_FILE, StudyRecord)
     runs: list[RunRow] = []
     wrong = {path.name: f"{path} is not a run of this study" for path in strangers(directory, record)}
-    for run_id in sorted(record["runs"]):
+    for run_id in sorted(set(record["runs"]) - wrong.keys()):
         try:
             if _has_begun(folder := run_dir(directory, run_id)):
                 runs.append(_read_run(folder, record))
@@ -170,19 +170,27 @@ def run_folder(directory: Path, run_id: str) -> Path:
 
 
 def strangers(study: Path, record: JsonFields) -> list[Path]:
-    """What lies among the runs of a study and is none of them."""
-    known, folder = set(record["runs"]), study / RUNS_FOLDER
+    """What lies among the runs of a study and is none of them; a link is none, wherever it leads.
+
+    Raises:
+        InputError: The runs lie behind a link, so in a folder that is not the study's.
+    """
+    folder = study / RUNS_FOLDER
+    if folder.is_symlink():
+        raise InputError(f"{folder} is a link: expected a folder; put what it leads to in its place")
+    known = {run_id for run_id in record["runs"] if not (folder / run_id).is_symlink()}
     return sorted(path for path in folder.iterdir() if path.name not in known) if folder.is_dir() else []
 
 
 def check_regular(folder: Path) -> None:
-    """Makes sure that no file of a run is something else by that name: a pipe would be waited for.
+    """Makes sure that no file of a run is something else by that name: no pipe, no link.
 
     Raises:
         InputError: One is.
     """
     for name in FILES_OF_A_RUN:
-        if os.path.exists(folder / name) and not os.path.isfile(folder / name):
+        path = folder / name
+        if os.path.lexists(path) and (path.is_symlink() or not os.path.isfile(path)):
             raise Damaged(f"{folder} is damaged: {name} is no regular file")
 
 

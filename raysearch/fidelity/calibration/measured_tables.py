@@ -198,7 +198,7 @@ def read_table(directory: Path, family: str) -> pd.DataFrame | None:
     path = table_path(directory, family)
     if not path.exists():
         return None
-    raw, _ = usable_rows(family, read_text(path))
+    raw, _ = usable_rows(family, path)
     return long_form(family, check_rows(path, raw, MEASURED_FAMILIES[family].schema))
 
 
@@ -218,13 +218,13 @@ _NO_FORMATS = ("sq", "int8_wo")
 _GEMM_SHAPE = ("framework", "dtype", "m", "n", "k")
 
 
-def usable_rows(family: str, raw: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of a public table that a fit can use, and what became of the others.
+def usable_rows(family: str, path: Path) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of a public table that a fit can use, under their numbers in the file, and what became of the others.
 
     Of several kernels of an engine for one GEMM the fastest stays ([assumed] what a tuned engine runs); of expert
     all-to-alls DeepEP's as SGLang runs it, as on the H100.
     """
-    notes: list[str] = []
+    raw, notes = read_text(path), list[str]()
     if family in ("gemm", "moe") and "dtype" in raw.columns:
         known = ~raw["dtype"].isin(_NO_FORMATS).to_numpy()
         if not known.all():
@@ -237,12 +237,12 @@ def usable_rows(family: str, raw: pd.DataFrame) -> tuple[pd.DataFrame, list[str]
         if not fastest.all():
             notes.append(f"{int((~fastest).sum())} rows of slower kernels of the same engine left out")
         raw = raw.loc[fastest]
-    if family == "moe_alltoall_deepep" and "source" in raw.columns:
+    if path.name == _OTHERWISE_CALLED.get(family) and "source" in raw.columns:
         ours = raw["source"].str.startswith("deepep_sglang").to_numpy(dtype=bool)
         if not ours.all():
             notes.append(f"{int((~ours).sum())} rows of other libraries than DeepEP under SGLang left out")
         raw = raw.loc[ours]
-    return raw.reset_index(drop=True), notes
+    return raw, notes
 
 
 def read_csv(path: Path, schema: type[BaseModel]) -> pd.DataFrame:
@@ -283,7 +283,7 @@ def check_names(path: Path, column: str, cells: Iterable[str]) -> None:
 
 
 def check_rows(path: Path, raw: pd.DataFrame, schema: type[BaseModel]) -> pd.DataFrame:
-    """The columns that a schema names of a file read as text; see `read_csv`."""
+    """The columns that a schema names of rows read as text, which are numbered as in the file; see `read_csv`."""
     wanted = list(schema.model_fields)
     needed = [name for name, field in schema.model_fields.items() if field.is_required()]
     if missing := [name for name in needed if name not in raw.columns]:
@@ -292,13 +292,13 @@ def check_rows(path: Path, raw: pd.DataFrame, schema: type[BaseModel]) -> pd.Dat
         raise InputError(f"{path} has no rows")
     records: list[JsonObject] = []
     found = [name for name in wanted if name in raw.columns]
-    for line, values in enumerate(zip(*(raw[name] for name in found), strict=True), start=2):
+    for row, values in zip(raw.index, zip(*(raw[name] for name in found), strict=True), strict=True):
         try:
             records.append(dict(schema.model_validate(dict(zip(found, values, strict=True)))))
         except ValidationError as error:
             item = error.errors()[0]
             expected = _NAME_WANTED if item.get("ctx", {}).get("pattern") == NAME_PATTERN else item["msg"]
-            where = f"{path}, line {line}, column {item['loc'][0]}"
+            where = f"{path}, line {row + 2}, column {item['loc'][0]}"
             raise InputError(f"{where}: {expected}, got {item['input']!r}") from None
     return pd.DataFrame.from_records(records, columns=wanted)
 

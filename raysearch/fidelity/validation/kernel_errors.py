@@ -15,7 +15,6 @@ from raysearch.fidelity.calibration.measured_tables import (
     check_rows,
     long_form,
     measured_us,
-    read_text,
     table_path,
     usable_rows,
 )
@@ -115,14 +114,14 @@ def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]
     path = table_path(directory, family)
     if not path.exists():
         return None, ""
-    raw, notes = usable_rows(family, read_text(path))
+    raw, notes = usable_rows(family, path)
     if family == "collectives" and "num_nodes" in raw.columns:
         inside = np.array([cell.strip() in ("1", "1.0", "") for cell in raw["num_nodes"]], dtype=bool)
         if not inside.all() and inside.any():
             notes.append(
                 f"{int((~inside).sum())} rows across nodes left out: the tables contain collectives of one node"
             )
-            raw = pd.DataFrame(raw[inside]).reset_index(drop=True)
+            raw = pd.DataFrame(raw[inside])
     changed = np.zeros(len(raw), dtype=bool)
     for column, known in _KNOWN.items():
         if (

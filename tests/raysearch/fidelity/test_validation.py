@@ -95,7 +95,7 @@ PUBLISHED = {
 }
 UNSEEN: dict[str, list[dict[str, Any]]] = {
     "gemm.csv": [
-        {"framework": "tensorrt", "dtype": "int8_wo", "m": 3, "n": 999, "k": 17, "latency_us": 5.0},
+        {"framework": "tensorrt", "dtype": "int8_other", "m": 3, "n": 999, "k": 17, "latency_us": 5.0},
         {"framework": "vllm", "dtype": "fp8_block", "m": 16384, "n": 70000, "k": 128, "latency_us": 5.0},
     ],
     "attention_decode.csv": [

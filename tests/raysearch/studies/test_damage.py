@@ -369,3 +369,32 @@ def test_a_seal_of_more_bytes_than_there_are_is_noticed_and_the_run_made_again(
 def test_verify_names_a_checkpoint_that_was_altered(out: Path) -> None:
     flip(out / "runs" / UNDER_WAY / "checkpoint.bin")
     assert "checkpoint.bin is damaged: its digest is not that of its content" in verify(out).damaged[UNDER_WAY]
+
+
+def test_a_run_behind_a_link_is_put_aside_and_nothing_is_written_through_it(study: Study, out: Path) -> None:
+    run_id = sorted(path.name for path in (out / "runs").iterdir())[0]
+    elsewhere = out.parent / "elsewhere"
+    (out / "runs" / run_id).rename(elsewhere)
+    (out / "runs" / run_id).symlink_to(elsewhere)
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    found = survey(out)
+    assert run_id in found.damaged
+    assert run_id not in {run["run_id"] for run in found.runs}
+    assert run_id in set_aside_damaged(out)
+    assert (out / "damaged" / f"{run_id}.0").is_symlink()
+    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
+def test_a_file_behind_a_link_is_damage(out: Path) -> None:
+    run = sorted((out / "runs").iterdir())[0]
+    (run / ROWS_FILE).rename(out.parent / "rows") if (run / ROWS_FILE).exists() else (out.parent / "rows").touch()
+    (run / ROWS_FILE).symlink_to(out.parent / "rows")
+    assert f"{ROWS_FILE} is no regular file" in survey(out).damaged[run.name]
+
+
+def test_runs_behind_a_link_are_refused(out: Path) -> None:
+    (out / "runs").rename(out.parent / "elsewhere")
+    (out / "runs").symlink_to(out.parent / "elsewhere")
+    for look in (survey, set_aside_damaged):
+        with pytest.raises(InputError, match="runs is a link: expected a folder"):
+            look(out)

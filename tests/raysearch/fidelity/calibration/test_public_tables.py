@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.fit import H100_SXM, fit_family
 from raysearch.fidelity.calibration.kernel_families import GRIDS
 from raysearch.fidelity.calibration.measured_tables import read_table, usable_rows
@@ -71,14 +72,27 @@ def test_engines_and_formats_are_called_as_the_simulator_calls_them(tmp_path: Pa
         assert series_of("mla_decode", frame) == [series]
 
 
-def test_of_several_kernels_for_one_product_the_fastest_stays_and_it_is_said() -> None:
+def test_of_several_kernels_for_one_product_the_fastest_stays_and_it_is_said(tmp_path: Path) -> None:
     same = {"framework": "vllm", "dtype": "fp8_block", "m": "1", "n": "2", "k": "3"}
     raw = pd.DataFrame([{**same, "kernel_source": name, "latency_us": us} for name, us in (("a", "9"), ("b", "10"))])
-    kept, notes = usable_rows("gemm", pd.concat([raw, raw.assign(m="4")], ignore_index=True))
+    pd.concat([raw, raw.assign(m="4")]).to_csv(tmp_path / "gemm.csv", index=False)
+    kept, notes = usable_rows("gemm", tmp_path / "gemm.csv")
     assert list(kept["kernel_source"]) == ["a", "a"]
     assert notes == ["2 rows of slower kernels of the same engine left out"]
+
+
+def test_of_several_libraries_in_a_file_deepep_stays_and_a_file_of_one_is_read_whole(tmp_path: Path) -> None:
     sent = pd.DataFrame({"source": ["deepep_sglang0.5.12", "trtllm_deepep_ll"]})
-    assert len(usable_rows("moe_alltoall_deepep", sent)[0]) == 1
+    for file, rows in (("moe_alltoall.csv", 1), ("moe_alltoall_deepep.csv", 2)):
+        sent.to_csv(tmp_path / file, index=False)
+        assert len(usable_rows("moe_alltoall_deepep", tmp_path / file)[0]) == rows
+
+
+def test_a_bad_cell_behind_rows_that_are_left_out_is_named_by_its_line(tmp_path: Path) -> None:
+    rows = [{"framework": "vllm", "dtype": dtype, "m": 1, "n": 2, "k": 3} for dtype in ("sq", "fp8")]
+    pd.DataFrame(rows).assign(latency_us=["1", "fast"]).to_csv(tmp_path / "gemm.csv", index=False)
+    with pytest.raises(InputError, match="line 3, column latency_us"):
+        read_table(tmp_path, "gemm")
 
 
 def test_wider_heads_have_a_table_of_their_own(tmp_path: Path) -> None:
