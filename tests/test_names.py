@@ -10,7 +10,7 @@ PACKAGES = ("sim", "envs", "raysearch")
 EVERY_EXPORTER = {"export", "export_pools", "engine_flags", "layers_of_stages"}
 """What each exporter of `raysearch.deploy.export` has under the same name."""
 EVERY_SIMULATOR = {"measure"}
-COMMANDS = {"compare_pools", "evaluate", "measure", "recommend"}
+COMMANDS = {"evaluate", "measure", "place", "recommend"}
 """What a command, Python and the code beneath call the same."""
 ENGINES = {"megatron_core", "sglang", "trtllm", "vllm"}
 """Rules of an engine in `sim.engines`, and its exporter."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _BATCHES = tuple(sorted({*(1 << power for power in range(13)), *(3 << power for power in range(11))}))
 """Powers of two and the middle between them. [assumed] the next finer grid, for times per pool of seconds."""
-SWEPT: Mapping[str, bool] = {"isl": True, "gpus": True, "ttft_ms": False, "requests_per_s": False}
+SWEEPABLE: Mapping[str, bool] = {"isl": True, "gpus": True, "ttft_ms": False, "requests_per_s": False}
 """What may be swept, and whether it is whole."""
 
 
@@ -56,8 +56,8 @@ class PoolsResult(Result):
         sweep = sweep or {}
         if question.phase not in (None, "serve"):
             raise InputError(f"--phase {question.phase}: pools are compared in phase serve: leave it out")
-        if unknown := [name for name in sweep if name not in SWEPT]:
-            raise InputError(f"cannot sweep {unknown[0]}: expected some of {', '.join(SWEPT)}")
+        if unknown := [name for name in sweep if name not in SWEEPABLE]:
+            raise InputError(f"cannot sweep {unknown[0]}: expected some of {', '.join(SWEEPABLE)}")
         mixes = _mixes(question, sweep.get("isl"), mix)
         question = replace(
             question,

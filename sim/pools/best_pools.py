@@ -150,7 +150,7 @@ class Pools:
         )
 
 
-def pools(
+def separate_pools(
     workload: Workload,
     traffic: Traffic,
     *,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from raysearch.answers.compared_pools import SWEPT, PoolsResult
+from raysearch.answers.compared_pools import SWEEPABLE, PoolsResult
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import JsonOption, OutOption, exit_unless_feasible, show_result
 from raysearch.cli.commands.question_options import loaded, takes_question
@@ -19,7 +19,7 @@ from sim.pools.traffic import Traffic, TrafficKind
 
 
 @takes_question
-def compare_pools(
+def show_pools(
     question: Question,
     mix: Annotated[
         str | None,
@@ -88,10 +88,10 @@ def _swept(texts: list[str]) -> dict[str, list[float]]:
     for text in texts:
         name, _, values = text.partition("=")
         name = name.replace("-", "_")
-        if name not in SWEPT or name in found:
-            known = ", ".join(SWEPT).replace("_", "-")
+        if name not in SWEEPABLE or name in found:
+            known = ", ".join(SWEEPABLE).replace("_", "-")
             raise InputError(f"--sweep: expected NAME=VALUE,VALUE,... with a NAME of {known}, each once; got {text!r}")
-        found[name] = _numbers(f"--sweep {name.replace('_', '-')}", values, whole=SWEPT[name])
+        found[name] = _numbers(f"--sweep {name.replace('_', '-')}", values, whole=SWEEPABLE[name])
     return found
 
 

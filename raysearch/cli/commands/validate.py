@@ -67,7 +67,7 @@ def validate(
       raysearch validate --data measured/ --hardware my_machine.toml
     """
     from raysearch.base.progress import telling
-    from raysearch.fidelity.validation.error_figures import not_checked, report
+    from raysearch.fidelity.validation.error_figures import error_report, not_checked
     from sim.config.catalog import load_calibrated, load_machine
 
     if not data.is_dir():
@@ -80,7 +80,7 @@ def validate(
         for name, compare in _comparisons(data, loaded, machine, held_out=held_out).items():
             tell(name)
             comparison = compare()
-            result[name] = not_checked("no such file") if comparison is None else report(comparison)
+            result[name] = not_checked("no such file") if comparison is None else error_report(comparison)
             if out is not None and comparison is not None and result[name]["rows"]:
                 from raysearch.fidelity.validation.plots import plot_comparison
 

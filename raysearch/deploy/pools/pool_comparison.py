@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sim.pools.best_pools import OnePool, best_one_pool, pools
+from sim.pools.best_pools import OnePool, best_one_pool, separate_pools
 from sim.pools.matching import Limits, Matched
 from sim.pools.resharding import Host, Resharded
 from sim.pools.traffic import Traffic
@@ -65,7 +65,7 @@ def compare_pools(
 ) -> list[PoolComparison]:
     """The best of each way under each of some limits; what does not depend on them is worked out once."""
     widest = replace(case.workload, max_gpus=max(each.gpus for each in limits))
-    apart = pools(widest, case.traffic, hidden=case.hidden, progress=progress)
+    apart = separate_pools(widest, case.traffic, hidden=case.hidden, progress=progress)
     found: list[PoolComparison] = []
     for number, each in enumerate(limits, 1):
         progress(f"limits {number} of {len(limits)}")

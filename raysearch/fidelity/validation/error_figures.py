@@ -49,7 +49,7 @@ class Comparison:
     extra: JsonObject = field(default_factory=dict)
 
 
-def report(comparison: Comparison) -> JsonObject:
+def error_report(comparison: Comparison) -> JsonObject:
     """A family in JSON: its figures, and those of every group."""
     every = np.arange(len(comparison.measured))
     whole = _part(comparison, every)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.pools.best_pools import Pools, pools
+from sim.pools.best_pools import Pools, separate_pools
 from sim.pools.traffic import Traffic, TrafficKind
 from sim.workload import Workload
 from tests.questions import question_about
@@ -25,4 +25,4 @@ def served() -> Workload:
 @pytest.fixture(scope="package")
 def both(served: Workload) -> Pools:
     """Its two pools."""
-    return pools(served, TRAFFIC)
+    return separate_pools(served, TRAFFIC)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sim.optimum.spaces import joint_space, space_of
-from sim.pools.best_pools import Pools, pools
+from sim.pools.best_pools import Pools, separate_pools
 from sim.pools.candidates import replicas
 from sim.pools.handover import Link, request_cache_bytes, sharers
 from sim.pools.matching import Limits, Matched
@@ -62,7 +62,7 @@ def by_brute_force(workload: Workload, limits: Limits, free: bool) -> tuple[floa
 @pytest.mark.parametrize("limits", [TIGHT, LOOSE, Limits(3, 0.02, 1.0)], ids=["tight", "loose", "few GPUs"])
 @pytest.mark.parametrize("free", [False, True], ids=["priced", "free"])
 def test_the_best_pair_is_that_of_brute_force(served: Workload, limits: Limits, free: bool) -> None:
-    found = pools(served, TRAFFIC, free_transfer=free).best(limits)
+    found = separate_pools(served, TRAFFIC, free_transfer=free).best(limits)
     rate, gpus = by_brute_force(served, limits, free)
     assert found is not None
     assert found.requests_per_s == pytest.approx(rate, rel=1e-9)
@@ -114,7 +114,7 @@ def test_more_gpus_and_more_time_never_hurt(both: Pools) -> None:
 
 
 def test_without_transfer_and_on_endless_gpus_the_rates_add_up_harmonically(served: Workload) -> None:
-    free = pools(served, TRAFFIC, free_transfer=True)
+    free = separate_pools(served, TRAFFIC, free_transfer=True)
     prefill, decode = (max(each.requests_per_s / each.gpus for each in side) for side in (free.prefills, free.decodes))
     found = free.best(Limits(2000, math.inf, math.inf))
     assert found is not None
