@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from envs.actions import Action, ActionLike, Actions, Factored, doublings, is_long
 from sim.batched import Strategies
+from sim.config.files import CatalogError
 from sim.layers.dims import spread_choices
 from sim.optimum.spaces import Coordinate, space_of
 from sim.strategy import Strategy
@@ -45,7 +46,7 @@ class StrategySpace:
     def __init__(self, workload: Workload, *, fixed_dims: tuple[int, ...] | None = None) -> None:
         space = space_of(workload)
         if space.vocabulary:
-            raise ValueError(
+            raise CatalogError(
                 f"{workload.name}: the generated space is solved exactly (raysearch optimum), not searched; search "
                 "'extended', which has all of it but the choices of embedding and LM head"
             )

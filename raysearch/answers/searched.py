@@ -101,8 +101,9 @@ class SearchResult(Result):
         if resume and out is None:
             raise InputError("--resume needs --out: the folder of the search to continue")
         check_options(searcher, {})
+        space = searched_space(workload, simulator, searcher)  # refused before anything is computed
         if budget is None:
-            budget = run_budget(searcher, searched_space(workload, simulator, searcher), _DEFAULT_BUDGET)
+            budget = run_budget(searcher, space, _DEFAULT_BUDGET)
         folder = results_folder(out, run_name(workload.name, searcher, seed))
         with claimed(folder, resume=resume):
             before = _begun(folder, trust_code) if resume else None

@@ -132,7 +132,10 @@ class Damaged(InputError):
     """
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what}; bring it back from a copy, make it again with --resume, or use another folder")
+        super().__init__(
+            f"{what}; bring it back from a copy, make it again (with --resume, if it is of a study, search or tuning), "
+            "or use another folder"
+        )
         self.what = what
 
 

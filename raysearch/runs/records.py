@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -45,6 +45,10 @@ def run_name(workload: str, searcher: str, seed: int) -> str:
     return f"{workload}-{searcher.replace(':', '.')}-s{seed}"
 
 
+_NOTHING_ELSE = ConfigDict(extra="forbid")
+"""Of specs: what a newer version's says beside could not be left out without making another run of it."""
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """What makes a run: equal specs give equal calls.
@@ -68,6 +72,8 @@ class RunSpec:
         described: Further fields of a `sim.config.question.Question`: with a model among them they describe the
             workload, else they replace keys of its file.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _NOTHING_ELSE
 
     workload: str
     searcher: str
@@ -168,6 +174,7 @@ class StoredStrategy(Record):
     dims: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_CHOICES)]], Field(max_length=4096)]
     cp: Degree = 1
     dp: Degree | None = None
+    vocabulary: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_CHOICES)]], Field(max_length=3)] = []
 
 
 class RunHead(Record):

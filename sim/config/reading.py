@@ -54,9 +54,10 @@ def opened(path: Path) -> Generator[BufferedReader]:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError as error:  # a name with a null byte
         raise Unreadable(f"its name is none: {error}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Unreadable("it is no regular file")
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise Unreadable("it is no regular file")
         yield file
 
 

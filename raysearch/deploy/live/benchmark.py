@@ -32,6 +32,7 @@ from raysearch.processes.marked import end_marked, mark_of, marked, marking
 from raysearch.simulators.measurement import Measurement, as_evaluation
 from raysearch.simulators.plugin import load_function
 from sim.config.files import did_you_mean
+from sim.config.reading import Unreadable, parse_object
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -189,15 +190,14 @@ def of_command(
         finally:
             end_all()
         lines = [line for line in output.splitlines() if line.strip()]
-        last = lines[-1].decode(errors="replace") if lines else "nothing"
+        last = lines[-1] if lines else b"nothing"
         try:
             if len(last) >= LONGEST_ANSWER_BYTES:
-                raise ValueError("too long")
-            answer = json.loads(last)
-        except (ValueError, RecursionError) as error:
-            raise RunFailed(
-                f"the command must print a JSON object on its last line, got {brief(last)[:_SHOWN_BYTES]!r}"
-            ) from error
+                raise Unreadable("it is too long")
+            answer = parse_object(last)  # as `--resume` reads what is kept of it
+        except Unreadable as error:
+            shown = brief(last.decode(errors="replace"))[:_SHOWN_BYTES]
+            raise RunFailed(f"the command must print a JSON object on its last line, got {shown!r}: {error}") from error
         return checked_benchmark(answer, workload, strategy)
 
     return measure
@@ -276,9 +276,12 @@ def checked_benchmark(answer: Any, workload: Workload, strategy: Strategy) -> Me
             if unknown := [key for key in answer if key not in _KEYS]:
                 raise RunFailed(f"the benchmark's answer has {unknown[0]!r}; {did_you_mean(str(unknown[0]), _KEYS)}")
             answer = Measurement(**answer)
+        if not isinstance(answer.unsupported, str | None):
+            raise ValueError(f"expected `unsupported` to be text, got {brief(repr(answer.unsupported))}")
         as_evaluation(workload, strategy, answer)
-        if answer.unsupported:
-            return Measurement(unsupported=answer.unsupported, excess=float(answer.excess))
+        if answer.unsupported:  # half characters, which no file can hold, become question marks
+            reason = answer.unsupported.encode(errors="replace").decode()
+            return Measurement(unsupported=reason, excess=float(answer.excess))
         if not answer.tokens_per_s_per_gpu > 0:
             raise ValueError("expected tokens_per_s_per_gpu above 0, or `unsupported` and why")
         return Measurement(  # plain: of NumPy's numbers, and of long integers

@@ -22,7 +22,7 @@ from raysearch.deploy.live.benchmark import Benchmark, checked_benchmark
 from raysearch.deploy.live.decide import Decider, Decision, Measured
 from raysearch.deploy.live.deployment_candidates import Candidates
 from raysearch.simulators.measurement import Measurement
-from sim.config.reading import parse_object
+from sim.config.reading import Unreadable, opened, parse_object
 from sim.json_object import JsonObject
 from sim.strategy import Strategy
 
@@ -181,7 +181,14 @@ def verify_tuning(path: Path) -> int:
     """
     _begun(path)
     try:
-        return follow(path / ROWS_FILE).lines
+        found = follow(path / ROWS_FILE)
+        with opened(path / ROWS_FILE) as rows:
+            for number, line in enumerate(rows, start=1):
+                try:
+                    parse_object(line)
+                except Unreadable as error:
+                    raise Damaged(f"{path / ROWS_FILE} is damaged: line {number} is no measurement: {error}") from error
+        return found.lines
     except FileNotFoundError:
         return 0
     except DamagedRows as error:

@@ -208,10 +208,13 @@ def quoted(statement: str) -> str:
         ("sleep 30 & exec >&- 2>&-; sleep 30", "more than 2 s"),
         ("""echo '{"tokens_per_s": 3}'""", "did you mean"),
         ("echo '{}'", "above 0"),
-        ("echo 7", "expected a raysearch.simulators.Measurement"),
+        ("echo 7", "JSON object"),
+        ("""echo '{"tpot_s": 1, "tpot_s": 2}'""", "JSON object"),
+        ("""echo '{"unsupported": "\\ud800"}'""", "JSON object"),
+        ("""echo '{"unsupported": 5}'""", "expected `unsupported` to be text, got 5"),
         ("""echo '{"unsupported": {"a": 7}}'""", "cannot be used"),
         (quoted("print('[' * 100_000)"), "JSON object"),
-        (quoted("""print('{"tokens_per_s_per_gpu": 1' + '0' * 4000 + '}')"""), "cannot be used: OverflowError"),
+        (quoted("""print('{"tokens_per_s_per_gpu": 1' + '0' * 4000 + '}')"""), "JSON object"),
         (quoted("""print('{"unsupported": "' + 'x' * 2_000_000 + '"}')"""), "JSON object"),
         (quoted("while True: print('x' * 100_000)"), "more than 2 s"),
         (quoted("""sys.stdout.write('{"tokens_per_s_per_gpu": 7')"""), "JSON object"),
@@ -244,6 +247,15 @@ def test_a_figure_of_any_kind_of_number_is_kept_and_decided_on(tmp_path: Path, f
 
     assert list(tune(candidates, Settings(), measure, folder.begin(), 2))
     assert {each.measurement.tokens_per_s_per_gpu for each in folder.resume()} == {float(figure)}
+
+
+def test_half_a_character_in_an_answer_is_kept_as_a_question_mark(tmp_path: Path) -> None:
+    workload = question_about("llama_3_1_8b", isl=100, osl=10).load()
+    candidates = candidates_of(heuristic_space(workload, sequence_parallel=False))
+    folder = Folder(tmp_path, candidates, Settings())
+    folder.begin()
+    folder.keep(0, checked_benchmark({"unsupported": "no \ud800"}, workload, candidates.strategies[0]))
+    assert [each.measurement.unsupported for each in folder.resume()] == ["no ?"]
 
 
 def test_only_the_last_line_counts_whatever_was_printed_before_and_whoever_still_prints() -> None:
