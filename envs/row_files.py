@@ -15,7 +15,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write: Given the temporary path, writes all of it there.
 
     Raises:
-        OSError: It cannot be written; what was at `path` is still there.
+        OSError: It cannot be written, and names a file; what was at `path` is still there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Several processes, of several hosts perhaps, may write the same file.
@@ -25,6 +25,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk is said without a name
+            error.filename = str(path)
         raise

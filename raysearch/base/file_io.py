@@ -44,7 +44,11 @@ def png_of(figure: Figure, dpi: int = 150) -> bytes:
 
 def write_json(path: Path, value: JsonFields) -> None:
     """Writes a JSON object; see `envs.row_files.write_atomically`."""
-    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+    write_bytes(path, _json_bytes(value))
+
+
+def _json_bytes(value: JsonFields) -> bytes:
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
 def write_together(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -89,7 +93,12 @@ LARGEST_RECORD_BYTES = 32 * 1024**2
 
 def write_record(path: Path, value: JsonFields) -> None:
     """Writes a JSON object behind whose back nobody changes anything: `read_record` notices."""
-    write_json(path, {**value, SEAL: _seal(value)})
+    write_bytes(path, record_bytes(value))
+
+
+def record_bytes(value: JsonFields) -> bytes:
+    """What `write_record` writes."""
+    return _json_bytes({**value, SEAL: _seal(value)})
 
 
 def read_record(path: Path, schema: type[BaseModel], *, sealed: bool = True) -> JsonObject:

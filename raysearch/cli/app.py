@@ -120,7 +120,8 @@ def run_command() -> int:
 
 def _fail(message: object, code: int) -> int:
     if text := str(message):  # none: the reader of a pipe has gone, or help was shown instead
-        print(f"error: {text}", file=sys.stderr)
+        plain = (each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+        print(f"error: {''.join(plain)}", file=sys.stderr)  # a name may hold what terminals obey
     return code
 
 

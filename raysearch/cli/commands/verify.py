@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from raysearch.base.errors import RunFailed
 from raysearch.cli.commands.options import JsonOption, ResultsArgument, print_json
 
@@ -18,6 +20,15 @@ def verify_results(
     Examples:
       raysearch verify results/smoke
     """
+    from raysearch.base.file_io import Damaged
+
+    try:
+        _verify(directory, as_json)
+    except Damaged as damage:
+        raise RunFailed(str(damage)) from damage
+
+
+def _verify(directory: Path, as_json: bool) -> None:
     from raysearch.deploy.export.source import verified_answers
     from raysearch.deploy.live.session import is_tuning, verify_tuning
     from raysearch.studies.results import verify

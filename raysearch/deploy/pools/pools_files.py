@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from raysearch.base.file_io import degrees_text, png_of, write_bytes, write_record
+from raysearch.base.file_io import degrees_text, png_of, record_bytes, write_together
 from raysearch.deploy.export.pool_services import POOLS_FILE
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.recommend.recommendation_files import option_figures
@@ -116,16 +116,15 @@ def rows(found: Sequence[PoolComparison]) -> list[tuple[Any, ...]]:
 
 def write_answers(found: Sequence[PoolComparison], question: Question, folder: Path) -> JsonObject:
     """Writes pools.json, pools.csv and, of several answers, pools.png; what the first holds."""
-    folder.mkdir(parents=True, exist_ok=True)
     content = answers_dict(found, question)
-    write_record(folder / POOLS_FILE, content)
     table = io.StringIO()
     csv.writer(table).writerows([COLUMNS, *rows(found)])
-    write_bytes(folder / "pools.csv", table.getvalue().encode())
+    files = {POOLS_FILE: record_bytes(content), "pools.csv": table.getvalue().encode()}
     if len(found) > 1:
         from raysearch.deploy.pools.pools_plot import pools_figure
 
-        write_bytes(folder / "pools.png", png_of(pools_figure(found)))
+        files["pools.png"] = png_of(pools_figure(found))
+    write_together(folder, files)
     return content
 
 

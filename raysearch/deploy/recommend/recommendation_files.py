@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import re
-import shutil
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from raysearch.base.file_io import png_of, strategy_dict, write_bytes, write_record, write_together
+from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
@@ -154,42 +154,52 @@ def pareto_rows(answer: Recommendation) -> list[JsonObject]:
 
 
 def write_recommendation(answer: Recommendation, folder: Path) -> JsonObject:
-    """Writes the files of an answer; what recommendation.json holds."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _clear(folder)
+    """Writes the files of an answer, all or none; what recommendation.json holds.
+
+    What an answer that was written there before has beside them goes: commands of another demand would start it.
+    """
     content = recommendation_dict(answer)
-    write_record(folder / RECOMMENDATION_FILE, content)
     table = io.StringIO()
     writer = csv.writer(table)
     writer.writerow(_PARETO)
     writer.writerows(row.values() for row in pareto_rows(answer))
-    write_bytes(folder / "pareto.csv", table.getvalue().encode())
+    files = {RECOMMENDATION_FILE: record_bytes(content), "pareto.csv": table.getvalue().encode(), **_commands(answer)}
     if answer.front:
         from raysearch.deploy.recommend.front_plot import front_figure
 
-        write_bytes(folder / "pareto.png", png_of(front_figure(answer)))
-    _write_commands(answer, folder)
+        files["pareto.png"] = png_of(front_figure(answer))
+    folders = _option_folders(folder)
+    former = {str(each.relative_to(folder)) for own in folders for each in own.rglob("*") if not each.is_dir()}
+    if (folder / RECOMMENDATION_FILE).is_file():
+        former.add("pareto.png")
+    write_together(folder, files)
+    for name in former - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    for own in folders:
+        with suppress(OSError):  # it is in use again, or somebody else's files lie there
+            own.rmdir()
     return content
 
 
 _OF_OPTIONS = re.compile(r"best|alternative\d+")
 
 
-def _clear(folder: Path) -> None:
-    """Takes away what an answer that was written here before had: commands of another demand would start it."""
+def _option_folders(folder: Path) -> list[Path]:
+    """Those of an answer that was written before."""
     if not (folder / RECOMMENDATION_FILE).is_file():
-        return
-    (folder / "pareto.png").unlink(missing_ok=True)
-    for each in folder.iterdir():
-        if _OF_OPTIONS.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each)
+        return []
+    return [
+        each
+        for each in folder.iterdir()
+        if _OF_OPTIONS.fullmatch(each.name) and each.is_dir() and not each.is_symlink()
+    ]
 
 
 _TARGETS = {"megatron_core": "megatron"}
 
 
-def _write_commands(answer: Recommendation, folder: Path) -> None:
-    """How to start each option, where its engine has an exporter."""
+def _commands(answer: Recommendation) -> dict[str, bytes]:
+    """How to start each option, where its engine has an exporter: files by path."""
     from raysearch.deploy.export.deployment import Deployment
     from raysearch.deploy.export.formats import exporter, exporter_names
     from raysearch.deploy.export.models import repository
@@ -198,12 +208,14 @@ def _write_commands(answer: Recommendation, folder: Path) -> None:
     weights = repository(workload, answer.demand.question.model if answer.demand.question else None)
     target = _TARGETS.get(workload.space, workload.space)
     if target not in exporter_names():
-        return
+        return {}
+    found: dict[str, bytes] = {}
     for number, option in enumerate(answer.options):
-        own = folder / ("best" if number == 0 else f"alternative{number}")
+        own = "best" if number == 0 else f"alternative{number}"
         try:
             deployment = Deployment(workload, option.evaluation.strategy, weights, option.fleet.replicas)
             files = exporter(target)(deployment).all_files
         except ValueError as error:
             files = {"not_exported.txt": f"{target} cannot run it: {error}\n"}
-        write_together(own, {name: text.encode() for name, text in files.items()})
+        found |= {f"{own}/{name}": text.encode() for name, text in files.items()}
+    return found

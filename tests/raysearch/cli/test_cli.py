@@ -421,3 +421,12 @@ def test_a_folder_may_have_any_name(raysearch: Command, tiny_workload: Path, tmp
     shown = raysearch("search", "-w", tiny_workload, "-s", "random", "-b", "20", "--out", folder)
     assert shown.returncode == 0
     assert f"[/foo] :100: [red]{os.sep}curve.png" in shown.stdout.replace("\n", "")
+
+
+def test_what_a_terminal_would_obey_in_a_name_is_written_out(raysearch: Command) -> None:
+    refused = raysearch(
+        "evaluate", "--model", "\x1b[31mred\x07", "--isl", "10", "--osl", "1", "--tp", "1", "--batch", "1"
+    )
+    assert refused.returncode == 2
+    assert "\x1b" not in refused.stderr
+    assert r"\x1b[31mred\x07" in refused.stderr

@@ -128,7 +128,7 @@ def test_measurements_that_were_changed_are_put_aside_and_made_again(
         others = []
     rows.write_text("".join([first, *([] if damage == "lost" else [changed]), *others]))
     if damage != "forged":
-        with pytest.raises(InputError, match="line 2 is damaged"):
+        with pytest.raises(RunFailed, match="line 2 is damaged"):
             verified(tmp_path / "out")
     assert run(*command, "--resume") == whole
     assert "1 measurements before it are kept" in caplog.text

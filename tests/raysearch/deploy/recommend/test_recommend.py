@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -369,6 +370,18 @@ def test_a_folder_holds_what_starts_the_last_answer_and_nothing_of_those_before(
     assert not (tmp_path / "alternative9").exists()
     llama(1, "--tpot-ms", "0.01", "--out", str(tmp_path), code=3)
     assert {each.name for each in tmp_path.iterdir()} == {"mine.txt", "recommendation.json", "pareto.csv"}
+
+
+def test_where_not_all_of_an_answer_can_be_written_nothing_is(tmp_path: Path) -> None:
+    words = ("--gpus", "1", "--isl", "1000", "--osl", "100", "--tpot-ms", "8", "--out", str(tmp_path / "out"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as a disk that gets full
+    try:
+        with pytest.raises(OSError, match=r"recommendation\.json"):
+            RUNNER.invoke(app, ["recommend", "--model", "llama_3_1_8b", *words], catch_exceptions=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_is_written_though_nobody_reads_what_is_printed(
