@@ -170,7 +170,7 @@ def test_a_command_that_is_paused_as_a_whole_goes_on() -> None:
 
 @pytest.mark.parametrize("victim", ["watcher", "keeper", "group"])
 def test_whichever_is_killed_nothing_that_was_started_is_left(victim: str) -> None:
-    process = start_child(SAY, TOLD, ORPHAN, "time.sleep(600)")
+    process = start_child(TOLD, ORPHAN, SAY, "time.sleep(600)")
     assert process.stdout is not None
     process.stdout.readline()
     started = list(descendants(process.pid))
