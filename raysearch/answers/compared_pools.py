@@ -45,12 +45,12 @@ class PoolsResult(Result):
         cls,
         question: Question,
         *,
-        mix: Sequence[tuple[int, int, float]] | None = None,
-        requests_per_s: float | None = None,
-        sweep: Mapping[str, Sequence[float]] | None = None,
-        kv_hidden: float = 0.0,
-        host: Host | None = None,
-        progress: Callable[[str], None] = lambda _: None,
+        mix: Sequence[tuple[int, int, float]] | None,
+        requests_per_s: float | None,
+        sweep: Mapping[str, Sequence[float]] | None,
+        kv_hidden: float,
+        host: Host,
+        progress: Callable[[str], None],
     ) -> PoolsResult:
         """Answers a question; see `raysearch.api.pools`."""
         sweep = sweep or {}
@@ -77,7 +77,7 @@ class PoolsResult(Result):
             for load in sweep.get("requests_per_s", [requests_per_s])
         ]
         unlimited = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
-        case = Case(unlimited, mixes[0], limits[0], kv_hidden, host or Host())
+        case = Case(unlimited, mixes[0], limits[0], kv_hidden, host)
         return cls(question, along_traffic(case, mixes, limits, progress))
 
     @property

@@ -46,12 +46,12 @@ class PlacementResult(Result):
         cls,
         fleet: str | Path,
         *,
-        gpus: int | None = None,
-        rate: float = 1.0,
-        cv: float | None = None,
-        requests: int = 1000,
-        seeds: int = 10,
-        progress: PlanProgress = no_progress,
+        gpus: int | None,
+        rate: float,
+        cv: float | None,
+        requests: int,
+        seeds: int,
+        progress: PlanProgress,
     ) -> PlacementResult:
         """Places a fleet; see `raysearch.api.place`."""
         loaded = load_fleet(str(fleet), **({} if gpus is None else {"gpus": gpus}))

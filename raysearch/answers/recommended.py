@@ -38,11 +38,11 @@ class RecommendationResult(Result):
         cls,
         question: Question,
         *,
-        requests_per_s: float | None = None,
-        concurrency: int | None = None,
-        price: float | None = None,
-        top: int = 5,
-        progress: Callable[[str], None] = lambda _: None,
+        requests_per_s: float | None,
+        concurrency: int | None,
+        price: float | None,
+        top: int,
+        progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
     ) -> RecommendationResult:
         """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`."""

@@ -83,21 +83,21 @@ class SearchResult(Result):
         question: Question,
         searcher: str,
         *,
-        seed: int = 0,
-        budget: int | None = None,
-        simulator: str | None = None,
-        workers: int | None = None,
-        patience: Patience | None = None,
-        on_failure: OnFailure = "stop",
-        out: Path | None = None,
-        resume: bool = False,
-        trust_code: bool = False,
+        seed: int,
+        budget: int | None,
+        simulator: str | None,
+        workers: int | None,
+        patience: Patience,
+        on_failure: OnFailure,
+        out: Path | None,
+        resume: bool,
+        trust_code: bool,
         begun: Callable[[Path], None] = lambda _: None,
         bars: Bars = no_bars,
         bar: RunBar = no_bar,
     ) -> SearchResult:
         """Searches, or goes on; see `raysearch.api.search`. `begun` is called when the folder can be gone on with."""
-        workload, patience = question.load(), patience or Patience()
+        workload = question.load()
         if resume and out is None:
             raise InputError("--resume needs --out: the folder of the search to continue")
         check_options(searcher, {})

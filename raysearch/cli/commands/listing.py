@@ -52,8 +52,8 @@ def list_configurations(as_json: JsonOption = False) -> None:
             kind: {name: asdict(each) for name, each in of_kind.items()}
             for kind, of_kind in (("hardware", machines), ("models", models))
         }
-        told = {"engines": list(engines), "searchers": list(searchers), "exports": list(exports), "plugins": plugins}
-        print_json({**names, **told, "facts": facts})
+        plugged = {"engines": list(engines), "searchers": list(searchers), "exports": list(exports), "plugins": plugins}
+        print_json({**names, **plugged, "facts": facts})
         return
     from raysearch.base.rich_tables import plain_table, printer
 

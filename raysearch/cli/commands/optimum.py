@@ -80,8 +80,8 @@ def _replay(workload: Workload, path: Path, *, as_json: bool) -> None:
         certificate, tried = check_certificate(path, workload, progress)
     if as_json:
         strategy = strategy_dict(certificate.strategy) if certificate.strategy else None
-        told = {"strategy": strategy, "tokens_per_s_per_gpu": certificate.reached, "ranges": len(certificate.leaves)}
-        print_json({"workload": workload.name, **told, "evaluated": tried})
+        shown = {"strategy": strategy, "tokens_per_s_per_gpu": certificate.reached, "ranges": len(certificate.leaves)}
+        print_json({"workload": workload.name, **shown, "evaluated": tried})
         return
     best = degrees_text(certificate.strategy) if certificate.strategy else "nothing feasible"
     print(

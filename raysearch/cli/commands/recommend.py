@@ -79,10 +79,10 @@ def recommend(
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=(lambda _: None) if as_json else shown,
     )
-    told = write_recommendation(found.answer, out) if out is not None else found.to_dict()
+    content = write_recommendation(found.answer, out) if out is not None else found.to_dict()
     other = _recommended_by_aisimulate(found.answer.demand) if compare_with else None
     if as_json:
-        print_json({**told, "compare_with": other} if compare_with else told)
+        print_json({**content, "compare_with": other} if compare_with else content)
     else:
         print_blocks(rest_blocks(found.answer))
         if out is not None:

@@ -126,13 +126,13 @@ def _print(result: Mapping[str, JsonFields], pictures: list[Path]) -> None:
     serving = result["endtoend_ttft_tpot"]
     if serving["rows"]:
         console.print(_serving_lines(serving))
-    for line in _told(result):
+    for line in _lines(result):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for path in pictures:
         console.print(f"wrote {path}")
 
 
-def _told(result: Mapping[str, JsonFields]) -> Iterator[str]:
+def _lines(result: Mapping[str, JsonFields]) -> Iterator[str]:
     """What was not predicted and what was read otherwise than stated, a line per reason."""
     serving = result["endtoend_ttft_tpot"]
     parts = dict(result)

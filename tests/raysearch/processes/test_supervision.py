@@ -131,7 +131,7 @@ AGAIN = "if '--resume' in sys.argv: return 0"
 
 @pytest.mark.parametrize("victim", ["keeper", "command"])
 def test_a_command_that_is_stopped_is_told_of_and_begun_anew(victim: str) -> None:
-    process = start_child(SAY, AGAIN, TOLD, ORPHAN, "time.sleep(600)")
+    process = start_child(TOLD, SAY, AGAIN, ORPHAN, "time.sleep(600)")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready study\n"
     started = list(descendants(process.pid))
