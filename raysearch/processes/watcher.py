@@ -11,7 +11,6 @@ ends the rest. The child sends a beat every few seconds; where none comes it cou
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
@@ -27,6 +26,7 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from raysearch.base.errors import FAILURE, INPUT_ERROR, NOTHING_FEASIBLE, STOPS
+from raysearch.processes.descendants import adopt_orphans, die_with_parent, end_descendants, reap
 
 GRACE_S = 6.0
 """[assumed] For a command that was stopped to print what it kept; then it is ended. Every row is on disk already."""
@@ -40,7 +40,6 @@ WATCHER_SILENT_S = 50.0
 """[assumed] A child without a beat for so long is stopped or hangs; loading a large library holds Python for long.
 Counted in looks, not by a clock: whoever pauses all of us, by Ctrl-Z or a scheduler, lets no time pass."""
 _LOOK_S = 0.05
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _BEAT = ""
 
 _terminals = [stream for stream in (1, 2) if os.isatty(stream)]  # asked now: one that went away says no
@@ -59,7 +58,7 @@ def supervised(run: Callable[[], int]) -> int:
     """
     global _watcher
     _watcher = os.getpid()
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     stops = _Stops()
     end, going_on, anew = _End(START_ANEW), resumed_with(), False
     for _ in range(MOST_STARTS):
@@ -177,13 +176,6 @@ def let_go_of_terminal() -> None:
     os.close(nowhere)
 
 
-def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends, however that ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has gone already
-        os._exit(1)
-
-
 class _Stops:
     """The first signal that asked to stop. Further ones change nothing."""
 
@@ -228,7 +220,7 @@ def _watch(run: Callable[[], int], stops: _Stops) -> _End:
     finally:
         stops.child = None
         os.close(read)
-        _end_descendants()
+        end_descendants()
         _remove_private()
 
 
@@ -257,7 +249,7 @@ def _hear_out(keeper: int, ear: _Ear, stops: _Stops) -> _End:
         if silent or (stops.signum is not None and time.monotonic() - stops.came_at_s > GRACE_S):
             with suppress(ProcessLookupError):
                 os.kill(keeper, signal.SIGKILL)
-        _reap(keeper)
+        reap(keeper)
         time.sleep(_LOOK_S)
 
 
@@ -306,7 +298,7 @@ def _keep(run: Callable[[], int], watcher: int, write: int) -> NoReturn:
     """
     group, keeper = os.getpgrp(), os.getpid()
     os.setpgid(0, 0)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     child = os.fork()
     if child == 0:
         with suppress(PermissionError):  # the group has gone: so has the watcher
@@ -319,10 +311,10 @@ def _keep(run: Callable[[], int], watcher: int, write: int) -> NoReturn:
     while not ended and os.getppid() == watcher:
         time.sleep(_LOOK_S)
         ended, status = _waited_for(child)
-        _reap(child)
+        reap(child)
     for which in STOPS:
         signal.signal(which, signal.SIG_IGN)  # the child, whose pid may be another's by now, is not told any more
-    _end_descendants()
+    end_descendants()
     _remove_private()
     if ended:
         with suppress(OSError):
@@ -354,33 +346,3 @@ def _beat() -> None:
         while True:
             _say(_BEAT)
             time.sleep(WATCHER_BEAT_S)
-
-
-def _reap(child: int) -> None:
-    """Lets go of adopted processes that have ended, but not of the child, whose exit code is wanted."""
-    for pid in _children():
-        if pid != child:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-
-
-def _end_descendants() -> None:
-    """Kills all that is left below: orphans are ours, and so are theirs once those are gone."""
-    while children := _children():
-        for pid in children:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in children:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:  # a kernel without it
-        return []
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

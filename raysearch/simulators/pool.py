@@ -7,11 +7,14 @@ asks and never on which worker was faster. A worker that hangs or dies is replac
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from envs.strategy_env import SimulatorError, failure_text
 from raysearch.base.errors import InputError
@@ -47,8 +50,11 @@ class SimulatorWorker:
         self._simulate = load_simulator(simulator)
         self._workload = workload
 
-    def evaluate(self, strategy: Strategy) -> Evaluation | _Failure:
-        """What the black box says, or what went wrong: an error of its own may not survive the way."""
+    def evaluate(self, strategy: Strategy, _after: object) -> Evaluation | _Failure:
+        """What the black box says, or what went wrong: an error of its own may not survive the way.
+
+        Ray sends it once `_after` is known, so that a call which stops the process holds no other answer back.
+        """
         try:
             return self._simulate(self._workload, strategy)
         except InputError as error:
@@ -56,9 +62,16 @@ class SimulatorWorker:
         except BaseException as error:  # whatever code of others ends with
             return _Failure(failure_text(error))
 
-    def pid(self) -> int:
-        """Process id, for tests and for whoever looks for it in `ps`."""
-        return os.getpid()
+    def where(self) -> tuple[str, int]:
+        """Ray's node and the process's id."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+
+@ray.remote(num_cpus=0)
+def _end_process(pid: int) -> None:
+    """Kills a process of the node that this runs on."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +98,7 @@ class SimulatorPool:
         self._timeout_s = timeout_s
         self._workers: list[Any] = [None] * workers
         self._up: list[Any] = [None] * workers  # answered by a worker as soon as it is started, before any call
+        self._where: list[tuple[str, int] | None] = [None] * workers
         for worker in range(workers):
             self._start(worker)
         self._in_flight: dict[Strategy, _Call] = {}
@@ -128,16 +142,20 @@ class SimulatorPool:
 
     def _start(self, worker: int) -> None:
         self._workers[worker] = SimulatorWorker.remote(self._simulator, self._workload)
-        self._up[worker] = self._workers[worker].pid.remote()
+        self._up[worker] = self._workers[worker].where.remote()
+        self._where[worker] = None
 
     def _begin(self, strategy: Strategy, worker: int) -> _Call:
-        return _Call(worker, self._workers[worker].evaluate.remote(strategy))
+        return _Call(worker, self._workers[worker].evaluate.remote(strategy, self._up[worker]))
 
     def _collect(self, call: _Call) -> Evaluation:
         self._wait_for(call.worker)
         try:
             answer: Any = ray.get(call.answer, timeout=self._timeout_s)
         except GetTimeoutError as error:
+            if where := self._where[call.worker]:  # one that is stopped does not hear Ray, and keeps its CPU
+                node, pid = where
+                _end_process.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(pid)
             self._replace(call.worker)
             raise NoAnswer(f"no answer within {self._timeout_s:g} s") from error
         except RayTaskError as error:
@@ -151,17 +169,16 @@ class SimulatorPool:
 
     def _wait_for(self, worker: int) -> None:
         """Waits for a new worker, so that no answer's time counts its start."""
-        if self._up[worker] is None:
+        if self._where[worker]:
             return
         try:
-            ray.get(self._up[worker], timeout=START_TIMEOUT_S)
+            self._where[worker] = ray.get(self._up[worker], timeout=START_TIMEOUT_S)
         except GetTimeoutError as error:
             raise NoWorker(f"no worker started within {START_TIMEOUT_S:g} s: are there free CPUs?") from error
         except RayActorError as error:
             if "__init__" in str(error):  # the black box cannot even be loaded there
                 raise NoWorker(f"a worker cannot load {self._simulator}: {_last_line(error)}") from None
             # else it died over a call, which says so, too
-        self._up[worker] = None
 
     def _replace(self, worker: int) -> None:
         """Puts a new worker in place; what the old one had taken on is begun again when it is asked for."""

@@ -1,7 +1,7 @@
 """Runs a user's benchmark of one strategy: a Python function, or a shell command that prints JSON.
 
-Either is a process of its own, which is ended with all that it has started: where it takes too long, and a command
-where it is done.
+Either is a process of its own below a guard, which is ended with all that it has started: where it takes too long, a
+command where it is done, and where the tuning ends in whatever way.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import os
 import re
 import selectors
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import fields
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,6 +27,7 @@ from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import strategy_dict
 from raysearch.base.foreign import foreign
 from raysearch.processes.deadline import START_TIMEOUT_S, Deadline
+from raysearch.processes.guard import end_guarded, guarded
 from raysearch.processes.marked import end_marked, mark_of, marked, marking
 from raysearch.simulators.measurement import Measurement, as_evaluation
 from raysearch.simulators.plugin import load_function
@@ -115,9 +115,7 @@ class Hosted:
         ours, theirs = socketpair()
         with theirs:
             host = f"import sys; sys.path[:] = {sys.path!r}; from raysearch.deploy.live.benchmark import serve; serve()"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", host], stdin=theirs.fileno(), stdout=2, start_new_session=True
-            )
+            self._process = guarded([sys.executable, "-c", host], stdin=theirs.fileno(), stdout=2)
         self._host = Connection(ours.detach())
         self._host.send((self._name, self._workload))
         try:
@@ -132,8 +130,8 @@ class Hosted:
 
     def close(self) -> None:
         """Ends the process and all that it has started."""
+        end_guarded(self._process)
         self._end_all()
-        self._process.wait()
         self._host.close()
 
     def _answer(self, timeout_s: float) -> Any:
@@ -221,16 +219,13 @@ def filled(template: str, strategy: Strategy) -> str:
 def _run(command: str, timeout_s: float) -> bytes:
     """The end of what a command prints on stdout."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, shell=True, start_new_session=True, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
-    ) as process:
+    with guarded(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
         try:
             out, err = _listen(process, Deadline(timeout_s))
         except TimeoutError as error:
             raise RunFailed(f"the command took more than {timeout_s:g} s: {brief(command)}") from error
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_guarded(process)
     if process.returncode:
         words = brief((err.strip() or out.strip())[-_SHOWN_BYTES:].decode(errors="replace"))
         raise RunFailed(f"the command ended with exit code {process.returncode}: {brief(command)}: {words}")

@@ -61,6 +61,13 @@ def hangs(workload: Workload, strategy: Strategy) -> Measurement:
     return hilly(workload, strategy)
 
 
+def stops(workload: Workload, strategy: Strategy) -> Measurement:
+    """Stops its process over one batch."""
+    if strategy.batch == BAD_BATCH:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return hilly(workload, strategy)
+
+
 def dies(workload: Workload, strategy: Strategy) -> Measurement:
     """Takes its process with it over one batch."""
     if strategy.batch == BAD_BATCH:

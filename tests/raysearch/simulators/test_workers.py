@@ -123,7 +123,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(new_run: NewRun) -> None:
     run = new_run("hurt", "hilly", workers=2)
     run.advance(20)
     pool = run._simulator._source  # pyright: ignore[reportAttributeAccessIssue]
-    os.kill(ray.get(pool._workers[0].pid.remote()), signal.SIGKILL)
+    os.kill(ray.get(pool._workers[0].where.remote())[1], signal.SIGKILL)
     assert finished(run)["digest"] == whole["digest"]
     assert read_rows(run.out_dir)["call"].tolist() == list(range(1, 61))
 
@@ -138,6 +138,7 @@ def test_a_simulator_that_dies_once_per_strategy_is_asked_again(new_run: NewRun)
     ("box", "reason"),
     [
         ("hangs", "no answer within 2 s"),
+        ("stops", "no answer within 2 s"),
         ("dies", "process died"),
         ("raises", "ZeroDivisionError: no such batch"),
         ("nan", "finite tokens_per_s_per_gpu"),

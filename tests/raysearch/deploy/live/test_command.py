@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,9 @@ def measure(workload, strategy):
     made = len(calls.read_text()) if calls.exists() else 0
     stop = Path(__file__).with_name("stop")
     if stop.exists() and made == 1:
+        command = int(stop.read_text())
         stop.unlink()
-        os.kill(os.getppid(), signal.SIGINT)
+        os.kill(command, signal.SIGINT)
         time.sleep(600)
     calls.write_text("x" * (made + 1))
     found = evaluate(workload, strategy)
@@ -96,7 +98,7 @@ def test_an_interrupted_tuning_goes_on_as_if_nothing_had_been(
 ) -> None:
     whole = run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "whole"))
     (tmp_path / "calls").unlink()
-    (tmp_path / "stop").touch()
+    (tmp_path / "stop").write_text(str(os.getpid()))
     with pytest.raises(Interrupted, match="1 measurements, all kept"):
         run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"))
     with (tmp_path / "out" / ROWS_FILE).open("a") as file:
@@ -332,21 +334,28 @@ def test_going_on_reads_each_measurement_once(benchmark: str, tmp_path: Path, mo
     assert read == list(range(1, len(whole["measurements"]) + 1))
 
 
-ENGINE = "setsid sh -c 'echo $$ >> {folder}/pids; exec sleep 600' & sleep 600 & echo $$ >> {folder}/pids; wait"
+ENGINE = """
+for cleared in "env -i" ""; do
+    $cleared setsid sh -c 'echo $$ >> {folder}/pids; exec sleep 600' &
+done
+echo $$ >> {folder}/pids
+wait
+"""
 SERVER = """
 import os, subprocess
 from pathlib import Path
 
 def measure(workload, strategy):
-    engine = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    Path(__file__).with_name("pids").write_text(f"{os.getpid()} {engine.pid}")
-    engine.wait()
+    environments = ({"PATH": os.environ["PATH"]}, None)
+    engines = [subprocess.Popen(["sleep", "600"], start_new_session=True, env=each) for each in environments]
+    Path(__file__).with_name("pids").write_text(f"{os.getpid()} {engines[0].pid} {engines[1].pid}")
+    engines[0].wait()
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["command", "benchmark"])
-@pytest.mark.parametrize("victims", [1, 3])
+@pytest.mark.parametrize("victims", [1, 3, 4])
 def test_a_tuning_that_is_killed_takes_its_benchmark_along_or_is_not_gone_on_with_while_that_lives(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]], kind: str, victims: int
 ) -> None:
@@ -359,26 +368,29 @@ def test_a_tuning_that_is_killed_takes_its_benchmark_along_or_is_not_gone_on_wit
     words = ("tune-live", *WHAT, *given, "--out", tmp_path / "out")
     process = start(*words, cwd=tmp_path)
     pids = tmp_path / "pids"
-    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 3)
     benchmarks = [int(pid) for pid in pids.read_text().split()]
     (keeper,) = children(process.pid)
     (command,) = children(keeper)
-    for pid in (process.pid, keeper, command)[:victims]:
+    (guard,) = children(command)
+    killed = (process.pid, keeper, command, guard)[:victims]
+    for pid in killed:
         os.kill(pid, signal.SIGSTOP)  # so that none of them can do anything about it
-    for pid in (process.pid, keeper, command)[:victims]:
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
     process.wait()  # for the command alone: a benchmark that lives on has its stderr
-    if victims == 1:
-        wait_until(lambda: all(ended(pid) for pid in (*benchmarks, keeper, command)))
+    if victims < 4:
+        wait_until(lambda: all(ended(pid) for pid in (*benchmarks, keeper, command, guard)))
         return
-    assert not any(ended(pid) for pid in benchmarks)
+    wait_until(lambda: sum(ended(pid) for pid in benchmarks) == 1)  # what the guard itself has started
     resumed = start(*words, "--resume", cwd=tmp_path)
     _, said = resumed.communicate(timeout=100)
     assert resumed.returncode == 2
     (line,) = said.splitlines()
     assert "still runs; end it first: kill -9 " in line
-    for pid in map(int, line.rpartition("kill -9 ")[2].split()):
-        os.kill(pid, signal.SIGKILL)
+    for pid in (*map(int, line.rpartition("kill -9 ")[2].split()), *benchmarks):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     wait_until(lambda: all(ended(pid) for pid in benchmarks))
 
 
