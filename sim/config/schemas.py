@@ -17,11 +17,34 @@ from sim.serving.phases import phase_named
 from sim.workload import BatchGrid, DegreeTables, ExpertExchange, GroupChoices, PhaseName, Routing, SpaceName
 
 
+def _is_nothing(value: object) -> bool:
+    return not value
+
+
+def _is_one(value: object) -> bool:
+    return value == 1
+
+
+# What was added later is left out of digests where it is not given, so that older ones stay valid.
+Flag = Annotated[bool, Field(strict=True, exclude_if=_is_nothing)]
+MaybeWhole = Annotated[Whole, Field(exclude_if=_is_nothing)]
+
+
 class _LatentAttention(FileSchema):
     query_rank: Whole  # 0 without a query latent
     kv_rank: Count
     rope_dim: Count
     value_dim: Count
+    output_gate: Flag = False
+
+
+class _CompressedAttention(FileSchema):
+    query_rank: Count
+    rope_dim: Count
+    window: Count
+    output_groups: Count
+    output_rank: Count
+    ratio: Whole = 0  # tokens of a compressed key; 0 for the window alone
 
 
 class _LinearMixer(FileSchema):
@@ -31,20 +54,14 @@ class _LinearMixer(FileSchema):
     key_dim: Count
     value_dim: Count
     conv_kernel: Count = 4
+    full_gate: Flag = False
 
 
 class _Indexer(FileSchema):
-    heads: Count
-    head_dim: Count
+    heads: Whole  # 0 where a layer reads what an earlier one's picked
+    head_dim: Whole
     topk: Count
-
-
-def _is_zero(value: object) -> bool:
-    return value == 0
-
-
-def _is_none(value: object) -> bool:
-    return value is None
+    block: MaybeWhole = 0  # tokens that are picked together
 
 
 class _LayerFile(FileSchema):
@@ -59,6 +76,7 @@ class _LayerFile(FileSchema):
     sinks: Whole | None = None
     output_gate: Annotated[bool, Field(strict=True)] | None = None
     latent_attention: _LatentAttention | None = None
+    compressed_attention: Annotated[_CompressedAttention | None, Field(exclude_if=_is_nothing)] = None
     linear_mixer: _LinearMixer | None = None
     indexer: _Indexer | None = None
     ffn_hidden: Count | None = None
@@ -67,8 +85,8 @@ class _LayerFile(FileSchema):
     gated: Annotated[bool, Field(strict=True)] | None = None
     shared_experts: Whole | None = None  # each as wide as a routed one
     shared_ffn_hidden: Whole | None = None  # or how wide all of them are together
-    # The part that the layer is; both. Left out of digests where it is not given, so that older ones stay valid.
-    only: Annotated[Literal["mixer", "feed_forward"] | None, Field(exclude_if=_is_none)] = None
+    expert_latent: Annotated[Whole | None, Field(exclude_if=_is_nothing)] = None  # width that routed experts work in
+    only: Annotated[Literal["mixer", "feed_forward"] | None, Field(exclude_if=_is_nothing)] = None  # both parts
 
     def attention(self) -> mixers.Attention | None:
         """The layer's mixer; None where it is a feed-forward network alone. Raises: ValueError."""
@@ -84,10 +102,18 @@ class _LayerFile(FileSchema):
                 fields = f"key_heads ({self.linear_mixer.key_heads}) must divide heads ({self.linear_mixer.heads})"
                 raise ValueError(f"linear_mixer: {fields}")
             return mixers.LinearMixer(**self.linear_mixer.model_dump())
-        indexer = mixers.Indexer(**self.indexer.model_dump()) if self.indexer else None
+        indexer = self._indexer()
         heads, head_dim = _given("heads", self.heads), _given("head_dim", self.head_dim)
         if self.latent_attention is not None:
             return mixers.LatentAttention(heads, head_dim, **self.latent_attention.model_dump(), indexer=indexer)
+        if (compressed := self.compressed_attention) is not None:
+            if heads % compressed.output_groups:
+                raise ValueError(f"output_groups ({compressed.output_groups}) must divide heads ({heads})")
+            if compressed.rope_dim > head_dim:
+                raise ValueError(f"rope_dim ({compressed.rope_dim}) exceeds head_dim ({head_dim})")
+            if indexer and not compressed.ratio:
+                raise ValueError("an indexer picks among compressed keys: give ratio, the tokens of each")
+            return mixers.CompressedAttention(heads, head_dim, **compressed.model_dump(), indexer=indexer)
         kv_heads = _given("kv_heads", self.kv_heads)
         if heads % kv_heads:
             raise ValueError(f"kv_heads ({kv_heads}) must divide heads ({heads})")
@@ -105,6 +131,15 @@ class _LayerFile(FileSchema):
             indexer=indexer,
         )
 
+    def _indexer(self) -> mixers.Indexer | None:
+        if self.indexer is None:
+            return None
+        if not self.indexer.heads and (self.indexer.head_dim or self.compressed_attention):
+            raise ValueError("indexer: heads = 0 says that an earlier layer's picks are read: head_dim is 0 then, too")
+        if self.indexer.heads and not self.indexer.head_dim:
+            raise ValueError("indexer: lacks head_dim")
+        return mixers.Indexer(**self.indexer.model_dump())
+
     def _network(self) -> layers_model.FeedForward:
         ffn_hidden, gated = _given("ffn_hidden", self.ffn_hidden), bool(_given("gated", self.gated))
         experts, topk = _given("experts", self.experts), _given("experts_per_token", self.experts_per_token)
@@ -113,7 +148,9 @@ class _LayerFile(FileSchema):
         if self.shared_experts and self.shared_ffn_hidden:
             raise ValueError("give shared_experts, each as wide as the others, or shared_ffn_hidden, not both")
         shared = self.shared_ffn_hidden or (self.shared_experts or 0) * ffn_hidden
-        return layers_model.FeedForward(ffn_hidden, experts, topk, gated, shared)
+        return layers_model.FeedForward(
+            ffn_hidden, experts, topk, gated, shared, (self.expert_latent or 0) if experts > 1 else 0
+        )
 
 
 def _given(key: str, value: int | None) -> int:
@@ -133,9 +170,12 @@ class _GroupFile(_LayerFile):
         own = {key: getattr(self, key) for key in _LayerFile.model_fields if getattr(self, key) is not None}
         if own.get("experts") == 1:
             own = {"experts_per_token": 1, "shared_experts": 0, "shared_ffn_hidden": 0} | own
-        for one, other in (("shared_experts", "shared_ffn_hidden"), ("latent_attention", "linear_mixer")):
-            if one in own or other in own:  # a group's own says which of the two it is
-                own = {one: None, other: None} | own
+        for alternatives in (
+            ("shared_experts", "shared_ffn_hidden"),
+            ("latent_attention", "compressed_attention", "linear_mixer"),
+        ):
+            if any(each in own for each in alternatives):  # a group's own says which of them it is
+                own = dict.fromkeys(alternatives) | own
         return common.model_copy(update=own)
 
 
@@ -165,6 +205,8 @@ class ModelFile(_LayerFile):
     fp8_weights: Literal["fp8", "fp8_block"] = "fp8"  # the form in which its fp8 weights are published
     tied_embeddings: Annotated[bool, Field(strict=True)] = False
     mtp_layers: Whole = 0
+    residual_streams: Annotated[Count, Field(le=64, exclude_if=_is_one)] = 1  # hyper-connections
+    residual_blocks: MaybeWhole = 0  # layers after which attention residuals keep the stream; 0 for none
     # Of these no figure depends, and so no digest.
     context_tokens: Annotated[Count | None, Field(exclude=True)] = None  # prompt and answer of the longest request
     repositories: Annotated[_Repositories, Field(exclude=True)] = _Repositories()
@@ -234,6 +276,8 @@ class ModelFile(_LayerFile):
             expert_dtype=self.expert_dtype,
             tied_embeddings=self.tied_embeddings,
             mtp_layers=self.mtp_layers,
+            residual_streams=self.residual_streams,
+            residual_blocks=self.residual_blocks,
             published=layers_model.Published(
                 self.context_tokens,
                 cast("dict[Dtype, str]", self.repositories.model_dump(exclude_none=True)),
@@ -357,7 +401,7 @@ class WorkloadFile(FileSchema):
     expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
     chunk_tokens: Count | None = None  # prompts are computed whole
     # No prompt waits for those of other attention groups: left out of digests, so that those of older results hold.
-    prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=_is_zero)] = 0
+    prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=_is_nothing)] = 0
     speculation: _SpeculationTable | None = None  # one token per step
     precisions: _PrecisionsTable
     groups: GroupChoices = "shared"  # whether kinds of layers share the choices of their ops

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from sim.canonical import canonical
 from sim.layers.dims import dims_of, spread_choices
-from sim.layers.mixers import GroupedAttention
+from sim.layers.mixers import CompressedAttention, GroupedAttention, LinearMixer
 from sim.layers.model import Model
 from sim.prices.dtypes import FORMATS, Dtype
 from sim.prices.engine import MemoryPolicy
@@ -146,7 +146,7 @@ def dense_copies(workload: Workload, strategy: Strategy) -> Iterator[str]:
 
 
 def whole_heads(workload: Workload, strategy: Strategy) -> Iterator[str]:
-    """Every GPU of an attention group has the same number of heads, KV heads whole or repeated."""
+    """Every GPU of an attention group has the same number of heads, KV heads whole or repeated, groups whole."""
     model, tp = workload.model, strategy.tp * strategy.cp
     if model.heads % tp:
         yield f"tensor-parallel size {tp} does not divide {model.heads} attention heads"
@@ -154,6 +154,11 @@ def whole_heads(workload: Workload, strategy: Strategy) -> Iterator[str]:
     for kv_heads in sorted({attention.kv_heads for attention in _with_kv_heads(model)}):
         if kv_heads % tp and tp % kv_heads:
             yield f"tensor-parallel size {tp} neither divides {kv_heads} KV heads nor is a multiple of them"
+    for attention in dict.fromkeys(group.attention for group in model.groups):
+        if isinstance(attention, CompressedAttention) and attention.output_groups % tp:
+            yield f"tensor-parallel size {tp} does not divide {attention.output_groups} groups of output latents"
+        if isinstance(attention, LinearMixer) and attention.key_heads % tp and attention.key_heads > 1:
+            yield f"tensor-parallel size {tp} does not divide {attention.key_heads} key heads or groups of states"
 
 
 def whole_experts(workload: Workload, strategy: Strategy) -> Iterator[str]:
@@ -168,6 +173,8 @@ def shared_context(workload: Workload, strategy: Strategy) -> Iterator[str]:
     cp, tp = strategy.cp, strategy.tp * strategy.cp
     if cp == 1:
         return
+    if any(isinstance(group.attention, CompressedAttention) for group in workload.model.groups):
+        yield f"decode context parallel size {cp}: caches of compressed keys are whole on every GPU"
     for heads, kv_heads in sorted({(each.heads, each.kv_heads) for each in _with_kv_heads(workload.model)}):
         if tp <= kv_heads or cp > tp // kv_heads:
             yield (

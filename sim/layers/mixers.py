@@ -17,18 +17,31 @@ class Indexer:
     Source: DeepSeek-V3.2-Exp (DeepSeek-AI, 2025), section 2.1, "lightning indexer".
 
     Attributes:
-        heads: Its query heads; every GPU has all of them.
+        heads: Its query heads, of which every GPU has all; 0 where a layer reads what an earlier layer's scorer picked.
         head_dim: Width of each, and of the one key that it caches per token and layer.
         topk: Tokens that attention reads.
+        block: Tokens of the blocks that are picked whole, each by its best token, with no weight per head; 0 where
+            tokens are picked one by one. Source: MiniMax-M3's `sparse_attention_config`.
     """
 
     heads: int
     head_dim: int
     topk: int
+    block: int = 0
+
+    @property
+    def scores(self) -> bool:
+        """Whether the layer has a scorer of its own."""
+        return self.heads > 0
+
+    @property
+    def from_hidden(self) -> int:
+        """Columns of its projection of the hidden state beside queries: one key, and a weight per head."""
+        return self.head_dim + (0 if self.block else self.heads)
 
     def parameters(self, hidden: int, query_width: int) -> int:
         """Weights: queries from a row of `query_width`, one key and one weight per head from the hidden state."""
-        return query_width * self.heads * self.head_dim + hidden * (self.head_dim + self.heads)
+        return query_width * self.heads * self.head_dim + hidden * self.from_hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +118,7 @@ class LatentAttention:
         kv_rank: Width of the cached key/value latent.
         rope_dim: Width of the cached rotary key, and of each head's rotary query.
         value_dim: Width of each head's value.
+        output_gate: Whether a gate as wide as the values is projected from the hidden state.
         indexer: Of sparse attention; None reads every cached token.
     """
 
@@ -114,6 +128,7 @@ class LatentAttention:
     kv_rank: int
     rope_dim: int
     value_dim: int
+    output_gate: bool = False
     indexer: Indexer | None = None
 
     @property
@@ -138,7 +153,11 @@ class LatentAttention:
 
     def local_qkv_width(self, heads: int, kv_heads: int) -> int:
         """The same of some heads: every GPU has the latent row."""
-        return heads * self.query_width + self.cached_width
+        return heads * self.query_width + self.cached_width + self.gate_width(heads)
+
+    def gate_width(self, heads: int) -> int:
+        """Columns of the gate of some heads."""
+        return heads * self.value_dim if self.output_gate else 0
 
     @property
     def output_width(self) -> int:
@@ -150,8 +169,82 @@ class LatentAttention:
         queries = self.heads * self.query_width
         query = self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
         key_value = hidden * self.cached_width + self.kv_rank * self.heads * (self.head_dim + self.value_dim)
-        own = query + key_value + hidden * self.output_width
+        own = query + key_value + hidden * (self.output_width + self.gate_width(self.heads))
         return own + (self.indexer.parameters(hidden, self.query_rank or hidden) if self.indexer else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """Attention over a window of tokens and, beyond it, over keys that each stand for several tokens.
+
+    One key, which is the value too, serves all heads. A compressor pools `ratio` tokens into one key; where they are
+    many, an indexer picks among them by keys of its own, pooled alike from overlapping stretches. Groups of heads
+    leave through a latent each. Source: DeepSeek-V4 (DeepSeek-AI, 2026), section 2.3: compressed sparse (ratio 4,
+    indexer) and heavily compressed attention (ratio 128).
+
+    Attributes:
+        heads: Query heads.
+        head_dim: Width of each, and of a key.
+        query_rank: Width of the query latent.
+        rope_dim: Rotary part of a key, which the cache keeps in bf16.
+        window: Latest tokens whose keys are read as they are.
+        output_groups, output_rank: Groups of heads that leave through a latent, and its width.
+        ratio: Tokens of a compressed key; 0 for the window alone.
+        indexer: Picks `topk` of the compressed keys; None reads all of them.
+    """
+
+    heads: int
+    head_dim: int
+    query_rank: int
+    rope_dim: int
+    window: int
+    output_groups: int
+    output_rank: int
+    ratio: int = 0
+    indexer: Indexer | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        """Keys per token."""
+        return 1
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's value."""
+        return self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of the projections' result: the queries and the one key."""
+        return self.local_qkv_width(self.heads, 1)
+
+    def local_qkv_width(self, heads: int, kv_heads: int) -> int:
+        """The same of some heads: every GPU has the key."""
+        return (heads + 1) * self.head_dim
+
+    @property
+    def output_width(self) -> int:
+        """Columns of the heads' results, in front of the groups' latents."""
+        return self.heads * self.head_dim
+
+    @property
+    def pooled(self) -> int:
+        """Tokens whose keys are pooled into one: those of two stretches where these overlap."""
+        return self.ratio * (2 if self.indexer else 1)
+
+    def compressor_width(self, key_width: int) -> int:
+        """Columns of a compressor's projection into keys of a width: a key and a weight per stretch that it is in."""
+        return 2 * key_width * (2 if self.indexer else 1) if self.ratio else 0
+
+    def parameters(self, hidden: int) -> int:
+        """Projection weights of one layer."""
+        own = hidden * (self.query_rank + self.head_dim) + self.query_rank * self.output_width
+        own += self.output_width * self.output_rank + self.output_groups * self.output_rank * hidden
+        own += hidden * self.compressor_width(self.head_dim)
+        if self.indexer:
+            own += self.query_rank * self.indexer.heads * self.indexer.head_dim
+            own += hidden * (self.indexer.heads + self.compressor_width(self.indexer.head_dim))
+        return own
 
 
 LinearKind = Literal["gated_delta", "kimi_delta", "mamba2"]
@@ -172,6 +265,7 @@ class LinearMixer:
         key_heads: Heads of queries and keys, which value heads share.
         key_dim, value_dim: Width of a key and of a value.
         conv_kernel: Tokens that the short convolution before the state sees.
+        full_gate: Whether the output's gate of `kimi_delta` is projected at its full width, as Kimi K3's is.
     """
 
     kind: LinearKind
@@ -180,6 +274,7 @@ class LinearMixer:
     key_dim: int
     value_dim: int
     conv_kernel: int = 4
+    full_gate: bool = False
 
     @property
     def kv_heads(self) -> int:
@@ -204,18 +299,24 @@ class LinearMixer:
         """
         scalars = heads * (1 if self.kind == "mamba2" else 2)
         if self.kind == "kimi_delta":
-            return self.local_conv_width(heads, kv_heads) + heads + 2 * self.value_dim
+            gate = heads * self.value_dim if self.full_gate else self.value_dim
+            return self.local_conv_width(heads, kv_heads) + heads + self.value_dim + gate
         return self.local_conv_width(heads, kv_heads) + heads * self.value_dim + scalars
 
     def local_conv_width(self, heads: int, kv_heads: int) -> int:
         """Channels that the convolution sees of some heads: queries, keys and values."""
         return 2 * kv_heads * self.key_dim + heads * self.value_dim
 
+    @property
+    def low_rank_gates(self) -> int:
+        """Gates that have a second projection, from `value_dim` rows: the decay, and the output's unless it is full."""
+        return 0 if self.kind != "kimi_delta" else 1 if self.full_gate else 2
+
     def parameters(self, hidden: int) -> int:
         """Weights of one layer: projections, and the convolution's."""
-        up = 2 * self.value_dim * self.output_width if self.kind == "kimi_delta" else 0
+        up = self.low_rank_gates * self.value_dim * self.output_width
         convolved = self.local_conv_width(self.heads, self.key_heads)
         return hidden * (self.qkv_width + self.output_width) + up + convolved * self.conv_kernel
 
 
-Attention = GroupedAttention | LatentAttention | LinearMixer
+Attention = GroupedAttention | LatentAttention | CompressedAttention | LinearMixer

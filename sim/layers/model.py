@@ -20,6 +20,8 @@ class FeedForward:
         experts_per_token: Distinct experts each token visits (top-k).
         gated: Whether the activation multiplies two projections (SwiGLU) or one (GELU).
         shared_ffn_hidden: Width of the experts together that every token visits, beside the routed ones.
+        latent: Width of the latent that routed experts work in; 0 for the hidden width. Projections into it and back
+            stand before the dispatch and behind the combine, whole on every GPU. Source: vLLM's nemotron_h.py.
     """
 
     ffn_hidden: int
@@ -27,6 +29,7 @@ class FeedForward:
     experts_per_token: int = 1
     gated: bool = True
     shared_ffn_hidden: int = 0
+    latent: int = 0
 
     @property
     def is_moe(self) -> bool:
@@ -45,14 +48,14 @@ class FeedForward:
 
     def expert_parameters(self, hidden: int) -> int:
         """Weights of one expert, or of the one network."""
-        return hidden * (self.in_width + self.ffn_hidden)
+        return (self.latent or hidden) * (self.in_width + self.ffn_hidden)
 
     def parameters(self, hidden: int, experts: int | None = None) -> int:
         """Weights when so many experts count, all by default; the shared ones and the router always do."""
         counted = self.experts if experts is None else min(experts, self.experts)
         shared = hidden * self.shared_ffn_hidden * (self.projections + 1)
         router = hidden * self.experts if self.is_moe else 0
-        return counted * self.expert_parameters(hidden) + shared + router
+        return counted * self.expert_parameters(hidden) + shared + router + 2 * hidden * self.latent
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,9 @@ class Model:
         expert_dtype: Format of the experts' weights if the model is published in it; None leaves it to the deployment.
         tied_embeddings: Whether the LM head is the embedding.
         mtp_layers: Layers published beside these that draft further tokens (multi-token prediction).
+        residual_streams: Residual streams that each part of a layer mixes into one and adds to; see
+            `sim.ops.residuals`.
+        residual_blocks: Layers after which the residual stream is kept, for all later parts to mix; 0 for none.
         published: What else its makers say; models that differ in it alone are equal.
     """
 
@@ -126,6 +132,8 @@ class Model:
     expert_dtype: Dtype | None = None
     tied_embeddings: bool = False
     mtp_layers: int = 0
+    residual_streams: int = 1
+    residual_blocks: int = 0
     published: Published = field(default_factory=Published, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -167,8 +175,26 @@ class Model:
         """Weights one token is multiplied with (the embedding is a look-up and does not count)."""
         return self._layer_parameters(active=True) + self.vocab * self.hidden + self.hidden
 
+    @property
+    def kept_residuals(self) -> float:
+        """Kept residual streams that a part of a layer reads, on average over the layers."""
+        every = self.residual_blocks
+        return sum(layer // every + 1 for layer in range(self.layers)) / self.layers if every else 0.0
+
+    @property
+    def stream_mix_columns(self) -> int:
+        """Columns that say how a part of a layer mixes its residual streams; 0 of a model with one.
+
+        A weight per stream into the part, one out of it, and a matrix between the streams. Source: DeepSeek-V4
+        (DeepSeek-AI, 2026), section 2.2, manifold-constrained hyper-connections.
+        """
+        streams = self.residual_streams
+        return streams * (streams + 2) if streams > 1 else 0
+
     def _layer_parameters(self, *, active: bool) -> int:
-        return sum(group.count * group.parameters(self.hidden, active=active) for group in self.groups)
+        own = sum(group.count * group.parameters(self.hidden, active=active) for group in self.groups)
+        parts = sum(group.count * sum(map(bool, (group.attention, group.feed_forward))) for group in self.groups)
+        return own + parts * self.residual_streams * self.hidden * self.stream_mix_columns
 
 
 def uniform_model(

@@ -177,9 +177,16 @@ ROUTING_ENTRY_BYTES = 8
 
 
 def tensor_columns(model: Model, layers: LayerGroup, tensor: Tensor) -> int:
-    """Columns of a tensor before the tp axis shards it."""
+    """Columns of a tensor before the tp axis shards it: experts have those of their latent."""
     columns = tensor.storage.columns
-    return columns(layers) if columns else feature_widths(model, layers)[tensor.letters[-1]]
+    if columns:
+        return columns(layers)
+    width, letter = feature_widths(model, layers)[tensor.letters[-1]], tensor.letters[-1]
+    if letter != "d":
+        return width
+    if tensor.by_expert and layers.feed_forward:
+        return layers.feed_forward.latent or width
+    return width * model.residual_streams if tensor.name in ("residual_in", "residual_mid") else width
 
 
 def element_bytes(workload: Workload, tensor: Tensor) -> float:

@@ -21,14 +21,15 @@ from sim.ops.work import (
     activation_work,
     combine_work,
     contracts_in_two,
+    cuts_a_latent,
     dispatch_work,
     ffn1_work,
     ffn2_work,
     into_attention_work,
     norm_work,
+    out_of_attention_work,
     residual_add_work,
     router_work,
-    to_hidden_work,
 )
 from sim.sharding.operations import OPERATIONS, activation_operation
 from sim.sharding.placement import Shard
@@ -69,7 +70,7 @@ _ATTENTION = (
     ),
     FusedOp(
         "o_proj", "einsum", "attention", ("a", "d"), ("attn_out",), "attn_projected", "td",
-        einsum_operation("ta,ad->td"), to_hidden_work, _ROWS, weighted=True
+        einsum_operation("ta,ad->td"), out_of_attention_work, _ROWS, weighted=True
     ),
     FusedOp(
         "attn_residual", "residual_add", "attention", ("t", "d"), ("attn_projected", "residual_in"), "residual_mid",
@@ -89,7 +90,7 @@ _EXPERTS = (
     ),
     FusedOp(
         "dispatch", "dispatch", "experts", ("t", "d"), ("ffn_in", "routing"), "expert_in", "ecd",
-        OPERATIONS["dispatch"], dispatch_work, _TOKENS, storage=Storage(dispatched=True)
+        OPERATIONS["dispatch"], dispatch_work, _TOKENS, storage=Storage(dispatched=True), unsupported=cuts_a_latent
     ),
     FusedOp(
         "ffn1", "einsum", "experts", ("d", "f"), ("expert_in",), "ffn_mid", "ecf",
@@ -105,7 +106,7 @@ _EXPERTS = (
     ),
     FusedOp(
         "combine", "combine", "experts", ("t", "d"), ("expert_out", "residual_mid", "routing"), "residual_in", "td",
-        OPERATIONS["combine"], combine_work, _TOKENS
+        OPERATIONS["combine"], combine_work, _TOKENS, unsupported=cuts_a_latent
     ),
 )
 _DENSE_FFN = (

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from sim.layers.mixers import GroupedAttention, Indexer, LatentAttention, LinearMixer
+from sim.layers.mixers import Attention, CompressedAttention, GroupedAttention, Indexer, LatentAttention, LinearMixer
 from sim.layers.ops import FusedOp
 from sim.layers.sizes import GroupLoad
 from sim.ops.context import merge_partials
@@ -27,9 +27,11 @@ _STATE_BYTES = 4
 """An element of a linear mixer's state is kept in fp32. [published] `mamba_ssm_dtype` of Qwen3-Next's config.json."""
 _CHUNK = 64
 """Tokens of a prompt that a linear mixer computes at once. [published] flash-linear-attention's kernels."""
-_UNMEASURED_STATE, _UNMEASURED_INDEXER, _UNMEASURED_QUERIES = (
+_TILE_HEADS, _ROW_SCALE_BYTES = 64, 8
+_UNMEASURED_STATE, _UNMEASURED_INDEXER, _UNMEASURED_COMPRESSED, _UNMEASURED_QUERIES = (
     "linear mixers without measured kernels",
     "sparse attention without measured kernels",
+    "compressed attention without measured kernels",
     "several tokens of a sequence in decode attention",
 )
 Kernels = tuple[tuple[Kernel, ...], float]
@@ -54,6 +56,8 @@ def latent_projections(rank: Rank, latent: LatentAttention, label: str) -> Work:
         shapes.append(Gemm(tokens, latent.query_rank, query_width))
     else:
         shapes = [Gemm(tokens, model.hidden, query_width + latent.cached_width)]
+    if latent.output_gate:
+        shapes.append(Gemm(tokens, model.hidden, latent.gate_width(heads)))
     expanded = heads * (latent.head_dim + latent.value_dim)
     kernels = [gemm(rank, dtype, shape, rank.activation_each) for shape in shapes]
     decoded = load.decoded_tokens
@@ -70,24 +74,63 @@ def latent_projections(rank: Rank, latent: LatentAttention, label: str) -> Work:
     return Work(tuple(kernels), weight_bytes=weights * DTYPE_BYTES[dtype])
 
 
-def beside_projection(rank: Rank) -> Work:
-    """What stands beside the fused projection: an indexer, whole on every GPU; the second half of a low-rank gate."""
-    attention, dtype = rank.attention, rank.workload.precisions.weights
-    hidden, tokens = rank.workload.model.hidden, rank.sizes.tokens
-    if isinstance(attention, LinearMixer):
-        if attention.kind != "kimi_delta":
-            return Work(())
-        width = rank.local_heads()[0] * attention.value_dim
-        shapes = [Gemm(tokens, attention.value_dim, 2 * width)]  # of the decay and of the output's gate
-    elif attention.indexer is not None:
-        queries = attention.indexer.heads * attention.indexer.head_dim
-        inner = getattr(attention, "query_rank", 0) or hidden
-        shapes = [Gemm(tokens, inner, queries)]
-        shapes.append(Gemm(tokens, hidden, attention.indexer.head_dim + attention.indexer.heads))
-    else:
-        return Work(())
+def compressed_projections(rank: Rank, mixer: CompressedAttention, label: str) -> Work:
+    """Down to the queries' latent and the one key on every GPU, up to its heads; indexer; compressors in bf16.
+
+    Source: vLLM 0.33's models of DeepSeek V4 (attention.py), read 2026-11-23.
+    """
+    hidden, dtype, tokens = rank.workload.model.hidden, rank.workload.precisions.weights, rank.sizes.tokens
+    heads = rank.shard(mixer.heads, when=label == "q")
+    shapes = [Gemm(tokens, hidden, mixer.query_rank + mixer.head_dim)]
+    shapes.append(Gemm(tokens, mixer.query_rank, heads * mixer.head_dim))
+    pooled = [Gemm(tokens, hidden, width) for width in _pooled_widths(mixer)]
+    if mixer.indexer:
+        shapes.append(Gemm(tokens, mixer.query_rank, mixer.indexer.heads * mixer.indexer.head_dim))
+        shapes.append(Gemm(tokens, hidden, mixer.indexer.heads))
+    work, compressors = _products(rank, dtype, shapes), _products(rank, "bf16", pooled)
+    return Work((*work.kernels, *compressors.kernels), weight_bytes=work.weight_bytes + compressors.weight_bytes)
+
+
+def compressed_output(rank: Rank, mixer: CompressedAttention, label: str) -> Work:
+    """Groups of heads to a latent each, as one product, and these to the hidden state."""
+    groups, columns = rank.shard(mixer.output_groups, when=label == "a"), rank.sizes.columns["d"]
+    inner = rank.shard(mixer.heads, when=label == "a") * mixer.head_dim
+    tokens = rank.shard(rank.sizes.tokens, when=label == "t")
+    back = Gemm(tokens, groups * mixer.output_rank, rank.shard(columns, when=label == "d"))
+    return _products(rank, rank.workload.precisions.weights, [Gemm(tokens, inner, mixer.output_rank), back])
+
+
+def _pooled_widths(mixer: CompressedAttention) -> list[int]:
+    """Columns of the compressors: of keys, and of the indexer's."""
+    if not mixer.ratio:
+        return []
+    return [
+        mixer.compressor_width(key) for key in (mixer.head_dim, *([mixer.indexer.head_dim] if mixer.indexer else []))
+    ]
+
+
+def _products(rank: Rank, dtype: Dtype, shapes: list[Gemm]) -> Work:
     kernels = tuple(gemm(rank, dtype, shape, rank.activation_each) for shape in shapes)
     return Work(kernels, weight_bytes=sum(shape.inner * shape.columns for shape in shapes) * DTYPE_BYTES[dtype])
+
+
+def indexer_projections(rank: Rank, attention: GroupedAttention | LatentAttention) -> Work:
+    """An indexer's queries, keys and weights, whole on every GPU."""
+    hidden, tokens, indexer = rank.workload.model.hidden, rank.sizes.tokens, attention.indexer
+    if indexer is None or not indexer.scores:
+        return Work(())
+    inner = attention.query_rank or hidden if isinstance(attention, LatentAttention) else hidden
+    shapes = [Gemm(tokens, inner, indexer.heads * indexer.head_dim), Gemm(tokens, hidden, indexer.from_hidden)]
+    return _products(rank, rank.workload.precisions.weights, shapes)
+
+
+def low_rank_gates(rank: Rank, mixer: LinearMixer) -> Work:
+    """The second half of gates that pass a low rank: of the decay, and of the output's unless it is full."""
+    if not mixer.low_rank_gates:
+        return Work(())
+    width = rank.local_heads()[0] * mixer.value_dim
+    shapes = [Gemm(rank.sizes.tokens, mixer.value_dim, mixer.low_rank_gates * width)]
+    return _products(rank, rank.workload.precisions.weights, shapes)
 
 
 # --- attention ----------------------------------------------------------------------------------------
@@ -101,8 +144,7 @@ def attention_work(rank: Rank, op: FusedOp, label: str) -> Work:
         sequences = math.ceil(sequences / rank.head_tp)
         prompts = math.ceil(prompts / rank.head_tp) if prompts > 1 else prompts
     heads, kv_heads = rank.local_heads() if label == "h" else (attention.heads, attention.kv_heads)
-    price: Callable[..., Kernels] = _MIXERS[type(attention)]
-    kernels, kv_bytes = price(rank, attention, sequences, prompts, heads, kv_heads)
+    kernels, kv_bytes = token_mixer(attention).kernels(rank, attention, sequences, prompts, heads, kv_heads)
     if rank.cp == 1 or isinstance(attention, LinearMixer):
         return Work(kernels, kv_bytes=kv_bytes)
     width = attention.kv_rank if isinstance(attention, LatentAttention) else attention.value_dim
@@ -126,7 +168,7 @@ def _grouped(
     new = heads * token_width + kv_heads * token_width  # q, k and v in, the output out
     if sequences:
         if attention.indexer:
-            kernels.append(_index(rank, attention.indexer, sequences, context))
+            kernels += _index(rank, attention.indexer, sequences, context)
             context = min(context, attention.indexer.topk)
         multi_head = attention.heads == attention.kv_heads
         # A sequence's tokens read its cache together, unless each picks its own.
@@ -137,13 +179,13 @@ def _grouped(
         kernels.append(Kernel("attention", dtype, kv_dtype, flops, traffic, shape, unlike=_several(load)))
     if prompts:
         if attention.indexer:
-            kernels.append(_index_prompts(rank, attention.indexer, prompts))
+            kernels += _index_prompts(rank, attention.indexer, prompts)
         reach = attention.indexer.topk if attention.indexer else attention.window
         shape = _causal(prompts, load.prompt_tokens, reach, heads, kv_heads, head_dim, chunked=attention.chunked)
         kernels.append(_prefill_kernel(rank, shape, kv_dtype))
     cached = math.ceil(_held(attention, rank.load.cached_tokens) / rank.cp)
     held = sequences * cached if sequences else prompts * _held(attention, load.prompt_tokens)
-    return tuple(kernels), held * (row_bytes + _index_bytes(attention.indexer))
+    return tuple(kernels), held * (row_bytes + _index_bytes(rank, attention.indexer))
 
 
 def _rows(load: GroupLoad, heads: int, kv_heads: int, multi_head: bool) -> int:
@@ -211,7 +253,7 @@ def _latent(rank: Rank, latent: LatentAttention, sequences: int, prompts: float,
     if sequences:
         context = math.ceil(load.context_tokens / rank.cp)
         if indexer:
-            kernels.append(_index(rank, indexer, sequences, context))
+            kernels += _index(rank, indexer, sequences, context)
             context = min(context, indexer.topk)
         # A sequence's tokens read its latents together, unless each picks its own.
         readers, rows = (decoded, heads) if indexer else (sequences, heads * load.queries)
@@ -219,7 +261,7 @@ def _latent(rank: Rank, latent: LatentAttention, sequences: int, prompts: float,
         kernels.append(absorbed._replace(unlike=_several(load)))
     if prompts and indexer and load.prompt_tokens > indexer.topk:
         chosen = indexer.topk - indexer.topk**2 / (2 * load.prompt_tokens)  # on average: the first see fewer
-        kernels.append(_index_prompts(rank, indexer, prompts))
+        kernels += _index_prompts(rank, indexer, prompts)
         kernels.append(_absorbed(rank, latent, tokens - decoded, chosen, heads, _UNMEASURED_INDEXER))
     elif prompts:
         mean_dim = (latent.query_width + latent.value_dim) // 2  # of scores and of values
@@ -227,7 +269,7 @@ def _latent(rank: Rank, latent: LatentAttention, sequences: int, prompts: float,
             _prefill_kernel(rank, PrefillAttention(prompts, load.prompt_tokens, heads, heads, mean_dim), kv_dtype)
         )
     held = sequences * math.ceil(rank.load.cached_tokens / rank.cp) if sequences else prompts * load.prompt_tokens
-    return tuple(kernels), held * (row_bytes + _index_bytes(indexer))
+    return tuple(kernels), held * (row_bytes + _index_bytes(rank, indexer))
 
 
 def _absorbed(
@@ -244,22 +286,97 @@ def _absorbed(
 # --- sparse attention's indexer -----------------------------------------------------------------------
 
 
-def _index_bytes(indexer: Indexer | None) -> float:
-    """Bytes that it caches per token and layer, on every GPU of a tp group."""
-    return indexer.head_dim * DTYPE_BYTES["fp8"] + _SCALE_BYTES if indexer else 0.0
+def _index_bytes(rank: Rank, indexer: Indexer | None) -> float:
+    """Bytes that it caches per key and layer, on every GPU of a tp group: fp8 and a scale, or the cache's format."""
+    if indexer is None or not indexer.scores:
+        return 0.0
+    if indexer.block:
+        return indexer.head_dim * DTYPE_BYTES[rank.workload.precisions.kv_cache]
+    return indexer.head_dim * DTYPE_BYTES["fp8"] + _SCALE_BYTES
 
 
-def _index(rank: Rank, indexer: Indexer, sequences: int, context: int) -> Kernel:
-    """Scores every cached token for each decoding token, all heads on every GPU, and picks the best."""
-    flops = 2.0 * sequences * rank.sizes.load.queries * context * indexer.heads * indexer.head_dim
-    return Kernel("attention", "fp8", "fp8", flops, sequences * context * _index_bytes(indexer), _UNMEASURED_INDEXER)
+def _index(rank: Rank, indexer: Indexer, sequences: int, keys: float) -> list[Kernel]:
+    """Scores every cached key for each decoding token, all heads on every GPU, and picks the best."""
+    flops = 2.0 * sequences * rank.sizes.load.queries * keys * indexer.heads * indexer.head_dim
+    return _scoring(rank, indexer, flops, sequences * keys * _index_bytes(rank, indexer))
 
 
-def _index_prompts(rank: Rank, indexer: Indexer, prompts: float) -> Kernel:
-    """The same for every token of prompts over those before it; scores are written and read once, in fp32."""
-    pairs = prompts * rank.sizes.load.prompt_tokens**2 / 2
-    flops = 2.0 * pairs * indexer.heads * indexer.head_dim
-    return Kernel("attention", "fp8", "fp8", flops, pairs * 2 * 4, _UNMEASURED_INDEXER)
+def _index_prompts(rank: Rank, indexer: Indexer, prompts: float, ratio: int = 1) -> list[Kernel]:
+    """The same for every token of prompts over the keys before it; scores are written and read once, in fp32."""
+    pairs = prompts * rank.sizes.load.prompt_tokens**2 / 2 / ratio
+    return _scoring(rank, indexer, 2.0 * pairs * indexer.heads * indexer.head_dim, pairs * 2 * 4)
+
+
+def _scoring(rank: Rank, indexer: Indexer, flops: float, traffic: float) -> list[Kernel]:
+    dtype = rank.workload.precisions.kv_cache if indexer.block else "fp8"
+    return [Kernel("attention", dtype, dtype, flops, traffic, _UNMEASURED_INDEXER)] if indexer.scores else []
+
+
+# --- compressed keys ----------------------------------------------------------------------------------
+
+
+def _compressed(
+    rank: Rank, mixer: CompressedAttention, sequences: int, prompts: float, heads: int, kv_heads: int
+) -> Kernels:
+    """A window of keys and keys that stand for several tokens each, with what pools them.
+
+    Kernels multiply as many heads as fill a tile. [published] FlashMLA's sparse kernels take 64 or 128.
+    """
+    load, indexer = rank.sizes.load, mixer.indexer
+    kv_dtype, dtype, each = (
+        rank.workload.precisions.kv_cache,
+        rank.workload.precisions.activations,
+        rank.activation_each,
+    )
+    row_bytes = _compressed_row_bytes(mixer, kv_dtype)
+    decoded, prompt_tokens = sequences * load.queries, prompts * load.prompt_tokens
+    tokens, pooling = decoded + prompt_tokens, sum(_pooled_widths(mixer)) * _STATE_BYTES
+    kernels = [elementwise(rank, 0.0, tokens * (heads + 1) * mixer.head_dim * 2 * each)]
+    if mixer.ratio:  # a row of the compressors' states per token, and all that are pooled once per key
+        kernels.append(elementwise(rank, 0.0, tokens * pooling * (2 + mixer.pooled / mixer.ratio)))
+    filled = _TILE_HEADS * math.ceil(heads / _TILE_HEADS)
+
+    def attend(queries: float, keys: float) -> Kernel:
+        traffic = queries * keys * row_bytes + 2 * queries * heads * mixer.head_dim * each
+        flops = 4.0 * queries * filled * mixer.head_dim * keys
+        return Kernel("attention", dtype, kv_dtype, flops, traffic, _UNMEASURED_COMPRESSED)
+
+    if sequences:
+        context = math.ceil(load.context_tokens / rank.cp)
+        pooled = context / mixer.ratio if mixer.ratio else 0.0
+        if indexer:
+            kernels += _index(rank, indexer, sequences, pooled)
+            pooled = min(pooled, indexer.topk)
+        kernels.append(attend(decoded, min(context, mixer.window) + pooled))
+    if prompts:
+        seen = _mean_keys(load.prompt_tokens, 1, mixer.window)
+        if mixer.ratio:
+            seen += _mean_keys(load.prompt_tokens, mixer.ratio, indexer.topk if indexer else load.prompt_tokens)
+        if indexer:
+            kernels += _index_prompts(rank, indexer, prompts, mixer.ratio)
+        kernels.append(attend(prompt_tokens, seen))
+    held = rank.load.cached_tokens / rank.cp if sequences else load.prompt_tokens
+    own = min(held, mixer.window) * row_bytes + mixer.pooled * pooling
+    if mixer.ratio:
+        own += math.ceil(held / mixer.ratio) * (row_bytes + _index_bytes(rank, indexer))
+    return tuple(kernels), (sequences or prompts) * own
+
+
+def _mean_keys(tokens: int, ratio: int, most: int) -> float:
+    """Keys of `ratio` tokens each that a token of a prompt sees of those before it, `most` at most, on average."""
+    if tokens <= most * ratio:
+        return tokens / (2 * ratio)
+    return most - most**2 * ratio / (2 * tokens)
+
+
+def _compressed_row_bytes(mixer: CompressedAttention, kv_dtype: Dtype) -> float:
+    """Bytes of a cached key: in fp8 its rotary part stays in bf16, and eight bytes are scales.
+
+    [published] vLLM 0.33's and SGLang 0.5.23's caches of DeepSeek V4: 584 B.
+    """
+    if kv_dtype != "fp8":
+        return mixer.head_dim * DTYPE_BYTES[kv_dtype]
+    return mixer.head_dim + mixer.rope_dim + _ROW_SCALE_BYTES
 
 
 # --- states of constant size --------------------------------------------------------------------------
@@ -302,4 +419,47 @@ def _linear(rank: Rank, mixer: LinearMixer, sequences: int, prompts: float, head
     return tuple(kernels), (sequences * kept if sequences else prompts) * (state_bytes + convolution_bytes)
 
 
-_MIXERS: dict[type, Any] = {GroupedAttention: _grouped, LatentAttention: _latent, LinearMixer: _linear}
+# --- which mixer does what ----------------------------------------------------------------------------
+
+
+def _by_indexer(attention: GroupedAttention) -> bool:
+    return attention.indexer is not None
+
+
+def _by_low_rank(mixer: LinearMixer) -> bool:
+    return mixer.low_rank_gates > 0
+
+
+def _always(_attention: Attention) -> bool:
+    return True
+
+
+class TokenMixer(NamedTuple):
+    """What a kind of mixer costs on one GPU.
+
+    Attributes:
+        kernels: Of attention or of the state: (rank, mixer, sequences, prompts, heads, KV heads) to its `Kernels`.
+        projections: Into it, where they are not one product: (rank, mixer, letter that is sharded) to its `Work`.
+        beside: What stands beside the projections: (rank, mixer) to its `Work`.
+        output: Back to the hidden state, where that is not one product.
+        in_two: Whether what comes out of one product goes into another, so that no part of the hidden width will do.
+    """
+
+    kernels: Callable[..., Kernels]
+    projections: Callable[..., Work] | None = None
+    beside: Callable[..., Work] | None = None
+    output: Callable[..., Work] | None = None
+    in_two: Callable[[Any], bool] = _always
+
+
+_MIXERS: dict[type, TokenMixer] = {
+    GroupedAttention: TokenMixer(_grouped, beside=indexer_projections, in_two=_by_indexer),
+    LatentAttention: TokenMixer(_latent, latent_projections, indexer_projections),
+    CompressedAttention: TokenMixer(_compressed, compressed_projections, output=compressed_output),
+    LinearMixer: TokenMixer(_linear, beside=low_rank_gates, in_two=_by_low_rank),
+}
+
+
+def token_mixer(attention: Attention) -> TokenMixer:
+    """What is known of a mixer's kind."""
+    return _MIXERS[type(attention)]

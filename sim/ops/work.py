@@ -7,15 +7,16 @@ from functools import lru_cache
 
 from sim.layers.choices import kept_tensors
 from sim.layers.declared import DeclaredWork, declared_choices
-from sim.layers.mixers import LatentAttention, LinearMixer
 from sim.layers.ops import FusedOp, gathers_weight
 from sim.layers.sizes import ROUTING_ENTRY_BYTES, tensor_dtype
 from sim.ops.rank import Rank, Work, elementwise, gemm
-from sim.ops.token_mixers import beside_projection, latent_projections
+from sim.ops.residuals import mix_after, mix_before
+from sim.ops.token_mixers import token_mixer
 from sim.prices.collectives import Collective, expert_all_to_all
 from sim.prices.curves import ExpertActivation, ExpertRouting, Gemm, GroupedGemm, Permute
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import MeshGroup, group
+from sim.prices.roofline import Kernel
 from sim.strategy import NONE
 
 _STATISTIC_BYTES = 4
@@ -56,20 +57,29 @@ def norm_work(rank: Rank, op: FusedOp, label: str) -> Work:
     columns = rank.shard(rank.sizes.columns["d"], when=label == "d")
     weight_bytes = columns * rank.activation_each
     kernel = elementwise(rank, 4.0 * rows * columns, rows * columns * rank.activation_each + weight_bytes)
-    statistic = rank.tp_collective("all_reduce", "statistic", rows * _STATISTIC_BYTES) if label == "d" else ()
-    return Work((kernel,), statistic, weight_bytes)
+    mixing, mix_bytes = mix_before(rank, rows, columns)
+    sums = 1 + rank.workload.model.stream_mix_columns
+    statistic = rank.tp_collective("all_reduce", "statistic", rows * sums * _STATISTIC_BYTES) if label == "d" else ()
+    return Work((*mixing, kernel), statistic, weight_bytes + mix_bytes)
 
 
 def into_attention_work(rank: Rank, op: FusedOp, label: str) -> Work:
-    """The fused projection, or those of latents, and what stands beside it."""
-    latent, beside = rank.attention, beside_projection(rank)
-    if isinstance(latent, LatentAttention):
-        own = latent_projections(rank, latent, label)
+    """The fused projection, or those of the mixer's own, and what stands beside it."""
+    mixer = token_mixer(rank.attention)
+    if mixer.projections:
+        own = mixer.projections(rank, rank.attention, label)
     else:
         own = _product(rank, op, label, rank.local_qkv_columns() if label == "q" else rank.sizes.columns["q"])
+    beside = mixer.beside(rank, rank.attention) if mixer.beside else Work(())
     if not beside.kernels:
         return own
     return own._replace(kernels=(*own.kernels, *beside.kernels), weight_bytes=own.weight_bytes + beside.weight_bytes)
+
+
+def out_of_attention_work(rank: Rank, op: FusedOp, label: str) -> Work:
+    """The product back to the hidden state, or those of the mixer's own."""
+    output = token_mixer(rank.attention).output
+    return output(rank, rank.attention, label) if output else to_hidden_work(rank, op, label)
 
 
 def contracts_in_two(rank: Rank, label: str) -> bool:
@@ -77,17 +87,25 @@ def contracts_in_two(rank: Rank, label: str) -> bool:
 
     A norm stands between the projections of latents, and an indexer's queries or a decay's second half come out of one.
     """
-    if label != "d" or rank.tp == 1:
-        return False
-    attention = rank.attention
-    if isinstance(attention, LinearMixer):
-        return attention.kind == "kimi_delta"
-    return isinstance(attention, LatentAttention) or attention.indexer is not None
+    return label == "d" and rank.tp > 1 and token_mixer(rank.attention).in_two(rank.attention)
+
+
+def cuts_a_latent(rank: Rank, label: str) -> bool:
+    """Whether hidden columns are to be cut where experts work in a latent, which every GPU projects into whole."""
+    return label == "d" and rank.tp > 1 and rank.feed_forward.latent > 0
 
 
 def to_hidden_work(rank: Rank, op: FusedOp, label: str) -> Work:
-    """A product whose columns are those of the hidden state."""
-    return _product(rank, op, label, rank.shard(rank.sizes.columns["d"], when=label == "d"))
+    """A product whose columns are those of the hidden state; of experts, those of the latent that they work in."""
+    grouped = "e" in op.letters
+    return _product(
+        rank, op, label, rank.shard(_width(rank) if grouped else rank.sizes.columns["d"], when=label == "d")
+    )
+
+
+def _width(rank: Rank) -> int:
+    """Columns that experts read and leave."""
+    return rank.feed_forward.latent or rank.workload.model.hidden
 
 
 def ffn1_work(rank: Rank, op: FusedOp, label: str) -> Work:
@@ -106,8 +124,9 @@ def ffn2_work(rank: Rank, op: FusedOp, label: str) -> Work:
 def _product(rank: Rank, op: FusedOp, label: str, columns: int) -> Work:
     """Dense `td,dq->tq` or, over the local experts, grouped `ecd,edf->ecf`, with so many columns of the weight here."""
     sizes, (activation, weight) = rank.sizes, op.operation.operands
-    inner = rank.shard(sizes.columns[weight[-2]], when=label == weight[-2])
     grouped = "e" in activation
+    width = _width(rank) if grouped and weight[-2] == "d" else sizes.columns[weight[-2]]
+    inner = rank.shard(width, when=label == weight[-2])
     rows = sizes.expert_tokens if grouped else sizes.tokens
     by_rows = label == activation[-2]
     if by_rows:
@@ -148,9 +167,16 @@ def _shared_columns(rank: Rank) -> int:
 
 
 def residual_add_work(rank: Rank, op: FusedOp, label: str) -> Work:
-    """Fused into the norm that follows."""
+    """Fused into the norm that follows; added to several streams it is a kernel of its own."""
+    if rank.workload.model.residual_streams > 1:
+        return Work(mix_after(rank, *_rows_and_columns(rank, label)))
     output_bytes, traffic = _streamed(rank, op, label)
     return Work((elementwise(rank, output_bytes / rank.activation_each, traffic)._replace(fused=True),))
+
+
+def _rows_and_columns(rank: Rank, label: str) -> tuple[int, int]:
+    """Of the hidden state on this GPU."""
+    return rank.shard(rank.sizes.tokens, when=label == "t"), rank.shard(rank.sizes.columns["d"], when=label == "d")
 
 
 def activation_work(rank: Rank, op: FusedOp, label: str) -> Work:
@@ -195,8 +221,12 @@ def router_work(rank: Rank, op: FusedOp, label: str) -> Work:
 
 
 def dispatch_work(rank: Rank, op: FusedOp, label: str) -> Work:
-    """Copies every token for each of its experts, and sends the copies to their ranks, or every token to all."""
+    """Copies every token for each of its experts, and sends the copies to their ranks, or every token to all.
+
+    Where experts work in a latent, tokens are projected into it first.
+    """
     rows, copies, columns = _routed(rank, label)
+    into, weight_bytes = _latent_projection(rank, label, rank.workload.model.hidden, rank.feed_forward.latent)
     each = DTYPE_BYTES[rank.workload.precisions.dispatch]
     gathered = rank.workload.expert_exchange == "all_gather"
     if gathered:
@@ -205,23 +235,38 @@ def dispatch_work(rank: Rank, op: FusedOp, label: str) -> Work:
     permute = elementwise(rank, 0.0, traffic, Permute(rows, copies, columns, *_experts(rank)))
     if gathered:
         gather = rank.collective("all_gather", *_other_tokens(rank), "tokens", rows * columns * each)
-        return Work((permute,), gather)
-    return Work((permute,), _expert_all_to_all(rank, op, label, copies, columns, each))
+        return Work((*into, permute), gather, weight_bytes)
+    return Work((*into, permute), _expert_all_to_all(rank, op, label, copies, columns, each), weight_bytes)
 
 
 def combine_work(rank: Rank, op: FusedOp, label: str) -> Work:
     """Sends expert results back, sums each token's by weight, adds the residual stream."""
     rows, copies, columns = _routed(rank, label)
+    back, weight_bytes = _latent_projection(rank, label, rank.feed_forward.latent, rank.workload.model.hidden)
+    more = (*back, *mix_after(rank, *_rows_and_columns(rank, label)))
     each = rank.activation_each
     flops, traffic = 2.0 * copies * columns + rows * columns, (copies + 2 * rows) * columns * each
     shape = Permute(rows, copies, columns, *_experts(rank))
     weighted_sum = elementwise(rank, flops, traffic, shape)
     if rank.workload.expert_exchange == "all_to_all":
-        return Work((weighted_sum,), _expert_all_to_all(rank, op, label, copies, columns, each))
+        exchange = _expert_all_to_all(rank, op, label, copies, columns, each)
+        return Work((weighted_sum, *more), exchange, weight_bytes)
     scatter = rank.collective("reduce_scatter", *_other_tokens(rank), "tokens", rows * columns * each)
     own_bytes = rows / rank.token_groups * columns * each
     total = rank.collective("all_reduce", *_same_tokens(rank), "tokens", own_bytes)
-    return Work((weighted_sum,), (*scatter, *total))
+    return Work((weighted_sum, *more), (*scatter, *total), weight_bytes)
+
+
+def _latent_projection(rank: Rank, label: str, inner: int, columns: int) -> tuple[tuple[Kernel, ...], float]:
+    """The product of this group's tokens into the latent that experts work in, or back, and its weight; none without.
+
+    Its weight is whole on every GPU. [published] vLLM's nemotron_h.py and models of Kimi K3.
+    """
+    if not rank.feed_forward.latent:
+        return (), 0.0
+    dtype, rows = rank.workload.precisions.weights, rank.shard(rank.sizes.tokens, when=label == "t")
+    shape = Gemm(rows, inner, columns)
+    return (gemm(rank, dtype, shape, rank.activation_each),), inner * columns * DTYPE_BYTES[dtype]
 
 
 def _other_tokens(rank: Rank) -> tuple[str, MeshGroup]:
@@ -248,7 +293,7 @@ def _routed(rank: Rank, label: str) -> tuple[float, int, int]:
     sizes = rank.sizes
     tokens = sizes.tokens if rank.workload.expert_exchange == "all_to_all" else sizes.all_tokens
     rows, copies = (rank.shard(size, when=label == "t") for size in (tokens, sizes.expert_tokens))
-    return rows, copies, rank.shard(sizes.columns["d"], when=label == "d")
+    return rows, copies, rank.shard(_width(rank), when=label == "d")
 
 
 def _expert_all_to_all(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from raysearch.base.errors import InputError
 from sim.config.files import did_you_mean
 from sim.layers.choices import OpRule, rule
-from sim.layers.mixers import Attention, LatentAttention, LinearMixer
+from sim.layers.mixers import Attention, CompressedAttention, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, Model
 from sim.layers.ops import Layer, Tensor
 from sim.ops.layers import layer_ops, op_names, registered_ops
@@ -106,10 +106,16 @@ def unshown(model: Model) -> tuple[str, ...]:
     group, left_out = shown_group(model), list[str]()
     if isinstance(group.attention, LatentAttention):
         left_out.append("latent attention (qkv_proj stands for all its projections of queries and latents)")
+    if isinstance(group.attention, CompressedAttention):
+        left_out.append("attention over compressed keys (qkv_proj and o_proj stand for all its projections)")
     if isinstance(group.attention, LinearMixer):
         left_out.append("a mixer that is linear in the context (its state is no cache)")
     if group.feed_forward.shared_ffn_hidden:
         left_out.append("shared experts (as a dense feed-forward beside)")
+    if group.feed_forward.latent:
+        left_out.append("experts in a latent (with projections into it and back)")
+    if model.residual_streams > 1 or model.residual_blocks:
+        left_out.append("mixed residual streams (each part of the layer reads one)")
     left_out += [f"{name} (an op that somebody registered)" for name in registered_ops(model)]
     return tuple(left_out)
 

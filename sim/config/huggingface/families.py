@@ -147,7 +147,7 @@ def _deepseek(keys: Keys) -> list[ImportedLayer]:
     if keys.texts("indexer_types"):  # a layer without a scorer of its own reads what an earlier one chose
         if not topk:
             raise CannotImport("indexer_types, and no index_topk")
-        follows = {**latent, "indexer": {**latent["indexer"], "heads": 1, "head_dim": 1}}
+        follows = {**latent, "indexer": {**latent["indexer"], "heads": 0, "head_dim": 0}}
         kinds = kinds_of(keys, layers, (), ("full", "shared"), "indexer_types")
         attention = [("latent", latent) if kind == "full" else ("latent_shared", follows) for kind in kinds]
     experts = expert_network(keys, width, counted_shared(keys, width)) if keys.known("experts") else None
@@ -155,17 +155,48 @@ def _deepseek(keys: Keys) -> list[ImportedLayer]:
     return _joined(attention, [experts if has and experts else dense for has in dense_first(keys, layers)])
 
 
+def _deepseek_v4(keys: Keys) -> list[ImportedLayer]:
+    """A window for all layers; compressed keys by `compress_ratios`, whose further entries are MTP layers'."""
+    layers, width = keys.need("layers"), keys.known("expert_hidden")
+    kinds = keys.texts("layer_types")
+    ratios = [_RATIOS.get(kind, -1) for kind in kinds] if kinds else keys.wholes("compress_ratios")
+    own = {
+        "query_rank": keys.count("q_lora_rank"),
+        "rope_dim": keys.count("qk_rope_head_dim", default=64),
+        "window": keys.count("sliding_window"),
+        "output_groups": keys.count("o_groups"),
+        "output_rank": keys.count("o_lora_rank"),
+    }
+    heads = {"heads": keys.need("heads"), "head_dim": keys.need("head_dim")}
+    index = {"heads": keys.count("index_n_heads"), "head_dim": keys.count("index_head_dim")}
+    indexer = {"indexer": {**index, "topk": keys.count("index_topk")}}
+    attention: list[tuple[str, ConfigTable]] = []
+    for ratio in per_layer(ratios, layers, "compress_ratios"):
+        if ratio not in _RATIOS.values():
+            raise CannotImport(f"compress_ratios: expected 0, 4 and 128, got {ratio}")
+        table = {**heads, "compressed_attention": {**own, "ratio": ratio}, **(indexer if ratio == 4 else {})}
+        attention.append(("window" if not ratio else f"compressed_{ratio}", table))
+    keys.seen(
+        "expert_dtype", "num_hash_layers", "mlp_layer_types", "hc_sinkhorn_iters", "hc_eps", "compress_rope_theta"
+    )
+    return _joined(attention, [expert_network(keys, width, counted_shared(keys, width))] * layers)
+
+
+_RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+"""Tokens of a compressed key. Source: transformers 5.23, configuration_deepseek_v4.py."""
+
+
 def _kimi_linear(keys: Keys) -> list[ImportedLayer]:
-    if keys.whole("routed_expert_hidden_size", default=keys.need("hidden")) != keys.need("hidden"):
-        raise CannotImport("experts in a narrower space (routed_expert_hidden_size), which no model file can say")
     layers, width, linear = keys.need("layers"), keys.known("expert_hidden"), keys.inside("linear_attn_config")
     heads, head_dim = linear.count("num_heads"), linear.count("head_dim")
     mixer = {"kind": "kimi_delta", "heads": heads, "key_heads": heads, "key_dim": head_dim, "value_dim": head_dim}
     mixer["conv_kernel"] = linear.count("short_conv_kernel_size", default=4)
+    if linear.flag("use_full_rank_gate", default=False):
+        mixer["full_gate"] = True
     full = set(linear.wholes("full_attn_layers"))  # counted from 1
-    latent = ("latent", latent_of(keys))
+    latent = ("latent", latent_of(keys, gated=keys.flag("mla_use_output_gate", default=False)))
     attention = [latent if layer + 1 in full else ("linear", {"linear_mixer": mixer}) for layer in range(layers)]
-    experts = expert_network(keys, width, counted_shared(keys, width))
+    experts = expert_network(keys, width, counted_shared(keys, width), latent="routed_expert_hidden_size")
     dense = dense_network(keys.known("ffn_hidden"))
     return _joined(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
@@ -202,7 +233,8 @@ def _minimax_m3(keys: Keys) -> list[ImportedLayer]:
     if any(where):
         tokens = sparse.count("sparse_topk_blocks") * sparse.count("sparse_block_size")
         heads, head_dim = sparse.count("sparse_num_index_heads"), sparse.count("sparse_index_dim")
-        chosen = ("sparse", {**full, "indexer": {"heads": heads, "head_dim": head_dim, "topk": tokens}})
+        blocks = {"heads": heads, "head_dim": head_dim, "topk": tokens, "block": sparse.count("sparse_block_size")}
+        chosen = ("sparse", {**full, "indexer": blocks})
         attention = [chosen if each else ("full", full) for each in where]
     experts = expert_network(keys, width or keys.known("ffn_hidden"), keys.known("shared_hidden"))
     keys.seen("intermediate_size", "n_shared_experts")  # the same width again, and its one shared expert
@@ -236,11 +268,9 @@ def _mimo_v2(keys: Keys) -> list[ImportedLayer]:
 
 def _nemotron_h(keys: Keys) -> list[ImportedLayer]:
     """Layers that are one thing each: M (Mamba-2), * (attention), - (dense) or E (experts)."""
-    if keys.whole("moe_latent_size"):
-        raise CannotImport("experts in a narrower space (moe_latent_size), which no model file can say")
-    layers = keys.need("layers")
     keys.seen(*ALIASES["ffn_hidden"])  # read where a dense network comes
     pattern = keys.text("hybrid_override_pattern", longest=MOST_LAYERS)
+    layers = keys.known("layers") or min(len(pattern or keys.texts("layers_block_type")), MOST_LAYERS)
     if not pattern:
         letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
         pattern = "".join(letters.get(kind, "?") for kind in keys.texts("layers_block_type"))
@@ -277,7 +307,7 @@ def _network_alone(label: str, network: ConfigTable) -> ImportedLayer:
 
 def _nemotron_experts(keys: Keys) -> tuple[str, ConfigTable]:
     shared = keys.known("shared_hidden") * keys.known("shared_experts", default=1)
-    return expert_network(keys, keys.known("expert_hidden"), shared, gated=False)
+    return expert_network(keys, keys.known("expert_hidden"), shared, gated=False, latent="moe_latent_size")
 
 
 IMPORTED_FAMILIES: Mapping[str, Callable[[Keys], list[ImportedLayer]]] = {
@@ -305,6 +335,8 @@ IMPORTED_FAMILIES: Mapping[str, Callable[[Keys], list[ImportedLayer]]] = {
     "deepseek_v32": _deepseek,
     "kimi_k2": _deepseek,
     "glm_moe_dsa": _deepseek,
+    "deepseek_v4": _deepseek_v4,
+    "deepseek_ref": _deepseek_v4,
     "kimi_linear": _kimi_linear,
     "glm4_moe": _glm4_moe,
     "llama4_text": _llama4,
@@ -333,8 +365,6 @@ BY_ARCHITECTURE: Mapping[str, str] = {"Grok1ForCausalLM": "grok", "Grok1ModelFor
 """Families whose `model_type` names another thing, by an entry of `architectures`."""
 
 REFUSED: Mapping[str, str] = {
-    "deepseek_v4": "attention over compressed tokens (compress_ratios) and hyper-connections (hc_mult)",
-    "deepseek_ref": "DeepSeek V4 in its reference form: attention over compressed tokens and hyper-connections",
     "gemma4_text": "keys that are the values (attention_k_eq_v) and a dense network beside the experts",
     "nemotron-nas": "blocks without attention and of many widths (block_configs)",
     "step3p7": "a family whose layers are not published in enough detail",

@@ -15,6 +15,8 @@ from sim.json_object import JsonFields, JsonObject
 
 _TIED = ("gemma3", "gemma3_text")
 """Families that share embedding and LM head unless they say otherwise."""
+_MIXES_STREAMS = ("deepseek_v4", "deepseek_ref", "kimi_linear")
+"""Families with hyper-connections or attention residuals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,9 @@ def import_model(content: JsonFields, name: str, quantisation: JsonFields | None
         "mtp_layers": keys.known("mtp_layers"),
         **_grouped(layers),
     }
+    for name, key, usual in (("residual_streams", "hc_mult", 1), ("residual_blocks", "attn_res_block_size", 0)):
+        if family in _MIXES_STREAMS and (stated := keys.whole(key, default=usual)) != usual:
+            model[name] = stated
     if formats.experts and moe:
         model["expert_dtype"] = formats.experts
     notes = tuple(_notes(layers, formats, unsaid, is_text=text is whole))
@@ -136,10 +141,6 @@ def _notes(layers: list[ImportedLayer], formats: Formats, unsaid: Mapping[str, i
         notes.append(f"not stated, so as transformers has it: {assumed}")
     if not is_text:
         notes.append("the text model alone: what sees or hears is left out")
-    if any("sparse" in layer.label for layer in layers):
-        notes.append("sparse attention by blocks is priced as if it chose tokens")
-    if any("shared" in layer.label for layer in layers):
-        notes.append("layers that reuse another layer's chosen tokens have an indexer of width 1")
     if formats.unknown and formats.weights is None:
         usual = "bf16" if formats.experts else "fp8"
         notes.append(f"{formats.unknown}: charged as {usual}, or the first format of the engine; --weights says which")

@@ -35,18 +35,17 @@ def head_dim_of(keys: Keys, heads: int) -> int:
     return hidden // heads
 
 
-def latent_of(keys: Keys) -> ConfigTable:
-    """Attention over latents."""
-    return {
-        "heads": keys.need("heads"),
-        "head_dim": keys.count("qk_nope_head_dim"),
-        "latent_attention": {
-            "query_rank": keys.whole("q_lora_rank"),
-            "kv_rank": keys.count("kv_lora_rank"),
-            "rope_dim": keys.count("qk_rope_head_dim"),
-            "value_dim": keys.count("v_head_dim"),
-        },
+def latent_of(keys: Keys, *, gated: bool = False) -> ConfigTable:
+    """Attention over latents, with a gate of its output or without."""
+    latent: ConfigTable = {
+        "query_rank": keys.whole("q_lora_rank"),
+        "kv_rank": keys.count("kv_lora_rank"),
+        "rope_dim": keys.count("qk_rope_head_dim"),
+        "value_dim": keys.count("v_head_dim"),
     }
+    if gated:
+        latent["output_gate"] = True
+    return {"heads": keys.need("heads"), "head_dim": keys.count("qk_nope_head_dim"), "latent_attention": latent}
 
 
 def windowed(keys: Keys, full: ConfigTable, key: str = "sliding_window") -> ConfigTable:
@@ -93,13 +92,19 @@ def dense_network(width: int, *, gated: bool = True) -> tuple[str, ConfigTable]:
     return "dense", {"ffn_hidden": width, "experts": 1, "experts_per_token": 1, "gated": gated}
 
 
-def expert_network(keys: Keys, width: int, shared: int = 0, *, gated: bool = True) -> tuple[str, ConfigTable]:
-    """Experts of a width beside shared ones, and their label. Raises: CannotImport."""
+def expert_network(
+    keys: Keys, width: int, shared: int = 0, *, gated: bool = True, latent: str = ""
+) -> tuple[str, ConfigTable]:
+    """Experts of a width beside shared ones, and their label; `latent` is a key. Raises: CannotImport."""
     if not width:
         raise CannotImport("experts, and no moe_intermediate_size")
     table: ConfigTable = {"ffn_hidden": width, "experts": keys.need("experts"), "gated": gated}
     table["experts_per_token"] = keys.need("experts_per_token")
-    return "experts", {**table, "shared_ffn_hidden": shared} if shared else table
+    if shared:
+        table["shared_ffn_hidden"] = shared
+    if latent and keys.whole(latent) not in (0, keys.need("hidden")):
+        table["expert_latent"] = keys.whole(latent)
+    return "experts", table
 
 
 def counted_shared(keys: Keys, width: int) -> int:

@@ -96,6 +96,36 @@ DBRX = {
 }
 GROK_2 = config("git", 64, 8192, 32768, 64, 131072, num_key_value_heads=8, head_dim=128, residual_moe=True)
 GROK_2 |= local(8, 2, moe_intermediate_size=16384, architectures=["Grok1ForCausalLM"])
+COMPRESSED = {
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "o_lora_rank": 1024,
+    "sliding_window": 128,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "hc_mult": 4,
+    "expert_dtype": "fp4",
+}
+DEEPSEEK_V4_FLASH = config("deepseek_v4", 43, 4096, 2048, 64, 129280, q_lora_rank=1024, o_groups=8, index_topk=512)
+DEEPSEEK_V4_FLASH |= COMPRESSED | routed(256, 6, 2048, 1) | {"compress_ratios": [0, 0, *[4, 128] * 20, 4, 0]}
+DEEPSEEK_V4_PRO = config("deepseek_v4", 61, 7168, 3072, 128, 129280, q_lora_rank=1536, o_groups=16, index_topk=1024)
+DEEPSEEK_V4_PRO |= COMPRESSED | routed(384, 6, 3072, 1) | {"compress_ratios": [128, 128, *[4, 128] * 29, 4, 0]}
+KIMI_K3 = config("kimi_linear", 93, 7168, 33792, 96, 163840, mla_use_output_gate=True, **latent(1536)) | {
+    "num_experts": 896,
+    "num_experts_per_token": 16,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 3072,
+    "routed_expert_hidden_size": 3584,
+    "first_k_dense_replace": 1,
+    "attn_res_block_size": 12,
+    "linear_attn_config": {
+        "full_attn_layers": [*range(4, 93, 4), 93],
+        "head_dim": 128,
+        "num_heads": 96,
+        "short_conv_kernel_size": 4,
+        "use_full_rank_gate": True,
+    },
+}
 LLAMA_4 = {"num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192, "intermediate_size_mlp": 16384}
 
 # (name, configuration, billions in total, billions active, where they are published). Active counts include the
@@ -182,6 +212,11 @@ PUBLISHED: list[tuple[str, Config, float | None, float | None, bool]] = [
     # Kimi: model cards; K2's total is given as 1T alone.
     ("kimi_k2", KIMI_K2, None, 32, False),
     ("kimi_linear_48b", KIMI_LINEAR, None, 3, False),
+    # K3: NVIDIA's and others' studies of the checkpoint, 2.78T and 104.2B.
+    ("kimi_k3", KIMI_K3, 2780, 104.2, False),
+    # DeepSeek V4: model cards, 284B and 13B, 1.6T and 49B.
+    ("deepseek_v4_flash", DEEPSEEK_V4_FLASH, 284, 13, False),
+    ("deepseek_v4_pro", DEEPSEEK_V4_PRO, 1573, 49, False),  # counted: the card rounds to 1.6T
     # GLM-4.5: arXiv 2508.06471, table 1, whose total counts the MTP layer and no embeddings: see below.
     ("glm_4_5", GLM_4_5, None, 32, False),
     # gpt-oss: arXiv 2508.10925, table 1.
@@ -370,6 +405,13 @@ def test_an_indexer_adds_its_own_weights_alone() -> None:
     assert modelled(sparse).parameters - plain.parameters == 61 * each
 
 
+def test_layers_that_read_another_layer_s_choice_have_no_indexer_of_their_own() -> None:
+    sparse = DEEPSEEK_V3 | {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
+    shared = sparse | {"indexer_types": ["full"] + ["shared"] * 60}
+    each = 1536 * 64 * 128 + 7168 * (128 + 64)
+    assert modelled(shared).parameters == modelled(DEEPSEEK_V3).parameters + each
+
+
 def test_layers_keep_the_order_of_the_configuration() -> None:
     maverick = next(content for name, content, *_ in PUBLISHED if name == "llama_4_maverick")
     model = modelled(maverick)
@@ -398,10 +440,9 @@ def test_the_shipped_models_are_what_their_configurations_say() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({"model_type": "deepseek_v4"}, "attention over compressed tokens"),
+        (DEEPSEEK_V4_PRO | {"compress_ratios": [2] * 61}, "compress_ratios: expected 0, 4 and 128, got 2"),
         ({"model_type": "qwen3_mo"}, "did you mean 'qwen3_moe'"),
         ({"vocab_size": 5}, "names no model_type"),
-        (KIMI_LINEAR | {"routed_expert_hidden_size": 512}, "routed_expert_hidden_size"),
         ({key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"}, "lacks kv_lora_rank"),
         (TINY | {"num_hidden_layers": "two"}, "num_hidden_layers: expected a whole number from 1 to 4,096, got 'two'"),
         (
