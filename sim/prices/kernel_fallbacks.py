@@ -69,7 +69,7 @@ EXPERT_KERNELS: Mapping[Source, tuple[str, ...]] = {
     Source("trtllm", "bf16"): ("moe_torch_flow_cutlass",),
     Source("trtllm", "fp8"): ("moe_torch_flow_cutlass",),
     Source("trtllm", "fp8_block"): ("moe_torch_flow_cutlass",),
-    Source("trtllm", "nvfp4"): ("moe_torch_flow_cutlass",),
+    Source("trtllm", "nvfp4"): ("moe_torch_flow_min_latency", "moe_torch_flow_cutlass"),
     Source("trtllm", "mxfp4"): ("moe_torch_flow_w4a8", "moe_torch_flow_cutlass_w4a8", "moe_torch_flow"),
     Source("vllm", "bf16"): (
         "vllm_unquantizedfusedmoe_flashinfer_trtllm_trtllmbf16experts",

@@ -20,15 +20,18 @@ from sim.prices.dtypes import Dtype
 from sim.prices.engine import BARE, Engine, EngineTimes, MemoryPolicy
 from sim.prices.hardware import EngineName, Hardware
 from sim.strategy import Strategy
-from sim.workload import DegreeTables, ExpertExchange, PhaseName, Precisions, Routing, Workload
+from sim.workload import DegreeTables, ExpertExchange, PhaseName, Precisions, Routing, Speculation, Workload
 
 _MODELS: tuple[tuple[str, str, Dtype], ...] = (
     # pattern in a model's name, file in configs/models, format in which it is published
     (r"deepseek-(v3|r1)", "deepseek_v3", "fp8_block"),
+    (r"glm-5", "glm_5", "bf16"),
     (r"gpt-oss-120b", "gpt_oss_120b", "bf16"),
+    (r"kimi-k2\.5", "kimi_k2_5", "bf16"),
     (r"minimax-m2", "minimax_m2_5", "fp8_block"),
     (r"qwen3-235b.*fp8", "qwen3_235b_a22b", "fp8_block"),
     (r"qwen3-235b", "qwen3_235b_a22b", "bf16"),
+    (r"qwen3\.5-397b", "qwen3_5_397b_a17b", "bf16"),
     (r"qwen3-32b.*fp8", "qwen3_32b", "fp8_block"),
     (r"qwen3-32b", "qwen3_32b", "bf16"),
     (r"llama-2-70b", "llama_2_70b", "bf16"),
@@ -58,7 +61,14 @@ MeasuredMachine = Callable[[EngineName], Hardware]
 """The hardware on which a run was measured, with the kernels of an engine."""
 _NO_SEARCH = DegreeTables((1,), (1,), (1,), (1,))
 _ENGINES: tuple[EngineName, ...] = ("trtllm", "vllm", "sglang")
-_FORMATS: Mapping[str, Dtype] = {"fp8": "fp8", "fp8_block": "fp8_block", "bfloat16": "bf16", "float16": "bf16"}
+_FORMATS: Mapping[str, Dtype] = {
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "bfloat16": "bf16",
+    "float16": "bf16",
+    "nvfp4": "nvfp4",
+    "int4_wo": "int4",
+}
 """Names of a row's quantisation -> the format that runs; an empty cell means as published."""
 
 
@@ -80,6 +90,9 @@ class ServingRun:
         stated: Requests in flight as the row states them.
         states_its_batch: Whether that is what the server ran; else its own limit is not in the row.
         replicas: Copies of a dense model that share nothing, of which the strategy is one.
+        speculation: What was drafted, if anything.
+        memory_share: Share of the GPU's memory that the server was told to take; None for its default.
+        prompt_wait_steps: Most steps that a prompt waits for those of other attention groups.
         reread: Where the run is not what the row says word for word, and how it was read.
     """
 
@@ -97,6 +110,9 @@ class ServingRun:
     phase: PhaseName = "serve"
     expert_exchange: ExpertExchange = "all_gather"
     routing: Routing = "skewed"  # as real prompts show
+    speculation: Speculation | None = None
+    memory_share: float | None = None
+    prompt_wait_steps: int = 0
     reread: tuple[str, ...] = ()
 
     @property
@@ -113,6 +129,9 @@ class ServingRun:
         self, machine: MeasuredMachine, times: EngineTimes = BARE, memory: MemoryPolicy | None = None
     ) -> Workload:
         """What was served, under an engine's own times."""
+        memory = memory or engine_rules(self.kernels).memory
+        if self.memory_share is not None:
+            memory = replace(memory, share=max(memory.share, self.memory_share))
         return Workload(
             name="measured",
             model=self.model,
@@ -127,9 +146,11 @@ class ServingRun:
             config_hash="",
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
-            engine=Engine(self.engine, times, memory or engine_rules(self.kernels).memory),
+            engine=Engine(self.engine, times, memory),
             routing=self.routing,
             expert_exchange=self.expert_exchange,
+            speculation=self.speculation,
+            prompt_wait_steps=self.prompt_wait_steps,
         )
 
 
@@ -181,8 +202,14 @@ def agg_run(row: JsonFields) -> ServingRun | Skipped:
     tp = _number(row["tp_size"]) or 1
     dp = _number(row["attention_dp_size"])
     moe_tp, moe_ep = _number(row["moe_tp_size"]) or 1, _number(row["moe_ep_size"]) or 1
+    if _counts_expert_parallelism_twice(row):
+        reread += (f"{tp * dp} GPUs read as {moe_ep}: the product counts expert parallelism twice",)
+        tp, dp, moe_tp = (moe_ep, 1, 1) if dp == 1 else (1, moe_ep, 1)
+    if model.heads % tp:
+        return Skipped(f"no engine cuts {model.heads} heads over {tp} GPUs: these are the GPUs of several workers")
     if not dp:
         dp = max(1, concurrency // per_rank) if per_rank and model.is_moe else 1
+    workers = concurrency // per_rank if per_rank and not model.is_moe else 1
     gpus = tp * dp
     counts_all_gpus = moe_tp * moe_ep == tp and tp % dp == 0
     if model.is_moe and dp > 1 and (counts_all_gpus or dp == tp):
@@ -197,24 +224,85 @@ def agg_run(row: JsonFields) -> ServingRun | Skipped:
     stated = concurrency or per_rank * dp
     hidden = _hides_the_servers_limit(row, model, stated)
     batch = SWEPT[len(SWEPT) // 2] if hidden else stated
+    if dp == 1 < workers:
+        batch, reread = per_rank, (*reread, f"{stated} requests of {workers} workers read as {per_rank} of each")
     if hidden:
         reread += (f"the client's {stated} requests at once read as a server that admits {batch}",)
     strategy, replicas = strategy_of_run(model, batch, tp, dp, moe_ep)
     backend = str(row["backend"])
+    speculation = _drafted(row, model, dp, stated)
+    if speculation:
+        reread += (f"{speculation.draft_tokens} tokens drafted per step, as published of its image",)
     return ServingRun(
         model,
         int(row["isl"]),
         int(row["osl"]),
         weights,
-        _kv_cache(backend, weights),
+        _kv_cache(row, model, weights),
         strategy,
         backend,
         "vllm" if hidden else engine_of(backend, row["backend_version"]),
         stated,
         not hidden,
-        replicas,
+        replicas * (workers if dp == 1 else 1),
+        speculation=speculation,
+        memory_share=_MOST_MEMORY if _is_inferencex(row) else None,
+        prompt_wait_steps=_BALANCED_WAIT if _is_inferencex(row) and backend == "trtllm" and dp > 1 else 0,
         reread=reread,
     )
+
+
+_BALANCED_WAIT = 60
+"""[published] timeout_iters of attention_dp_config in InferenceX's scripts, with enable_balance."""
+_MOST_MEMORY = 0.95
+"""[assumed] share of memory that InferenceX's servers take: each script sets its own, and all stated requests ran."""
+
+
+def _drafted(row: JsonFields, model: Model, dp: int, requests: int) -> Speculation | None:
+    """What a row of InferenceX drafted with the layers of multi-token prediction, which no column states.
+
+    [published] SemiAnalysisAI/InferenceX, .github/configs/nvidia-master.yaml (March 2026): dsr1-*-trt-mtp ran in image
+    1.2.0rc6.post3, and before that on 2026-01-14 in 1.1.0rc2.post2, alone with attention data-parallelism from 128
+    requests on; dsr1-fp8-b200-sglang stops at 64 requests, with prompts of 8,192 tokens at 4, where its -mtp twin goes
+    on. Their scripts draft 3 tokens, one with attention data-parallelism; SGLang's 2.
+    """
+    if not (_is_inferencex(row) and model.name == "deepseek_v3"):
+        return None
+    version, when, backend = str(row["backend_version"]), str(row.get("measured", "")), str(row["backend"])
+    if backend == "trtllm":
+        drafts = version == "1.2.0rc6.post3" or (
+            version == "1.1.0rc2.post2" and (when == "2026-01-14" or (dp > 1 and requests >= 128))
+        )
+        return _accepting(1 if dp > 1 else 3) if drafts else None
+    alone = 4 if int(row["isl"]) == 8192 else 64
+    twin = (
+        backend == "sglang" and version == "0.5.9" and row["gemm_quant_mode"] == "fp8" and row["system"] == "b200_sxm"
+    )
+    return _accepting(2) if twin and _number(row["tp_size"]) == 8 and requests > alone else None
+
+
+MTP_ACCEPTED = 0.6
+"""Share of the tokens drafted by multi-token prediction that is accepted."""
+
+
+def _accepting(draft_tokens: int) -> Speculation:
+    return Speculation(draft_tokens, (MTP_ACCEPTED,) * draft_tokens, "mtp")
+
+
+def _is_inferencex(row: JsonFields) -> bool:
+    return str(row.get("source", "")).startswith(("InferenceX export", "db-dump"))
+
+
+def _counts_expert_parallelism_twice(row: JsonFields) -> bool:
+    """Whether the degrees of a row of InferenceX are those of more GPUs than it ran on.
+
+    Its dashboards name tp=8, ep=8 (with or without attention data-parallelism) what runs on eight GPUs; rows of the
+    database have moe_tp=8, ep=8 and 64 GPUs instead, the same times under both readings.
+    """
+    tp, dp, moe_tp, moe_ep = (
+        _number(row[name]) for name in ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    )
+    return _is_inferencex(row) and tp * dp == moe_tp * moe_ep and moe_tp == moe_ep > 1
 
 
 def _hides_the_servers_limit(row: JsonFields, model: Model, stated: int) -> bool:
@@ -251,7 +339,7 @@ def disagg_worker(row: JsonFields, phase: Literal["prefill", "decode"]) -> Servi
         int(row["isl"]),
         int(row["osl"]),
         weights,
-        _kv_cache(backend, weights),
+        _kv_cache(row, model, weights),
         strategy,
         backend,
         engine_of(backend, row["backend_version"]),
@@ -293,6 +381,11 @@ def _served(row: JsonFields) -> tuple[Model, Dtype, tuple[str, ...]] | Skipped:
         return model, published, (read,) if read else ()
     if stated not in _FORMATS:
         return Skipped(f"no kernels for {stated!r} weights")
+    if stated == "nvfp4" and model.is_moe:
+        # [published] model cards of nvidia/DeepSeek-R1-0528-FP4, GLM-5-NVFP4 and others: attention stays in bf16.
+        return replace(model, expert_dtype="nvfp4"), "bf16", ()
+    if stated == "fp8" and str(row.get("moe_quant_mode", "")) == "fp8_block":
+        return model, "fp8_block", ()
     if published == "fp8_block" and stated == "fp8":
         return model, published, (f"fp8 weights of {model.name} read as fp8_block, in which it is published",)
     return model, _FORMATS[stated], ()
@@ -303,6 +396,16 @@ def _number(value: Any) -> int:
     return 0 if value == "" or pd.isna(value) else max(0, int(float(value)))
 
 
-def _kv_cache(backend: str, weights: Dtype) -> Dtype:
-    """TensorRT-LLM caches in fp8 when it serves fp8 weights; the others in bf16 by default [assumed for all rows]."""
-    return "fp8" if backend == "trtllm" and weights != "bf16" else "bf16"
+_BLACKWELL = ("b200", "b300", "gb200", "gb300")
+
+
+def _kv_cache(row: JsonFields, model: Model, weights: Dtype) -> Dtype:
+    """TensorRT-LLM caches in fp8 when it serves quantised weights; the others in bf16 by default [assumed].
+
+    [published] InferenceX's scripts (April 2026) ask every engine for fp8 on Blackwell where weights are quantised.
+    """
+    quantised = weights != "bf16" or model.expert_dtype is not None
+    if str(row["backend"]) == "trtllm" and (weights != "bf16" or model.expert_dtype == "nvfp4"):
+        return "fp8"
+    blackwell = _is_inferencex(row) and str(row.get("system", "")).startswith(_BLACKWELL)
+    return "fp8" if blackwell and quantised else "bf16"

@@ -20,6 +20,8 @@ from sim.arrays import Floats
 from sim.json_object import JsonFields, JsonObject
 
 RUNS_FILE = "endtoend_ttft_tpot.csv"
+RUNS_OF_MANY = "runs.csv"
+"""The same of several machines, which the column "system" names."""
 _COLUMNS = ("id", "backend", "backend_version", "model_path", "mode", "gemm_quant_mode")
 _NUMBERS = ("isl", "osl", "silicon_tpot_ms")
 LEAST_JUDGED = 40
@@ -27,16 +29,23 @@ LEAST_JUDGED = 40
 _LOOSE_NUMBERS = ("concurrency", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 
 
-def read_serving_runs(directory: Path) -> pd.DataFrame | None:
-    """The serving runs of endtoend_ttft_tpot.csv; None if there is no such file.
+def read_serving_runs(directory: Path, hardware: str = "") -> pd.DataFrame | None:
+    """The serving runs of endtoend_ttft_tpot.csv, or of runs.csv beside; None if there is neither.
+
+    Args:
+        directory: Folder of the file.
+        hardware: Machine whose rows are meant where a column "system" names several (gb200 is gb200_nvl72's).
 
     Raises:
         InputError: The file cannot be read, lacks a column, or holds an impossible value.
     """
-    path = directory / RUNS_FILE
-    if not path.exists():
+    path = next((each for name in (RUNS_FILE, RUNS_OF_MANY) if (each := directory / name).exists()), None)
+    if path is None:
         return None
     raw = read_text(path)
+    if hardware and "system" in raw.columns:
+        ours = [hardware == name or hardware.startswith(f"{name}_") for name in raw["system"]]
+        raw = pd.DataFrame(raw[np.array(ours, dtype=bool)]).reset_index(drop=True)
     if missing := [name for name in (*_COLUMNS, *_NUMBERS, *_LOOSE_NUMBERS) if name not in raw.columns]:
         raise InputError(f"{path}: no column {missing[0]!r}")
     check_names(path, "backend", raw["backend"])
@@ -137,7 +146,7 @@ def fit_serving(directory: Path, machine: MeasuredMachine) -> JsonObject | None:
     Raises:
         InputError: See `read_serving_runs`.
     """
-    frame = read_serving_runs(directory)
+    frame = read_serving_runs(directory, machine("vllm").name)
     if frame is None:
         return None
     rows, runs, _ = agg_runs(frame)

@@ -43,7 +43,7 @@ def compare_serving(
     Raises:
         InputError: A file that cannot be used.
     """
-    frame = read_serving_runs(directory)
+    frame = read_serving_runs(directory, machine("vllm").name)
     if frame is None:
         return None
     found = agg_runs(frame)

@@ -194,7 +194,7 @@ UNSEEN: dict[str, list[dict[str, Any]]] = {
         RUN | {"id": "framework", "backend": "other"},
         RUN | {"id": "model", "model_path": "nobody/knows-this"},
         RUN | {"id": "batch", "concurrency": "", "batch_size": ""},
-        RUN | {"id": "dtype", "gemm_quant_mode": "int4_wo"},
+        RUN | {"id": "dtype", "gemm_quant_mode": "int3_wo"},
         RUN | {"id": "stages", "pp_size": 2},
         RUN | {"model_path": "deepseek-ai/DeepSeek-R1", "tp_size": 8, "moe_ep_size": 8, "backend": "sglang"},
         RUN
@@ -569,11 +569,59 @@ def test_a_run_states_the_degree_that_its_row_leaves_out() -> None:
     assert (dense.replicas, dense.strategy.batch, dense.gpus, dense.states_its_batch) == (4, 2, 8, True)
 
 
+PUBLISHED_RUN = RUN | {
+    "source": "db-dump/2026-04-27",
+    "measured": "2026-02-05",
+    "system": "b200_sxm",
+    "model_path": "deepseek-ai/DeepSeek-R1",
+    "backend_version": "1.2.0rc6.post2",
+    "gemm_quant_mode": "fp8",
+    "concurrency": 256,
+    "batch_size": 4,
+    "tp_size": 1,
+    "attention_dp_size": 64,
+    "moe_tp_size": 8,
+    "moe_ep_size": 8,
+}
+
+
+def test_a_product_that_counts_expert_parallelism_twice_is_read_as_the_gpus_that_ran() -> None:
+    found = run_of(**PUBLISHED_RUN)
+    assert (found.gpus, found.strategy.attention_dp, found.strategy.ep, found.strategy.batch) == (8, 8, 8, 256)
+    assert (found.kv_cache, found.prompt_wait_steps, found.speculation) == ("fp8", 60, None)
+    tensor = run_of(**PUBLISHED_RUN | {"tp_size": 64, "attention_dp_size": 1})
+    assert (tensor.gpus, tensor.strategy.tp, tensor.strategy.ep, tensor.prompt_wait_steps) == (8, 8, 8, 0)
+
+
+def test_images_that_ran_multi_token_prediction_are_read_so() -> None:
+    alone = run_of(**PUBLISHED_RUN | {"backend_version": "1.2.0rc6.post3"})
+    assert alone.speculation is not None
+    assert alone.speculation.draft_tokens == 1  # with attention data-parallelism; 3 without
+    whole = {"tp_size": 8, "attention_dp_size": 1, "moe_tp_size": 8, "moe_ep_size": 1, "concurrency": 8}
+    several = run_of(**PUBLISHED_RUN | whole | {"backend_version": "1.2.0rc6.post3"})
+    assert several.speculation is not None
+    assert several.speculation.draft_tokens == 3
+    sglang = PUBLISHED_RUN | whole | {"backend": "sglang", "backend_version": "0.5.9"}
+    assert [run_of(**sglang | {"concurrency": n}).speculation is not None for n in (64, 128)] == [False, True]
+
+
+def test_narrow_weights_of_mixtures_are_their_experts() -> None:
+    found = run_of(**PUBLISHED_RUN | {"gemm_quant_mode": "nvfp4"})
+    assert (found.weights, found.model.expert_dtype, found.kv_cache) == ("bf16", "nvfp4", "fp8")
+    assert run_of(gemm_quant_mode="nvfp4").weights == "nvfp4"
+
+
+def test_requests_of_several_workers_are_shared_out() -> None:
+    found = run_of(concurrency=448, batch_size=14)
+    assert (found.replicas, found.strategy.batch, found.gpus) == (32, 14, 64)
+
+
 def test_a_row_that_cannot_be_priced_says_why() -> None:
     changes = {
         "unknown model": {"model_path": "nobody/knows-this"},
         "unknown framework 'mlc'": {"backend": "mlc"},
-        "no kernels for 'nvfp4' weights": {"gemm_quant_mode": "nvfp4"},
+        "no kernels for 'int3_wo' weights": {"gemm_quant_mode": "int3_wo"},
+        "no engine cuts 32 heads over 36 GPUs": {"tp_size": 36},
         "neither a concurrency nor a batch": {"concurrency": "", "batch_size": ""},
     }
     for reason, change in changes.items():
@@ -607,6 +655,9 @@ def test_published_names_find_their_models() -> None:
         "DeepSeek-V3/R1": ("deepseek_v3", "fp8_block"),
         "Qwen/Qwen3-235B-A22B-FP8": ("qwen3_235b_a22b", "fp8_block"),
         "Qwen3-235B-A22B": ("qwen3_235b_a22b", "bf16"),
+        "Qwen/Qwen3.5-397B-A17B": ("qwen3_5_397b_a17b", "bf16"),
+        "zhipuai/GLM-5": ("glm_5", "bf16"),
+        "moonshotai/Kimi-K2.5": ("kimi_k2_5", "bf16"),
         "Qwen/Qwen3-32B": ("qwen3_32b", "bf16"),
         "Llama-3.3-70B": ("llama_3_1_70b", "bf16"),
         "Llama-4-Maverick-17B-128E": ("llama_4_maverick", "bf16"),
@@ -745,6 +796,15 @@ def test_an_engine_held_out_has_not_seen_the_groups_of_its_fold(tmp_path: Path) 
     bent = {times[row] for row in np.flatnonzero(~odd)}
     assert times[0] not in bent
     assert times[0].step_s == pytest.approx(1e-3, rel=0.1)
+
+
+def test_runs_of_several_machines_are_read_by_machine(tmp_path: Path) -> None:
+    rows = [RUN | {"id": name, "system": name} for name in ("h200_sxm", "gb200")]
+    write(tmp_path, "runs.csv", rows)
+    for hardware, wanted in (("h200_sxm", ["h200_sxm"]), ("gb200_nvl72", ["gb200"]), ("", ["h200_sxm", "gb200"])):
+        found = read_serving_runs(tmp_path, hardware)
+        assert found is not None
+        assert list(found["id"]) == wanted
 
 
 def test_serving_and_published_families_are_absent_without_their_files(tmp_path: Path) -> None:
