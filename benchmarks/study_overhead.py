@@ -63,7 +63,17 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     study, out = folder / "study.toml", folder / "out"
     study.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
-    command = [sys.executable, "-m", "raysearch", "study", str(study), "--out", str(out), "--cpus", str(options.cpus)]
+    command = [
+        sys.executable,
+        "-m",
+        "raysearch",
+        "study",
+        str(study),
+        "--out",
+        str(out),
+        "--set",
+        f"cpus={options.cpus}",
+    ]
     alone_s = _alone_s(options, folder / "before")
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -16,6 +16,7 @@ from envs.calls import CallRow
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.cli.app import app
+from raysearch.cli.commands.settings import DeclaredSetting, settings_of
 from raysearch.deploy.place.fleet_file import FleetFile
 from raysearch.runs.records import RunHead, RunSummary, StudyRecord
 from raysearch.searchers.registry import searcher_class, searcher_names
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 CONFIGURATIONS = (WorkloadFile, ModelFile, HardwareFile, StudyFile, FleetFile)
 RECORDS = (RunHead, RunSummary, StudyRecord)
+_SETTINGS = (
+    "What is seldom changed is a setting: `--set NAME=VALUE`, as often as needed; `--set NAME` alone switches it on."
+)
 _MARKUP = str.maketrans({"|": "\\|", "\n": " "})
 
 
@@ -48,7 +52,7 @@ def commands() -> str:
     codes = (
         "0 done, 1 something broke, 2 a mistake in what was given, 3 nothing is feasible, 128 + n stopped by signal n"
     )
-    blocks = ["# Commands", f"Exit codes: {codes}."]
+    blocks = ["# Commands", f"Exit codes: {codes}.", _SETTINGS]
     head, question = ("option", "takes", "meaning", "default"), group.commands["evaluate"].params
     for name, command in sorted(group.commands.items()):
         text, _, examples = inspect.cleandoc(command.help or "").replace("\b", "").partition("Examples:\n")
@@ -56,15 +60,23 @@ def commands() -> str:
         if examples:
             blocks.append(f"```\n{inspect.cleandoc(examples)}\n```")
         asks = any(each.name == "model" for each in command.params)
-        own = [each for each in command.params if not asks or each.name not in QUESTION_FIELDS]
+        own = [
+            each
+            for each in command.params
+            if each.name != "assignments" and not (asks and each.name in QUESTION_FIELDS)
+        ]
         if asks:
             blocks.append("Takes [the options of a question](#the-options-of-a-question), and")
-        blocks.append(_table(head, [_parameter(each) for each in own]))
+        settings = settings_of(command.callback).items()
+        rows = [_setting(key, each) for key, each in settings if not (asks and key in QUESTION_FIELDS)]
+        blocks.append(_table(head, [*(_parameter(each) for each in own), *rows]))
     blocks += [
         "## The options of a question",
         "What is served, on what, within which limits, and what may be searched.",
     ]
-    blocks.append(_table(head, [_parameter(each) for each in question if each.name in QUESTION_FIELDS]))
+    rare = settings_of(group.commands["evaluate"].callback).items()
+    rows = [_parameter(each) for each in question if each.name in QUESTION_FIELDS]
+    blocks.append(_table(head, [*rows, *(_setting(key, each) for key, each in rare)]))
     return _page(blocks)
 
 
@@ -126,11 +138,22 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def _parameter(parameter: Any) -> tuple[str, ...]:
     names = parameter.name.upper() if parameter.param_type_name == "argument" else ", ".join(parameter.opts)
     kind = parameter.type_descriptor.annotation
-    choices = inspect.isclass(kind) and issubclass(kind, Enum)
-    takes = " or ".join(f"`{each.value}`" for each in kind) if choices else "" if kind is bool else _plain(kind)
+    takes = "" if kind is bool else _takes(kind)
     usual = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
-    default = "required" if parameter.required else "" if usual in (None, False) else str(usual)
+    default = "required" if parameter.required else "" if usual is None or usual is False else str(usual)
     return f"`{names}`", takes, parameter.help or "", default
+
+
+def _setting(name: str, setting: DeclaredSetting) -> tuple[str, ...]:
+    takes = "" if setting.kind is bool else _takes(setting.kind)
+    return f"`--set {name}`", takes, setting.about.help, setting.usual
+
+
+def _takes(kind: Any) -> str:
+    """A type, or the words to choose from."""
+    choices = [each.value for each in kind] if inspect.isclass(kind) and issubclass(kind, Enum) else get_args(kind)
+    words = [each for each in choices if isinstance(each, str)]
+    return " or ".join(f"`{each}`" for each in words) or _plain(kind)
 
 
 def _documented(name: str, thing: Any) -> list[str]:

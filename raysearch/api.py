@@ -53,7 +53,6 @@ def evaluate(
     dims: str = "megatron",
     cp: int = 1,
     dp: int | None = None,
-    moe_tp: int | None = None,
     layout: str | None = None,
 ) -> EvaluationResult:
     """Evaluates one strategy: speed, memory, violations and a breakdown per op.
@@ -62,12 +61,11 @@ def evaluate(
         question: What is served, on what, within which limits.
         batch: Sequences of one microbatch over the ep group; in phase serve requests in flight on all attention ranks.
         tp: Degree of tensor parallelism; of attention, where it has a mesh of its own.
-        ep: Degree of expert parallelism.
+        ep: Degree of expert parallelism; tp * dp * cp / ep GPUs share an expert.
         pp: Pipeline stages.
         dims: One number per fused op, or "megatron" or "megatron-sp".
         cp: GPUs over which attention cuts the context.
         dp: GPUs over which attention cuts the requests; as ep if not given.
-        moe_tp: GPUs that share an expert.
         layout: Instead of tp, ep and dp: "tp8", "tep8" or "dep8".
 
     Returns:
@@ -84,7 +82,7 @@ def evaluate(
     from sim.simulate import evaluate as simulate
 
     workload = question.load()
-    strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout)
+    strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
     return EvaluationResult(question, workload, simulate(workload, strategy))
 
 

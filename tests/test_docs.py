@@ -68,5 +68,5 @@ def test_the_reference_has_every_command_key_and_column() -> None:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_pictures_of_layers_are_what_the_command_draws(name: str, tmp_path: Path) -> None:
-    app(["explain", *DRAWN[name].split(), "--svg", str(tmp_path / "drawn.svg")], standalone_mode=False)
+    app(["explain", *DRAWN[name].split(), "--out", str(tmp_path / "drawn.svg")], standalone_mode=False)
     assert (tmp_path / "drawn.svg").read_bytes() == (CHECKOUT / "docs" / "img" / f"{name}.svg").read_bytes()

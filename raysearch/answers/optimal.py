@@ -157,9 +157,9 @@ class OptimumResult(Result):
         return EvaluationResult(self.question, self.workload, self.best).figure()
 
     def write_certificate(self, path: str | Path) -> int:
-        """Writes a proof that nothing is better, which `raysearch optimum --check` replays; its ranges of batches."""
+        """Writes a proof that nothing is better, which `raysearch verify` replays; its ranges of batches."""
         with self.bars(f"certificate of {self.workload.name}") as progress:
-            return write_certificate(Path(path), self.workload, self.best, progress)
+            return write_certificate(Path(path), self.question, self.workload, self.best, progress)
 
     def compare_spaces(self) -> SpacesResult:
         """The best of heuristics, of the paper's, the joint and the extended space, and of the engine's."""
@@ -198,7 +198,7 @@ class SpacesResult(Result):
         return any(best.strategy for best in self.bests.values())
 
     def to_dict(self) -> JsonObject:
-        """The answer as `raysearch optimum --compare-spaces --json` prints it."""
+        """The answer as `raysearch optimum --set compare_spaces --json` prints it."""
         spaces = {name: {**asdict(best), **self._judged(best.strategy)} for name, best in self.bests.items()}
         return {"workload": self.workload.name, "hardware": self.workload.hardware.name, "spaces": spaces}
 
@@ -233,7 +233,7 @@ class SpacesResult(Result):
         return rows
 
     def blocks(self) -> Iterator[RenderableType]:
-        """What `raysearch optimum --compare-spaces` prints."""
+        """What `raysearch optimum --set compare_spaces` prints."""
         from raysearch.base.rich_tables import plain_table
 
         ratios = [f"x {name}" for name in _BASES]

@@ -24,7 +24,6 @@ def strategy_of(
     dims: str,
     cp: int = 1,
     dp: int | None = None,
-    moe_tp: int | None = None,
     layout: str | None = None,
 ) -> Strategy:
     """The strategy that the options describe, checked.
@@ -38,15 +37,8 @@ def strategy_of(
     if tp is None:
         raise InputError("expected --tp N, or --layout with a name and the GPUs of a stage, such as --layout tep8")
     ep = 1 if ep is None else ep
-    if moe_tp is not None and dp is None and tp > 0 and cp > 0 and (moe_tp * ep) % (tp * cp) == 0:
-        dp = moe_tp * ep // (tp * cp)
     strategy = Strategy(tp, ep, pp, batch, parse_dims(dims, workload), cp, dp)
     check_strategy(workload, strategy)
-    if moe_tp is not None and moe_tp * ep != strategy.stage_gpus:
-        raise InputError(
-            f"tp * dp * cp ({tp} * {strategy.attention_dp} * {cp}) must equal --moe-tp times --moe-ep "
-            f"({moe_tp} * {ep}); leave out --moe-tp or --dp, and it follows"
-        )
     return strategy
 
 
@@ -87,12 +79,10 @@ def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int 
     changed: dict[str, int] = {}
     named = [word.partition("=")[2] for word in words if word.startswith("layout=")]
     for name, _, value in (word.partition("=") for word in words if "=" in word and not word.startswith("layout=")):
-        known = "ep" if name == "moe-ep" else name.replace("-", "_")
-        if known not in degrees or not value.isdecimal():
-            names = ", ".join(degrees).replace("_", "-")
-            raise InputError(f"--against takes degrees such as tp=8, of {names}; got {name}={value!r}")
-        changed[known] = int(value)
+        if name not in degrees or not value.isdecimal():
+            raise InputError(f"--against takes degrees such as tp=8, of {', '.join(degrees)}; got {name}={value!r}")
+        changed[name] = int(value)
     if len(dims) != 1:
         raise InputError(f"--against takes dims, and degrees if they differ, such as 'megatron tp=8'; got {text!r}")
-    kept = {**dict.fromkeys(("tp", "ep", "dp", "moe_tp")), "cp": 1, "layout": named[-1]} if named else {}
+    kept = {**dict.fromkeys(("tp", "ep", "dp")), "cp": 1, "layout": named[-1]} if named else {}
     return dims[0], strategy_of(workload, dims=dims[0], **{**degrees, **kept, **changed})  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ from raysearch.cli.commands import (
     verify,
     verify_rules,
 )
+from raysearch.cli.commands.settings import settings_of
 from sim.config.files import CatalogError
 from sim.strategy_checks import StrategyError
 
@@ -102,7 +103,7 @@ def run_command() -> int:
         code = app(prog_name="raysearch", standalone_mode=False)  # of a `typer.Exit`, or None
         sys.stdout.flush()  # now, while a full disk can still be reported
     except _ArgumentError as error:
-        return _fail(error.format_message(), INPUT_ERROR)
+        return _fail(_moved(error) or error.format_message(), INPUT_ERROR)
     except (InputError, CatalogError, StrategyError) as error:
         return _fail(error, INPUT_ERROR)
     except RunFailed as error:
@@ -116,6 +117,33 @@ def run_command() -> int:
         _give_up_stdout()
         return _fail("" if isinstance(error, BrokenPipeError) else error, FAILURE)
     return code or 0
+
+
+_RENAMED = {
+    "--certificate": "--out FILE",
+    "--check": "`raysearch verify FILE`, which needs no other option",
+    "--command": "--benchmark",
+    "--data": "the folder's name alone: `raysearch calibrate DIR`, `raysearch validate DIR`",
+    "--max-gpus": "--gpus",
+    "--max-measurements": "--budget",
+    "--moe-ep": "--ep",
+    "--moe-tp": "--dp: tp * dp * cp / ep GPUs share an expert",
+    "--plots": "--out DIR",
+    "--svg": "--out FILE",
+}
+"""What took the place of options that are gone; those that became settings are found by their names."""
+
+
+def _moved(error: Any) -> str | None:
+    """Where an option has gone that is not known any more, or None."""
+    option, command = getattr(error, "option_name", ""), error.ctx and error.ctx.command
+    setting = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+    settings = settings_of(command.callback) if command else {}
+    if setting in settings:
+        switch = settings[setting].kind is bool
+        value = ("=no" if option.startswith("--no-") else "") if switch else "=VALUE"
+        return f"{option} is now --set {setting}{value}"
+    return f"{option} is now {_RENAMED[option]}" if option in _RENAMED else None
 
 
 def _fail(message: object, code: int) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from raysearch.base.errors import InputError
-from raysearch.base.file_io import as_strategy, read_record, strategy_dict, write_bytes
+from raysearch.base.file_io import Damaged, as_strategy, read_record, strategy_dict, write_bytes
+from sim.config.code import Origin
+from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.optimum.bounds import Multipliers
 from sim.optimum.certificate import Certificate, Leaf, certify
@@ -34,6 +37,7 @@ class _Leaf(BaseModel):
 
 
 class _File(BaseModel):
+    question: dict[str, object]
     workload: str
     config_hash: str
     space: str
@@ -43,18 +47,19 @@ class _File(BaseModel):
 
 
 def write_certificate(
-    path: Path, workload: Workload, best: Evaluation | None, progress: CountProgress | None = None
+    path: Path, question: Question, workload: Workload, best: Evaluation | None, progress: CountProgress | None = None
 ) -> int:
-    """Proves the best of a workload's space and writes the proof; of how many ranges of batches it is made.
+    """Proves the best of a question's space and writes the proof; of how many ranges of batches it is made.
 
     Raises:
         InputError: It has choices of embedding and LM head.
     """
     space = space_of(workload)
     if space.vocabulary:
-        raise InputError("no certificate of the space 'generated': leave out --certificate, or take --space extended")
+        raise InputError("no certificate of the space 'generated': leave out --out, or take --space extended")
     proof = certify(space, best, progress)
     head = {
+        "question": question.record(),
         "workload": workload.name,
         "config_hash": workload.config_hash,
         "space": workload.space,
@@ -67,20 +72,40 @@ def write_certificate(
     return len(rows)
 
 
-def check_certificate(path: Path, workload: Workload, progress: CountProgress | None = None) -> tuple[Certificate, int]:
-    """Replays the certificate of a workload's best; it, and how many strategies were evaluated.
+@dataclass(frozen=True, slots=True)
+class CheckedCertificate:
+    """A certificate that holds.
+
+    Attributes:
+        question: Of which strategy is the best.
+        workload: What the question asks about.
+        proof: What was proved.
+        evaluated: Strategies that were evaluated for it.
+    """
+
+    question: Question
+    workload: Workload
+    proof: Certificate
+    evaluated: int
+
+
+def check_certificate(path: Path, progress: CountProgress | None = None) -> CheckedCertificate:
+    """Replays a certificate, without a search.
 
     Raises:
-        InputError: It is another workload's, is damaged, or does not prove what it says.
+        Damaged: It cannot be read, or does not prove what it says.
+        CatalogError: The model, machine or workload of its question is not here.
     """
     try:
         fields = _File.model_validate(read_record(path, _File, sealed=False))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
+    question = Question.of_record(fields.question)
+    workload = question.load(Origin.RECORD)
     if (fields.config_hash, fields.space) != (workload.config_hash, workload.space):
-        raise InputError(
-            f"{path} is of the space {fields.space!r} of {fields.workload!r} ({fields.config_hash!r}), not of "
-            f"{workload.space!r} of {workload.name} ({workload.config_hash}): give the options it was written with"
+        raise Damaged(
+            f"{path} is of the space {fields.space!r} of {fields.workload!r} ({fields.config_hash!r}); its question is "
+            f"of {workload.space!r} of {workload.name} ({workload.config_hash}) now: ask `raysearch optimum` anew"
         )
     leaves = tuple(
         Leaf(
@@ -97,6 +122,7 @@ def check_certificate(path: Path, workload: Workload, progress: CountProgress | 
     strategy = as_strategy(fields.strategy) if fields.strategy else None
     certificate = Certificate(strategy, fields.tokens_per_s_per_gpu, leaves)
     try:
-        return certificate, check(space_of(workload), certificate, progress)
+        tried = check(space_of(workload), certificate, progress)
     except Refused as error:
-        raise InputError(f"{path} proves nothing: {error}") from error
+        raise Damaged(f"{path} proves nothing: {error}") from error
+    return CheckedCertificate(question, workload, certificate, tried)

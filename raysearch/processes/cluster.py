@@ -30,7 +30,7 @@ def check_room(cpus_per_run: int, workers: int = 0) -> None:
     cpus = [int(node["Resources"].get("CPU", 0)) for node in _alive()]
     largest, total = max(cpus, default=0), sum(cpus)
     if 0 < total < cpus_per_run + workers and largest >= cpus_per_run:
-        mend = f"run with --workers {total - cpus_per_run}" if total > cpus_per_run else "give Ray more CPUs"
+        mend = f"run with --set workers={total - cpus_per_run}" if total > cpus_per_run else "give Ray more CPUs"
         raise InputError(
             f"every run needs {cpus_per_run + workers} CPUs ({cpus_per_run} to search, {workers} to evaluate), "
             f"the cluster has {total}: {mend}"

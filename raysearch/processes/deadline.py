@@ -1,6 +1,6 @@
 """How long anything may take that is not ours: one call of a black box, wherever it runs, and its process's start.
 
-The setting is `Patience.timeout_s`: `--timeout-s` of the commands, `timeout_s` of a study, `sample_timeout_s` of RLlib.
+The setting is `Patience.timeout_s`: `timeout_s` of commands and studies, `sample_timeout_s` of RLlib.
 Clocks here are monotonic: setting the host's clock changes nothing.
 """
 

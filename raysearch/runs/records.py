@@ -210,7 +210,7 @@ def check_code(path: Path, recorded: Mapping[str, str], *, trusted: bool) -> Non
         if digest != recorded[name]:
             raise InputError(
                 f"the code of {name} is not that with which {path} was begun (digest {digest}, then {recorded[name]}): "
-                "bring it back, or add --trust-code if its answers are the same"
+                "bring it back, or add --set trust_code if its answers are the same"
             )
 
 

@@ -55,7 +55,7 @@ def evaluating(
             workers = choose_workers(simulator, workload, patience, available, forgiving=forgiving)
         elif 0 < available < workers:  # where there are none yet, some are to be started
             raise InputError(
-                f"{workers} workers need as many CPUs, the cluster has {available}: run with --workers {available}"
+                f"{workers} workers need as many CPUs, the cluster has {available}: run with --set workers={available}"
             )
         yield workers
 
@@ -86,7 +86,7 @@ def choose_workers(
     """
     call_s = _measured_call_s(simulator, workload, patience, forgiving)
     workers = max(1, available) if call_s >= WORTH_WORKERS_S else 1
-    print(f"note: a call of {simulator} takes {call_s * 1e3:.3g} ms: --workers {workers}", file=sys.stderr)
+    print(f"note: a call of {simulator} takes {call_s * 1e3:.3g} ms: --set workers={workers}", file=sys.stderr)
     return workers
 
 

@@ -46,7 +46,7 @@ class About:
         key: Of a workload file, with the table's name in front; "" for none of its own.
         least, most: Bounds, both included.
         kind: Of the configuration file that it may name.
-        aliases: Options by which it went before.
+        rare: Whether a command line gives it by `--set NAME=VALUE`, as few questions need it.
     """
 
     help: str
@@ -56,7 +56,7 @@ class About:
     least: float | None = None
     most: float | None = None
     kind: ConfigKind | None = None
-    aliases: tuple[str, ...] = ()
+    rare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +149,7 @@ class Question:
             "prompt_wait_steps",
             least=0,
             most=100_000,
+            rare=True,
         ),
     ] = None
     expert_exchange: Annotated[
@@ -199,6 +200,7 @@ class Question:
             "mtp if the model has it",
             "speculation.draft",
             kind="models",
+            rare=True,
         ),
     ] = None
     tpot_ms: Annotated[float | None, About("Longest time per output token.", "limits", "no limit", "tpot_slo_ms")] = (
@@ -215,7 +217,6 @@ class Question:
             f"the workload's, else {USUAL_GPUS}",
             "max_gpus",
             least=1,
-            aliases=("max_gpus",),
         ),
     ] = None
     margin: Annotated[
@@ -227,6 +228,7 @@ class Question:
             "margin",
             least=0,
             most=0.99,
+            rare=True,
         ),
     ] = None
     space: Annotated[
@@ -246,6 +248,7 @@ class Question:
             "search",
             "shared",
             "groups",
+            rare=True,
         ),
     ] = None
     batches: Annotated[
@@ -255,6 +258,7 @@ class Question:
             "search",
             "the workload's list, else any",
             "degrees.batch",
+            rare=True,
         ),
     ] = None
     any_degrees: Annotated[
@@ -263,6 +267,7 @@ class Question:
             "pp, ep or pp,ep: search every number of pipeline stages (up to 64), of experts' ranks, or of both.",
             "search",
             "those that the workload lists, else divisors and powers of two",
+            rare=True,
         ),
     ] = None
 
@@ -365,10 +370,10 @@ else:
 def option_of(name: str) -> str:
     """What a command line calls a field.
 
-    >>> option_of("tpot_ms")
-    '--tpot-ms'
+    >>> option_of("tpot_ms"), option_of("margin")
+    ('--tpot-ms', '--set margin')
     """
-    return "--" + name.replace("_", "-")
+    return f"--set {name}" if QUESTION_FIELDS[name].rare else "--" + name.replace("_", "-")
 
 
 def _at_least(value: float, least: float | None) -> bool:
@@ -411,7 +416,7 @@ def _keys(question: Question, leave: tuple[str, ...] = ()) -> JsonObject:
         try:
             content.setdefault("degrees", {}).update(any_degrees(question.any_degrees))
         except ValueError as error:
-            raise CatalogError(f"--any-degrees: {error}") from error
+            raise CatalogError(f"{option_of('any_degrees')}: {error}") from error
     if drafted := content.get("speculation"):
         content["speculation"] = _speculation(drafted)
     return content
@@ -420,7 +425,7 @@ def _keys(question: Question, leave: tuple[str, ...] = ()) -> JsonObject:
 def _speculation(drafted: JsonObject) -> JsonObject:
     """The table [speculation] of the fields about drafts. Raises: CatalogError."""
     if "draft_tokens" not in drafted:
-        raise CatalogError(f"--{next(iter(drafted))} is of speculative decoding: give --draft-tokens N too")
+        raise CatalogError(f"{option_of(next(iter(drafted)))} is of speculative decoding: give --draft-tokens N too")
     text = drafted.pop("acceptance", None)
     if text is None:
         return drafted

@@ -50,7 +50,7 @@ def test_ray_submit_runs_a_study_on_the_cluster(
     up: tuple[Cluster, subprocess.CompletedProcess[str]], study: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    arguments = ("--", "study", study, "--address", "auto", "--out", out, "--json")
+    arguments = ("--", "study", study, "--set", "address=auto", "--out", out, "--json")
     done = up[0].ray("submit", "raysearch/__main__.py", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert '"complete": true' in done.stdout
@@ -88,7 +88,7 @@ def test_a_results_folder_that_a_node_does_not_see_is_refused_before_anything_ru
     start = f"mount -t tmpfs none {out.parent} && ray start --address={LOOPBACK}:6379 --num-cpus=0"
     joined = up[0].ray("exec", f"unshare --mount sh -c '{start} --object-store-memory={OBJECT_STORE_BYTES}'")
     assert joined.returncode == 0, joined.stdout + joined.stderr
-    refused = up[0].ray("submit", "raysearch/__main__.py", "--", "study", study, "--address", "auto", "--out", out)
+    refused = up[0].ray("submit", "raysearch/__main__.py", "--", "study", study, "--set", "address=auto", "--out", out)
     assert refused.returncode != 0
     said = " ".join(refused.stdout.split())
     assert f"error: node {LOOPBACK} cannot use the results folder {out}: it does not see what the driver put" in said

@@ -72,17 +72,17 @@ def test_the_runs_of_a_study_are_on_both_hosts_and_their_results_in_one_place(
 
 def command(study: Path, out: Path) -> list[str]:
     """What follows the cluster's file in `ray submit`."""
-    return ["raysearch/__main__.py", "--", "study", str(study), "--address", "auto", "--out", str(out)]
+    return ["raysearch/__main__.py", "--", "study", str(study), "--set", "address=auto", "--out", str(out)]
 
 
 def test_a_run_searches_a_plugged_in_simulator_on_the_other_host(
     pair: Pair, tiny_workload: Path, tmp_path: Path, raysearch: Command
 ) -> None:
     short = write_study(tmp_path / "short.toml", tiny_workload, searchers=["annealing"], seeds=[0], budget=200)
-    box = ("--simulator", "tests.raysearch.simulators.boxes:hilly", "--workers", "1")  # a host has one CPU
+    box = ("--simulator", "tests.raysearch.simulators.boxes:hilly", "--set", "workers=1")  # a host has one CPU
     done = pair.cluster.job("python", "-m", "raysearch", "study", short, "--out", tmp_path / "out", *box)
     assert done.returncode == 0, done.stdout + done.stderr
-    alone = raysearch("study", short, "--out", tmp_path / "alone", "--cpus", "2", *box)
+    alone = raysearch("study", short, "--out", tmp_path / "alone", "--set", "cpus=2", *box)
     assert alone.returncode == 0, alone.stderr
     assert digests(tmp_path / "out") == digests(tmp_path / "alone")
 

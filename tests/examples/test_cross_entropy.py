@@ -55,5 +55,7 @@ def test_a_study_runs_it_in_its_actors_and_refuses_to_go_on_with_other_code(
     refused = raysearch("study", "study.toml", "--out", "out", "--resume", cwd=tmp_path)
     assert refused.returncode == 2
     assert "the code of mine:CrossEntropy is not that with which" in refused.stderr
-    trusted = raysearch("study", "study.toml", "--out", "out", "--resume", "--trust-code", "--json", cwd=tmp_path)
+    trusted = raysearch(
+        "study", "study.toml", "--out", "out", "--resume", "--set", "trust_code", "--json", cwd=tmp_path
+    )
     assert trusted.returncode == 0, trusted.stderr

@@ -107,7 +107,7 @@ def test_an_evaluation_is_the_command_s() -> None:
 
 
 def test_a_recommendation_is_the_command_s(recommended: RecommendationResult) -> None:
-    assert plain(recommended) == told("recommend", *WORDS, "--top", "2")
+    assert plain(recommended) == told("recommend", *WORDS, "--set", "top=2")
     assert recommended.strategy is not None
     assert list(recommended.to_frame()["layout"]) == [row["layout"] for row in recommended.to_rows()]
     assert len(recommended.figure().axes[0].lines) > 0
@@ -121,7 +121,7 @@ def test_an_optimum_is_the_command_s(tmp_path: Path) -> None:
     assert "strategies of the space 'vllm'" in str(found)
     assert found.figure().axes
     assert found.write_certificate(tmp_path / "proof.json") > 0
-    assert told("optimum", *WORDS, "--check", tmp_path / "proof.json")["strategy"] == plain(found)["strategy"]
+    assert told("verify", tmp_path / "proof.json")["strategy"] == plain(found)["strategy"]
     nothing = rs.optimum(rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=0.01))
     assert (nothing.feasible, nothing.strategy, nothing.tokens_per_s_per_gpu) == (False, None, 0.0)
     assert "No strategy of" in str(nothing)
@@ -133,7 +133,7 @@ def test_a_landscape_is_counted_where_ops_are_chosen_one_by_one(tiny_workload: P
     assert found.around is not None
     assert found.to_rows()[-1]["tokens_per_s_per_gpu"] <= found.tokens_per_s_per_gpu
     beside = found.compare_spaces()
-    assert plain(beside) == told("optimum", "-w", tiny_workload, "--compare-spaces")
+    assert plain(beside) == told("optimum", "-w", tiny_workload, "--set", "compare_spaces")
     assert {row["space"] for row in beside.to_rows()} >= {"paper", "joint", "extended"}
     assert "the exact best of each space" in str(beside)
 
@@ -151,7 +151,7 @@ def test_pools_are_the_command_s(tmp_path: Path) -> None:
 
 
 def test_a_placement_is_the_command_s() -> None:
-    few = ("--requests", "100", "--seeds", "2", "--gpus", "2")
+    few = ("--set", "requests=100", "--set", "seeds=2", "--gpus", "2")
     found = rs.place("bursty_qwens", requests=100, seeds=2, gpus=2)
     assert plain(found) == told("place", "bursty_qwens", *few)
     assert [row["placement"] for row in found.to_rows()] == [option.name for option in found.plan.options]
@@ -201,7 +201,9 @@ def test_an_export_is_the_command_s(recommended: RecommendationResult, tmp_path:
     assert "./weights" in second.command
     asked = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--layout", "tp2", "--batch", "8")
     one = rs.evaluate(rs.question(model="llama_3_1_8b", isl=1000, osl=100), layout="tp2", batch=8)
-    assert plain(rs.export(one, "sglang", replicas=3)) == told("export", *asked, "--to", "sglang", "--replicas", "3")
+    assert plain(rs.export(one, "sglang", replicas=3)) == told(
+        "export", *asked, "--to", "sglang", "--set", "replicas=3"
+    )
 
 
 def test_results_show_themselves_in_a_terminal_and_in_a_notebook(

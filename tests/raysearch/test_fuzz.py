@@ -204,14 +204,15 @@ def test_a_broken_cache_of_answers_is_not_believed(
 
 VALUES = ["", "-1", "0", "1e999", "nan", "9" * 400, "x", "\udcff", "../..", "a:b", "[", "-h", "\0", "8", "2,1", "."]
 FLAGS = {
-    "evaluate": ["--workload", "--tp", "--ep", "--pp", "--batch", "--dims", "--hardware", "--space", "--margin"],
+    "evaluate": ["--workload", "--tp", "--ep", "--pp", "--batch", "--dims", "--hardware", "--space", "--set"],
     "explain": ["--workload", "--tp", "--dims", "--against", "--space"],
-    "search": ["--searcher", "--seed", "--budget", "--hardware", "--margin", "--workers", "--retries", "--on-failure"],
+    "search": ["--searcher", "--seed", "--budget", "--hardware", "--set"],
     "report": ["--json"],
     "status": ["--json"],
     "verify": ["--json"],
     "list": ["--json"],
 }
+SETTINGS = ["margin", "any_degrees", "workers", "retries", "on_failure", "trust_code", "timeout_s"]
 GOOD = {
     "evaluate": ["--tp", "2", "--ep", "4", "--pp", "1", "--batch", "256", "--dims", "megatron"],
     "explain": ["--tp", "2", "--ep", "4", "--pp", "1", "--batch", "256", "--dims", "megatron"],
@@ -228,7 +229,9 @@ def test_broken_options_of_a_command_are_one_message_or_understood(
         command = rng.choice(list(FLAGS))
         good = ["--workload", str(tiny_workload), *GOOD[command]] if command in GOOD else []
         value = rng.choice(VALUES)
-        bad = [rng.choice(FLAGS[command]), value] if rng.random() < 0.8 else [value]
+        flag = rng.choice(FLAGS[command])
+        value = f"{rng.choice(SETTINGS)}={value}" if flag == "--set" and rng.random() < 0.8 else value
+        bad = [flag, value] if rng.random() < 0.8 else [value]
         monkeypatch.setattr(sys, "argv", ["raysearch", command, *good, *bad])
         code = app.run_command()
         said = capsys.readouterr().err

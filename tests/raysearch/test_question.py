@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import raysearch as rs
 from raysearch.cli.app import app
+from raysearch.cli.commands.settings import settings_of
 from sim.config.files import CatalogError
 from sim.config.question import QUESTION_FIELDS, Question, option_of
 from sim.simulate import evaluate
@@ -35,10 +36,11 @@ def told(*words: object) -> dict[str, Any]:
 @pytest.mark.parametrize("command", PRICING)
 def test_every_command_that_prices_has_every_option_of_a_question(command: str) -> None:
     options = {option: parameter for parameter in COMMANDS[command].params for option in parameter.opts}
+    settings = settings_of(COMMANDS[command].callback)
     for name, about in QUESTION_FIELDS.items():
-        parameter = options[option_of(name)]
-        assert parameter.help == about.help
-        assert parameter.default is None
+        told = settings[name].about if about.rare else options[option_of(name)]
+        assert told.help == about.help
+        assert (settings[name] if about.rare else told).default is None
 
 
 def test_no_command_declares_an_option_of_a_question_anew() -> None:
@@ -65,14 +67,30 @@ def test_an_option_means_the_same_in_every_command() -> None:
         for parameter in command.params:
             meanings.setdefault(parameter.opts[0], set()).add(parameter.help or "")
             assert parameter.help, f"{name} {parameter.opts[0]}"
-    # A calibration is a file, pictures of a validation go beside what is there.
-    assert {option for option, texts in meanings.items() if len(texts) > 1} == {"--out"}
+    # A calibration is a file, pictures of a validation go beside what is there; each command has settings of its own.
+    arguments = {name for name in meanings if not name.startswith("-")}
+    assert {option for option, texts in meanings.items() if len(texts) > 1} - arguments == {"--out", "--set"}
+
+
+def test_the_commands_have_no_more_than_45_parameters_between_them() -> None:
+    names = {parameter.name for command in COMMANDS.values() for parameter in command.params}
+    settings = {name for command in COMMANDS.values() for name in settings_of(command.callback)}
+    assert len(names) <= 45
+    assert not names & settings
+
+
+def test_a_setting_means_the_same_in_every_command() -> None:
+    meanings: dict[str, set[str]] = {}
+    for command in COMMANDS.values():
+        for name, setting in settings_of(command.callback).items():
+            meanings.setdefault(name, set()).add(setting.about.help)
+    assert {name for name, texts in meanings.items() if len(texts) > 1} == set()
 
 
 def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(tmp_path: Path) -> None:
     limits = ("--gpus", "2", "--tpot-ms", "20")
     workload = replace(ASKED, gpus=2, tpot_ms=20.0).load()
-    best = told("recommend", *WORDS, *limits, "--top", "1", "--out", tmp_path / "answer")["best"]
+    best = told("recommend", *WORDS, *limits, "--set", "top=1", "--out", tmp_path / "answer")["best"]
     strategy = best["strategy"]
     mine = evaluate(workload, Strategy(**strategy | {"dims": tuple(strategy["dims"])}))
     degrees = [word for name in ("tp", "ep", "pp", "batch") for word in (f"--{name}", strategy[name])]

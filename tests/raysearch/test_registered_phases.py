@@ -103,7 +103,7 @@ def test_it_is_a_phase_of_options_and_is_printed(raysearch: Command, command: st
     asked = ("--model", "mistral_7b", "--phase", "embed", "--isl", "2000", "--osl", "1", "--ttft-ms", "2000")
     more = {
         "evaluate": ("--tp", "2", "--batch", "4"),
-        "optimum": ("--max-gpus", "4"),
+        "optimum": ("--gpus", "4"),
         "recommend": ("--gpus", "4", "--engine", "vllm"),
     }
     done = raysearch(command, *asked, *more[command])

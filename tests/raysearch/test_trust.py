@@ -279,7 +279,7 @@ def test_a_study_of_forged_runs_is_gone_on_with_and_no_process_of_its_ray_runs_w
     forge(runs[1] / "run.json", ("spec", "workload"), "handed/w.toml")
     packages = [str(CHECKOUT / name) for name in ("sim", "envs", "raysearch")]
     told = subprocess.run(
-        raysearch_command("study", "s.toml", "--out", "begun", "--resume", "--cpus", "1"),
+        raysearch_command("study", "s.toml", "--out", "begun", "--resume", "--set", "cpus=1"),
         cwd=top,
         env={
             **command_environment(),
@@ -329,5 +329,5 @@ def test_other_code_than_a_run_was_begun_with_is_gone_on_with_only_by_leave(
     assert app.run_command() == 2
     assert "the code of own:f is not that with which out/run.json was begun" in capsys.readouterr().err
     assert "own" not in sys.modules
-    monkeypatch.setattr(sys, "argv", [*words, "--trust-code"])
+    monkeypatch.setattr(sys, "argv", [*words, "--set", "trust_code"])
     assert app.run_command() == 0

@@ -9,19 +9,19 @@ from typing import Annotated
 
 import typer
 
-from raysearch.cli.commands.options import DataOption, JsonOption, MachineOption, at_home, print_json
+from raysearch.cli.commands.options import JsonOption, MachineOption, MeasurementsArgument, at_home, print_json
+from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.config.catalog import load_machine, load_machine_header
 from sim.json_object import JsonObject
 
 
+@takes_settings
 def calibrate(
-    data: DataOption,
+    path: MeasurementsArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="File of coefficients to write, .json.", callback=at_home)],
-    source: Annotated[
-        str, typer.Option(help="Where the rows come from, with version and licence; kept in the file.")
-    ] = "",
+    source: Annotated[str, Setting("Where the rows come from, with version and licence; kept in the file.")] = "",
     hardware: MachineOption = "h100_sxm",
-    force: Annotated[bool, typer.Option("--force", help="Replace a file with other content.")] = False,
+    force: Annotated[bool, Setting("Replace a file with other content.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fit efficiency curves and the collective model to measured rows, and show their errors on held-out rows.
@@ -33,8 +33,8 @@ def calibrate(
 
     \b
     Examples:
-      raysearch calibrate --data measured/ --out my_machine.json
-      raysearch calibrate --data measured/ --out mine.json --hardware my_machine.toml --source "own cluster" --json
+      raysearch calibrate measured/ --out my_machine.json
+      raysearch calibrate measured/ --out mine.json --hardware my_machine.toml --set source="own cluster" --json
     \b
     Then name the file in that hardware file: calibration = "mine.json"
     """
@@ -47,7 +47,7 @@ def calibrate(
     provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     header = load_machine_header(hardware)
     with telling("calibrating") as tell:
-        content = fit_directory(data, provenance, header, partial(load_machine, hardware), tell)
+        content = fit_directory(path, provenance, header, partial(load_machine, hardware), tell)
     written = write_coefficients(out, content, force=force)
     if as_json:
         print_json(

@@ -13,7 +13,6 @@ from raysearch.cli.commands.strategy_options import (
     DpOption,
     EpOption,
     LayoutOption,
-    MoeTpOption,
     PpOption,
     TpOption,
 )
@@ -31,7 +30,6 @@ def evaluate_strategy(
     dims: DimsOption = "megatron",
     cp: CpOption = 1,
     dp: DpOption = None,
-    moe_tp: MoeTpOption = None,
     layout: LayoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -49,7 +47,7 @@ def evaluate_strategy(
       raysearch evaluate --model deepseek_v3 --isl 8000 --osl 1000 --layout tep16 --batch 64 --draft-tokens 1 --acceptance 0.85
     """  # noqa: E501
     workload = loaded(question)
-    strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout)
+    strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
     found = EvaluationResult(question, workload, evaluate(workload, strategy))
     show_result(found, as_json=as_json)
     exit_unless_feasible(found)

@@ -10,7 +10,7 @@ import typer
 from raysearch.answers.strategy_text import second_strategy_of, strategy_of
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text
-from raysearch.cli.commands.options import JsonOption, print_json
+from raysearch.cli.commands.options import JsonOption, at_home, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.strategy_options import (
     BatchOption,
@@ -19,7 +19,6 @@ from raysearch.cli.commands.strategy_options import (
     DpOption,
     EpOption,
     LayoutOption,
-    MoeTpOption,
     PpOption,
     TpOption,
 )
@@ -43,11 +42,13 @@ def explain_strategy(
             "'megatron tp=8 cp=1' or 'megatron layout=tep8'."
         ),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file instead of the terminal.")] = None,
     cp: CpOption = 1,
     dp: DpOption = None,
-    moe_tp: MoeTpOption = None,
     layout: LayoutOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="SVG file to write, instead of the terminal.", callback=at_home),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Draw one layer of each kind: ops, the placement of each tensor, and the collectives with bytes and time.
@@ -55,30 +56,30 @@ def explain_strategy(
     \b
     Examples:
       raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron
-      raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --against megatron --svg layer.svg
+      raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --against megatron --out layer.svg
       raysearch explain -w gpt_moe_1_2t_1m --tp 1 --cp 8 --dp 16 --ep 16 --pp 1 --batch 64 --dims 201022210102 --against "megatron tp=8 cp=1"
       raysearch explain --model gpt_oss_120b --phase serve --isl 2000 --osl 500 --engine vllm --tp 4 --batch 8
     """  # noqa: E501
     from raysearch.reports.explain.picture import picture_dict, pictures_of
 
     workload = loaded(question)
-    shown = [(dims, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, moe_tp, layout))]
+    shown = [(dims, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout))]
     if against is not None:
         first = shown[0][1]
-        degrees = {"tp": first.tp, "ep": first.ep, "pp": pp, "batch": batch, "cp": cp, "dp": dp, "moe_tp": moe_tp}
+        degrees = {"tp": first.tp, "ep": first.ep, "pp": pp, "batch": batch, "cp": cp, "dp": dp}
         degrees |= {"dp": first.dp} if layout else {}
         shown.append(second_strategy_of(workload, against, degrees))
     drawn = [pictures_of(_title(text, strategy), workload, evaluate(workload, strategy)) for text, strategy in shown]
     groups = list(zip(*drawn, strict=True))
     on_degrees = " | ".join(dict.fromkeys(degrees_text(strategy) for _, strategy in shown))
     heading = f"{workload.name} on {workload.hardware.name}: {on_degrees}"
-    if svg is not None:
-        _write(svg, heading, groups)
+    if out is not None:
+        _write(out, heading, groups)
     if as_json:
         pictures = [picture_dict(picture) for pictures in groups for picture in pictures]
-        print_json({"heading": heading, "pictures": pictures, "svg": str(svg) if svg else None})
-    elif svg is not None:
-        print(f"Picture: {svg}")
+        print_json({"heading": heading, "pictures": pictures, "svg": str(out) if out else None})
+    elif out is not None:
+        print(f"Picture: {out}")
     else:
         from raysearch.base.rich_tables import printer
         from raysearch.reports.explain.terminal import draw_text
@@ -96,4 +97,4 @@ def _write(path: Path, heading: str, groups: list) -> None:
     try:
         path.write_text(draw_svg(heading, groups), encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot write --svg {path}: {error.strerror}; name a file in a folder that exists") from None
+        raise InputError(f"cannot write --out {path}: {error.strerror}; name a file in a folder that exists") from None

@@ -13,13 +13,13 @@ from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import OUT_HELP, JsonOption, at_home, exit_unless_feasible, show_result
 from raysearch.cli.commands.question_options import loaded, takes_question
+from raysearch.cli.commands.settings import Setting
 from raysearch.cli.commands.strategy_options import (
     CpOption,
     DimsOption,
     DpOption,
     EpOption,
     LayoutOption,
-    MoeTpOption,
     OptionalBatchOption,
     PpOption,
     TpOption,
@@ -36,32 +36,29 @@ _OUT = typer.Option("--out", "-o", help=OUT_HELP, show_default="printed", callba
 @takes_question
 def export_strategy(
     question: Question | None = None,
-    source: Annotated[
+    path: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder of `recommend`, `pools`, `tune-live`, `search` or `study`, or a JSON file with a strategy."
+            metavar="PATH",
+            help="Folder of `recommend`, `pools`, `tune-live`, `search` or `study`, or a JSON file with a strategy.",
         ),
     ] = None,
     to: Annotated[str, typer.Option("--to", help="; ".join(exporter_names()), show_default=True)] = "vllm",
     alternative: Annotated[
         int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives; of `pools` a point.", min=0)
     ] = 0,
-    serve: Annotated[
-        str | None, typer.Option(help="Weights: a Hugging Face repository or a path.", show_default="the model's")
-    ] = None,
+    serve: Annotated[str | None, Setting("Weights: a Hugging Face repository or a path.", "the model's")] = None,
     tp: TpOption = None,
     batch: OptionalBatchOption = None,
-    replicas: Annotated[int, typer.Option(help="Independent replicas.", min=1)] = 1,
+    replicas: Annotated[int, Setting("Independent replicas.", least=1)] = 1,
     ep: EpOption = None,
     pp: PpOption = 1,
     dims: DimsOption = "megatron",
     cp: CpOption = 1,
     dp: DpOption = None,
-    moe_tp: MoeTpOption = None,
     layout: LayoutOption = None,
     ops: Annotated[
-        str | None,
-        typer.Option(help="Shard only these ops, e.g. qkv_proj,o_proj; the others stay whole.", show_default="all"),
+        list[str] | None, Setting("Shard only these ops, e.g. qkv_proj,o_proj; the others stay whole.", "all")
     ] = None,
     out: Annotated[Path | None, _OUT] = None,
     as_json: JsonOption = False,
@@ -78,16 +75,16 @@ def export_strategy(
       raysearch export results/pools --to llm-d --out deploy
       raysearch export best.json -w gpt_moe_1_2t_16k --to megatron
       raysearch export --model qwen3_32b --isl 4000 --osl 500 --engine sglang --tp 4 --batch 32 --to sglang
-      raysearch export best.json -w gpt_moe_1_2t_16k --to dtensor --ops qkv_proj,attention,o_proj --out mine
+      raysearch export best.json -w gpt_moe_1_2t_16k --to dtensor --set ops=qkv_proj,attention,o_proj --out mine
     """
     check_folder(out)
     exporter(to)
-    if source is not None:
-        deployments = read_deployments(source, question, alternative, serve)
+    if path is not None:
+        deployments = read_deployments(path, question, alternative, serve)
     else:
-        said = (ep, pp, dims, cp, dp, moe_tp, layout)
+        said = (ep, pp, dims, cp, dp, layout)
         deployments = {"": _described(question, tp, batch, replicas, serve, said)}
-    found = ExportResult.of(deployments, to, None if ops is None else [name.strip() for name in ops.split(",")])
+    found = ExportResult.of(deployments, to, None if ops is None else [name.strip() for name in ops])
     if out is not None:
         found.write(out)
     if as_json:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
 from raysearch.cli.commands.options import GPUS_HELP, OUT_HELP, JsonOption, at_home, print_json
+from raysearch.cli.commands.settings import Setting, takes_settings
 from raysearch.processes.claim import check_folder
 from sim.json_object import JsonObject
 
 
+@takes_settings
 def measure(
     out: Annotated[Path, typer.Option("--out", "-o", help=OUT_HELP, callback=at_home)],
     framework: Annotated[
-        str, typer.Option(help="Engine whose kernels the rows stand for: vllm, sglang or trtllm.")
+        Literal["vllm", "sglang", "trtllm"], Setting("Engine whose kernels the rows stand for: vllm, sglang or trtllm.")
     ] = "vllm",
-    tiny: Annotated[bool, typer.Option("--tiny", help="A few small shapes: does everything run?")] = False,
-    on_cpu: Annotated[bool, typer.Option("--cpu", help="On the CPU, with gloo.")] = False,
+    tiny: Annotated[bool, Setting("A few small shapes: does everything run?")] = False,
+    cpu: Annotated[bool, Setting("On the CPU, with gloo.")] = False,
     gpus: Annotated[int | None, typer.Option(min=1, help=GPUS_HELP, show_default="all of this host")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,19 +36,17 @@ def measure(
     \b
     Examples:
       raysearch measure --out measured/
-      raysearch measure --out /tmp/try --tiny --cpu --gpus 2
+      raysearch measure --out /tmp/try --gpus 2 --set tiny --set cpu
     """
-    if framework not in _FRAMEWORKS:
-        raise InputError(f"--framework is one of {', '.join(_FRAMEWORKS)}, got {framework!r}")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"--out: {out} is not empty; give a new folder")
     check_folder(out)
     check_installed("measure", "measure")
     import torch
 
-    if not on_cpu and not torch.cuda.is_available():
-        raise InputError("PyTorch sees no GPU here; --cpu measures the CPU, to try the files out")
-    counts, left_out = _measure(out, framework, gpus, tiny=tiny, on_cpu=on_cpu)
+    if not cpu and not torch.cuda.is_available():
+        raise InputError("PyTorch sees no GPU here; --set cpu measures the CPU, to try the files out")
+    counts, left_out = _measure(out, framework, gpus, tiny=tiny, on_cpu=cpu)
     if as_json:
         print_json({"out": str(out), "rows": counts, "left_out": left_out})
         return
@@ -54,9 +54,6 @@ def measure(
         print(f"{out / name}: {rows:,} rows")
     for what in left_out:
         print(f"left out: {what}")
-
-
-_FRAMEWORKS = ("vllm", "sglang", "trtllm")
 
 
 def _measure(

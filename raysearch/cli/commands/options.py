@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from raysearch.answers.result import Result
 from raysearch.base.errors import NOTHING_FEASIBLE
 from raysearch.base.limits import MOST_RETRIES, MOST_WORKERS
+from raysearch.cli.commands.settings import Setting
 from sim.config.question import QUESTION_FIELDS
 from sim.json_object import JsonFields
 
@@ -55,32 +55,16 @@ SimulatorOption = Annotated[
         help="Search another black box: module:function, or an installed entry point.", show_default="our own"
     ),
 ]
-WorkersOption = Annotated[
+WorkersSetting = Annotated[
     int | None,
-    typer.Option(
-        min=0, max=MOST_WORKERS, help="Processes that evaluate for a run.", show_default="by the time of a call"
-    ),
+    Setting("Processes that evaluate for a run.", "by the time of a call", least=0, most=MOST_WORKERS),
 ]
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout-s", help="Longest call; then it counts as failed, and its process is ended.")
+TimeoutSetting = Annotated[float, Setting("Longest call, s; then it counts as failed, and its process ends.")]
+OnFailureSetting = Annotated[
+    Literal["stop", "infeasible"] | None,
+    Setting("When a --simulator fails on a strategy for good: 'stop' the run, or count it as 'infeasible'.", "stop"),
 ]
-
-
-class FailureOption(StrEnum):
-    """What becomes of a strategy on which a plugged-in simulator fails for good."""
-
-    stop = "stop"
-    infeasible = "infeasible"
-
-
-OnFailureOption = Annotated[
-    FailureOption | None,
-    typer.Option(
-        help="When a --simulator fails on a strategy for good: 'stop' the run, or count it as 'infeasible'.",
-        show_default="stop",
-    ),
-]
-RetriesOption = Annotated[int, typer.Option(max=MOST_RETRIES, help="Retries of a failing call before the run stops.")]
+RetriesSetting = Annotated[int, Setting("Retries of a failing call before the run stops.", most=MOST_RETRIES)]
 SeedOption = Annotated[
     int, typer.Option(min=0, help="Of all that is drawn: equal seeds give equal evaluations, bit for bit.")
 ]
@@ -89,7 +73,6 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         "-b",
-        "--max-measurements",
         min=1,
         help="Strategies to evaluate, or to measure.",
         show_default="search: 4000, or a heuristic's whole sweep; tune-live: 50",
@@ -97,12 +80,11 @@ BudgetOption = Annotated[
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue what is unfinished in --out.")]
 MachineOption = Annotated[str, typer.Option(help=QUESTION_FIELDS["hardware"].help)]
-DataOption = Annotated[Path, typer.Option("--data", "-d", help="Folder with CSV files of measurements.")]
-TrustCodeOption = Annotated[
-    bool,
-    typer.Option(
-        "--trust-code", help="With --resume: continue although the code of a simulator or searcher has changed."
-    ),
+MeasurementsArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder with CSV files of measurements.", callback=at_home)
+]
+TrustCodeSetting = Annotated[
+    bool, Setting("With --resume: continue although the code of a simulator or searcher has changed.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 

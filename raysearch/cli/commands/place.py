@@ -9,21 +9,20 @@ import typer
 
 from raysearch.answers.placed import PlacementResult
 from raysearch.cli.commands.options import OUT_HELP, JsonOption, at_home, exit_unless_feasible, show_result
+from raysearch.cli.commands.settings import Setting, takes_settings
 from raysearch.processes.claim import check_folder
 
 
+@takes_settings
 def place(
-    fleet: Annotated[str, typer.Argument(help="Name in configs/fleets, or the path of a TOML file.")],
+    path: Annotated[str, typer.Argument(metavar="FILE", help="Name in configs/fleets, or the path of a TOML file.")],
     gpus: Annotated[int | None, typer.Option(min=1, max=256, help="GPUs available.", show_default="the file's")] = None,
-    rate: Annotated[
-        float, typer.Option(min=0.001, max=1000.0, help="Times the requests per second of the file.")
-    ] = 1.0,
+    rate: Annotated[float, Setting("Times the requests per second of the file.", least=0.001, most=1000.0)] = 1.0,
     cv: Annotated[
-        float | None,
-        typer.Option(min=0.05, max=20.0, help="Burstiness of all models; 1 is Poisson.", show_default="the file's"),
+        float | None, Setting("Burstiness of all models; 1 is Poisson.", "the file's", least=0.05, most=20.0)
     ] = None,
-    requests: Annotated[int, typer.Option(min=100, max=1_000_000, help="Requests of a simulated run.")] = 1000,
-    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Runs behind each figure.")] = 10,
+    requests: Annotated[int, Setting("Requests of a simulated run.", least=100, most=1_000_000)] = 1000,
+    seeds: Annotated[int, Setting("Runs behind each figure.", least=1, most=10_000)] = 10,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help=OUT_HELP, show_default="none", callback=at_home),
@@ -39,17 +38,15 @@ def place(
     \b
     Examples:
       raysearch place bursty_qwens
-      raysearch place bursty_qwens --cv 1 --rate 2
-      raysearch place my_fleet.toml --gpus 16 --seeds 20 --out results/fleet
+      raysearch place bursty_qwens --set cv=1 --set rate=2
+      raysearch place my_fleet.toml --gpus 16 --set seeds=20 --out results/fleet
       raysearch place my_fleet.toml --json
     """
     from raysearch.base.progress import following
 
     check_folder(out)
-    with following(f"placements of {fleet}") as progress:
-        found = PlacementResult.of(
-            fleet, gpus=gpus, rate=rate, cv=cv, requests=requests, seeds=seeds, progress=progress
-        )
+    with following(f"placements of {path}") as progress:
+        found = PlacementResult.of(path, gpus=gpus, rate=rate, cv=cv, requests=requests, seeds=seeds, progress=progress)
         if out is not None:
             found.write(out)
     show_result(found, as_json=as_json, written=out)

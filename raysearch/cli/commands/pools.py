@@ -12,6 +12,7 @@ from raysearch.answers.compared_pools import SWEEPABLE, PoolsResult
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import JsonOption, OutOption, exit_unless_feasible, show_result
 from raysearch.cli.commands.question_options import loaded, takes_question
+from raysearch.cli.commands.settings import Setting
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
 from sim.pools.resharding import Host
@@ -35,13 +36,14 @@ def show_pools(
         ),
     ] = None,
     kv_hidden: Annotated[
-        float,
-        typer.Option(help="Share of the KV cache's transfer that overlaps with prefill.", min=0.0, max=1.0),
+        float, Setting("Share of the KV cache's transfer that overlaps with prefill.", least=0.0, most=1.0)
     ] = 0.0,
     host_gb: Annotated[
-        float, typer.Option(help="Memory of the hosts for KV caches, per GPU, where a pool re-shards.", min=0.0)
+        float, Setting("Memory of the hosts for KV caches, per GPU, where a pool re-shards.", least=0.0)
     ] = 200.0,
-    host_gb_per_s: Annotated[float, typer.Option(help="A GPU's link to it, per direction.", min=1e-3)] = 50.0,
+    host_gb_per_s: Annotated[
+        float, Setting("A GPU's link to the hosts' memory, GB/s per direction.", least=1e-3)
+    ] = 50.0,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:

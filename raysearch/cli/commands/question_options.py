@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from envs.strategy_env import brief
+from raysearch.cli.commands.settings import Setting, takes_settings
 from raysearch.deploy.contexts import too_long
 from sim.config.files import config_path
 from sim.config.question import QUESTION_FIELDS, About, Panel, Question, option_of
@@ -28,7 +29,7 @@ _SHORT = {"workload": "-w"}
 
 
 def takes_question(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of a question, and passes it the question as `question`.
+    """Gives a command the options of a question and `--set`, and passes it the question as `question`.
 
     A command whose `question` has a default gets that where none of the options is given.
     """
@@ -44,14 +45,14 @@ def takes_question(command: Callable[..., None]) -> Callable[..., None]:
             command(question=Question(**given), **options)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
+    parameters = [parameter.replace(kind=keyword) for parameter in own]
+    parameters += [
         inspect.Parameter(name, keyword, default=None, annotation=annotation) for name, annotation in _OPTIONS.items()
     ]
-    parameters += [parameter.replace(kind=keyword) for parameter in own]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del with_options.__wrapped__  # typer would ask it for its own options
-    return with_options
+    return takes_settings(with_options)
 
 
 def loaded(question: Question) -> Workload:
@@ -88,13 +89,15 @@ def _plain(value: Any) -> Any:
 
 
 def _annotation(name: str, hint: Any, about: About) -> Any:
-    """The annotation from which typer makes an option."""
+    """The annotation from which typer makes an option, or that of a setting."""
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
     (kind,) = [each for each in kinds if each is not type(None)]
+    if about.rare:
+        return Annotated[kind | None, Setting(about.help, about.usual)]
     if get_origin(kind) is Literal:
         kind = StrEnum(name, {each: each for each in get_args(kind)})
     option = typer.Option(
-        *(option_of(each) for each in (name, *about.aliases)),
+        option_of(name),
         *([_SHORT[name]] if name in _SHORT else []),
         help=about.help,
         rich_help_panel=_PANELS[about.panel],

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from raysearch.base.errors import NOTHING_FEASIBLE, InputError
+from raysearch.base.errors import NOTHING_FEASIBLE
 from raysearch.base.file_io import as_strategy, degrees_text, strategy_dict
 from raysearch.cli.commands.options import JsonOption, OutOption, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
+from raysearch.cli.commands.settings import Setting
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.recommendation import Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
@@ -30,11 +31,11 @@ def recommend(
     concurrency: Annotated[
         int | None, typer.Option(help="Fewest GPUs for so many requests at once.", min=1, show_default="fill --gpus")
     ] = None,
-    price: Annotated[float | None, typer.Option(help="Of a GPU and hour.", show_default="none")] = None,
+    price: Annotated[float | None, Setting("Of a GPU and hour.", "none")] = None,
     compare_with: Annotated[
-        str | None, typer.Option(help="'aisimulate': its recommendation beside ours (a minute or two).")
+        Literal["aisimulate"] | None, Setting("'aisimulate': its recommendation beside ours (a minute or two).")
     ] = None,
-    top: Annotated[int, typer.Option(help="How many strategies to show.", min=1)] = 5,
+    top: Annotated[int, Setting("How many strategies to show.", least=1)] = 5,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -47,12 +48,10 @@ def recommend(
     Examples:
       raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --tpot-ms 50 --ttft-ms 2000
       raysearch recommend --model deepseek_v3 --gpus 64 --isl 4000 --osl 1000 --engine sglang --out results/v3
-      raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --tpot-ms 50 --compare-with aisimulate
-      raysearch recommend --model qwen3_32b --gpus 16 --isl 2000 --osl 300 --tpot-ms 30 --requests-per-s 5 --price 2.5
+      raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --set compare_with=aisimulate
+      raysearch recommend --model qwen3_32b --gpus 16 --isl 2000 --osl 300 --requests-per-s 5 --set price=2.5
     """
     check_folder(out)
-    if compare_with not in (None, "aisimulate"):
-        raise InputError(f"--compare-with knows 'aisimulate', got {compare_with!r}")
     if compare_with:
         from raysearch.simulators.aisimulate import check_here
 

@@ -10,7 +10,7 @@ from raysearch.base.errors import RunFailed
 from raysearch.cli.commands.options import JsonOption, ResultsArgument, show_result
 
 
-def report_results(directory: ResultsArgument, as_json: JsonOption = False) -> None:
+def report_results(path: ResultsArgument, as_json: JsonOption = False) -> None:
     """Report a study or a search: scores, statistics over seeds, the best strategy of each workload explained.
 
     Works on unfinished and running studies too. Writes curve.png and, for several searchers, comparison.png into the
@@ -21,7 +21,7 @@ def report_results(directory: ResultsArgument, as_json: JsonOption = False) -> N
       raysearch report results/smoke
       raysearch report results/smoke --json
     """
-    show_report(ReportResult.of(directory), as_json=as_json)
+    show_report(ReportResult.of(path), as_json=as_json)
 
 
 def show_report(found: ReportResult, *, as_json: bool = False) -> None:

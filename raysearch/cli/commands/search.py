@@ -12,15 +12,15 @@ from raysearch.answers.searched import SearchResult
 from raysearch.cli.commands.options import (
     BudgetOption,
     JsonOption,
-    OnFailureOption,
+    OnFailureSetting,
     OutOption,
     ResumeOption,
-    RetriesOption,
+    RetriesSetting,
     SeedOption,
     SimulatorOption,
-    TimeoutOption,
-    TrustCodeOption,
-    WorkersOption,
+    TimeoutSetting,
+    TrustCodeSetting,
+    WorkersSetting,
     print_json,
 )
 from raysearch.cli.commands.question_options import loaded, takes_question
@@ -38,13 +38,13 @@ def search_workload(
     seed: SeedOption = 0,
     budget: BudgetOption = None,
     simulator: SimulatorOption = None,
-    workers: WorkersOption = None,
-    timeout_s: TimeoutOption = Patience.timeout_s,
-    retries: RetriesOption = Patience.retries,
-    on_failure: OnFailureOption = None,
+    workers: WorkersSetting = None,
+    timeout_s: TimeoutSetting = Patience.timeout_s,
+    retries: RetriesSetting = Patience.retries,
+    on_failure: OnFailureSetting = None,
     out: OutOption = None,
     resume: ResumeOption = False,
-    trust_code: TrustCodeOption = False,
+    trust_code: TrustCodeSetting = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run one searcher on one workload, scored against the exact optimum.
@@ -57,9 +57,9 @@ def search_workload(
       raysearch search -w gpt_moe_1_2t_16k -s ppo_paper --seed 1 --budget 4000 --out results/ppo --json
       raysearch search -w gpt_moe_1_2t_1m -s annealing --space extended
       raysearch search -w gpt_moe_1_2t_16k -s annealing --engine vllm
-      raysearch search -w mine.toml -s annealing --groups own --any-degrees pp,ep
+      raysearch search -w mine.toml -s annealing --set groups=own --set any_degrees=pp,ep
       raysearch search --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 -s annealing
-      raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --workers 8
+      raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --set workers=8
       raysearch search -w gpt_moe_1_2t_16k -s examples.cross_entropy:CrossEntropy
     """
     from raysearch.base.progress import searching, stepping
@@ -78,7 +78,7 @@ def search_workload(
         simulator=simulator,
         workers=workers,
         patience=Patience(timeout_s, retries),
-        on_failure=on_failure.value if on_failure else "stop",
+        on_failure=on_failure or "stop",
         out=out,
         resume=resume,
         trust_code=trust_code,

@@ -23,7 +23,7 @@ WATCH_EVERY_S = 2.0
 
 
 def show_status(
-    directory: ResultsArgument,
+    path: ResultsArgument,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 s until nothing runs any more.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -42,21 +42,21 @@ def show_status(
     from raysearch.studies.study_status import read_status
 
     if watch:
-        status = _watch(directory, as_json)
+        status = _watch(path, as_json)
     else:
-        status = read_status(directory)
+        status = read_status(path)
         if as_json:
-            print_json(_plain(directory, status))
+            print_json(_plain(path, status))
         else:
             from raysearch.base.rich_tables import printer
             from raysearch.studies.status_table import status_text
 
-            printer().print(*status_text(directory, status, time.time()), sep="\n")
+            printer().print(*status_text(path, status, time.time()), sep="\n")
     if any(run.state == "damaged" for run in status.runs):
         raise typer.Exit(FAILURE)
 
 
-def _watch(directory: Path, as_json: bool) -> StudyStatus:
+def _watch(path: Path, as_json: bool) -> StudyStatus:
     from rich.console import Group
     from rich.live import Live
 
@@ -64,23 +64,23 @@ def _watch(directory: Path, as_json: bool) -> StudyStatus:
     from raysearch.studies.status_table import status_text
     from raysearch.studies.study_status import read_status
 
-    status = read_status(directory)
+    status = read_status(path)
     console = printer()
     with Live(console=console, auto_refresh=False) as live:
         while True:
             if as_json:
-                print(json.dumps(_plain(directory, status), allow_nan=False), flush=True)
+                print(json.dumps(_plain(path, status), allow_nan=False), flush=True)
             else:
-                live.update(Group(*status_text(directory, status, time.time())), refresh=console.is_terminal)
+                live.update(Group(*status_text(path, status, time.time())), refresh=console.is_terminal)
             if status.state != "running":
                 return status
             time.sleep(WATCH_EVERY_S)
-            status = read_status(directory)
+            status = read_status(path)
 
 
-def _plain(directory: Path, status: StudyStatus) -> JsonObject:
+def _plain(path: Path, status: StudyStatus) -> JsonObject:
     return {
-        "folder": str(directory),
+        "folder": str(path),
         "state": status.state,
         "finished_runs": sum(run.state == "finished" for run in status.runs),
         "calls": sum(run.calls for run in status.runs),

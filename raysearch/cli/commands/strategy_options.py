@@ -17,7 +17,9 @@ LayoutOption = Annotated[
 TpOption = Annotated[
     int | None, typer.Option(help="Tensor-parallel degree; of attention, where it has a mesh of its own.")
 ]
-EpOption = Annotated[int | None, typer.Option("--ep", "--moe-ep", help="Expert-parallel degree.", show_default="1")]
+EpOption = Annotated[
+    int | None, typer.Option(help="Expert-parallel degree; tp*dp*cp/ep GPUs share an expert.", show_default="1")
+]
 PpOption = Annotated[int, typer.Option(help="Pipeline-parallel degree.")]
 _BATCH = "Sequences of one microbatch over the ep group."
 BatchOption = Annotated[int, typer.Option(help=_BATCH)]
@@ -32,8 +34,4 @@ DimsOption = Annotated[
 CpOption = Annotated[int, typer.Option(help="Degree over which attention cuts the context (extended space).")]
 DpOption = Annotated[
     int | None, typer.Option(help="Data-parallel degree of attention (extended space).", show_default="as --ep")
-]
-MoeTpOption = Annotated[
-    int | None,
-    typer.Option(help="GPUs that share an expert (extended space).", show_default="tp * dp * cp / ep"),
 ]

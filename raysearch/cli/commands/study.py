@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,34 +12,31 @@ from raysearch.base.errors import Interrupted, RunFailed
 from raysearch.base.limits import MOST_CPUS
 from raysearch.cli.commands.options import (
     JsonOption,
-    OnFailureOption,
+    OnFailureSetting,
     OutOption,
     ResumeOption,
     SimulatorOption,
-    TrustCodeOption,
-    WorkersOption,
+    TrustCodeSetting,
+    WorkersSetting,
 )
+from raysearch.cli.commands.settings import Setting, as_words, takes_settings
 from raysearch.processes.watcher import can_go_on_with, kept_by
 from raysearch.studies.study_file import has_begun
 
 
+@takes_settings
 def run(
-    file: Annotated[str, typer.Argument(help="Path of a study's TOML file, or a name in configs/studies.")],
+    path: Annotated[str, typer.Argument(metavar="FILE", help="Name in configs/studies, or the path of a TOML file.")],
     out: OutOption = None,
     resume: ResumeOption = False,
-    trust_code: TrustCodeOption = False,
+    trust_code: TrustCodeSetting = False,
     address: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a running Ray cluster ('auto' finds it).", show_default="$RAY_ADDRESS, or a Ray of its own"
-        ),
+        str | None, Setting("Of a running Ray cluster ('auto' finds it).", "$RAY_ADDRESS, or a Ray of its own")
     ] = None,
-    cpus: Annotated[
-        int | None, typer.Option(min=1, max=MOST_CPUS, help="CPUs of the own Ray.", show_default="all")
-    ] = None,
+    cpus: Annotated[int | None, Setting("CPUs of the own Ray.", "all", least=1, most=MOST_CPUS)] = None,
     simulator: SimulatorOption = None,
-    workers: WorkersOption = None,
-    on_failure: OnFailureOption = None,
+    workers: WorkersSetting = None,
+    on_failure: OnFailureSetting = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a study: every searcher on every workload with every seed, in parallel, on Ray Tune.
@@ -53,18 +49,18 @@ def run(
       raysearch study quickstart
       raysearch study configs/studies/smoke.toml --out results/smoke --json
       raysearch study configs/studies/smoke.toml --out results/smoke --resume
-      raysearch study mine.toml --simulator my_package.cluster:measure --workers 4
+      raysearch study mine.toml --simulator my_package.cluster:measure --set workers=4
     """
     from raysearch.base.progress import stepping
     from raysearch.cli.commands.report import show_report
 
-    options = {"simulator": simulator, "workers": workers, "on_failure": on_failure.value if on_failure else None}
-    options |= {"address": address, "cpus": cpus}
+    settings: dict[str, Any] = {"workers": workers, "on_failure": on_failure, "address": address, "cpus": cpus}
     began = [out] if resume and out else []
 
     def again(*more: str) -> list[str]:
-        flags = [*_flags({"out": began[-1], **options}), *(["--trust-code"] if trust_code else [])]
-        return ["study", file, *flags, *more, "--resume"]
+        black_box = ["--simulator", simulator] if simulator is not None else []
+        words = as_words({**settings, "trust_code": trust_code or None})
+        return ["study", path, "--out", str(began[-1]), *black_box, *words, *more, "--resume"]
 
     def begun(folder: Path) -> None:
         began.append(folder)
@@ -72,7 +68,14 @@ def run(
 
     try:
         found = run_study_file(
-            file, out=out, resume=resume, trust_code=trust_code, begun=begun, bars=stepping, **options
+            path,
+            out=out,
+            resume=resume,
+            trust_code=trust_code,
+            simulator=simulator,
+            begun=begun,
+            bars=stepping,
+            **settings,
         )
     except (Interrupted, RunFailed) as stop:
         if not (began and has_begun(began[-1])):
@@ -82,8 +85,3 @@ def run(
             raise Interrupted(stop.signum, f"{stop}; {rest}") from None
         raise RunFailed(f"{stop}; {rest}") from stop
     show_report(found, as_json=as_json)
-
-
-def _flags(given: Mapping[str, object]) -> list[str]:
-    words = ((f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None)
-    return [part for pair in words for part in pair]

@@ -15,12 +15,13 @@ from raysearch.cli.commands.options import (
     JsonOption,
     OutOption,
     ResumeOption,
-    RetriesOption,
+    RetriesSetting,
     SeedOption,
-    TimeoutOption,
+    TimeoutSetting,
     print_json,
 )
 from raysearch.cli.commands.question_options import loaded, takes_question
+from raysearch.cli.commands.settings import Setting
 from raysearch.processes.claim import claimed
 from sim.config.question import Question
 from sim.json_object import JsonObject
@@ -54,19 +55,18 @@ def tune_live(
         str,
         typer.Option(
             "--benchmark",
-            "--command",
             help="module:function of (workload, strategy) that returns a Measurement, or a shell command that prints "
             "JSON on its last line; {tp}, {batch}, ... are filled in.",
         ),
     ],
-    within: Annotated[str, typer.Option(help="Acceptable loss against the best, as 2% or 0.02.")] = "2%",
+    within: Annotated[str, Setting("Acceptable loss against the best, as 2% or 0.02.")] = "2%",
     confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.999, help="Probability of being within it at which to stop.")
+        float, Setting("Probability of being within that of the best at which to stop.", least=0.5, most=0.999)
     ] = 0.9,
-    noise: Annotated[str, typer.Option(help="Relative standard deviation of repeated measurements.")] = "1%",
+    noise: Annotated[str, Setting("Relative standard deviation of repeated measurements.")] = "1%",
     budget: BudgetOption = None,
-    timeout_s: TimeoutOption = _TIMEOUT_S,
-    retries: RetriesOption = 1,
+    timeout_s: TimeoutSetting = _TIMEOUT_S,
+    retries: RetriesSetting = 1,
     seed: SeedOption = 0,
     out: OutOption = None,
     resume: ResumeOption = False,
@@ -75,15 +75,15 @@ def tune_live(
     """Measure strategies on a real machine until the best is known, starting from the simulator's exact ranking.
 
     Every measurement is on disk before the next one begins, and informs about similar strategies too. Ctrl-C loses
-    none; the same command with --resume continues. With --model the batches are powers of two unless --batches any
-    is given. Exits with 3 where nothing can be run within the limits.
+    none; the same command with --resume continues. With --model the batches are powers of two unless
+    --set batches=any is given. Exits with 3 where nothing can be run within the limits.
 
     \b
     Examples:
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure
       raysearch tune-live --model qwen3_32b --isl 4000 --osl 500 --gpus 8 \\
         --tpot-ms 30 --benchmark './bench.sh --tp {tp} --pp {pp} --concurrency {batch}' --out tuning
-      raysearch tune-live -w mine.toml --benchmark my_cluster:measure --within 1% --confidence 0.95 --json
+      raysearch tune-live -w mine.toml --benchmark my_cluster:measure --set within=1% --set confidence=0.95 --json
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --out tuning --resume
     """
     from raysearch.base.progress import stepping, telling

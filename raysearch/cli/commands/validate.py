@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysearch.base.errors import InputError
-from raysearch.cli.commands.options import DataOption, JsonOption, MachineOption, print_json
+from raysearch.cli.commands.options import JsonOption, MachineOption, MeasurementsArgument, print_json
+from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.json_object import JsonFields, JsonObject
 
 if TYPE_CHECKING:
@@ -34,50 +35,49 @@ _SHOWN = 3
 """Rows that a line about what was skipped names; --json has all."""
 
 
+@takes_settings
 def validate(
-    data: DataOption,
+    path: MeasurementsArgument,
     calibration: Annotated[
         str | None,
-        typer.Option(
-            help="Coefficients to check: name in configs/calibration, or the path of a JSON file.",
-            show_default="those that the hardware names",
+        Setting(
+            "Coefficients to check: name in configs/calibration, or the path of a JSON file.",
+            "those that the hardware names",
         ),
     ] = None,
     hardware: MachineOption = "h100_sxm",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", "--plots", help="Folder for a PNG per family, predicted against measured."),
+        typer.Option("--out", "-o", help="Folder for a PNG per family, predicted against measured."),
     ] = None,
-    held_out: Annotated[
-        bool, typer.Option("--held-out", help="Predict each row by a fit of this folder that did not see its shape.")
-    ] = False,
+    held_out: Annotated[bool, Setting("Predict each row by a fit of this folder that did not see its shape.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare predictions with measured kernels, collectives and serving runs.
 
     Reads whichever files the folder contains; the others are reported as not checked. Errors are relative to the
-    measured value, with the roofline's own beside them. With --held-out, no predicted row was part of the fit. Serving
+    measured value, with the roofline's own beside them. With held_out, no predicted row was part of the fit. Serving
     runs are evaluated by the function that searches use; rows that it cannot evaluate are listed with the reason.
 
     \b
     Examples:
-      raysearch validate --data measured/
-      raysearch validate --data measured/ --json --out pictures/
-      raysearch validate --data measured/ --held-out
-      raysearch validate --data measured/ --hardware my_machine.toml
+      raysearch validate measured/
+      raysearch validate measured/ --json --out pictures/
+      raysearch validate measured/ --set held_out
+      raysearch validate measured/ --hardware my_machine.toml
     """
     from raysearch.base.progress import telling
     from raysearch.fidelity.validation.error_figures import error_report, not_checked
     from sim.config.catalog import load_calibrated, load_machine
 
-    if not data.is_dir():
-        raise InputError(f"no such folder: {data}")
+    if not path.is_dir():
+        raise InputError(f"no such folder: {path}")
     loaded = load_calibrated(hardware, calibration)
     machine = load_machine(hardware, loaded)
     result: dict[str, JsonObject] = {}
     pictures: list[Path] = []
     with telling("validating") as tell:
-        for name, compare in _comparisons(data, loaded, machine, held_out=held_out).items():
+        for name, compare in _comparisons(path, loaded, machine, held_out=held_out).items():
             tell(name)
             comparison = compare()
             result[name] = not_checked("no such file") if comparison is None else error_report(comparison)

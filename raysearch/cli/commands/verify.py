@@ -1,57 +1,88 @@
-"""`raysearch verify`: whether a folder of results is what was written."""
+"""`raysearch verify`: whether results are what was written, and whether a certificate proves what it says."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from raysearch.base.errors import RunFailed
-from raysearch.cli.commands.options import JsonOption, ResultsArgument, print_json
+from raysearch.cli.commands.options import JsonOption, at_home, print_json
+from sim.json_object import JsonFields
 
 
 def verify_results(
-    directory: ResultsArgument,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="Folder of results, or a certificate of `optimum`.", callback=at_home),
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Check a study, a search, a tuning or an answer: every digest, every row, and each summary against its rows.
 
-    Exit code 0 if all can be trusted, 1 if something cannot.
+    A certificate of an optimum is replayed, without a search. Exit code 0 if all can be trusted, 1 if something cannot.
 
     \b
     Examples:
       raysearch verify results/smoke
+      raysearch verify best.json
     """
     from raysearch.base.file_io import Damaged
 
     try:
-        _verify(directory, as_json)
+        text, told = _certificate(path) if path.is_file() else _folder(path)
     except Damaged as damage:
         raise RunFailed(str(damage)) from damage
+    if as_json:
+        print_json(told)
+    else:
+        print(text)
+    if damaged := told.get("damaged"):
+        raise RunFailed("; ".join(damaged.values()))
 
 
-def _verify(directory: Path, as_json: bool) -> None:
+def _folder(folder: Path) -> tuple[str, JsonFields]:
+    """What was checked of a folder, in words and for programs."""
     from raysearch.deploy.export.source import verified_answers
     from raysearch.deploy.live.session import is_tuning, verify_tuning
     from raysearch.studies.results import verify
 
-    answers = verified_answers(directory)
-    if answers and not is_tuning(directory):
-        if as_json:
-            print_json({"folder": str(directory), "answers": answers, "damaged": {}})
-        else:
-            print(f"As written: {', '.join(answers)}")
-        return
-    if is_tuning(directory):
-        measurements = verify_tuning(directory)
-        if as_json:
-            print_json({"folder": str(directory), "measurements": measurements, "damaged": {}})
-        else:
-            print(f"{measurements:,} measurements are as they were written")
-        return
-    found = verify(directory)
+    answers = verified_answers(folder)
+    if is_tuning(folder):
+        measurements = verify_tuning(folder)
+        told = {"folder": str(folder), "measurements": measurements, "damaged": {}}
+        return f"{measurements:,} measurements are as they were written", told
+    if answers:
+        return f"As written: {', '.join(answers)}", {"folder": str(folder), "answers": answers, "damaged": {}}
+    found = verify(folder)
     calls = sum(run["calls"] for run in found.runs)
-    if as_json:
-        print_json({"folder": str(directory), "runs": len(found.runs), "calls": calls, "damaged": found.damaged})
-    else:
-        print(f"{len(found.runs):,} runs with {calls:,} calls are as they were written")
-    if found.damaged:
-        raise RunFailed("; ".join(found.damaged.values()))
+    told = {"folder": str(folder), "runs": len(found.runs), "calls": calls, "damaged": found.damaged}
+    return f"{len(found.runs):,} runs with {calls:,} calls are as they were written", told
+
+
+def _certificate(path: Path) -> tuple[str, JsonFields]:
+    """What a certificate proves, in words and for programs."""
+    from raysearch.base.file_io import degrees_text, strategy_dict
+    from raysearch.base.progress import stepping
+    from raysearch.optima.certificate_files import check_certificate
+
+    with stepping(f"certificate {path}") as progress:
+        checked = check_certificate(path, progress)
+    proof, workload = checked.proof, checked.workload
+    told = {
+        "workload": workload.name,
+        "question": checked.question.record(),
+        "strategy": strategy_dict(proof.strategy) if proof.strategy else None,
+        "tokens_per_s_per_gpu": proof.reached,
+        "ranges": len(proof.leaves),
+        "evaluated": checked.evaluated,
+    }
+    best = degrees_text(proof.strategy) if proof.strategy else "nothing feasible"
+    asked = ", ".join(f"{name} {value}" for name, value in told["question"].items())
+    text = (
+        f"Proven: {best}, {proof.reached:,.2f} tokens/s/GPU, is the best of the space {workload.space!r} of "
+        f"{workload.name} ({asked}); {len(proof.leaves):,} ranges of batches cover it, {checked.evaluated:,} "
+        "strategies were evaluated"
+    )
+    return text, told

@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 from typing import Annotated
 
-import typer
-
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.foreign import foreign
 from raysearch.cli.commands.options import JsonOption, print_json
+from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.config.code import import_module
 from sim.json_object import JsonObject
 from sim.ops.layers import all_operations
@@ -17,11 +16,12 @@ from sim.sharding.rule_check import Verdict, check_operation
 from sim.sharding.rules import Operation
 
 
+@takes_settings
 def verify_rules(
-    op: Annotated[str | None, typer.Option(help="Check this operation alone.")] = None,
+    op: Annotated[str | None, Setting("Check this operation alone.")] = None,
     module: Annotated[
         list[str] | None,
-        typer.Option(help="Python module to import first, with placements and rules of your own; may be repeated."),
+        Setting("Python modules to import first, comma-separated, with placements and rules of your own."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -33,10 +33,10 @@ def verify_rules(
     \b
     Examples:
       raysearch verify-rules
-      raysearch verify-rules --op matmul --json
+      raysearch verify-rules --set op=matmul --json
     """
     for name in module or ():
-        with foreign(f"cannot import --module {name}", InputError):
+        with foreign(f"cannot import the module {name}", InputError):
             import_module(name)
     verdicts = [check_operation(name, operation) for name, operation in _chosen(op).items()]
     if as_json:

@@ -137,10 +137,10 @@ def check_weights(path: str) -> str:
     """
     if path.startswith("-"):
         raise InputError(
-            f"weights {path!r} look like an option to engines: write ./{path}, or the whole path (--serve)"
+            f"weights {path!r} look like an option to engines: write ./{path}, or the whole path (--set serve=PATH)"
         )
     if "\0" in path or path.encode(errors="ignore").decode() != path:
-        raise InputError(f"the name of weights {path!r} is no text: rename them, or give another path (--serve)")
+        raise InputError(f"the name of weights {path!r} is no text: rename them (--set serve=PATH)")
     return path
 
 

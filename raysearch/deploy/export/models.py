@@ -101,7 +101,7 @@ def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
     stored = stored_format(model, path)
     if stored is None:
         lost = "/" not in path and not Path(path).exists()
-        where = f"put their repository or folder in the place of {path} (--serve)" if lost else path
+        where = f"put their repository or folder in the place of {path} (--set serve=PATH)" if lost else path
         return Told(deployment, notes=(f"weights must be in {_shown(model, wanted)}, as priced: {where}",))
     if stored == wanted:
         return Told(deployment)

@@ -41,7 +41,7 @@ class Demand:
         if self.requests_per_s is not None and not 0 < self.requests_per_s < math.inf:
             raise InputError(f"--requests-per-s: expected a number above 0, got {self.requests_per_s:g}")
         if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < math.inf:
-            raise InputError(f"--price: expected a number from 0, got {self.price_per_gpu_hour:g}")
+            raise InputError(f"--set price: expected a number from 0, got {self.price_per_gpu_hour:g}")
 
     @property
     def loaded(self) -> bool:

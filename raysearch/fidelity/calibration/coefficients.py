@@ -167,7 +167,7 @@ def write_coefficients(path: Path, content: JsonFields, *, force: bool) -> bool:
         if _same(path, content):
             return False
         if not force:
-            raise InputError(f"{path} exists and has other content; give --force to replace it, or another --out")
+            raise InputError(f"{path} exists and has other content; give --set force to replace it, or another --out")
     try:
         write_bytes(path, text.encode())
     except OSError as error:

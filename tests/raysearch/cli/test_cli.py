@@ -56,7 +56,7 @@ QUESTION = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--tpot-
 
 
 @pytest.mark.parametrize(
-    "command", [("optimum", "--max-gpus", "2"), ("recommend", "--gpus", "2"), ("pools", "--gpus", "2")]
+    "command", [("optimum", "--gpus", "2"), ("recommend", "--gpus", "2"), ("pools", "--gpus", "2")]
 )
 def test_where_nothing_is_feasible_the_process_ends_with_3(raysearch: Command, command: tuple[str, ...]) -> None:
     asked = raysearch(*command, *QUESTION)
@@ -134,7 +134,7 @@ def test_optimum_tells_the_exact_best(raysearch: Command, tiny_workload: Path) -
     assert {"tokens_per_s_per_gpu", "strategy", "space_size", "feasible_share", "wall_s"} <= told.keys()
     assert set(told["strategy"]) == {"tp", "ep", "pp", "batch", "dims"}
     assert told["space_size"] == told["distinct_size"] == 16 * 3**12  # with tp 2 and 4 every choice matters
-    few = json.loads(raysearch("optimum", "--workload", tiny_workload, "--no-landscape", "--json").stdout)
+    few = json.loads(raysearch("optimum", "--workload", tiny_workload, "--set", "landscape=no", "--json").stdout)
     assert "quantiles" not in few
     assert few["tokens_per_s_per_gpu"] == pytest.approx(told["tokens_per_s_per_gpu"], rel=1e-12)
     again = raysearch("optimum", "--workload", tiny_workload)
@@ -143,7 +143,7 @@ def test_optimum_tells_the_exact_best(raysearch: Command, tiny_workload: Path) -
 
 def test_optimum_warns_where_another_format_s_best_is_several_times_faster(raysearch: Command) -> None:
     form = ("optimum", "--model", "qwen3_235b_a22b", "--phase", "serve", "--isl", "1024", "--osl", "1024", "--json")
-    limits = ("--engine", "vllm", "--tpot-ms", "50", "--max-gpus", "8")
+    limits = ("--engine", "vllm", "--tpot-ms", "50", "--gpus", "8")
     slow, published = (json.loads(raysearch(*form, *limits, *weights).stdout) for weights in (("--weights", "fp8"), ()))
     assert published["precisions"]["weights"] == "fp8_block"  # the form in which Qwen publishes it
     times = published["tokens_per_s_per_gpu"] / slow["tokens_per_s_per_gpu"]
@@ -227,7 +227,7 @@ def described(*options: str) -> tuple[str, ...]:
         (("study", "bad.toml", "--out", "out"), "not valid TOML"),
         (("study", "smoke", "--out", "full"), "contains results already"),
         (("study", "smoke", "--resume"), "--out"),
-        (("study", "smoke", "--cpus", "0", "--out", "out"), "cpus"),
+        (("study", "smoke", "--set", "cpus=0", "--out", "out"), "cpus"),
         (("report", "full"), "no results in"),
         (("report", "absent"), "no results in"),
         (("report", "r" * 300), "no results in"),
@@ -310,7 +310,7 @@ def test_a_closed_terminal_ends_the_command_as_other_signals_do(
     study.write_text(
         f'name = "long"\nworkloads = ["{tiny_workload}"]\nsearchers = ["random"]\nseeds = [0]\nbudget = 1000000\n'
     )
-    what = ["-w", tiny_workload, "-s", "random", "-b", "1000000"] if command == "search" else [study, "--cpus", "1"]
+    what = ["-w", tiny_workload, "-s", "random", "-b", "1000000"] if command == "search" else [study, "--set", "cpus=1"]
     arguments = raysearch_command(command, *what, "--out", tmp_path / "out")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

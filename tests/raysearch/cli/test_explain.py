@@ -48,7 +48,7 @@ def test_explain_takes_a_workload_by_flags_and_draws_each_group_of_layers(raysea
 
 def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command, tmp_path: Path) -> None:
     path = tmp_path / "layer.svg"
-    told = json.loads(raysearch(*EXPLAIN, "--dims", "megatron", "--svg", path, "--json").stdout)
+    told = json.loads(raysearch(*EXPLAIN, "--dims", "megatron", "--out", path, "--json").stdout)
     assert told["svg"] == str(path)
     assert path.read_text(encoding="utf-8").startswith("<svg ")
     (picture,) = told["pictures"]
@@ -67,7 +67,7 @@ def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command
         (("--dims", "megatron", "--against", "tp=4"), "--against takes dims, and degrees"),
         (("--dims", "megatron", "--against", "megatron tq=4"), "--against takes degrees such as tp=8, of tp, ep, pp"),
         (("--dims", "megatron", "--against", "megatron tp=four"), "got tp='four'"),
-        (("--dims", "megatron", "--svg", "/no/such/folder/x.svg"), "cannot write --svg /no/such/folder/x.svg"),
+        (("--dims", "megatron", "--out", "/no/such/folder/x.svg"), "cannot write --out /no/such/folder/x.svg"),
         (("--dims", "1,2"), "12"),
     ],
 )
@@ -79,12 +79,12 @@ def test_explain_refuses_a_mistake_in_one_line(raysearch: Command, options: tupl
 
 
 def test_verify_rules_proves_one_operation(raysearch: Command) -> None:
-    told = json.loads(raysearch("verify-rules", "--op", "matmul", "--json").stdout)
+    told = json.loads(raysearch("verify-rules", "--set", "op=matmul", "--json").stdout)
     assert told["proved"]
     (op,) = told["ops"]
     assert "S(1), S(0) -> P(sum)" in op["rules"]
     assert op["combinations"] == 15**3
-    assert "S(1), S(0) -> P(sum)" in raysearch("verify-rules", "--op", "matmul").stdout
+    assert "S(1), S(0) -> P(sum)" in raysearch("verify-rules", "--set", "op=matmul").stdout
 
 
 def test_verify_rules_prints_the_counter_example_of_an_outsiders_wrong_rule(
@@ -95,7 +95,7 @@ def test_verify_rules_prints_the_counter_example_of_an_outsiders_wrong_rule(
         'add_rules("relu", written("P(sum) -> P(sum)"))\n'
     )
     monkeypatch.chdir(tmp_path)
-    checked = raysearch("verify-rules", "--op", "relu", "--module", "outsider", cwd=tmp_path)
+    checked = raysearch("verify-rules", "--set", "op=relu", "--set", "module=outsider", cwd=tmp_path)
     assert checked.returncode == 1
     assert "P(sum) -> P(sum) is wrong (seed 0, sign +1, 4 ranks)" in " ".join(checked.stdout.split())
     assert checked.stderr.startswith("error: rules are wrong or missing for relu")
@@ -104,8 +104,8 @@ def test_verify_rules_prints_the_counter_example_of_an_outsiders_wrong_rule(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--op", "matmull"), "unknown operation 'matmull': did you mean 'matmul'?"),
-        (("--module", "no_such_module"), "cannot import --module no_such_module"),
+        (("--set", "op=matmull"), "unknown operation 'matmull': did you mean 'matmul'?"),
+        (("--set", "module=no_such_module"), "cannot import the module no_such_module"),
     ],
 )
 def test_verify_rules_refuses_what_it_does_not_know(raysearch: Command, options: tuple[str, ...], message: str) -> None:
@@ -117,7 +117,7 @@ def test_verify_rules_refuses_what_it_does_not_know(raysearch: Command, options:
 @pytest.mark.parametrize("body", ["raise ValueError('mine')", "import sys; sys.exit(3)", "def broken(:"])
 def test_a_module_that_cannot_be_imported_is_one_line(raysearch: Command, tmp_path: Path, body: str) -> None:
     (tmp_path / "outsider.py").write_text(body + "\n")
-    refused = raysearch("verify-rules", "--op", "relu", "--module", "outsider", cwd=tmp_path)
+    refused = raysearch("verify-rules", "--set", "op=relu", "--set", "module=outsider", cwd=tmp_path)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: cannot import --module outsider: ")
+    assert refused.stderr.startswith("error: cannot import the module outsider: ")
     assert len(refused.stderr.splitlines()) == 1

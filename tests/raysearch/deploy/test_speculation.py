@@ -44,10 +44,10 @@ def test_shares_without_a_draft_and_a_draft_without_shares_are_one_message() -> 
 
 
 def test_a_named_workload_drafts_too() -> None:
-    options = ["optimum", "-w", "llama_3_1_405b_8k", "--space", "vllm", "--max-gpus", "16", "--json"]
+    options = ["optimum", "-w", "llama_3_1_405b_8k", "--space", "vllm", "--gpus", "16", "--json"]
     plain, drafted = (
         json.loads(CliRunner().invoke(app, [*options, *more]).stdout)
-        for more in ([], ["--draft-tokens", "3", "--acceptance", "0.8", "--draft", "llama_3_1_8b"])
+        for more in ([], ["--draft-tokens", "3", "--acceptance", "0.8", "--set", "draft=llama_3_1_8b"])
     )
     assert drafted["speculation"]["draft"] == "llama_3_1_8b"
     assert drafted["tokens_per_s_per_gpu"] > plain["tokens_per_s_per_gpu"]

@@ -17,7 +17,9 @@ from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, re
 @pytest.mark.slow
 def test_measured_files_are_files_of_a_calibration(tmp_path: Path) -> None:
     out = tmp_path / "measured"
-    told = CliRunner().invoke(app, ["measure", "--out", str(out), "--tiny", "--cpu", "--gpus", "2", "--json"])
+    told = CliRunner().invoke(
+        app, ["measure", "--out", str(out), "--set", "tiny", "--set", "cpu", "--gpus", "2", "--json"]
+    )
     assert told.exit_code == 0, told.output
     rows = json.loads(told.stdout)["rows"]
     assert set(rows) == {MEASURED_FAMILIES[family].file for family in _MEASURED}
@@ -32,7 +34,7 @@ def test_measured_files_are_files_of_a_calibration(tmp_path: Path) -> None:
     collectives = read_table(out, "collectives")
     assert collectives is not None
     assert {"all_reduce", "all_gather"} <= set(collectives["op"])
-    again = CliRunner().invoke(app, ["measure", "--out", str(out), "--cpu"])
+    again = CliRunner().invoke(app, ["measure", "--out", str(out), "--set", "cpu"])
     assert isinstance(again.exception, InputError)
     assert "is not empty" in str(again.exception)
 
@@ -48,5 +50,7 @@ def test_the_page_on_calibrating_names_every_column() -> None:
 
 
 def test_a_framework_that_no_engine_is_called_is_refused(tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["measure", "--out", str(tmp_path / "new"), "--framework", "torch", "--cpu"])
-    assert "vllm, sglang, trtllm, got 'torch'" in str(told.exception)
+    told = CliRunner().invoke(
+        app, ["measure", "--out", str(tmp_path / "new"), "--set", "framework=torch", "--set", "cpu"]
+    )
+    assert "'vllm', 'sglang' or 'trtllm', got 'torch'" in str(told.exception)

@@ -265,7 +265,7 @@ def all_numbers(value: Any) -> list[float]:
 
 
 def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysearch, unseen: Path) -> None:
-    done = raysearch("validate", "--data", unseen, "--json", "--plots", unseen / "plots")
+    done = raysearch("validate", unseen, "--json", "--out", unseen / "plots")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert list(result) == KEYS
@@ -295,7 +295,7 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysear
     assert disagg["skipped"] == {"it states neither a decode_batch_size nor a concurrency": ["nothing"]}
     assert result["endtoend"]["rows"] == 5
     assert result["endtoend"]["skipped"] == {"its parallelism is 'unknown'": ["line 4"]}
-    table = raysearch("validate", "--data", unseen)
+    table = raysearch("validate", unseen)
     for said in (
         "endtoend_ttft_tpot, 1 rows not predicted: unknown framework 'other' (framework)",
         "endtoend_ttft_tpot, 1 rows read otherwise: nvfp4 weights of gpt_oss_120b read as published (oss)",
@@ -318,14 +318,15 @@ def gemms_alone(tmp_path: Path) -> Path:
 
 
 def test_rows_that_need_a_series_the_calibration_lacks_are_unpredicted(raysearch, unseen: Path, gemms_alone) -> None:
-    for how in ((), ("--held-out",)):
-        done = raysearch("validate", "--data", unseen, "--calibration", gemms_alone, "--json", *how)
+    coefficients = ("--set", f"calibration={gemms_alone}")
+    for how in ([], ["--set", "held_out"]):
+        done = raysearch("validate", unseen, *coefficients, "--json", *how)
         assert done.returncode == 0, done.stderr
         serving = json.loads(done.stdout)["endtoend_ttft_tpot"]
         assert (serving["rows"], serving["unpredicted"], serving["disagg"]["unpredicted"]) == (0, 3, 3)
         assert len(serving["skipped"]["it needs kernels that the calibration lacks"]) == 3
     assert json.loads(done.stdout)["endtoend"]["unpredicted"] > 1
-    assert raysearch("validate", "--data", unseen, "--calibration", gemms_alone).returncode == 0
+    assert raysearch("validate", unseen, *coefficients).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -353,7 +354,7 @@ def test_pools_with_balanced_experts_are_near_what_is_published_of_them(tmp_path
 
 def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) -> None:
     write(tmp_path, "gemm.csv", UNSEEN["gemm.csv"])
-    done = raysearch("validate", "--data", tmp_path, "--json")
+    done = raysearch("validate", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert list(result) == KEYS
@@ -363,7 +364,7 @@ def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) ->
         assert result[name]["mape"] is None
         assert result[name]["groups"] == []
         assert "not checked" in result[name]["note"]
-    table = raysearch("validate", "--data", tmp_path)
+    table = raysearch("validate", tmp_path)
     assert table.returncode == 0, table.stderr
     assert "not checked" in table.stdout
 
@@ -383,7 +384,7 @@ def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) ->
 )
 def test_a_bad_cell_is_one_clear_error(raysearch, tmp_path: Path, file: str, change: dict[str, Any], said: str) -> None:
     write(tmp_path, file, [UNSEEN[file][0] | change])
-    done = raysearch("validate", "--data", tmp_path)
+    done = raysearch("validate", tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
     assert file in done.stderr
@@ -417,10 +418,10 @@ def test_impossible_counts_are_named_with_line_and_column(
 
 def test_a_missing_column_or_folder_is_one_clear_error(raysearch, tmp_path: Path) -> None:
     write(tmp_path, "endtoend_ttft_tpot.csv", [{"id": "x"}])
-    done = raysearch("validate", "--data", tmp_path)
+    done = raysearch("validate", tmp_path)
     assert done.returncode == 2
     assert "no column 'backend'" in done.stderr
-    done = raysearch("validate", "--data", tmp_path / "nowhere")
+    done = raysearch("validate", tmp_path / "nowhere")
     assert done.returncode == 2
     assert "no such folder" in done.stderr
 
@@ -445,7 +446,7 @@ def test_the_machine_of_a_hardware_file_sets_memory_peaks_and_coefficients(rayse
     assert gain(tmp_path / "medians.toml", "h100_sxm") == gain("h100_sxm")
     with pytest.raises(CatalogError, match="names no calibration"):
         gain(tmp_path / "medians.toml")
-    done = raysearch("validate", "--data", tmp_path, "--hardware", tmp_path / "other.toml")
+    done = raysearch("validate", tmp_path, "--hardware", tmp_path / "other.toml")
     assert done.returncode == 2
     assert "was fitted where hbm_gb_per_s = 3350.0" in done.stderr
 
@@ -827,7 +828,7 @@ def test_held_out_predictions_come_from_the_folder_itself(raysearch, tmp_path: P
         for m in (1, 16, 128, 1024, 4096)
         for n in (256, 512, 1024, 2048, 4096, 8192)
     ]
-    done = raysearch("validate", "--data", write(tmp_path, "gemm.csv", rows), "--held-out", "--json")
+    done = raysearch("validate", write(tmp_path, "gemm.csv", rows), "--set", "held_out", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["gemm"]["mape"] < 0.5
 

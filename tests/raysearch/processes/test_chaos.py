@@ -75,16 +75,16 @@ class Commanded:
 
 def of_a_study(folder: Path, workload: Path) -> list[str]:
     study = write_study(folder, workload, searchers=["annealing"], timeout_s=60.0)
-    return ["study", str(study), "--cpus", "2"]
+    return ["study", str(study), "--set", "cpus=2"]
 
 
 def of_a_search(_: Path, workload: Path) -> list[str]:
-    box = ["--simulator", f"{BOXES}gated", "--workers", "1", "--timeout-s", "60"]
+    box = ["--simulator", f"{BOXES}gated", "--set", "workers=1", "--set", "timeout_s=60"]
     return ["search", "-w", str(workload), "-s", "annealing", "--seed", "0", "--budget", str(BUDGET), *box]
 
 
 def of_a_tuning(_: Path, workload: Path) -> list[str]:
-    given = ["--command", MEASURE, "--confidence", "0.999", "--max-measurements", "6", "--timeout-s", "15"]
+    given = ["--benchmark", MEASURE, "--set", "confidence=0.999", "--budget", "6", "--set", "timeout_s=15"]
     return ["tune-live", "-w", str(workload), "--space", "paper", *given]
 
 

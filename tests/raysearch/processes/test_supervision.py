@@ -269,7 +269,7 @@ def test_a_study_that_is_stopped_twice_at_any_moment_says_so_once_and_leaves_not
     study.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
     for moment, signum in MOMENTS:
         begun = (out / "study.json").exists()
-        process = start("study", study, "--out", out, "--cpus", "1", *(["--resume"] if begun else []))
+        process = start("study", study, "--out", out, "--set", "cpus=1", *(["--resume"] if begun else []))
         happened = moment()
         while not happened(process):
             assert process.poll() is None, process.communicate()

@@ -18,7 +18,7 @@ from sim.config.question import Question
 from tests.raysearch.cli.test_cli import LONGEST_S, Start
 from tests.raysearch.deploy.export.test_engines import QWEN_CONFIG
 
-LLAMA = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--max-gpus", "2")
+LLAMA = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--gpus", "2")
 RUNNER = CliRunner()
 
 
@@ -50,7 +50,7 @@ def test_a_search_of_a_configuration_is_read_from_any_folder(tmp_path: Path, mon
     (tmp_path / "mine" / "config.json").write_text(json.dumps(QWEN_CONFIG))
     (tmp_path / "mine" / "model.safetensors").touch()
     monkeypatch.chdir(tmp_path)
-    words = ("search", "--model", "mine", *LLAMA[2:-2], "--max-gpus", "4", "-s", "random", "-b", "50", "--out", "run")
+    words = ("search", "--model", "mine", *LLAMA[2:-2], "--gpus", "4", "-s", "random", "-b", "50", "--out", "run")
     run(*words)
     (tmp_path / "away").mkdir()
     monkeypatch.chdir(tmp_path / "away")
@@ -64,7 +64,8 @@ def test_a_search_of_a_configuration_is_read_from_any_folder(tmp_path: Path, mon
 
 
 def test_a_search_takes_the_space_and_the_limits_that_others_take(tmp_path: Path) -> None:
-    words = ("--space", "paper", "--tpot-ms", "40", "--batches", "any", "-s", "random", "-b", "5", "--out", tmp_path)
+    limits = ("--space", "paper", "--tpot-ms", "40", "--set", "batches=any")
+    words = (*limits, "-s", "random", "-b", "5", "--out", tmp_path)
     run("search", *LLAMA, *words)
     workload = RunSpec(**json.loads((tmp_path / "run.json").read_text())["spec"]).load()
     asked = Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=2, tpot_ms=40, space="paper")
@@ -73,7 +74,7 @@ def test_a_search_takes_the_space_and_the_limits_that_others_take(tmp_path: Path
 
 
 def test_options_beside_a_file_replace_its_keys_in_the_record_too(tiny_workload: Path, tmp_path: Path) -> None:
-    run("search", "-w", tiny_workload, "--max-gpus", "64", "-s", "random", "-b", "5", "--out", tmp_path)
+    run("search", "-w", tiny_workload, "--gpus", "64", "-s", "random", "-b", "5", "--out", tmp_path)
     spec = RunSpec(**json.loads((tmp_path / "run.json").read_text())["spec"])
     assert (spec.workload, spec.described, spec.load().max_gpus) == (str(tiny_workload), {"gpus": 64}, 64)
 

@@ -141,7 +141,7 @@ def test_workloads_take_turns_and_no_run_shares_its_worker(tmp_path: Path, log: 
 
 
 def test_more_workers_than_the_cluster_has_are_refused_with_what_fits(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"needs 13 CPUs .* the cluster has 9: run with --workers 8"):
+    with pytest.raises(InputError, match=r"needs 13 CPUs .* the cluster has 9: run with --set workers=8"):
         run(study(None, workers=12), tmp_path / "study")
 
 

@@ -186,7 +186,7 @@ def test_a_slow_black_box_gets_the_workers_and_a_fast_one_a_single_one(
 ) -> None:
     monkeypatch.setattr(choice, "WORTH_WORKERS_S", 0.5)  # far from both, however busy the machine is
     assert choose_workers(BOXES + box, load_workload(WORKLOAD), SHORT, available=4) == workers
-    assert f"--workers {workers}" in capsys.readouterr().err
+    assert f"--set workers={workers}" in capsys.readouterr().err
 
 
 def test_a_strategy_that_fails_for_good_may_be_an_infeasible_call_which_the_rows_say(tmp_path: Path) -> None:

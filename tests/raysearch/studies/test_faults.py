@@ -48,7 +48,7 @@ def test_a_study_survives_a_hangup_a_move_a_killed_run_and_two_deaths_of_its_ray
     tiny_workload: Path, tmp_path: Path, start: Start, let_pass: Callable[[int], None]
 ) -> None:
     study, out = write_study(tmp_path, tiny_workload), tmp_path / "out"
-    command = ("study", study, "--out", out, "--cpus", "2", "--json")
+    command = ("study", study, "--out", out, "--set", "cpus=2", "--json")
 
     let_pass(20)
     hung_up = start(*command)
@@ -63,7 +63,7 @@ def test_a_study_survives_a_hangup_a_move_a_killed_run_and_two_deaths_of_its_ray
 
     moved = tmp_path / "moved"
     out.rename(moved)
-    mended = start("study", study, "--out", moved, "--cpus", "2", "--json", "--resume")
+    mended = start("study", study, "--out", moved, "--set", "cpus=2", "--json", "--resume")
     let_pass(40)
     wait_for_rows(mended, moved, 40)
     (run,) = (pid for pid in descendants(mended.pid) if holds_rows(pid, moved))
@@ -87,7 +87,7 @@ def test_a_run_goes_on_when_its_host_its_driver_and_the_whole_cluster_die(
     tiny_workload: Path, tmp_path: Path, start: Start, let_pass: Callable[[int], None], cluster: Cluster
 ) -> None:
     study, out = write_study(tmp_path, tiny_workload), tmp_path / "out"
-    command = ("study", study, "--out", out, "--address", cluster.address, "--json")
+    command = ("study", study, "--out", out, "--set", f"address={cluster.address}", "--json")
 
     let_pass(20)
     host = cluster.add_node(**HOST)
@@ -111,7 +111,7 @@ def test_a_run_goes_on_when_its_host_its_driver_and_the_whole_cluster_die(
     assert f"every call so far is kept. Go on with: raysearch study {study} --out {out} " in said
 
     let_pass(1000)
-    last = start("study", study, "--out", out, "--cpus", "2", "--json", "--resume")
+    last = start("study", study, "--out", out, "--set", "cpus=2", "--json", "--resume")
     _, said = last.communicate(timeout=2 * LONGEST_S)
     assert last.returncode == 0, said
     assert digests(out) == undisturbed(tiny_workload, tmp_path / "alone")
@@ -147,7 +147,7 @@ def test_a_full_disk_stops_a_study_with_one_message_and_what_is_there_is_whole(
     (tmp_path / "disk").mkdir()
     study = write_study(tmp_path, tiny_workload, searchers=["annealing"], budget=1500)
     study.write_text(re.sub("simulator = .*\n", "", study.read_text()))
-    command = shlex.join(raysearch_command("study", study, "--out", tmp_path / "disk/out", "--cpus", "1"))
+    command = shlex.join(raysearch_command("study", study, "--out", tmp_path / "disk/out", "--set", "cpus=1"))
     script = FULL_DISK.format(disk=tmp_path / "disk", study=command, kept=tmp_path / "kept")
     done = subprocess.run(mounting(script), capture_output=True, text=True, env=command_environment(), timeout=600)
     assert re.findall(r"code (\d)\n", done.stderr) == ["1"], done.stderr

@@ -192,7 +192,7 @@ def finished(tiny_workload: Path, raysearch: Command, tmp_path_factory: pytest.T
     """A study that has run: its folder and what it printed as JSON."""
     folder = tmp_path_factory.mktemp("study")
     study = write_whole_study(folder, tiny_workload)
-    done = raysearch("study", study, "--out", folder / "out", "--cpus", "2", "--json")
+    done = raysearch("study", study, "--out", folder / "out", "--set", "cpus=2", "--json")
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -304,7 +304,7 @@ def test_a_study_that_asks_for_more_cpus_than_there_are_is_refused(
     tiny_workload: Path, tmp_path: Path, raysearch: Command
 ) -> None:
     study = write_study(tmp_path, tiny_workload, cpus_per_run=3)
-    refused = raysearch("study", study, "--out", tmp_path / "out", "--cpus", "2")
+    refused = raysearch("study", study, "--out", tmp_path / "out", "--set", "cpus=2")
     assert refused.returncode == 2
     assert "3 CPUs" in refused.stderr
     assert "cpus_per_run" in refused.stderr
@@ -314,7 +314,7 @@ def test_a_study_that_asks_for_more_cpus_than_there_are_is_refused(
 @pytest.mark.slow
 def test_of_two_studies_into_one_folder_one_is_refused(tiny_workload: Path, tmp_path: Path, start: Start) -> None:
     study = write_study(tmp_path, tiny_workload, seeds=[0])
-    both = [start("study", study, "--out", tmp_path / "out", "--cpus", "1", "--json") for _ in range(2)]
+    both = [start("study", study, "--out", tmp_path / "out", "--set", "cpus=1", "--json") for _ in range(2)]
     printed = [process.communicate(timeout=150) for process in both]
     codes = [process.returncode for process in both]
     assert sorted(codes) == [0, 2], printed

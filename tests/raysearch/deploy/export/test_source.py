@@ -28,7 +28,7 @@ def test_a_strategy_by_options_is_a_command() -> None:
     assert run(*QWEN, "--tp", "4", "--batch", "32").startswith(
         "vllm serve Qwen/Qwen3-32B-FP8 \\\n  --tensor-parallel-size 4"
     )
-    assert "/weights/mine" in run(*QWEN, "--tp", "4", "--batch", "32", "--to", "sglang", "--serve", "/weights/mine")
+    assert "/weights/mine" in run(*QWEN, "--tp", "4", "--batch", "32", "--to", "sglang", "--set", "serve=/weights/mine")
 
 
 def test_a_printed_strategy_is_read_and_files_are_written(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_printed_strategy_is_read_and_files_are_written(tmp_path: Path) -> Non
 
 
 def test_some_ops_alone_are_exported_to_pytorch(tmp_path: Path) -> None:
-    said = (*QWEN, "--tp", "4", "--batch", "32", "--to", "dtensor", "--ops", "qkv_proj, attention,o_proj")
+    said = (*QWEN, "--tp", "4", "--batch", "32", "--to", "dtensor", "--set", "ops=qkv_proj, attention,o_proj")
     run(*said, "--out", str(tmp_path))
     written = (tmp_path / "sharding.py").read_text()
     assert "'o_proj': OpParallel(reads=[(S(0), S(1))]" in written
@@ -76,7 +76,7 @@ def test_weights_beside_a_configuration_are_served_from_their_folder(tmp_path: P
     said = ("--model", str(folder), "--isl", "4000", "--osl", "500", "--tp", "4", "--batch", "32")
     shown = RUNNER.invoke(app, ["export", *said], catch_exceptions=False)
     assert shown.stdout.startswith("vllm serve mine ")
-    assert "put their repository or folder in the place of mine (--serve)" in shown.stderr
+    assert "put their repository or folder in the place of mine (--set serve=PATH)" in shown.stderr
     (folder / "model.safetensors").touch()
     assert run(*said).startswith(f"vllm serve {folder} ")
     assert run(*said, "--to", "dynamo").count(f"- {folder}\n") == 1

@@ -34,7 +34,7 @@ from tests.processes import children, ended
 from tests.questions import question_about
 
 MODEL = ("--model", "llama_3_1_8b", "--phase", "serve", "--isl", "1000", "--osl", "100", "--engine", "vllm")
-WHAT = (*MODEL, "--max-gpus", "2", "--space", "paper")
+WHAT = (*MODEL, "--gpus", "2", "--space", "paper")
 TRUTH = """
 import os, signal, time
 from pathlib import Path
@@ -111,14 +111,14 @@ def test_an_interrupted_tuning_goes_on_as_if_nothing_had_been(
 def test_another_tuning_is_not_gone_on_with(benchmark: str, tmp_path: Path) -> None:
     run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"))
     with pytest.raises(InputError, match="another tuning"):
-        run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"), "--resume", "--within", "5%")
+        run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"), "--resume", "--set", "within=5%")
 
 
 @pytest.mark.parametrize("damage", ["edited", "lost", "forged"])
 def test_measurements_that_were_changed_are_put_aside_and_made_again(
     benchmark: str, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    command = (*WHAT, "--benchmark", benchmark, "--confidence", "0.999", "--out", str(tmp_path / "out"))
+    command = (*WHAT, "--benchmark", benchmark, "--set", "confidence=0.999", "--out", str(tmp_path / "out"))
     whole = run(*command)
     assert verified(tmp_path / "out") == 0
     rows = tmp_path / "out" / ROWS_FILE
@@ -173,14 +173,14 @@ def test_a_benchmark_that_ends_the_process_has_failed(
     (tmp_path / f"{name}.py").write_text(f"import os, sys, time\ndef measure(workload, strategy):\n    {end}\n")
     monkeypatch.syspath_prepend(tmp_path)
     why = r"the benchmark.* (failed|cannot be used|took more than 3 s).*0 measurements, all kept"
-    patience = ("--retries", "0", "--timeout-s", "3")
+    patience = ("--set", "retries=0", "--set", "timeout_s=3")
     with pytest.raises(RunFailed, match=why):
         run(*WHAT, "--benchmark", f"{name}:measure", "--out", str(tmp_path / "out"), *patience)
 
 
 def test_a_shell_command_is_a_benchmark_too(tmp_path: Path) -> None:
     command = """echo starting; printf '{"tokens_per_s_per_gpu": %d}\\n' $((100 * {batch} / {gpus}))"""
-    found = run(*WHAT, "--command", command, "--out", str(tmp_path / "out"), "--max-measurements", "3")
+    found = run(*WHAT, "--benchmark", command, "--out", str(tmp_path / "out"), "--budget", "3")
     first = found["measurements"][0]
     gpus = first["strategy"]["tp"] * first["strategy"]["ep"] * first["strategy"]["pp"]
     assert first["tokens_per_s_per_gpu"] == 100 * first["strategy"]["batch"] // gpus
@@ -190,7 +190,7 @@ def test_a_shell_command_is_a_benchmark_too(tmp_path: Path) -> None:
 
 def test_it_says_when_no_candidate_is_left(tmp_path: Path) -> None:
     command = """printf '{"unsupported": "no such kernel"}\n'"""
-    words = ["tune-live", *WHAT, "--command", command, "--out", str(tmp_path / "out"), "--max-measurements", "1000"]
+    words = ["tune-live", *WHAT, "--benchmark", command, "--out", str(tmp_path / "out"), "--budget", "1000"]
     result = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
     assert result.exit_code == 3
     assert json.loads(result.stdout)["ended_because"] == "no candidate is left to measure"
@@ -280,26 +280,26 @@ def test_what_a_command_floods_us_with_is_not_kept() -> None:
 def test_a_failed_measurement_is_tried_again_as_often_as_was_said(tmp_path: Path) -> None:
     count = f"echo x >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -ge 3 && "
     command = count + """printf '{"tokens_per_s_per_gpu": %d}\n' {batch}"""
-    words = (*WHAT, "--command", command, "--max-measurements", "2")
+    words = (*WHAT, "--benchmark", command, "--budget", "2")
     with pytest.raises(RunFailed, match="exit code 1"):
-        run(*words, "--out", str(tmp_path / "impatient"), "--retries", "1")
+        run(*words, "--out", str(tmp_path / "impatient"), "--set", "retries=1")
     (tmp_path / "tries").unlink()
-    assert len(run(*words, "--out", str(tmp_path / "patient"), "--retries", "2")["measurements"]) == 2
+    assert len(run(*words, "--out", str(tmp_path / "patient"), "--set", "retries=2")["measurements"]) == 2
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (("--retries", "-1"), "retries must be 0 to 1000, got -1"),
-        (("--timeout-s", "0"), "timeout must be above 0 s"),
-        (("--timeout-s", "nan"), "timeout must be above 0 s"),
+        (("--set", "retries=-1"), "retries must be 0 to 1000, got -1"),
+        (("--set", "timeout_s=0"), "timeout must be above 0 s"),
+        (("--set", "timeout_s=nan"), "timeout must be above 0 s"),
     ],
 )
 def test_impossible_patience_is_refused_before_anything_runs(
     tmp_path: Path, option: tuple[str, str], said: str
 ) -> None:
     with pytest.raises(InputError, match=said):
-        run(*WHAT, "--command", f"touch {tmp_path}/ran", "--out", str(tmp_path / "out"), *option)
+        run(*WHAT, "--benchmark", f"touch {tmp_path}/ran", "--out", str(tmp_path / "out"), *option)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -320,7 +320,7 @@ def test_a_measurement_that_a_full_disk_takes_a_part_of_is_not_kept(tmp_path: Pa
 
 
 def test_going_on_reads_each_measurement_once(benchmark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = (*WHAT, "--benchmark", benchmark, "--confidence", "0.999", "--out", str(tmp_path / "out"))
+    command = (*WHAT, "--benchmark", benchmark, "--set", "confidence=0.999", "--out", str(tmp_path / "out"))
     whole = run(*command)
     read: list[int] = []
 
@@ -361,7 +361,7 @@ def test_a_tuning_that_is_killed_takes_its_benchmark_along_or_is_not_gone_on_wit
 ) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     given = (
-        ("--command", ENGINE.replace("{folder}", str(tmp_path)))
+        ("--benchmark", ENGINE.replace("{folder}", str(tmp_path)))
         if kind == "command"
         else ("--benchmark", "server:measure")
     )

@@ -168,7 +168,7 @@ def ask(*words: str, code: int = 0) -> Any:
 
 def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
     path, out = written(tmp_path), tmp_path / "out"
-    few = ("--requests", "100", "--seeds", "3")
+    few = ("--set", "requests=100", "--set", "seeds=3")
     told = json.loads(ask(path, *few, "--json").stdout)
     assert told == json.loads(ask(path, *few, "--json").stdout)
     assert [each["kind"] for each in told["alternatives"]] == ["replicated", "dedicated"]
@@ -189,7 +189,7 @@ def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
 
 def test_nothing_in_time_is_told_by_the_exit_code(tmp_path: Path) -> None:
     path = written(tmp_path, SMALL.replace("300.0", "1.0"))
-    told = json.loads(ask(path, "--requests", "100", "--seeds", "2", "--json", code=3).stdout)
+    told = json.loads(ask(path, "--set", "requests=100", "--set", "seeds=2", "--json", code=3).stdout)
     assert told["best"]["attained"]["value"] == 0
 
 

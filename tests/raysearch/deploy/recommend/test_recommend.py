@@ -35,7 +35,7 @@ from sim.simulate import evaluate
 from tests.questions import question_about
 
 RUNNER = CliRunner()
-ASKED = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "200", "--gpus", "4", "--tpot-ms", "12", "--top", "3")
+ASKED = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "200", "--gpus", "4", "--tpot-ms", "12", "--set", "top=3")
 
 
 def ask(*words: str, code: int = 0) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(folder: Path) -> dict[str, Any]:
-    return ask("--out", str(folder), "--price", "2.5", "--ttft-ms", "500")
+    return ask("--out", str(folder), "--set", "price=2.5", "--ttft-ms", "500")
 
 
 def test_the_best_is_the_exact_best_of_the_engine(told: dict[str, Any]) -> None:
@@ -211,11 +211,11 @@ def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
 
 
 def test_a_rate_says_how_many_gpus_carry_it_at_the_low_end_of_the_interval() -> None:
-    best = ask("--requests-per-s", "6", "--top", "1")["best"]
+    best = ask("--requests-per-s", "6", "--set", "top=1")["best"]
     low, high = best["intervals"]["tokens_per_s_per_gpu"]
     assert low < best["tokens_per_s_per_gpu"] < high
     assert best["gpus_at_low_end"] * low >= 6 * 200 > (best["gpus_at_low_end"] - best["gpus_per_replica"]) * low
-    assert "gpus_at_low_end" not in ask("--top", "1")["best"]
+    assert "gpus_at_low_end" not in ask("--set", "top=1")["best"]
 
 
 @pytest.mark.parametrize(("engine", "counts_all"), [("vllm", True), ("sglang", False)])
@@ -235,7 +235,7 @@ def test_every_second_of_a_request_shows_in_one_figure_by_little_s_law(engine: s
 
 
 def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
-    said = ("--prompt-wait-steps", "30", "--top", "1")
+    said = ("--set", "prompt_wait_steps=30", "--set", "top=1")
     told = ask("--engine", "sglang", "--out", str(tmp_path), *said)
     assert told["question"]["prompt_wait_steps"] == 30
     kept = json.loads((tmp_path / "recommendation.json").read_text())["question"]
@@ -253,11 +253,12 @@ def llama(gpus: int, *words: str, model: str = "llama_3_1_8b", code: int = 0) ->
     return json.loads(shown.stdout)
 
 
-@pytest.mark.parametrize("wrong", [("--requests-per-s", "0"), ("--requests-per-s", "-3"), ("--price", "-2")])
+@pytest.mark.parametrize("wrong", [("--requests-per-s", "0"), ("--requests-per-s", "-3"), ("--set", "price=-2")])
 def test_figures_that_mean_nothing_are_refused(raysearch: Callable[..., Any], wrong: tuple[str, str]) -> None:
     refused = raysearch("recommend", *ASKED, *wrong)
     assert refused.returncode == 2
-    assert refused.stderr.startswith(f"error: {wrong[0]}: expected a number")
+    named = f"{wrong[0]} price" if wrong[0] == "--set" else wrong[0]
+    assert refused.stderr.startswith(f"error: {named}: expected a number")
 
 
 @pytest.mark.parametrize("load", [("--requests-per-s", "100000"), ("--concurrency", "90000")])
@@ -271,7 +272,7 @@ def test_a_load_that_the_gpus_cannot_carry_says_how_many_could(load: tuple[str, 
 
 
 def test_a_load_of_prompts_is_counted_in_prompts() -> None:
-    told = llama(16, "--phase", "prefill", "--ttft-ms", "300", "--requests-per-s", "100", "--price", "2")
+    told = llama(16, "--phase", "prefill", "--ttft-ms", "300", "--requests-per-s", "100", "--set", "price=2")
     best = told["best"]
     assert best["requests_per_s"] >= 100
     assert best["requests_per_s"] * (best["replicas"] - 1) / best["replicas"] < 100
@@ -340,7 +341,7 @@ def test_figures_on_both_sides_of_a_limit_look_different() -> None:
 def test_what_is_to_be_compared_with_is_looked_for_first(raysearch: Callable[..., Any], monkeypatch: Any) -> None:
     monkeypatch.setattr("raysearch.answers.recommended.recommended", None)
     monkeypatch.setitem(sys.modules, "aisimulate", None)
-    refused = raysearch("recommend", *ASKED, "--compare-with", "aisimulate")
+    refused = raysearch("recommend", *ASKED, "--set", "compare_with=aisimulate")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: the black box 'aisimulate' needs AISimulate: pip install -e")
 
@@ -352,7 +353,7 @@ def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told(
     miss = missed["nearest_miss"]
     assert [violation["kind"] for violation in miss["violations"]] == ["tpot"]
     assert miss["would_fit"][0] == f"a TPOT of {math.ceil(miss['tpot_s'] * 1e4) / 10:.1f} ms"
-    words = [word for word in ASKED if word != "--top"][:-1]
+    words = ASKED[:-2]
     shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "0.5"], catch_exceptions=False)
     assert shown.exit_code == 3
     assert "Nearest miss" in shown.stdout

@@ -33,7 +33,7 @@ def calibrate(*arguments: object) -> dict[str, object]:
 
 def test_a_folder_becomes_a_file_that_a_hardware_file_can_name(measured: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine.json"
-    printed = calibrate("--data", measured, "--out", out, "--source", "own machine")
+    printed = calibrate(measured, "--out", out, "--set", "source=own machine")
     assert printed["written"] is True
     families = printed["families"]
     assert isinstance(families, dict)
@@ -55,7 +55,7 @@ run,sglang,0.5,meta-llama/Llama-3.1-8B-Instruct,agg,,1024,256,9.0,16,16,2,,1,1
 
 def test_serving_runs_beside_too_few_kernels_leave_serving_at_the_defaults(measured: Path, tmp_path: Path) -> None:
     (measured / "endtoend_ttft_tpot.csv").write_text(RUNS)
-    printed = calibrate("--data", measured, "--out", tmp_path / "mine.json")
+    printed = calibrate(measured, "--out", tmp_path / "mine.json")
     serving = printed["serving"]
     assert isinstance(serving, dict)
     assert serving["unpredicted"] == 1
@@ -76,13 +76,13 @@ def test_only_with_force_is_other_content_replaced(
     content = fit_directory(measured, {}, H100_SXM, H100)
     monkeypatch.setattr(coefficients, "fit_directory", lambda *_: content)
     out = tmp_path / "mine.json"
-    calibrate("--data", measured, "--out", out)
-    assert calibrate("--data", measured, "--out", out)["written"] is False
+    calibrate(measured, "--out", out)
+    assert calibrate(measured, "--out", out)["written"] is False
     out.write_text("something of mine")
-    with pytest.raises(InputError, match=r"has other content; give --force"):
-        calibrate("--data", measured, "--out", out)
+    with pytest.raises(InputError, match=r"has other content; give --set force"):
+        calibrate(measured, "--out", out)
     assert out.read_text() == "something of mine"
-    assert calibrate("--data", measured, "--out", out, "--force")["written"] is True
+    assert calibrate(measured, "--out", out, "--set", "force")["written"] is True
     assert sorted(path.name for path in tmp_path.iterdir()) == ["measured", "mine.json"]
 
 
@@ -140,7 +140,7 @@ def test_a_family_that_cannot_be_cross_validated_is_named_in_the_table(measured:
     rows = {"mla_dtype": "bfloat16", "kv_cache_dtype": "fp8", "batch_size": 8, "kv_len": 1024, "num_heads": 16}
     pd.DataFrame(rows | {"latency_us": 20.0 + sizes}).to_csv(measured / "mla_decode.csv", index=False)
     out = tmp_path / "mine.json"
-    result = CliRunner().invoke(app, ["calibrate", "-d", str(measured), "-o", str(out)], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["calibrate", str(measured), "-o", str(out)], catch_exceptions=False)
     assert result.exit_code == 0
     assert "cross-validated" in result.stdout
     assert json.loads(out.read_text())["families"]["mla_decode"]["rows"] == 0

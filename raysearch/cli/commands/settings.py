@@ -1,0 +1,143 @@
+"""Settings: what `--set NAME=VALUE` changes of a command, for what is seldom changed; declared as options are."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+from pydantic import Field, TypeAdapter, ValidationError
+
+from raysearch.base.errors import InputError
+from sim.config.files import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a parameter of a command is annotated with that is a setting of its.
+
+    Attributes:
+        help: One sentence, with the unit.
+        usual: What holds where it is not given, in words; None for the parameter's default.
+        least, most: Bounds, both included.
+    """
+
+    help: str
+    usual: str | None = None
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSetting:
+    """A setting of one command: see `Setting`.
+
+    Attributes:
+        kind: Of its values; lists are of texts.
+        about: What it means.
+        default: What holds where it is not given.
+    """
+
+    kind: Any
+    about: Setting
+    default: Any
+
+    @property
+    def usual(self) -> str:
+        """What holds where it is not given, for people; "" of a switch that is off."""
+        if self.about.usual is not None:
+            return self.about.usual
+        if self.default is None or self.default is False:
+            return ""
+        return "yes" if self.default is True else f"{self.default:g}" if self.kind is float else str(self.default)
+
+    def value(self, name: str, text: str, *, bare: bool) -> Any:
+        """The value that a text means; `bare` of a switch that is named without one. Raises: InputError."""
+        if bare and self.kind is not bool:
+            raise InputError(f"--set {name}: expected {name}=VALUE")
+        given = text.split(",") if get_origin(self.kind) is list else text
+        try:
+            return True if bare else TypeAdapter(self._bounded()).validate_python(given)
+        except ValidationError as error:
+            raise InputError(f"--set {name}: {error.errors()[0]['msg']}, got {text!r}") from None
+
+    def _bounded(self) -> Any:
+        numeric = self.kind in (int, float)
+        return Annotated[self.kind, Field(ge=self.about.least, le=self.about.most)] if numeric else self.kind
+
+
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command `--set` for those of its parameters that are annotated with a `Setting`."""
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    settings = {each.name: _declared(each) for each in parameters if _about(each)}
+
+    @functools.wraps(command)
+    def with_settings(**options: Any) -> None:
+        values = _given(settings, options.pop("assignments") or ())
+        command(**options, **values)
+
+    own = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters if each.name not in settings]
+    own.append(
+        inspect.Parameter("assignments", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_set_option(settings))
+    )
+    with_settings.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    with_settings.__annotations__ = {each.name: each.annotation for each in own}
+    with_settings.__dict__["settings"] = settings
+    del with_settings.__wrapped__  # typer would ask it for its own options
+    return with_settings
+
+
+def settings_of(command: Any) -> Mapping[str, DeclaredSetting]:
+    """The settings of a command, by name; none of one that takes no `--set`."""
+    return getattr(command, "settings", {})
+
+
+def as_words(given: Mapping[str, object]) -> list[str]:
+    """The words of a command line that set what is not None.
+
+    >>> as_words({"workers": 4, "on_failure": None, "trust_code": True})
+    ['--set', 'workers=4', '--set', 'trust_code=yes']
+    """
+    texts = {name: "yes" if value is True else str(value) for name, value in given.items() if value is not None}
+    return [word for name, text in texts.items() for word in ("--set", f"{name}={text}")]
+
+
+def _given(settings: Mapping[str, DeclaredSetting], assignments: Sequence[str]) -> dict[str, Any]:
+    """Every setting's value, that of an assignment or the default."""
+    found: dict[str, Any] = {}
+    for assignment in assignments:
+        name, sign, text = assignment.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in settings:
+            raise InputError(f"--set: there is no setting {name!r} of this command: {did_you_mean(name, settings)}")
+        found[name] = settings[name].value(name, text.strip(), bare=not sign)
+    return {name: found.get(name, each.default) for name, each in settings.items()}
+
+
+def _about(parameter: inspect.Parameter) -> Setting | None:
+    return next((each for each in get_args(parameter.annotation)[1:] if isinstance(each, Setting)), None)
+
+
+def _declared(parameter: inspect.Parameter) -> DeclaredSetting:
+    hint, about = get_args(parameter.annotation)[0], _about(parameter)
+    assert about is not None
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    (kind,) = [each for each in kinds if each is not type(None)]
+    return DeclaredSetting(kind, about, parameter.default)
+
+
+def _set_option(settings: Mapping[str, DeclaredSetting]) -> Any:
+    """The option's annotation, whose help has a line for each setting."""
+    lines = [
+        f"[bold]{name}[/bold]: {each.about.help}{f' (default: {each.usual})' * bool(each.usual)}"
+        for name, each in settings.items()
+    ]
+    text = "\n\n".join(["What is seldom changed; may be repeated.", *lines])
+    return Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help=text, rich_help_panel="Settings", show_default=False),
+    ]

@@ -1,0 +1,85 @@
+"""`--set NAME=VALUE`: values by their kinds, mistakes in one line, and where options of earlier versions have gone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from raysearch.base.errors import InputError
+from raysearch.cli import app
+from raysearch.cli.commands.settings import Setting, takes_settings
+
+SEEN: dict[str, Any] = {}
+
+
+@takes_settings
+def command(
+    runs: Annotated[int, Setting("Runs.", least=1, most=9)] = 3,
+    share: Annotated[float | None, Setting("A share.", "all")] = None,
+    quick: Annotated[bool, Setting("Less of all.")] = False,
+    ending: Annotated[Literal["stop", "go_on"], Setting("What then.")] = "stop",
+    ops: Annotated[list[str] | None, Setting("Some ops.")] = None,
+) -> None:
+    """A command."""
+    SEEN.update(runs=runs, share=share, quick=quick, ending=ending, ops=ops)
+
+
+ALONE = Typer()
+ALONE.command()(command)
+DEFAULTS = {"runs": 3, "share": None, "quick": False, "ending": "stop", "ops": None}
+
+
+@pytest.mark.parametrize(
+    ("assignments", "changed"),
+    [
+        ([], {}),
+        (["runs=5", "share=0.5"], {"runs": 5, "share": 0.5}),
+        (["runs=5", "runs=6"], {"runs": 6}),
+        (["quick"], {"quick": True}),
+        (["quick=no"], {}),
+        (["quick = yes", "ending=go_on"], {"quick": True, "ending": "go_on"}),
+        (["ops=norm,matmul"], {"ops": ["norm", "matmul"]}),
+    ],
+)
+def test_a_setting_has_its_last_value_or_the_default(assignments: list[str], changed: dict[str, Any]) -> None:
+    words = [word for assignment in assignments for word in ("--set", assignment)]
+    assert CliRunner().invoke(ALONE, words, catch_exceptions=False).exit_code == 0
+    assert DEFAULTS | changed == SEEN
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("rums=5", "there is no setting 'rums' of this command: did you mean 'runs'?"),
+        ("runs", "--set runs: expected runs=VALUE"),
+        ("runs=ten", "--set runs: .*valid integer.*'ten'"),
+        ("runs=10", "--set runs: .*less than or equal to 9.*'10'"),
+        ("ending=later", "--set ending: .*'stop' or 'go_on'.*'later'"),
+        ("quick=perhaps", "--set quick: .*boolean.*'perhaps'"),
+    ],
+)
+def test_a_wrong_setting_is_one_message(assignment: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CliRunner().invoke(ALONE, ["--set", assignment], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("pools --kv-hidden 0.5", "--kv-hidden is now --set kv_hidden=VALUE"),
+        ("optimum --no-landscape", "--no-landscape is now --set landscape=no"),
+        ("search -w x --any-degrees pp", "--any-degrees is now --set any_degrees=VALUE"),
+        ("study smoke --trust-code", "--trust-code is now --set trust_code"),
+        ("optimum --check best.json", "--check is now `raysearch verify FILE`"),
+        ("evaluate --max-gpus 8", "--max-gpus is now --gpus"),
+    ],
+)
+def test_an_option_of_an_earlier_version_is_told_by_its_new_form(
+    words: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["raysearch", *words.split()])
+    assert app.run_command() == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
