@@ -14,7 +14,7 @@ from sim.layers.dims import dims_of, spread_choices
 from sim.layers.mixers import CompressedAttention, GroupedAttention, LinearMixer
 from sim.layers.model import Model
 from sim.prices.dtypes import FORMATS, Dtype
-from sim.prices.engine import MemoryPolicy
+from sim.prices.engine import MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import EngineName, Hardware
 from sim.strategy import Strategy
 from sim.workload import ExpertExchange, Precisions, Workload
@@ -31,6 +31,17 @@ def never(_workload: Workload, _strategy: Strategy) -> tuple[str, ...]:
 def any_machine(_hardware: Hardware) -> tuple[str, ...]:
     """Refuses no machine."""
     return ()
+
+
+def plain_scheduler(_hardware: Hardware) -> SchedulerPolicy:
+    """Whole prompts beside those that decode, as many as come."""
+    return SchedulerPolicy()
+
+
+def by_memory(hardware: Hardware, small: int, middle: int, large: int) -> int:
+    """Tokens of a step by a GPU's memory: below 70 GiB, below 160 GiB, from there on."""
+    gib = hardware.hbm_bytes / 2**30
+    return large if gib >= 160 else middle if gib >= 70 else small
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,7 @@ class EngineRules:
         kv_cache: The same of its KV cache, whose usual format is fp8.
         lacks_machine: Why it does not run on a machine; nothing if it does.
         prompts_wait: Whether it can let a prompt wait for those of other attention groups; not by default.
+        scheduler: What its steps hold by default on a machine.
     """
 
     name: str
@@ -81,6 +93,7 @@ class EngineRules:
     kv_cache: tuple[Dtype, ...] = ("bf16", "fp8")
     lacks_machine: Callable[[Hardware], Iterable[str]] = any_machine
     prompts_wait: bool = False
+    scheduler: Callable[[Hardware], SchedulerPolicy] = plain_scheduler
 
     def lacks(self, precisions: Precisions, hardware: Hardware) -> list[str]:
         """Why it runs nothing with such formats or on such a machine, each text naming its rule; none if it does."""

@@ -14,6 +14,7 @@ from sim.engines.engine_rules import (
     EngineRules,
     Plan,
     Refuses,
+    by_memory,
     dense_copies,
     shared_context,
     whole_blocks,
@@ -22,7 +23,8 @@ from sim.engines.engine_rules import (
 )
 from sim.engines.vllm import generates, tensor_parallelism
 from sim.layers.heuristics import megatron_sp_dims
-from sim.prices.engine import MemoryPolicy
+from sim.prices.engine import MemoryPolicy, SchedulerPolicy
+from sim.prices.hardware import Hardware
 from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -55,6 +57,18 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
         yield f"every all-to-all backend (--moe-a2a-backend) makes ep all {gpus} GPUs of --tp-size, not {ep}"
 
 
+def _scheduler(hardware: Hardware) -> SchedulerPolicy:
+    """Prompts first: those that decode stand still meanwhile.
+
+    [published] chunked_prefill_size by the GPU's memory, over attention's ranks (memory_hook.py, parallel_hook.py). A
+    benchmark's requests ignore the end of their answers, so that all of them is set aside (prefill_budget.py).
+    """
+    tokens = by_memory(hardware, 4096, 8192, 16384)
+    return SchedulerPolicy(
+        mixes=False, step_tokens=tokens, chunks=True, reserved_output=1.0, shared_by_ranks=True, block_tokens=1
+    )
+
+
 SGLANG = EngineRules(
     name="sglang",
     title="SGLang",
@@ -69,5 +83,6 @@ SGLANG = EngineRules(
     plans=_plans,
     refuses=_refuses,
     cuts_context=generates,
+    scheduler=_scheduler,
     prompts_wait=True,  # [published] --enable-prefill-delayer, of 30 passes; off by default
 )

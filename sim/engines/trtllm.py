@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from sim.engines.engine_rules import EngineRules, dense_copies, nvidia_alone, whole_experts, whole_heads
 from sim.engines.vllm import tensor_parallelism
-from sim.prices.engine import MemoryPolicy
+from sim.prices.engine import MemoryPolicy, SchedulerPolicy
+from sim.prices.hardware import Hardware
 from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -38,6 +39,11 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
         yield f"pipeline_parallel_size {strategy.pp} exceeds {workload.model.layers} layers"
 
 
+def _scheduler(_hardware: Hardware) -> SchedulerPolicy:
+    """[published] max_num_tokens 8192; contexts come whole, after those that generate."""
+    return SchedulerPolicy(mixes=True, step_tokens=8192, chunks=False, reserved_output=1.0, block_tokens=32)
+
+
 TRTLLM = EngineRules(
     name="trtllm",
     title="TensorRT-LLM",
@@ -51,5 +57,6 @@ TRTLLM = EngineRules(
     refuses=_refuses,
     cuts_context=_helix,
     lacks_machine=nvidia_alone,
+    scheduler=_scheduler,
     prompts_wait=True,  # [published] attention_dp_config.enable_balance, timeout_iters 50; off by default
 )

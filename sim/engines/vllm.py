@@ -11,9 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.engines.engine_rules import EngineRules, Plan, dense_copies, shared_context, whole_blocks, whole_heads
+from sim.engines.engine_rules import (
+    EngineRules,
+    Plan,
+    by_memory,
+    dense_copies,
+    shared_context,
+    whole_blocks,
+    whole_heads,
+)
 from sim.layers.heuristics import megatron_dims
-from sim.prices.engine import MemoryPolicy
+from sim.prices.engine import MemoryPolicy, SchedulerPolicy
+from sim.prices.hardware import Hardware
 from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -50,6 +59,12 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
         )
 
 
+def _scheduler(hardware: Hardware) -> SchedulerPolicy:
+    """[published] max_num_batched_tokens of a server by the GPU's memory, an A100's as a small one's (arg_utils.py)."""
+    tokens = by_memory(hardware, 2048, 2048 if hardware.name.startswith("a100") else 8192, 16384)
+    return SchedulerPolicy(mixes=True, step_tokens=tokens, chunks=True, block_tokens=16)
+
+
 VLLM = EngineRules(
     name="vllm",
     title="vLLM",
@@ -62,4 +77,5 @@ VLLM = EngineRules(
     plans=tensor_parallelism,
     refuses=_refuses,
     cuts_context=generates,
+    scheduler=_scheduler,
 )

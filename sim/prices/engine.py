@@ -1,4 +1,4 @@
-"""An inference engine: its own time beside its kernels, and how much memory it gives to the KV cache."""
+"""An inference engine: its own time beside its kernels, its memory for the KV cache, and its scheduler."""
 
 from __future__ import annotations
 
@@ -23,6 +23,27 @@ class MemoryPolicy:
     runtime_bytes: float
     reserves_output: bool
     max_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerPolicy:
+    """What an engine puts into a step under traffic.
+
+    Attributes:
+        mixes: Whether prompts are computed in the steps of those that decode; else these stand still meanwhile.
+        step_tokens: Most tokens of a step on an attention rank; of prompts alone where it does not mix.
+        chunks: Whether a prompt may be cut to fit.
+        reserved_output: Share of the answers yet to come for which a new request must leave room.
+        shared_by_ranks: Whether `step_tokens` is shared out over attention ranks.
+        block_tokens: Of a block of the prefix cache.
+    """
+
+    mixes: bool = True
+    step_tokens: int = 10**9
+    chunks: bool = False
+    reserved_output: float = 0.0
+    shared_by_ranks: bool = False
+    block_tokens: int = 16
 
 
 @dataclass(frozen=True, slots=True)

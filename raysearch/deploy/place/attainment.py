@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raysearch.deploy.place.arrivals import Arrivals, draw_arrivals
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement
 from raysearch.deploy.place.queueing import simulate
+from sim.replay.arrivals import Arrivals, draw_arrivals
 
 ATTAINMENT_CONFIDENCE = 0.9
 WARM_UP = 0.1

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from raysearch.deploy.place.arrivals import Stream
 from raysearch.deploy.place.model_placement import Cluster, Tenant
 from raysearch.deploy.place.service import GroupShape, Objective, Service, best_service
 from sim.config.fields import Count, FileSchema, Name, Positive
@@ -17,6 +16,7 @@ from sim.config.files import CatalogError, config_path, did_you_mean, read_confi
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_names
 from sim.prices.dtypes import Dtype
+from sim.replay.arrivals import Stream
 from sim.workload import PhaseName, Workload
 
 _BURSTIEST = 20.0

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from raysearch.deploy.place.arrivals import Stream
 from raysearch.deploy.place.queueing import GpuGroup
 from raysearch.deploy.place.service import GroupShape, Objective, Service
+from sim.replay.arrivals import Stream
 
 
 @dataclass(frozen=True, slots=True, order=True)

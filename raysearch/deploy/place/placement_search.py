@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raysearch.deploy.place.arrivals import Arrivals
 from raysearch.deploy.place.attainment import Trial, tried
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed, all_placements, partitions
 from raysearch.deploy.place.service import GroupShape
+from sim.replay.arrivals import Arrivals
 
 MOST_PLACEMENTS = 400
 """Placements up to which all are tried. [assumed] Some seconds' work, as are the numbers below."""

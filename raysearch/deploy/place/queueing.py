@@ -26,9 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raysearch.deploy.place.arrivals import Arrivals
 from raysearch.deploy.place.service import Objective, Service
 from sim.arrays import Floats
+from sim.replay.arrivals import Arrivals
 
 _LEFT = 1e-6
 """Tokens that rounding may leave of an answer."""

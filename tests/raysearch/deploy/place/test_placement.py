@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from raysearch.cli.app import app
-from raysearch.deploy.place.arrivals import Stream
 from raysearch.deploy.place.attainment import SampledTraffic, over_seeds, tried
 from raysearch.deploy.place.fleet_file import load_fleet
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed, Tenant, all_placements, partitions
 from raysearch.deploy.place.placement_search import best_placements, dedicated, replicated, shared
 from raysearch.deploy.place.service import GroupShape, Objective, Service
 from sim.config.files import CatalogError
+from sim.replay.arrivals import Stream
 
 ALONE, PIPELINE = GroupShape(1, 1), GroupShape(1, 2)
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raysearch.deploy.place.arrivals import Arrivals, Stream, draw_arrivals
 from raysearch.deploy.place.attainment import over_seeds
 from raysearch.deploy.place.fleet_file import load_fleet
 from raysearch.deploy.place.queueing import GpuGroup, QueueOutcome, simulate
 from raysearch.deploy.place.service import GroupShape, Objective, Service
+from sim.replay.arrivals import Arrivals, Stream, draw_arrivals
 
 PATIENT = Objective(1, math.inf, math.inf)
 

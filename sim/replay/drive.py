@@ -1,0 +1,170 @@
+"""Requests sent to replicas: as they come, or by clients of whom each sends when it is answered."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from sim.arrays import Floats
+from sim.replay.replica import Deployed, LiveReplica, Log
+from sim.replay.requests import Requests
+
+RouterName = Literal["least_loaded", "round_robin", "prefix"]
+"""Whom a request goes to: the replica with fewest unfinished ones, each in turn, or the one with most of its prompt
+cached less what its load costs."""
+ROUTERS: tuple[RouterName, ...] = get_args(RouterName)
+_WORTH = 4
+"""Blocks of a prompt in the cache that outweigh one more unfinished request. [assumed]"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """What became of requests, [n], on some replicas.
+
+    Attributes:
+        requests: As they were sent.
+        sent_s: When; of a closed loop when their client was answered.
+        first_s: When each had its first token; NaN of refused ones.
+        done_s: When each had its last; NaN of refused ones.
+        gap_s, gap_counts: Times between tokens of an answer, and how many there were of each.
+        steps: [m, 5] of each stretch of steps: begins, ends, requests that run, that wait, tokens in the KV cache.
+        busy_s: Seconds in which the first stages of all replicas worked.
+        end_s: When the last one was done.
+        replicas: How many.
+        preempted: How often a request gave up its room and was computed anew.
+        hit_share: Of the prompts' tokens, those found in a prefix cache.
+        room_tokens: Of the KV caches of one replica, over all ranks and microbatches.
+    """
+
+    requests: Requests
+    sent_s: Floats
+    first_s: Floats
+    done_s: Floats
+    gap_s: Floats
+    gap_counts: Floats
+    steps: Floats
+    busy_s: float
+    end_s: float
+    replicas: int
+    preempted: int
+    hit_share: float
+    room_tokens: float
+
+    @property
+    def ttft_s(self) -> Floats:
+        """From sending to the first token, [n]."""
+        return self.first_s - self.sent_s
+
+    @property
+    def latency_s(self) -> Floats:
+        """From sending to the last token, [n]."""
+        return self.done_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Mean time of an answer's tokens after its first one, [n]; NaN where there is none."""
+        after = self.requests.output_tokens - 1
+        return np.where(after > 0, (self.done_s - self.first_s) / np.maximum(after, 1), np.nan)
+
+
+def as_they_come(
+    deployed: Deployed, requests: Requests, replicas: int = 1, router: RouterName = "least_loaded"
+) -> Replayed:
+    """Sends requests at their times, whether or not earlier ones are answered.
+
+    Args:
+        deployed: Each replica.
+        requests: In the order in which they come.
+        replicas: How many.
+        router: Whom a request goes to.
+    """
+    log = Log(len(requests))
+    fleet = [LiveReplica(deployed, requests, log) for _ in range(replicas)]
+    choose = _router(router, fleet)
+    for request, time_s in enumerate(requests.arrival_s.tolist()):
+        for replica in fleet:
+            replica.advance(time_s)
+        choose(request).submit(request, time_s)
+    for replica in fleet:
+        replica.advance(math.inf)
+    return _replayed(fleet, requests, requests.arrival_s.copy(), log, deployed)
+
+
+def _router(name: RouterName, fleet: Sequence[LiveReplica]) -> Callable[[int], LiveReplica]:
+    turn = 0
+
+    def in_turn(_request: int) -> LiveReplica:
+        nonlocal turn
+        turn += 1
+        return fleet[(turn - 1) % len(fleet)]
+
+    def least_loaded(_request: int) -> LiveReplica:
+        return min(fleet, key=lambda replica: replica.unfinished)
+
+    def prefix(request: int) -> LiveReplica:
+        return min(fleet, key=lambda replica: replica.unfinished - replica.cached_blocks(request) / _WORTH)
+
+    if len(fleet) == 1:
+        return lambda _request: fleet[0]
+    return {"round_robin": in_turn, "least_loaded": least_loaded, "prefix": prefix}[name]
+
+
+def by_clients(deployed: Deployed, requests: Requests, clients: int, *, staggered: bool = False) -> Replayed:
+    """Sends requests to one replica as clients do who have one open each, and the next one when it is answered.
+
+    Args:
+        deployed: The replica.
+        requests: Taken in order; their times do not matter.
+        clients: How many.
+        staggered: Whether clients begin at even distances over the time of an answer, as if they had run for ever; else
+            all at once, as benchmarks do.
+    """
+    count = len(requests)
+    log, sent = Log(count), np.zeros(count)
+    left = deque(range(min(clients, count), count))
+
+    def answered(_request: int, time_s: float) -> None:
+        if left:
+            request = left.popleft()
+            sent[request] = time_s
+            replica.submit(request, time_s)
+
+    replica = LiveReplica(deployed, requests, log, answered)
+    first = range(min(clients, count))
+    if staggered:
+        requests.output_tokens[: len(first)] = [
+            max(1, round(requests.output_tokens[each] * (each + 1) / len(first))) for each in first
+        ]
+    for request in first:
+        replica.submit(request, 0.0)
+    replica.advance(math.inf)
+    return _replayed([replica], requests, sent, log, deployed)
+
+
+def _replayed(
+    fleet: Sequence[LiveReplica], requests: Requests, sent_s: Floats, log: Log, deployed: Deployed
+) -> Replayed:
+    ranks = [rank for replica in fleet for rank in replica.ranks]
+    gaps = np.array(log.gaps).reshape(-1, 2)
+    done = np.array(log.done_s)
+    looked_up = sum(rank.looked_up_tokens for rank in ranks)
+    return Replayed(
+        requests,
+        sent_s,
+        np.array(log.first_s),
+        done,
+        gaps[:, 0],
+        gaps[:, 1],
+        np.array(log.steps).reshape(-1, 5),
+        sum(replica.busy_s for replica in fleet),
+        float(np.nanmax(done, initial=0.0)),
+        len(fleet),
+        sum(rank.preempted for rank in ranks),
+        sum(rank.hit_tokens for rank in ranks) / looked_up if looked_up else 0.0,
+        deployed.room_tokens * len(fleet[0].ranks),
+    )
