@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -12,6 +13,8 @@ from raysearch.base.errors import InputError
 from raysearch.base.foreign import foreign
 from sim.config.code import import_module
 from sim.config.files import did_you_mean
+
+_log = logging.getLogger(__name__)
 
 
 def load_named(
@@ -39,6 +42,8 @@ def load_named(
     if ":" not in name and name not in declared:
         hint = did_you_mean(name, [*declared, *others])
         raise unknown(f"unknown {what} {name!r}: {hint} (or give {form} of your own)")
+    if len(rivals := _declaring(group, name)) > 1:
+        raise unknown(f"{what} {name!r}: packages declare it as {' and as '.join(rivals)}; give the one that you mean")
     point = EntryPoint(name, name, group) if ":" in name else declared[name]
     module, _, attribute = point.value.partition(":")
     with foreign(f"{what} {name!r}: cannot import {module}", InputError):
@@ -55,3 +60,15 @@ def load_named(
 def declared_points(group: str) -> Mapping[str, EntryPoint]:
     """The entry points that installed packages declare in a group, by name; looked for once, none is imported."""
     return MappingProxyType({point.name: point for point in entry_points(group=group)})
+
+
+def _declaring(group: str, name: str) -> list[str]:
+    """What installed packages declare by a name, which is one thing unless they disagree."""
+    return sorted({point.value for point in entry_points(group=group, name=name)})
+
+
+@cache
+def note_if_declared(what: str, name: str, group: str) -> None:
+    """Says once that a name is ours where an installed package declares it, too."""
+    for value in _declaring(group, name):
+        _log.warning("note: %s %r is raysearch's own; that of a package, %s, needs another name", what, name, value)

@@ -52,6 +52,9 @@ app = typer.Typer(
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Bytes that are no text, as Python has them in arguments."""
+_SHOWN = 1000
+_LONG_WORD = re.compile(rf"\S{{{_SHOWN + 1},}}")
+"""No path that can be had is as long, but for the rarest; an error repeats so much of it."""
 
 
 def _tell_version(asked: bool) -> None:
@@ -147,10 +150,14 @@ def _moved(error: Any) -> str | None:
 
 
 def _fail(message: object, code: int) -> int:
-    if text := str(message):  # none: the reader of a pipe has gone, or help was shown instead
+    if text := _LONG_WORD.sub(_shortened, str(message)):  # none: the reader of a pipe has gone, or help was shown
         plain = (each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
         print(f"error: {''.join(plain)}", file=sys.stderr)  # a name may hold what terminals obey
     return code
+
+
+def _shortened(word: re.Match[str]) -> str:
+    return f"{word[0][:_SHOWN]}... ({len(word[0]):,} characters)"
 
 
 def _give_up_stdout() -> None:

@@ -6,6 +6,7 @@ stretched, which only a model's makers can say how.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from sim.config.files import CatalogError, read_json
@@ -25,8 +26,8 @@ def longest_context(model: Model, config: Path | None = None) -> int | None:
     >>> longest_context(load_model("llama_2_70b"))
     4096
     """
-    path = config / "config.json" if config is not None and config.is_dir() else config
-    if path is None or path.suffix != ".json" or not path.is_file():
+    path = config / "config.json" if config is not None and os.path.isdir(config) else config
+    if path is None or path.suffix != ".json" or not os.path.isfile(path):
         return model.published.context_tokens
     try:
         read = read_json(path)

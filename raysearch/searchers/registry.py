@@ -15,7 +15,7 @@ from envs.space import StrategySpace
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
 from raysearch.base.foreign import foreign
-from raysearch.base.named_code import load_named
+from raysearch.base.named_code import load_named, note_if_declared
 from raysearch.searchers.interface import NoOptions, Searcher
 from sim.config.files import config_path, did_you_mean, first_error_text, list_names, read_config
 from sim.json_object import JsonFields
@@ -87,6 +87,7 @@ def searcher_class(name: str) -> type[Searcher]:
     """
     if name not in _ENTRIES:
         return _user_class(name)
+    note_if_declared("searcher", name, SEARCHERS_GROUP)
     entry = _ENTRIES[name]
     if entry.extra:  # here, so that a study that names it is refused before its first run
         check_installed(entry.extra, f"searcher {name!r}")

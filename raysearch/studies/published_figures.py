@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -47,7 +48,7 @@ def read_published(directory: Path) -> PublishedFigures | None:
         InputError: The study's record is damaged.
     """
     path = directory / STUDY_FILE
-    section = read_record(path, StudyRecord)["study"].get("published") if path.is_file() else None
+    section = read_record(path, StudyRecord)["study"].get("published") if os.path.lexists(path) else None
     try:
         return PublishedFigures.model_validate_json(json.dumps(section), strict=True) if section else None
     except ValidationError as error:

@@ -83,9 +83,10 @@ def survey(directory: Path) -> Survey:
     Raises:
         InputError: The folder holds no results, or what says which ones is damaged.
     """
-    if os.path.isfile(directory / HEAD_FILE):
+    if os.path.lexists(directory / HEAD_FILE):
+        check_regular(directory)
         return Survey([_read_run(directory)], {})
-    if not os.path.isfile(directory / STUDY_FILE):  # of a name too long too, which `Path.is_file` raises on
+    if not os.path.lexists(directory / STUDY_FILE):
         raise InputError(f"no results in {directory}: expected the folder of a study or of a search")
     record = read_record(directory / STUDY_FILE, StudyRecord)
     runs: list[RunRow] = []
@@ -166,7 +167,7 @@ def _verify_run(run: JsonFields, folder: Path) -> None:
 
 def run_folder(directory: Path, run_id: str) -> Path:
     """Where one of the runs in a results folder lies: that of a search by itself is the folder."""
-    return directory if os.path.isfile(directory / HEAD_FILE) else run_dir(directory, run_id)
+    return directory if os.path.lexists(directory / HEAD_FILE) else run_dir(directory, run_id)
 
 
 def strangers(study: Path, record: JsonFields) -> list[Path]:
@@ -220,13 +221,13 @@ def run_rows(folder: Path, columns: Sequence[str] = CallRow._fields, *, seal: Se
 def planned_runs(directory: Path) -> int:
     """How many runs the folder is meant to hold when all is done."""
     study = directory / STUDY_FILE
-    return len(read_record(study, StudyRecord)["runs"]) if study.is_file() else 1
+    return len(read_record(study, StudyRecord)["runs"]) if os.path.lexists(study) else 1
 
 
 def planned_budget(directory: Path, runs: Sequence[JsonFields]) -> int:
     """Calls at which the runs of a folder are compared: the study's budget, or that of a run by itself."""
     study = directory / STUDY_FILE
-    return read_record(study, StudyRecord)["study"]["budget"] if study.is_file() else runs[0]["budget"]
+    return read_record(study, StudyRecord)["study"]["budget"] if os.path.lexists(study) else runs[0]["budget"]
 
 
 def read_spec(directory: Path, run_id: str) -> JsonObject:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,7 +220,7 @@ def write_study(study: Study, optima: Mapping[str, float | None], out: Path) -> 
 
 def has_begun(out: Path) -> bool:
     """Whether the folder holds the beginnings of a study."""
-    return (out / STUDY_FILE).is_file()
+    return os.path.lexists(out / STUDY_FILE)
 
 
 def check_study_code(out: Path, *, trusted: bool) -> None:

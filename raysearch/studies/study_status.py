@@ -85,9 +85,9 @@ def read_status(directory: Path) -> StudyStatus:
     Raises:
         InputError: The folder holds no results, or damaged ones.
     """
-    if os.path.isfile(directory / STUDY_FILE):  # of a name too long too, which `Path.is_file` raises on
+    if os.path.lexists(directory / STUDY_FILE):
         waiting, folders = _planned(directory)
-    elif os.path.isfile(directory / HEAD_FILE):
+    elif os.path.lexists(directory / HEAD_FILE):
         waiting, folders = _alone(directory)
     else:
         raise InputError(f"no results in {directory}: expected the folder of a study or of a search")

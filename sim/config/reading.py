@@ -7,6 +7,7 @@ is then checked by a schema. Nothing that is read here imports or runs anything:
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -31,6 +32,8 @@ _LONGEST_NUMBER = 64
 """[assumed] Characters of a number: the state of a random generator has 39."""
 _MOST_DOTS = 16
 """[assumed] Every table of ours is at most three deep; memory grows with the square of a key's parts."""
+_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
+"""[spec] Of open(2): a link to nothing, one to itself, a socket."""
 _PART = r"""[A-Za-z0-9_"'-]{1,80}"""
 _DEEP_KEY = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MOST_DOTS},}}[ \t]*[=\].]")
 _BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[][{}]', re.DOTALL)
@@ -54,6 +57,10 @@ def opened(path: Path) -> Generator[BufferedReader]:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError as error:  # a name with a null byte
         raise Unreadable(f"its name is none: {error}") from error
+    except OSError as error:
+        if error.errno in _NO_FILE and os.path.lexists(path):
+            raise Unreadable("it is no regular file") from error
+        raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise Unreadable("it is no regular file")

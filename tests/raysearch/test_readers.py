@@ -11,6 +11,7 @@ import os
 import random
 import resource
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,22 @@ import pytest
 
 from envs.calls import CallRow
 from envs.chain import NO_ROWS_DIGEST
-from raysearch.base.errors import InputError
+from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import read_record
+from raysearch.cli.commands.verify import verify_results
 from raysearch.deploy.export.source import RECOMMENDATION_FILE, TUNED_FILE, read_deployments, verified_answers
 from raysearch.deploy.export.stored import Exportable
 from raysearch.deploy.live.session import Head, verify_tuning
 from raysearch.deploy.place.fleet_file import FleetFile
 from raysearch.deploy.place.fleet_plan_text import PLACEMENT_FILE
 from raysearch.processes.claim import CLAIM_FILE, in_use
-from raysearch.runs.records import RunHead, RunSummary, StudyRecord
+from raysearch.reports.study_report import read_report
+from raysearch.runs.records import HEAD_FILE, STUDY_FILE, RunHead, RunSummary, StudyRecord
 from raysearch.runs.run import SearchRun
 from raysearch.studies.journal import JOURNAL_FILE, last_events
 from raysearch.studies.results import verify
 from raysearch.studies.study_file import StudyFile, check_study, load_study, run_dir, write_study
+from raysearch.studies.study_status import read_status
 from sim.config.calibration_file import CalibrationFile
 from sim.config.catalog import load_calibration, load_hardware, load_model, load_workload
 from sim.config.files import configs_root, read_config
@@ -205,6 +209,9 @@ OTHERS: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),
     "folder": Path.mkdir,
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+    "link to itself": lambda path: path.symlink_to(path),
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
 }
 ROWS = (
     "runs/tiny-annealing-s0/rows.jsonl",
@@ -227,6 +234,23 @@ def test_what_is_no_file_is_refused_by_every_reader(
         tried(lambda name=name: read_deployments(tmp_path / name, None, 0, None))
         tried(lambda name=name: load_workload(str(tmp_path / name)))
         tried(lambda name=name: load_model(str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("name", [STUDY_FILE, HEAD_FILE, RECOMMENDATION_FILE, "pools.json", TUNED_FILE, PLACEMENT_FILE])
+def test_a_folder_whose_record_is_no_file_is_called_damaged_and_not_empty(
+    tmp_path: Path, name: str, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / name)
+    results = name in (STUDY_FILE, HEAD_FILE)
+    looks: list[Callable[[], object]] = [lambda: verify_results(tmp_path)]
+    if name != PLACEMENT_FILE:
+        looks.append(lambda: read_deployments(tmp_path, None, 0, None))
+    looks += [lambda look=look: look(tmp_path) for look in (read_status, read_report) if results]
+    for look in looks:
+        with pytest.raises((InputError, RunFailed), match=rf"{name} .*is damaged|is damaged: {name} is") as refusal:
+            look()
+        assert "no regular file" in str(refusal.value)
 
 
 def test_a_file_of_gigabytes_is_not_taken_into_memory(study: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def export_strategy(
         typer.Argument(
             metavar="PATH",
             help="Folder of `recommend`, `pools`, `tune-live`, `search` or `study`, or a JSON file with a strategy.",
+            callback=at_home,
         ),
     ] = None,
     to: Annotated[str, typer.Option("--to", help="; ".join(exporter_names()), show_default=True)] = "vllm",
@@ -99,11 +100,11 @@ def export_strategy(
 def _described(
     question: Question | None, tp: int | None, batch: int | None, replicas: int, serve: str | None, rest: tuple
 ) -> Deployment:
-    from raysearch.deploy.export.models import repository
+    from raysearch.deploy.export.models import weights_of
 
     if question is None or (tp is None and rest[-1] is None) or batch is None:
         raise InputError("expected a folder or a file to export from, or a workload with --tp or --layout, and --batch")
     workload = loaded(question)
     ep, pp, *others = rest
     strategy = strategy_of(workload, tp, ep, pp, batch, *others)
-    return Deployment(workload, strategy, serve or repository(workload, question.model), replicas)
+    return Deployment(workload, strategy, weights_of(workload, question.model, serve), replicas)

@@ -135,6 +135,10 @@ def check_weights(path: str) -> str:
     Raises:
         InputError: It cannot, or an engine would take it for an option.
     """
+    if not path.strip():
+        raise InputError(
+            "the name of weights is empty: expected a Hugging Face repository or a path (--set serve=PATH)"
+        )
     if path.startswith("-"):
         raise InputError(
             f"weights {path!r} look like an option to engines: write ./{path}, or the whole path (--set serve=PATH)"

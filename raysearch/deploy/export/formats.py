@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from raysearch.base.errors import InputError
-from raysearch.base.named_code import declared_points, load_named
+from raysearch.base.named_code import declared_points, load_named, note_if_declared
 from raysearch.deploy.export.deployment import Deployment, Export
 from sim.config.files import did_you_mean
 
@@ -70,6 +70,7 @@ def exporter(name: str) -> Exporter:
         InputError: There is none of that name.
     """
     if name in _ENTRIES:
+        note_if_declared("export target", name, EXPORTERS_GROUP)
         return _loaded(_ENTRIES[name].load)
     if name not in declared_points(EXPORTERS_GROUP):
         raise InputError(f"unknown export target {name!r}: {did_you_mean(name, exporter_names())}")

@@ -5,6 +5,7 @@ An engine runs weights as their repository has them, quantises plain ones when i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,6 +75,11 @@ def repository(workload: Workload, model: str | Path | None = None) -> str:
     return str(beside) if path.suffix == ".json" and any(beside.glob("*.safetensors")) else name
 
 
+def weights_of(workload: Workload, model: str | Path | None, named: str | None) -> str:
+    """The weights that somebody named, or else `repository`."""
+    return repository(workload, model) if named is None else named
+
+
 def stored_format(model: Model, path: str) -> Dtype | None:
     """The format of all weights but those that the model itself gives one; None where it is not known.
 
@@ -88,7 +94,7 @@ def stored_format(model: Model, path: str) -> Dtype | None:
         return "fp8"
     config = Path(path) / "config.json"
     try:
-        imported = imported_model(config) if config.is_file() else None
+        imported = imported_model(config) if os.path.isfile(config) else None
     except CatalogError:  # a family that is not known: its weights can be served all the same
         return None
     return imported.formats.weights if imported else None
@@ -100,7 +106,7 @@ def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
     model, wanted = workload.model, workload.precisions.weights
     stored = stored_format(model, path)
     if stored is None:
-        lost = "/" not in path and not Path(path).exists()
+        lost = "/" not in path and not os.path.exists(path)
         where = f"put their repository or folder in the place of {path} (--set serve=PATH)" if lost else path
         return Told(deployment, notes=(f"weights must be in {_shown(model, wanted)}, as priced: {where}",))
     if stored == wanted:

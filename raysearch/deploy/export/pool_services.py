@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import as_strategy
 from raysearch.deploy.export.deployment import Deployment
-from raysearch.deploy.export.models import repository
+from raysearch.deploy.export.models import weights_of
 from raysearch.deploy.export.stored import StoredOption, StoredReplicas
 from raysearch.runs.records import Record
 from sim.config.code import Origin
@@ -109,7 +109,7 @@ def pool_deployments(
         raise InputError(f"point {number} of {path}: {error}") from error
     question = Question.of_record(answers.question)
     workload = question.load(Origin.RECORD)
-    served_model = served_model or repository(workload, question.model)
+    served_model = weights_of(workload, question.model, served_model)
     longest = max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)
     found: dict[str, Deployment] = {}
     for name, phase in _POOLS[point.winner].items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import as_strategy, read_record
 from raysearch.deploy.export.deployment import Deployment
-from raysearch.deploy.export.models import repository
+from raysearch.deploy.export.models import weights_of
 from raysearch.deploy.export.pool_services import POOLS_FILE, pool_deployments
 from raysearch.deploy.export.stored import Exportable
 from raysearch.runs.records import Record, RunSpec
@@ -54,8 +54,8 @@ def read_deployments(
     Raises:
         InputError, StrategyError, CatalogError: There is no such strategy, or its workload cannot be had.
     """
-    files = [source / name for name in (RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE) if (source / name).is_file()]
-    if source.is_dir() and not files:
+    files = [source / name for name in (RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE) if os.path.lexists(source / name)]
+    if os.path.isdir(source) and not files:
         found = {"": _of_results(source, question, served_model)}
     else:
         found = _of_file(files[0] if files else source, question, alternative, served_model)
@@ -97,7 +97,7 @@ def stated_deployments(
     if not record.get("strategy"):
         raise InputError(f"{where} has no strategy: nothing was feasible")
     workload = question.load(origin)
-    served_model = served_model or repository(workload, question.model)
+    served_model = weights_of(workload, question.model, served_model)
     return {"": Deployment(workload, as_strategy(record["strategy"]), served_model, record.get("replicas", 1))}
 
 
@@ -123,4 +123,4 @@ def _of_results(folder: Path, question: Question | None, served_model: str | Non
     except NotExplained as error:
         raise InputError(f"the best strategy of {folder} cannot be exported: {error}") from error
     model = RunSpec(**read_spec(folder, runs[0]["run_id"])).described.get("model")
-    return Deployment(workload, evaluation.strategy, served_model or repository(workload, model))
+    return Deployment(workload, evaluation.strategy, weights_of(workload, model, served_model))

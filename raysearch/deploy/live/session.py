@@ -170,7 +170,7 @@ class Folder:
 
 def is_tuning(path: Path) -> bool:
     """Whether a folder holds a tuning."""
-    return os.path.isfile(path / HEAD_FILE)  # of a name too long too, which `Path.is_file` raises on
+    return os.path.lexists(path / HEAD_FILE)
 
 
 def verify_tuning(path: Path) -> int:

@@ -181,6 +181,7 @@ def test_search_without_out_makes_a_folder_under_results(
     assert [path.name.rsplit("-", 1)[0] for path in (tmp_path / "results").iterdir()] == ["tiny-random-s0"]
 
 
+EXPORT = ("export", "--model", "qwen3_32b", "--isl", "100", "--osl", "10", "--tp", "2", "--batch", "8")
 SEARCH = ("search", "-w", "gpt_moe_1_2t_16k", "-s", "random", "--out", "out")
 
 
@@ -231,6 +232,10 @@ def described(*options: str) -> tuple[str, ...]:
         (("report", "full"), "no results in"),
         (("report", "absent"), "no results in"),
         (("report", "r" * 300), "no results in"),
+        (("report", "r" * 3000), "r... (3,0"),
+        (("export", "r" * 3000), "cannot read a strategy from rrr"),
+        (("export", "s3://bucket/x"), "s3://bucket/x: expected a path of a file system, not an address"),
+        ((*EXPORT, "--set", "serve= "), "the name of weights is empty"),
         (("nothing",), "nothing"),
     ],
 )

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from envs import StrategySpace
 from raysearch.base.errors import InputError
-from raysearch.base.named_code import declared_points
+from raysearch.base.named_code import declared_points, note_if_declared
 from raysearch.cli.app import app
 from raysearch.searchers import registry
 from raysearch.searchers.registry import (
@@ -168,9 +168,12 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     package = tmp_path / "ours-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[raysearch.searchers]\nours = searcher_of_ours:Mine\n")
+    (package / "entry_points.txt").write_text(
+        "[raysearch.searchers]\nours = searcher_of_ours:Mine\nrandom_walk = searcher_of_ours:Mine\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     declared_points.cache_clear()
+    note_if_declared.cache_clear()
     yield "searcher_of_ours"
     declared_points.cache_clear()
     sys.modules.pop("searcher_of_ours", None)
@@ -180,9 +183,27 @@ def test_a_class_is_named_by_its_module_or_by_the_entry_point_of_a_package(mine:
     for name in (f"{mine}:Mine", "ours"):
         assert make_searcher(name, SPACE, seed=0, budget=1).name == "mine"
     listed = json.loads(CliRunner().invoke(app, ["list", "--json"], catch_exceptions=False).stdout)
-    assert listed["plugins"]["searcher"] == {"ours": "searcher_of_ours:Mine, ours"}
+    assert listed["plugins"]["searcher"] == dict.fromkeys(("ours", "random_walk"), "searcher_of_ours:Mine, ours")
     with pytest.raises(UnknownName, match=r"unknown searcher 'our': did you mean 'ours'\? \(or give module:Class"):
         searcher_class("our")
+
+
+def test_a_package_s_searcher_of_a_shipped_name_is_not_used_which_is_said_once(
+    mine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert {searcher_class("random_walk").name for _ in range(2)} == {"random_walk"}
+    assert caplog.messages == [
+        "note: searcher 'random_walk' is raysearch's own; that of a package, searcher_of_ours:Mine, needs another name"
+    ]
+
+
+def test_a_name_that_two_packages_declare_is_refused(mine: str, tmp_path: Path) -> None:
+    other = tmp_path / "theirs-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[raysearch.searchers]\nours = searcher_of_ours:Half\n")
+    with pytest.raises(UnknownName, match="declare it as searcher_of_ours:Half and as searcher_of_ours:Mine; give the"):
+        searcher_class("ours")
 
 
 @pytest.mark.parametrize(
