@@ -301,7 +301,7 @@ class LogSumExp(Placement):
     @override
     def local_shapes(self, shape: tuple[int, ...], degree: int) -> tuple[tuple[int, ...], ...]:
         self._check_dims(shape)
-        return (shape,) * degree
+        return (shape,)
 
     @override
     def _check_dims(self, shape: tuple[int, ...]) -> None:

@@ -18,7 +18,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeVar
@@ -114,15 +114,19 @@ class Placement:
         return max(self.local_shapes(shape, degree), key=math.prod)
 
     def local_shapes(self, shape: tuple[int, ...], degree: int) -> tuple[tuple[int, ...], ...]:
-        """Shape of every rank's piece."""
+        """Shapes of the ranks' pieces, each once, in the order of the ranks."""
         if self.holds != "shard":
-            return (shape,) * degree
+            return (shape,)
         self._check_dims(shape)
         if len(self.dims) != 1:
-            return tuple(piece.shape for piece in self.split(np.broadcast_to(np.zeros(()), shape), degree))
+            pieces = self.split(np.broadcast_to(np.zeros(()), shape), degree)
+            return tuple(dict.fromkeys(piece.shape for piece in pieces))
         before, after = shape[: self.dims[0]], shape[self.dims[0] + 1 :]
-        counts = np.bincount(self.owners(shape[self.dims[0]], degree), minlength=degree)
-        return tuple((*before, count, *after) for count in counts.tolist())
+        return tuple((*before, count, *after) for count in self._counts(shape[self.dims[0]], degree))
+
+    def _counts(self, size: int, degree: int) -> Iterable[int]:
+        """How many indices of its one dim some rank holds, each number once, in the order of the ranks."""
+        return dict.fromkeys(np.bincount(self.owners(size, degree), minlength=degree).tolist())
 
     def _check_dims(self, shape: tuple[int, ...]) -> None:
         if any(not 0 <= dim < len(shape) for dim in self.dims):
@@ -295,6 +299,13 @@ class Shard(Placement):
     @override
     def owners(self, size: int, degree: int) -> NDArray[np.int64]:
         return np.arange(size) // max(-(-size // degree), 1)
+
+    @override
+    def _counts(self, size: int, degree: int) -> Iterable[int]:
+        width = max(-(-size // degree), 1)
+        whole, rest = divmod(size, width)
+        held = (width, whole > 0), (rest, rest > 0), (0, whole + (rest > 0) < degree)
+        return [count for count, some in held if some]
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:

@@ -52,6 +52,11 @@ class RouteStep:
     bytes_per_device: float
     span: int = 1
 
+    def of(self, element_bytes: float) -> RouteStep:
+        """The same step of elements that are so many times as large."""
+        sent_bytes = self.bytes_per_device * element_bytes
+        return RouteStep(self.axis, self.collective, self.source, self.target, self.layout, sent_bytes, self.span)
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -68,11 +73,25 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
+    """What decides which steps lead from a layout to others.
+
+    Attributes:
+        choices: Placements that a route may use, per axis.
+        degrees: Ranks per axis.
+        shape: Of the whole tensor.
+        fused: Whether a step may move several axes.
+    """
+
+    choices: tuple[tuple[Placement, ...], ...]
     degrees: tuple[int, ...]
     shape: tuple[int, ...]
-    element_bytes: float
-    fused: bool = False
-    stripes: bool = True
+    fused: bool
+
+
+@lru_cache(maxsize=512)
+def _known_steps(_problem: _Problem) -> dict[Layout, tuple[RouteStep, ...]]:
+    """Steps from each layout that some route came by, of elements of one byte: alike whatever the ends of a route."""
+    return {}
 
 
 def cheapest_route(
@@ -102,10 +121,15 @@ def cheapest_route(
         RedistributionError: The target has parts where the source has none.
         PlacementError: The tensor cannot lie so.
     """
-    problem = _Problem(tuple(degrees), tuple(shape), element_bytes, fused, stripes)
+    degrees, shape = tuple(degrees), tuple(shape)
     for layout in (source, target):
-        largest_shape(layout, problem.degrees, problem.shape)
-    choices = [_candidates(axis, source, target, problem) for axis in range(len(degrees))]
+        largest_shape(layout, degrees, shape)
+    choices = [
+        _candidates((source[axis], target[axis]), axis, degrees, len(shape), stripes=stripes)
+        for axis in range(len(degrees))
+    ]
+    problem = _Problem(tuple(choices), degrees, shape, fused)
+    known = _known_steps(problem)
     order = itertools.count()  # layouts have no order: the earlier one wins a tie
     queue: list[tuple[float, int, int, Layout, RouteStep | None]] = [(0.0, 0, next(order), source, None)]
     arrived: dict[Layout, RouteStep | None] = {}
@@ -118,10 +142,15 @@ def cheapest_route(
         arrived[layout] = step
         if layout == target:
             return Route(source, _steps_back(layout, arrived, before))
-        for onward in _steps(layout, choices, problem):
+        if layout not in known:
+            known[layout] = tuple(_steps(layout, problem))
+        for of_bytes in known[layout]:
+            if of_bytes.layout in arrived:
+                continue
+            onward = of_bytes.of(element_bytes)
             # Rounded, so that equal costs reached in another order of additions count as equal.
             reached = (round(cost + price(onward), 9), count + 1)
-            if onward.layout not in arrived and reached < waiting.get(onward.layout, (math.inf, 0)):
+            if reached < waiting.get(onward.layout, (math.inf, 0)):
                 waiting[onward.layout], before[onward.layout] = reached, layout
                 heapq.heappush(queue, (*reached, next(order), onward.layout, onward))
     raise RedistributionError(
@@ -157,21 +186,22 @@ def _steps_back(
 # --- edges --------------------------------------------------------------------------------------------
 
 
-def _candidates(axis: int, source: Layout, target: Layout, problem: _Problem) -> tuple[Placement, ...]:
+def _candidates(
+    ends: Iterable[Placement], axis: int, degrees: Sequence[int], dims: int, *, stripes: bool
+) -> tuple[Placement, ...]:
     """Placements a route may use on an axis: the plain ones, stripes of the other axes, and both ends'."""
-    dims = range(len(problem.shape))
-    others = {degree for other, degree in enumerate(problem.degrees) if other != axis and degree > 1}
-    shards = [Shard(dim) for dim in dims]
-    stripes = [StridedShard(dim, degree) for dim in dims for degree in sorted(others) if problem.stripes]
-    found = dict.fromkeys([REPLICATE, *shards, *stripes, source[axis], target[axis]])
+    others = {degree for other, degree in enumerate(degrees) if other != axis and degree > 1}
+    shards = [Shard(dim) for dim in range(dims)]
+    striped = [StridedShard(dim, degree) for dim in range(dims) for degree in sorted(others) if stripes]
+    found = dict.fromkeys([REPLICATE, *shards, *striped, *ends])
     return tuple(placement for placement in found if placement.holds != "part")
 
 
-def _steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Problem) -> Iterator[RouteStep]:
+def _steps(layout: Layout, problem: _Problem) -> Iterator[RouteStep]:
     for axis, held in enumerate(layout):
         source = _as_seen(axis, held, layout, problem)
         if source is not None:
-            for wanted in choices[axis]:
+            for wanted in problem.choices[axis]:
                 target = _as_seen(axis, wanted, layout, problem)
                 after = (*layout[:axis], wanted, *layout[axis + 1 :])
                 possible = target is not None and _in_one_step(source, target, problem)
@@ -179,7 +209,7 @@ def _steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Pro
                     yield _step(axis, source, target, after, problem)
         yield from _renamed_steps(axis, layout, problem)
     if problem.fused:
-        yield from _fused_steps(layout, choices, problem)
+        yield from _fused_steps(layout, problem)
 
 
 def _in_one_step(source: Placement, target: Placement, problem: _Problem) -> bool:
@@ -187,13 +217,13 @@ def _in_one_step(source: Placement, target: Placement, problem: _Problem) -> boo
     return not (source.holds == "part" and source.spans(len(problem.shape)) & set(target.dims))
 
 
-def _fused_steps(layout: Layout, choices: Sequence[Sequence[Placement]], problem: _Problem) -> Iterator[RouteStep]:
+def _fused_steps(layout: Layout, problem: _Problem) -> Iterator[RouteStep]:
     """Moves neighbouring axes that lie alike as if they were one: plain shards in even sizes, and parts that nest."""
     for axis, end in itertools.combinations(range(len(layout) + 1), 2):
         held = layout[axis]
         if end - axis < 2 or any(other != held for other in layout[axis:end]):
             continue
-        for wanted in choices[axis]:
+        for wanted in problem.choices[axis]:
             ends = (held, wanted)
             one = all(_as_one(placement, axis, end, layout, problem) for placement in ends)
             if wanted != held and one and _in_one_step(held, wanted, problem):
@@ -284,7 +314,7 @@ def _step(
         share = sent_share(collective, degree)
         if collective == "all_to_all":
             share = all_to_all_share(source, target, shape, degree)
-        sent_bytes = share * math.prod(shape) * problem.element_bytes
+        sent_bytes = share * math.prod(shape)
     return RouteStep(axis, collective, source, target, after, sent_bytes, span)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -46,8 +47,16 @@ def test_assemble_undoes_split(text: str, rows: int, columns: int, seed: int, ad
     assert len(pieces) == 3
     np.testing.assert_allclose(placement.assemble(pieces), tensor, atol=1e-9)
     assert placement.local_shape((rows, columns), 3) == max((p.shape for p in pieces), key=math.prod)
-    assert placement.local_shapes((rows, columns), 3) == tuple(piece.shape for piece in pieces)
+    assert placement.local_shapes((rows, columns), 3) == tuple(dict.fromkeys(piece.shape for piece in pieces))
     assert placement.local_bytes((rows, columns), 3, 2) == 2 * max(piece.size for piece in pieces)
+
+
+@pytest.mark.parametrize("text", ["S(0)", "SS(0,2)"])
+def test_shapes_of_shards_are_those_of_their_pieces_in_all_sizes(text: str) -> None:
+    placement = parse_placement(text)
+    for size, degree in itertools.product(range(25), range(1, 10)):
+        shapes = dict.fromkeys(piece.shape for piece in placement.split(np.zeros((size, 2)), degree))
+        assert placement.local_shapes((size, 2), degree) == tuple(shapes)
 
 
 @pytest.mark.parametrize("text", EVERY)
