@@ -20,7 +20,7 @@ import pytest
 
 from sim.batched import Evaluations, evaluate_many
 from sim.config.files import CatalogError
-from sim.engines.engine_registry import BARE_MACHINE
+from sim.engines.engine_registry import BARE_MACHINE, SHIPPED
 from sim.optimum.exact_search import Known, find_best
 from sim.optimum.spaces import Space, extended_space
 from sim.serving.phases import batching
@@ -42,7 +42,7 @@ MODELS = (
     "qwen3_5_397b_a17b",
     "llama_3_1_70b",
 )
-ENGINES = (None, None, "vllm", "sglang", "trtllm", "megatron")
+ENGINES = (None, None, *SHIPPED)
 PHASES = ("decode", "serve", "chunked", "prefill")
 MOST_CHOICES = 8
 """Combinations of choices of a space."""
