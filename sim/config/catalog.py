@@ -140,9 +140,9 @@ def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> Model
     return read_model(config_path("models", name_or_path, beside=beside)).to_si()
 
 
-def read_model(path: Path) -> ModelFile:
-    """A model file, or what a Hugging Face configuration says as one. Raises: CatalogError."""
-    imported = imported_model(path)
+def read_model(path: Path, family: str | None = None) -> ModelFile:
+    """A model file, or what a Hugging Face configuration says as one, read as of a family. Raises: CatalogError."""
+    imported = imported_model(path, family)
     if imported is None:
         return read_config(path, ModelFile)
     try:
@@ -151,8 +151,8 @@ def read_model(path: Path) -> ModelFile:
         raise CatalogError(f"{path}, as a model file: {first_error_text(error, ModelFile)}") from error
 
 
-def imported_model(path: Path) -> ModelImport | None:
-    """What came of a Hugging Face configuration; None for a model file.
+def imported_model(path: Path, family: str | None = None) -> ModelImport | None:
+    """What came of a Hugging Face configuration, read as of a family or of its own; None for a model file.
 
     `hf_quant_config.json` beside it says in which format its weights are.
 
@@ -160,11 +160,13 @@ def imported_model(path: Path) -> ModelImport | None:
         CatalogError: It cannot be read, or no model file can say what it says.
     """
     if path.suffix != ".json":
+        if family:
+            raise CatalogError(f"{path}: --as is of a Hugging Face config.json; a model file says what its layers are")
         return None
     beside = path.with_name(path.name.removesuffix("config.json") + "hf_quant_config.json")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
     try:
-        return import_model(read_json(path), name, read_json(beside) if beside.is_file() else None)
+        return import_model(read_json(path), name, read_json(beside) if beside.is_file() else None, family or "")
     except CannotImport as error:
         raise CatalogError(f"{path}: {error}") from error
 
@@ -267,6 +269,7 @@ def assembled(
     model_path: Path,
     hardware_path: Path,
     *,
+    family: str | None = None,
     engine_replaced: bool = False,
     origin: Origin = Origin.USER,
 ) -> Workload:
@@ -276,6 +279,7 @@ def assembled(
         file: Its content.
         model_path: Of the model.
         hardware_path: Of the machine.
+        family: What a Hugging Face configuration is read as, whatever it calls itself.
         engine_replaced: Whether the file was not written for its engine: then its formats stay, though the engine may
             not have them (`lacking_formats` of `sim.engines.engine_registry` says so).
         origin: See `load_workload`.
@@ -283,7 +287,7 @@ def assembled(
     Raises:
         CatalogError: An unusable file.
     """
-    model_file = read_model(model_path)
+    model_file = read_model(model_path, family)
     try:
         rules = engine_rules(file.engine) if file.engine else None
     except UnknownEngine as error:

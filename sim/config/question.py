@@ -86,6 +86,16 @@ class Question:
             kind="models",
         ),
     ] = None
+    family: Annotated[
+        str | None,
+        About(
+            "Family to read a config.json as that has a new name for a known architecture: a model_type such as "
+            "deepseek_v3.",
+            "described",
+            "what the file calls itself",
+            aliases=("as",),
+        ),
+    ] = None
     hardware: Annotated[
         str | None,
         About(
@@ -291,6 +301,8 @@ class Question:
             return _described(self, origin)
         if self.model is not None:
             raise CatalogError("--model describes a workload, --workload names one: give one or the other")
+        if self.family is not None:
+            raise CatalogError("--as says what the config.json of --model is: give --model too")
         try:
             return load_workload(self.workload, self.hardware, origin=origin, **_keys(self, leave=("hardware",)))
         except CatalogError as error:
@@ -313,7 +325,7 @@ class Question:
 
     def model_import(self) -> ModelImport | None:
         """What was read of a Hugging Face configuration; None where the model is no such file. Raises: CatalogError."""
-        return imported_model(config_path("models", self.model)) if self.model is not None else None
+        return imported_model(config_path("models", self.model), self.family) if self.model is not None else None
 
     def import_record(self) -> JsonObject | None:
         """What was read of a Hugging Face configuration, and where, for JSON."""
@@ -466,7 +478,7 @@ def _described(asked: Question, origin: Origin) -> Workload:
     assert question.hardware is not None
     assert question.gpus is not None
     model_path, hardware_path = config_path("models", asked.model), config_path("hardware", question.hardware)
-    file, imported = read_model(model_path), imported_model(model_path)
+    file, imported = read_model(model_path, asked.family), imported_model(model_path, asked.family)
     model, gpus = file.to_si(), question.gpus
     stored = imported.formats if imported else None
     weights, kv_cache = _of_engine(question.engine, (stored and stored.weights) or file.usual_weights, "fp8")
@@ -500,7 +512,7 @@ def _described(asked: Question, origin: Origin) -> Workload:
         raise CatalogError(
             f"the workload of the options: {_in_options(first_error_text(error, WorkloadFile))}"
         ) from error
-    return assembled(workload, model_path, Path(hardware_path), origin=origin)
+    return assembled(workload, model_path, Path(hardware_path), family=asked.family, origin=origin)
 
 
 def _of_engine(engine: str | None, weights: str, kv_cache: str) -> tuple[str, str]:

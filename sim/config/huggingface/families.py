@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
-from sim.config.fields import MOST_LAYERS
+from sim.config.huggingface.hybrid_families import HYBRID_FAMILIES
 from sim.config.huggingface.keys import ALIASES, CannotImport, Keys
 from sim.config.huggingface.parts import (
     ConfigTable,
+    ImportedLayer,
     counted_shared,
     dense_first,
     dense_network,
@@ -23,24 +22,10 @@ from sim.config.huggingface.parts import (
     heads_of,
     kinds_of,
     latent_of,
+    paired_layers,
     per_layer,
     windowed,
 )
-
-
-class ImportedLayer(NamedTuple):
-    """One layer, as keys of `[[groups]]`; `label` is a name for layers like it."""
-
-    label: str
-    attention: ConfigTable
-    feed_forward: ConfigTable
-
-
-def _joined(
-    attention: list[tuple[str, ConfigTable]], feed_forward: list[tuple[str, ConfigTable]]
-) -> list[ImportedLayer]:
-    pairs = zip(attention, feed_forward, strict=True)
-    return [ImportedLayer(f"{name}_{kind}", table, network) for (name, table), (kind, network) in pairs]
 
 
 def _dense_family(keys: Keys, *, switched_on: bool = True, full_first: int = 0) -> list[ImportedLayer]:
@@ -52,7 +37,7 @@ def _dense_family(keys: Keys, *, switched_on: bool = True, full_first: int = 0) 
         full, first = heads_of(keys), keys.whole("max_window_layers", default=full_first)
         window = ("window", windowed(keys, full))
         attention = [("full", full) if layer < first else window for layer in range(layers)]
-    return _joined(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
+    return paired_layers(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
 def _qwen_dense(keys: Keys) -> list[ImportedLayer]:
@@ -67,7 +52,7 @@ def _gemma3(keys: Keys) -> list[ImportedLayer]:
     else:
         every, window = keys.count("sliding_window_pattern", default=6), ("window", windowed(keys, full))
         attention = [("full", full) if (layer + 1) % every == 0 else window for layer in range(layers)]
-    return _joined(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
+    return paired_layers(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
 def _mixtral(keys: Keys) -> list[ImportedLayer]:
@@ -76,7 +61,7 @@ def _mixtral(keys: Keys) -> list[ImportedLayer]:
     experts = expert_network(keys, keys.known("ffn_hidden"), keys.known("shared_hidden"))
     full = heads_of(keys)
     attention = [("window", windowed(keys, full))] if keys.whole("sliding_window") else [("full", full)]
-    return _joined(attention * layers, [experts] * layers)
+    return paired_layers(attention * layers, [experts] * layers)
 
 
 def _minimax_m2(keys: Keys) -> list[ImportedLayer]:
@@ -87,7 +72,7 @@ def _minimax_m2(keys: Keys) -> list[ImportedLayer]:
 
 def _gpt_oss(keys: Keys) -> list[ImportedLayer]:
     layers = keys.need("layers")
-    return _joined(grouped_by_kind(keys, layers), [expert_network(keys, keys.known("ffn_hidden"))] * layers)
+    return paired_layers(grouped_by_kind(keys, layers), [expert_network(keys, keys.known("ffn_hidden"))] * layers)
 
 
 def _qwen_networks(keys: Keys, layers: int) -> list[tuple[str, ConfigTable]]:
@@ -102,7 +87,7 @@ def _qwen_networks(keys: Keys, layers: int) -> list[tuple[str, ConfigTable]]:
 
 def _qwen3_moe(keys: Keys) -> list[ImportedLayer]:
     layers = keys.need("layers")
-    return _joined([("full", heads_of(keys))] * layers, _qwen_networks(keys, layers))
+    return paired_layers([("full", heads_of(keys))] * layers, _qwen_networks(keys, layers))
 
 
 def _qwen3_next(keys: Keys) -> list[ImportedLayer]:
@@ -117,8 +102,8 @@ def _qwen3_next(keys: Keys) -> list[ImportedLayer]:
     }
     attention = [tables[kind] for kind in kinds]
     if keys.known("experts"):
-        return _joined(attention, _qwen_networks(keys, layers))
-    return _joined(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
+        return paired_layers(attention, _qwen_networks(keys, layers))
+    return paired_layers(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
 def _gated_delta(keys: Keys) -> ConfigTable:
@@ -152,59 +137,13 @@ def _deepseek(keys: Keys) -> list[ImportedLayer]:
         attention = [("latent", latent) if kind == "full" else ("latent_shared", follows) for kind in kinds]
     experts = expert_network(keys, width, counted_shared(keys, width)) if keys.known("experts") else None
     dense = dense_network(keys.known("ffn_hidden"))
-    return _joined(attention, [experts if has and experts else dense for has in dense_first(keys, layers)])
-
-
-def _deepseek_v4(keys: Keys) -> list[ImportedLayer]:
-    """A window for all layers; compressed keys by `compress_ratios`, whose further entries are MTP layers'."""
-    layers, width = keys.need("layers"), keys.known("expert_hidden")
-    kinds = keys.texts("layer_types")
-    ratios = [_RATIOS.get(kind, -1) for kind in kinds] if kinds else keys.wholes("compress_ratios")
-    own = {
-        "query_rank": keys.count("q_lora_rank"),
-        "rope_dim": keys.count("qk_rope_head_dim", default=64),
-        "window": keys.count("sliding_window"),
-        "output_groups": keys.count("o_groups"),
-        "output_rank": keys.count("o_lora_rank"),
-    }
-    heads = {"heads": keys.need("heads"), "head_dim": keys.need("head_dim")}
-    index = {"heads": keys.count("index_n_heads"), "head_dim": keys.count("index_head_dim")}
-    indexer = {"indexer": {**index, "topk": keys.count("index_topk")}}
-    attention: list[tuple[str, ConfigTable]] = []
-    for ratio in per_layer(ratios, layers, "compress_ratios"):
-        if ratio not in _RATIOS.values():
-            raise CannotImport(f"compress_ratios: expected 0, 4 and 128, got {ratio}")
-        table = {**heads, "compressed_attention": {**own, "ratio": ratio}, **(indexer if ratio == 4 else {})}
-        attention.append(("window" if not ratio else f"compressed_{ratio}", table))
-    keys.seen(
-        "expert_dtype", "num_hash_layers", "mlp_layer_types", "hc_sinkhorn_iters", "hc_eps", "compress_rope_theta"
-    )
-    return _joined(attention, [expert_network(keys, width, counted_shared(keys, width))] * layers)
-
-
-_RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
-"""Tokens of a compressed key. Source: transformers 5.23, configuration_deepseek_v4.py."""
-
-
-def _kimi_linear(keys: Keys) -> list[ImportedLayer]:
-    layers, width, linear = keys.need("layers"), keys.known("expert_hidden"), keys.inside("linear_attn_config")
-    heads, head_dim = linear.count("num_heads"), linear.count("head_dim")
-    mixer = {"kind": "kimi_delta", "heads": heads, "key_heads": heads, "key_dim": head_dim, "value_dim": head_dim}
-    mixer["conv_kernel"] = linear.count("short_conv_kernel_size", default=4)
-    if linear.flag("use_full_rank_gate", default=False):
-        mixer["full_gate"] = True
-    full = set(linear.wholes("full_attn_layers"))  # counted from 1
-    latent = ("latent", latent_of(keys, gated=keys.flag("mla_use_output_gate", default=False)))
-    attention = [latent if layer + 1 in full else ("linear", {"linear_mixer": mixer}) for layer in range(layers)]
-    experts = expert_network(keys, width, counted_shared(keys, width), latent="routed_expert_hidden_size")
-    dense = dense_network(keys.known("ffn_hidden"))
-    return _joined(attention, [experts if has else dense for has in dense_first(keys, layers)])
+    return paired_layers(attention, [experts if has and experts else dense for has in dense_first(keys, layers)])
 
 
 def _glm4_moe(keys: Keys) -> list[ImportedLayer]:
     layers, width = keys.need("layers"), keys.known("expert_hidden")
     experts, dense = expert_network(keys, width, counted_shared(keys, width)), dense_network(keys.known("ffn_hidden"))
-    return _joined(
+    return paired_layers(
         [("full", heads_of(keys))] * layers, [experts if has else dense for has in dense_first(keys, layers)]
     )
 
@@ -222,7 +161,7 @@ def _llama4(keys: Keys) -> list[ImportedLayer]:
     with_experts = set(keys.wholes("moe_layers") or range(step - 1, layers, step))
     experts, dense_width = expert_network(keys, width, width), keys.whole("intermediate_size_mlp")
     networks = [experts if layer in with_experts else dense_network(dense_width) for layer in range(layers)]
-    return _joined(attention, networks)
+    return paired_layers(attention, networks)
 
 
 def _minimax_m3(keys: Keys) -> list[ImportedLayer]:
@@ -239,14 +178,14 @@ def _minimax_m3(keys: Keys) -> list[ImportedLayer]:
     experts = expert_network(keys, width or keys.known("ffn_hidden"), keys.known("shared_hidden"))
     keys.seen("intermediate_size", "n_shared_experts")  # the same width again, and its one shared expert
     dense = dense_network(keys.whole("dense_intermediate_size"))
-    return _joined(attention, [experts if has else dense for has in dense_first(keys, layers)])
+    return paired_layers(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
 
 def _dbrx(keys: Keys) -> list[ImportedLayer]:
     layers, attention, network = keys.need("layers"), keys.inside("attn_config"), keys.inside("ffn_config")
     heads = keys.need("heads")
     table = {"heads": heads, "kv_heads": attention.need("kv_heads"), "head_dim": head_dim_of(keys, heads)}
-    return _joined([("full", table)] * layers, [expert_network(network, network.known("ffn_hidden"))] * layers)
+    return paired_layers([("full", table)] * layers, [expert_network(network, network.known("ffn_hidden"))] * layers)
 
 
 def _grok(keys: Keys) -> list[ImportedLayer]:
@@ -254,7 +193,7 @@ def _grok(keys: Keys) -> list[ImportedLayer]:
     layers, width = keys.need("layers"), keys.known("ffn_hidden")
     beside = width if keys.flag("residual_moe", default=False) else 0
     experts = expert_network(keys, keys.known("expert_hidden", default=width), beside)
-    return _joined([("full", heads_of(keys))] * layers, [experts] * layers)
+    return paired_layers([("full", heads_of(keys))] * layers, [experts] * layers)
 
 
 def _mimo_v2(keys: Keys) -> list[ImportedLayer]:
@@ -263,52 +202,181 @@ def _mimo_v2(keys: Keys) -> list[ImportedLayer]:
     window, full = ("window", windowed(keys, heads_of(keys, "swa_"))), ("full", heads_of(keys))
     attention = [window if narrow else full for narrow in pattern]
     experts, dense = expert_network(keys, width), dense_network(keys.known("ffn_hidden"))
-    return _joined(attention, [experts if has else dense for has in dense_first(keys, layers)])
+    return paired_layers(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
 
-def _nemotron_h(keys: Keys) -> list[ImportedLayer]:
-    """Layers that are one thing each: M (Mamba-2), * (attention), - (dense) or E (experts)."""
-    keys.seen(*ALIASES["ffn_hidden"])  # read where a dense network comes
-    pattern = keys.text("hybrid_override_pattern", longest=MOST_LAYERS)
-    layers = keys.known("layers") or min(len(pattern or keys.texts("layers_block_type")), MOST_LAYERS)
-    if not pattern:
-        letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
-        pattern = "".join(letters.get(kind, "?") for kind in keys.texts("layers_block_type"))
-    if not pattern or set(pattern) - set("M*-E"):
-        raise CannotImport(f"expected a hybrid_override_pattern of M, *, - and E, got {reprlib.repr(pattern)}")
-    kinds = {
-        "M": lambda: _mixer_alone("mamba", {"linear_mixer": _mamba(keys)}),
-        "*": lambda: _mixer_alone("full", heads_of(keys)),
-        "-": lambda: _network_alone(*dense_network(keys.known("ffn_hidden"), gated=False)),
-        "E": lambda: _network_alone(*_nemotron_experts(keys)),
-    }
-    known = {block: kinds[block]() for block in sorted(set(pattern))}
-    return [known[block] for block in per_layer(pattern, layers, "hybrid_override_pattern")]
+def _gemma2(keys: Keys) -> list[ImportedLayer]:
+    """Every other layer has a window, from the first on."""
+    layers, full = keys.need("layers"), heads_of(keys)
+    attention = (
+        grouped_by_kind(keys, layers)
+        if keys.texts("layer_types")
+        else [("full", full) if layer % 2 else ("window", windowed(keys, full)) for layer in range(layers)]
+    )
+    return paired_layers(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
-def _mamba(keys: Keys) -> ConfigTable:
-    return {
-        "kind": "mamba2",
-        "heads": keys.count("mamba_num_heads"),
-        "key_heads": keys.count("n_groups"),
-        "key_dim": keys.count("ssm_state_size"),
-        "value_dim": keys.count("mamba_head_dim"),
-        "conv_kernel": keys.count("conv_kernel", default=4),
-    }
+def _every_nth_full(keys: Keys, layers: int, every: int) -> list[tuple[str, ConfigTable]]:
+    """As `layer_types` says, or a window in all layers but every so many-th."""
+    if keys.texts("layer_types") or not every or not keys.whole("sliding_window"):
+        return grouped_by_kind(keys, layers)
+    full = heads_of(keys)
+    window = ("window", windowed(keys, full))
+    return [window if (layer + 1) % every else ("full", full) for layer in range(layers)]
 
 
-def _mixer_alone(label: str, mixer: ConfigTable) -> ImportedLayer:
-    return ImportedLayer(label, {"only": "mixer", **mixer}, {})
+def _cohere2(keys: Keys) -> list[ImportedLayer]:
+    layers = keys.need("layers")
+    every = keys.count("sliding_window_pattern", "layer_switch", default=4)
+    keys.seen("order_of_interleaved_layers")
+    return paired_layers(_every_nth_full(keys, layers, every), [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
-def _network_alone(label: str, network: ConfigTable) -> ImportedLayer:
-    return ImportedLayer(label, {}, {"only": "feed_forward", **network})
+def _exaone4(keys: Keys) -> list[ImportedLayer]:
+    """`sliding_window_pattern` is a number or letters, L for a window and G for none."""
+    layers, pattern = keys.need("layers"), keys.holds(str, "sliding_window_pattern")
+    every = len(keys.text("sliding_window_pattern")) if pattern else keys.whole("sliding_window_pattern", default=4)
+    attention = _every_nth_full(keys, layers, every)
+    dense, width = dense_network(keys.known("ffn_hidden")), keys.known("expert_hidden")
+    if not keys.known("experts"):
+        return paired_layers(attention, [dense] * layers)
+    experts = expert_network(keys, width, counted_shared(keys, width))
+    return paired_layers(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
 
-def _nemotron_experts(keys: Keys) -> tuple[str, ConfigTable]:
-    shared = keys.known("shared_hidden") * keys.known("shared_experts", default=1)
-    return expert_network(keys, keys.known("expert_hidden"), shared, gated=False, latent="moe_latent_size")
+def _nemotron(keys: Keys) -> list[ImportedLayer]:
+    """Dense layers whose activation multiplies one projection."""
+    layers = keys.need("layers")
+    return paired_layers(
+        [("full", heads_of(keys))] * layers, [dense_network(keys.known("ffn_hidden"), gated=False)] * layers
+    )
 
+
+def _nemotron_nas(keys: Keys) -> list[ImportedLayer]:
+    """Blocks of their own widths, some without attention. Source: DeciLM's configuration and modelling code."""
+    layers, hidden, heads = keys.need("layers"), keys.need("hidden"), keys.need("heads")
+    blocks = keys.lists_of_tables("block_configs")
+    keys.seen(*ALIASES["ffn_hidden"], *ALIASES["kv_heads"])
+    found: list[ImportedLayer] = []
+    for block in per_layer(blocks, layers, "block_configs"):
+        attention, network = block.inside("attention"), block.inside("ffn")
+        if any(part.flag("replace_with_linear", default=False) for part in (attention, network)):
+            raise CannotImport("block_configs: replace_with_linear, which no model file can say")
+        width = int(2 * network.number("ffn_mult") * hidden / 3) if not network.flag("no_op", default=False) else 0
+        label, own = dense_network(-(-width // 256) * 256) if width else ("", {})
+        if attention.flag("no_op", default=False):
+            found.append(ImportedLayer(label, {}, {"only": "feed_forward", **own}))
+            continue
+        kv_heads = heads // attention.count("n_heads_in_group")
+        table: ConfigTable = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim_of(keys, heads)}
+        if not width:
+            table["only"] = "mixer"
+        found.append(ImportedLayer(f"full_{label}".rstrip("_"), table, own))
+    return found
+
+
+def _gemma4(keys: Keys) -> list[ImportedLayer]:
+    """Global layers have wider heads, fewer of keys, which are the values too; experts stand beside a dense network.
+
+    Keys that are values are loaded, computed and cached as both. Source: vLLM 0.33, gemma4.py.
+    """
+    layers, own = keys.need("layers"), heads_of(keys)
+    if keys.whole("hidden_size_per_layer_input") or keys.whole("num_kv_shared_layers"):
+        raise CannotImport("layers that share their keys, or embeddings of layers' own, which no model file can say")
+    full = {**own, "head_dim": keys.count("global_head_dim", default=own["head_dim"])}
+    full["kv_heads"] = keys.count("num_global_key_value_heads", default=own["kv_heads"])
+    kinds = kinds_of(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
+    tables = {"full_attention": ("full", full), "sliding_attention": ("window", windowed(keys, own))}
+    dense = dense_network(keys.known("ffn_hidden"))
+    if keys.flag("enable_moe_block", default=False):
+        dense = expert_network(keys, keys.known("expert_hidden"), keys.known("ffn_hidden"))
+    keys.seen("attention_k_eq_v", "use_bidirectional_attention", "vocab_size_per_layer_input")
+    return paired_layers([tables[kind] for kind in kinds], [dense] * layers)
+
+
+def _step(keys: Keys) -> list[ImportedLayer]:
+    """Layers with a window have more heads. Lists go on over the layers of multi-token prediction.
+
+    A checkpoint that leaves the heads of these layers out has 96. [published] stepfun-ai/Step-3.5-Flash
+    """
+    layers, full = keys.need("layers"), heads_of(keys)
+    other = keys.inside("attention_other_setting")
+    heads = keys.whole("num_sliding_attention_heads") or other.whole("num_attention_heads", default=96)
+    kinds = kinds_of(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
+    window = windowed(keys, {**full, "heads": heads})
+    attention = [("window", window) if kind == "sliding_attention" else ("full", full) for kind in kinds]
+    experts = expert_network(keys, keys.known("expert_hidden"), keys.known("shared_hidden"))
+    dense = dense_network(keys.known("ffn_hidden"))
+    stated = keys.text("moe_layers_enum", longest=20_000) if keys.holds(str, "moe_layers_enum") else ""
+    where = {int(each) for each in stated.split(",") if each.strip().isdigit()} if stated else set(range(3, layers))
+    if keys.texts("mlp_layer_types"):
+        where = {layer for layer, sparse in enumerate(dense_first(keys, layers)) if sparse}
+    keys.seen("first_k_dense_replace", "n_shared_experts", *_CLAMPS)
+    return paired_layers(attention, [experts if layer in where else dense for layer in range(layers)])
+
+
+_CLAMPS = ("swiglu_limits", "swiglu_limits_shared", "use_moe_router_bias", "moe_router_scaling_factor")
+
+
+def _laguna(keys: Keys) -> list[ImportedLayer]:
+    """Each layer has its own number of heads; a gate per head is left out: it is as narrow as there are heads."""
+    layers, full = keys.need("layers"), heads_of(keys)
+    heads = per_layer(keys.wholes("num_attention_heads_per_layer", default=[full["heads"]] * layers), layers, "heads")
+    kinds = kinds_of(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
+    attention: list[tuple[str, ConfigTable]] = []
+    for kind, count in zip(kinds, heads, strict=True):
+        own = {**full, "heads": count}
+        attention.append(("full", own) if kind == "full_attention" else ("window", windowed(keys, own)))
+    keys.seen("gating", "gating_types", "decoder_sparse_step", "mlp_only_layers", "moe_routed_scaling_factor")
+    experts = expert_network(keys, keys.known("expert_hidden"), keys.known("shared_hidden"))
+    dense = dense_network(keys.known("ffn_hidden"))
+    return paired_layers(attention, [experts if has else dense for has in dense_first(keys, layers)])
+
+
+def _hunyuan(keys: Keys) -> list[ImportedLayer]:
+    """Numbers of experts and their widths stand once per layer, or once for all."""
+    layers, full = keys.need("layers"), heads_of(keys)
+    width = keys.first_whole("moe_intermediate_size", default=keys.known("ffn_hidden"))
+    shared = keys.first_whole("num_shared_expert", default=1)
+    table: ConfigTable = {"ffn_hidden": width, "experts": keys.need("experts"), "gated": True}
+    table |= {"experts_per_token": keys.first_whole("moe_topk", default=1), "shared_ffn_hidden": shared * width}
+    if keys.flag("use_cla", default=False):
+        raise CannotImport("layers that share another's keys (use_cla), which no model file can say")
+    keys.seen("use_mixed_mlp_moe", "cla_share_factor")
+    return paired_layers([("full", full)] * layers, [("experts", table)] * layers)
+
+
+def _ernie(keys: Keys) -> list[ImportedLayer]:
+    """Experts from one layer to another, in every so many-th."""
+    layers, width = keys.need("layers"), keys.first_whole("moe_intermediate_size", default=0)
+    first, every = keys.first_whole("moe_layer_start_index", default=1), keys.count("moe_layer_interval", default=1)
+    keys.seen("moe_layer_end_index")  # the last
+    experts = expert_network(keys, width, keys.whole("moe_num_shared_experts") * width)
+    dense = dense_network(keys.known("ffn_hidden"))
+    networks = [experts if layer >= first and (layer + 1) % every == 0 else dense for layer in range(layers)]
+    return paired_layers([("full", heads_of(keys))] * layers, networks)
+
+
+def _longcat(keys: Keys) -> list[ImportedLayer]:
+    """A layer has two of attention and two dense networks, and experts beside the first of these, told as two layers.
+
+    Of the experts that a token picks those that are the identity cost nothing: counted are the others, by their share.
+    Source: vLLM 0.33, longcat_flash.py, which runs them in order.
+    """
+    layers, width = keys.count("num_layers", default=keys.known("layers") // 2 or None), keys.known("ffn_hidden")
+    routed, none = keys.need("experts"), keys.whole("zero_expert_num")
+    experts = expert_network(keys, keys.count("expert_ffn_hidden_size"), width)[1]
+    experts["experts_per_token"] = max(1, round(experts["experts_per_token"] * routed / (routed + none)))
+    keys.seen("num_hidden_layers", "zero_expert_type", "router_bias", "mla_scale_q_lora", "mla_scale_kv_lora")
+    pair = [("experts", experts), dense_network(width)]
+    return paired_layers([("latent", latent_of(keys))] * 2 * layers, pair * layers)
+
+
+_LIKE_LLAMA = (
+    "cohere", "ernie4_5", "exaone", "gemma", "glm", "glm4", "granite", "hunyuan_v1_dense", "ministral", "ministral3",
+    "olmo", "olmo2", "olmo3", "phi3", "seed_oss", "smollm3", "stablelm", "internlm2", "internlm3", "apertus",
+)  # fmt: skip
+"""Dense layers of grouped attention, with windows where `layer_types` or `sliding_window` say so."""
 
 IMPORTED_FAMILIES: Mapping[str, Callable[[Keys], list[ImportedLayer]]] = {
     "llama": _dense_family,
@@ -335,9 +403,6 @@ IMPORTED_FAMILIES: Mapping[str, Callable[[Keys], list[ImportedLayer]]] = {
     "deepseek_v32": _deepseek,
     "kimi_k2": _deepseek,
     "glm_moe_dsa": _deepseek,
-    "deepseek_v4": _deepseek_v4,
-    "deepseek_ref": _deepseek_v4,
-    "kimi_linear": _kimi_linear,
     "glm4_moe": _glm4_moe,
     "llama4_text": _llama4,
     "llama4": _llama4,
@@ -346,7 +411,32 @@ IMPORTED_FAMILIES: Mapping[str, Callable[[Keys], list[ImportedLayer]]] = {
     "dbrx": _dbrx,
     "grok": _grok,
     "mimo_v2_flash": _mimo_v2,
-    "nemotron_h": _nemotron_h,
+    **dict.fromkeys(_LIKE_LLAMA, _dense_family),
+    "gemma2": _gemma2,
+    "cohere2": _cohere2,
+    "exaone4": _exaone4,
+    "exaone_moe": _exaone4,
+    "nemotron": _nemotron,
+    "nemotron-nas": _nemotron_nas,
+    "gemma4_text": _gemma4,
+    "gemma4": _gemma4,
+    "step3p5": _step,
+    "step3p7": _step,
+    "phimoe": _mixtral,
+    "olmoe": _mixtral,
+    "granitemoe": _mixtral,
+    "granitemoeshared": _mixtral,
+    "hunyuan_v1_moe": _hunyuan,
+    "hy_v3": _glm4_moe,
+    "dots1": _glm4_moe,
+    "bailing_moe": _glm4_moe,
+    "bailing_moe_v2": _glm4_moe,
+    "ernie4_5_moe": _ernie,
+    "ernie4_5_vl_moe_text": _ernie,
+    "glm4_moe_lite": _deepseek,
+    "longcat_flash": _longcat,
+    "laguna": _laguna,
+    **HYBRID_FAMILIES,
 }
 """Families by `model_type`."""
 
@@ -357,16 +447,32 @@ UNSAID: Mapping[str, Mapping[str, int]] = {
         "head_dim": 256,
         "vocab_size": 262_208,
         "sliding_window": 4096,
-    }
+    },
 }
 """What a family's configurations may leave to transformers. Source: its configuration_gemma3.py, read 2026-11-22."""
 
 BY_ARCHITECTURE: Mapping[str, str] = {"Grok1ForCausalLM": "grok", "Grok1ModelForCausalLM": "grok"}
 """Families whose `model_type` names another thing, by an entry of `architectures`."""
 
+APPROXIMATED: Mapping[str, str] = {
+    "gemma4_text": "keys of global layers that are the values too are counted, computed and cached as both",
+    "step3p5": "a gate per head is left out",
+    "step3p7": "a gate per head is left out",
+    "laguna": "a gate per head is left out",
+    "longcat_flash": "of the experts that a token picks, those that do nothing are left out by their share",
+    "jamba": "Mamba's first form is priced as its second, with a decay per 64 channels",
+    "deepseek_v4": "layers routed by a table are priced like the others; drafts have the last layer's attention",
+    "deepseek_ref": "layers routed by a table are priced like the others; drafts have the last layer's attention",
+    "kimi_linear": "latent attention without rotary positions is priced as with them",
+    "minimax_m3": "index heads are whole on every GPU; engines cut them over as many as there are",
+    "ernie4_5_vl_moe_text": "experts that see are left out",
+}
+"""What of a family a model file says otherwise than its code, for the answer."""
+
 REFUSED: Mapping[str, str] = {
-    "gemma4_text": "keys that are the values (attention_k_eq_v) and a dense network beside the experts",
-    "nemotron-nas": "blocks without attention and of many widths (block_configs)",
-    "step3p7": "a family whose layers are not published in enough detail",
+    "minimax": "layers of lightning attention",
+    "minimax_text_01": "layers of lightning attention",
+    "longcat_flash_ngram": "tables of n-grams beside the embedding",
+    "deepseek_v41": "keys that layers share (kv_source_layers) and tables of n-grams (engram_layer_ids)",
 }
 """Families that are known and that no model file can express, with the reason."""

@@ -19,7 +19,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden": ("hidden_size", "d_model"),
     "vocab": ("vocab_size",),
     "heads": ("num_attention_heads", "n_heads"),
-    "kv_heads": ("num_key_value_heads", "kv_n_heads"),
+    "kv_heads": ("num_key_value_heads", "kv_n_heads", "num_attention_groups"),
     "head_dim": ("head_dim", "attention_head_dim"),
     "experts": ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"),
     "experts_per_token": (
@@ -28,22 +28,27 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
         "num_experts_per_token",
         "top_k_experts",
         "moe_top_k",
+        "moe_topk",
+        "moe_k",
     ),
     "expert_hidden": ("moe_intermediate_size",),
     "ffn_hidden": ("intermediate_size", "ffn_hidden_size"),
-    "shared_experts": ("n_shared_experts", "num_shared_experts"),
+    "shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "shared_hidden": (
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
         "shared_intermediate_size",
+        "share_expert_dim",
+        "share_expert_dims",
     ),
-    "mtp_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
+    "mtp_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers"),
 }
 """What a model needs, and what families call it. Sources: transformers' attribute maps; vLLM's and AIConfigurator's
 converters."""
 
 _PRICELESS_KEYS = """
-_name_or_path add_full_attention_sink_bias add_swa_attention_sink_bias architectures attention_bias
+_name_or_path activation_situ_beta activation_situ_linear_beta
+add_full_attention_sink_bias add_swa_attention_sink_bias architectures attention_bias
 attention_chunk_size attention_dropout attention_value_scale attn_logit_softcapping attn_scale attn_temperature_tuning
 audio_config auto_map aux_loss_alpha boi_token_index bos_token_id chunk_size cls_token_id decoder_start_token_id
 diversity_penalty dtype emb_pdrop eoi_token_index eos_token_id ep_size expand experts_implementation
@@ -174,6 +179,41 @@ class Keys:
         ):
             raise self._refused(found, "a list of whole numbers", value)
         return cast("list[int]", value)
+
+    def first_whole(self, name: str, *, default: int = 0) -> int:
+        """A number of 0 or more, or the first of a list of them, one per layer.
+
+        Raises:
+            CannotImport: It is neither.
+        """
+        if not self.holds(list, name):
+            return self.whole(name, default=default)
+        stated = self.wholes(name) or [default]
+        return stated[0]
+
+    def number(self, name: str) -> float:
+        """A positive number that need not be whole.
+
+        Raises:
+            CannotImport: It is none.
+        """
+        found, value = self._first((name,))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_FIELD:
+            raise self._refused(found or name, "a positive number", value)
+        return float(value)
+
+    def lists_of_tables(self, name: str) -> Sequence[Keys]:
+        """A list of tables, empty where there is none.
+
+        Raises:
+            CannotImport: It is none.
+        """
+        found, value = self._first((name,))
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in cast("list[Any]", value)):
+            raise self._refused(found, "a list of tables", value)
+        return [Keys(each, f"{self._where}{found}.") for each in cast("list[dict[str, Any]]", value)]
 
     def inside(self, *names: str) -> Keys:
         """A table within, empty where there is none; what it holds is asked for as a whole.

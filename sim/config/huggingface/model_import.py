@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sim.config.files import did_you_mean
-from sim.config.huggingface.families import BY_ARCHITECTURE, IMPORTED_FAMILIES, REFUSED, UNSAID, ImportedLayer
+from sim.config.huggingface.families import APPROXIMATED, BY_ARCHITECTURE, IMPORTED_FAMILIES, REFUSED, UNSAID
 from sim.config.huggingface.keys import CannotImport, Keys
+from sim.config.huggingface.parts import ImportedLayer
 from sim.config.huggingface.quantisation import Formats, formats_of
 from sim.json_object import JsonFields, JsonObject
 
-_TIED = ("gemma3", "gemma3_text")
+_TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "cohere", "cohere2", "ernie4_5_moe")
 """Families that share embedding and LM head unless they say otherwise."""
 _MIXES_STREAMS = ("deepseek_v4", "deepseek_ref", "kimi_linear")
 """Families with hyper-connections or attention residuals."""
@@ -52,13 +53,16 @@ class ModelImport:
         }
 
 
-def import_model(content: JsonFields, name: str, quantisation: JsonFields | None = None) -> ModelImport:
+def import_model(
+    content: JsonFields, name: str, quantisation: JsonFields | None = None, family: str = ""
+) -> ModelImport:
     """The model file that a configuration stands for.
 
     Args:
         content: Of config.json.
         name: Of the model.
         quantisation: Of hf_quant_config.json.
+        family: `model_type` to read it as, whatever it calls itself; "" for its own.
 
     Raises:
         CannotImport: An unknown family, or one with layers that a model file cannot say.
@@ -69,8 +73,9 @@ def import_model(content: JsonFields, name: str, quantisation: JsonFields | None
     """
     whole = Keys(content)
     text = whole.inside("text_config") or whole
-    family = _family(whole, text)
-    unsaid = {key: value for key, value in UNSAID.get(text.text("model_type"), {}).items() if key not in text.stated()}
+    read_as, family = family, _family(whole, text, family)
+    own_name = text.text("model_type")
+    unsaid = {key: value for key, value in UNSAID.get(read_as or own_name, {}).items() if key not in text.stated()}
     keys = Keys({**unsaid, **text.stated()}) if unsaid else text
     keys.seen("model_type")
     layers = IMPORTED_FAMILIES[family](keys)
@@ -91,11 +96,17 @@ def import_model(content: JsonFields, name: str, quantisation: JsonFields | None
             model[name] = stated
     if formats.experts and moe:
         model["expert_dtype"] = formats.experts
-    notes = tuple(_notes(layers, formats, unsaid, is_text=text is whole))
-    return ModelImport(family, model, formats, keys.read(), keys.unread(), notes)
+    notes = _notes(formats, unsaid, is_text=text is whole)
+    notes += [APPROXIMATED[family]] if family in APPROXIMATED else []
+    notes += [f"read as {family}, as asked for; it calls itself {own_name or 'nothing'}"] if read_as else []
+    return ModelImport(family, model, formats, keys.read(), keys.unread(), tuple(notes))
 
 
-def _family(whole: Keys, text: Keys) -> str:
+def _family(whole: Keys, text: Keys, read_as: str) -> str:
+    if read_as:
+        if read_as not in IMPORTED_FAMILIES:
+            raise CannotImport(f"no family {read_as!r} to read it as: {did_you_mean(read_as, IMPORTED_FAMILIES)}")
+        return read_as
     names = [name for name in (text.text("model_type"), whole.text("model_type")) if name]
     names += [BY_ARCHITECTURE[name] for name in whole.texts("architectures") if name in BY_ARCHITECTURE]
     for name in names:
@@ -106,7 +117,8 @@ def _family(whole: Keys, text: Keys) -> str:
             raise CannotImport(f"model_type {name!r} has {REFUSED[name]}, which no model file can say")
     if not names:
         raise CannotImport("it names no model_type, so it is no configuration of a Hugging Face model")
-    raise CannotImport(f"unknown model_type {names[0]!r}: {did_you_mean(names[0], IMPORTED_FAMILIES)}")
+    near = did_you_mean(names[0], IMPORTED_FAMILIES)
+    raise CannotImport(f"unknown model_type {names[0]!r}: {near}; --as FAMILY reads it as a family that is known")
 
 
 def _grouped(layers: list[ImportedLayer]) -> JsonObject:
@@ -134,7 +146,7 @@ def _period(order: list[str]) -> list[str]:
     return order[: next(n for n in range(1, len(order) + 1) if order[n:] == order[:-n])]
 
 
-def _notes(layers: list[ImportedLayer], formats: Formats, unsaid: Mapping[str, int], *, is_text: bool) -> list[str]:
+def _notes(formats: Formats, unsaid: Mapping[str, int], *, is_text: bool) -> list[str]:
     notes: list[str] = []
     if unsaid:
         assumed = ", ".join(f"{key} {value}" for key, value in unsaid.items())

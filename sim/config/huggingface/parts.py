@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sim.config.huggingface.keys import ALIASES, CannotImport, Keys
 
 ConfigTable = dict[str, Any]
 Value = TypeVar("Value")
+
+
+class ImportedLayer(NamedTuple):
+    """One layer, as keys of `[[groups]]`; `label` is a name for layers like it."""
+
+    label: str
+    attention: ConfigTable
+    feed_forward: ConfigTable
+
+
+def paired_layers(
+    attention: list[tuple[str, ConfigTable]], feed_forward: list[tuple[str, ConfigTable]]
+) -> list[ImportedLayer]:
+    """Every layer's mixer with its network."""
+    pairs = zip(attention, feed_forward, strict=True)
+    return [ImportedLayer(f"{name}_{kind}", table, network) for (name, table), (kind, network) in pairs]
+
 
 # --- attention ----------------------------------------------------------------------------------------
 

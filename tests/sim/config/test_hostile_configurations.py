@@ -97,6 +97,8 @@ MIXED: Config = {
 MIXTRAL: Config = {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 32}
 QWEN: Config = EXPERTS | {"decoder_sparse_step": 1, "mlp_only_layers": [0], "shared_expert_intermediate_size": 32}
 
+BLOCK: Config = {"attention": {"n_heads_in_group": 2, "no_op": False}, "ffn": {"ffn_mult": 2.625, "no_op": False}}
+
 CONFIGURATIONS: list[Config] = [
     USUAL | {"model_type": "llama", "quantization_config": {"quant_method": "awq", "bits": 4}},
     USUAL | WINDOWS | {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 2},
@@ -130,6 +132,39 @@ CONFIGURATIONS: list[Config] = [
     | {"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0, 1, 1, 1], "sliding_window": 32}
     | {"swa_num_attention_heads": 8, "swa_num_key_value_heads": 4, "swa_head_dim": 8, "swa_v_head_dim": 4},
     USUAL | EXPERTS | MAMBA | {"model_type": "nemotron_h", "moe_latent_size": None},
+    USUAL | {"model_type": "gemma2", "sliding_window": 32},
+    USUAL | {"model_type": "cohere2", "sliding_window": 32, "sliding_window_pattern": 4},
+    USUAL | SHARED | {"model_type": "exaone_moe", "sliding_window": 32, "sliding_window_pattern": "LLLG"},
+    USUAL | {"model_type": "nemotron"},
+    USUAL | {"model_type": "nemotron-nas", "block_configs": [BLOCK] * 3 + [BLOCK | {"attention": {"no_op": True}}]},
+    USUAL | WINDOWS | EXPERTS | {"model_type": "gemma4_text", "global_head_dim": 16, "enable_moe_block": True},
+    USUAL
+    | WINDOWS
+    | EXPERTS
+    | {"model_type": "step3p5", "share_expert_dim": 32, "moe_layers_enum": "1,2,3"}
+    | {"attention_other_setting": {"num_attention_heads": 8}},
+    USUAL | WINDOWS | SHARED | {"model_type": "laguna", "num_attention_heads_per_layer": [8, 16, 8, 16]},
+    USUAL
+    | {"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": [2] * 4, "num_shared_expert": 1}
+    | {"moe_intermediate_size": [32] * 4},
+    USUAL
+    | {"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32}
+    | {"moe_num_shared_experts": 1, "moe_layer_start_index": 1, "moe_layer_interval": 1},
+    USUAL
+    | LATENT
+    | {"model_type": "longcat_flash", "num_layers": 2, "n_routed_experts": 8, "moe_topk": 3, "zero_expert_num": 4}
+    | {"expert_ffn_hidden_size": 32},
+    USUAL
+    | SHARED
+    | {"model_type": "deepseek_v4", "compress_ratios": [0, 4, 128, 4, 0], "head_dim": 16, "q_lora_rank": 32}
+    | {"qk_rope_head_dim": 8, "o_groups": 2, "o_lora_rank": 16, "sliding_window": 32, "hc_mult": 4}
+    | {"index_n_heads": 4, "index_head_dim": 8, "index_topk": 64},
+    USUAL | LATENT | SHARED | {"model_type": "bailing_hybrid", "head_dim": 8, "layer_group_size": 4},
+    USUAL
+    | MIXTRAL
+    | {"model_type": "granitemoehybrid", "layer_types": ["mamba", "mamba", "attention", "mamba"]}
+    | {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
+    USUAL | EXPERTS | {"model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 2, "expert_layer_period": 2},
 ]
 
 

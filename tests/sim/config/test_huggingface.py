@@ -343,6 +343,109 @@ PUBLISHED: list[tuple[str, Config, float | None, float | None, bool]] = [
 ]
 
 
+SLIDING = ["full_attention", *["sliding_attention"] * 3]
+GEMMA_4 = {"head_dim": 256, "global_head_dim": 512, "sliding_window": 1024, "attention_k_eq_v": True}
+GEMMA_4 |= {"hidden_size_per_layer_input": 0}
+MAMBA_2 = {"mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1}
+NAS_BLOCKS = [
+    (48, 8, 5.25), (10, 0, 1.3125), (8, 0, 1.0), (6, 0, 0.5), (5, 0, 2.625), (1, 8, 2.625), (1, 0, 3.28125),
+    (1, 0, 5.25),
+]  # fmt: skip
+
+
+def grouped(
+    model_type: str, layers: int, hidden: int, ffn: int, heads: int, vocab: int, kv: int, **more: Any
+) -> Config:
+    return config(model_type, layers, hidden, ffn, heads, vocab, num_key_value_heads=kv, **more)
+
+
+def nas_block(sharing: int, factor: float) -> Config:
+    attention = {"n_heads_in_group": sharing or None, "no_op": not sharing, "replace_with_linear": False}
+    return {"attention": attention, "ffn": {"ffn_mult": factor, "no_op": False, "replace_with_linear": False}}
+
+
+# The same of families whose figures are those of the model cards on Hugging Face, unless said otherwise: names where
+# the card rounds to a whole number of billions, safetensors totals where not.
+NEW_FAMILIES: list[tuple[str, Config, float, float | None]] = [
+    ("phi_4", grouped("phi3", 40, 5120, 17920, 40, 100352, 10), 14.66, None),
+    ("phi_3_5_moe", grouped("phimoe", 32, 4096, 6400, 32, 32064, 8, **local(16, 2)), 41.9, 6.6),
+    ("olmo_2_32b", grouped("olmo2", 64, 5120, 27648, 40, 100352, 8), 32.2, None),
+    ("olmo_3_32b", grouped("olmo3", 64, 5120, 27648, 40, 100278, 8, sliding_window=4096)
+        | {"layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16}, 32.2, None),
+    ("olmoe_1b_7b", grouped("olmoe", 16, 2048, 1024, 16, 50304, 16, num_experts=64, num_experts_per_tok=8), 6.92, 1.28),
+    ("command_r_plus", grouped("cohere", 64, 12288, 33792, 96, 256000, 8), 103.8, None),
+    ("command_a", grouped("cohere2", 64, 12288, 36864, 96, 256000, 8, head_dim=128, sliding_window=4096), 111, None),
+    ("command_r7b", grouped("cohere2", 32, 4096, 14336, 32, 256000, 8, head_dim=128, sliding_window=4096), 8.03, None),
+    ("seed_oss_36b", grouped("seed_oss", 64, 5120, 27648, 80, 155136, 8, head_dim=128), 36.15, None),
+    ("exaone_4_32b", grouped("exaone4", 64, 5120, 27392, 40, 102400, 8, sliding_window=4096)
+        | {"sliding_window_pattern": "LLLG"}, 32.0, None),
+    ("exaone_3_5_32b", {"num_layers": 64, **grouped("exaone", 64, 5120, 27392, 40, 102400, 8)}, 32.0, None),
+    ("ernie_4_5_21b", grouped("ernie4_5_moe", 28, 2560, 12288, 20, 103424, 4, moe_num_experts=64, moe_k=6)
+        | {"moe_intermediate_size": 1536, "moe_num_shared_experts": 2, "moe_layer_start_index": 1}, 21.8, None),
+    ("ernie_4_5_300b", grouped("ernie4_5_moe", 54, 8192, 28672, 64, 103424, 8, moe_num_experts=64, moe_k=8)
+        | {"moe_intermediate_size": 3584, "moe_num_shared_experts": 0, "moe_layer_start_index": 3}, 300, 47),
+    ("hunyuan_a13b", grouped("hunyuan_v1_moe", 32, 4096, 3072, 32, 128167, 8, head_dim=128, num_experts=64)
+        | {"moe_topk": [8] * 32, "moe_intermediate_size": [3072] * 32, "num_shared_expert": [1] * 32}
+        | {"tie_word_embeddings": True}, 80.4, 13),
+    ("hy_3", grouped("hy_v3", 80, 4096, 13312, 64, 120832, 8, head_dim=128, num_experts=192, num_experts_per_tok=8)
+        | {"moe_intermediate_size": 1536, "num_shared_experts": 1, "first_k_dense_replace": 1}, 295, None),
+    ("ling_1t", grouped("bailing_moe_v2", 80, 8192, 18432, 64, 157184, 8, head_dim=128, num_experts=256)
+        | {"num_experts_per_tok": 8, "moe_intermediate_size": 2048, "num_shared_experts": 1}
+        | {"first_k_dense_replace": 4}, 1000, 50),
+    ("ling_mini_2", grouped("bailing_moe_v2", 20, 2048, 5120, 16, 157184, 4, head_dim=128, num_experts=256)
+        | {"num_experts_per_tok": 8, "moe_intermediate_size": 512, "num_shared_experts": 1}
+        | {"first_k_dense_replace": 1}, 16.26, None),
+    ("dots_llm1", grouped("dots1", 62, 4096, 10944, 32, 152064, 32, **routed(128, 6, 1408, 2, 1)), 142.8, 14),
+    ("granite_3_3_8b", grouped("granite", 40, 4096, 12800, 32, 49159, 8, tie_word_embeddings=True), 8.17, None),
+    ("granite_4_h_small", grouped("granitemoehybrid", 40, 4096, 768, 32, 100352, 8, shared_intermediate_size=1536)
+        | MAMBA_2 | local(72, 10) | {"tie_word_embeddings": True}
+        | {"layer_types": [*["mamba"] * 9, "attention"] * 4}, 32.2, 9),
+    ("jamba_1_5_large", grouped("jamba", 72, 8192, 24576, 64, 65536, 8, num_experts=16, num_experts_per_tok=2),
+        398, 94),
+    ("longcat_flash", config("longcat_flash", 28, 6144, 12288, 64, 131072, **latent(1536), n_routed_experts=512)
+        | {"num_layers": 28, "moe_topk": 12, "zero_expert_num": 256, "expert_ffn_hidden_size": 2048}
+        | {"num_hidden_layers": None}, 560.7, 27),
+    ("glm_4_7_flash", config("glm4_moe_lite", 47, 2048, 10240, 20, 154880, **latent(768, 192, 256))
+        | routed(64, 4, 1536, 1, 1), 29.9, None),
+    ("glm_4_32b", grouped("glm4", 61, 6144, 23040, 48, 151552, 2, head_dim=128), 32.6, None),
+    ("gemma_2_27b", grouped("gemma2", 46, 4608, 36864, 32, 256000, 16, head_dim=128, sliding_window=4096), 27.2, None),
+    # Gemma 4, Step and Ling 3: names; keys that are values are stored once and counted twice.
+    ("gemma_4_26b", {"model_type": "gemma4", "text_config": grouped("gemma4_text", 30, 2816, 2112, 16, 262144, 8)
+        | GEMMA_4 | qwen_experts(128, 8, 704, enable_moe_block=True, num_global_key_value_heads=2)
+        | {"layer_types": [*["sliding_attention"] * 5, "full_attention"] * 5}}, 25.2, None),
+    ("gemma_4_31b", {"model_type": "gemma4", "text_config": grouped("gemma4_text", 60, 5376, 21504, 32, 262144, 16)
+        | GEMMA_4 | {"num_global_key_value_heads": 4}
+        | {"layer_types": [*["sliding_attention"] * 5, "full_attention"] * 10}}, 30.7, None),
+    ("step_3_5_flash", grouped("step3p5", 45, 4096, 11264, 64, 128896, 8, head_dim=128, sliding_window=512)
+        | {"layer_types": SLIDING * 12, "moe_num_experts": 288, "moe_top_k": 8, "moe_intermediate_size": 1280}
+        | {"share_expert_dim": 1280, "attention_other_setting": {"num_attention_heads": 96}}, 196, 11),
+    ("ling_3_flash", config("bailing_hybrid", 42, 2560, 6144, 32, 157184, **latent(None), head_dim=128)
+        | qwen_experts(512, 8, 768, num_shared_experts=1, first_k_dense_replace=2, layer_group_size=6), 124.1, None),
+    # Nemotron 3: the same, and its report's 120.7 and 549.3 (here as counted from the shapes).
+    ("nemotron_3_super", grouped("nemotron_h", 88, 4096, 2688, 32, 131072, 2, head_dim=128, mamba_num_heads=128)
+        | {"mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "moe_latent_size": 1024}
+        | {"moe_shared_expert_intermediate_size": 5376, "hybrid_override_pattern": "ME*" * 8 + "ME" * 32}
+        | routed(512, 22, 2688, 1), 120.7, 12),
+    ("nemotron_super_49b", config("nemotron-nas", 80, 8192, 1, 64, 128256)
+        | {"block_configs": [nas_block(kv, width) for count, kv, width in NAS_BLOCKS for _ in range(count)]},
+        49.9, None),
+    ("nemotron_4_340b", grouped("nemotron", 96, 18432, 73728, 96, 256000, 8), 341, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "total", "active"), NEW_FAMILIES, ids=[row[0] for row in NEW_FAMILIES])
+def test_every_family_counts_what_its_makers_published_to_a_hundredth(
+    name: str, content: Config, total: float, active: float | None
+) -> None:
+    model, unread = modelled(content, name), import_model(content, name).unread
+    assert model.parameters / 1e9 == pytest.approx(total, rel=0.01)
+    if active is not None:  # of which some makers count the embedding, some not, and most round
+        embedding = model.vocab * model.hidden * (not model.tied_embeddings)
+        counted = [model.active_parameters / 1e9, (model.active_parameters + embedding) / 1e9]
+        assert min(abs(each - active) for each in counted) <= max(0.01 * active, 0.5), counted
+    assert unread == ()
+
+
 def modelled(content: Config, name: str = "imported") -> Model:
     return ModelFile.model_validate(import_model(content, name).content).to_si()
 
@@ -583,6 +686,22 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
     assert (workload.precisions.weights, workload.precisions.kv_cache) == ("fp8", "fp8")
     assert question_about(str(folder), isl=128, osl=64, weights="bf16").load().precisions.weights == "bf16"
     assert evaluate(workload, Strategy(2, 1, 2, 8, megatron_dims(workload.model))).feasible
+
+
+def test_a_new_name_of_a_known_architecture_is_read_as_the_family_that_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config("llama_next", 4, 512, 1024, 8, 1000)), encoding="utf-8")
+    with pytest.raises(CatalogError, match="--as FAMILY reads it as"):
+        load_model(path)
+    question = question_about(str(path), isl=128, osl=64, gpus=8, family="llama")
+    assert question.load().model.layers == 4
+    imported = question.model_import()
+    assert imported is not None
+    assert "read as llama, as asked for; it calls itself llama_next" in imported.notes
+    with pytest.raises(CatalogError, match="no family 'lama' to read it as: did you mean"):
+        question_about(str(path), isl=128, osl=64, family="lama").load()
+    with pytest.raises(CatalogError, match=r"--as is of a Hugging Face config\.json"):
+        question_about("qwen3_32b", isl=128, osl=64, family="llama").load()
 
 
 def test_a_folder_without_a_configuration_is_told(tmp_path: Path) -> None:
