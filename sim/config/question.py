@@ -93,7 +93,6 @@ class Question:
             "deepseek_v3.",
             "described",
             "what the file calls itself",
-            aliases=("as",),
         ),
     ] = None
     hardware: Annotated[
@@ -385,7 +384,11 @@ def option_of(name: str) -> str:
     >>> option_of("tpot_ms"), option_of("margin")
     ('--tpot-ms', '--set margin')
     """
-    return f"--set {name}" if QUESTION_FIELDS[name].rare else "--" + name.replace("_", "-")
+    return f"--set {name}" if QUESTION_FIELDS[name].rare else "--" + _CALLED.get(name, name).replace("_", "-")
+
+
+_CALLED = {"family": "as"}
+"""Options whose word no field can have."""
 
 
 def _at_least(value: float, least: float | None) -> bool:

@@ -26,7 +26,7 @@ def _is_one(value: object) -> bool:
 
 
 # What was added later is left out of digests where it is not given, so that older ones stay valid.
-Flag = Annotated[bool, Field(strict=True, exclude_if=_is_nothing)]
+Switch = Annotated[bool, Field(strict=True, exclude_if=_is_nothing)]
 MaybeWhole = Annotated[Whole, Field(exclude_if=_is_nothing)]
 
 
@@ -35,7 +35,7 @@ class _LatentAttention(FileSchema):
     kv_rank: Count
     rope_dim: Count
     value_dim: Count
-    output_gate: Flag = False
+    output_gate: Switch = False
 
 
 class _CompressedAttention(FileSchema):
@@ -54,7 +54,7 @@ class _LinearMixer(FileSchema):
     key_dim: Count
     value_dim: Count
     conv_kernel: Count = 4
-    full_gate: Flag = False
+    full_gate: Switch = False
 
 
 class _Indexer(FileSchema):
