@@ -31,14 +31,12 @@ from sim.step.stage import (
     Base,
     VocabularySeconds,
     base_of,
-    inside_s,
     meeting_s,
     room,
     stage_bytes,
+    stage_s,
     step_sum,
-    vocabulary_layers_s,
     vocabulary_seconds,
-    working_bytes,
 )
 from sim.strategy import MOST_CHOICES, Strategy
 from sim.strategy_checks import check_strategy
@@ -500,19 +498,15 @@ class _Terms:
             ]
             meetings_s = dict(zip(self._sum.meetings, met[:, kind, 0], strict=True))
             end = VocabularySeconds(*ends[kind])
-            of_stages_s = [
-                inside_s(stage, layers_s, meetings_s) + vocabulary_layers_s(stage, end) + end.send_s for stage in stages
-            ]
-            seconds.append(pp * np.max(of_stages_s, axis=0))
+            seconds.append(pp * np.max([stage_s(stage, layers_s, meetings_s, end) for stage in stages], axis=0))
         held = [cost[:, -1] for cost in costs]
         weights, kv = ([add_up(list(each[:, figure])) for each in held] for figure in (_WEIGHT, _KV))
         peak = np.max([each[:, _ACTIVATION].max(axis=0) for each in held], axis=0)
-        working = np.broadcast_arrays(*working_bytes(workload, base, peak))
-        held_in = [stage_bytes(stage, pp, weights, kv, base) for stage in stages]
-        totals = [_total_bytes(*each, *working) for each in held_in]
-        needed = [room(workload, total, of_kv)[0] for total, (_, of_kv) in zip(totals, held_in, strict=True)]
+        held_in = [np.broadcast_arrays(*stage_bytes(workload, stage, pp, weights, kv, peak, base)) for stage in stages]
+        totals, kv_in = [_total_bytes(*each) for each in held_in], [each[1] for each in held_in]
+        needed = [room(workload, total, of_kv)[0] for total, of_kv in zip(totals, kv_in, strict=True)]
         fullest, allowed = np.argmax(needed, axis=0), room(workload, 0.0, 0.0)[1]
-        total, kv_bytes, needed = (_chosen(fullest, each) for each in (totals, [kv for _, kv in held_in], needed))
+        total, kv_bytes, needed = (_chosen(fullest, each) for each in (totals, kv_in, needed))
         missed = [each for group, cost in enumerate(costs) for each in self._choice_excess(group, cost[:, 0], rows)]
         figures = (pace, tokens, batch, most, total, kv_bytes, needed, allowed, missed)
         return _Steps(seconds[0], seconds[-1], *figures, pipelines)

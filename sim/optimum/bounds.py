@@ -29,7 +29,7 @@ from sim.simulate import ROUNDING
 from sim.step.attention_expert_meshes import Sides, sides_of
 from sim.step.layer import GroupSum
 from sim.step.pipeline import Stage, pipeline
-from sim.step.stage import base_of, meeting_s, room, stage_bytes, step_sum, vocabulary_seconds, working_bytes
+from sim.step.stage import base_of, meeting_s, room, stage_bytes, stage_s, step_sum, vocabulary_seconds
 
 SLACK = 1 - 1e-9
 """Bounds are wider by so much than they come out: sums round, and so do costs by which routes are compared."""
@@ -205,15 +205,15 @@ class Bounds:
             places, table = parts.meetings[at][pair]
             yield places, often * table
         place, end = self._step.leaves, parts.stacks[at][self._step.end]
-        ends = [vocabulary_seconds(end, pp, choice) for choice in self._tables[place]]
-        yield (place,), np.array([stage.first * each.first_s + stage.last * each.last_s + each.send_s for each in ends])
+        ends, none = [vocabulary_seconds(end, pp, choice) for choice in self._tables[place]], [0.0] * len(stage.layers)
+        yield (place,), np.array([stage_s(stage._replace(meetings=()), none, {}, each) for each in ends])
 
     def _over(self, parts: Parts, pp: int, stage: Stage, per_byte: float) -> Iterator[Factor]:
         """Bytes of a stage beyond what is allowed, but for activations that the choices decide."""
         workload, stack = self.space.workload, parts.stacks[-1]
         base, groups = base_of(stack), len(stack)
-        weights, kv = stage_bytes(stage, pp, [0.0] * groups, [0.0] * groups, base)
-        needed, allowed = room(workload, weights + kv + sum(working_bytes(workload, base, 0.0)), kv)
+        kinds = stage_bytes(workload, stage, pp, [0.0] * groups, [0.0] * groups, 0.0, base)
+        needed, allowed = room(workload, sum(kinds), kinds[1])
         yield (), np.array(per_byte * (SLACK * needed - allowed))
         kv_share = room(workload, 1.0, 1.0)[0]
         for count, of_weights, of_kv in zip(stage.layers, parts.weights, parts.kv, strict=True):

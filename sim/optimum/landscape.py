@@ -33,7 +33,7 @@ from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import rank_of
 from sim.step.layer import layer_sum
 from sim.step.pipeline import pipeline, side_by_side
-from sim.step.stage import base_of, room, stage_bytes, vocabulary_layers_s, vocabulary_seconds, working_bytes
+from sim.step.stage import base_of, room, stage_bytes, stage_s, vocabulary_seconds
 from sim.strategy import CHOICES, Strategy
 from sim.workload import Workload
 
@@ -312,7 +312,7 @@ def _stages_of(alone: Sides, pp: int, combine_choice: int) -> list[tuple[int, fl
     most_s: dict[int, float] = {}
     for stage in pipeline(alone.experts.workload, pp):
         layers = stage.layers[0]
-        most_s[layers] = max(most_s.get(layers, 0.0), vocabulary_layers_s(stage, ends) + ends.send_s)
+        most_s[layers] = max(most_s.get(layers, 0.0), stage_s(stage, (0.0,), {}, ends))
     return list(most_s.items())
 
 
@@ -335,12 +335,11 @@ class _Rooms:
         pp = np.repeat(depths, np.diff(starts))[:, None, None]
         stages = side_by_side([stage for each in pipelines for stage in each], pp.shape)
         weights, kv, inner = zip(*(each.sizes for each in segments), strict=True)
-        of_weights, of_kv = stage_bytes(stages, pp, [np.add.outer(*weights)], [np.add.outer(*kv)], base)
-        inner_bytes = np.maximum.outer(*inner)
+        held, inner_bytes = ([np.add.outer(*weights)], [np.add.outer(*kv)]), np.maximum.outer(*inner)
         self._fits: dict[tuple[float, int], Flags] = {}
         for peak_bytes in set(peaks_bytes):
-            working = sum(working_bytes(workload, base, np.maximum(inner_bytes, peak_bytes)))
-            needed, allowed = room(workload, of_weights + of_kv + working, of_kv)
+            kinds = stage_bytes(workload, stages, pp, *held, np.maximum(inner_bytes, peak_bytes), base)
+            needed, allowed = room(workload, sum(kinds), kinds[1])
             fits = np.logical_and.reduceat(needed <= allowed, starts[:-1], axis=0)
             self._fits |= {(peak_bytes, pp): each for pp, each in zip(depths, fits, strict=True)}
 

@@ -18,18 +18,16 @@ from sim.optimum.fronts import Front, FrontFigures, LayerSide, keys_of, unbeaten
 from sim.step.attention_expert_meshes import Stack
 from sim.step.pipeline import Pair, pipeline
 from sim.step.stage import (
+    VocabularySeconds,
     base_of,
     end_group,
     end_of,
-    inside_s,
     meeting_s,
     room,
     stage_bytes,
-    vocabulary_layers_s,
+    stage_s,
     vocabulary_seconds,
-    working_bytes,
 )
-from sim.strategy import MOST_CHOICES
 from sim.workload import Workload
 
 
@@ -221,15 +219,12 @@ def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bo
         pair: _meetings_s(stack, layers, pair)
         for pair in sorted({pair for each in stages for pair, _ in each.meetings})
     }
-    table = np.zeros((len(stages), MOST_CHOICES))
-    for choice in np.unique(last).tolist():
-        ends = vocabulary_seconds(end, pp, choice)
-        table[:, choice] = [vocabulary_layers_s(stage, ends) + ends.send_s for stage in stages]
-    seconds = [
-        inside_s(stage, layers.figures.times_s[kind], meetings_s) + around_s[last]
-        for stage, around_s in zip(stages, table, strict=True)
-    ]
-    return functools.reduce(np.maximum, seconds)
+    choices, which = np.unique(last, return_inverse=True)
+    ends = np.array([vocabulary_seconds(end, pp, choice)[:3] for choice in choices.tolist()]).reshape(-1, 3)[which]
+    of_stages_s = (
+        stage_s(stage, layers.figures.times_s[kind], meetings_s, VocabularySeconds(*ends.T)) for stage in stages
+    )
+    return functools.reduce(np.maximum, of_stages_s)
 
 
 def _meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
@@ -242,12 +237,11 @@ def _meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
 
 def fits(workload: Workload, stack: Stack, pp: int, figures: FrontFigures) -> NDArray[np.bool_]:
     """[n] whether weights, cache and activations of every stage have room."""
-    base = base_of(stack)
-    working = sum(working_bytes(workload, base, figures.peak_bytes))
+    base, held = base_of(stack), (list(figures.weight_bytes), list(figures.kv_bytes), figures.peak_bytes)
     allowed_all = np.ones(figures.peak_bytes.shape, dtype=bool)
     for stage in pipeline(workload, pp):
-        weights, kv_cache = stage_bytes(stage, pp, list(figures.weight_bytes), list(figures.kv_bytes), base)
-        needed, allowed = room(workload, weights + kv_cache + working, kv_cache)
+        kinds = stage_bytes(workload, stage, pp, *held, base)
+        needed, allowed = room(workload, sum(kinds), kinds[1])
         allowed_all &= needed <= allowed
     return allowed_all
 
@@ -257,7 +251,6 @@ def least_stage_s(stack: Stack, pp: int, layers_s: Sequence[float], combines: Se
     end = end_of(stack)
     ends = [vocabulary_seconds(end, pp, choice) for choice in combines]
     return max(
-        inside_s(stage._replace(meetings=()), layers_s, {})
-        + min(vocabulary_layers_s(stage, each) + each.send_s for each in ends)
+        min(stage_s(stage._replace(meetings=()), layers_s, {}, each) for each in ends)
         for stage in pipeline(end.experts.workload, pp)
     )

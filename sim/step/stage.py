@@ -91,16 +91,11 @@ def price_step(stack: Sequence[Sides], pp: int, dims: tuple[int, ...]) -> Step:
     for pair in {pair for stage in stages for pair, _ in stage.meetings}:
         met[pair] = meeting_s(stack, pair, tuple([dims[place] for place in step.meetings[pair]]))
     ends = vocabulary_seconds(stack[step.end], pp, dims[step.leaves])
-    slowest = None
-    for stage in stages:
-        between_s = inside_s(stage, layers_s, met)
-        total_s = between_s + vocabulary_layers_s(stage, ends) + ends.send_s
-        if slowest is None or total_s > slowest[0]:
-            slowest = (total_s, between_s, stage)
-    assert slowest is not None
-    total_s, between_s, stage = slowest
+    of_stages_s = [stage_s(stage, layers_s, met, ends) for stage in stages]
+    total_s = max(of_stages_s)
+    stage = stages[of_stages_s.index(total_s)]
     layers = sum(stage.layers)  # none, where there are more stages than layers
-    mean_s = layers_s[0] if len(layers_s) == 1 else between_s / max(layers, 1)
+    mean_s = layers_s[0] if len(layers_s) == 1 else inside_s(stage, layers_s, met) / max(layers, 1)
     head_s = ends.last_s - ends.draft_s if ends.draft_s else ends.last_s
     breakdown = StageBreakdown(
         layers, mean_s, ends.first_s, head_s, ends.send_s, total_s, stage.layers, tuple(layers_s), ends.draft_s
@@ -149,9 +144,9 @@ def inside_s(stage: Stage, layers_s: Sequence[Any], meetings_s: Mapping[Pair, An
     return seconds
 
 
-def vocabulary_layers_s(stage: Stage, ends: VocabularySeconds) -> Any:
-    """Seconds of embedding and LM head that a stage has."""
-    return stage.first * ends.first_s + stage.last * ends.last_s
+def stage_s(stage: Stage, layers_s: Sequence[Any], meetings_s: Mapping[Pair, Any], ends: VocabularySeconds) -> Any:
+    """Seconds of a stage for one microbatch: `inside_s`, ends of the model that it has, and handing the stream on."""
+    return inside_s(stage, layers_s, meetings_s) + (stage.first * ends.first_s + stage.last * ends.last_s) + ends.send_s
 
 
 def meeting_s(stack: Sequence[Sides], pair: Pair, choices: tuple[int, ...]) -> float:
@@ -235,36 +230,33 @@ def base_of(stack: Sequence[Sides]) -> Base:
 
 
 def stage_bytes(
-    stage: Stage, pp: Any, layer_weights: Sequence[Any], layer_kv: Sequence[Any], base: Base
-) -> tuple[Any, Any]:
-    """Weights and KV cache of a stage.
+    workload: Workload,
+    stage: Stage,
+    pp: Any,
+    layer_weights: Sequence[Any],
+    layer_kv: Sequence[Any],
+    peak_op_bytes: Any,
+    base: Base,
+) -> tuple[Any, Any, Any, Any]:
+    """Weights, KV cache, activations and overhead of a stage, as `Memory` has them.
 
     Args:
+        workload: An engine sets something aside, which holds its activations too.
         stage: Floats or arrays.
         pp: Pipeline stages; as many microbatches are in flight, each with its KV cache.
         layer_weights: Of one layer of each group.
         layer_kv: Of one layer of each group and one microbatch.
+        peak_op_bytes: Largest inputs plus output of any op of any layer.
         base: What is held besides.
     """
     ends = stage.first * base.embedding + stage.last * base.lm_head - stage.first * stage.last * base.tied
     ends = ends + stage.last * base.draft_weights
     weights = add_up([count * each for count, each in zip(stage.layers, layer_weights, strict=True)]) + ends
     kv = add_up([count * pp * each for count, each in zip(stage.layers, layer_kv, strict=True)])
-    return weights, kv + pp * (stage.last * base.draft_kv)
-
-
-def working_bytes(workload: Workload, base: Base, peak_op_bytes: Any) -> tuple[Any, Any]:
-    """Activations and overhead.
-
-    Args:
-        workload: An engine sets something aside, which holds its activations too.
-        base: What is held whatever the choices.
-        peak_op_bytes: Largest inputs plus output of any op of any layer.
-    """
-    activations = base.stream + larger(peak_op_bytes, base.head)
-    if workload.engine is None:
-        return activations, workload.hardware.overhead_bytes
-    return activations, larger(0.0, workload.engine.memory.runtime_bytes - activations)
+    activations, overhead = base.stream + larger(peak_op_bytes, base.head), workload.hardware.overhead_bytes
+    if workload.engine is not None:
+        overhead = larger(0.0, workload.engine.memory.runtime_bytes - activations)
+    return weights, kv + pp * (stage.last * base.draft_kv), activations, overhead
 
 
 def memory_bytes(
@@ -275,11 +267,10 @@ def memory_bytes(
     layer_kv_bytes: Sequence[float],
     peak_op_bytes: float,
 ) -> Memory:
-    """Bytes on a GPU of the fullest stage; see `stage_bytes` and `working_bytes`."""
+    """Bytes on a GPU of the fullest stage; see `stage_bytes`."""
     workload, base = stack[0].experts.workload, base_of(stack)
-    working = working_bytes(workload, base, peak_op_bytes)
     stages = [
-        Memory(*stage_bytes(stage, pp, layer_weight_bytes, layer_kv_bytes, base), *working)
+        Memory(*stage_bytes(workload, stage, pp, layer_weight_bytes, layer_kv_bytes, peak_op_bytes, base))
         for stage in pipeline(workload, pp)
     ]
     if len(stages) == 1:
