@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -59,8 +60,10 @@ def write_together(folder: Path, files: Mapping[str, bytes]) -> None:
         files: By path within it.
 
     Raises:
-        OSError: One cannot be written; nothing has changed.
+        OSError: One cannot be written, or would lie behind a link within the folder; nothing has changed.
     """
+    for name in files:
+        _check_place(folder, Path(name))
     top = folder.absolute()
     inside = Path()
     while not top.exists() and not top.parent.exists():
@@ -78,6 +81,15 @@ def write_together(folder: Path, files: Mapping[str, bytes]) -> None:
                 (staged / name).replace(top / name)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+
+
+def _check_place(folder: Path, name: Path) -> None:
+    """Makes sure that a file of a folder may be put where it is to lie. Raises: OSError."""
+    for parent in (folder / each for each in name.parents if each != Path()):
+        if os.path.lexists(parent) and (parent.is_symlink() or not parent.is_dir()):
+            raise NotADirectoryError(errno.ENOTDIR, "expected a folder, or nothing, in its place", str(parent))
+    if (place := folder / name).is_dir() and not place.is_symlink():
+        raise IsADirectoryError(errno.EISDIR, "expected a file, or nothing, in its place", str(place))
 
 
 def aside(path: Path) -> Path:

@@ -65,6 +65,13 @@ def test_a_folder_claimed_on_another_host_is_refused_until_the_claim_lapses(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_claim_from_the_future_is_nobody_s_unless_it_is_seen_to_beat(tmp_path: Path) -> None:
+    of_another_host(tmp_path, silent_s=-86_400.0)
+    assert not in_use(tmp_path)
+    with claimed(tmp_path):
+        pass
+
+
 def test_a_claim_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     with claimed(tmp_path):

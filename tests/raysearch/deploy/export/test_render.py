@@ -296,6 +296,25 @@ def test_files_of_several_folders_appear_together(tmp_path: Path) -> None:
     assert found == {"a/b/one/x": b"1", "a/b/two/x": b"2", "a/b/y": b"5", "a/b/three/x": b"4"}
 
 
+@pytest.mark.parametrize("place", ["one", "one/x", "y"])
+@pytest.mark.parametrize("kind", ["link", "other"])
+def test_nothing_is_written_behind_a_link_or_in_the_place_of_a_folder(tmp_path: Path, place: str, kind: str) -> None:
+    (away := tmp_path / "away").mkdir()
+    (taken := tmp_path / "out" / place).parent.mkdir(parents=True)
+    file = place != "one"
+    taken.symlink_to(away) if kind == "link" else taken.mkdir() if file else taken.touch()
+    before = sorted(tmp_path.rglob("*"))
+    files = {"one/x": b"1", "y": b"2"}
+    if file and kind == "link":  # a link in a file's place is replaced by it
+        write_together(tmp_path / "out", files)
+        assert (taken.is_symlink(), taken.is_file()) == (False, True)
+    else:
+        with pytest.raises(OSError, match="or nothing, in its place"):
+            write_together(tmp_path / "out", files)
+        assert sorted(tmp_path.rglob("*")) == before
+    assert list(away.iterdir()) == []
+
+
 def test_what_does_not_fit_says_so_first_and_the_exit_code_is_3(tmp_path: Path) -> None:
     asked = ["export", *QWEN, "--tp", "1", "--batch", "512", "--to", "megatron"]
     shown = CliRunner().invoke(app, [*asked, "--out", str(tmp_path)], catch_exceptions=False)
