@@ -23,13 +23,13 @@ from raysearch.searchers.registry import searcher_class, searcher_names
 from raysearch.studies.study_file import StudyFile
 from sim.config.hardware_file import HardwareFile
 from sim.config.question import QUESTION_FIELDS, Question
-from sim.config.schemas import ModelFile, WorkloadFile
+from sim.config.schemas import EngineVersionFile, ModelFile, WorkloadFile
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-CONFIGURATIONS = (WorkloadFile, ModelFile, HardwareFile, StudyFile, FleetFile)
+CONFIGURATIONS = (WorkloadFile, ModelFile, HardwareFile, EngineVersionFile, StudyFile, FleetFile)
 RECORDS = (RunHead, RunSummary, StudyRecord)
 _SETTINGS = (
     "What is seldom changed is a setting: `--set NAME=VALUE`, as often as needed; `--set NAME` alone switches it on."

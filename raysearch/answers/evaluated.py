@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from raysearch.answers.result import Result
 from raysearch.base.file_io import strategy_dict
 from sim.config.question import Question
-from sim.engines.engine_registry import lacking_formats
+from sim.engines.engine_registry import charged_rules, lacking_formats
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
@@ -128,6 +128,7 @@ def workload_dict(workload: Workload, question: Question) -> JsonObject:
         "hardware": workload.hardware.name,
         "phase": workload.phase,
         "engine": workload.engine.name if workload.engine else None,
+        "engine_version": rules.version if (rules := charged_rules(workload)) else None,
         "kernels": curves.engine if curves else None,
         "precisions": asdict(workload.precisions),
         "space": workload.space,

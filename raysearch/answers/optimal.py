@@ -185,7 +185,7 @@ class SpacesResult(Result):
     @classmethod
     def of(cls, workload: Workload, *, fresh: bool = False, bars: Bars = no_bars) -> SpacesResult:
         """Searches each; the generated one, which takes minutes, is left out."""
-        engine = (workload.engine.name.partition("<")[0],) if workload.engine else ()
+        engine = (workload.engine.family,) if workload.engine else ()
         bests: dict[str, SpaceBest] = {}
         for name in (*(each for each in SPACES if each != "generated"), *engine):
             with bars(f"best of {workload.name}, {name}") as progress:

@@ -80,9 +80,9 @@ def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int 
     named = [word.partition("=")[2] for word in words if word.startswith("layout=")]
     for name, _, value in (word.partition("=") for word in words if "=" in word and not word.startswith("layout=")):
         if name not in degrees or not value.isdecimal():
-            raise InputError(f"--against takes degrees such as tp=8, of {', '.join(degrees)}; got {name}={value!r}")
+            raise InputError(f"--set against takes degrees such as tp=8, of {', '.join(degrees)}; got {name}={value!r}")
         changed[name] = int(value)
     if len(dims) != 1:
-        raise InputError(f"--against takes dims, and degrees if they differ, such as 'megatron tp=8'; got {text!r}")
+        raise InputError(f"--set against takes dims, and degrees if they differ, such as 'megatron tp=8'; got {text!r}")
     kept = {**dict.fromkeys(("tp", "ep", "dp")), "cp": 1, "layout": named[-1]} if named else {}
     return dims[0], strategy_of(workload, dims=dims[0], **{**degrees, **kept, **changed})  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raysearch.base.file_io import degrees_text
+from sim.engines.engine_registry import charged_rules
 from sim.evaluation import Evaluation, OpBreakdown
 from sim.json_object import JsonFields
 from sim.nearness import near_limits
@@ -100,10 +101,11 @@ def explanation(workload: Workload, evaluation: Evaluation) -> list[RenderableTy
 
 
 def _headline(workload: Workload, evaluation: Evaluation) -> Text:
-    strategy = evaluation.strategy
+    strategy, rules = evaluation.strategy, charged_rules(workload)
+    under = f" under {rules.title} {rules.version}" if rules else ""
     return Text.assemble(
         (f"{workload.name}", "bold"),
-        f" on {workload.hardware.name}: ",
+        f" on {workload.hardware.name}{under}: ",
         (degrees_text(strategy), "bold"),
         f", dims {','.join(map(str, strategy.dims))}\n",
         (f"{evaluation.tokens_per_s_per_gpu:,.2f} tokens/s/GPU", "bold"),

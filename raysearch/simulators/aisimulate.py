@@ -159,7 +159,7 @@ def recommendation(workload: Workload, gpus: int) -> Recommended | None:
     check_here()
     from aisimulate.legacy_cli.api import cli_default
 
-    engine = workload.engine.name.partition("<")[0] if workload.engine else BACKEND
+    engine = workload.engine.family if workload.engine else BACKEND
     slos_ms = [min(slo_s, _NO_LIMIT_S) * 1e3 for slo_s in (workload.ttft_slo_s, workload.tpot_slo_s)]
     try:
         with redirect_stdout(sys.stderr):

@@ -30,7 +30,7 @@ from sim.config.hardware_file import HardwareFile
 from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.reading import Unreadable, parse_object, read_bytes
-from sim.config.schemas import MTP, NGRAM, ModelFile, WorkloadFile
+from sim.config.schemas import MTP, NGRAM, EngineVersionFile, ModelFile, WorkloadFile
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_names, engine_rules
 from sim.json_object import JsonObject
 from sim.layers.model import Model
@@ -171,7 +171,45 @@ def imported_model(path: Path, family: str | None = None) -> ModelImport | None:
         raise CatalogError(f"{path}: {error}") from error
 
 
-def load_engine(name: str, calibration: Calibration | None) -> Engine:
+def read_engine_version(engine: str, version: str, beside: Path | None = None) -> EngineVersionFile:
+    """What is known of a version of an engine that is not the one whose rules are built in.
+
+    Args:
+        engine: Its name.
+        version: As a file in configs/engines states it, or the path of a TOML file.
+        beside: A folder that a relative path is tried against first.
+
+    Raises:
+        CatalogError: No such version, or one of another engine.
+    """
+    known = _shipped_versions(engine)
+    if version in known:
+        return known[version]
+    if not version.endswith(".toml"):
+        rules = engine_rules(engine)
+        versions = ", ".join(engine_versions(engine))
+        raise CatalogError(
+            f"unknown version {version!r} of {rules.title}: known: {versions}; another is a TOML file, whose path "
+            "stands in place of the number (docs/guides/add_an_engine.md)"
+        )
+    path = config_path("engines", version, beside=beside)
+    file = read_config(path, EngineVersionFile)
+    if file.engine != engine:
+        raise CatalogError(f"{path}: expected a version of {engine!r}, got one of {file.engine!r}")
+    return file
+
+
+def engine_versions(engine: str) -> tuple[str, ...]:
+    """The known versions of an engine, that of its built-in rules first."""
+    return (engine_rules(engine).version, *_shipped_versions(engine))
+
+
+def _shipped_versions(engine: str) -> dict[str, EngineVersionFile]:
+    files = (read_config(config_path("engines", name), EngineVersionFile) for name in list_names("engines"))
+    return {each.version: each for each in files if each.engine == engine}
+
+
+def load_engine(name: str, calibration: Calibration | None, version: EngineVersionFile | None = None) -> Engine:
     """An inference engine: its own time as fitted to serving runs, and its memory policy.
 
     A machine without serving runs charges no time of the engine's own, which the error of its figures covers. [assumed]
@@ -183,8 +221,10 @@ def load_engine(name: str, calibration: Calibration | None) -> Engine:
     known = sorted({*engine_names(), *(each for each in fitted if "<" in each)})
     if name not in known:
         raise CatalogError(f"unknown engine {name!r}: {did_you_mean(name, known)}")
-    times, memory = fitted.get(name, fitted.get(name.partition("<")[0])), engine_rules(name).memory
-    return Engine(name, BARE if times is None else EngineTimes(**{key: times[key] for key in _TIMES}), memory)
+    engine = Engine(name, BARE, engine_rules(name).memory, version.to_si() if version else None)
+    times = fitted.get(engine.runs, fitted.get(engine.family))
+    own = engine.times if times is None else EngineTimes(**{key: times[key] for key in _TIMES})
+    return replace(engine, times=own)
 
 
 def under_engine(workload: Workload, name: str) -> Workload:
@@ -251,13 +291,15 @@ def load_workload(
         else config_path("hardware", hardware)
     )
     model_path = config_path("models", file.model, beside=path.parent)
-    return assembled(file, model_path, hardware_path, engine_replaced="engine" in given, origin=origin)
+    return assembled(
+        file, model_path, hardware_path, engine_replaced="engine" in given, beside=path.parent, origin=origin
+    )
 
 
 _TABLES = {"degrees", "precisions"}
 """Tables of a workload file of which single entries are replaced."""
 _FOLLOWS = {
-    "engine": ("engine", "space"),
+    "engine": ("engine", "engine_version", "space"),
     "prompt_tokens": ("context_tokens",),
     "output_tokens": ("context_tokens",),
 }
@@ -271,6 +313,7 @@ def assembled(
     *,
     family: str | None = None,
     engine_replaced: bool = False,
+    beside: Path | None = None,
     origin: Origin = Origin.USER,
 ) -> Workload:
     """A workload from its file's content and the files of its model and hardware.
@@ -282,6 +325,7 @@ def assembled(
         family: What a Hugging Face configuration is read as, whatever it calls itself.
         engine_replaced: Whether the file was not written for its engine: then its formats stay, though the engine may
             not have them (`lacking_formats` of `sim.engines.engine_registry` says so).
+        beside: The workload file's folder, which the path of an engine's version is tried against first.
         origin: See `load_workload`.
 
     Raises:
@@ -292,6 +336,8 @@ def assembled(
         rules = engine_rules(file.engine) if file.engine else None
     except UnknownEngine as error:
         raise CatalogError(str(error)) from error
+    version = _engine_version(file, beside)
+    rules = rules.of_version(version.to_si()) if rules and version else rules
     kernels = file.kernels or (rules.kernels if rules else None)
     chosen = {key: value for key, value in (("kernels", kernels), ("all_reduce", file.all_reduce)) if value is not None}
     stated = read_config(hardware_path, HardwareFile).model_copy(update=chosen)
@@ -316,9 +362,9 @@ def assembled(
         model_file,
         hardware_file.model_copy(update={"calibration": None}),
     )
-    for part in nameless:
+    for part in (*nameless, *([version] if version else [])):
         digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
-    engine = load_engine(file.engine, calibration) if file.engine else None
+    engine = load_engine(file.engine, calibration, version) if file.engine else None
     model = model_file.to_si()
     copies = _redundant(file, model)
     speculation = _speculation(file, model, model_path.parent)
@@ -351,6 +397,15 @@ def assembled(
         speculation=speculation,
         redundant_experts=copies,
     )
+
+
+def _engine_version(file: WorkloadFile, beside: Path | None) -> EngineVersionFile | None:
+    """What a workload's engine does otherwise than its built-in rules. Raises: CatalogError."""
+    if file.engine_version is None:
+        return None
+    if file.engine is None:
+        raise CatalogError(f"engine_version: the bare machine has none, got {file.engine_version!r}: name an engine")
+    return read_engine_version(file.engine.partition("<")[0], file.engine_version, beside)
 
 
 def _redundant(file: WorkloadFile, model: Model) -> int:

@@ -20,7 +20,7 @@ from sim.json_object import JsonObject
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-ConfigKind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration", "fleets"]
+ConfigKind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration", "fleets", "engines"]
 _SINGULAR = {
     "hardware": "hardware",
     "models": "model",
@@ -29,6 +29,7 @@ _SINGULAR = {
     "searchers": "searcher",
     "calibration": "calibration",
     "fleets": "fleet",
+    "engines": "engine version",
 }
 _SUFFIX = {"calibration": ".json"}
 _CONFIG_JSON = "config.json"

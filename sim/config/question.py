@@ -115,6 +115,16 @@ class Question:
             "engine",
         ),
     ] = None
+    engine_version: Annotated[
+        str | None,
+        About(
+            "Version of the engine, or the path of a TOML file about it. Each has its own rules and times: see "
+            "`raysearch list`.",
+            "described",
+            "the workload's, else the engine's first",
+            "engine_version",
+        ),
+    ] = None
     phase: Annotated[
         PhaseName | None,
         About(
@@ -405,6 +415,8 @@ def _range(about: About) -> str:
 
 def _anchored(name: str, value: Any) -> Any:
     """An absolute path where a field names a file of the user's own, so that records are read from anywhere."""
+    if name == "engine_version":
+        return str(Path(value).resolve()) if value.endswith(".toml") else value
     kind = QUESTION_FIELDS[name].kind
     if kind is None or value in (MTP, NGRAM):
         return value

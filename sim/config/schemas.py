@@ -8,11 +8,12 @@ from pydantic import Field, field_validator, model_validator
 
 from sim.config.fields import Count, Degrees, FileSchema, LayerCount, Name, Positive, Probability, Whole
 from sim.config.files import did_you_mean
-from sim.engines.engine_registry import OWN_SPACES, engine_names
+from sim.engines.engine_registry import OWN_SPACES, engine_names, engine_rules
 from sim.layers import mixers
 from sim.layers import model as layers_model
 from sim.prices import hardware
 from sim.prices.dtypes import Dtype
+from sim.prices.engine import EngineVersion
 from sim.serving.phases import phase_named
 from sim.workload import BatchGrid, DegreeTables, ExpertExchange, GroupChoices, PhaseName, Routing, SpaceName
 
@@ -377,6 +378,22 @@ class _SpeculationTable(FileSchema):
         return self.accepted or (self.acceptance or 0.0,) * self.draft_tokens
 
 
+class EngineVersionFile(FileSchema):
+    """configs/engines/*.toml: what a version of an engine does otherwise than the one whose rules are built in."""
+
+    engine: Name
+    version: Annotated[str, Field(min_length=1, max_length=64)]
+    source: str  # whose figures and rules these are
+    times: str | None = None  # the engine's: the serving runs, of a calibration, whose times it is charged
+    weights: list[Dtype] | None = None  # formats that it runs, the first its own; those of the built-in rules
+    kv_cache: list[Dtype] | None = None  # the same of its KV cache
+
+    def to_si(self) -> EngineVersion:
+        """The version as the simulator has it."""
+        formats = (tuple(each) if each else None for each in (self.weights, self.kv_cache))
+        return EngineVersion(self.version, self.times, *formats)
+
+
 class WorkloadFile(FileSchema):
     """configs/workloads/*.toml: a model on a hardware under an objective, and the degrees to search."""
 
@@ -384,6 +401,8 @@ class WorkloadFile(FileSchema):
     model: str
     hardware: str
     engine: str | None = None  # the bare machine
+    # The one whose rules are built in: left out of digests, as it was before versions could be named.
+    engine_version: Annotated[str | None, Field(exclude_if=_is_nothing)] = None
     kernels: hardware.EngineName | None = None  # the engine's, or the hardware file's
     all_reduce: hardware.AllReduce | None = None  # the kernels', or the hardware file's
     phase: PhaseName
@@ -417,6 +436,8 @@ class WorkloadFile(FileSchema):
             return content
         table = cast("dict[str, Any]", content)
         engine = str(table.get("engine") or "").partition("<")[0]
+        if engine in engine_names() and table.get("engine_version") == engine_rules(engine).version:
+            table = {**table, "engine_version": None}
         if engine in engine_names() and table.get("space") is None:  # others are refused where they are looked up
             return {**table, "space": engine}
         return table

@@ -97,12 +97,22 @@ def engine_rules_of(workload: Workload) -> EngineRules | None:
     >>> engine_rules_of(served).title, engine_rules_of(replace(served, space="extended"))
     ('vLLM', None)
     """
-    return None if workload.space in OWN_SPACES else engine_rules(workload.space)
+    if workload.space in OWN_SPACES:
+        return None
+    served = workload.engine if workload.engine and workload.engine.family == workload.space else None
+    return engine_rules(workload.space).of_version(served.version if served else None)
+
+
+def charged_rules(workload: Workload) -> EngineRules | None:
+    """The rules of the engine whose own time is charged, in its version; None on the bare machine."""
+    engine = workload.engine
+    return engine_rules(engine.name).of_version(engine.version) if engine else None
 
 
 def lacking_formats(workload: Workload) -> list[str]:
     """Which of a workload's formats its engine has not: figures are of a machine that has them."""
-    return engine_rules(workload.engine.name).lacks_formats(workload.precisions) if workload.engine else []
+    rules = charged_rules(workload)
+    return rules.lacks_formats(workload.precisions) if rules else []
 
 
 @cache

@@ -14,7 +14,7 @@ from sim.layers.dims import dims_of, spread_choices
 from sim.layers.mixers import CompressedAttention, GroupedAttention, LinearMixer
 from sim.layers.model import Model
 from sim.prices.dtypes import FORMATS, Dtype
-from sim.prices.engine import MemoryPolicy, SchedulerPolicy
+from sim.prices.engine import EngineVersion, MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import EngineName, Hardware
 from sim.strategy import Strategy
 from sim.workload import ExpertExchange, Precisions, Workload
@@ -94,6 +94,13 @@ class EngineRules:
     lacks_machine: Callable[[Hardware], Iterable[str]] = any_machine
     prompts_wait: bool = False
     scheduler: Callable[[Hardware], SchedulerPolicy] = plain_scheduler
+
+    def of_version(self, version: EngineVersion | None) -> EngineRules:
+        """These rules with what a version does otherwise."""
+        if version is None:
+            return self
+        weights, kv_cache = version.weights or self.weights, version.kv_cache or self.kv_cache
+        return replace(self, version=version.number, weights=weights, kv_cache=kv_cache)
 
     def lacks(self, precisions: Precisions, hardware: Hardware) -> list[str]:
         """Why it runs nothing with such formats or on such a machine, each text naming its rule; none if it does."""

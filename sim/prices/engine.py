@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.prices.dtypes import Dtype
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPolicy:
@@ -66,9 +68,43 @@ BARE = EngineTimes(0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
+class EngineVersion:
+    """A version of an engine, and what it does otherwise than the one whose rules are built in.
+
+    Attributes:
+        number: As its makers count, such as "0.12.0".
+        runs: The serving runs, as a calibration names them, whose times it is charged; None for the engine's.
+        weights, kv_cache: Formats that it runs, the first its own; None for those of the built-in rules.
+    """
+
+    number: str
+    runs: str | None = None
+    weights: tuple[Dtype, ...] | None = None
+    kv_cache: tuple[Dtype, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
-    """An inference engine, as a deployment names it."""
+    """An inference engine, as a deployment names it.
+
+    Attributes:
+        name: As its rules have it, or with the versions whose serving runs are meant, as "vllm<0.14".
+        times: Its own time beside its kernels.
+        memory: How much of it goes to the KV cache.
+        version: None for the one whose rules are built in.
+    """
 
     name: str
     times: EngineTimes
     memory: MemoryPolicy
+    version: EngineVersion | None = None
+
+    @property
+    def family(self) -> str:
+        """The engine's name, whatever its version."""
+        return self.name.partition("<")[0]
+
+    @property
+    def runs(self) -> str:
+        """What a calibration calls the serving runs that its times are fitted to."""
+        return (self.version.runs if self.version else None) or self.name

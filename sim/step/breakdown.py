@@ -71,7 +71,7 @@ def explain(
         parts += _draft_parts(end_of(stack), workload.model.layers)
         explained.append(tuple(ops))
     trust = trust_of(workload.hardware, parts)
-    engine = workload.engine.name if workload.engine else None
+    engine = workload.engine.runs if workload.engine else None
     moe, name = workload.model.is_moe, workload.model.name
     stated, first = (
         step_interval(workload.hardware, engine, name, moe=moe, prompt_share=share, kernels=trust.kernels)

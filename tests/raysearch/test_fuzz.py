@@ -205,14 +205,14 @@ def test_a_broken_cache_of_answers_is_not_believed(
 VALUES = ["", "-1", "0", "1e999", "nan", "9" * 400, "x", "\udcff", "../..", "a:b", "[", "-h", "\0", "8", "2,1", "."]
 FLAGS = {
     "evaluate": ["--workload", "--tp", "--ep", "--pp", "--batch", "--dims", "--hardware", "--space", "--set"],
-    "explain": ["--workload", "--tp", "--dims", "--against", "--space"],
+    "explain": ["--workload", "--tp", "--dims", "--set", "--space"],
     "search": ["--searcher", "--seed", "--budget", "--hardware", "--set"],
     "report": ["--json"],
     "status": ["--json"],
     "verify": ["--json"],
     "list": ["--json"],
 }
-SETTINGS = ["margin", "any_degrees", "workers", "retries", "on_failure", "trust_code", "timeout_s"]
+SETTINGS = ["margin", "any_degrees", "against", "workers", "retries", "on_failure", "trust_code", "timeout_s"]
 GOOD = {
     "evaluate": ["--tp", "2", "--ep", "4", "--pp", "1", "--batch", "256", "--dims", "megatron"],
     "explain": ["--tp", "2", "--ep", "4", "--pp", "1", "--batch", "256", "--dims", "megatron"],

@@ -115,6 +115,23 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(tm
     assert searched["optimum"] == optimum["tokens_per_s_per_gpu"]
 
 
+def test_a_version_of_an_engine_has_one_figure_in_every_command_and_in_python(tmp_path: Path) -> None:
+    limits = ("--gpus", "1", "--tpot-ms", "20", "--engine-version", "0.12.0")
+    asked = replace(ASKED, gpus=1, tpot_ms=20.0, engine_version="0.12.0")
+    shown = RUNNER.invoke(app, ["recommend", *WORDS, *limits, "--set", "top=1"], catch_exceptions=False)
+    assert shown.stdout.startswith("vLLM 0.12.0: tp 1")
+    best, first = rs.optimum(asked), rs.optimum(replace(asked, engine_version=None))
+    assert best.tokens_per_s_per_gpu < first.tokens_per_s_per_gpu  # the scheduler's time comes on top of every step
+    optimum = told("optimum", *WORDS, *limits)
+    assert (optimum["tokens_per_s_per_gpu"], optimum["engine_version"]) == (best.tokens_per_s_per_gpu, "0.12.0")
+    assert best.strategy is not None
+    degrees = ("--tp", 1, "--batch", best.strategy.batch)
+    assert told("evaluate", *WORDS, *limits, *degrees)["tokens_per_s_per_gpu"] == best.tokens_per_s_per_gpu
+    searched = told("search", *WORDS, *limits, "-s", "random", "-b", "3", "--out", tmp_path / "run")
+    assert (searched["optimum"], searched["config_hash"]) == (best.tokens_per_s_per_gpu, optimum["config_hash"])
+    assert told("pools", *WORDS, *limits)["engine_version"] == "0.12.0"
+
+
 def test_with_an_engine_the_phase_is_serve_and_the_bare_machine_decodes() -> None:
     bare = replace(ASKED, engine="none").load()
     assert (ASKED.load().phase, ASKED.load().space) == ("serve", "vllm")
@@ -124,6 +141,7 @@ def test_with_an_engine_the_phase_is_serve_and_the_bare_machine_decodes() -> Non
 CHANGES: dict[str, Any] = {
     "hardware": "h200_sxm",
     "engine": "sglang",
+    "engine_version": "0.12.0",
     "phase": "decode",
     "isl": 500,
     "osl": 50,

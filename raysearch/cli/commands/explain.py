@@ -12,6 +12,7 @@ from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text
 from raysearch.cli.commands.options import JsonOption, at_home, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
+from raysearch.cli.commands.settings import Setting
 from raysearch.cli.commands.strategy_options import (
     BatchOption,
     CpOption,
@@ -37,9 +38,10 @@ def explain_strategy(
     dims: DimsOption = "megatron",
     against: Annotated[
         str | None,
-        typer.Option(
-            help="A second strategy: dims as --dims takes them, and the degrees in which it differs, as in "
-            "'megatron tp=8 cp=1' or 'megatron layout=tep8'."
+        Setting(
+            "A second strategy beside it: dims as --dims takes them, and the degrees in which it differs, as in "
+            "'megatron tp=8 cp=1' or 'megatron layout=tep8'.",
+            "none",
         ),
     ] = None,
     cp: CpOption = 1,
@@ -56,8 +58,8 @@ def explain_strategy(
     \b
     Examples:
       raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron
-      raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --against megatron --out layer.svg
-      raysearch explain -w gpt_moe_1_2t_1m --tp 1 --cp 8 --dp 16 --ep 16 --pp 1 --batch 64 --dims 201022210102 --against "megatron tp=8 cp=1"
+      raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --set against=megatron --out layer.svg
+      raysearch explain -w gpt_moe_1_2t_1m --tp 1 --cp 8 --dp 16 --ep 16 --pp 1 --batch 64 --dims 201022210102 --set against="megatron tp=8 cp=1"
       raysearch explain --model gpt_oss_120b --phase serve --isl 2000 --osl 500 --engine vllm --tp 4 --batch 8
     """  # noqa: E501
     from raysearch.reports.explain.picture import picture_dict, pictures_of

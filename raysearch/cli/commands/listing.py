@@ -10,6 +10,7 @@ from raysearch.cli.commands.options import JsonOption, print_json
 from raysearch.deploy.export.formats import EXPORTERS_GROUP, exporter_names, exporter_summary
 from raysearch.searchers.registry import SEARCHERS_GROUP, searcher_names, searcher_summary
 from raysearch.simulators.plugin import SIMULATORS_GROUP
+from sim.config.catalog import engine_versions
 from sim.config.files import list_names
 from sim.engines.engine_registry import ENGINES_GROUP, SHIPPED, engine_rules
 
@@ -59,8 +60,8 @@ def list_configurations(as_json: JsonOption = False) -> None:
 
     rows = [(kind, ", ".join(names[kind])) for kind in ("workloads", "studies", "fleets")]
     printer().print(plain_table(None, ("kind", "names"), rows, left=2, wrap=("names",)))
-    rows = [(name, f"{rules.title} {rules.version}") for name, rules in engines.items()]
-    printer().print(plain_table(None, ("engine", "whose rules and times are known"), rows, left=2))
+    rows = [(name, f"{rules.title} {', '.join(engine_versions(name))}") for name, rules in engines.items()]
+    printer().print(plain_table(None, ("engine", "versions, the first by default"), rows, left=2))
     printer().print(plain_table(None, ("searcher", "what it does"), searchers.items(), left=2, wrap=("what it does",)))
     printer().print(
         plain_table(None, ("export --to", "what it writes"), exports.items(), left=2, wrap=("what it writes",))

@@ -71,7 +71,7 @@ def _engine_of(deployment: Deployment) -> str:
     workload = deployment.workload
     for text in nvidia_alone(workload.hardware):
         raise ValueError(f"Dynamo's images: {text}; export to the engine or to llm-d")
-    engine = workload.engine.name.partition("<")[0] if workload.engine else "vllm"
+    engine = workload.engine.family if workload.engine else "vllm"
     if engine not in _IMAGES:
         raise ValueError(f"Dynamo runs {', '.join(_IMAGES)}, not {engine}")
     return engine

@@ -80,7 +80,7 @@ def _broken(evaluation: Evaluation) -> tuple[str, ...]:
 
 def on_engine(workload: Workload, engine: EngineRules) -> Workload:
     """The same served by an engine: its space, kernels, times and memory policy. Tokens reach experts as they did."""
-    if workload.engine and workload.engine.name.partition("<")[0] == engine.name:
+    if workload.engine and workload.engine.family == engine.name:
         return replace(workload, space=engine.name)
     return under_engine(workload, engine.name)
 

@@ -15,6 +15,7 @@ from raysearch.deploy.export.pool_services import POOLS_FILE
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from sim.config.question import Question
+from sim.engines.engine_registry import charged_rules
 from sim.json_object import JsonObject
 from sim.pools.best_pools import OnePool
 from sim.pools.candidates import Replica
@@ -48,6 +49,7 @@ def answers_dict(found: Sequence[PoolComparison], question: Question) -> JsonObj
         "hardware": workload.hardware.name,
         "space": workload.space,
         "engine": workload.engine.name if workload.engine else None,
+        "engine_version": rules.version if (rules := charged_rules(workload)) else None,
         "points": [pool_comparison_dict(each) for each in found],
     }
 

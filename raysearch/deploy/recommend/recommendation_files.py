@@ -13,6 +13,7 @@ from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_to
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
+from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
@@ -32,6 +33,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
         "form": RECOMMENDATION_FORM,
         "question": demand.question.record() if demand.question else {},
         "engine": workload.space,
+        "engine_version": rules.version if (rules := engine_rules_of(workload)) else None,
         "hardware": workload.hardware.name,
         "model": workload.model.name,
         "config_hash": workload.config_hash,

@@ -14,6 +14,7 @@ from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Option, Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
+from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.nearness import near_limits
 from sim.precision import slow_precision
@@ -30,7 +31,9 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     figures = option_figures(demand.workload, best.evaluation)
     gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
     left = f", {fleet.left_over} of {demand.gpus} left over" if fleet.left_over else f", all of {demand.gpus}"
-    yield f"{demand.workload.space}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}"
+    rules = engine_rules_of(demand.workload)
+    engine = f"{rules.title} {rules.version}" if rules else f"space {demand.workload.space}"
+    yield f"{engine}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}"
     yield (f"  {_ranged(figures, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all")
     if figures["tpot_s"]:
         each = _ranged(figures, "tpot_s", "ms per token", 1e3)

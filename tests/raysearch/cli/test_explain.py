@@ -15,7 +15,7 @@ EXPLAIN = ("explain", "-w", "gpt_moe_1_2t_16k", "--tp", "8", "--ep", "16", "--pp
 
 
 def test_explain_prints_two_strategies_side_by_side(raysearch: Command) -> None:
-    shown = raysearch(*EXPLAIN, "--dims", "megatron-sp", "--against", "megatron")
+    shown = raysearch(*EXPLAIN, "--dims", "megatron-sp", "--set", "against=megatron")
     assert shown.returncode == 0, shown.stderr
     assert "reduce_scatter over tp" in shown.stdout
     assert "all_reduce over tp" in shown.stdout
@@ -28,7 +28,7 @@ def test_explain_prints_two_strategies_side_by_side(raysearch: Command) -> None:
 def test_explain_takes_a_second_strategy_of_other_degrees(raysearch: Command) -> None:
     context = ("--tp", "1", "--cp", "8", "--dp", "16", "--ep", "16", "--pp", "1", "--batch", "64")
     options = ("explain", "-w", "gpt_moe_1_2t_1m", *context, "--dims", "201022210102", "--json")
-    told = json.loads(raysearch(*options, "--against", "megatron tp=8 cp=1").stdout)
+    told = json.loads(raysearch(*options, "--set", "against=megatron tp=8 cp=1").stdout)
     assert told["heading"].endswith(
         "attention tp 1, cp 8, dp 16; experts tp 8, ep 16; pp 1, batch 64 | tp 8, ep 16, pp 1, batch 64"
     )
@@ -63,10 +63,13 @@ def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dims", "megatron", "--against", "megatorn"), "--dims takes numbers"),
-        (("--dims", "megatron", "--against", "tp=4"), "--against takes dims, and degrees"),
-        (("--dims", "megatron", "--against", "megatron tq=4"), "--against takes degrees such as tp=8, of tp, ep, pp"),
-        (("--dims", "megatron", "--against", "megatron tp=four"), "got tp='four'"),
+        (("--dims", "megatron", "--set", "against=megatorn"), "--dims takes numbers"),
+        (("--dims", "megatron", "--set", "against=tp=4"), "against takes dims, and degrees"),
+        (
+            ("--dims", "megatron", "--set", "against=megatron tq=4"),
+            "against takes degrees such as tp=8, of tp, ep",
+        ),
+        (("--dims", "megatron", "--set", "against=megatron tp=four"), "got tp='four'"),
         (("--dims", "megatron", "--out", "/no/such/folder/x.svg"), "cannot write --out /no/such/folder/x.svg"),
         (("--dims", "1,2"), "12"),
     ],

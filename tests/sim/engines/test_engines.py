@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pickle
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from sim.engines.engine_registry import (
     UnknownEngine,
     engine_names,
     engine_rules,
+    engine_rules_of,
     lacking_formats,
     register_engine,
     withdraw_engine,
@@ -232,6 +235,39 @@ def test_unknown_engines_and_spaces_are_told_with_a_suggestion() -> None:
         served("mixtral_8x7b", "vlm")
     with pytest.raises(CatalogError, match="unknown space 'extnded': did you mean 'extended'"):
         question_about("mixtral_8x7b", isl=100, osl=10, space="extnded").load()
+
+
+def test_a_version_has_rules_and_times_of_its_own_and_the_first_is_the_default(tmp_path: Path) -> None:
+    first = served("qwen3_32b", "vllm")
+    named = served("qwen3_32b", "vllm", engine_version=engine_rules("vllm").version)
+    assert (named.engine, named.config_hash) == (first.engine, first.config_hash)
+    old = served("qwen3_32b", "vllm", engine_version="0.12.0")
+    assert old.engine
+    assert first.engine
+    assert old.engine.times.step_s > first.engine.times.step_s
+    assert old.config_hash != first.config_hash
+    path = tmp_path / "mine.toml"
+    path.write_text('engine = "vllm"\nversion = "0.40"\nsource = "mine"\nweights = ["bf16"]\n', encoding="utf-8")
+    with pytest.raises(CatalogError, match=r"vLLM 0\.40: it keeps its weights in bf16, not in fp8"):
+        served("qwen3_32b", "vllm", engine_version=str(path), weights="fp8")
+    assert pickle.loads(pickle.dumps(old)).engine == old.engine
+    rules = engine_rules_of(served("qwen3_32b", "vllm", engine_version=str(path), weights="bf16"))
+    assert rules is not None
+    assert rules.version == "0.40"
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "message"),
+    [
+        ("vllm", "0.20", r"unknown version '0\.20' of vLLM: known: 0\.33\.0, 0\.12\.0; another is a TOML file"),
+        ("sglang", "0.12.0", r"unknown version '0\.12\.0' of SGLang: known: "),
+        ("vllm", "nowhere.toml", "nowhere.toml"),
+        ("none", "0.12.0", "the bare machine has none"),
+    ],
+)
+def test_an_unknown_version_is_told_with_those_that_are_known(engine: str, version: str, message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        served("qwen3_32b", engine, engine_version=version)
 
 
 def test_an_engine_searches_what_it_runs_unless_told_otherwise() -> None:
