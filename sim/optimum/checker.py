@@ -8,7 +8,6 @@ comes within the bound is evaluated.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import islice
 
@@ -67,23 +66,28 @@ def _check_best(space: Space, certificate: Certificate) -> None:
 
 
 def _check_cover(bounds: Sequence[Bounds], leaves: Sequence[Leaf]) -> None:
-    """Every batch of every mesh and pipeline degree lies in a leaf."""
-    ranges: defaultdict[tuple[int, Mesh, int], list[tuple[int, int]]] = defaultdict(list)
+    """Every batch of every mesh and pipeline degree lies in a leaf, and every leaf in the space."""
+    ranges: dict[tuple[int, Mesh, int], list[tuple[int, int]]] = {
+        (part, mesh, pp): []
+        for part, each in enumerate(bounds)
+        for mesh in each.space.layouts()
+        for pp in degrees(each.space, mesh)
+    }
     for leaf in leaves:
-        if not 0 <= leaf.part < len(bounds):
-            raise Refused(f"there is no part {leaf.part} of the space")
-        ranges[leaf.part, leaf.mesh, leaf.pp].append((leaf.low, leaf.high))
-    for part, each in enumerate(bounds):
-        for mesh in each.space.layouts():
-            for pp in degrees(each.space, mesh):
-                covered = 0
-                for low, high in sorted(ranges[part, mesh, pp]):
-                    if low > covered:
-                        break
-                    covered = max(covered, high + 1)
-                if covered < len(each.space.batch):
-                    where = f"tp, cp, dp, ep {mesh}, pp {pp}, batch {each.space.batch[covered]}"
-                    raise Refused(f"no leaf has {where}")
+        part, mesh, pp, low, high, *_ = leaf
+        if (part, mesh, pp) not in ranges:
+            raise Refused(f"no part {part} of the space has tp, cp, dp, ep {mesh}, pp {pp}")
+        if not 0 <= low <= high < len(bounds[part].space.batch):
+            raise Refused(f"batches {low} to {high} are no places in the space's list")
+        ranges[part, mesh, pp].append((low, high))
+    for (part, mesh, pp), each in ranges.items():
+        covered, batches = 0, bounds[part].space.batch
+        for low, high in sorted(each):
+            if low > covered:
+                break
+            covered = max(covered, high + 1)
+        if covered < len(batches):
+            raise Refused(f"no leaf has tp, cp, dp, ep {mesh}, pp {pp}, batch {batches[covered]}")
 
 
 def _check_leaf(bounds: Bounds, leaf: Leaf, reached: float) -> int:

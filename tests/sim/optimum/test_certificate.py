@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 
 from sim.optimum.certificate import Certificate, certify
@@ -74,6 +75,28 @@ def test_no_leaf_may_be_left_out_cut_or_bent(space: Space, certificate: Certific
                 check(space, altered(certificate, at, multipliers=negative))
 
 
+def test_no_leaf_may_lie_outside_the_space(space: Space, certificate: Certificate) -> None:
+    batches, (tp, cp, dp, ep) = len(space.batch), certificate.leaves[0].mesh
+    with pytest.raises(Refused, match="no part 0 of the space has tp, cp, dp, ep"):
+        check(space, altered(certificate, 0, mesh=(tp, cp, dp, 3 * ep)))
+    for at, leaf in enumerate(certificate.leaves):  # a place counted from the end would bound others than it covers
+        for places in ({"low": leaf.low - batches}, {"high": leaf.high + batches}, {"high": leaf.low - 1}):
+            with pytest.raises(Refused, match="are no places"):
+                check(space, altered(certificate, at, **places))
+
+
+def test_what_beats_the_largest_batch_is_not_proven_for_all_by_bounds_of_that_one(
+    space: Space, certificate: Certificate
+) -> None:
+    every, last = everything(space), len(space.batch) - 1
+    worse = every.feasible & (every.tokens_per_s_per_gpu < certificate.reached * (1 - 1e-6))
+    value, at = max((every.tokens_per_s_per_gpu[at], at) for at in np.flatnonzero(worse).tolist())
+    alone = certify(dataclasses.replace(space, batch=space.batch[-1:]), evaluate(space.workload, every.strategies[at]))
+    forged = tuple(leaf._replace(low=-1, high=last) for leaf in alone.leaves)
+    with pytest.raises(Refused, match="are no places"):
+        check(space, Certificate(every.strategies[at], value, forged))
+
+
 def test_nothing_but_the_best_is_proven(space: Space, certificate: Certificate) -> None:
     every = everything(space)
     worse = [
@@ -101,7 +124,7 @@ def test_nothing_but_the_best_is_proven(space: Space, certificate: Certificate) 
 def test_a_leaf_of_a_space_is_no_leaf_of_a_larger_one(space: Space, certificate: Certificate) -> None:
     with pytest.raises(Refused, match="no leaf has"):
         check(dataclasses.replace(space, batch=(*space.batch, 64)), certificate)
-    with pytest.raises(Refused, match="no part"):
+    with pytest.raises(Refused, match="no part 7"):
         check(space, altered(certificate, 0, part=7))
 
 
