@@ -21,7 +21,8 @@ from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation
 from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp
-from sim.serving.phases import Pace, batching, most_sequences, phase_of
+from sim.prices.engine import EngineTimes
+from sim.serving.phases import Batching, Pace, batching, most_sequences, phase_of
 from sim.simulate import ROUNDING, degree_limits, evaluate
 from sim.step.attention_expert_meshes import Sides, Stack, sides_of
 from sim.step.costs import op_cost, token_rows
@@ -180,9 +181,8 @@ class _Steps(NamedTuple):
     """The steady states of some strategies at some batches, `[n]` each, whether or not their requests have room.
 
     Attributes:
-        decode_s, mixed_s: Seconds of the first and of the last kind of step through all stages.
-        pace, tokens: Of the batch.
-        running: The batch.
+        seconds: Of the first and of the last kind of step through all stages, `[2, n]`.
+        states: Numbers of the batchings, `[.., n]`; see `_state_of`.
         most: Requests that a scheduler lets run at once.
         total_bytes, kv_bytes: Held in the last kind of step.
         needed_bytes, allowed_bytes: By the memory policy.
@@ -190,11 +190,8 @@ class _Steps(NamedTuple):
         pipelines: Rows of the tables by mesh, batch and pipeline degree.
     """
 
-    decode_s: Floats
-    mixed_s: Floats
-    pace: Pace
-    tokens: Floats
-    running: Ints
+    seconds: Floats
+    states: Floats
     most: Floats
     total_bytes: Floats
     kv_bytes: Floats
@@ -202,6 +199,24 @@ class _Steps(NamedTuple):
     allowed_bytes: float
     choice_excess: Sequence[Floats]
     pipelines: Ints
+
+
+_PACE, _TIMES = (tuple(each.name for each in fields(of)) for of in (Pace, EngineTimes))
+_STATE = len(_PACE) + len(_TIMES) + 2
+"""Numbers of a batching."""
+
+
+def _numbers_of(state: Batching) -> tuple[float, ...]:
+    """What `_state_of` takes."""
+    pace, times = ([getattr(of, name) for name in names] for of, names in ((state.pace, _PACE), (state.times, _TIMES)))
+    return (*pace, *times, state.in_flight, state.tokens)
+
+
+def _state_of(numbers: Floats, like: Batching) -> Batching:
+    """Many batchings as one with arrays, from the numbers of each, `[.., n]`, and any of them for the kinds of step."""
+    each: Iterator[Any] = iter(numbers)
+    pace, times = Pace(*itertools.islice(each, len(_PACE))), EngineTimes(*itertools.islice(each, len(_TIMES)))
+    return Batching(like.decode, like.mixed, pace, times, *each)
 
 
 # --- tables -------------------------------------------------------------------------------------------
@@ -339,8 +354,6 @@ def _with_limits(sides: Sides, op: FusedOp, choice: int) -> tuple[float, ...]:
     return (*cost[:5], rows, heads, unsupported)
 
 
-_PACE = tuple(each.name for each in fields(Pace))
-_OF_MESH = (*_PACE, "tokens", "most", *Base._fields)
 _DEGREE_LIMITS = 6
 """The most limits that degrees alone can break, but for an engine's rules."""
 
@@ -363,7 +376,8 @@ class _Terms:
         self._place, self._dims = np.full((len(choices), MOST_CHOICES), -1.0), np.arange(len(choices))
         for dim, known in enumerate(choices):
             self._place[dim, list(known)] = range(len(known))
-        self._kinds, self._costs, self._moves = len(batching(workload, 1, 1).loads), list[_Table](), list[_Table]()
+        self._like, self._costs, self._moves = batching(workload, 1, 1), list[_Table](), list[_Table]()
+        self._kinds = len(self._like.loads)
         for index, group in enumerate(self._sum.groups):
             ops, readers = len(group.layer.costs), max(map(len, group.layer.waiting))
             self._costs.append(self._table(group.places[:ops], _UNSUPPORTED + 1, partial(self._cost, index)))
@@ -374,7 +388,7 @@ class _Terms:
         self._meshes = _Index(max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh)))
         self._pipelines = _Index(2 * _BLOCK)
         self.block = min(_BLOCK, self._meshes.most)
-        self._about = np.zeros((self._meshes.most, len(_OF_MESH)))
+        self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields)))
         self._sides = np.zeros((self._meshes.most, len(self._costs), 3))
         self._of_degrees = np.zeros((self._pipelines.most, _DEGREE_LIMITS))
         self._depths: dict[int, int] = {}
@@ -420,8 +434,7 @@ class _Terms:
             table.begin(row)
         dp, batch = key[2], key[4]
         state, stacks = batching(self._workload, batch, dp), self._stacks(key)
-        pace = tuple(getattr(state.pace, name) for name in _PACE)
-        self._about[row] = (*pace, state.tokens, most_sequences(self._workload, dp), *base_of(stacks[-1]))
+        self._about[row] = (*_numbers_of(state), most_sequences(self._workload, dp), *base_of(stacks[-1]))
         self._sides[row] = [(len(each.ranks) == 1, each.attention.tp, each.experts.tp) for each in stacks[0]]
 
     def _begin_pipeline(self, row: int) -> None:
@@ -452,7 +465,6 @@ class _Terms:
     def figures(self, columns: Strategies) -> tuple[NDArray[Any], ...]:
         """The figures of `Evaluations`, in its order, of `block` strategies at most."""
         workload, places = self._workload, self._places(columns.dims)
-        phase = phase_of(workload)
         steps = self._steps(columns, columns.batch, places)
         over, waits = steps.needed_bytes > steps.allowed_bytes, columns.batch > steps.most
         excess = [
@@ -462,17 +474,16 @@ class _Terms:
             _excess(columns.batch, steps.most, waits),
         ]
         run = steps
-        if phase.mixes and (over | waits).any():
+        if phase_of(workload).mixes and (over | waits).any():
             run = self._rerun(columns, steps, places)
-        times, zeros = batching(workload, 1, 1).times, np.zeros(len(columns))
-        tpot_s = run.pace.tpot_s(times, run.decode_s, run.mixed_s) if phase.decodes else zeros
-        ttft_s = run.pace.ttft_s(times, run.decode_s, run.mixed_s) if phase.prefills else zeros
+        state, seconds = _state_of(run.states, self._like), tuple(run.seconds)
+        tpot_s, ttft_s = (np.zeros(len(columns)) + of(*seconds) for of in (state.tpot_s, state.ttft_s))
         for latency_s, limit_s in ((tpot_s, workload.tpot_limit_s), (ttft_s, workload.ttft_limit_s)):
             excess.append(_excess(latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING)))
-        step_s = run.pace.step_s(times, run.decode_s, run.mixed_s)
         gpus = columns.tp * columns.dp * columns.cp * columns.pp
-        rate, missed = run.tokens * columns.pp / (step_s * gpus), _total(excess)
-        return rate, tpot_s, ttft_s, steps.total_bytes, run.running, missed == 0.0, missed
+        rate, missed = state.tokens * columns.pp / (state.step_s(*seconds) * gpus), _total(excess)
+        running = np.asarray(state.in_flight).astype(np.int64)
+        return rate, tpot_s, ttft_s, steps.total_bytes, running, missed == 0.0, missed
 
     def _steps(self, columns: Strategies, batch: Ints, places: Floats) -> _Steps:
         workload, pp = self._workload, columns.pp
@@ -482,11 +493,7 @@ class _Terms:
         rows = self._meshes.rows([key[:5] for key in keys], self._begin_mesh)
         pipelines = self._pipelines.rows(keys, self._begin_pipeline)
         about = self._about[rows].T
-        pace, (tokens, most), base = (
-            Pace(*about[: len(_PACE)]),
-            about[len(_PACE) : -len(Base._fields)],
-            Base(*about[-len(Base._fields) :]),
-        )
+        states, most, base = about[:_STATE], about[_STATE], Base(*about[_STATE + 1 :])
         costs = [table.figures(rows, places) for table in self._costs]
         moves = [table.figures(rows, places) for table in self._moves]
         met, ends = self._meetings.figures(rows, places), self._ends.figures(pipelines, places)[0]
@@ -508,8 +515,8 @@ class _Terms:
         fullest, allowed = np.argmax(needed, axis=0), room(workload, 0.0, 0.0)[1]
         total, kv_bytes, needed = (_chosen(fullest, each) for each in (totals, kv_in, needed))
         missed = [each for group, cost in enumerate(costs) for each in self._choice_excess(group, cost[:, 0], rows)]
-        figures = (pace, tokens, batch, most, total, kv_bytes, needed, allowed, missed)
-        return _Steps(seconds[0], seconds[-1], *figures, pipelines)
+        first_and_last = np.stack([seconds[0], seconds[-1]])
+        return _Steps(first_and_last, states, most, total, kv_bytes, needed, allowed, missed, pipelines)
 
     def _rerun(self, columns: Strategies, steps: _Steps, places: Floats) -> _Steps:
         """What runs: where not all requests have room, fewer do."""
@@ -517,19 +524,10 @@ class _Terms:
         fewer = np.flatnonzero(running < columns.batch)
         if not fewer.size:
             return steps
-        some, batch = columns[fewer], running[fewer]
-        again = self._steps(some, batch, places[fewer])
-
-        def replaced(before: NDArray[Any], after: NDArray[Any]) -> NDArray[Any]:
-            copy = before.copy()
-            copy[fewer] = after
-            return copy
-
-        pace = Pace(*(replaced(getattr(steps.pace, name), getattr(again.pace, name)) for name in _PACE))
-        changed = {
-            name: replaced(getattr(steps, name), getattr(again, name)) for name in ("decode_s", "mixed_s", "tokens")
-        }
-        return steps._replace(pace=pace, running=running, **changed)
+        again = self._steps(columns[fewer], running[fewer], places[fewer])
+        seconds, states = steps.seconds.copy(), steps.states.copy()
+        seconds[:, fewer], states[:, fewer] = again.seconds, again.states
+        return steps._replace(seconds=seconds, states=states)
 
     def _degree_excess(self, columns: Strategies, pipelines: Ints) -> list[Floats]:
         """What the degrees' limits are missed by, `[n]` each; an engine's rules look at the choices, too."""

@@ -20,6 +20,7 @@ from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import GroupedAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Model
 from sim.optimum.spaces import extended_space, space_of
+from sim.serving.phases import SERVE, register_phase, withdraw_phase
 from sim.simulate import evaluate
 from sim.step.layer import add_up
 from sim.strategy import Strategy
@@ -72,6 +73,21 @@ def test_so_it_is_where_prompts_wait_for_each_other(wait):
     rng = np.random.default_rng(3)
     each = agree(known, [space_of(known).sample(rng) for _ in range(25)])
     assert len({one.strategy.attention_dp for one in each}) > 3
+
+
+def test_so_it_is_of_a_phase_whose_own_time_grows_with_the_batch():
+    def steady_state(known, batch, dp):
+        state = SERVE.steady_state(known, batch, dp)
+        return replace(state, times=replace(state.times, step_s=1e-3 + 1e-5 * batch, sequence_s=1e-6 * dp))
+
+    register_phase(replace(SERVE, name="slow", steady_state=steady_state))
+    try:
+        known = replace(SERVED.load(), phase="slow", space="extended")
+        rng = np.random.default_rng(5)
+        each = agree(known, [space_of(known).sample(rng) for _ in range(40)])
+    finally:
+        withdraw_phase("slow")
+    assert any(one.running < one.strategy.batch for one in each)
 
 
 DENSE_FIRST = question_about("deepseek_v3", phase="serve", isl=4096, osl=512)
