@@ -18,10 +18,15 @@ import pytest
 
 from raysearch.cli import app
 from raysearch.deploy.export.source import RECOMMENDATION_FILE, TUNED_FILE
+from raysearch.deploy.live.deployment_candidates import candidates_of
+from raysearch.deploy.live.session import Folder, Settings
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
+from raysearch.simulators.measurement import Measurement
 from raysearch.studies.results import read_spec, read_study_runs
 from raysearch.studies.study_file import load_study, run_dir, write_study
+from sim.config.catalog import load_workload
+from sim.optimum.spaces import space_of
 from tests.conftest import CHECKOUT, command_environment, raysearch_command
 from tests.raysearch.forging import forge, places, resealed
 from tests.raysearch.fuzzing import ROUNDS
@@ -106,6 +111,10 @@ def handed(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     half.advance(4)
     half.save()
     half.close()
+    (top / "tune").mkdir()
+    tuning = Folder(top / "tune", candidates_of(space_of(load_workload(str(top / "w.toml")))), Settings())
+    tuning.begin()
+    tuning.keep(0, Measurement(100.0, 0.01))
     (top / "s.toml").write_text(
         'name = "s"\nworkloads = ["w.toml"]\nsearchers = ["random"]\nseeds = [0, 1]\nbudget = 4\n'
     )
@@ -130,18 +139,24 @@ NAMED = {
     "half/run.json": "half",
     "study/study.json": "study",
     "study/runs/tiny-random-s0/run.json": "study",
+    "tune/tune_live.json": "tune",
     RECOMMENDATION_FILE: RECOMMENDATION_FILE,
     TUNED_FILE: TUNED_FILE,
 }
+ASKED = ["--model", "llama_3_1_8b", "--isl", "500", "--osl", "50", "--engine", "vllm", "--gpus", "1"]
 
 
 def commands_on(folder: str) -> list[list[str]]:
     if folder.endswith(".json"):
-        return [["export", folder], ["export", folder, "--to", "sglang", "--json"]]
+        anew = ["recommend", *ASKED, "--out", str(Path(folder).parent)]  # there is nothing to resume: it is asked again
+        return [["export", folder], ["export", folder, "--to", "sglang", "--json"], anew]
     told = [["status", folder], ["report", folder], ["verify", folder], ["export", folder, "--json"]]
     if folder.endswith("half"):
         given = ["-w", "w.toml", "-s", "annealing", "--budget", "20", "--out", folder, "--resume"]
         return [*told, ["search", *given]]
+    if folder.endswith("tune"):  # all is measured, so that no benchmark is started
+        given = ["-w", "w.toml", "--benchmark", "true", "--budget", "1", "--out", folder, "--resume"]
+        return [["verify", folder], ["tune-live", *given], *told]
     return told
 
 

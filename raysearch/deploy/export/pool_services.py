@@ -87,7 +87,7 @@ def pool_deployments(
         answers = _Answers.model_validate(record)
     except ValidationError as error:
         raise InputError(f"{path} is not as `pools` writes it: {first_error_text(error, _Answers)}") from error
-    if number >= len(answers.points):
+    if not 0 <= number < len(answers.points):
         raise InputError(f"{path} has no point {number}: it has {len(answers.points)}, from 0")
     if answers.question is None:
         raise InputError(f"{path} does not say of which workload it is: make it anew with this version of `pools`")

@@ -105,7 +105,7 @@ def _alternative(path: Path | str, record: JsonObject, number: int) -> JsonObjec
     if record.get("best") is None:
         raise InputError(f"{path} has no strategy: nothing was feasible")
     choices = [record["best"], *record.get("alternatives", [])]
-    if number >= len(choices):
+    if not 0 <= number < len(choices):
         raise InputError(f"{path} has no alternative {number}: it has the best (0) and {len(choices) - 1} more")
     return choices[number]
 

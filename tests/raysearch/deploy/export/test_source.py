@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import raysearch as rs
 from raysearch.base.errors import NOTHING_FEASIBLE, InputError
 from raysearch.cli.app import app
 from sim.config.files import CatalogError
@@ -105,6 +106,8 @@ def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
         run(str(tmp_path))
     with pytest.raises(InputError, match="no point 2: it has 2"):
         run(str(tmp_path), "--alternative", "2")
+    with pytest.raises(InputError, match="no point -1: it has 2"):
+        rs.export(tmp_path, alternative=-1)
     pools = json.loads(run(str(tmp_path), "--alternative", "1", "--out", str(tmp_path / "o"), "--json"))["pools"]
     for name, role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
         way = answer["ways"]["apart"][name]
