@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raysearch.answers.optimal import OptimumResult
     from raysearch.answers.placed import PlacementResult
     from raysearch.answers.recommended import RecommendationResult
+    from raysearch.answers.replayed import ReplayResult
     from raysearch.answers.reported import ReportResult
     from raysearch.answers.searched import SearchResult
 
@@ -34,6 +35,7 @@ __all__ = [
     "pools",
     "question",
     "recommend",
+    "replay",
     "report",
     "search",
     "study",
@@ -93,16 +95,22 @@ def recommend(
     concurrency: int | None = None,
     price: float | None = None,
     top: int = 5,
+    cv: float = 1.0,
+    percentile: float = 99.0,
+    confidence: float = 0.9,
     progress: bool = False,
 ) -> RecommendationResult:
     """Recommends a deployment, exactly: every strategy of the engine and every batch are accounted for.
 
     Args:
         question: What is served, on what, within which limits; its `gpus` are those at hand.
-        requests_per_s: Load to carry with the fewest GPUs; None fills all.
+        requests_per_s: Load to carry with the fewest GPUs, replayed with requests that come at random; None fills all.
         concurrency: Requests at once to carry with the fewest GPUs; None fills all.
         price: Of a GPU and hour.
         top: Most strategies in the answer.
+        cv: How bursty requests come under a load; 1 is Poisson.
+        percentile: Of the latencies that the limits are about under a load.
+        confidence: Probability with which they are to hold there.
         progress: Whether to say on stderr what is being worked out.
 
     Raises:
@@ -115,9 +123,18 @@ def recommend(
     from raysearch.answers.recommended import RecommendationResult
     from raysearch.base.progress import telling
 
-    load = {"requests_per_s": requests_per_s, "concurrency": concurrency}
     with telling("recommendation") if progress else nullcontext(lambda _: None) as tell:
-        return RecommendationResult.of(question, **load, price=price, top=top, progress=tell)
+        return RecommendationResult.of(
+            question,
+            requests_per_s=requests_per_s,
+            concurrency=concurrency,
+            price=price,
+            top=top,
+            cv=cv,
+            percentile=percentile,
+            confidence=confidence,
+            progress=tell,
+        )
 
 
 def optimum(
@@ -189,6 +206,87 @@ def pools(
             sweep=sweep,
             kv_hidden=kv_hidden,
             host=host,
+            progress=tell,
+        )
+
+
+def replay(
+    question: Question | None = None,
+    *,
+    path: str | Path | None = None,
+    alternative: int = 0,
+    requests_per_s: float | None = None,
+    concurrency: int | None = None,
+    trace: str | Path | None = None,
+    tp: int | None = None,
+    batch: int | None = None,
+    ep: int | None = None,
+    pp: int = 1,
+    dp: int | None = None,
+    layout: str | None = None,
+    replicas: int | None = None,
+    cv: float = 1.0,
+    spread: float = 1.0,
+    cached: float = 0.0,
+    router: str = "least_loaded",
+    percentile: float = 99.0,
+    requests: int = 2000,
+    seeds: int = 5,
+    progress: bool = False,
+) -> ReplayResult:
+    """Replays traffic on a deployment, event by event: latencies, goodput, and the load at which its limits break.
+
+    Args:
+        question: What is served, on what, within which limits; its lengths are those sent where no trace is.
+        path: Instead of a strategy: the folder of a recommendation or a search, or a file with a strategy.
+        alternative: Of a recommendation: 0 is the best.
+        requests_per_s: That arrive on all replicas; with a trace, to which its times are stretched.
+        concurrency: Clients of a replica instead, who send when they are answered.
+        trace: A recorded trace instead.
+        tp: Of the strategy, as of `evaluate`.
+        batch: The most requests that run at once.
+        ep: As of `evaluate`.
+        pp: Pipeline stages.
+        dp: As of `evaluate`.
+        layout: Instead of tp, ep and dp.
+        replicas: Copies that share nothing; the folder's, else one.
+        cv: How bursty arrivals are; 1 is Poisson.
+        spread: Lengths lie evenly between this share of the question's and these.
+        cached: Share of each prompt that is in the prefix cache; of a trace with hashes these decide.
+        router: "least_loaded", "round_robin" or "prefix".
+        percentile: Of the latencies that the limits are about.
+        requests: Of a run.
+        seeds: Runs behind each figure.
+        progress: Whether to say on stderr what is being worked out.
+
+    Raises:
+        CatalogError, InputError, StrategyError: The question, the strategy or what is sent means nothing.
+
+    >>> asked = question(model="llama_3_1_8b", isl=1000, osl=100, tpot_ms=20, ttft_ms=200)
+    >>> found = replay(asked, tp=1, batch=32, requests_per_s=4, requests=300, seeds=2)
+    >>> found.feasible, found.report.probability
+    (True, 1.0)
+    """
+    from raysearch.answers.replayed import ReplayResult, TrafficOptions, deployed_in
+    from raysearch.answers.strategy_text import strategy_of
+    from raysearch.base.errors import InputError
+    from raysearch.base.progress import telling
+
+    if path is not None:
+        workload, strategy, copies = deployed_in(Path(path), question, alternative)
+    elif question is None or batch is None:
+        raise InputError("expected a path, or a question with a strategy: tp or layout, and batch")
+    else:
+        workload, copies = question.load(), 1
+        strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)
+    with telling("replaying") if progress else nullcontext(lambda _: None) as tell:
+        return ReplayResult.of(
+            question,
+            (workload, strategy, replicas or copies),
+            TrafficOptions(requests_per_s, concurrency, trace, cv, spread, cached, requests),
+            router=router,
+            percentile=percentile,
+            seeds=seeds,
             progress=tell,
         )
 

@@ -42,18 +42,23 @@ class RecommendationResult(Result):
         concurrency: int | None,
         price: float | None,
         top: int,
+        cv: float,
+        percentile: float,
+        confidence: float,
         progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
     ) -> RecommendationResult:
         """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`."""
         workload = question.load()
-        demand = Demand(workload, workload.max_gpus, question, top, requests_per_s, concurrency, price)
+        traffic = {"cv": cv, "percentile": percentile, "confidence": confidence}
+        demand = Demand(workload, workload.max_gpus, question, top, requests_per_s, concurrency, price, **traffic)
         return cls(question, recommended(demand, progress, found))
 
     @property
     def feasible(self) -> bool:
-        """Whether anything can be run within the limits."""
-        return bool(self.answer.options)
+        """Whether anything can be run within the limits, and carries the load that is asked for."""
+        options, under_traffic = self.answer.options, self.answer.demand.under_traffic
+        return bool(options) and (not under_traffic or options[0].load is not None)
 
     @property
     def best(self) -> Evaluation | None:
@@ -86,7 +91,7 @@ class RecommendationResult(Result):
         """What `raysearch recommend` prints."""
         from raysearch.deploy.recommend.recommendation_text import best_blocks, rest_blocks
 
-        if self.feasible:
+        if self.answer.options:
             yield from best_blocks(self.answer)
         yield from rest_blocks(self.answer)
 

@@ -25,6 +25,7 @@ from raysearch.cli.commands import (
     place,
     pools,
     recommend,
+    replay,
     report,
     search,
     status,
@@ -84,6 +85,7 @@ app.command("study")(study.run)
 app.command("status")(status.show_status)
 app.command("recommend")(recommend.recommend)
 app.command("place")(place.place)
+app.command("replay")(replay.replay_traffic)
 app.command("pools")(pools.show_pools)
 app.command("report")(report.report_results)
 app.command("measure")(measure.measure)

@@ -24,7 +24,19 @@ from tests.conftest import CHECKOUT
 RUNNER = CliRunner()
 WORDS = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--gpus", "2", "--tpot-ms", "20")
 QUESTION = rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=2, tpot_ms=20)
-FUNCTIONS = ["evaluate", "export", "optimum", "place", "pools", "question", "recommend", "report", "search", "study"]
+FUNCTIONS = [
+    "evaluate",
+    "export",
+    "optimum",
+    "place",
+    "pools",
+    "question",
+    "recommend",
+    "replay",
+    "report",
+    "search",
+    "study",
+]
 
 
 def told(*words: object) -> Any:

@@ -36,6 +36,13 @@ def recommend(
         Literal["aisimulate"] | None, Setting("'aisimulate': its recommendation beside ours (a minute or two).")
     ] = None,
     top: Annotated[int, Setting("How many strategies to show.", least=1)] = 5,
+    cv: Annotated[float, Setting("How bursty requests come; 1 is Poisson.", least=0.05, most=20.0)] = 1.0,
+    percentile: Annotated[
+        float, Setting("Of the latencies that the limits are about under a load.", least=0.0, most=100.0)
+    ] = 99.0,
+    confidence: Annotated[
+        float, Setting("Probability with which the limits are to hold under a load.", least=0.5, most=0.99)
+    ] = 0.9,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -75,6 +82,9 @@ def recommend(
         concurrency=concurrency,
         price=price,
         top=top,
+        cv=cv,
+        percentile=percentile,
+        confidence=confidence,
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=(lambda _: None) if as_json else shown,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from raysearch.base.errors import InputError
 from sim.config.question import Question
+from sim.serving.phases import phase_of
 from sim.workload import Workload
 
 
@@ -22,6 +23,9 @@ class Demand:
         top: How many strategies to list.
         requests_per_s: Load to carry with the fewest GPUs, or None to fill all.
         concurrency: Requests at once to carry with the fewest GPUs, or None.
+        cv: How bursty the load comes: coefficient of variation of the gaps, 1 for a Poisson process.
+        percentile: Of the latencies that the limits are about under a load.
+        confidence: Probability with which they are to hold there.
         price_per_gpu_hour: What a GPU costs, or None.
         largest_replica: Most GPUs of a replica.
     """
@@ -33,6 +37,9 @@ class Demand:
     requests_per_s: float | None = None
     concurrency: int | None = None
     price_per_gpu_hour: float | None = None
+    cv: float = 1.0
+    percentile: float = 99.0
+    confidence: float = 0.9
     largest_replica: float = math.inf
 
     def __post_init__(self) -> None:
@@ -47,6 +54,11 @@ class Demand:
     def loaded(self) -> bool:
         """Whether it is asked how few GPUs carry a load."""
         return self.requests_per_s is not None or self.concurrency is not None
+
+    @property
+    def under_traffic(self) -> bool:
+        """Whether requests come at a rate, so that they queue."""
+        return self.requests_per_s is not None and phase_of(self.workload).mixes
 
     @property
     def unloaded(self) -> Demand:

@@ -37,9 +37,9 @@ class Replicas:
     requests_at_once: int
 
 
-def fleet_of(demand: Demand, evaluation: Evaluation) -> Replicas:
-    """The replicas that a demand asks for: all that the GPUs hold, or the fewest that carry the load."""
-    replicas = needed_replicas(demand, evaluation)
+def fleet_of(demand: Demand, evaluation: Evaluation, replicas: int | None = None) -> Replicas:
+    """So many replicas, or those that a demand asks for: all that the GPUs hold, or the fewest that carry the load."""
+    replicas = replicas or needed_replicas(demand, evaluation)
     gpus = replicas * evaluation.gpus
     tokens_per_s = evaluation.tokens_per_s_per_gpu * gpus
     each = _request_tokens(demand)

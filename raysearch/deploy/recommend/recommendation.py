@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from raysearch.deploy.recommend.alternatives import alternatives, reason
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
+from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay, with_report, with_room
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known
@@ -23,12 +25,15 @@ class Option:
         fleet: Its replicas.
         limit: What keeps it from a larger batch.
         reason: Why it is worth a look beside the best; of the best, what it is best in.
+        load: Its replicas where requests come at random; None where no load is asked for, or it
+            takes more GPUs than are at hand or than another option does.
     """
 
     evaluation: Evaluation
     fleet: Replicas
     limit: str
     reason: str
+    load: LoadReplay | None = None
 
 
 @dataclass(frozen=True)
@@ -90,9 +95,15 @@ def recommended(
         return Option(each, fleet_of(demand, each), binding_limit(demand, each), reason(demand, each, best))
 
     options = [option(best)]
-    found(Recommendation(demand, tuple(options), {}, (), (), None))
+    if not demand.under_traffic:
+        found(Recommendation(demand, tuple(options), {}, (), (), None))
     progress("what else to run")
     options += map(option, alternatives(demand, bests, known))
+    if demand.under_traffic:
+        progress("the load, replayed")
+        options = _under_load(demand, options)
+        best = options[0].evaluation
+        found(Recommendation(demand, tuple(options[:1]), {}, (), (), None))
     # Other spaces are compared where all GPUs are filled: under a load whole replicas would hide what limits cost.
     fill = demand.unloaded
     fastest = best_first(fill, 1, known)[0] if demand.loaded else best
@@ -107,6 +118,28 @@ def recommended(
     varied = tuple(variations(demand, best, known) if demand.concurrency is None else variations(fill, fastest, known))
     progress("the front")
     return Recommendation(demand, tuple(options), beside, varied, tuple(front(demand, known)), None)
+
+
+def _under_load(demand: Demand, options: Sequence[Option]) -> list[Option]:
+    """The options with the replicas that the load takes, the fewest GPUs first; then those that take more or fail."""
+    most, replayed = demand.gpus, list[Option]()
+    roomy = {found.strategy: found for found in (with_room(demand, each.evaluation) for each in options)}
+    for evaluation in roomy.values():
+        option = Option(evaluation, fleet_of(demand, evaluation), binding_limit(demand, evaluation), "")
+        load = load_replay(demand, evaluation, most)
+        if load is None:
+            replayed.append(replace(option, reason="takes more GPUs when requests come at random, or never holds"))
+            continue
+        most = load.replicas * option.evaluation.gpus
+        fleet = fleet_of(demand, option.evaluation, load.replicas)
+        words = (
+            f"{most} GPUs when requests come at random, {load.in_steady_state * option.evaluation.gpus} if none waits"
+        )
+        replayed.append(replace(option, load=load, fleet=fleet, reason=words))
+    replayed.sort(key=lambda option: option.fleet.gpus if option.load else math.inf)
+    if best := replayed[0].load:
+        replayed[0] = replace(replayed[0], load=with_report(demand, replayed[0].evaluation, best))
+    return replayed
 
 
 def _best_beside(demand: Demand, name: str, others: Sequence[Evaluation]) -> Evaluation | None:

@@ -13,6 +13,7 @@ from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_to
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
+from raysearch.deploy.replay.replay_report import replay_dict
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
@@ -110,7 +111,17 @@ def _option_dict(answer: Recommendation, option: Option) -> JsonObject:
         **content,
         "binding_limit": option.limit,
         "reason": option.reason,
+        **({"load": _load_dict(option)} if answer.demand.under_traffic else {}),
     }
+
+
+def _load_dict(option: Option) -> JsonObject | None:
+    """Replicas under a load; of the best with its replay. None where they take more GPUs than others, or than are."""
+    load = option.load
+    if load is None:
+        return None
+    counts = {name: getattr(load, name) for name in ("replicas", "at_even_odds", "in_steady_state")}
+    return {**counts, "replay": replay_dict(load.report) if load.report else None}
 
 
 def _beside_dict(workload: Workload, each: Beside | None) -> JsonObject | None:

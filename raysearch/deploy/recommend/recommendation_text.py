@@ -40,12 +40,15 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
         yield f"  {each}; {_ranged(figures, 'tokens_per_s_per_user', 'tokens/s per user')}"
     if figures["ttft_s"]:
         yield f"  {_ranged(figures, 'ttft_s', 'ms to the first token', 1e3)}"
+    if demand.under_traffic:
+        yield from (f"  {line}" for line in _load_lines(demand, best))
     if fleet.requests_per_s is not None:
-        yield f"  {fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once"
+        at_most = "at most " if demand.under_traffic else ""
+        yield f"  {at_most}{fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once"
     if text := _prompts_elsewhere(demand, best):
         yield f"  {text}"
     low = figures["intervals"].get("tokens_per_s_per_gpu")
-    if low and (sure := gpus_at_low_end(demand, best.evaluation, low[0])):
+    if low and not demand.under_traffic and (sure := gpus_at_low_end(demand, best.evaluation, low[0])):
         yield f"  At the low end of the interval {gpus_text(sure)} carry that load"
     if paid := cost(demand, fleet):
         yield f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens"
@@ -77,6 +80,29 @@ def rest_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     yield _variations_table(answer)
     if answer.front:
         yield _front_table(answer)
+
+
+def _load_lines(demand: Demand, best: Option) -> Iterator[str]:
+    """Whether the load is carried where requests come at random."""
+    held = f"the limits at the {demand.percentile:g}th percentile with probability {demand.confidence:g}"
+    if best.load is None:
+        yield f"Warning: no number of replicas on {gpus_text(demand.gpus)} holds {held} when requests come at random"
+        return
+    load, report = best.load, best.load.report
+    even = f", {load.at_even_odds} at even odds" if load.at_even_odds < load.replicas else ""
+    yield (
+        f"{demand.requests_per_s:,.2f} requests/s that come at random take {load.replicas} replicas to hold {held}; "
+        f"{load.in_steady_state} in the steady state{even}"
+    )
+    if report is not None:
+        name = f"p{demand.percentile:g}"
+        known = name if name in report.runs[0].seconds["ttft_s"] else "p99"
+        ttft, tpot = report.seconds_of("ttft_s", known), report.seconds_of("tpot_s", known)
+        breaks = f"; they break at {report.breaks_at_per_s:,.2f} requests/s" if report.breaks_at_per_s else ""
+        yield (
+            f"Replayed: {known} {ttft.value * 1e3:,.0f} ms to the first token and {tpot.value * 1e3:,.1f} ms per token"
+            f"{breaks}"
+        )
 
 
 def _prompts_elsewhere(demand: Demand, best: Option) -> str:

@@ -1,0 +1,160 @@
+"""A deployment under traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysearch.answers.evaluated import workload_dict
+from raysearch.answers.result import Result
+from raysearch.base.errors import InputError
+from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
+from raysearch.deploy.export.source import read_deployments
+from raysearch.deploy.replay.replay_report import METRICS, ReplayReport, ReplaySetup, replay_dict, replayed_traffic
+from raysearch.deploy.replay.sent_traffic import SentTraffic
+from raysearch.deploy.replay.trace_files import read_trace
+from sim.config.question import Question
+from sim.json_object import JsonObject
+from sim.layouts import layout_of
+from sim.replay.drive import ROUTERS, RouterName
+from sim.replay.requests import Lengths
+from sim.serving.phases import phase_of
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+REPLAY_FILE = "replay.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficOptions:
+    """What is sent, as options name it; see `raysearch.api.replay`."""
+
+    requests_per_s: float | None = None
+    concurrency: int | None = None
+    trace: str | Path | None = None
+    cv: float = 1.0
+    spread: float = 1.0
+    cached: float = 0.0
+    requests: int = 2000
+
+    def sent(self, workload: Workload) -> SentTraffic:
+        """The traffic of a workload's lengths.
+
+        Raises:
+            InputError: None or several of a rate, clients and a trace are given, or the trace cannot be read.
+        """
+        prompts, answers = workload.prompt_tokens, workload.output_tokens
+        return SentTraffic(
+            Lengths(prompts, self.spread),
+            Lengths(answers, self.spread),
+            self.requests,
+            self.requests_per_s,
+            self.cv,
+            self.concurrency,
+            self.cached,
+            None if self.trace is None else read_trace(Path(self.trace), self.requests),
+        )
+
+
+@dataclass(frozen=True)
+class ReplayResult(Result):
+    """What becomes of traffic on replicas of a strategy.
+
+    Attributes:
+        question: What was asked; None where a folder says it.
+        report: Percentiles over seeds, the probability that the limits hold, and the load at which they break.
+    """
+
+    question: Question | None
+    report: ReplayReport
+
+    @classmethod
+    def of(
+        cls,
+        question: Question | None,
+        deployed: tuple[Workload, Strategy, int],
+        traffic: TrafficOptions,
+        *,
+        router: str,
+        percentile: float,
+        seeds: int,
+        progress: Callable[[str], None],
+    ) -> ReplayResult:
+        """Replays traffic; see `raysearch.api.replay`."""
+        workload, strategy, replicas = deployed
+        if not phase_of(workload).mixes:
+            raise InputError(f"--phase {workload.phase}: traffic is replayed in phase serve, whose steps do both")
+        names: dict[str, RouterName] = {name: name for name in ROUTERS}
+        if router not in names:
+            raise InputError(f"--set router: expected {', '.join(ROUTERS)}, got {router!r}")
+        setup = ReplaySetup(workload, strategy, replicas, traffic.sent(workload), names[router], percentile, seeds)
+        return cls(question, replayed_traffic(setup, progress))
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the limits hold by the step model as it is, and the strategy fits."""
+        return all(run.holds for run in self.report.runs)
+
+    @cached_property
+    def probability(self) -> float | None:
+        """That the limits hold; None without limits."""
+        return self.report.probability
+
+    def to_dict(self) -> JsonObject:
+        """The answer as `raysearch replay --json` prints it."""
+        setup = self.report.setup
+        asked = workload_dict(setup.workload, self.question or Question())
+        return {
+            **asked,
+            "strategy": strategy_dict(setup.strategy),
+            "layout": layout_of(setup.strategy),
+            "feasible": self.feasible,
+            **replay_dict(self.report),
+        }
+
+    def to_rows(self) -> list[JsonObject]:
+        """A row per latency: its mean and percentiles in seconds."""
+        report = self.report
+        return [
+            {
+                "metric": metric,
+                **{name: report.seconds_of(metric, name).value for name in report.runs[0].seconds[metric]},
+            }
+            for metric in METRICS
+        ]
+
+    def blocks(self) -> Iterator[RenderableType]:
+        """What `raysearch replay` prints."""
+        from raysearch.deploy.replay.replay_text import replay_blocks
+
+        return replay_blocks(self.report)
+
+    def figure(self) -> Figure:
+        """Requests that run and wait over time, and the spread of the latencies."""
+        from raysearch.deploy.replay.replay_text import replay_figure
+
+        return replay_figure(self.report)
+
+    def write(self, folder: str | Path) -> None:
+        """Writes replay.json and replay.png."""
+        files = {REPLAY_FILE: record_bytes(self.to_dict()), "replay.png": png_of(self.figure())}
+        write_together(Path(folder), files)
+
+
+def deployed_in(path: Path, question: Question | None, alternative: int) -> tuple[Workload, Strategy, int]:
+    """(workload, strategy, replicas) of an answer's folder or file.
+
+    Raises:
+        InputError: It holds none, or pools, which are not replayed.
+    """
+    found = read_deployments(path, question, alternative, None)
+    if "" not in found:
+        raise InputError(f"{path} holds pools of their own for prompts and answers: one pool is replayed")
+    return found[""].workload, found[""].strategy, found[""].replicas

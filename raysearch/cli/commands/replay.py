@@ -1,0 +1,102 @@
+"""`raysearch replay`: a deployment under traffic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysearch.answers.replayed import ReplayResult, TrafficOptions, deployed_in
+from raysearch.answers.strategy_text import strategy_of
+from raysearch.base.errors import InputError
+from raysearch.cli.commands.options import JsonOption, OutOption, exit_unless_feasible, show_result
+from raysearch.cli.commands.question_options import loaded, takes_question
+from raysearch.cli.commands.settings import Setting
+from raysearch.cli.commands.strategy_options import (
+    DpOption,
+    EpOption,
+    LayoutOption,
+    OptionalBatchOption,
+    PpOption,
+    TpOption,
+)
+from raysearch.processes.claim import check_folder
+from sim.config.question import Question
+
+
+@takes_question
+def replay_traffic(
+    question: Question | None = None,
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="PATH", help="Folder of `recommend` or `search`, or a JSON file with a strategy."),
+    ] = None,
+    requests_per_s: Annotated[
+        float | None, typer.Option(help="Requests that arrive per second, on all replicas.", show_default="none")
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help="Clients of a replica, who send when they are answered.", min=1, show_default="none"),
+    ] = None,
+    tp: TpOption = None,
+    batch: OptionalBatchOption = None,
+    ep: EpOption = None,
+    pp: PpOption = 1,
+    dp: DpOption = None,
+    layout: LayoutOption = None,
+    alternative: Annotated[
+        int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives.", min=0)
+    ] = 0,
+    replicas: Annotated[int | None, Setting("Independent replicas.", "the folder's, else 1", least=1)] = None,
+    trace: Annotated[
+        str | None, Setting("A trace of requests: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
+    ] = None,
+    cv: Annotated[float, Setting("How bursty arrivals are; 1 is Poisson.", least=0.05, most=20.0)] = 1.0,
+    spread: Annotated[
+        float, Setting("Lengths lie evenly between this share of --isl and --osl and these.", least=0.01, most=1.0)
+    ] = 1.0,
+    cached: Annotated[float, Setting("Share of each prompt that is in the prefix cache.", least=0.0, most=1.0)] = 0.0,
+    router: Annotated[str, Setting("least_loaded, round_robin or prefix.")] = "least_loaded",
+    percentile: Annotated[float, Setting("Of the latencies that the limits are about.", least=0.0, most=100.0)] = 99.0,
+    requests: Annotated[int, Setting("Requests of a run.", least=10, most=10_000_000)] = 2000,
+    seeds: Annotated[int, Setting("Runs behind each figure.", least=1, most=1000)] = 5,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay traffic on a deployment: percentiles of the latencies, goodput, and the load at which its limits break.
+
+    An event-driven model of the engine's scheduler on the step model: arrivals, continuous batching, chunked prefill,
+    room of the KV cache, preemption, prefix cache, router. Where the limits do not hold, the exit code is 3.
+
+    \b
+    Examples:
+      raysearch replay results/qwen --requests-per-s 12
+      raysearch replay --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 --ttft-ms 500 --tp 2 --batch 47 --requests-per-s 3
+      raysearch replay --model qwen3_32b --isl 4000 --osl 500 --tp 2 --batch 64 --concurrency 64 --set spread=0.8
+      raysearch replay results/qwen --set trace=conversation_trace.jsonl --set router=prefix --out results/replay
+    """  # noqa: E501
+    check_folder(out)
+    if path is not None:
+        workload, strategy, copies = deployed_in(path, question, alternative)
+    elif question is None or (tp is None and layout is None) or batch is None:
+        raise InputError("expected a folder or a file to replay, or a workload with --tp or --layout, and --batch")
+    else:
+        workload, copies = loaded(question), 1
+        strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)
+    from raysearch.base.progress import telling
+
+    with telling("replaying") as progress:
+        found = ReplayResult.of(
+            question,
+            (workload, strategy, replicas or copies),
+            TrafficOptions(requests_per_s, concurrency, trace, cv, spread, cached, requests),
+            router=router,
+            percentile=percentile,
+            seeds=seeds,
+            progress=progress,
+        )
+        if out is not None:
+            found.write(out)
+    show_result(found, as_json=as_json, written=out)
+    exit_unless_feasible(found)

@@ -1,0 +1,92 @@
+"""How many replicas of a strategy a load takes when requests come at random: replayed, not in the steady state.
+
+The steady state of full batches is a bound: with fewer replicas no queue ever empties. Requests that come at random
+wait behind others, and steps may take longer than predicted; so replicas are added until the limits hold in a replay
+whose steps take as long as the asked-for confidence says.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.fleet import needed_replicas
+from raysearch.deploy.replay.replay_report import ReplayReport, ReplaySetup, holds, replayed_traffic, step_factor
+from raysearch.deploy.replay.sent_traffic import SentTraffic
+from sim.evaluation import Evaluation
+from sim.optimum.spaces import space_of
+from sim.replay.replica import Deployed
+from sim.replay.requests import Lengths
+from sim.simulate import evaluate
+
+_REQUESTS = 2000
+"""Of a replay: some twenty of them lie beyond the 99th percentile."""
+_SEEDS = 2
+
+
+@dataclass(frozen=True)
+class LoadReplay:
+    """Replicas of a strategy under a load.
+
+    Attributes:
+        replicas: The fewest whose replay holds the limits with the confidence asked for.
+        at_even_odds: The same with steps as predicted, as often longer as shorter.
+        in_steady_state: The bound without queues.
+        report: Of these replicas; None of an alternative.
+    """
+
+    replicas: int
+    at_even_odds: int
+    in_steady_state: int
+    report: ReplayReport | None = None
+
+
+def with_room(demand: Demand, evaluation: Evaluation) -> Evaluation:
+    """The same degrees with the largest batch within the limits: what just carries a mean load has no room for more.
+
+    Limits that a batch breaks, larger ones break too.
+    """
+    batches, strategy = space_of(demand.workload).batch, evaluation.strategy
+    found = {strategy.batch: evaluation}
+
+    def breaks(batch: int) -> bool:
+        if batch not in found:
+            found[batch] = evaluate(demand.workload, replace(strategy, batch=batch))
+        return not found[batch].feasible
+
+    at = bisect_left(batches, True, key=breaks)
+    return found[batches[at - 1]] if at else evaluation
+
+
+def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadReplay | None:
+    """The fewest replicas of a strategy under a demand's load; None where they take more than so many GPUs."""
+    deployed = Deployed.of(demand.workload, evaluation.strategy)
+    counts = range(needed_replicas(demand, evaluation), most_gpus // evaluation.gpus + 1)
+
+    def fewest(slower: float, among: range) -> int | None:
+        run = replace(deployed, slower=slower)
+        if not among or not holds(load_setup(demand, evaluation, among[-1]), run):
+            return None
+        at = bisect_left(among[:-1], True, key=lambda count: holds(load_setup(demand, evaluation, count), run))
+        return among[at]
+
+    found = fewest(step_factor(evaluation, demand.confidence), counts)
+    if found is None:
+        return None
+    even = fewest(1.0, range(counts[0], found + 1)) if demand.confidence > 0.5 else found
+    return LoadReplay(found, even or found, counts[0])
+
+
+def with_report(demand: Demand, evaluation: Evaluation, found: LoadReplay) -> LoadReplay:
+    """The same with percentiles, the probability that the limits hold, and the load at which they break."""
+    return replace(found, report=replayed_traffic(load_setup(demand, evaluation, found.replicas)))
+
+
+def load_setup(demand: Demand, evaluation: Evaluation, replicas: int) -> ReplaySetup:
+    """A demand's load on so many replicas."""
+    workload = demand.workload
+    sent = SentTraffic(
+        Lengths(workload.prompt_tokens), Lengths(workload.output_tokens), _REQUESTS, demand.requests_per_s, demand.cv
+    )
+    return ReplaySetup(workload, evaluation.strategy, replicas, sent, percentile=demand.percentile, seeds=_SEEDS)

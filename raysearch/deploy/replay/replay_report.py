@@ -1,0 +1,289 @@
+"""A deployment under traffic: percentiles over seeds, the chance that its service level holds, and where it breaks.
+
+The step model is uncertain by an interval that measured runs fill. Steps that take longer by some per cent can turn a
+queue that empties into one that grows, so the error is carried through: the traffic is replayed with steps as long as
+equally likely parts of that interval say, and the service level holds with the probability of those where it does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from raysearch.deploy.place.attainment import WARM_UP, AttainmentEstimate, over_seeds
+from raysearch.deploy.replay.sent_traffic import SentTraffic
+from sim.arrays import Floats
+from sim.evaluation import Evaluation
+from sim.json_object import JsonObject
+from sim.replay.drive import Replayed, RouterName, as_they_come, by_clients
+from sim.replay.replica import Deployed
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+PERCENTILES = (50, 90, 99)
+_PARTS = 9
+"""Equally likely parts of the step model's error that are replayed."""
+_HALVINGS = 7
+"""Of the range in which the load is sought at which a service level breaks: within 1 %."""
+Metric = Literal["ttft_s", "tpot_s", "itl_s", "latency_s"]
+METRICS: Mapping[Metric, str] = {
+    "ttft_s": "time to the first token",
+    "tpot_s": "time per output token",
+    "itl_s": "between two tokens",
+    "latency_s": "whole request",
+}
+OnReplay = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySetup:
+    """What is replayed.
+
+    Attributes:
+        workload: Model, machine, engine and limits.
+        strategy: Of each replica; its batch is the most that runs at once.
+        replicas: Copies that share nothing but the router.
+        sent: What is sent to all of them.
+        router: Whom a request goes to.
+        percentile: Of the latencies that the limits are about.
+        seeds: Runs behind each figure.
+    """
+
+    workload: Workload
+    strategy: Strategy
+    replicas: int
+    sent: SentTraffic
+    router: RouterName = "least_loaded"
+    percentile: float = 99.0
+    seeds: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """Of one run, requests after the warm-up alone.
+
+    Attributes:
+        seconds: Of each metric: its mean and its percentiles, by name ("mean", "p50", ...).
+        served_per_s: Requests that were answered per second until the last one was.
+        goodput_per_s: Those that were in time.
+        in_time: Share of all that met both limits.
+        utilisation: Share of the time in which replicas worked.
+        most_waiting: Requests that waited at once on one microbatch of a replica, at most.
+        hit_share: Of the prompts' tokens, those found in a prefix cache.
+        preempted: Requests computed anew, each time counted.
+        refused: That never fit.
+        holds: Whether the percentile of both latencies is within the limits.
+    """
+
+    seconds: Mapping[Metric, Mapping[str, float]]
+    served_per_s: float
+    goodput_per_s: float
+    in_time: float
+    utilisation: float
+    most_waiting: int
+    hit_share: float
+    preempted: int
+    refused: int
+    holds: bool
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """What becomes of traffic on a deployment.
+
+    Attributes:
+        setup: What was replayed.
+        evaluation: The steady state of a replica, the bound without queues.
+        runs: By the step model as it is, one per seed.
+        first: Of the first seed, every request and step.
+        slower: Factors of the step model's error that were replayed, ascending.
+        held: Whether the limits held with each.
+        breaks_at_per_s: The rate of all replicas up to which they hold; None of clients, and without limits.
+    """
+
+    setup: ReplaySetup
+    evaluation: Evaluation
+    runs: Sequence[RunFigures]
+    first: Replayed
+    slower: Sequence[float]
+    held: Sequence[bool]
+    breaks_at_per_s: float | None
+
+    @property
+    def probability(self) -> float | None:
+        """That the limits hold at the percentile; None without limits."""
+        return sum(self.held) / len(self.held) if self.held else None
+
+    @property
+    def gpus(self) -> int:
+        """Of all replicas."""
+        return self.setup.replicas * self.evaluation.gpus
+
+    @property
+    def bound_per_s(self) -> float:
+        """Requests per second of all replicas in the steady state of a full batch, without queues."""
+        answers = self.setup.sent.answers if self.setup.sent.trace is None else None
+        tokens = answers.mean if answers else float(self.setup.sent.trace.output_tokens.mean())  # type: ignore[union-attr]
+        return self.evaluation.tokens_per_s_per_gpu * self.gpus / tokens
+
+    def figure_of(self, value: Callable[[RunFigures], float]) -> AttainmentEstimate:
+        """A figure's mean over seeds, with its interval."""
+        return over_seeds([value(run) for run in self.runs], 0.0)
+
+    def seconds_of(self, metric: Metric, name: str) -> AttainmentEstimate:
+        """The same of a latency."""
+        return self.figure_of(lambda run: run.seconds[metric][name])
+
+
+def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) -> ReplayReport:
+    """Replays traffic on a deployment.
+
+    Args:
+        setup: Deployment and traffic.
+        progress: Called with what is being replayed.
+    """
+    evaluation = evaluate(setup.workload, setup.strategy)
+    deployed = Deployed.of(setup.workload, setup.strategy)
+    progress("traffic")
+    outcomes = [_replay(setup, deployed, seed) for seed in range(setup.seeds)]
+    runs = [_figures(setup, outcome) for outcome in outcomes]
+    limited = min(setup.workload.ttft_slo_s, setup.workload.tpot_slo_s) < math.inf
+    parts = [(part + 0.5) / _PARTS for part in range(_PARTS)]
+    slower = [step_factor(evaluation, part) for part in parts] if limited else []
+    progress("slower and faster steps")
+    held = [holds(setup, replace(deployed, slower=factor), turn % setup.seeds) for turn, factor in enumerate(slower)]
+    report = ReplayReport(setup, evaluation, runs, outcomes[0], slower, held, None)
+    if not limited or setup.sent.rate_per_s is None:
+        return report
+    progress("the load at which it breaks")
+    return replace(report, breaks_at_per_s=_breaks_at(setup, deployed, report.bound_per_s))
+
+
+def holds(setup: ReplaySetup, deployed: Deployed, seed: int = 0) -> bool:
+    """Whether the limits hold at the percentile in one run."""
+    return _figures(setup, _replay(setup, deployed, seed)).holds
+
+
+def _replay(setup: ReplaySetup, deployed: Deployed, seed: int) -> Replayed:
+    requests = setup.sent.draw(seed)
+    if setup.sent.clients is not None:
+        return by_clients(deployed, requests, setup.sent.clients)
+    return as_they_come(deployed, requests, setup.replicas, setup.router)
+
+
+def step_factor(evaluation: Evaluation, probability: float) -> float:
+    """Times the step model's seconds that steps take no longer than with that probability.
+
+    Either side of the 90 % interval of the time per token is log-normal. [assumed]
+    """
+    low, high = (bound / evaluation.tpot_s for bound in evaluation.tpot_interval_s)
+    place = NormalDist().inv_cdf(probability) / NormalDist().inv_cdf(0.95)
+    return math.exp(place * math.log(high) if place > 0 else -place * math.log(low))
+
+
+def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
+    workload, clients = setup.workload, setup.sent.clients is not None
+    # Replicas begin empty; clients of a benchmark do, and their first requests are in its figures.
+    counted = np.full(len(outcome.sent_s), True) if clients else outcome.sent_s >= WARM_UP * outcome.sent_s[-1]
+    ttft_s, tpot_s, latency_s = (each[counted] for each in (outcome.ttft_s, outcome.tpot_s, outcome.latency_s))
+    in_time = (ttft_s <= workload.ttft_limit_s) & ~(tpot_s > workload.tpot_limit_s)
+    refused = int(np.isnan(ttft_s).sum())
+    share = float(in_time.mean()) if len(in_time) else 1.0
+    served_per_s = (len(outcome.sent_s) - refused) / outcome.end_s if outcome.end_s else 0.0
+    seconds: dict[Metric, Mapping[str, float]] = {
+        "ttft_s": _spread_of(ttft_s),
+        "tpot_s": _spread_of(tpot_s),
+        "itl_s": _spread_of(outcome.gap_s, outcome.gap_counts),
+        "latency_s": _spread_of(latency_s),
+    }
+    late = [
+        _percentile(values, setup.percentile) > limit
+        for values, limit in ((ttft_s, workload.ttft_limit_s), (tpot_s, workload.tpot_limit_s))
+    ]
+    return RunFigures(
+        seconds,
+        served_per_s,
+        served_per_s * share,
+        share,
+        outcome.busy_s / outcome.end_s / outcome.replicas if outcome.end_s else 0.0,
+        int(outcome.steps[:, 3].max(initial=0)),
+        outcome.hit_share,
+        outcome.preempted,
+        refused,
+        not refused and not any(late),
+    )
+
+
+def _percentile(values: Floats, percentile: float) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.percentile(known, percentile)) if len(known) else 0.0
+
+
+def _spread_of(values: Floats, counts: Floats | None = None) -> Mapping[str, float]:
+    """Mean and percentiles, of values that stand for so many each."""
+    known = ~np.isnan(values)
+    values, weights = values[known], np.ones(known.sum()) if counts is None else counts[known]
+    if not weights.sum():
+        return dict.fromkeys(("mean", *(f"p{each}" for each in PERCENTILES)), 0.0)
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    found = {f"p{each}": float(values[order][np.searchsorted(reached, each / 100 - 1e-12)]) for each in PERCENTILES}
+    return {"mean": float(np.average(values, weights=weights)), **found}
+
+
+def _breaks_at(setup: ReplaySetup, deployed: Deployed, bound_per_s: float) -> float:
+    """The highest rate at which the limits hold, by halving, on the same requests at other distances."""
+    low, high = 0.0, 1.05 * bound_per_s
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        carried = holds(replace(setup, sent=setup.sent.at(middle)), deployed)
+        low, high = (middle, high) if carried else (low, middle)
+    return low
+
+
+def replay_dict(report: ReplayReport) -> JsonObject:
+    """The answer in JSON."""
+    setup, evaluation = report.setup, report.evaluation
+
+    def estimate(value: Callable[[RunFigures], float]) -> JsonObject:
+        return asdict(report.figure_of(value))
+
+    return {
+        "replicas": setup.replicas,
+        "gpus": report.gpus,
+        "router": setup.router,
+        "percentile": setup.percentile,
+        "requests_per_s": setup.sent.rate_per_s,
+        "concurrency": setup.sent.clients,
+        "cv": setup.sent.cv,
+        "requests": len(report.first.sent_s),
+        "seeds": setup.seeds,
+        "seconds": {
+            metric: {name: asdict(report.seconds_of(metric, name)) for name in report.runs[0].seconds[metric]}
+            for metric in METRICS
+        },
+        "served_per_s": estimate(lambda run: run.served_per_s),
+        "goodput_per_s": estimate(lambda run: run.goodput_per_s),
+        "in_time": estimate(lambda run: run.in_time),
+        "utilisation": estimate(lambda run: run.utilisation),
+        "most_waiting": max(run.most_waiting for run in report.runs),
+        "hit_share": estimate(lambda run: run.hit_share),
+        "preempted": estimate(lambda run: run.preempted),
+        "refused": max(run.refused for run in report.runs),
+        "probability": report.probability,
+        "step_factors": list(report.slower),
+        "held": list(report.held),
+        "breaks_at_per_s": report.breaks_at_per_s,
+        "bound_per_s": report.bound_per_s,
+        "steady_state": {
+            "tpot_s": evaluation.tpot_s,
+            "ttft_s": evaluation.ttft_s,
+            "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
+        },
+    }

@@ -1,0 +1,130 @@
+"""A replay in the terminal, and its picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from raysearch.base.file_io import degrees_text
+from raysearch.base.rich_tables import plain_table
+from raysearch.deploy.place.attainment import AttainmentEstimate
+from raysearch.deploy.replay.replay_report import METRICS, PERCENTILES, ReplayReport
+from sim.layouts import layout_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+
+def replay_blocks(report: ReplayReport) -> Iterator[RenderableType]:
+    """What `raysearch replay` prints."""
+    setup, workload = report.setup, report.setup.workload
+    engine = workload.engine.name if workload.engine else "bare machine"
+    yield (
+        f"{workload.model.name}, {engine}, {workload.hardware.name}: {_copies(setup.replicas)} of "
+        f"{layout_of(setup.strategy) or degrees_text(setup.strategy)}, at most {setup.strategy.batch} requests each, "
+        f"{report.gpus} GPUs"
+    )
+    yield _sent_line(report)
+    names = ("mean", *(f"p{each}" for each in PERCENTILES))
+    rows = [
+        (words, *(_milliseconds(report.seconds_of(metric, name)) for name in names))
+        for metric, words in METRICS.items()
+    ]
+    yield plain_table(None, ("milliseconds", *names), rows)
+    served, good, busy = (
+        report.figure_of(value)
+        for value in (lambda run: run.served_per_s, lambda run: run.goodput_per_s, lambda run: run.utilisation)
+    )
+    yield (
+        f"Served: {served.value:,.2f} requests/s, {good.value:,.2f} of them in time; "
+        f"replicas work {busy.value:.0%} of the time"
+    )
+    yield from _notes(report)
+
+
+def _sent_line(report: ReplayReport) -> str:
+    sent, setup = report.setup.sent, report.setup
+    if sent.clients is not None:
+        when = f"{sent.clients} clients, each with one request open"
+    else:
+        recorded = " of a trace" if sent.trace is not None else f", gaps vary by {sent.cv:g}"
+        when = f"{sent.rate_per_s:,.2f} requests/s{recorded}"
+    count = len(report.first.sent_s)
+    return f"Sent: {when}; {count:,} requests in each of {setup.seeds} run{'s' if setup.seeds > 1 else ''}"
+
+
+def _notes(report: ReplayReport) -> Iterator[str]:
+    setup, workload = report.setup, report.setup.workload
+    limits = [
+        f"{name} {limit_s * 1e3:g} ms"
+        for name, limit_s in (("TTFT", workload.ttft_slo_s), ("TPOT", workload.tpot_slo_s))
+        if limit_s < math.inf
+    ]
+    if limits and report.probability is not None:
+        verdict = "holds" if all(run.holds for run in report.runs) else "does not hold"
+        yield (
+            f"{' and '.join(limits)} at the {setup.percentile:g}th percentile: {verdict}; "
+            f"with probability {report.probability:.2f}, the step model's error carried through"
+        )
+    if report.breaks_at_per_s is not None:
+        yield (
+            f"Breaks above {report.breaks_at_per_s:,.2f} requests/s; without queues the bound is "
+            f"{report.bound_per_s:,.2f}"
+        )
+    first = report.runs[0]
+    if first.hit_share:
+        yield f"Prefix cache: {first.hit_share:.0%} of the prompts' tokens found"
+    if preempted := report.figure_of(lambda run: run.preempted).value:
+        yield f"{preempted:,.0f} requests a run gave up their room and were computed anew: ask for fewer at once"
+    if refused := max(run.refused for run in report.runs):
+        yield f"{refused:,} requests never fit in the KV cache and were refused"
+
+
+def _copies(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
+
+
+def _milliseconds(estimate: AttainmentEstimate) -> str:
+    digits = 1 if estimate.value < 0.1 else 0
+    if estimate.high is None:
+        return f"{estimate.value * 1e3:,.{digits}f}"
+    return f"{estimate.value * 1e3:,.{digits}f} ±{(estimate.high - estimate.value) * 1e3:,.{digits}f}"
+
+
+def replay_figure(report: ReplayReport) -> Figure:
+    """Requests that run and wait over time, and how the latencies are spread."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6.5), layout="constrained")
+    over_time, first, each = figure.subplot_mosaic([["time", "time"], ["first", "each"]]).values()
+    steps, workload = report.first.steps, report.setup.workload
+    edges = np.linspace(0, report.first.end_s, 400)
+    for column, words in ((2, "run"), (3, "wait")):
+        over_time.step(edges[:-1], _mean_over(edges, steps, column), where="post", label=words, linewidth=1)
+    over_time.set(xlabel="seconds", ylabel="requests", title="on all replicas")
+    over_time.legend()
+    for axes, values, limit_s, words in (
+        (first, report.first.ttft_s, workload.ttft_slo_s, "time to the first token (ms)"),
+        (each, report.first.tpot_s, workload.tpot_slo_s, "time per output token (ms)"),
+    ):
+        known = np.sort(values[~np.isnan(values)]) * 1e3
+        axes.plot(known, np.arange(1, len(known) + 1) / max(1, len(known)))
+        if limit_s < math.inf:
+            axes.axvline(limit_s * 1e3, color="tab:red", linewidth=1, label="limit")
+            axes.legend()
+        axes.set(xlabel=words, ylabel="share of requests", ylim=(0, 1.01))
+    first.set_xscale("log")
+    return figure
+
+
+def _mean_over(edges: np.ndarray, steps: np.ndarray, column: int) -> np.ndarray:
+    """A column of stretches of steps, weighted by their time in each interval between edges."""
+    begins, ends, values = steps[:, 0], steps[:, 1], steps[:, column]
+    at_edges = np.zeros(len(edges))
+    for edge, time_s in enumerate(edges):  # what had been added up by then
+        at_edges[edge] = (np.clip(np.minimum(ends, time_s) - begins, 0, None) * values).sum()
+    return np.diff(at_edges) / np.diff(edges)

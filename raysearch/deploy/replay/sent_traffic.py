@@ -1,0 +1,70 @@
+"""What is sent to a deployment: at random at a rate, as a trace has it, or by clients who wait for their answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from raysearch.base.errors import InputError
+from sim.replay.arrivals import Stream, draw_arrivals
+from sim.replay.requests import Lengths, Requests
+
+
+@dataclass(frozen=True, slots=True)
+class SentTraffic:
+    """What is sent; exactly one of a rate, clients or a trace decides when.
+
+    Attributes:
+        prompts, answers: Lengths, where no trace has them.
+        count: Requests of a run, on average.
+        requests_per_s: Mean rate of all replicas; of a trace, to which its times are stretched.
+        cv: Coefficient of variation of the times between requests: 1 is a Poisson process, more comes in bursts.
+        clients: Of each replica, who send when they are answered, all from the start.
+        cached_share: Share of each prompt that is cached already; of a trace its blocks decide.
+        trace: Recorded requests.
+    """
+
+    prompts: Lengths
+    answers: Lengths
+    count: int = 2000
+    requests_per_s: float | None = None
+    cv: float = 1.0
+    clients: int | None = None
+    cached_share: float = 0.0
+    trace: Requests | None = None
+
+    def __post_init__(self) -> None:
+        if self.clients is not None and (self.requests_per_s is not None or self.trace is not None):
+            raise InputError("--concurrency: clients wait for their answers: give no rate and no trace beside it")
+        if self.clients is None and self.requests_per_s is None and self.trace is None:
+            raise InputError("expected what is sent: --requests-per-s, --concurrency, or --set trace=FILE")
+        if self.requests_per_s is not None and not 0 < self.requests_per_s < math.inf:
+            raise InputError(f"--requests-per-s: expected a number above 0, got {self.requests_per_s:g}")
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Mean rate of all replicas; None of clients."""
+        if self.requests_per_s is not None or self.trace is None:
+            return self.requests_per_s
+        span_s = float(self.trace.arrival_s[-1])
+        return (len(self.trace) - 1) / span_s if span_s else math.inf
+
+    def at(self, requests_per_s: float) -> SentTraffic:
+        """The same requests at another rate: their lengths and the shape of their gaps stay."""
+        return replace(self, requests_per_s=requests_per_s)
+
+    def draw(self, seed: int) -> Requests:
+        """The requests of a seed; of a trace they are the same for all."""
+        if self.trace is not None:
+            rate = self.rate_per_s
+            recorded = replace(self, requests_per_s=None).rate_per_s
+            stretched = 1.0 if rate is None or recorded is None or not recorded < math.inf else recorded / rate
+            return replace(self.trace, arrival_s=self.trace.arrival_s * stretched)
+        if self.requests_per_s is None:
+            import numpy as np
+
+            times_s = np.zeros(self.count)
+        else:
+            stream = Stream(self.requests_per_s, self.cv)
+            times_s = draw_arrivals([stream], self.count / self.requests_per_s, seed).times_s
+        return Requests.drawn(times_s, self.prompts, self.answers, seed, self.cached_share)

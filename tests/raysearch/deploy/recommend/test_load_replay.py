@@ -1,0 +1,79 @@
+"""Replicas for a load that comes at random: the fewest whose replay holds, never fewer than the steady state's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import raysearch as rs
+from raysearch.answers.recommended import RecommendationResult
+from raysearch.deploy.recommend.load_replay import load_setup
+from raysearch.deploy.replay.replay_report import holds, step_factor
+from sim.replay.replica import Deployed
+
+ASKED = rs.question(model="llama_3_1_8b", isl=1000, osl=200, tpot_ms=10, ttft_ms=150, gpus=8)
+LOAD = 30.0
+
+
+@pytest.fixture(scope="module")
+def found() -> RecommendationResult:
+    return rs.recommend(ASKED, requests_per_s=LOAD, top=1)
+
+
+def test_one_replica_fewer_does_not_hold_and_these_do(found: RecommendationResult) -> None:
+    best, demand = found.answer.options[0], found.answer.demand
+    assert best.load is not None
+    deployed = Deployed.of(demand.workload, best.evaluation.strategy)
+    slow, usual = replace(deployed, slower=step_factor(best.evaluation, 0.9)), deployed
+    setups = {
+        count: load_setup(demand, best.evaluation, count)
+        for count in (best.load.replicas, best.load.replicas - 1, best.load.at_even_odds)
+    }
+    assert holds(setups[best.load.replicas], slow)
+    if best.load.replicas > best.load.in_steady_state:
+        assert not holds(setups[best.load.replicas - 1], slow)
+    assert holds(setups[best.load.at_even_odds], usual)
+    assert best.load.in_steady_state <= best.load.at_even_odds <= best.load.replicas
+    assert best.fleet.replicas == best.load.replicas
+
+
+def test_the_best_takes_the_fewest_gpus_and_says_how_sure_it_is(found: RecommendationResult) -> None:
+    best, *others = found.answer.options
+    assert best.load is not None
+    assert best.load.report is not None
+    assert all(other.fleet.gpus >= best.fleet.gpus for other in others if other.load)
+    assert (best.load.report.probability or 0) >= 0.8  # nine parts, of which the ninth lies beyond nine tenths
+    assert (best.load.report.breaks_at_per_s or 0) > LOAD
+    kept = json.loads(json.dumps(found.to_dict()))["best"]["load"]
+    assert kept["replicas"] == best.load.replicas
+    assert kept["replay"]["probability"] == best.load.report.probability
+
+
+def test_it_is_what_replay_says_of_the_same_deployment(found: RecommendationResult) -> None:
+    best = found.answer.options[0]
+    assert best.load is not None
+    assert best.load.report is not None
+    strategy = best.evaluation.strategy
+    asked = {"tp": strategy.tp, "batch": strategy.batch, "replicas": best.load.replicas, "seeds": 2}
+    again = rs.replay(ASKED, requests_per_s=LOAD, **asked).report
+    assert again.runs == best.load.report.runs
+    assert again.breaks_at_per_s == best.load.report.breaks_at_per_s
+
+
+def test_even_odds_and_smoother_arrivals_take_no_more_gpus(found: RecommendationResult) -> None:
+    gpus = found.answer.options[0].fleet.gpus
+    assert rs.recommend(ASKED, requests_per_s=LOAD, top=1, confidence=0.5, cv=0.1).answer.options[0].fleet.gpus <= gpus
+
+
+def test_too_few_gpus_for_the_load_are_not_feasible() -> None:
+    one = replace(ASKED, gpus=1, tpot_ms=15)
+    steady = rs.recommend(one, requests_per_s=1.0, top=1)
+    assert steady.feasible
+    most = steady.answer.options[0].load
+    assert most is not None
+    assert most.report is not None
+    crowded = rs.recommend(one, requests_per_s=0.99 * most.report.bound_per_s, top=1)
+    assert not crowded.feasible
+    assert "no number of replicas on 1 GPU holds" in str(crowded)

@@ -1,0 +1,156 @@
+"""Deployments under traffic: what the report, the command and Python say."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raysearch as rs
+from raysearch.answers.replayed import ReplayResult
+from raysearch.base.errors import InputError
+from raysearch.deploy.replay.replay_report import RunFigures
+from tests.conftest import Command
+
+QUESTION: dict[str, Any] = {"model": "llama_3_1_8b", "isl": 1000, "osl": 100, "tpot_ms": 12, "ttft_ms": 150}
+ASKED = ["--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--tpot-ms", "12", "--ttft-ms", "150"]
+FEW: dict[str, Any] = {"requests": 400, "seeds": 2}
+"""Of a run; percentiles are coarse, and what is tested does not rest on them."""
+
+
+def _found(**options: Any) -> ReplayResult:
+    return rs.replay(rs.question(**QUESTION), tp=1, batch=32, **(FEW | options))
+
+
+def test_little_load_holds_and_too_much_does_not() -> None:
+    light, heavy = (_found(requests_per_s=rate) for rate in (2, 200))
+    assert light.feasible
+    assert light.probability == 1
+    assert not heavy.feasible
+    assert heavy.probability == 0
+    assert light.report.breaks_at_per_s is not None
+    assert light.report.breaks_at_per_s == pytest.approx(heavy.report.breaks_at_per_s, rel=0.3)
+    assert light.report.breaks_at_per_s < light.report.bound_per_s
+
+
+def test_the_limits_hold_below_the_load_at_which_they_break_and_not_above() -> None:
+    breaks_at = _found(requests_per_s=5).report.breaks_at_per_s
+    assert breaks_at is not None
+    assert _found(requests_per_s=0.97 * breaks_at, seeds=1).feasible
+    assert not _found(requests_per_s=1.1 * breaks_at, seeds=1).feasible
+
+
+def test_slower_steps_hold_no_better() -> None:
+    report = _found(requests_per_s=14).report
+    assert list(report.slower) == sorted(report.slower)
+    assert report.slower[0] < 1 < report.slower[-1]
+    low, high = (bound / report.evaluation.tpot_s for bound in report.evaluation.tpot_interval_s)
+    assert low < report.slower[0]  # the outermost of nine equal parts lies inside the 90 % interval
+    assert report.slower[-1] < high
+    assert list(report.held) == sorted(report.held, reverse=True)
+
+
+def test_goodput_is_what_is_in_time_of_what_is_served() -> None:
+    for run in _found(requests_per_s=30).report.runs:
+        assert run.goodput_per_s == pytest.approx(run.served_per_s * run.in_time)
+        assert 0 <= run.in_time < 1
+
+
+def test_percentiles_are_those_of_the_requests_after_the_warm_up() -> None:
+    report = _found(requests_per_s=8).report
+    first = report.first
+    counted = first.sent_s >= 0.1 * first.sent_s[-1]
+    expected = np.percentile(first.latency_s[counted], 90, method="inverted_cdf")
+    assert report.runs[0].seconds["latency_s"]["p90"] == pytest.approx(expected)
+    assert report.runs[0].seconds["ttft_s"]["mean"] == pytest.approx(first.ttft_s[counted].mean())
+
+
+def test_without_limits_there_is_no_verdict() -> None:
+    found = rs.replay(rs.question(model="llama_3_1_8b", isl=500, osl=50), tp=1, batch=8, requests_per_s=1, **FEW)
+    assert found.probability is None
+    assert found.report.breaks_at_per_s is None
+    assert found.feasible
+
+
+def test_twice_the_replicas_carry_about_twice_the_load() -> None:
+    one, two = (_found(requests_per_s=8, replicas=count, seeds=1).report for count in (1, 2))
+    assert two.gpus == 2 * one.gpus
+    assert one.breaks_at_per_s is not None
+    assert two.breaks_at_per_s is not None
+    # One router over two serves somewhat better than two queues.
+    assert 1.9 * one.breaks_at_per_s < two.breaks_at_per_s < 2.6 * one.breaks_at_per_s
+
+
+def test_clients_at_once_wait_for_each_other_s_prompts() -> None:
+    asked = rs.question(model="llama_3_1_8b", isl=2000, osl=100)
+    few, many = (
+        rs.replay(asked, tp=1, batch=64, concurrency=clients, requests=400, seeds=1).report for clients in (4, 64)
+    )
+    mean = [report.seconds_of("ttft_s", "mean").value for report in (few, many)]
+    assert mean[1] > 2 * mean[0]
+    assert few.breaks_at_per_s is None
+
+
+def test_a_cached_prefix_shortens_the_time_to_the_first_token(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 200 * each, "input_length": 2048, "output_length": 20, "hash_ids": [1, 2, 3, 100 + each]}
+        for each in range(40)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
+    cached = rs.replay(rs.question(**QUESTION), tp=1, batch=32, trace=trace, seeds=1).report
+    others = [row | {"hash_ids": [100 * row["hash_ids"][-1] + each for each in range(4)]} for row in rows]
+    trace.write_text("\n".join(json.dumps(row) for row in others))
+    plain = rs.replay(rs.question(**QUESTION), tp=1, batch=32, trace=trace, seeds=1).report
+    assert cached.runs[0].hit_share == pytest.approx(39 * 3 / (40 * 4))
+    assert plain.runs[0].hit_share == 0
+    assert cached.seconds_of("ttft_s", "p50").value < 0.5 * plain.seconds_of("ttft_s", "p50").value
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "expected what is sent"),
+        ({"requests_per_s": 1, "concurrency": 2}, "give no rate"),
+        ({"requests_per_s": -1}, "above 0"),
+        ({"requests_per_s": 1, "router": "random"}, "expected least_loaded"),
+        ({"trace": "nowhere.csv"}, "No such file"),
+    ],
+)
+def test_what_cannot_be_sent_is_one_clear_error(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        _found(**options)
+
+
+def test_the_command_says_what_python_does(raysearch: Command, tmp_path: Path) -> None:
+    few = ["--set", "requests=400", "--set", "seeds=2", "--requests-per-s", "6", "--tp", "1", "--batch", "32"]
+    done = raysearch("replay", *ASKED, *few, "--json", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(json.dumps(_found(requests_per_s=6).to_dict()))
+    assert (tmp_path / "out" / "replay.png").read_bytes().startswith(b"\x89PNG")
+    shown = raysearch("replay", *ASKED, *few)
+    assert "at the 99th percentile: holds" in shown.stdout
+    assert "Breaks above" in shown.stdout
+
+
+def test_a_recommendation_s_folder_says_what_is_deployed(tmp_path: Path) -> None:
+    best = rs.recommend(rs.question(**QUESTION, gpus=2))
+    best.write(tmp_path / "best")
+    found = rs.replay(path=tmp_path / "best", requests_per_s=3, **FEW)
+    assert best.strategy is not None
+    assert found.report.setup.strategy == best.strategy
+    assert found.report.setup.replicas == 2 // best.strategy.gpus
+
+
+def test_limits_that_do_not_hold_end_with_3(raysearch: Command) -> None:
+    few = ["--set", "requests=200", "--set", "seeds=1", "--tp", "1", "--batch", "4"]
+    done = raysearch("replay", *ASKED, *few, "--requests-per-s", "100")
+    assert done.returncode == 3
+    assert "does not hold" in done.stdout
+
+
+def test_a_run_s_figures_are_finite() -> None:
+    run: RunFigures = _found(requests_per_s=4, seeds=1).report.runs[0]
+    assert all(math.isfinite(value) for spread in run.seconds.values() for value in spread.values())

@@ -1,0 +1,82 @@
+"""Public formats of traces, read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raysearch.base.errors import InputError
+from raysearch.deploy.replay.trace_files import read_trace
+
+
+def _mooncake(path: Path, rows: list[tuple[int, int, int, list[int]]]) -> Path:
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    return path
+
+
+def test_mooncake_s_bunches_are_spread_until_the_next(tmp_path: Path) -> None:
+    rows = [(0, 600, 5, [1, 2]), (0, 1200, 6, [1, 3, 4]), (3000, 500, 7, [9]), (6000, 10, 8, [1])]
+    trace = read_trace(_mooncake(tmp_path / "t.jsonl", rows), 100)
+    assert trace.arrival_s.tolist() == [0.0, 1.5, 3.0, 6.0]
+    assert trace.prompt_tokens.tolist() == [600, 1200, 500, 10]
+    assert trace.output_tokens.tolist() == [5, 6, 7, 8]
+    assert trace.blocks == [(1, 2), (1, 3, 4), (9,), (1,)]
+    assert trace.block_tokens == 512
+
+
+def test_bailian_counts_seconds_and_smaller_blocks(tmp_path: Path) -> None:
+    row = {"chat_id": 1, "timestamp": 2.5, "input_length": 40, "output_length": 3, "hash_ids": [7, 8, 9], "turn": 1}
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(json.dumps(row | {"timestamp": at}) for at in (2.5, 4.0)))
+    trace = read_trace(path, 100)
+    assert trace.arrival_s.tolist() == [0.0, 1.5]
+    assert trace.block_tokens == 16
+
+
+def test_azure_s_times_are_dates(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
+    )
+    trace = read_trace(path, 100)
+    assert trace.arrival_s == pytest.approx([0.0, 0.052])
+    assert trace.blocks is None
+
+
+def test_requests_that_failed_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "Timestamp,Session ID,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,,GPT-4,472,18,490,API log\n45,,ChatGPT,1087,0,1087,API log\n46,,ChatGPT,100,20,120,API log\n"
+    )
+    assert read_trace(path, 100).output_tokens.tolist() == [18, 20]
+    assert len(read_trace(path, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "empty"),
+        ("a,b\n1,2\n", "no known trace: it has a, b"),
+        ('{"timestamp": 1}\n', "no known trace"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2\n", "line 2: cannot be read as a row of Azure"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,0,2\n", "line 2: expected a prompt"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,3,0\n", "no request with an answer"),
+        ("Timestamp,Request tokens,Response tokens\ninf,1,2\n", "line 2: expected a time"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": "x"}\n', "line 1: cannot be read"),
+        ("{[}\n", "line 1"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n\xff,1,2\n", "line 2: expected text in UTF-8"),
+    ],
+)
+def test_what_is_no_trace_is_one_clear_error(tmp_path: Path, content: str | bytes, expected: str) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=expected):
+        read_trace(path, 100)
+
+
+def test_a_missing_trace_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_trace(tmp_path / "none", 100)
