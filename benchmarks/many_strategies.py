@@ -70,8 +70,8 @@ def main() -> None:
     """Reads the command line, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", default=WORKLOADS)
-    parser.add_argument("--strategies", type=int, default=4000, help="drawn (default: 4000)")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[8, 64, 1000], help="default: 8 64 1000")
+    parser.add_argument("--strategies", type=int, default=8000, help="drawn (default: 8000)")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[8, 64, 1000, 8000], help="default: 8 64 1000 8000")
     asked = parser.parse_args()
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for name in asked.workloads:

@@ -45,8 +45,9 @@ from sim.workload import Workload
 
 FEW = 5
 """Strategies below which one by one is faster: numpy's calls alone take as long as four warm evaluations."""
-_BLOCK = 4096
-"""Most strategies that are added up together; their arrays then stay in the processor's cache. [assumed]"""
+_BLOCK = 2048
+"""Most strategies that are added up together; arrays of twice as many leave the processor's cache, and take thrice as
+long for each."""
 _TABLE_BYTES = 1 << 26
 """Most bytes of a workload's tables; beyond, meshes and batches that were asked for longest ago make room. [assumed]"""
 
@@ -386,7 +387,7 @@ class _Terms:
         self._ends = self._table([[self._sum.leaves]], 3, self._end)
         self._of_mesh = (*self._costs, *self._moves, self._meetings)
         self._meshes = _Index(max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh)))
-        self._pipelines = _Index(2 * _BLOCK)
+        self._pipelines = _Index(4 * _BLOCK)
         self.block = min(_BLOCK, self._meshes.most)
         self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields)))
         self._sides = np.zeros((self._meshes.most, len(self._costs), 3))
