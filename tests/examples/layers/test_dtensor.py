@@ -33,7 +33,7 @@ Choices = tuple[Model, tuple[int, ...], int, int]
 
 
 def deployment(model: Model, dims: tuple[int, ...], tp: int, ep: int) -> Deployment:
-    return Deployment(workload_of(model, tp, ep), Strategy(tp, ep, 1, SEQUENCES, dims), "")
+    return Deployment(workload_of(model, tp, ep), Strategy(tp, ep, 1, SEQUENCES, dims), "org/model")
 
 
 def inputs_of(kind: str, degree: int, sent: int) -> tuple[str, int]:

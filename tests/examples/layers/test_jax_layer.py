@@ -140,7 +140,7 @@ def test_the_exported_file_holds_the_same_specs(elsewhere: Executor) -> None:
 
     workload = question_about("mixtral_8x7b", isl=1024, osl=256, gpus=8).load()
     dims = KNOWN["ffn2_on_hidden"](workload.model)
-    source = export(Deployment(workload, Strategy(4, 2, 1, 64, dims), "")).files["sharding.py"]
+    source = export(Deployment(workload, Strategy(4, 2, 1, 64, dims), "org/model")).files["sharding.py"]
     exported: dict[str, Any] = {}
     exec(source, exported)
     cut = sharded(workload.model, dims, 4, 2)
@@ -148,7 +148,7 @@ def test_the_exported_file_holds_the_same_specs(elsewhere: Executor) -> None:
     assert (exported["STREAM"], exported["CACHE"]) == (stream_spec(cut), cache_spec(cut))
     assert elsewhere.submit(shape_of_mesh, source).result() == {"ep": 2, "tp": 4}
     with pytest.raises(InputError, match="joint space"):
-        export(Deployment(workload, Strategy(4, 2, 1, 64, dims, cp=2), ""))
+        export(Deployment(workload, Strategy(4, 2, 1, 64, dims, cp=2), "org/model"))
 
 
 def shape_of_mesh(source: str) -> dict[str, int]:
