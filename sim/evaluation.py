@@ -170,7 +170,8 @@ class Evaluation:
             begin; 0 in phase decode, which computes no prompt. Queueing under random arrivals is not modelled.
         running: Requests of one microbatch that run at once: fewer than the batch where there is no room for all.
         prompt_stage: The step that carries prompts, or None in phase decode.
-        engine_s: The engine's own time per step, in `tpot_s` and `ttft_s`; 0 on the bare machine.
+        engine_s: The engine's own time per step, in `tpot_s` and `ttft_s`; 0 on the bare machine, below it where the
+            kernels of `stage` were measured to be faster in a step than alone.
         ops: Per fused op of one layer of `stage`, in the order of `Strategy.dims`; of several groups of layers one
             layer each, one after the other.
         expected_error: Mean relative error to expect of the time and so of the throughput: errors of its kernels

@@ -60,7 +60,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         ttft_s=ttft_s,
         running=state.batching.in_flight,
         prompt_stage=last.stage if state.batching.mixed else None,
-        engine_s=state.batching.pace.engine_s(state.batching.times),
+        engine_s=state.batching.engine_s(state.decode_s, state.mixed_s),
     ).explained_by(partial(explain, workload, strategy, state.batching.loads, tpot_s, ttft_s, prompt_share))
 
 

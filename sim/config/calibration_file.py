@@ -79,11 +79,18 @@ class _SeriesRecord(BaseModel):
     range: dict[str, tuple[Coefficient, Coefficient]] = {}
 
 
-class _EngineRecord(BaseModel):
+class _EngineTimes(BaseModel):
     step_s: Coefficient
     sequence_s: Coefficient
     prefill_share: Annotated[Coefficient, Field(le=1)]
+    layer_s: Coefficient = 0.0
+    kernel_factor: Annotated[float, Field(ge=0.05, le=20, allow_inf_nan=False, strict=True)] = 1.0
+    prompt_factor: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False, strict=True)] = 1.0
+
+
+class _EngineRecord(_EngineTimes):
     models: tuple[str, ...] = ()
+    of: dict[str, _EngineTimes] = {}
 
 
 _LogWidth = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, strict=True)]

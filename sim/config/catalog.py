@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,9 @@ from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_name
 from sim.json_object import JsonObject
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
-from sim.prices.engine import BARE, Engine, EngineTimes
+from sim.prices.engine import BARE, Engine, cell_of, times_of
 from sim.prices.hardware import EngineName, Hardware
 from sim.workload import BatchGrid, Precisions, SpaceName, Speculation, Workload
-
-_TIMES = tuple(field.name for field in fields(EngineTimes))
 
 
 def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) -> Calibration:
@@ -135,6 +133,18 @@ def load_machine(hardware: str | Path, calibration: Calibration) -> Callable[[En
     return with_kernels
 
 
+def measured_machine(hardware: str | Path) -> Callable[[EngineName], Hardware]:
+    """A hardware file's machine with its own coefficients, completed as it says, under the kernels of any engine."""
+    whole = load_hardware(hardware)
+
+    @cache
+    def with_kernels(kernels: EngineName) -> Hardware:
+        assert whole.curves is not None
+        return replace(whole, curves=whole.curves.under(engine=kernels, all_reduce=kernels))
+
+    return with_kernels
+
+
 def load_model(name_or_path: str | Path, *, beside: Path | None = None) -> Model:
     """The model of a shipped name, a file, or a Hugging Face configuration or its folder. Raises: CatalogError."""
     return read_model(config_path("models", name_or_path, beside=beside)).to_si()
@@ -209,22 +219,46 @@ def _shipped_versions(engine: str) -> dict[str, EngineVersionFile]:
     return {each.version: each for each in files if each.engine == engine}
 
 
-def load_engine(name: str, calibration: Calibration | None, version: EngineVersionFile | None = None) -> Engine:
+def load_engine(
+    name: str,
+    calibration: Calibration | None,
+    model: Model,
+    weights: str,
+    version: EngineVersionFile | None = None,
+    *,
+    drafts: bool = False,
+) -> Engine:
     """An inference engine: its own time as fitted to serving runs, and its memory policy.
 
     A machine without serving runs charges no time of the engine's own, which the error of its figures covers. [assumed]
 
+    Args:
+        name: Of the engine, or of a generation that was fitted for itself.
+        calibration: Of the machine.
+        model: What it serves.
+        weights: In which format.
+        version: Of the engine, other than the one whose rules are built in.
+        drafts: Whether layers of multi-token prediction draft.
+
     Raises:
         CatalogError: An unknown name.
     """
-    fitted: dict[str, dict[str, float]] = calibration.data.get("serving", {}).get("engines", {}) if calibration else {}
+    fitted: dict[str, JsonObject] = calibration.data.get("serving", {}).get("engines", {}) if calibration else {}
     known = sorted({*engine_names(), *(each for each in fitted if "<" in each)})
     if name not in known:
         raise CatalogError(f"unknown engine {name!r}: {did_you_mean(name, known)}")
     engine = Engine(name, BARE, engine_rules(name).memory, version.to_si() if version else None)
-    times = fitted.get(engine.runs, fitted.get(engine.family))
-    own = engine.times if times is None else EngineTimes(**{key: times[key] for key in _TIMES})
-    return replace(engine, times=own)
+    record = fitted.get(engine.runs, fitted.get(engine.family))
+    cells = cells_of(model, weights, drafts=drafts)
+    return engine if record is None else replace(engine, times=times_of(record, cells, model.layers))
+
+
+def cells_of(model: Model, weights: str, *, drafts: bool) -> tuple[str, ...]:
+    """Whose times stand for a model's among an engine's, the best first: its own, or those of any like it."""
+    served = model.expert_dtype or weights
+    kind = "moe" if model.is_moe else "dense"
+    own = [cell_of(model.name, served, drafts=each) for each in ((True, False) if drafts else (False,))]
+    return (*own, model.name, kind)
 
 
 def under_engine(workload: Workload, name: str) -> Workload:
@@ -236,7 +270,8 @@ def under_engine(workload: Workload, name: str) -> Workload:
         all_reduce = rules.kernels if curves.all_reduce == curves.engine else curves.all_reduce
         hardware = replace(hardware, curves=curves.under(engine=rules.kernels, all_reduce=all_reduce))
     waits = workload.prompt_wait_steps if rules.prompts_wait else 0
-    engine = load_engine(name, calibration)
+    drafts = workload.speculation is not None and workload.speculation.draft == MTP
+    engine = load_engine(name, calibration, workload.model, workload.precisions.weights, drafts=drafts)
     return replace(workload, space=rules.name, hardware=hardware, engine=engine, prompt_wait_steps=waits)
 
 
@@ -364,10 +399,12 @@ def assembled(
     )
     for part in (*nameless, *([version] if version else [])):
         digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
-    engine = load_engine(file.engine, calibration, version) if file.engine else None
     model = model_file.to_si()
     copies = _redundant(file, model)
     speculation = _speculation(file, model, model_path.parent)
+    drafts = speculation is not None and speculation.draft == MTP
+    weights = precisions.weights
+    engine = load_engine(file.engine, calibration, model, weights, version, drafts=drafts) if file.engine else None
     if speculation and isinstance(speculation.draft, Model):
         digest.update(repr(speculation.draft).encode())
     return Workload(

@@ -98,6 +98,12 @@ class Calibration:
         digest = hashlib.sha256(f"{self.digest} {rest.digest}".encode()).hexdigest()[:16]
         return Calibration(self.name, data, digest, rest)
 
+    @property
+    def carries_serving(self) -> bool:
+        """Whether serving runs of another machine stand behind its engines' times and their intervals."""
+        beside = self.rest is not None and self.data.get("serving") == self.rest.data.get("serving")
+        return "scaled_from" in self.data or beside
+
     def __reduce__(self) -> tuple[object, ...]:
         return Calibration, (self.name, self.data, self.digest, self.rest)
 

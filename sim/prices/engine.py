@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sim.prices.dtypes import Dtype
 
@@ -56,15 +57,50 @@ class EngineTimes:
         step_s: Time of a step that no kernel accounts for.
         sequence_s: The same for each running sequence: sampling, detokenising, bookkeeping.
         prefill_share: Share of the other requests' prompt work that a running request waits for, at most 1.
+        kernel_factor: What its kernels and collectives take in a step over what they took alone.
+        prompt_factor: The same of steps that carry prompts, besides; at least 1.
     """
 
     step_s: float
     sequence_s: float
     prefill_share: float
+    kernel_factor: float = 1.0
+    prompt_factor: float = 1.0
+
+    def decode_s(self, kernels_s: Any) -> Any:
+        """Seconds of the kernels of a step that decodes alone."""
+        return self.kernel_factor * kernels_s
+
+    def mixed_s(self, kernels_s: Any) -> Any:
+        """Seconds of the kernels of one that carries prompts."""
+        return self.kernel_factor * self.prompt_factor * kernels_s
 
 
 BARE = EngineTimes(0.0, 0.0, 1.0)
 """Of the bare machine, where kernels and collectives are all that takes time."""
+
+
+_EXACT = {"kernel_factor": 1.0, "prompt_factor": 1.0, "layer_s": 0.0}
+
+
+def cell_of(model: str, weights: str, *, drafts: bool) -> str:
+    """The key of a model's own times among those of an engine; `weights`: format of its experts, if it has any."""
+    return f"{model}/{weights}" + "/mtp" * drafts
+
+
+def times_of(record: Mapping[str, Any], cells: Iterable[str], layers: int) -> EngineTimes:
+    """An engine's times as a calibration stores them.
+
+    Args:
+        record: Of the engine, with those of some cells under the key "of".
+        cells: Whose times are meant, the best first; the engine's own stand where it has none of them.
+        layers: Of the model.
+    """
+    own = record.get("of", {})
+    found = _EXACT | dict(next((own[cell] for cell in cells if cell in own), record))
+    step_s = found["step_s"] + layers * found["layer_s"] if found["layer_s"] else found["step_s"]
+    parts = ("sequence_s", "prefill_share", "kernel_factor", "prompt_factor")
+    return EngineTimes(step_s, *(found[part] for part in parts))
 
 
 @dataclass(frozen=True, slots=True)

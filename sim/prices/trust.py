@@ -90,7 +90,7 @@ def step_interval(
     else:
         widths, because = runs.unmeasured, f"no serving run of {model} under {engine} was measured"
     serving = widths.at(prompt_share, moe=moe)
-    if curves is None or not curves.other_machine:
+    if curves is None or not (curves.other_machine and curves.calibration.carries_serving):
         return Stated(on_top(serving, kernels, runs.kernels), because)
     carried = curves.carried_over.interval
     what = "what was not measured here is" if curves.rest else "efficiencies and serving runs are those"

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sim.evaluation import Memory
 from sim.layers.sizes import Load
+from sim.prices.engine import BARE, EngineTimes
 from sim.step.attention_expert_meshes import sides_of_strategy
 from sim.step.stage import needed_and_allowed_bytes, price_step
 from sim.strategy import Strategy
@@ -150,7 +151,8 @@ class StepPrices:
         if sequences:
             at_zero, slope, _ = self.decode_line(sequences, context)
             usual_zero, usual_slope, _ = self.decode_line(sequences, _USUAL_CONTEXT)
-            seconds += at_zero + slope * context - usual_zero - usual_slope * _USUAL_CONTEXT
+            longer_s = at_zero + slope * context - usual_zero - usual_slope * _USUAL_CONTEXT
+            seconds += self._times.prompt_factor * longer_s
         return seconds
 
     def _beside_s(self, sequences: int, tokens: int, ranks: float) -> float:
@@ -197,7 +199,12 @@ class StepPrices:
             return 0.0
         strategy, load = self.strategy, self._load(sequences, context, tokens, length, all_tokens)
         stack = sides_of_strategy(self.workload, load, strategy)
-        return strategy.pp * price_step(stack, strategy.pp, strategy.dims).stage.total_s
+        kernels_s = strategy.pp * price_step(stack, strategy.pp, strategy.dims).stage.total_s
+        return self._times.mixed_s(kernels_s) if tokens else self._times.decode_s(kernels_s)
+
+    @property
+    def _times(self) -> EngineTimes:
+        return self.workload.engine.times if self.workload.engine else BARE
 
     def _load(self, sequences: int, context: float, tokens: int, length: int, all_tokens: int) -> Load:
         ranks = self.strategy.attention_dp
@@ -206,8 +213,7 @@ class StepPrices:
 
     def engine_s(self, sequences: int) -> float:
         """The engine's own seconds of a step with so many sequences on the busiest rank."""
-        engine = self.workload.engine
-        return engine.times.step_s + engine.times.sequence_s * sequences if engine else 0.0
+        return self._times.step_s + self._times.sequence_s * sequences
 
     # --- bytes ----------------------------------------------------------------------------------------
 

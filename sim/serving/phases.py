@@ -56,21 +56,24 @@ class Pace:
             mixed_s: Of one that also carries prompts.
         """
         seen = self.mixed_share * self.others_share * times.prefill_share
+        decode_s, mixed_s = times.decode_s(decode_s), times.mixed_s(mixed_s)
         return ((1 - seen) * decode_s + seen * mixed_s + self.engine_s(times)) / self.gained
 
     def step_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds of a step, over those with and without prompts."""
+        decode_s, mixed_s = times.decode_s(decode_s), times.mixed_s(mixed_s)
         return (1 - self.mixed_share) * decode_s + self.mixed_share * mixed_s + self.engine_s(times)
 
     def ttft_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds to the first token: half a step until the next begins, those it waits, the prompt's own."""
-        step_s, own_s = self.step_s(times, decode_s, mixed_s), self.prompt_steps * (mixed_s + self.engine_s(times))
+        step_s, prompt_s = self.step_s(times, decode_s, mixed_s), times.mixed_s(mixed_s)
+        own_s = self.prompt_steps * (prompt_s + self.engine_s(times))
         return step_s / 2 + step_s * self.waits + own_s
 
     def prompt_share(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Share of the time per output token by which other requests' prompts lengthen it, in [0, 1)."""
         tpot_s = self.tpot_s(times, decode_s, mixed_s)
-        return np.maximum(0.0, 1 - (decode_s + self.engine_s(times)) / self.gained / tpot_s)
+        return np.maximum(0.0, 1 - (times.decode_s(decode_s) + self.engine_s(times)) / self.gained / tpot_s)
 
     def engine_s(self, times: EngineTimes) -> Any:
         """The engine's own seconds per step."""
@@ -122,6 +125,11 @@ class Batching:
     def step_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds of a step."""
         return self.pace.step_s(self.times, decode_s, mixed_s)
+
+    def engine_s(self, decode_s: Any, mixed_s: Any) -> Any:
+        """What the first kind of step takes beside its kernels alone; below 0 where these are faster in a step."""
+        factor_s = self.times.decode_s(decode_s) - decode_s if self.decode else self.times.mixed_s(mixed_s) - mixed_s
+        return self.pace.engine_s(self.times) + factor_s
 
     def ttft_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds to the first token; 0 where no prompt is computed."""

@@ -11,7 +11,7 @@ import typer
 
 from raysearch.cli.commands.options import JsonOption, MachineOption, MeasurementsArgument, at_home, print_json
 from raysearch.cli.commands.settings import Setting, takes_settings
-from sim.config.catalog import load_machine, load_machine_header
+from sim.config.catalog import load_calibrated, load_machine, load_machine_header
 from sim.json_object import JsonObject
 
 
@@ -21,6 +21,12 @@ def calibrate(
     out: Annotated[Path, typer.Option("--out", "-o", help="File of coefficients to write, .json.", callback=at_home)],
     source: Annotated[str, Setting("Where the rows come from, with version and licence; kept in the file.")] = "",
     hardware: MachineOption = "h100_sxm",
+    runs: Annotated[
+        bool, Setting("Fit engines' times alone, to the serving runs of all machines together; keep the kernels.")
+    ] = False,
+    beside: Annotated[
+        list[str] | None, Setting("Further folders of runs, NAME=FOLDER for the machine of a file that names none.")
+    ] = None,
     force: Annotated[bool, Setting("Replace a file with other content.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -32,8 +38,13 @@ def calibrate(
       moe_alltoall_deepep.csv, p2p_send_recv_vidur.csv
 
     \b
+    With --set runs the machine's kernels stay, and its engines' times and intervals are fitted to the aggregated runs
+    of all folders and machines together (endtoend_ttft_tpot.csv, or runs.csv with a column "system").
+
+    \b
     Examples:
       raysearch calibrate measured/ --out my_machine.json
+      raysearch calibrate runs/ --out b200.json --hardware b200_sxm --set runs --set beside=h100_sxm=h100_runs/
       raysearch calibrate measured/ --out mine.json --hardware my_machine.toml --set source="own cluster" --json
     \b
     Then name the file in that hardware file: calibration = "mine.json"
@@ -44,6 +55,16 @@ def calibrate(
 
     if out.suffix != ".json":
         raise InputError(f"--out takes the name of a .json file, got {str(out)!r}")
+    if runs:
+        serving = _serving(path, beside or [], hardware)
+        written = write_coefficients(out, {**load_calibrated(hardware).data, "serving": serving}, force=force)
+        if as_json:
+            print_json({"out": str(out), "written": written, "serving": serving})
+            return
+        print(f"{serving['rows']} runs of {hardware}, {serving['source']}")
+        print(f"error of workloads held out: mean {serving['mape']:.1%}, median {serving['median_ape']:.1%}")
+        print(f"{'wrote' if written else 'unchanged:'} {out}")
+        return
     provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     header = load_machine_header(hardware)
     with telling("calibrating") as tell:
@@ -61,6 +82,29 @@ def calibrate(
     if why := content.get("serving", {}).get("left_at_defaults"):
         print(f"serving left at the defaults: {why}")
     print(f"{'wrote' if written else 'unchanged:'} {out}")
+
+
+def _serving(path: Path, beside: list[str], hardware: str) -> JsonObject:
+    """The key "serving" of a machine's coefficients, from the runs in some folders; see `calibrate`."""
+    from raysearch.base.errors import InputError
+    from raysearch.base.progress import telling
+    from raysearch.fidelity.calibration.serving_fit import names_machines
+    from raysearch.fidelity.calibration.serving_pool import measured_runs, pooled_serving
+    from sim.config.catalog import measured_machine
+    from sim.config.files import list_names
+
+    folders: list[tuple[Path, str]] = []
+    for text in [str(path), *beside]:
+        name, _, folder = text.rpartition("=")
+        if not Path(folder).is_dir():
+            raise InputError(f"no such folder: {folder}")
+        named = list_names("hardware") if names_machines(Path(folder)) else [hardware]
+        folders += [(Path(folder), each) for each in ([name] if name else named)]
+    with telling("calibrating") as tell:
+        tell("pricing runs")
+        measured = measured_runs(folders, measured_machine)
+        tell(f"fitting {len(measured.runs):,} runs")
+        return pooled_serving(measured, hardware)
 
 
 _SHARES = ("mape", "median_ape", "p90_ape", "bias", "bare_roofline_mape")

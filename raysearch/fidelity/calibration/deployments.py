@@ -87,6 +87,7 @@ class ServingRun:
         strategy: Degrees, requests in flight over all attention ranks, and the engine's dims.
         backend: The engine, whatever its version.
         engine: Its name in the fitted serving parameters.
+        generation: The same of releases that are fitted for themselves where runs of all machines are.
         stated: Requests in flight as the row states them.
         states_its_batch: Whether that is what the server ran; else its own limit is not in the row.
         replicas: Copies of a dense model that share nothing, of which the strategy is one.
@@ -113,6 +114,7 @@ class ServingRun:
     speculation: Speculation | None = None
     memory_share: float | None = None
     prompt_wait_steps: int = 0
+    generation: str = ""
     reread: tuple[str, ...] = ()
 
     @property
@@ -182,6 +184,32 @@ def engine_of(backend: str, version: Any) -> str:
     return backend
 
 
+_GENERATIONS: Mapping[str, tuple[tuple[tuple[int, ...], str], ...]] = {
+    # engine -> the first release of each later generation, and the month in which runs first used it
+    "vllm": (((0, 14), "2026-01"), ((0, 18), "2026-03")),
+    "trtllm": (((1, 2), "2026-01"),),
+    "sglang": (((0, 5, 7), "2026-01"),),
+}
+"""Releases between which the same configuration grew 10 to 25 % faster. [fitted: the runs of H200 and B200]"""
+
+
+def generation_of(backend: str, version: Any, measured: Any) -> str:
+    """The engine and, of all generations but the newest, the release before which it was: "vllm<0.18".
+
+    Where no release is stated, the date of the run says which it can have been; without one it counts as the newest.
+
+    >>> generation_of("trtllm", "1.1.0rc2.post2", ""), generation_of("sglang", "nan", "2025-11-10")
+    ('trtllm<1.2', 'sglang<0.5.7')
+    """
+    numbers = tuple(int(part) for part in re.findall(r"\d+", str(version).partition("rc")[0])[:3])
+    when = str(measured)
+    dated = not numbers and bool(re.match(r"\d{4}-\d{2}", when))
+    for release, month in _GENERATIONS.get(backend, ()):
+        if (numbers and numbers[: len(release)] < release) or (dated and when < month):
+            return f"{backend}<{'.'.join(map(str, release))}"
+    return backend
+
+
 def agg_run(row: JsonFields) -> ServingRun | Skipped:
     """A row of endtoend_ttft_tpot.csv with mode agg, or why it cannot be priced.
 
@@ -207,6 +235,8 @@ def agg_run(row: JsonFields) -> ServingRun | Skipped:
         tp, dp, moe_tp = (moe_ep, 1, 1) if dp == 1 else (1, moe_ep, 1)
     if model.heads % tp:
         return Skipped(f"no engine cuts {model.heads} heads over {tp} GPUs: these are the GPUs of several workers")
+    if not dp and model.is_moe and _is_inferencex(row) and moe_tp * moe_ep > tp:
+        dp = moe_tp * moe_ep // tp
     if not dp:
         dp = max(1, concurrency // per_rank) if per_rank and model.is_moe else 1
     workers = concurrency // per_rank if per_rank and not model.is_moe else 1
@@ -233,6 +263,9 @@ def agg_run(row: JsonFields) -> ServingRun | Skipped:
     speculation = _drafted(row, model, dp, stated)
     if speculation:
         reread += (f"{speculation.draft_tokens} tokens drafted per step, as published of its image",)
+    cached = row.get("source") == _CACHED_PROMPTS
+    if cached:
+        reread += ("prompts read as cached: at once they would take up to 2.3 times as long as their requests did",)
     return ServingRun(
         model,
         int(row["isl"]),
@@ -247,11 +280,15 @@ def agg_run(row: JsonFields) -> ServingRun | Skipped:
         replicas * (workers if dp == 1 else 1),
         speculation=speculation,
         memory_share=_MOST_MEMORY if _is_inferencex(row) else None,
+        phase="decode" if cached else "serve",
+        generation=generation_of(backend, row["backend_version"], row.get("measured", "")),
         prompt_wait_steps=_BALANCED_WAIT if _is_inferencex(row) and backend == "trtllm" and dp > 1 else 0,
         reread=reread,
     )
 
 
+_CACHED_PROMPTS = "InferenceX export nvidia_Llama-3.1-8B-Instruct-FP8.csv"
+"""A sweep whose prompts vLLM's prefix cache must have held: no other run took less time than its prompts alone."""
 _BALANCED_WAIT = 60
 """[published] timeout_iters of attention_dp_config in InferenceX's scripts, with enable_balance."""
 _MOST_MEMORY = 0.95
@@ -268,25 +305,28 @@ def _drafted(row: JsonFields, model: Model, dp: int, requests: int) -> Speculati
     """
     if not (_is_inferencex(row) and model.name == "deepseek_v3"):
         return None
-    version, when, backend = str(row["backend_version"]), str(row.get("measured", "")), str(row["backend"])
+    output, version = int(row["osl"]), str(row["backend_version"])
+    when, backend = str(row.get("measured", "")), str(row["backend"])
     if backend == "trtllm":
         drafts = version == "1.2.0rc6.post3" or (
             version == "1.1.0rc2.post2" and (when == "2026-01-14" or (dp > 1 and requests >= 128))
         )
-        return _accepting(1 if dp > 1 else 3) if drafts else None
+        return _accepting(1 if dp > 1 else 3, output) if drafts else None
     alone = 4 if int(row["isl"]) == 8192 else 64
     twin = (
         backend == "sglang" and version == "0.5.9" and row["gemm_quant_mode"] == "fp8" and row["system"] == "b200_sxm"
     )
-    return _accepting(2) if twin and _number(row["tp_size"]) == 8 and requests > alone else None
+    return _accepting(2, output) if twin and _number(row["tp_size"]) == 8 and requests > alone else None
 
 
-MTP_ACCEPTED = 0.6
-"""Share of the tokens drafted by multi-token prediction that is accepted."""
+_ACCEPTED: tuple[tuple[int, float], ...] = ((4096, 0.6), (10**9, 0.68))
+"""Most output tokens -> share of drafted tokens that is accepted. [fitted: DeepSeek-R1 under TensorRT-LLM on H200 and
+B200, 77 runs beside others without it; 0.85, which its makers report, comes out 20 to 40 % too fast]"""
 
 
-def _accepting(draft_tokens: int) -> Speculation:
-    return Speculation(draft_tokens, (MTP_ACCEPTED,) * draft_tokens, "mtp")
+def _accepting(draft_tokens: int, output_tokens: int) -> Speculation:
+    accepted = next(share for most, share in _ACCEPTED if output_tokens <= most)
+    return Speculation(draft_tokens, (accepted,) * draft_tokens, "mtp")
 
 
 def _is_inferencex(row: JsonFields) -> bool:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun
 from sim.arrays import Floats
+from sim.config.catalog import cells_of
 from sim.prices.calibration import Calibration
-from sim.prices.engine import BARE, EngineTimes
+from sim.prices.engine import BARE, EngineTimes, times_of
 from sim.prices.roofline import PRICED_BY_MEDIANS
 from sim.serving.phases import Pace
 from sim.simulate import evaluate, steady_state
@@ -90,13 +91,17 @@ def stating_their_batch(runs: Sequence[ServingRun]) -> NDArray[np.bool_]:
     return np.array([run.states_its_batch for run in runs], dtype=bool)
 
 
-def engine_times(calibration: Calibration, name: str) -> EngineTimes:
-    """The fitted times of an engine, of another version of it, or of any; the bare machine's if none was fitted."""
+def engine_times(calibration: Calibration, run: ServingRun) -> EngineTimes:
+    """The fitted times of a run's engine, of another version or of any; the bare machine's if none was fitted."""
     engines = calibration.data.get("serving", {}).get("engines", {})
-    family = name.partition("<")[0]
-    related = [record for known, record in engines.items() if known.partition("<")[0] == family]
-    record = engines.get(name) or (related[0] if related else next(iter(engines.values()), None))
-    return BARE if record is None else EngineTimes(*(record[field.name] for field in fields(EngineTimes)))
+    related = [record for known, record in engines.items() if known.partition("<")[0] == run.backend]
+    pooled = {name: record for name, record in engines.items() if "of" in record}
+    record = pooled.get(run.generation) or engines.get(run.engine)
+    record = record or (related[0] if related else next(iter(engines.values()), None))
+    if record is None:
+        return BARE
+    cells = cells_of(run.model, run.weights, drafts=run.speculation is not None)
+    return times_of(record, cells, run.model.layers)
 
 
 def held_out_times(

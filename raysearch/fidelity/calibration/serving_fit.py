@@ -39,7 +39,7 @@ def read_serving_runs(directory: Path, hardware: str = "") -> pd.DataFrame | Non
     Raises:
         InputError: The file cannot be read, lacks a column, or holds an impossible value.
     """
-    path = next((each for name in (RUNS_FILE, RUNS_OF_MANY) if (each := directory / name).exists()), None)
+    path = _runs_path(directory)
     if path is None:
         return None
     raw = read_text(path)
@@ -55,6 +55,16 @@ def read_serving_runs(directory: Path, hardware: str = "") -> pd.DataFrame | Non
             needed, whole = name in _NUMBERS, not name.endswith("_ms")
             frame[name] = number_cells(path, name, list(raw[name]), needed=needed, whole=whole)
     return frame
+
+
+def _runs_path(directory: Path) -> Path | None:
+    return next((each for name in (RUNS_FILE, RUNS_OF_MANY) if (each := directory / name).exists()), None)
+
+
+def names_machines(directory: Path) -> bool:
+    """Whether the runs of a folder say on which machine they ran."""
+    path = _runs_path(directory)
+    return path is not None and "system" in read_text(path).columns
 
 
 def number_cells(path: Path, column: str, cells: Sequence[str], *, needed: bool, whole: bool) -> Floats:

@@ -108,7 +108,7 @@ def predict_pair(pair: PoolPair, calibration: Calibration, machine: MeasuredMach
     """The closed loop of a row's clients and workers."""
 
     def priced(run: ServingRun) -> tuple[Workload, Callable[[int], Evaluation]]:
-        workload = run.workload(machine, engine_times(calibration, run.engine))
+        workload = run.workload(machine, engine_times(calibration, run))
         return workload, lambda batch: evaluate(workload, replace(run.strategy, batch=max(1, batch)))
 
     (into, prefill_at), (out_of, decode_at) = priced(pair.prefill), priced(pair.decode)

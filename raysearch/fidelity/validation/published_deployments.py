@@ -205,7 +205,7 @@ def _server(
     )
     memory = TENSORRT_LLM_TABLES if backend == "trtllm" else engine_rules(backend).memory
     overlapped = pool and "no-TBO" not in str(row["framework"])
-    return Server(run, machine, engine_times(calibration, backend), memory, overlapped)
+    return Server(run, machine, engine_times(calibration, run), memory, overlapped)
 
 
 def _aggregated(row: JsonFields, server: Server) -> Prediction:

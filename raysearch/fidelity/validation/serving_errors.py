@@ -52,7 +52,7 @@ def compare_serving(
     if held_out:
         times = held_out_times(runs, steps, measured / 1e3, shapes_of(runs))
     else:
-        times = [engine_times(calibration, run.engine) for run in runs]
+        times = [engine_times(calibration, run) for run in runs]
     evaluations = evaluated(runs, times, machine)
     predicted = _tpot_ms(evaluations, steps.priced)
     light, stating = _light_ms(runs, machine, steps.priced), stating_their_batch(runs)

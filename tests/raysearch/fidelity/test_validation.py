@@ -282,7 +282,7 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysear
         "unknown framework 'other'": ["framework"],
         "unknown model 'nobody/knows-this'": ["model"],
         "it states neither a concurrency nor a batch": ["batch"],
-        "no kernels for 'int4_wo' weights": ["dtype"],
+        "no kernels for 'int3_wo' weights": ["dtype"],
         "it runs 2 pipeline stages, whose microbatches it does not state": ["stages"],
     }
     assert serving["reread"] == {
@@ -756,7 +756,7 @@ def test_validation_prices_a_row_as_a_search_prices_a_strategy(tmp_path: Path) -
     assert frame is not None
     runs = agg_runs(frame).runs
     assert len(runs) == len(found.predicted) == len(rows)
-    steps, times = steps_of(runs, H100), [engine_times(CALIBRATION, run.engine) for run in runs]
+    steps, times = steps_of(runs, H100), [engine_times(CALIBRATION, run) for run in runs]
     fitted_on = steps.tpot_of_each_s(times)
     for run, each, shown_ms, fitted_s in zip(runs, times, found.predicted, fitted_on, strict=True):
         searched = evaluate(run.workload(H100, each), run.strategy)

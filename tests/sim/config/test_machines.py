@@ -54,7 +54,8 @@ def test_a_machine_with_kernels_of_its_own_lends_only_what_was_not_measured(name
     assert curves is not None
     assert curves.other_machine == MEASURED
     evaluation = evaluate(workload, Strategy(4, 1, 2, 64, megatron_dims(workload.model)))
-    assert f"what was not measured here is of {MEASURED}" in evaluation.interval_because
+    carried = f"what was not measured here is of {MEASURED}" in evaluation.interval_because
+    assert carried == curves.calibration.carries_serving
     kernels = [
         curves.kernel(shape, "bf16", "bf16")
         for shape in (Gemm(64, 4096, 4096), DecodeAttention(32, 4000, 8, 1, 128, False))

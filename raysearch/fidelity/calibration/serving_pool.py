@@ -1,0 +1,169 @@
+"""Serving runs of several machines, read and priced, and what a fit of all of them says of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from raysearch.base.errors import InputError
+from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun
+from raysearch.fidelity.calibration.engines import FOLDS, Steps, stating_their_batch, steps_of
+from raysearch.fidelity.calibration.intervals import (
+    Residuals,
+    fit_widths,
+    held_out_coverage,
+    residuals_of,
+    usual_kernels,
+)
+from raysearch.fidelity.calibration.pooled_fit import Bools, Pool, PooledTimes, cell_of_run, held_out
+from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_serving_runs
+from sim.arrays import Floats
+from sim.json_object import JsonObject
+from sim.prices.engine import BARE, EngineTimes
+from sim.serving.phases import Pace
+
+JUDGED_BY = 40
+"""Runs of a machine below which its intervals are those of machines that were left out whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRuns:
+    """Aggregated runs of several machines.
+
+    Attributes:
+        runs: The deployments.
+        systems: [runs] their machines.
+        pool: What a fit takes of them; rows that repeat another weigh nothing.
+    """
+
+    runs: Sequence[ServingRun]
+    systems: Sequence[str]
+    pool: Pool
+
+    @property
+    def models(self) -> list[str]:
+        """[runs] names of their models."""
+        return [run.model.name for run in self.runs]
+
+    @property
+    def workloads(self) -> list[Hashable]:
+        """[runs] model, lengths and engine: whole ones are held out together, on all machines."""
+        return [(run.model.name, run.prompt_tokens, run.output_tokens, run.backend) for run in self.runs]
+
+    @property
+    def elsewhere(self) -> Bools:
+        """[runs] whether the model was run under the engine at other lengths, too."""
+        lengths: dict[tuple[str, str], set[tuple[int, int]]] = {}
+        for run in self.runs:
+            lengths.setdefault((run.model.name, run.backend), set()).add((run.prompt_tokens, run.output_tokens))
+        return np.array([len(lengths[run.model.name, run.backend]) > 1 for run in self.runs], dtype=bool)
+
+
+def measured_runs(folders: Sequence[tuple[Path, str]], machine: Callable[[str], MeasuredMachine]) -> MeasuredRuns:
+    """The aggregated runs in some folders, priced on their machines.
+
+    Args:
+        folders: Each with the machine whose runs are meant.
+        machine: A machine by its name, with the kernels that its calibration has.
+
+    Raises:
+        InputError: See `read_serving_runs`; or no folder has a run that can be priced.
+    """
+    runs: list[ServingRun] = []
+    systems: list[str] = []
+    parts: list[tuple[Steps, Floats]] = []
+    for folder, name in folders:
+        frame = read_serving_runs(folder, name)
+        found = agg_runs(frame) if frame is not None else None
+        if found is None or not found.runs:
+            continue
+        runs += found.runs
+        systems += [name] * len(found.runs)
+        parts.append((steps_of(found.runs, machine(name)), numbers_of(found.rows, "silicon_tpot_ms") / 1e3))
+    if not runs:
+        raise InputError("no serving run can be priced: expected endtoend_ttft_tpot.csv or runs.csv in a folder")
+    steps, measured_s = _joined([each for each, _ in parts]), np.concatenate([each for _, each in parts])
+    keys = [str(key) for key in zip(systems, measured_s.tolist(), [run.strategy for run in runs], strict=True)]
+    new = np.zeros(len(runs), dtype=bool)
+    new[np.unique(keys, return_index=True)[1]] = True
+    weights = (new & stating_their_batch(runs) & steps.priced).astype(float)
+    cells = [cell_of_run(run, system) for run, system in zip(runs, systems, strict=True)]
+    layers = np.array([run.model.layers for run in runs], dtype=float)
+    return MeasuredRuns(runs, systems, Pool(cells, layers, steps, measured_s, weights))
+
+
+def _joined(parts: Sequence[Steps]) -> Steps:
+    def joined(of: Callable[[Steps], Floats]) -> Floats:
+        return np.concatenate([of(part) for part in parts])
+
+    names = [field.name for field in fields(Pace)]
+    pace = Pace(**{name: joined(lambda steps, name=name: getattr(steps.pace, name)) for name in names})
+    return Steps(
+        pace,
+        joined(lambda steps: steps.decode_s),
+        joined(lambda steps: steps.mixed_s),
+        joined(lambda steps: steps.running),
+        joined(lambda steps: steps.kernels),
+    )
+
+
+def pooled_serving(measured: MeasuredRuns, system: str) -> JsonObject:
+    """Engines' times of a machine and the intervals around them, as the key "serving" of its calibration.
+
+    The intervals are conformal: by whole workloads held out where the model is known, by whole models where it is not,
+    of all machines of some runs together; of a machine of few runs by whole machines held out. The kernels that are
+    usual are those of the same runs.
+
+    Args:
+        measured: Runs of this machine and of others, or of others alone.
+        system: Its name.
+    """
+    pool, rows = measured.pool, {name: measured.systems.count(name) for name in set(measured.systems)}
+    judged = np.array([rows[name] >= JUDGED_BY for name in measured.systems], dtype=bool) & pool.steps.priced
+    own = np.array([name == system for name in measured.systems], dtype=bool) & pool.steps.priced
+    if rows.get(system, 0) >= JUDGED_BY:
+        by_workload = held_out(pool, measured.workloads, len(measured.runs))
+        by_model = held_out(pool, measured.models, len(measured.runs))
+        kinds = {
+            "measured": _residuals(measured, by_workload, judged & measured.elsewhere, _dealt(measured.workloads)),
+            "unmeasured": _residuals(measured, by_model, judged, measured.models, few=True),
+        }
+        scored = own & measured.elsewhere
+    else:
+        by_workload = held_out(pool, measured.systems, len(measured.runs))
+        unseen = _residuals(measured, by_workload, judged, measured.systems, few=True)
+        kinds, scored = {"measured": unseen, "unmeasured": unseen}, judged
+    kinds["bare"] = _residuals(measured, [BARE] * len(measured.runs), judged, measured.models, few=True)
+    intervals: JsonObject = {}
+    for kind, residuals in kinds.items():
+        widths = fit_widths(residuals)
+        intervals[kind] = {"low": list(widths.low), "high": list(widths.high), "held_out": held_out_coverage(residuals)}
+    at = np.flatnonzero(scored)
+    blind_s = pool.steps[at].tpot_of_each_s([by_workload[row] for row in at.tolist()])
+    error = np.abs(blind_s / pool.measured_s[at] - 1)
+    return {
+        "source": f"{len(measured.runs)} aggregated runs of {', '.join(sorted(rows))}, fitted together",
+        "rows": int(own.sum()),
+        "mape": round(float(error.mean()), 4),
+        "median_ape": round(float(np.median(error)), 4),
+        "engines": PooledTimes(pool[pool.weights > 0]).record(system, pool.cells),
+        "interval": intervals | {"kernels": usual_kernels(pool.steps[np.flatnonzero(judged)]).tolist()},
+    }
+
+
+def _residuals(
+    measured: MeasuredRuns, times: Sequence[EngineTimes], rows: Bools, groups: Sequence[Hashable], *, few: bool = False
+) -> Residuals:
+    at = np.flatnonzero(rows).tolist()
+    runs, steps, chosen = [measured.runs[i] for i in at], measured.pool.steps[np.array(at)], [times[i] for i in at]
+    return residuals_of(runs, steps, measured.pool.measured_s[at], chosen, [groups[i] for i in at], few=few)
+
+
+def _dealt(workloads: Sequence[Hashable]) -> list[Hashable]:
+    """[runs] one of a few parts that each workload is dealt into."""
+    known = sorted({str(workload) for workload in workloads})
+    dealt = dict(zip(known, np.random.default_rng(1).permutation(len(known)) % FOLDS, strict=True))
+    return [int(dealt[str(workload)]) for workload in workloads]

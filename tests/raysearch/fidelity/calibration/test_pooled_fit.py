@@ -1,0 +1,87 @@
+"""One fit of engines' times over machines: what runs say is found, what they do not is as what is like it."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+
+from raysearch.fidelity.calibration.engines import Steps
+from raysearch.fidelity.calibration.pooled_fit import Cell, Pool, PooledTimes, held_out
+from sim.config.calibration_file import CalibrationFile
+from sim.config.catalog import cells_of, load_calibration, load_engine, load_model
+from sim.prices.engine import EngineTimes, times_of
+from sim.serving.phases import Pace
+
+VLLM = Cell("vllm", "vllm", "one", "small", "dense", "bf16", "")
+CELLS = [VLLM, VLLM._replace(model="large"), VLLM._replace(system="other"), VLLM._replace(family="x", engine="x")]
+
+
+def pool_of(cells: list[Cell], truth: list[EngineTimes], runs: int = 40) -> Pool:
+    """So many runs of each cell, made with its times."""
+    rng = np.random.default_rng(0)
+    count = len(cells) * runs
+    ones, batch = np.ones(count), rng.integers(1, 256, count).astype(float)
+    pace = Pace(rng.uniform(0, 0.5, count), ones, ones, batch, ones, 0 * ones)
+    decode_s = rng.uniform(3e-3, 3e-2, count)
+    steps = Steps(pace, decode_s, decode_s * rng.uniform(1.5, 5, count), batch, np.ones((count, 2)))
+    each = [times for times in truth for _ in range(runs)]
+    measured_s = steps.tpot_of_each_s(each)
+    return Pool([cell for cell in cells for _ in range(runs)], 32 * ones, steps, measured_s, ones)
+
+
+def test_a_fit_finds_the_times_that_runs_were_made_with() -> None:
+    truth = [EngineTimes(1e-3, 1e-5, 0.8, factor) for factor in (0.8, 1.0, 1.1, 1.3)]
+    pool = pool_of(CELLS, truth)
+    fitted = PooledTimes(pool)
+    times = [fitted.times(cell, 32) for cell in pool.cells]
+    assert np.abs(np.log(pool.steps.tpot_of_each_s(times) / pool.measured_s)).mean() < 0.02
+
+
+def test_what_no_run_shows_is_as_what_is_like_it() -> None:
+    pool = pool_of(CELLS[:2], [EngineTimes(1e-3, 1e-5, 0.8, 1.3)] * 2)
+    fitted = PooledTimes(pool)
+    known, alike, unknown = (
+        fitted.times(cell, 32).kernel_factor
+        for cell in (VLLM, VLLM._replace(system="new"), VLLM._replace(family="y", engine="y", model="new"))
+    )
+    assert 1 < unknown < alike < known
+    assert fitted.times(VLLM._replace(model="", weights=""), 32).kernel_factor < known
+
+
+def test_runs_held_out_move_nothing_of_their_own() -> None:
+    truth = [EngineTimes(1e-3, 1e-5, 0.8, factor) for factor in (1.0, 1.0, 1.0, 2.0)]
+    pool = pool_of(CELLS, truth)
+    times = held_out(pool, [cell.family for cell in pool.cells], folds=9)
+    assert times[-1].kernel_factor < 1.2  # x was never seen
+    assert len({astuple(each) for each in times[-40:]}) == 1
+
+
+def test_a_calibration_stores_the_times_of_models_and_of_any_like_them() -> None:
+    pool = pool_of(CELLS, [EngineTimes(1e-3, 1e-5, 0.8, factor) for factor in (0.8, 1.0, 1.1, 1.3)])
+    fitted = PooledTimes(pool)
+    record = fitted.record("one", CELLS)["vllm"]
+    assert record["models"] == ["large", "small"]
+    for names, cell in (
+        (["small/bf16"], VLLM),
+        (["small/fp8", "small"], VLLM._replace(weights="")),
+        (["nobody", "dense"], VLLM._replace(model="", weights="")),
+        (["nobody", "moe"], VLLM._replace(model="", weights="", kind="moe")),
+    ):
+        assert astuple(times_of(record, names, 32)) == pytest.approx(astuple(fitted.times(cell, 32)), rel=1e-3)
+
+
+@pytest.mark.parametrize("machine", ["h200_sxm", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72"])
+def test_the_measured_machines_charge_an_engine_as_its_cell_says(machine: str) -> None:
+    calibration = load_calibration(machine)
+    CalibrationFile.model_validate(calibration.data)
+    model = load_model("deepseek_v3")
+    record = calibration.data["serving"]["engines"]["trtllm"]
+    plain, drafting = (
+        load_engine("trtllm", calibration, model, "fp8_block", drafts=drafts).times for drafts in (False, True)
+    )
+    assert plain == times_of(record, ["deepseek_v3/fp8_block"], model.layers) != drafting
+    assert drafting == times_of(record, cells_of(model, "fp8_block", drafts=True), model.layers)
+    newer, older = (load_engine(name, calibration, model, "fp8_block").times for name in ("trtllm", "trtllm<1.2"))
+    assert newer.kernel_factor < older.kernel_factor
