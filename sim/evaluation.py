@@ -179,7 +179,7 @@ class Evaluation:
         extrapolated: What the figure rests on that no measurement covers, largest share of the time first.
         kernel_interval: Factors between which kernels and collectives put their own time in 90 % of cases.
         tpot_interval_s: Seconds (low, high) between which a measured run's time per token lies in 90 % of cases.
-        ttft_interval_s: The same of the time to the first token, [assumed] as wide as of steps that are all prompts; no
+        ttft_interval_s: A range of the time to the first token, [assumed] as wide as of steps that are all prompts; no
             queue is in it.
         interval_because: What makes that wider than for a measured model under its engine; "" for nothing.
     """

@@ -124,7 +124,7 @@ def _latencies(workload: Workload, evaluation: Evaluation) -> str:
     if phase.prefills:
         low_s, high_s = evaluation.ttft_interval_s
         latency_text += f", {evaluation.ttft_s * 1e3:.0f} ms to the first token{_allowed(workload.ttft_slo_s)}"
-        latency_text += f", with 90 % confidence {low_s * 1e3:.0f} to {high_s * 1e3:.0f} ms"
+        latency_text += f" without a queue, by its kernels {low_s * 1e3:.0f} to {high_s * 1e3:.0f} ms"
     return latency_text + (f" ({evaluation.interval_because})" if evaluation.interval_because else "")
 
 

@@ -53,14 +53,15 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     if paid := cost(demand, fleet):
         yield f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens"
     yield f"  Limit: {best.limit}"
-    yield f"  In brackets 90 % intervals{_because(best.evaluation)}"
+    spared = ", but of the time to the first token" if "ttft_s" in figures["intervals"] else ""
+    yield f"  In brackets 90 % intervals{spared}{_because(best.evaluation)}"
     for what in best.evaluation.extrapolated:
         yield f"  Extrapolated: {what}"
     for near in near_limits(demand.workload, best.evaluation):
         yield f"  Near its limit: {near.message}"
     if "ttft_s" in figures["intervals"]:
         yield (
-            "  The interval of the time to the first token is [assumed], from steps of prompts alone, without queues"
+            "  The range of the time to the first token is [assumed], from steps of prompts alone: queues are not in it"
         )
     if warning := slow_precision(
         demand.workload,
