@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from sim.config.fields import Positive, Whole, ascending
 from sim.config.files import did_you_mean
-from sim.prices import terms
+from sim.prices import mixer_terms, terms
 from sim.prices.calibration import grid_phi, moe_layer_terms
 from sim.prices.dtypes import FORMATS
 from sim.prices.machine import Machine
@@ -178,6 +178,8 @@ _PARTS = {
     "collectives": (2, 4),
     "moe_alltoall_deepep": (4,),
     "send_recv": (1,),
+    "sparse_attention": (3,),
+    "state": (3,),
 }
 """Parts of a series' name behind its family's."""
 
@@ -197,6 +199,11 @@ def _sum_phi(family: str, rest: list[str], series: str) -> list[float]:
             return moe_layer_terms(_ANY, series, 1, 1, 1, 1, 1, 1, skewed=False)
         case "send_recv":
             return terms.send_recv(1)
+        case "sparse_attention":
+            return mixer_terms.sparse_attention(_ANY, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1)
+        case "state":
+            scan = rest[2] == "scan"
+            return mixer_terms.state_scan(_ANY, 1, 1, 1, 1, 1, 1) if scan else mixer_terms.convolution(_ANY, 1, 1, 1)
         case _:
             nodes = 1.0 if rest[3] == "intra" else 2.0
             return terms.expert_all_to_all_terms(_ANY, 1, 1, 1, 1, nodes, low_latency=rest[0] == "low_latency")

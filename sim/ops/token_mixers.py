@@ -8,10 +8,18 @@ leaves it whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from sim.layers.mixers import Attention, CompressedAttention, GroupedAttention, Indexer, LatentAttention, LinearMixer
+from sim.layers.mixers import (
+    Attention,
+    CompressedAttention,
+    GroupedAttention,
+    Indexer,
+    LatentAttention,
+    LinearKind,
+    LinearMixer,
+)
 from sim.layers.ops import FusedOp
 from sim.layers.sizes import GroupLoad
 from sim.ops.context import merge_partials
@@ -19,6 +27,16 @@ from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.prices.calibration import WIDEST_GROUP
 from sim.prices.curves import DecodeAttention, Gemm, LatentDecode, PrefillAttention
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
+from sim.prices.mixer_shapes import (
+    INDEX_WIDTH,
+    KEY_WIDTH,
+    LATENT_WIDTH,
+    Convolution,
+    SparseAttention,
+    StateKind,
+    StateScan,
+    sparse_shape,
+)
 from sim.prices.roofline import Kernel
 
 _SCALE_BYTES = 4
@@ -34,6 +52,7 @@ _UNMEASURED_STATE, _UNMEASURED_INDEXER, _UNMEASURED_COMPRESSED, _UNMEASURED_QUER
     "compressed attention without measured kernels",
     "several tokens of a sequence in decode attention",
 )
+_STATE_KINDS: Mapping[LinearKind, StateKind] = {"gated_delta": "gdn", "kimi_delta": "kda", "mamba2": "mamba2"}
 Kernels = tuple[tuple[Kernel, ...], float]
 """Kernels, and bytes of KV cache or state of one layer and one microbatch."""
 
@@ -167,22 +186,30 @@ def _grouped(
     context = math.ceil(_seen(attention, load.context_tokens) / rank.cp)
     new = heads * token_width + kv_heads * token_width  # q, k and v in, the output out
     if sequences:
-        if attention.indexer:
-            kernels += _index(rank, attention.indexer, sequences, context)
-            context = min(context, attention.indexer.topk)
+        scored, context = context, min(context, attention.indexer.topk) if attention.indexer else context
         multi_head = attention.heads == attention.kv_heads
         # A sequence's tokens read its cache together, unless each picks its own.
         readers, rows = (decoded, heads) if attention.indexer else (sequences, _rows(load, heads, kv_heads, multi_head))
         shape = DecodeAttention(readers, context, rows, kv_heads, head_dim, multi_head)
         flops = 2.0 * decoded * heads * token_width * context  # scores and values
         traffic = readers * context * row_bytes + decoded * new * rank.activation_each
-        kernels.append(Kernel("attention", dtype, kv_dtype, flops, traffic, shape, unlike=_several(load)))
-    if prompts:
+        attends = Kernel("attention", dtype, kv_dtype, flops, traffic, shape, unlike=_several(load))
         if attention.indexer:
-            kernels += _index_prompts(rank, attention.indexer, prompts)
+            index = _index(rank, attention.indexer, sequences, scored)
+            chosen = _sparse_blocks(rank, attention, (decoded, 1, scored - 1, heads), prompts=False)
+            kernels += _as_measured(rank, chosen, [*index, attends])
+        else:
+            kernels.append(attends)
+    if prompts:
         reach = attention.indexer.topk if attention.indexer else attention.window
         shape = _causal(prompts, load.prompt_tokens, reach, heads, kv_heads, head_dim, chunked=attention.chunked)
-        kernels.append(_prefill_kernel(rank, shape, kv_dtype))
+        attends = _prefill_kernel(rank, shape, kv_dtype)
+        if attention.indexer:
+            index = _index_prompts(rank, attention.indexer, prompts)
+            chosen = _sparse_blocks(rank, attention, (prompts, load.prompt_tokens, 0, heads), prompts=True)
+            kernels += _as_measured(rank, chosen, [*index, attends])
+        else:
+            kernels.append(attends)
     cached = math.ceil(_held(attention, rank.load.cached_tokens) / rank.cp)
     held = sequences * cached if sequences else prompts * _held(attention, load.prompt_tokens)
     return tuple(kernels), held * (row_bytes + _index_bytes(rank, attention.indexer))
@@ -251,18 +278,22 @@ def _latent(rank: Rank, latent: LatentAttention, sequences: int, prompts: float,
     written = tokens * (heads * latent.query_width + latent.cached_width) * 2 * rank.activation_each
     kernels = [elementwise(rank, 0.0, written)]
     if sequences:
-        context = math.ceil(load.context_tokens / rank.cp)
-        if indexer:
-            kernels += _index(rank, indexer, sequences, context)
-            context = min(context, indexer.topk)
+        scored = math.ceil(load.context_tokens / rank.cp)
+        context = min(scored, indexer.topk) if indexer else scored
         # A sequence's tokens read its latents together, unless each picks its own.
         readers, rows = (decoded, heads) if indexer else (sequences, heads * load.queries)
         absorbed = _absorbed(rank, latent, readers, context, rows, LatentDecode(readers, context, rows))
-        kernels.append(absorbed._replace(unlike=_several(load)))
+        absorbed = absorbed._replace(unlike=_several(load))
+        if indexer:
+            index, chosen = _index(rank, indexer, sequences, scored), (decoded, 1, scored - 1, heads)
+            kernels += _as_measured(rank, _sparse_latents(rank, latent, chosen, prompts=False), [*index, absorbed])
+        else:
+            kernels.append(absorbed)
     if prompts and indexer and load.prompt_tokens > indexer.topk:
         chosen = indexer.topk - indexer.topk**2 / (2 * load.prompt_tokens)  # on average: the first see fewer
-        kernels += _index_prompts(rank, indexer, prompts)
-        kernels.append(_absorbed(rank, latent, tokens - decoded, chosen, heads, _UNMEASURED_INDEXER))
+        absorbed = _absorbed(rank, latent, tokens - decoded, chosen, heads, _UNMEASURED_INDEXER)
+        shape = _sparse_latents(rank, latent, (prompts, load.prompt_tokens, 0, heads), prompts=True)
+        kernels += _as_measured(rank, shape, [*_index_prompts(rank, indexer, prompts), absorbed])
     elif prompts:
         mean_dim = (latent.query_width + latent.value_dim) // 2  # of scores and of values
         kernels.append(
@@ -312,6 +343,65 @@ def _scoring(rank: Rank, indexer: Indexer, flops: float, traffic: float) -> list
     return [Kernel("attention", dtype, dtype, flops, traffic, _UNMEASURED_INDEXER)] if indexer.scores else []
 
 
+def _sparse_latents(
+    rank: Rank, latent: LatentAttention, sizes: tuple[float, float, float, int], *, prompts: bool
+) -> SparseAttention | None:
+    """Sequences, new and cached tokens and heads as measured of DeepSeek's sparse attention."""
+    indexer = latent.indexer
+    if indexer is None or indexer.block or latent.cached_width != LATENT_WIDTH:
+        return None
+    if indexer.scores and indexer.head_dim != INDEX_WIDTH:
+        return None
+    fp8 = rank.workload.precisions.kv_cache == "fp8"
+    kind = "dsa" if indexer.scores else "dsa_shared"
+    return sparse_shape(kind, sizes, fp8=fp8, prompts=prompts, topk=indexer.topk, index=indexer.heads)
+
+
+def _sparse_blocks(
+    rank: Rank, attention: GroupedAttention, sizes: tuple[float, float, float, int], *, prompts: bool
+) -> SparseAttention | None:
+    """The same of MiniMax's, whose heads share their keys by sixteen."""
+    indexer = attention.indexer
+    if indexer is None or indexer.block != INDEX_WIDTH or attention.heads != 16 * attention.kv_heads:
+        return None
+    if {attention.head_dim, attention.value_dim, indexer.head_dim} != {INDEX_WIDTH}:
+        return None
+    fp8 = rank.workload.precisions.kv_cache == "fp8"
+    return sparse_shape("msa", sizes, fp8=fp8, prompts=prompts, topk=indexer.topk, index=indexer.heads)
+
+
+def _compressed_shape(
+    rank: Rank, mixer: CompressedAttention, sizes: tuple[float, float, float, int], *, prompts: bool
+) -> SparseAttention | None:
+    """The same of DeepSeek V4's.
+
+    Layers with a window alone take what heavy compression takes. [assumed] as in AIConfigurator: no table has them.
+    """
+    indexer, fp8 = mixer.indexer, rank.workload.precisions.kv_cache == "fp8"
+    if mixer.head_dim != KEY_WIDTH or mixer.window != INDEX_WIDTH:
+        return None
+    if indexer is not None:
+        known = (mixer.ratio, indexer.heads, indexer.head_dim) == (4, 64, INDEX_WIDTH)
+        return sparse_shape("csa", sizes, fp8=fp8, prompts=prompts, topk=indexer.topk, index=64) if known else None
+    if mixer.ratio not in (0, 128):
+        return None
+    return sparse_shape("hca", sizes, fp8=fp8, prompts=prompts, topk=1, index=0)
+
+
+def _as_measured(
+    rank: Rank, shape: SparseAttention | Convolution | StateScan | None, kernels: list[Kernel], share: float = 1.0
+) -> list[Kernel]:
+    """The kernels as one of a measured shape, where curves know it; else as they are.
+
+    Its arithmetic is a share of the last one's; of prompts no byte is counted, as neighbours read the same keys.
+    """
+    last, curves = kernels[-1], rank.workload.hardware.curves
+    if shape is None or curves is None or curves.kernel(shape, last.math_dtype, last.stream_dtype) is None:
+        return kernels
+    traffic = 0.0 if shape.prompts else sum(each.traffic_bytes for each in kernels)
+    return [last._replace(flops=last.flops * share, traffic_bytes=traffic, shape=shape)]
+
+
 # --- compressed keys ----------------------------------------------------------------------------------
 
 
@@ -335,6 +425,7 @@ def _compressed(
     if mixer.ratio:  # a row of the compressors' states per token, and all that are pooled once per key
         kernels.append(elementwise(rank, 0.0, tokens * pooling * (2 + mixer.pooled / mixer.ratio)))
     filled = _TILE_HEADS * math.ceil(heads / _TILE_HEADS)
+    own = heads / filled
 
     def attend(queries: float, keys: float) -> Kernel:
         traffic = queries * keys * row_bytes + 2 * queries * heads * mixer.head_dim * each
@@ -344,22 +435,22 @@ def _compressed(
     if sequences:
         context = math.ceil(load.context_tokens / rank.cp)
         pooled = context / mixer.ratio if mixer.ratio else 0.0
-        if indexer:
-            kernels += _index(rank, indexer, sequences, pooled)
-            pooled = min(pooled, indexer.topk)
-        kernels.append(attend(decoded, min(context, mixer.window) + pooled))
+        index = _index(rank, indexer, sequences, pooled) if indexer else []
+        seen = min(context, mixer.window) + (min(pooled, indexer.topk) if indexer else pooled)
+        shape = _compressed_shape(rank, mixer, (decoded, 1, context - 1, heads), prompts=False)
+        kernels += _as_measured(rank, shape, [*index, attend(decoded, seen)._replace(unlike=_several(load))], own)
     if prompts:
         seen = _mean_keys(load.prompt_tokens, 1, mixer.window)
         if mixer.ratio:
             seen += _mean_keys(load.prompt_tokens, mixer.ratio, indexer.topk if indexer else load.prompt_tokens)
-        if indexer:
-            kernels += _index_prompts(rank, indexer, prompts, mixer.ratio)
-        kernels.append(attend(prompt_tokens, seen))
+        index = _index_prompts(rank, indexer, prompts, mixer.ratio) if indexer else []
+        shape = _compressed_shape(rank, mixer, (prompts, load.prompt_tokens, 0, heads), prompts=True)
+        kernels += _as_measured(rank, shape, [*index, attend(prompt_tokens, seen)], own)
     held = rank.load.cached_tokens / rank.cp if sequences else load.prompt_tokens
-    own = min(held, mixer.window) * row_bytes + mixer.pooled * pooling
+    kept = min(held, mixer.window) * row_bytes + mixer.pooled * pooling
     if mixer.ratio:
-        own += math.ceil(held / mixer.ratio) * (row_bytes + _index_bytes(rank, indexer))
-    return tuple(kernels), (sequences or prompts) * own
+        kept += math.ceil(held / mixer.ratio) * (row_bytes + _index_bytes(rank, indexer))
+    return tuple(kernels), (sequences or prompts) * kept
 
 
 def _mean_keys(tokens: int, ratio: int, most: int) -> float:
@@ -395,27 +486,30 @@ def _linear(rank: Rank, mixer: LinearMixer, sequences: int, prompts: float, head
     width = mixer.local_conv_width(heads, kv_heads)
     prompt_tokens = prompts * load.prompt_tokens
     decoded, kept = sequences * load.queries, load.queries  # a state per token, to go back to if it is not accepted
-    tokens = decoded + prompt_tokens
     state = heads * mixer.key_dim * mixer.value_dim
     state_bytes = state * _STATE_BYTES
     convolution_bytes = (mixer.conv_kernel - 1) * width * each
-    kernels = [
-        elementwise(
-            rank,
-            2.0 * tokens * width * mixer.conv_kernel,
-            2 * tokens * width * each + (sequences * (1 + kept) + 2 * prompts) * convolution_bytes,
-            _UNMEASURED_STATE,
-        )
-    ]
+    kind, kernels = _STATE_KINDS[mixer.kind], list[Kernel]()
+
+    def convolve(rows: float, moves: float, shape: Convolution) -> list[Kernel]:
+        traffic = 2 * rows * width * each + moves * convolution_bytes
+        own = elementwise(rank, 2.0 * rows * width * mixer.conv_kernel, traffic, _UNMEASURED_STATE)
+        return _as_measured(rank, shape, [own])
+
+    dims = (heads, mixer.key_dim, mixer.value_dim, width)
     streamed = (width + 2 * heads * mixer.value_dim) * each  # queries, keys, values and gate in, the output out
     if sequences:
+        kernels += convolve(decoded, sequences * (1 + kept), Convolution(kind, False, sequences, load.queries, width))
         traffic = sequences * (1 + kept) * state_bytes + decoded * streamed
-        kernels.append(elementwise(rank, 8.0 * decoded * state, traffic, _UNMEASURED_STATE))
+        scan = elementwise(rank, 8.0 * decoded * state, traffic, _UNMEASURED_STATE)._replace(unlike=_several(load))
+        kernels += _as_measured(rank, StateScan(kind, False, sequences, load.queries, *dims), [scan])
     if prompts:
+        kernels += convolve(prompt_tokens, 2 * prompts, Convolution(kind, True, prompts, load.prompt_tokens, width))
         inside = 2 * _CHUNK * (2 * mixer.key_dim + mixer.value_dim) * heads
         traffic = prompt_tokens * (streamed + 2 * state_bytes / _CHUNK)
         flops = prompt_tokens * (4.0 * state + inside)
-        kernels.append(Kernel("attention", dtype, dtype, flops, traffic, _UNMEASURED_STATE))
+        scan = Kernel("attention", dtype, dtype, flops, traffic, _UNMEASURED_STATE)
+        kernels += _as_measured(rank, StateScan(kind, True, prompts, load.prompt_tokens, *dims), [scan])
     return tuple(kernels), (sequences * kept if sequences else prompts) * (state_bytes + convolution_bytes)
 
 

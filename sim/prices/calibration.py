@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import exp, log
 from operator import mul
@@ -19,7 +19,7 @@ import numpy as np
 
 from sim.arrays import Floats
 from sim.json_object import JsonFields
-from sim.prices import grid_terms, terms
+from sim.prices import grid_terms, mixer_terms, terms
 from sim.prices.dtypes import BYTES
 from sim.prices.machine import Machine, machine_of
 from sim.prices.routing import EXPONENT, drawn_experts
@@ -178,6 +178,18 @@ class Calibration:
         byte_us = sequences * kv_len * 576 * BYTES[kv_dtype] / self.machine.hbm_bytes_per_us
         flop_us = 2 * sequences * heads * kv_len * 1088 / self.machine.flop_per_us["bf16"]
         return max(self._sum("/".join(filter(None, ("mla_decode", engine, kv_dtype))), phi), byte_us, flop_us)
+
+    def sparse_attention_us(self, series: str, sizes: Sequence[float]) -> float:
+        """Sparse attention between its projections; sizes as `mixer_terms.sparse_attention` takes them."""
+        return self._sum(series, mixer_terms.sparse_attention(self.machine, *sizes))
+
+    def convolution_us(self, series: str, sequences: float, tokens: float, width: float) -> float:
+        """The short convolution in front of a state."""
+        return self._sum(series, mixer_terms.convolution(self.machine, sequences, tokens, width))
+
+    def state_scan_us(self, series: str, sizes: Sequence[float]) -> float:
+        """The way through a state of constant size; sizes as `mixer_terms.state_scan` takes them."""
+        return self._sum(series, mixer_terms.state_scan(self.machine, *sizes))
 
     # --- the MoE layer -----------------------------------------------------------------------------
 

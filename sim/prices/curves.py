@@ -12,6 +12,7 @@ from typing import NamedTuple
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import BYTES, Dtype
 from sim.prices.kernel_fallbacks import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, leaning, slower_by, sources
+from sim.prices.mixer_shapes import Convolution, SparseAttention, StateScan
 from sim.prices.priced import Interval, PricedKernel, error_interval, mean_error, together, wider
 
 
@@ -97,7 +98,17 @@ class ExpertActivation(NamedTuple):
 
 
 KernelShape = (
-    Gemm | GroupedGemm | DecodeAttention | PrefillAttention | LatentDecode | ExpertRouting | Permute | ExpertActivation
+    Gemm
+    | GroupedGemm
+    | DecodeAttention
+    | PrefillAttention
+    | LatentDecode
+    | SparseAttention
+    | Convolution
+    | StateScan
+    | ExpertRouting
+    | Permute
+    | ExpertActivation
 )
 
 
@@ -117,6 +128,8 @@ _FAMILIES = {
     "collectives": "collective inside a node",
     "moe_alltoall_deepep": "expert all-to-all",
     "send_recv": "send and receive",
+    "sparse_attention": "sparse attention",
+    "state": "linear mixers",
 }
 _SIZES = {
     "m": "rows",
@@ -125,6 +138,8 @@ _SIZES = {
     "batch_size": "sequences",
     "isl": "prompt length",
     "kv_len": "context",
+    "step": "context",
+    "seq_len": "prompt length",
     "num_heads": "heads",
     "num_kv_heads": "KV heads",
     "head_dim": "head width",
@@ -138,7 +153,7 @@ _SIZES = {
     "message_bytes": "message size",
 }
 """Columns of the measured tables, in words."""
-_BY_ENGINE = ("gemm", "attention_decode", "attention_prefill", "moe")
+_BY_ENGINE = ("gemm", "attention_decode", "attention_prefill", "moe", "sparse_attention", "state")
 """Families whose series are an engine's own."""
 CARRIED_OVER: Interval = (0.8, 1.6)
 """Of efficiencies carried over from another machine, wider on the slow side: they are an ideal, for kernels as well
@@ -217,6 +232,10 @@ class Curves:
             return self._prefill(shape, math_dtype, stream_dtype)
         if isinstance(shape, LatentDecode):
             return self._latent(shape, stream_dtype)
+        if isinstance(shape, SparseAttention):
+            return self._sparse(shape, stream_dtype)
+        if isinstance(shape, Convolution | StateScan):
+            return self._state(shape)
         return self._expert_kernel(shape, math_dtype if isinstance(shape, GroupedGemm) else shape.dtype)
 
     def _gemm(self, shape: Gemm, dtype: str) -> PricedKernel | None:
@@ -257,6 +276,34 @@ class Curves:
         engine = "".join(series.split("/")[1:-1])
         priced_as = series.rpartition("/")[2]
         return self._priced(series, self.calibration.mla_decode_us(priced_as, *shape, engine=engine), shape, kv_dtype)
+
+    def _sparse(self, shape: SparseAttention, kv_dtype: Dtype) -> PricedKernel | None:
+        series = self._of_any_engine("sparse_attention", shape.series, (kv_dtype, "fp8", "bf16"))
+        if series is None:
+            return None
+        time_us = self.calibration.sparse_attention_us(series, shape[2:])
+        sizes = (shape.sequences, shape.tokens, shape.cached, shape.heads)
+        return self._priced(series, time_us, sizes, kv_dtype)
+
+    def _state(self, shape: Convolution | StateScan) -> PricedKernel | None:
+        phase, part = "context" if shape.prompts else "generation", "conv" if isinstance(shape, Convolution) else "scan"
+        own = self._of_any_engine("state", f"{shape.kind}_{phase}", (part,))
+        series = own or self._of_any_engine("state", f"gdn_{phase}", (part,))
+        if series is None:
+            return None
+        sizes, price = (shape.sequences, shape.tokens), self.calibration
+        time_us = (
+            price.convolution_us(series, *sizes, shape.width)
+            if isinstance(shape, Convolution)
+            else price.state_scan_us(series, shape[2:])
+        )
+        return self._priced(series, time_us, sizes, part, unmeasured="" if own else f"{shape.kind} priced as {series}")
+
+    def _of_any_engine(self, family: str, measured: str, endings: tuple[str, ...]) -> str | None:
+        """The engine's own series of what was measured, else another engine's, the first of the endings first."""
+        engines = dict.fromkeys((self.engine, "vllm", "sglang", "trtllm"))
+        names = (f"{family}/{engine}/{measured}/{ending}" for ending in endings for engine in engines)
+        return next((name for name in names if name in self.calibration.series), None)
 
     def _expert_kernel(
         self, shape: GroupedGemm | ExpertRouting | Permute | ExpertActivation, dtype: str

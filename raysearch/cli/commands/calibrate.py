@@ -34,8 +34,8 @@ def calibrate(
 
     \b
     Reads whichever of these files the folder contains; a kernel family without one keeps the hardware file's medians:
-      gemm.csv, attention_decode.csv, attention_prefill.csv, mla_decode.csv, moe.csv, collectives.csv,
-      moe_alltoall_deepep.csv, p2p_send_recv_vidur.csv
+      gemm.csv, attention_decode.csv, attention_prefill.csv, mla_decode.csv, modules.csv, linear_attention.csv, moe.csv,
+      collectives.csv, moe_alltoall_deepep.csv, p2p_send_recv_vidur.csv
 
     \b
     With --set runs the machine's kernels stay, and its engines' times and intervals are fitted to the aggregated runs

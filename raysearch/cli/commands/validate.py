@@ -23,6 +23,8 @@ KERNEL_FAMILIES: Mapping[str, str] = {
     "attention_decode": "attention_decode",
     "attention_prefill": "attention_prefill",
     "mla_decode": "mla_decode",
+    "modules": "sparse_attention",
+    "linear_attention": "state",
     "moe": "moe",
     "collectives": "collectives",
     "moe_alltoall_deepep": "moe_alltoall_deepep",

@@ -26,6 +26,7 @@ from raysearch.fidelity.calibration.fit import (
 )
 from raysearch.fidelity.calibration.kernel_families import FITS, ranges
 from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us, read_table, table_path
+from raysearch.fidelity.calibration.mixer_tables import projections_us
 from raysearch.fidelity.calibration.predict import bare_roofline, series_of
 from raysearch.fidelity.calibration.serving_fit import fit_serving
 from sim.config.files import LARGEST_JSON_BYTES
@@ -71,6 +72,12 @@ def fit_directory(
             why = "no file" if frame is None else _too_few(len(frame))
             families[family] = {"rows": 0, "file": MEASURED_FAMILIES[family].file, "left_at_defaults": why}
             continue
+        if family == "sparse_attention":
+            frame = with_projections(frame, Calibration("just fitted", as_data(series, header)))
+            if frame["projections_us"].isna().all():
+                why = f"needs {MEASURED_FAMILIES['gemm'].file} beside it, which prices projections"
+                families[family] = {"rows": 0, "file": MEASURED_FAMILIES[family].file, "left_at_defaults": why}
+                continue
         on_step(f"fitting {family}: {len(frame):,} rows")
         fitted, figures = _fit(family, frame, header)
         if not fitted:
@@ -91,6 +98,11 @@ def fit_directory(
         on_step(f"fitted engines to {serving.get('rows', 0)} serving runs")
         data["serving"] = serving
     return {"format": data.pop("format"), "provenance": dict(provenance), "families": families, **data}
+
+
+def with_projections(frame: pd.DataFrame, calibration: Calibration) -> pd.DataFrame:
+    """Rows of modules, with what the machine's GEMMs say of their projections as a column: NaN where they say none."""
+    return frame.assign(projections_us=projections_us(frame, calibration))
 
 
 def _too_few(rows: int) -> str:
@@ -114,7 +126,7 @@ def _fit(family: str, frame: pd.DataFrame, header: Header) -> tuple[dict[str, Js
     names, groups = np.array(series_of(family, frame)), interval_groups(family, frame)
     spans, series = ranges(family, frame), FITS[family](frame, machine_of(header))
     left_out: dict[str, str] = {}
-    kept = np.ones(len(frame), dtype=bool)
+    kept, light = np.ones(len(frame), dtype=bool), bare_roofline(family, frame, header)
     for name, record in list(series.items()):
         rows = names == name
         if not rows.any():  # what several series have in common
@@ -124,7 +136,7 @@ def _fit(family: str, frame: pd.DataFrame, header: Header) -> tuple[dict[str, Js
                 size: [min(s[size][0] for s in inside), max(s[size][1] for s in inside)] for size in inside[0]
             }
         figures = errors(predicted[rows], measured[rows])
-        if why := _unfit(record, int(rows.sum()), figures, left_out):
+        if why := _unfit(record, int(rows.sum()), figures, errors(light[rows], measured[rows])["mape"], left_out):
             left_out[name] = why
             kept &= ~rows
             del series[name]
@@ -133,13 +145,13 @@ def _fit(family: str, frame: pd.DataFrame, header: Header) -> tuple[dict[str, Js
         for key, alike in (("interval", groups == group), ("interval_of_few", groups == f"{group} few")):
             if (alike := alike & np.isfinite(predicted)).any():
                 record[key] = interval(predicted[alike], measured[alike])
-    bare = errors(bare_roofline(family, frame, header)[kept], measured[kept])["mape"]
+    bare = errors(light[kept], measured[kept])["mape"]
     inside = float(inside_interval(family, frame, predicted)[kept].mean()) if kept.any() else None
     figures = {**errors(predicted[kept], measured[kept]), "coverage": inside, "bare_roofline_mape": bare}
     return series, _brief(figures) | ({"series_left_at_defaults": left_out} if left_out else {})
 
 
-def _unfit(record: JsonFields, rows: int, figures: JsonFields, left_out: Mapping[str, str]) -> str:
+def _unfit(record: JsonFields, rows: int, figures: JsonFields, bare: float, left_out: Mapping[str, str]) -> str:
     """Why a series is left at the defaults, or "". One that only departs from its parent needs fewer rows."""
     if parent := record.get("parent"):
         if parent in left_out:
@@ -148,6 +160,8 @@ def _unfit(record: JsonFields, rows: int, figures: JsonFields, left_out: Mapping
         return _too_few(rows)
     if figures["mape"] is None or not np.isfinite(figures["mape"]):
         return "could not be cross-validated: too many of its rows share a shape"
+    if figures["mape"] > bare:
+        return f"errs by {figures['mape']:.0%} where rows are held out, the bare roofline by {bare:.0%}"
     return ""
 
 

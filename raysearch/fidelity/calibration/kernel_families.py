@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from raysearch.fidelity.calibration.lattice import DEFAULT, Lattice, LatticePart, Robust, fit_terms
 from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us
+from raysearch.fidelity.calibration.mixer_tables import module_shape, state_shape
 from raysearch.fidelity.calibration.predict import SHORT_DTYPE, library_of, moe_routing, moe_shape, series_of
 from sim.arrays import Floats
 from sim.json_object import JsonFields, JsonObject
-from sim.prices import terms
+from sim.prices import mixer_terms, terms
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, grid_phi, moe_layer_terms
 from sim.prices.machine import Machine
+from sim.prices.mixer_shapes import Convolution
 
 Series = dict[str, dict[str, Any]]
 
@@ -245,12 +247,35 @@ def _sum_fit(family: str, phi: Callable[[Machine, Any], list[float]], robust: Ro
     return fit
 
 
+def _state(machine: Machine, row: Any) -> list[float]:
+    shape = state_shape(row)
+    if isinstance(shape, Convolution):
+        return mixer_terms.convolution(machine, *shape[2:])
+    return mixer_terms.state_scan(machine, *shape[2:])
+
+
+def fit_sparse_attention(frame: pd.DataFrame, machine: Machine) -> Series:
+    """What modules take beside their projections, which `projections_us` of the frame has where GEMMs price them."""
+    frame = frame.loc[frame["projections_us"].notna()]
+    names, fitted = np.array(series_of("sparse_attention", frame)), {}
+    for name in sorted(set(names)):
+        rows = frame.loc[names == name]
+        design = np.array(
+            [mixer_terms.sparse_attention(machine, *module_shape(row)[2:]) for row in rows.itertuples(index=False)]
+        )
+        beside = rows["projections_us"].to_numpy(dtype=float)
+        fitted[name] = {"terms": rounded(fit_terms(design, measured_us(rows), Robust(rounds=5, cut=2.0), beside))}
+    return fitted
+
+
 FITS: Mapping[str, Fit] = {
     "gemm": fit_gemm,
     "attention_decode": fit_attention_decode,
     "collectives": fit_collectives,
     "attention_prefill": _sum_fit("attention_prefill", _prefill, DEFAULT),
     "mla_decode": _sum_fit("mla_decode", _decode_mla, DEFAULT),
+    "sparse_attention": fit_sparse_attention,
+    "state": _sum_fit("state", _state, DEFAULT),
     "moe": _sum_fit("moe", _moe, Robust(rounds=6, cut=1.5)),
     "moe_alltoall_deepep": _sum_fit("moe_alltoall_deepep", _expert, Robust(rounds=8)),
     "send_recv": _sum_fit("send_recv", lambda _, row: terms.send_recv(row.message_bytes), DEFAULT),

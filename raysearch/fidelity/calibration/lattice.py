@@ -47,17 +47,17 @@ class Robust:
 DEFAULT = Robust()
 
 
-def fit_terms(phi: Floats, time: Floats, robust: Robust = DEFAULT) -> Floats:
-    """[terms] non-negative coefficients with phi @ c close to `time` in relative error."""
+def fit_terms(phi: Floats, time: Floats, robust: Robust = DEFAULT, beside: Floats | float = 0.0) -> Floats:
+    """[terms] non-negative coefficients with beside + phi @ c close to `time` in relative error."""
     relative = phi / time[:, None]
     scale = relative.max(axis=0)
     scale[scale == 0] = 1
-    weight = np.ones(len(time))
+    weight, left = np.ones(len(time)), 1 - beside / time
     coefficients = np.zeros(phi.shape[1])
     for _ in range(robust.rounds):
-        solution, _ = nnls(relative / scale * weight[:, None], weight, maxiter=50 * phi.shape[1])
+        solution, _ = nnls(relative / scale * weight[:, None], np.maximum(left, 0) * weight, maxiter=50 * phi.shape[1])
         coefficients = solution / scale
-        weight = np.sqrt(robust.weights(relative @ coefficients - 1))
+        weight = np.sqrt(robust.weights(relative @ coefficients - left))
     return coefficients
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,9 +12,10 @@ from typing import Annotated, Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from raysearch.base.errors import InputError
+from raysearch.fidelity.calibration.mixer_tables import usable_modules, usable_states
 from sim.config.files import did_you_mean
 from sim.config.reading import read_bytes
 from sim.json_object import JsonObject
@@ -121,6 +122,43 @@ class _SendRecv(_Row):
     median_us: TablePositive
 
 
+class _Module(_Row):
+    framework: TableText
+    op: TableText
+    variant: str = ""
+    model: Annotated[str, Field(max_length=200)]
+    kv_cache_dtype: Literal["bfloat16", "fp8", "fp8_e4m3"]
+    gemm_type: Literal["bfloat16", "fp8", "fp8_block", "nvfp4"]
+    num_heads: TableCount
+    batch_size: TableCount
+    isl: TableCount
+    step: Annotated[int, Field(ge=0, le=LARGEST_MEASURED)]
+    latency_us: TablePositive
+
+
+TableCell = Annotated[float, BeforeValidator(lambda cell: cell or 0.0), Field(ge=0, le=LARGEST_MEASURED)]
+"""A number that rows of another kind leave empty."""
+
+
+class _State(_Row):
+    framework: TableText
+    op: Literal["gdn", "kda", "mamba2"]
+    kernel_source: TableText
+    phase: Literal["context", "generation"]
+    batch_size: TableCount
+    seq_len: TableCount
+    num_k_heads: TableCell = 0.0
+    head_k_dim: TableCell = 0.0
+    num_v_heads: TableCell = 0.0
+    head_v_dim: TableCell = 0.0
+    d_state: TableCell = 0.0
+    nheads: TableCell = 0.0
+    head_dim: TableCell = 0.0
+    n_groups: TableCell = 0.0
+    model: Annotated[str, Field(max_length=200)]
+    latency_us: TablePositive
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One CSV file of kernel measurements.
@@ -164,6 +202,20 @@ MEASURED_FAMILIES: dict[str, Family] = {
         ("batch_size", "kv_len", "num_heads"),
         ("kv_cache_dtype",),
         sizes=("batch_size", "kv_len", "num_heads"),
+    ),
+    "sparse_attention": Family(
+        "modules.csv",
+        _Module,
+        ("op", "model", "num_heads", "batch_size", "isl", "step"),
+        ("framework", "op", "kv_cache_dtype"),
+        sizes=("batch_size", "isl", "step", "num_heads"),
+    ),
+    "state": Family(
+        "linear_attention.csv",
+        _State,
+        ("op", "kernel_source", "phase", "batch_size", "seq_len", "model"),
+        ("framework", "op", "phase"),
+        sizes=("batch_size", "seq_len"),
     ),
     "moe": Family(
         "moe.csv",
@@ -237,12 +289,24 @@ def usable_rows(family: str, path: Path) -> tuple[pd.DataFrame, list[str]]:
         if not fastest.all():
             notes.append(f"{int((~fastest).sum())} rows of slower kernels of the same engine left out")
         raw = raw.loc[fastest]
+    for kept, what in _KEPT.get(family, ()):
+        usable = kept(raw)
+        if len(usable) < len(raw):
+            notes.append(f"{len(raw) - len(usable)} rows of {what} left out")
+        raw = usable
     if path.name == _OTHERWISE_CALLED.get(family) and "source" in raw.columns:
         ours = raw["source"].str.startswith("deepep_sglang").to_numpy(dtype=bool)
         if not ours.all():
             notes.append(f"{int((~ours).sum())} rows of other libraries than DeepEP under SGLang left out")
         raw = raw.loc[ours]
     return raw, notes
+
+
+_KEPT: Mapping[str, tuple[tuple[Callable[[pd.DataFrame], pd.DataFrame], str], ...]] = {
+    "sparse_attention": ((usable_modules, "single kernels, latent attention alone and dense attention"),),
+    "state": ((usable_states, "verified drafts and of whole decode steps"),),
+}
+"""Which rows of a family's file are of its kind, and what the others are."""
 
 
 def read_csv(path: Path, schema: type[BaseModel]) -> pd.DataFrame:

@@ -15,9 +15,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raysearch.fidelity.calibration.mixer_tables import (
+    module_series,
+    module_shape,
+    projections,
+    state_series,
+    state_shape,
+)
+from sim.prices import mixer_terms
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, Calibration, MissingSeries, is_plain
 from sim.prices.dtypes import BYTES
 from sim.prices.machine import Machine, machine_of
+from sim.prices.mixer_shapes import Convolution
 from sim.prices.routing import EXPONENT, drawn_experts
 
 MicrosecondArray = NDArray[np.float64]
@@ -92,6 +101,17 @@ def _prefill_us(calibration: Calibration, row: Any) -> float:
 def _mla_us(calibration: Calibration, row: Any) -> float:
     shape = (row.batch_size, row.kv_len, row.num_heads)
     return calibration.mla_decode_us(_short(row.kv_cache_dtype), *shape, engine=row.framework)
+
+
+def _module_us(calibration: Calibration, row: Any) -> float:
+    return row.projections_us + calibration.sparse_attention_us(module_series(row), module_shape(row)[2:])
+
+
+def _state_us(calibration: Calibration, row: Any) -> float:
+    shape, series = state_shape(row), state_series(row)
+    if isinstance(shape, Convolution):
+        return calibration.convolution_us(series, shape.sequences, shape.tokens, shape.width)
+    return calibration.state_scan_us(series, shape[2:])
 
 
 def moe_shape(row: Any) -> tuple[float, float, float, float, float, float]:
@@ -176,6 +196,8 @@ _PREDICT: dict[str, Callable[[Calibration, Any], float]] = {
     "attention_decode": _decode_us,
     "attention_prefill": _prefill_us,
     "mla_decode": _mla_us,
+    "sparse_attention": _module_us,
+    "state": _state_us,
     "moe": _moe_us,
     "collectives": _collective_us,
     "moe_alltoall_deepep": _expert_us,
@@ -188,6 +210,8 @@ _SERIES: dict[str, Callable[[Any], str]] = {
         f"attention_prefill/{row.framework}/{_short(row.attn_dtype)}/{_short(row.kv_cache_dtype)}"
     ),
     "mla_decode": lambda row: "/".join(filter(None, ("mla_decode", row.framework, _short(row.kv_cache_dtype)))),
+    "sparse_attention": module_series,
+    "state": state_series,
     "moe": _moe_series,
     "collectives": _collective_series,
     "moe_alltoall_deepep": _expert_series,
@@ -229,6 +253,22 @@ def _mla_light(machine: Machine, row: Any) -> float:
     return max(byte_us, 2 * row.batch_size * row.num_heads * row.kv_len * 1088 / machine.flop_per_us["bf16"])
 
 
+def _module_light(machine: Machine, row: Any) -> float:
+    """Products of the projections, and of attention over what it reads."""
+    flop_us = sum(
+        2 * shape.rows * shape.inner * shape.columns / machine.flop_per_us[dtype] for dtype, shape in projections(row)
+    )
+    _, attention_flop_us, _, byte_us, *_ = mixer_terms.sparse_attention(machine, *module_shape(row)[2:])
+    return flop_us + (attention_flop_us if module_shape(row).prompts else max(attention_flop_us, byte_us))
+
+
+def _state_light(machine: Machine, row: Any) -> float:
+    shape = state_shape(row)
+    if isinstance(shape, Convolution):
+        return mixer_terms.convolution(machine, *shape[2:])[1]
+    return max(mixer_terms.state_scan(machine, *shape[2:])[1:4])
+
+
 def _moe_light(machine: Machine, row: Any) -> float:
     tokens, hidden, width, topk, experts, ep = moe_shape(row)
     active, rows, _ = drawn_experts(tokens, topk, experts, ep, skewed=False)
@@ -262,6 +302,8 @@ _ROOFLINE: dict[str, Callable[[Machine, Any], float]] = {
     "attention_decode": _decode_light,
     "attention_prefill": _prefill_light,
     "mla_decode": _mla_light,
+    "sparse_attention": _module_light,
+    "state": _state_light,
     "moe": _moe_light,
     "collectives": _collective_light,
     "moe_alltoall_deepep": _expert_light,

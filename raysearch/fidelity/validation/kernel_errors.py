@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raysearch.fidelity.calibration.coefficients import with_projections
 from raysearch.fidelity.calibration.fit import cross_validated, inside_interval
 from raysearch.fidelity.calibration.measured_tables import (
     MEASURED_FAMILIES,
@@ -45,7 +46,7 @@ _SERIES_COLUMNS: dict[str, tuple[str, ...]] = {
     "moe_alltoall_deepep": ("mode", "side", "comm_sms"),
     "send_recv": ("scope",),
 }
-"""Columns behind the parts of a series' name, in order."""
+"""Columns behind the parts of a series' name, in order, of families whose unknown kernels the nearest known price."""
 
 
 def compare_family(
@@ -67,6 +68,8 @@ def compare_family(
     if frame is None:
         return None
     header = calibration.data
+    if family == "sparse_attention":
+        frame = with_projections(frame, calibration)
     inside, extra = None, {}
     reread: dict[str, list[str]] = {}
     if held_out:
@@ -123,7 +126,7 @@ def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]
             )
             raw = pd.DataFrame(raw[inside])
     changed = np.zeros(len(raw), dtype=bool)
-    for column, known in _KNOWN.items():
+    for column, known in _KNOWN.items() if family in _SERIES_COLUMNS else ():
         if (
             column not in raw.columns
             or column not in MEASURED_FAMILIES[family].schema.model_fields
@@ -148,6 +151,8 @@ def nearest(value: str, known: tuple[str, ...]) -> str:
 
 def as_fitted(family: str, frame: pd.DataFrame, calibration: Calibration) -> pd.DataFrame:
     """The frame with the names of series that were fitted, where its own were not."""
+    if family not in _SERIES_COLUMNS:
+        return frame
     frame, fitted = frame.copy(), [name for name in calibration.series if name.startswith(f"{family}/")]
     names = np.array(series_of(family, frame))
     for name in sorted(set(names) - set(fitted)):
