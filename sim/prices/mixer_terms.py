@@ -12,6 +12,8 @@ from sim.prices.machine import Machine
 
 _TILE_HEADS = 64
 """Query heads that kernels over one shared key multiply at least. [published] FlashMLA"""
+_INDEX_ROW = 128 + 4
+"""Bytes of an indexer's key and its scale."""
 
 
 def sparse_attention(
@@ -54,7 +56,7 @@ def sparse_attention(
         sequences * keys * row_bytes / hbm,
         2 * sequences * scored * index_width / machine.flop_per_us["fp8"],
     )
-    index_byte = sequences * end / ratio * 132 / hbm if index_width else 0.0
+    index_byte = sequences * end / ratio * _INDEX_ROW / hbm if index_width else 0.0
     terms = [1.0, flop, padded, byte, index_flop, index_byte, sequences * scored * 4 / hbm]
     terms += [new * heads * query_width * 4 / hbm, new / 1e3, end / 1e4, log1p(end), sequences / 1e2]
     terms += [sqrt(byte), sqrt(index_flop), sqrt(flop), new * 4096 * ratio / hbm if window else 0.0]

@@ -21,10 +21,13 @@ def grows(few: list[float], many: list[float]) -> bool:
 @pytest.mark.parametrize("place", range(4))
 def test_sparse_attention_never_takes_less_of_more(kind: SparseKind, place: int) -> None:
     for sizes in ((3.0, 5.0, 100.0, 16.0), (64.0, 1.0, 5000.0, 8.0), (1.0, 4096.0, 0.0, 128.0)):
-        more = tuple(size * 2 + 1 if at == place else size for at, size in enumerate(sizes))
+        more = list(sizes)
+        more[place] = 2 * more[place] + 1
         few, many = (
-            sparse_attention(MACHINE, *sparse_shape(kind, each, fp8=True, prompts=False, topk=2048, index=64)[2:])
-            for each in (sizes, more)
+            sparse_attention(
+                MACHINE, *sparse_shape(kind, (b, n, cached, heads), fp8=True, prompts=False, topk=2048, index=64)[2:]
+            )
+            for b, n, cached, heads in (sizes, more)
         )
         assert grows(few, many)
 
