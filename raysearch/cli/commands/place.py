@@ -19,7 +19,7 @@ def place(
     gpus: Annotated[int | None, typer.Option(min=1, max=256, help="GPUs available.", show_default="the file's")] = None,
     rate: Annotated[float, Setting("Times the requests per second of the file.", least=0.001, most=1000.0)] = 1.0,
     cv: Annotated[
-        float | None, Setting("Burstiness of all models; 1 is Poisson.", "the file's", least=0.05, most=20.0)
+        float | None, Setting("Burstiness of arrivals; 1 is Poisson.", "the file's", least=0.05, most=20.0)
     ] = None,
     requests: Annotated[int, Setting("Requests of a simulated run.", least=100, most=1_000_000)] = 1000,
     seeds: Annotated[int, Setting("Runs behind each figure.", least=1, most=10_000)] = 10,

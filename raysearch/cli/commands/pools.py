@@ -27,7 +27,8 @@ def show_pools(
         typer.Option(help="Requests of several lengths: ISL:OSL:SHARE, comma-separated.", show_default="--isl, --osl"),
     ] = None,
     requests_per_s: Annotated[
-        float | None, typer.Option(help="Fewest GPUs for so many requests a second.", show_default="fill --gpus")
+        float | None,
+        typer.Option(help="Load: requests that come per second, on all replicas.", show_default="fill --gpus"),
     ] = None,
     sweep: Annotated[
         list[str] | None,

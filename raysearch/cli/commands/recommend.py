@@ -26,23 +26,25 @@ from sim.simulate import evaluate
 def recommend(
     question: Question,
     requests_per_s: Annotated[
-        float | None, typer.Option(help="Fewest GPUs for so many requests a second.", show_default="fill --gpus")
+        float | None,
+        typer.Option(help="Load: requests that come per second, on all replicas.", show_default="fill --gpus"),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="Fewest GPUs for so many requests at once.", min=1, show_default="fill --gpus")
+        int | None,
+        typer.Option(
+            help="Load: requests at once; of `replay` clients of a replica, who send when they are answered.",
+            min=1,
+            show_default="fill --gpus",
+        ),
     ] = None,
     price: Annotated[float | None, Setting("Of a GPU and hour.", "none")] = None,
     compare_with: Annotated[
         Literal["aisimulate"] | None, Setting("'aisimulate': its recommendation beside ours (a minute or two).")
     ] = None,
     top: Annotated[int, Setting("How many strategies to show.", least=1)] = 5,
-    cv: Annotated[float, Setting("How bursty requests come; 1 is Poisson.", least=0.05, most=20.0)] = 1.0,
-    percentile: Annotated[
-        float, Setting("Of the latencies that the limits are about under a load.", least=0.0, most=100.0)
-    ] = 99.0,
-    confidence: Annotated[
-        float, Setting("Probability with which the limits are to hold under a load.", least=0.5, most=0.99)
-    ] = 0.9,
+    cv: Annotated[float, Setting("Burstiness of arrivals; 1 is Poisson.", least=0.05, most=20.0)] = 1.0,
+    percentile: Annotated[float, Setting("Of the latencies that the limits are about.", least=0.0, most=100.0)] = 99.0,
+    confidence: Annotated[float, Setting("Probability with which the answer is to hold.", least=0.5, most=0.99)] = 0.9,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -33,11 +33,15 @@ def replay_traffic(
         typer.Argument(metavar="PATH", help="Folder of `recommend` or `search`, or a JSON file with a strategy."),
     ] = None,
     requests_per_s: Annotated[
-        float | None, typer.Option(help="Requests that arrive per second, on all replicas.", show_default="none")
+        float | None, typer.Option(help="Load: requests that come per second, on all replicas.", show_default="none")
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(help="Clients of a replica, who send when they are answered.", min=1, show_default="none"),
+        typer.Option(
+            help="Load: requests at once; of `replay` clients of a replica, who send when they are answered.",
+            min=1,
+            show_default="none",
+        ),
     ] = None,
     tp: TpOption = None,
     batch: OptionalBatchOption = None,
@@ -46,20 +50,20 @@ def replay_traffic(
     dp: DpOption = None,
     layout: LayoutOption = None,
     alternative: Annotated[
-        int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives.", min=0)
+        int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives; of `pools` a point.", min=0)
     ] = 0,
     replicas: Annotated[int | None, Setting("Independent replicas.", "the folder's, else 1", least=1)] = None,
     trace: Annotated[
         str | None, Setting("A trace of requests: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
     ] = None,
-    cv: Annotated[float, Setting("How bursty arrivals are; 1 is Poisson.", least=0.05, most=20.0)] = 1.0,
+    cv: Annotated[float, Setting("Burstiness of arrivals; 1 is Poisson.", least=0.05, most=20.0)] = 1.0,
     spread: Annotated[
         float, Setting("Lengths lie evenly between this share of --isl and --osl and these.", least=0.01, most=1.0)
     ] = 1.0,
     cached: Annotated[float, Setting("Share of each prompt that is in the prefix cache.", least=0.0, most=1.0)] = 0.0,
     router: Annotated[str, Setting("least_loaded, round_robin or prefix.")] = "least_loaded",
     percentile: Annotated[float, Setting("Of the latencies that the limits are about.", least=0.0, most=100.0)] = 99.0,
-    requests: Annotated[int, Setting("Requests of a run.", least=10, most=10_000_000)] = 2000,
+    requests: Annotated[int, Setting("Requests of a simulated run.", least=10, most=10_000_000)] = 2000,
     seeds: Annotated[int, Setting("Runs behind each figure.", least=1, most=1000)] = 5,
     out: OutOption = None,
     as_json: JsonOption = False,

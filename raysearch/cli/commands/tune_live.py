@@ -60,9 +60,7 @@ def tune_live(
         ),
     ],
     within: Annotated[str, Setting("Acceptable loss against the best, as 2% or 0.02.")] = "2%",
-    confidence: Annotated[
-        float, Setting("Probability of being within that of the best at which to stop.", least=0.5, most=0.999)
-    ] = 0.9,
+    confidence: Annotated[float, Setting("Probability with which the answer is to hold.", least=0.5, most=0.999)] = 0.9,
     noise: Annotated[str, Setting("Relative standard deviation of repeated measurements.")] = "1%",
     budget: BudgetOption = None,
     timeout_s: TimeoutSetting = _TIMEOUT_S,
