@@ -21,7 +21,8 @@ class MachineFacts:
 
     Attributes:
         can: Commands that take it.
-        efficiencies: "measured", "carried over from" another machine, or "assumed" throughout.
+        efficiencies: Of kernels: "measured", "carried over from" another machine, or "assumed" throughout.
+        serving: The same of engines' own times and of intervals, which serving runs show.
         interval: Factors on kernels' times beside those of their fit; [1, 1] where they were measured.
         bias: To which side what was carried over probably errs, or "".
         node_gpus, rack_gpus: GPUs of a node, and of a tier between node and network, 0 without one.
@@ -31,6 +32,7 @@ class MachineFacts:
 
     can: tuple[str, ...]
     efficiencies: str
+    serving: str
     interval: tuple[float, float]
     bias: str
     node_gpus: int
@@ -63,9 +65,11 @@ def machine_facts(name: str) -> MachineFacts:
     curves, rates = hardware.curves, hardware.peak_flop_per_s
     source = curves.calibration.data.get("scaled_from") if curves else None
     carried = curves.carried_over if curves and source else None
+    kernels = f"carried over from {source}" if source else "measured" if curves else "assumed"
     return MachineFacts(
         can=_DO,
-        efficiencies=f"carried over from {source}" if source else "measured" if curves else "assumed",
+        efficiencies=kernels,
+        serving=f"carried over from {curves.other_machine}" if curves and curves.other_machine else kernels,
         interval=carried.interval if carried else (1.0, 1.0),
         bias=carried.bias if carried else "",
         node_gpus=hardware.node_gpus,

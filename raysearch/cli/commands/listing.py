@@ -29,7 +29,7 @@ def list_configurations(as_json: JsonOption = False) -> None:
     """List workloads, studies, fleets, engines, searchers, exports, plugins, machines and models; what was measured.
 
     \b
-    Every machine and model can be evaluated, optimised and searched. Kernels were
+    Every machine and model can be evaluated, optimised and searched. Kernels and, apart from them, serving runs were
       measured      on the machine itself, and fitted;
       carried over  from that one, at the peak rates of another: the interval is wider, and the bias is named;
       assumed       where nothing like them was measured: the roofline, at a median efficiency.
@@ -68,9 +68,9 @@ def list_configurations(as_json: JsonOption = False) -> None:
     )
     rows = [(kind, name, where) for kind, found in plugins.items() for name, where in found.items()]
     printer().print(plain_table(None, ("plugin", "name", "module:attribute, package"), rows, left=3))
-    rows = [(name, _tiers(facts), _sure(facts)) for name, facts in machines.items()]
-    columns = ("hardware", "node", "kernels' efficiencies")
-    printer().print(plain_table(None, columns, rows, left=3, wrap=columns[2:]))
+    rows = [(name, _tiers(facts), facts.serving, _sure(facts)) for name, facts in machines.items()]
+    columns = ("hardware", "node", "serving", "kernels' efficiencies")
+    printer().print(plain_table(None, columns, rows, left=4, wrap=columns[3:]))
     columns = ("model", "parameters", "active", "serving measured under", "assumed, of a layer's time when serving")
     rows = [
         (
