@@ -9,47 +9,17 @@ import io
 import os
 import re
 import sys
+from functools import cache
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from raysearch.base.errors import FAILURE, INPUT_ERROR, InputError, RunFailed
-from raysearch.cli.commands import (
-    calibrate,
-    evaluate,
-    explain,
-    export,
-    listing,
-    measure,
-    optimum,
-    place,
-    pools,
-    recommend,
-    replay,
-    report,
-    search,
-    status,
-    study,
-    tune_live,
-    validate,
-    verify,
-    verify_rules,
-)
-from raysearch.cli.commands.settings import settings_of
 from sim.config.files import CatalogError
 from sim.strategy_checks import StrategyError
 
 _ArgumentError: Any = typer.BadParameter.__base__  # of all mistakes on the command line; typer exports this one only
-
-app = typer.Typer(
-    help="Find the fastest way to serve a large language model on many GPUs.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Bytes that are no text, as Python has them in arguments."""
@@ -66,7 +36,6 @@ def _tell_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _of_all_commands(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_tell_version)
@@ -75,25 +44,53 @@ def _of_all_commands(
     pass
 
 
-app.command("list")(listing.list_configurations)
-app.command("evaluate")(evaluate.evaluate_strategy)
-app.command("explain")(explain.explain_strategy)
-app.command("optimum")(optimum.show_optimum)
-app.command("export")(export.export_strategy)
-app.command("search")(search.search_workload)
-app.command("study")(study.run)
-app.command("status")(status.show_status)
-app.command("recommend")(recommend.recommend)
-app.command("place")(place.place)
-app.command("replay")(replay.replay_traffic)
-app.command("pools")(pools.show_pools)
-app.command("report")(report.report_results)
-app.command("measure")(measure.measure)
-app.command("calibrate")(calibrate.calibrate)
-app.command("validate")(validate.validate)
-app.command("tune-live")(tune_live.tune_live)
-app.command("verify")(verify.verify_results)
-app.command("verify-rules")(verify_rules.verify_rules)
+_COMMANDS = {
+    "list": ("listing", "list_configurations"),
+    "evaluate": ("evaluate", "evaluate_strategy"),
+    "explain": ("explain", "explain_strategy"),
+    "optimum": ("optimum", "show_optimum"),
+    "export": ("export", "export_strategy"),
+    "search": ("search", "search_workload"),
+    "study": ("study", "run"),
+    "status": ("status", "show_status"),
+    "recommend": ("recommend", "recommend"),
+    "place": ("place", "place"),
+    "replay": ("replay", "replay_traffic"),
+    "pools": ("pools", "show_pools"),
+    "report": ("report", "report_results"),
+    "measure": ("measure", "measure"),
+    "calibrate": ("calibrate", "calibrate"),
+    "validate": ("validate", "validate"),
+    "tune-live": ("tune_live", "tune_live"),
+    "verify": ("verify", "verify_results"),
+    "verify-rules": ("verify_rules", "verify_rules"),
+}
+"""Module in raysearch.cli.commands and function of each, in the order of --help."""
+
+
+@cache
+def application(*names: str) -> typer.Typer:
+    """The application with some of its commands, whose modules alone are imported: all of them take a second."""
+    made = typer.Typer(
+        help="Find the fastest way to serve a large language model on many GPUs.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(_of_all_commands)
+    for name in names:
+        module, function = _COMMANDS[name]
+        made.command(name)(getattr(import_module(f"raysearch.cli.commands.{module}"), function))
+    return made
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`, the application with all commands, once it is asked for."""
+    if name != "app":
+        raise AttributeError(name)
+    return application(*_COMMANDS)
 
 
 def run_command() -> int:
@@ -105,7 +102,8 @@ def run_command() -> int:
         if not word.isascii() and _SURROGATE.search(word):
             return _fail(f"{word!r}: expected text in UTF-8", INPUT_ERROR)
     try:
-        code = app(prog_name="raysearch", standalone_mode=False)  # of a `typer.Exit`, or None
+        named = sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in _COMMANDS else _COMMANDS
+        code = application(*named)(prog_name="raysearch", standalone_mode=False)  # of a `typer.Exit`, or None
         sys.stdout.flush()  # now, while a full disk can still be reported
     except _ArgumentError as error:
         return _fail(_moved(error) or error.format_message(), INPUT_ERROR)
@@ -143,7 +141,7 @@ def _moved(error: Any) -> str | None:
     """Where an option has gone that is not known any more, or None."""
     option, command = getattr(error, "option_name", ""), error.ctx and error.ctx.command
     setting = option.removeprefix("--").removeprefix("no-").replace("-", "_")
-    settings = settings_of(command.callback) if command else {}
+    settings = getattr(command and command.callback, "settings", {})
     if setting in settings:
         switch = settings[setting].kind is bool
         value = ("=no" if option.startswith("--no-") else "") if switch else "=VALUE"

@@ -349,6 +349,7 @@ def test_commands_that_need_no_ray_import_nothing_heavy(arguments: tuple[str, ..
     }
     assert "raysearch.cli.app" in imported
     assert not imported & HEAVY
+    assert ("raysearch.answers.exported" in imported) == (arguments == ("--help",))  # of the command named alone
 
 
 @pytest.mark.parametrize("arguments", [("list",), ("--help",), evaluate("--json")])
