@@ -24,6 +24,9 @@ def calibrate(
     runs: Annotated[
         bool, Setting("Fit engines' times alone, to the serving runs of all machines together; keep the kernels.")
     ] = False,
+    anchor: Annotated[
+        bool, Setting("With runs: keep the machine's engines and scale each to the folder's few runs of it, by model.")
+    ] = False,
     beside: Annotated[
         list[str] | None, Setting("Further folders of runs, NAME=FOLDER for the machine of a file that names none.")
     ] = None,
@@ -39,11 +42,13 @@ def calibrate(
 
     \b
     With --set runs the machine's kernels stay, and its engines' times and intervals are fitted to the aggregated runs
-    of all folders and machines together (endtoend_ttft_tpot.csv, or runs.csv with a column "system").
+    of all folders and machines together (endtoend_ttft_tpot.csv, or runs.csv with a column "system"); with --set anchor
+    they are scaled to a few runs of your own, and nothing else is read.
 
     \b
     Examples:
       raysearch calibrate measured/ --out my_machine.json
+      raysearch calibrate mine/ --out mine.json --hardware b200_sxm --set runs --set anchor
       raysearch calibrate runs/ --out b200.json --hardware b200_sxm --set runs --set beside=h100_sxm=h100_runs/
       raysearch calibrate measured/ --out mine.json --hardware my_machine.toml --set source="own cluster" --json
     \b
@@ -56,12 +61,12 @@ def calibrate(
     if out.suffix != ".json":
         raise InputError(f"--out takes the name of a .json file, got {str(out)!r}")
     if runs:
-        serving = _serving(path, beside or [], hardware)
+        serving = _serving(path, beside or [], hardware, anchor=anchor)
         written = write_coefficients(out, {**load_calibrated(hardware).data, "serving": serving}, force=force)
         if as_json:
             print_json({"out": str(out), "written": written, "serving": serving})
             return
-        print(f"{serving['rows']} runs of {hardware}, {serving['source']}")
+        print(f"{serving.get('anchored_to', serving['rows'])} runs of {hardware}; {serving['source']}")
         print(f"error of workloads held out: mean {serving['mape']:.1%}, median {serving['median_ape']:.1%}")
         print(f"{'wrote' if written else 'unchanged:'} {out}")
         return
@@ -84,13 +89,13 @@ def calibrate(
     print(f"{'wrote' if written else 'unchanged:'} {out}")
 
 
-def _serving(path: Path, beside: list[str], hardware: str) -> JsonObject:
+def _serving(path: Path, beside: list[str], hardware: str, *, anchor: bool) -> JsonObject:
     """The key "serving" of a machine's coefficients, from the runs in some folders; see `calibrate`."""
     from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
     from raysearch.fidelity.calibration.serving_fit import names_machines
-    from raysearch.fidelity.calibration.serving_pool import measured_runs, pooled_serving
-    from sim.config.catalog import measured_machine
+    from raysearch.fidelity.calibration.serving_pool import anchored_serving, measured_runs, pooled_serving
+    from sim.config.catalog import load_hardware, measured_machine
     from sim.config.files import list_names
 
     folders: list[tuple[Path, str]] = []
@@ -104,7 +109,10 @@ def _serving(path: Path, beside: list[str], hardware: str) -> JsonObject:
         tell("pricing runs")
         measured = measured_runs(folders, measured_machine)
         tell(f"fitting {len(measured.runs):,} runs")
-        return pooled_serving(measured, hardware)
+        if not anchor:
+            return pooled_serving(measured, hardware)
+        whole = load_hardware(hardware).curves
+        return anchored_serving(whole.calibration.data.get("serving", {}) if whole else {}, measured, hardware)
 
 
 _SHARES = ("mape", "median_ape", "p90_ape", "bias", "bare_roofline_mape")

@@ -7,10 +7,12 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from raysearch.fidelity.calibration.engines import Steps
-from raysearch.fidelity.calibration.pooled_fit import Cell, Pool, PooledTimes, held_out
+from raysearch.fidelity.calibration.deployments import ServingRun, strategy_of_run
+from raysearch.fidelity.calibration.engines import Steps, engine_times, steps_of
+from raysearch.fidelity.calibration.pooled_fit import Cell, Pool, PooledTimes, cell_of_run, held_out
+from raysearch.fidelity.calibration.serving_pool import MeasuredRuns, anchored_serving
 from sim.config.calibration_file import CalibrationFile
-from sim.config.catalog import cells_of, load_calibration, load_engine, load_model
+from sim.config.catalog import cells_of, load_calibration, load_engine, load_model, measured_machine
 from sim.prices.engine import EngineTimes, times_of
 from sim.serving.phases import Pace
 
@@ -70,6 +72,31 @@ def test_a_calibration_stores_the_times_of_models_and_of_any_like_them() -> None
         (["nobody", "moe"], VLLM._replace(model="", weights="", kind="moe")),
     ):
         assert astuple(times_of(record, names, 32)) == pytest.approx(astuple(fitted.times(cell, 32)), rel=1e-3)
+
+
+def test_a_few_runs_of_ones_own_scale_the_times_of_their_model_alone() -> None:
+    serving = load_calibration("b200_sxm").data["serving"]
+    pool = _own_runs(5, slower=1.5)
+    found = anchored_serving(serving, pool, "b200_sxm")
+    before, after = (each["engines"]["vllm"]["of"] for each in (serving, found))
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {name for name in before if name.split("/")[0] == "llama_3_1_70b"}
+    factor = after["llama_3_1_70b/fp8"]["kernel_factor"] / before["llama_3_1_70b/fp8"]["kernel_factor"]
+    assert 1.4 < factor < 1.5  # nearly all of it, after five
+    CalibrationFile.model_validate({**load_calibration("b200_sxm").data, "serving": found})
+
+
+def _own_runs(count: int, slower: float) -> MeasuredRuns:
+    model = load_model("llama_3_1_70b")
+    strategy, _ = strategy_of_run(model, 8, 4, 1, 1)
+    run = ServingRun(model, 1000, 100, "fp8", "fp8", strategy, "vllm", "vllm", 8, generation="vllm")
+    cell, machine = cell_of_run(run, "b200_sxm"), measured_machine("b200_sxm")
+    steps = steps_of([run] * count, machine)
+    times = engine_times(load_calibration("b200_sxm"), run)
+    layers, measured_s = np.full(count, float(model.layers)), slower * steps.tpot_s(times)
+    return MeasuredRuns(
+        [run] * count, ["b200_sxm"] * count, Pool([cell] * count, layers, steps, measured_s, np.ones(count))
+    )
 
 
 @pytest.mark.parametrize("machine", ["h200_sxm", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72"])
