@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -30,6 +31,10 @@ def calibrate(
     beside: Annotated[
         list[str] | None, Setting("Further folders of runs, NAME=FOLDER for the machine of a file that names none.")
     ] = None,
+    system: Annotated[
+        str,
+        Setting("Machine's name in AIConfigurator's database, whose wheel or folder PATH is; newest versions count."),
+    ] = "",
     force: Annotated[bool, Setting("Replace a file with other content.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,12 +56,14 @@ def calibrate(
       raysearch calibrate mine/ --out mine.json --hardware b200_sxm --set runs --set anchor
       raysearch calibrate runs/ --out b200.json --hardware b200_sxm --set runs --set beside=h100_sxm=h100_runs/
       raysearch calibrate measured/ --out mine.json --hardware my_machine.toml --set source="own cluster" --json
+      raysearch calibrate aiconfigurator_core.whl --out b200.json --hardware b200_sxm --set system=b200_sxm
     \b
     Then name the file in that hardware file: calibration = "mine.json"
     """
     from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
     from raysearch.fidelity.calibration.coefficients import fit_directory, write_coefficients
+    from raysearch.fidelity.calibration.public_database import write_tables
 
     if out.suffix != ".json":
         raise InputError(f"--out takes the name of a .json file, got {str(out)!r}")
@@ -72,8 +79,14 @@ def calibrate(
         return
     provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     header = load_machine_header(hardware)
-    with telling("calibrating") as tell:
-        content = fit_directory(path, provenance, header, partial(load_machine, hardware), tell)
+    with telling("calibrating") as tell, TemporaryDirectory() as tables:
+        folder = path
+        if system:
+            folder = Path(tables)
+            found = "; ".join(write_tables(path, system, folder))
+            own = f"{path.name}: {system} of AIConfigurator's performance database (Apache-2.0): {found}"
+            provenance["source"] = f"{source}; {own}" if source else own
+        content = fit_directory(folder, provenance, header, partial(load_machine, hardware), tell)
     written = write_coefficients(out, content, force=force)
     if as_json:
         print_json(

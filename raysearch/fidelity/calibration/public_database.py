@@ -1,0 +1,135 @@
+"""AIConfigurator's performance database as it is published, as the tables that a calibration reads.
+
+A wheel of `aiconfigurator-core`, or a folder, holds systems/data/SYSTEM/FAMILY/ENGINE/VERSION/*.parquet; tables are
+known by their columns, which its collectors (collector/, `log_perf`) name, with latencies in milliseconds. Apache-2.0.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from raysearch.base.errors import InputError
+from sim.config.files import did_you_mean
+
+_LARGEST_TABLE_BYTES = 512 * 1024**2
+"""[assumed] Ten times the largest of a machine."""
+
+
+class _Table(NamedTuple):
+    """One kind of table: the file it becomes, columns that tell it, new names, and what else becomes of its rows."""
+
+    file: str
+    told_by: frozenset[str]
+    renamed: Mapping[str, str]
+    rows: Callable[[pd.DataFrame], pd.DataFrame]
+
+
+def _whole(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame
+
+
+def _full_attention(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows without a window, of one beam; MHA is told by 0 KV heads or as many as heads."""
+    kept = frame.loc[(frame.get("window_size", 0) == 0) & (frame.get("beam_width", 1) == 1)]
+    kv_heads = kept["num_kv_heads"].where(kept["num_kv_heads"] > 0, kept["num_heads"])
+    return kept.assign(num_kv_heads=kv_heads)
+
+
+def _prompts(frame: pd.DataFrame) -> pd.DataFrame:
+    kept = frame.loc[frame["op_name"].str.startswith("context")]
+    return _full_attention(kept.loc[kept.get("step", 0) == 0])
+
+
+def _decoded(frame: pd.DataFrame) -> pd.DataFrame:
+    kept = frame.loc[frame["op_name"].str.startswith("generation")]
+    return _full_attention(kept.assign(kv_len=kept["isl"] + kept["step"]))
+
+
+_HEADS = {"num_key_value_heads": "num_kv_heads"}
+_ATTENTION = frozenset({"num_key_value_heads", "head_dim", "isl", "batch_size"})
+_TABLES = (
+    _Table("gemm.csv", frozenset({"gemm_dtype", "m", "n", "k"}), {"gemm_dtype": "dtype"}, _whole),
+    _Table("moe.csv", frozenset({"moe_dtype", "num_tokens", "inter_size", "topk"}), {"moe_dtype": "dtype"}, _whole),
+    _Table("attention_prefill.csv", _ATTENTION | {"attn_dtype"}, _HEADS, _prompts),
+    _Table("attention_decode.csv", _ATTENTION | {"step"}, _HEADS, _decoded),
+)
+
+
+def write_tables(database: Path, system: str, folder: Path) -> list[str]:
+    """Writes what a database has of a machine as CSV files: of each engine and kind of table the newest version.
+
+    Args:
+        database: A wheel, or a folder.
+        system: The machine's name there.
+        folder: To write to.
+
+    Returns:
+        What each table became of, a line each.
+
+    Raises:
+        InputError: No such machine, or a table that cannot be read.
+    """
+    newest: dict[tuple[str, str], tuple[tuple[int, ...], str, pd.DataFrame]] = {}
+    systems: set[str] = set()
+    for path, content in _files(database):
+        parts = PurePosixPath(path).parts
+        place = len(parts) - 1 - parts[::-1].index("data") if "data" in parts else len(parts)
+        if len(parts) < place + 5:
+            continue
+        systems.add(parts[place + 1])
+        if parts[place + 1] != system:
+            continue
+        engine, version = parts[-3], parts[-2]
+        frame = _read(path, content())
+        for table in _TABLES:
+            if table.told_by <= set(frame.columns):
+                order = tuple(int(number) for number in re.findall(r"\d+", version))
+                known = newest.get((table.file, engine))
+                if known is None or order > known[0]:
+                    newest[table.file, engine] = (order, version, _as_measured(table, frame, engine, version))
+    if not newest:
+        raise InputError(f"{database} has no tables of {system!r} that are known: {did_you_mean(system, systems)}")
+    told: list[str] = []
+    for file in sorted({file for file, _ in newest}):
+        found = {engine: each for (name, engine), each in newest.items() if name == file}
+        pd.concat([frame for _, _, frame in found.values()]).to_csv(folder / file, index=False)
+        told.append(f"{file}: {', '.join(f'{engine} {version}' for engine, (_, version, _) in sorted(found.items()))}")
+    return told
+
+
+def _as_measured(table: _Table, frame: pd.DataFrame, engine: str, version: str) -> pd.DataFrame:
+    rows = table.rows(frame.rename(columns=dict(table.renamed)))
+    rows = rows.assign(framework=engine, framework_version=version, latency_us=rows["latency"] * 1e3)
+    return rows.drop(columns=["latency"])
+
+
+def _files(database: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Parquet files by their paths with forward slashes, and what reads each."""
+    if database.is_dir():
+        for path in sorted(database.rglob("*.parquet")):
+            yield path.as_posix(), path.read_bytes
+        return
+    try:
+        with zipfile.ZipFile(database) as wheel:
+            for member in wheel.infolist():
+                if member.filename.endswith(".parquet") and member.file_size <= _LARGEST_TABLE_BYTES:
+                    yield member.filename, lambda member=member: wheel.read(member)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InputError(f"cannot read {database}: expected a wheel or a folder of Parquet files: {error}") from error
+
+
+def _read(path: str, content: bytes) -> pd.DataFrame:
+    try:
+        frame: Any = pd.read_parquet(io.BytesIO(content))
+    except ImportError as error:
+        raise InputError("Parquet files need pyarrow: pip install pyarrow") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    return frame
