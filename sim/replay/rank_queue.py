@@ -134,16 +134,10 @@ class RankQueue:
 
     def _let_in(self) -> Turn | None:
         """The first that waits, if there is room for it."""
-        if not self._waiting or self.running >= self._most:
+        if not self._can_let_in():
             return None
-        turn = self._waiting[0]
+        turn = self._waiting.popleft()
         hit, blocks = self._found(turn)
-        needed = turn.prompt - hit + self._beside + self._reserve * (turn.left + self._left_tokens)
-        if self._cache:
-            needed += self._cache.would_hold(blocks)
-        if self.used_tokens + needed > self._room and self.running:
-            return None
-        self._waiting.popleft()
         if self._cache:
             self._cache.hold(blocks)
             turn.held = len(blocks)
@@ -154,6 +148,17 @@ class RankQueue:
         self.looked_up_tokens += turn.prompt
         self._shrink()
         return turn
+
+    def _can_let_in(self) -> bool:
+        """Whether there is room for the first that waits; one alone has it in any case."""
+        if not self._waiting or self.running >= self._most:
+            return False
+        turn = self._waiting[0]
+        hit, blocks = self._found(turn)
+        needed = turn.prompt - hit + self._beside + self._reserve * (turn.left + self._left_tokens)
+        if self._cache:
+            needed += self._cache.would_hold(blocks)
+        return self.used_tokens + needed <= self._room or not self.running
 
     def _found(self, turn: Turn) -> tuple[int, Blocks]:
         """(tokens, blocks) of a prompt that are cached; its last token is computed in any case."""
@@ -273,7 +278,7 @@ class RankQueue:
 
     def steps_alone(self) -> float:
         """Decode steps in which nothing else happens: nobody ends, is let in or has to go; 0 if a prompt is due."""
-        if self._prompts or (self._waiting and self._can_let_in()):
+        if self._prompts or self._can_let_in():
             return 0
         if not self.sequences:
             return math.inf
@@ -283,13 +288,3 @@ class RankQueue:
         if self._keeps_promises:
             return until_end
         return min(until_end, math.floor((self._room - self.used_tokens) / (self.sequences * self._gained)))
-
-    def _can_let_in(self) -> bool:
-        if self.running >= self._most:
-            return False
-        turn = self._waiting[0]
-        hit, blocks = self._found(turn)
-        needed = turn.prompt - hit + self._beside + self._reserve * (turn.left + self._left_tokens)
-        if self._cache:
-            needed += self._cache.would_hold(blocks)
-        return self.used_tokens + needed <= self._room or not self.running

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,10 +128,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if first is None:
         raise InputError(f"{path}: empty")
     if first[1].lstrip().startswith(b"{"):
-        for number, line in (first, *[]):
-            yield number, _object(path, number, line)
-        for number, line in texts:
-            yield number, _object(path, number, line)
+        yield from ((number, _object(path, number, line)) for number, line in chain([first], texts))
         return
     header = [name.strip() for name in next(csv.reader([_text(path, *first)]))]
     for number, line in texts:
