@@ -24,6 +24,8 @@ from sim.replay.requests import Blocks, Requests
 
 _LONGEST_LINE = 10_000_000
 _MOST_TOKENS = 10**9
+_LATEST_S = 1e12
+"""[assumed] Of a time: seconds since 1970 have ten digits."""
 
 
 class _Recorded(NamedTuple):
@@ -116,7 +118,7 @@ def _recorded(path: Path) -> Iterator[_Recorded]:
                 f"{path}, line {number}: expected a prompt of at least 1 token and an answer, "
                 f"got {found.prompt_tokens} and {found.output_tokens}"
             )
-        if not np.isfinite(found.time_s):
+        if not abs(found.time_s) <= _LATEST_S:
             raise InputError(f"{path}, line {number}: expected a time, got {found.time_s}")
         yield found
 
@@ -130,9 +132,9 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if first[1].lstrip().startswith(b"{"):
         yield from ((number, _object(path, number, line)) for number, line in chain([first], texts))
         return
-    header = [name.strip() for name in next(csv.reader([_text(path, *first)]))]
+    header = [name.strip() for name in _cells(path, *first)]
     for number, line in texts:
-        yield number, dict(zip(header, next(csv.reader([_text(path, number, line)])), strict=False))
+        yield number, dict(zip(header, _cells(path, number, line), strict=False))
 
 
 def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
@@ -142,11 +144,13 @@ def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
         raise InputError(f"{path}, line {number}: {error}") from error
 
 
-def _text(path: Path, number: int, line: bytes) -> str:
+def _cells(path: Path, number: int, line: bytes) -> list[str]:
     try:
-        return line.decode("utf-8-sig").rstrip("\r\n")
+        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")]))
     except UnicodeDecodeError:
         raise InputError(f"{path}, line {number}: expected text in UTF-8") from None
+    except csv.Error as error:
+        raise InputError(f"{path}, line {number}: cannot be read as CSV: {error}") from None
 
 
 def _format_of(path: Path, row: Mapping[str, Any]) -> _Format:

@@ -68,6 +68,12 @@ def test_requests_that_failed_are_left_out(tmp_path: Path) -> None:
         ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": "x"}\n', "line 1: cannot be read"),
         ("{[}\n", "line 1"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n\xff,1,2\n", "line 2: expected text in UTF-8"),
+        ("Timestamp,Request tokens,Response tokens\n1\r2,3,4\n", "line 2: cannot be read as CSV: new-line"),
+        (
+            "Timestamp,Request tokens,Response tokens\n1,2," + "3" * 200_000,
+            "line 2: cannot be read as CSV: field larger",
+        ),
+        ("Timestamp,Request tokens,Response tokens\n1e308,2,3\n", r"line 2: expected a time, got 1e\+308"),
     ],
 )
 def test_what_is_no_trace_is_one_clear_error(tmp_path: Path, content: str | bytes, expected: str) -> None:
