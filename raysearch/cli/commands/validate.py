@@ -70,12 +70,12 @@ def validate(
     """
     from raysearch.base.progress import telling
     from raysearch.fidelity.validation.error_figures import error_report, not_checked
-    from sim.config.catalog import load_calibrated, load_machine
+    from sim.config.catalog import load_calibrated, load_machine, measured_machine
 
     if not path.is_dir():
         raise InputError(f"no such folder: {path}")
     loaded = load_calibrated(hardware, calibration)
-    machine = load_machine(hardware, loaded)
+    machine = load_machine(hardware, loaded) if calibration else measured_machine(hardware)
     result: dict[str, JsonObject] = {}
     pictures: list[Path] = []
     with telling("validating") as tell:
