@@ -8,6 +8,7 @@ from sim.config.catalog import load_hardware
 from sim.config.question import Question
 from sim.json_object import JsonObject
 from sim.layers.heuristics import megatron_dims
+from sim.prices.curves import Curves
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 
@@ -22,7 +23,7 @@ class MachineFacts:
     Attributes:
         can: Commands that take it.
         efficiencies: Of kernels: "measured", "carried over from" another machine, or "assumed" throughout.
-        serving: The same of engines' own times and of intervals, which serving runs show.
+        serving: The same of engines' own times, which serving runs show.
         interval: Factors on kernels' times beside those of their fit; [1, 1] where they were measured.
         bias: To which side what was carried over probably errs, or "".
         node_gpus, rack_gpus: GPUs of a node, and of a tier between node and network, 0 without one.
@@ -69,7 +70,7 @@ def machine_facts(name: str) -> MachineFacts:
     return MachineFacts(
         can=_DO,
         efficiencies=kernels,
-        serving=f"carried over from {curves.other_machine}" if curves and curves.other_machine else kernels,
+        serving=_serving(curves) if curves else "assumed",
         interval=carried.interval if carried else (1.0, 1.0),
         bias=carried.bias if carried else "",
         node_gpus=hardware.node_gpus,
@@ -77,6 +78,17 @@ def machine_facts(name: str) -> MachineFacts:
         topology="mesh" if hardware.collectives.mesh_peers else "switched",
         formats=("bf16", *(name for name in ("fp8", "mxfp4", "nvfp4") if rates[name] > rates["bf16"])),
     )
+
+
+def _serving(curves: Curves) -> str:
+    """Whose serving runs a machine's engine times are fitted to; some are fitted to those of several machines."""
+    own, other = curves.calibration.data.get("serving", {}), curves.other_machine
+    if not other:
+        return "measured" if own else "assumed"
+    beside = load_hardware(other).curves
+    if beside is not None and own == beside.calibration.data.get("serving", {}):
+        return f"carried over from {other}"
+    return "measured" if own.get("rows") else "carried over from several machines"
 
 
 def model_facts(name: str) -> ModelFacts:

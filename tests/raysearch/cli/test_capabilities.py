@@ -18,11 +18,9 @@ def test_every_machine_and_model_is_listed_with_what_is_known_of_it() -> None:
     assert sorted(facts["models"]) == list_names("models")
     machines, models = facts["hardware"], facts["models"]
     assert (machines["h100_sxm"]["efficiencies"], machines["h100_sxm"]["interval"]) == ("measured", [1, 1])
-    assert (machines["b200_sxm"]["efficiencies"], machines["b200_sxm"]["serving"]) == (
-        "measured",
-        "carried over from h100_sxm",
-    )
-    assert [name for name in machines if machines[name]["serving"] == "measured"] == ["h100_sxm"]
+    assert (machines["l40s"]["efficiencies"], machines["l40s"]["serving"]) == ("measured", "carried over from h100_sxm")
+    assert machines["h100_sxm"]["serving"] == machines["b200_sxm"]["serving"] == "measured"
+    assert machines["gb300_nvl72"]["serving"] == "carried over from several machines"
     assert machines["mi300x"]["efficiencies"] == "carried over from h100_sxm"
     assert (machines["mi300x"]["topology"], machines["h100_nvl"]["rack_gpus"]) == ("mesh", 8)
     assert all(facts["bias"] for facts in machines.values() if facts["efficiencies"] != "measured")
