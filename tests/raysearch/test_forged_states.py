@@ -37,6 +37,7 @@ from raysearch.simulators.measurement import Measurement
 from raysearch.simulators.protocol import InProcess
 from raysearch.studies.results import check_resumable, checked_head, verify
 from sim.config.catalog import load_workload
+from sim.config.question import Question
 from sim.optimum.spaces import heuristic_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -173,7 +174,9 @@ def test_a_forged_optimum_is_not_believed(tiny_workload: Path, tmp_path: Path, m
             made = replaced(whole, rng.choice([at for at in places(whole) if at != ("sha256",)]), rng.choice(WRONG))
             kept.write_bytes(encoded(resealed(made), rng))
             again = find(workload)
-            assert (again.tokens_per_s_per_gpu, again.strategy) == (found.tokens_per_s_per_gpu, found.strategy)
+            best = found.tokens_per_s_per_gpu
+            assert again.tokens_per_s_per_gpu == best
+            assert evaluate(workload, again.strategy).tokens_per_s_per_gpu == best  # as good a one is an optimum, too
 
 
 def test_a_forged_cache_of_answers_is_asked_anew_or_believed(tiny_workload: Path, tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_a_forged_cache_of_answers_is_asked_anew_or_believed(tiny_workload: Path
 
 def test_a_forged_certificate_proves_nothing_or_what_it_says(tiny_workload: Path, tmp_path: Path) -> None:
     workload, path = load_workload(str(tiny_workload)), tmp_path / "proof.json"
-    write_certificate(path, workload, None)
+    write_certificate(path, Question(workload=str(tiny_workload)), workload, None)
     whole = json.loads(path.read_text())
     whole["leaves"] = whole["leaves"][:20]
     for seed in range(ROUNDS):
