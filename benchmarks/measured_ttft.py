@@ -68,7 +68,7 @@ def replayed_rows(directory: Path, hardware: str, most: int | None) -> Iterator[
         for done, place in enumerate(places, 1):
             run, source = runs[place], str(rows["source"].iloc[place])
             spread = _spread(source, run, hardware)
-            priced = _priced(run, machine(run.kernels), engine_times(calibration, run.engine), spread)
+            priced = _priced(run, machine(run.kernels), engine_times(calibration, run), spread)
             step(done, len(places))
             if priced is not None:
                 measured = {"ttft_ms": ttft_ms[place], "tpot_ms": tpot_ms[place]}

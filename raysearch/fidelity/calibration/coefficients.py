@@ -28,7 +28,7 @@ from raysearch.fidelity.calibration.kernel_families import FITS, ranges
 from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us, read_table, table_path
 from raysearch.fidelity.calibration.mixer_tables import projections_us
 from raysearch.fidelity.calibration.predict import bare_roofline, series_of
-from raysearch.fidelity.calibration.serving_fit import fit_serving
+from raysearch.fidelity.calibration.serving_fit import fit_serving, numbers_of
 from sim.config.files import LARGEST_JSON_BYTES
 from sim.config.reading import parse_json, read_bytes
 from sim.json_object import JsonFields, JsonObject
@@ -74,7 +74,7 @@ def fit_directory(
             continue
         if family == "sparse_attention":
             frame = with_projections(frame, Calibration("just fitted", as_data(series, header)))
-            if frame["projections_us"].isna().all():
+            if np.isnan(numbers_of(frame, "projections_us")).all():
                 why = f"needs {MEASURED_FAMILIES['gemm'].file} beside it, which prices projections"
                 families[family] = {"rows": 0, "file": MEASURED_FAMILIES[family].file, "left_at_defaults": why}
                 continue
