@@ -77,7 +77,7 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_settings(**options: Any) -> None:
-        values = _given(settings, options.pop("assignments") or ())
+        values = _given(settings, options.pop("assignments", None) or ())
         command(**options, **values)
 
     own = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters if each.name not in settings]

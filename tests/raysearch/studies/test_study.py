@@ -159,7 +159,7 @@ def test_a_study_whose_record_is_damaged_is_not_gone_on_with(
     file, out = begun(tmp_path, tiny_workload)
     damage(out / "study.json")
     with pytest.raises(InputError, match=rf"{re.escape(str(out))}/study.json is damaged: "):
-        study_command(str(file), out=out, resume=True)
+        study_command(path=str(file), out=out, resume=True)
 
 
 def begun(folder: Path, workload: Path) -> tuple[Path, Path]:

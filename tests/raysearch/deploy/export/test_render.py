@@ -71,7 +71,7 @@ HOSTILE = (
 EXAMPLES = int(os.environ.get("RAYSEARCH_FUZZ", "10"))
 """Of what evaluates a model of each name anew, or starts a process."""
 NAMES = st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
-HOSTILE_NAMES = NAMES.filter(lambda name: not name.startswith("-"))
+HOSTILE_NAMES = NAMES.filter(lambda name: not name.startswith("-") and name.strip())
 STUB = '#!/bin/sh\nprintf "%s\\0" "${0##*/}" "$@" > "$STUB_OUT/words"\nenv -0 > "$STUB_OUT/environment"\n'
 GIVEN = {"HEAD_ADDRESS": "10.0.0.1 ; touch X", "NODE_RANK": "1", "CHECKPOINT": "my checkpoint"}
 
