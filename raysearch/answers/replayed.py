@@ -51,6 +51,8 @@ class TrafficOptions:
             InputError: None or several of a rate, clients and a trace are given, or the trace cannot be read.
         """
         prompts, answers = workload.prompt_tokens, workload.output_tokens
+        if self.trace is not None and ("://" in str(self.trace) or not str(self.trace).strip()):
+            raise InputError(f"--set trace: expected the path of a local file, got {str(self.trace)!r}")
         return SentTraffic(
             Lengths(prompts, self.spread),
             Lengths(answers, self.spread),

@@ -117,6 +117,8 @@ def test_a_cached_prefix_shortens_the_time_to_the_first_token(tmp_path: Path) ->
         ({"requests_per_s": -1}, "above 0"),
         ({"requests_per_s": 1, "router": "random"}, "expected least_loaded"),
         ({"trace": "nowhere.csv"}, "No such file"),
+        ({"trace": ""}, "expected the path of a local file, got ''"),
+        ({"trace": "s3://bucket/x.csv"}, "expected the path of a local file"),
     ],
 )
 def test_what_cannot_be_sent_is_one_clear_error(options: dict[str, Any], expected: str) -> None:
