@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +41,13 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def pause(pid: int, *, go_on: bool = False) -> None:
+    """Stops a process, or lets it go on, and waits until the kernel has: on a busy machine that takes a while."""
+    os.kill(pid, signal.SIGCONT if go_on else signal.SIGSTOP)
+    while (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T") == go_on:
+        time.sleep(0.001)
 
 
 def hears(pid: int, signum: int) -> bool:

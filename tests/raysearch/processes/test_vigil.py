@@ -16,7 +16,7 @@ import pytest
 
 from raysearch.processes import vigil
 from raysearch.processes.vigil import Vigil, answers, ended_in_time
-from tests.processes import children, ended
+from tests.processes import children, ended, pause
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_a_stopped_worker_is_ended_once_it_was_stopped_for_long(
     watched: tuple[Vigil, subprocess.Popen[bytes], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ray, raylet, worker = watched
-    os.kill(worker, signal.SIGSTOP)
+    pause(worker)
     assert [ray.look() for _ in range(2)] == [None, None]
-    os.kill(worker, signal.SIGCONT)
+    pause(worker, go_on=True)
     ray.look()  # a moment's stop is none
-    os.kill(worker, signal.SIGSTOP)
+    pause(worker)
     ray.look(), ray.look()
     assert capsys.readouterr().err == ""
     assert not ended(worker)
@@ -56,7 +56,7 @@ def test_a_stopped_worker_is_ended_once_it_was_stopped_for_long(
 
 def test_a_stopped_raylet_is_ended_and_ray_has_died_then(watched: tuple[Vigil, subprocess.Popen[bytes], int]) -> None:
     ray, raylet, worker = watched
-    os.kill(raylet.pid, signal.SIGSTOP)
+    pause(raylet.pid)
     assert [ray.look() for _ in range(3)] == [None] * 3
     raylet.wait()
     assert raylet.returncode == -signal.SIGKILL
@@ -68,7 +68,7 @@ def test_a_ray_that_does_not_let_go_in_time_is_ended(
     watched: tuple[Vigil, subprocess.Popen[bytes], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ray, raylet, worker = watched
-    os.kill(raylet.pid, signal.SIGSTOP)
+    pause(raylet.pid)
     with ended_in_time(ray):
         raylet.wait()  # as Ray does
     assert raylet.returncode == -signal.SIGKILL
