@@ -1,11 +1,11 @@
 """Measured times to the first token beside replayed ones: clients who all begin at once, as benchmarks send them.
 
-    python benchmarks/measured_ttft.py DIR --hardware h100_sxm [--rows 100] [--json]
+    python benchmarks/measured_ttft.py DIR --hardware h100_sxm [--spread 0.8] [--rows 100] [--json]
 
 Nothing is fitted to these: a run's clients are replayed on the step model with the engine's own times as calibrated, in
-phase serve with as many requests open as the run states. InferenceX sends lengths drawn evenly from 0.8 of the stated
-ones on (its benchmark_lib.sh), but for its early script of gpt-oss-120b on the H100, whose runs only equal lengths
-explain (10 % against 81 % off in the median); the database's own runs send equal ones.
+phase serve with as many requests open as the run states. InferenceX's script draws lengths evenly from 0.8 of the
+stated ones on (benchmark_lib.sh), which is --spread 0.8 of its rows; most of them look as if lengths were equal. The
+database's own runs send equal ones.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from sim.simulate import evaluate
 
 WAVES = 10
 """Requests per client. [published] InferenceX sends ten times its concurrency."""
-INFERENCE_X_SPREAD = 0.8
-"""[published] `--random-range-ratio` of InferenceX's scripts."""
 
 
 def main() -> None:
@@ -42,10 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="folder with endtoend_ttft_tpot.csv or runs.csv")
     parser.add_argument("--hardware", default="h100_sxm")
+    parser.add_argument(
+        "--spread", type=float, default=1.0, help="shortest of InferenceX's lengths over the longest (1)"
+    )
     parser.add_argument("--rows", type=int, default=None, help="as many, drawn at random (all)")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    found = pd.DataFrame(list(replayed_rows(asked.directory, asked.hardware, asked.rows)))
+    found = pd.DataFrame(list(replayed_rows(asked.directory, asked.hardware, asked.spread, asked.rows)))
     if found.empty:
         raise SystemExit(f"{asked.directory}: no aggregated run of {asked.hardware} can be priced")
     if asked.json:
@@ -54,7 +55,7 @@ def main() -> None:
     print(_table(found).to_string(float_format=lambda value: f"{value:.3f}"))
 
 
-def replayed_rows(directory: Path, hardware: str, most: int | None) -> Iterator[dict[str, Any]]:
+def replayed_rows(directory: Path, hardware: str, published: float, most: int | None) -> Iterator[dict[str, Any]]:
     """Each aggregated run: what was measured, what `evaluate` says, and what a replay of its clients gives."""
     calibration = load_calibrated(hardware, None)
     machine = load_machine(hardware, calibration)
@@ -67,18 +68,13 @@ def replayed_rows(directory: Path, hardware: str, most: int | None) -> Iterator[
     with stepping(f"{hardware}: runs") as step:
         for done, place in enumerate(places, 1):
             run, source = runs[place], str(rows["source"].iloc[place])
-            spread = _spread(source, run, hardware)
+            spread = 1.0 if "internal" in source else published
             priced = _priced(run, machine(run.kernels), engine_times(calibration, run), spread)
             step(done, len(places))
             if priced is not None:
                 measured = {"ttft_ms": ttft_ms[place], "tpot_ms": tpot_ms[place]}
                 names = {"id": rows["id"].iloc[place], "model": run.model.name, "engine": run.engine, "spread": spread}
                 yield names | {"concurrency": run.strategy.batch} | measured | priced
-
-
-def _spread(source: str, run: ServingRun, hardware: str) -> float:
-    early = run.model.name == "gpt_oss_120b" and hardware == "h100_sxm"
-    return 1.0 if "internal" in source or early else INFERENCE_X_SPREAD
 
 
 def _priced(run: ServingRun, hardware: Hardware, times: EngineTimes, spread: float) -> dict[str, float] | None:
