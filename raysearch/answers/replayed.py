@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +103,7 @@ class ReplayResult(Result):
         """Whether the limits hold by the step model as it is, and the strategy fits."""
         return all(run.holds for run in self.report.runs)
 
-    @cached_property
+    @property
     def probability(self) -> float | None:
         """That the limits hold; None without limits."""
         return self.report.probability

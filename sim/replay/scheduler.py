@@ -9,9 +9,6 @@ from sim.prices.engine import SchedulerPolicy
 from sim.serving.phases import most_sequences
 from sim.workload import Workload
 
-BARE_POLICY = SchedulerPolicy()
-"""Of the bare machine: whole prompts beside those that decode, nothing set aside."""
-
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
@@ -37,7 +34,7 @@ def scheduler_of(workload: Workload, batch: int, ranks: int) -> Scheduler:
         ranks: Attention ranks.
     """
     engine = workload.engine
-    policy = engine_rules(engine.name).scheduler(workload.hardware) if engine else BARE_POLICY
+    policy = engine_rules(engine.name).scheduler(workload.hardware) if engine else SchedulerPolicy()
     if workload.chunk_tokens is not None:
         policy = replace(policy, step_tokens=workload.chunk_tokens, chunks=True, shared_by_ranks=False)
     if policy.shared_by_ranks:

@@ -11,7 +11,14 @@ import typer
 from raysearch.answers.exported import ExportResult
 from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
-from raysearch.cli.commands.options import OUT_HELP, JsonOption, at_home, exit_unless_feasible, show_result
+from raysearch.cli.commands.options import (
+    OUT_HELP,
+    AlternativeOption,
+    JsonOption,
+    at_home,
+    exit_unless_feasible,
+    show_result,
+)
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.cli.commands.strategy_options import (
@@ -45,9 +52,7 @@ def export_strategy(
         ),
     ] = None,
     to: Annotated[str, typer.Option("--to", help="; ".join(exporter_names()), show_default=True)] = "vllm",
-    alternative: Annotated[
-        int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives; of `pools` a point.", min=0)
-    ] = 0,
+    alternative: AlternativeOption = 0,
     serve: Annotated[str | None, Setting("Weights: a Hugging Face repository or a path.", "the model's")] = None,
     tp: TpOption = None,
     batch: OptionalBatchOption = None,

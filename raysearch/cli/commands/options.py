@@ -34,6 +34,20 @@ def at_home(path: Path | None) -> Path | None:
         raise typer.BadParameter(f"{path}: {error}") from error
 
 
+RequestsPerSOption = Annotated[
+    float | None, typer.Option(help="Load: requests that come per second, on all replicas.", show_default="none")
+]
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Load: requests at once; of `replay` clients of a replica, who send when they are answered.",
+        min=1,
+        show_default="none",
+    ),
+]
+AlternativeOption = Annotated[
+    int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives; of `pools` a point.", min=0)
+]
 GPUS_HELP = QUESTION_FIELDS["gpus"].help
 OUT_HELP = "Folder for the results, new or empty."
 OutOption = Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from raysearch.answers.compared_pools import SWEEPABLE, PoolsResult
 from raysearch.base.errors import InputError
-from raysearch.cli.commands.options import JsonOption, OutOption, exit_unless_feasible, show_result
+from raysearch.cli.commands.options import JsonOption, OutOption, RequestsPerSOption, exit_unless_feasible, show_result
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.processes.claim import check_folder
@@ -26,10 +26,7 @@ def show_pools(
         str | None,
         typer.Option(help="Requests of several lengths: ISL:OSL:SHARE, comma-separated.", show_default="--isl, --osl"),
     ] = None,
-    requests_per_s: Annotated[
-        float | None,
-        typer.Option(help="Load: requests that come per second, on all replicas.", show_default="fill --gpus"),
-    ] = None,
+    requests_per_s: RequestsPerSOption = None,
     sweep: Annotated[
         list[str] | None,
         typer.Option(

@@ -10,7 +10,7 @@ import typer
 
 from raysearch.base.errors import NOTHING_FEASIBLE
 from raysearch.base.file_io import as_strategy, degrees_text, strategy_dict
-from raysearch.cli.commands.options import JsonOption, OutOption, print_json
+from raysearch.cli.commands.options import ConcurrencyOption, JsonOption, OutOption, RequestsPerSOption, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.deploy.recommend.demand import Demand
@@ -25,18 +25,8 @@ from sim.simulate import evaluate
 @takes_question
 def recommend(
     question: Question,
-    requests_per_s: Annotated[
-        float | None,
-        typer.Option(help="Load: requests that come per second, on all replicas.", show_default="fill --gpus"),
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            help="Load: requests at once; of `replay` clients of a replica, who send when they are answered.",
-            min=1,
-            show_default="fill --gpus",
-        ),
-    ] = None,
+    requests_per_s: RequestsPerSOption = None,
+    concurrency: ConcurrencyOption = None,
     price: Annotated[float | None, Setting("Of a GPU and hour.", "none")] = None,
     compare_with: Annotated[
         Literal["aisimulate"] | None, Setting("'aisimulate': its recommendation beside ours (a minute or two).")

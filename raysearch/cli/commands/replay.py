@@ -10,7 +10,15 @@ import typer
 from raysearch.answers.replayed import ReplayResult, TrafficOptions, deployed_in
 from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
-from raysearch.cli.commands.options import JsonOption, OutOption, exit_unless_feasible, show_result
+from raysearch.cli.commands.options import (
+    AlternativeOption,
+    ConcurrencyOption,
+    JsonOption,
+    OutOption,
+    RequestsPerSOption,
+    exit_unless_feasible,
+    show_result,
+)
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.cli.commands.strategy_options import (
@@ -32,26 +40,15 @@ def replay_traffic(
         Path | None,
         typer.Argument(metavar="PATH", help="Folder of `recommend` or `search`, or a JSON file with a strategy."),
     ] = None,
-    requests_per_s: Annotated[
-        float | None, typer.Option(help="Load: requests that come per second, on all replicas.", show_default="none")
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            help="Load: requests at once; of `replay` clients of a replica, who send when they are answered.",
-            min=1,
-            show_default="none",
-        ),
-    ] = None,
+    requests_per_s: RequestsPerSOption = None,
+    concurrency: ConcurrencyOption = None,
     tp: TpOption = None,
     batch: OptionalBatchOption = None,
     ep: EpOption = None,
     pp: PpOption = 1,
     dp: DpOption = None,
     layout: LayoutOption = None,
-    alternative: Annotated[
-        int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives; of `pools` a point.", min=0)
-    ] = 0,
+    alternative: AlternativeOption = 0,
     replicas: Annotated[int | None, Setting("Independent replicas.", "the folder's, else 1", least=1)] = None,
     trace: Annotated[
         str | None, Setting("A trace of requests: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
