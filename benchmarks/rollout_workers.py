@@ -1,19 +1,23 @@
 """How much faster a search on a slow black box gets with workers, and what asking ahead costs in quality.
 
-    python benchmarks/rollout_workers.py                   # wall time against one worker, 50 ms a call
+    python benchmarks/rollout_workers.py                   # wall time against the calls' own, 50 ms a call
+    python benchmarks/rollout_workers.py --call-s 0.4 --spread 1    # log-normal times
     python benchmarks/rollout_workers.py --quality         # f/f* against calls in flight, on our own simulator and
                                                            # workloads that searchers were tuned on
     python benchmarks/rollout_workers.py --overhead        # a call in this process against one through a worker
 
 A worker of the first table sleeps, so that it needs no core of its own; what is left over is the searcher's time and
 Ray's. Start-up of Ray and of the workers is not counted. The second table needs neither clock nor workers: what a
-searcher sees depends on how far ahead it is asked alone, so its calls are answered here.
+searcher sees depends on how far ahead it is asked, so its calls are answered here, in their order.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import math
+import os
 import statistics
 import sys
 import tempfile
@@ -22,6 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
+from envs.calls import parse_dims_text
+from envs.rows import read_rows
 from envs.space import StrategySpace
 from raysearch.optima.optimum_cache import find_cached_optimum
 from raysearch.processes.connection import connected
@@ -35,32 +41,43 @@ from sim.evaluation import Evaluation
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-CALL_S = 0.05
 SLOW = "rollout_workers:slow"
+CALL_S, SPREAD = "RAYSEARCH_BENCHMARK_CALL_S", "RAYSEARCH_BENCHMARK_SPREAD"
+"""Of the environment, which Ray's workers inherit."""
 WORKLOAD = "gpt_moe_1_2t_16k"
 QUALITY_WORKLOADS = ["gpt_moe_1_8t_24k_slo30", "qwen3_235b_a22b_16k", "mixtral_8x22b_8k"]
 
 
+def call_s(degrees: tuple[int, ...], dims: tuple[int, ...]) -> float:
+    """What a strategy's call takes: the mean, or log-normal about it, the same whenever it is asked."""
+    mean_s, sigma = float(os.environ[CALL_S]), float(os.environ[SPREAD])
+    key = int.from_bytes(hashlib.sha256(repr((degrees, dims)).encode()).digest()[:8], "little")
+    return mean_s * math.exp(sigma * np.random.default_rng(key).standard_normal() - sigma**2 / 2)
+
+
 def slow(workload: Workload, strategy: Strategy) -> Evaluation:
     """Our simulator, as slow as a measurement of a real engine's kernels."""
-    time.sleep(CALL_S)
+    time.sleep(call_s((strategy.tp, strategy.ep, strategy.pp, strategy.batch), strategy.dims))
     return simulate.evaluate(workload, strategy)
 
 
 slow.fingerprint = str(time.time_ns())  # never answered from an earlier benchmark's cache
 
 
-def wall_s(searcher: str, workers: int, calls: int, seed: int) -> float:
-    """Seconds for `calls` calls in the middle of a run: as many are in flight when the clock starts as at its stop."""
+def wall_and_work_s(searcher: str, workers: int, calls: int, seed: int) -> tuple[float, float]:
+    """Seconds for `calls` calls in the middle of a run, and those that the calls themselves took."""
     with tempfile.TemporaryDirectory() as folder:
         slow.fingerprint = str(time.time_ns())
-        budget = calls + 3 * workers + 1
+        budget = calls + 12 * workers
         spec = RunSpec(WORKLOAD, searcher, seed=seed, budget=budget, simulator=SLOW, workers=workers)
         with contextlib.closing(SearchRun(spec, Path(folder))) as run:
-            run.advance(2 * workers)
+            run.advance(4 * workers)
             started = time.perf_counter()
             run.advance(calls)
-            return time.perf_counter() - started
+            wall_s = time.perf_counter() - started
+        rows = read_rows(Path(folder)).tail(calls).itertuples()
+        degrees = ((row.tp, row.ep, row.pp, row.batch, row.dims) for row in rows)
+        return wall_s, sum(call_s(tuple(each), tuple(parse_dims_text(dims)["dims"])) for *each, dims in degrees)
 
 
 def fractions_of_optimum(workload: str, searcher: str, workers: int, seed: int, after: list[int]) -> list[float]:
@@ -78,12 +95,11 @@ def fractions_of_optimum(workload: str, searcher: str, workers: int, seed: int, 
 
 
 def show_speed(searcher: str, counts: list[int], calls: int) -> None:
-    """Prints the ratio of one worker's wall time to that of several."""
-    alone = None
+    """Prints how many times as fast as the calls themselves a search is."""
     for workers in counts:
-        taken = wall_s(searcher, workers, calls, seed=0)
-        alone = alone or taken
-        print(f"{searcher}: {workers} workers, {calls} calls of 50 ms: {taken:.2f} s, {alone / taken:.2f}x one worker")
+        wall_s, work_s = wall_and_work_s(searcher, workers, calls, seed=0)
+        each = f"{calls} calls of {work_s / calls * 1e3:.0f} ms"
+        print(f"{searcher}: {workers} workers, {each}: {wall_s:.2f} s, {work_s / wall_s:.2f} at a time")
         sys.stdout.flush()
 
 
@@ -97,7 +113,7 @@ def show_quality(searcher: str, counts: list[int], workloads: list[str], seeds: 
             for seed in range(seeds)
         ]
         told = [f"{statistics.mean(found):.3f} ({min(found):.3f})" for found in zip(*runs, strict=True)]
-        print(f"{workers + 1} in flight: {', '.join(told)}")
+        print(f"{4 * workers or 1} in flight: {', '.join(told)}")
         sys.stdout.flush()
 
 
@@ -128,13 +144,16 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=QUALITY_WORKLOADS, help="of --quality")
     parser.add_argument("--after", type=int, nargs="+", default=[250, 500, 1000], help="calls, of --quality")
     parser.add_argument("--seeds", type=int, default=10, help="of --quality")
+    parser.add_argument("--call-s", type=float, default=0.05, help="mean time of a call, s")
+    parser.add_argument("--spread", type=float, default=0.0, help="deviation of the logarithm of its time")
     parser.add_argument("--quality", action="store_true")
     parser.add_argument("--overhead", action="store_true")
     asked = parser.parse_args()
-    counts = asked.workers or ([0, 1, 2, 4, 8, 16] if asked.quality else [1, 2, 4, 8])
+    counts = asked.workers or ([0, 1, 2, 4, 8] if asked.quality else [1, 2, 4, 8])
     if asked.quality:
         show_quality(asked.searcher, counts, asked.workloads, asked.seeds, asked.after)
         return
+    os.environ |= {CALL_S: str(asked.call_s), SPREAD: str(asked.spread)}
     with connected(cpus=max(counts) + 1):
         if asked.overhead:
             show_overhead(asked.calls)

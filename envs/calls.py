@@ -21,7 +21,9 @@ class CallRow(NamedTuple):
 
     Attributes:
         run_id: Which run.
-        call: Number of the call, from 1.
+        call: Number of the call, from 1, in the order in which answers arrived.
+        asked: Number of its proposal, from 1: the order in which calls were decided. It differs where several are under
+            way, and makes the run repeatable.
         tp, ep, pp, batch: The strategy's degrees.
         dims: Its choices, "2,1,..."; beyond the paper's space with attention's degrees behind them, ";cp=2;dp=16".
         tokens_per_s_per_gpu: As simulated, of infeasible strategies too.
@@ -35,6 +37,7 @@ class CallRow(NamedTuple):
 
     run_id: str
     call: int
+    asked: int
     tp: int
     ep: int
     pp: int
@@ -49,12 +52,15 @@ class CallRow(NamedTuple):
     best_so_far: float
 
     @classmethod
-    def of(cls, evaluation: Evaluation, *, run_id: str, call: int, reward: float, best_so_far: float) -> CallRow:
+    def of(
+        cls, evaluation: Evaluation, *, run_id: str, call: int, asked: int, reward: float, best_so_far: float
+    ) -> CallRow:
         """The row of one evaluation."""
         strategy = evaluation.strategy
         return cls(
             run_id=run_id,
             call=call,
+            asked=asked,
             tp=strategy.tp,
             ep=strategy.ep,
             pp=strategy.pp,

@@ -90,6 +90,8 @@ def _checked(path: Path, table: Any) -> pd.DataFrame:
         values = rows[name].to_numpy()
         if name == "call":
             wrong = values != np.arange(1, len(values) + 1)
+        elif name == "asked":
+            wrong = values < 1
         elif name in _DEGREES:
             wrong = (values < 1) | (values > LARGEST)
         elif name in _FIGURES:

@@ -100,8 +100,14 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
         """
         return f"sha256-{self._rows.digest}"
 
-    def step(self, action: ActionLike) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: ActionLike, asked: int | None = None
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Makes one call. On return its row is in the operating system's hands: killing this process keeps it.
+
+        Args:
+            action: What is called.
+            asked: Number of its proposal, from 1, where others are under way; by default that of the call.
 
         Raises:
             BudgetExhausted: No calls are left.
@@ -110,17 +116,18 @@ class CallGate(gym.Wrapper[Observation, ActionLike, Observation, ActionLike]):
         if self.calls >= self.budget:
             raise BudgetExhausted(f"run {self._run_id!r} has spent its budget of {self.budget} calls")
         observation, reward, terminated, truncated, info = self._strategy_env.step(action)
-        self._record(info["evaluation"], float(reward))
+        self._record(info["evaluation"], float(reward), asked or self.calls + 1)
         self._seen.add(self._strategy_env.space.key(action))
         return observation, reward, terminated, truncated, info
 
-    def _record(self, evaluation: Evaluation, reward: float) -> None:
+    def _record(self, evaluation: Evaluation, reward: float, asked: int) -> None:
         raw = float(evaluation.tokens_per_s_per_gpu)
         improved = evaluation.feasible and (self._best is None or raw > self.best_raw)
         row = CallRow.of(
             evaluation,
             run_id=self._run_id,
             call=self.calls + 1,
+            asked=asked,
             reward=reward,
             best_so_far=raw if improved else self.best_raw,
         )

@@ -76,6 +76,11 @@ class RowWriter:
         return cls(path, file=file, chain=chain, content=content)
 
     @property
+    def lines(self) -> int:
+        """Rows so far."""
+        return self._chain.lines
+
+    @property
     def digest(self) -> str:
         """Of all rows so far: equal if and only if two runs made the same calls with the same results."""
         return self._chain.digest

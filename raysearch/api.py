@@ -335,6 +335,7 @@ def search(
     on_failure: Literal["stop", "infeasible"] = "stop",
     out: str | Path | None = None,
     resume: bool = False,
+    replay: str | Path | None = None,
     trust_code: bool = False,
     progress: bool = False,
 ) -> SearchResult:
@@ -343,7 +344,7 @@ def search(
     Args:
         question: What is searched.
         searcher: Name of a searcher, or "module:Class" of your own.
-        seed: Equal seeds give equal calls, bit for bit.
+        seed: Equal seeds give equal calls, bit for bit; with workers where answers arrive in the same order.
         budget: Strategies to evaluate; 4000, or a heuristic's whole sweep.
         simulator: "module:function" of another black box; None is our own.
         workers: Processes that evaluate; by default as many as a slow simulator is worth.
@@ -352,6 +353,7 @@ def search(
         on_failure: What becomes of a strategy on which a simulator fails for good.
         out: Folder for the results, new or empty; by default results/NAME-UTC TIME.
         resume: Whether to go on with the unfinished search in `out`.
+        replay: Folder of an equal search: answers of workers are taken in as they arrived there.
         trust_code: Whether to go on with other code than it was begun with.
         progress: Whether to show bars on stderr.
 
@@ -379,6 +381,7 @@ def search(
         on_failure=on_failure,
         out=None if out is None else Path(out),
         resume=resume,
+        replay=None if replay is None else Path(replay),
         trust_code=trust_code,
         bars=stepping if progress else no_bars,
         bar=searching if progress else no_bar,

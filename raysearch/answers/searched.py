@@ -18,6 +18,7 @@ from raysearch.base.errors import InputError, Interrupted, RunFailed
 from raysearch.base.file_io import as_strategy, read_record, results_folder
 from raysearch.optima.named_spaces import optimum_value
 from raysearch.processes.claim import claimed
+from raysearch.runs.calls import recorded_order
 from raysearch.runs.records import (
     HEAD_FILE,
     SAVE_EVERY_S,
@@ -92,6 +93,7 @@ class SearchResult(Result):
         out: Path | None,
         resume: bool,
         trust_code: bool,
+        replay: Path | None = None,
         begun: Callable[[Path], None] = lambda _: None,
         bars: Bars = no_bars,
         bar: RunBar = no_bar,
@@ -108,8 +110,9 @@ class SearchResult(Result):
         with claimed(folder, resume=resume):
             before = _begun(folder, trust_code) if resume else None
             summary = finished_summary(folder) if before else None
-            if before and workers is None:  # it was measured, and decides what is called
-                workers = before["workers"]
+            repeated = _repeated(replay) if replay else None
+            if workers is None and (known := before or repeated):  # it was measured, and decides what is called
+                workers = known["workers"]
             forgiving = on_failure == "infeasible"
             with evaluating(simulator, workload, patience, workers, forgiving=forgiving) as chosen:
                 spec = RunSpec(
@@ -123,9 +126,12 @@ class SearchResult(Result):
                 )
                 if before and RunSpec(**before) != spec:
                     raise InputError(f"{folder} contains another search: {before}; resume with the same options")
+                if repeated and RunSpec(**repeated) != spec:
+                    raise InputError(f"{replay} contains another search: {repeated}; replay it with the same options")
                 if summary is None:
                     optimum = _optimum(workload, simulator, bars)
-                    run = SearchRun(spec, folder, optimum=optimum, resume=resume, patience=patience)
+                    order = recorded_order(replay) if replay else ()
+                    run = SearchRun(spec, folder, optimum=optimum, resume=resume, patience=patience, order=order)
                     begun(folder)
                     summary = _drive(run, bar)
         return cls(question, workload, folder, summary, simulator)
@@ -206,6 +212,13 @@ def _begun(folder: Path, trusted: bool) -> JsonObject | None:
     head = read_record(folder / HEAD_FILE, RunHead)
     check_code(folder / HEAD_FILE, head.get("code", {}), trusted=trusted)
     return head["spec"]
+
+
+def _repeated(folder: Path) -> JsonObject:
+    """What the search in a folder is whose answers are to arrive in the same order."""
+    if not (folder / HEAD_FILE).is_file():
+        raise InputError(f"expected the folder of a search to replay, got {folder}: it has no {HEAD_FILE}")
+    return read_record(folder / HEAD_FILE, RunHead)["spec"]
 
 
 def _optimum(workload: Workload, simulator: str | None, bars: Bars) -> float | None:

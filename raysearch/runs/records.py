@@ -29,6 +29,9 @@ SAVE_EVERY_S = 2.0
 """[assumed] Work that a run may lose with its process; so often, PPO's 6.6 MB take 1 % of its time."""
 OnFailure = Literal["stop", "infeasible"]
 
+CALLS_PER_WORKER = 4
+"""Calls under way per worker."""
+
 WORKLOAD_OPTIONS = ("hardware", "space", "margin", "engine", "groups", "any_degrees")
 """Options of a workload for which a spec has fields, since studies have them too; the others are in `described`."""
 
@@ -106,8 +109,8 @@ class RunSpec:
 
     @property
     def in_flight(self) -> int:
-        """Most calls asked for and not answered yet: one more than workers, so that none waits for the searcher."""
-        return self.workers + 1
+        """Most calls decided and not answered yet, so that no worker waits for a searcher that learns."""
+        return CALLS_PER_WORKER * self.workers or 1
 
     @property
     def digest(self) -> str:

@@ -1,29 +1,29 @@
 """One run: a searcher on a workload with a seed and a budget of calls, and the one loop that drives it.
 
-Every searcher, alone or in a study, is driven by `SearchRun.advance`, so equal specs give equal calls bit for
-bit wherever they run. With workers the searcher is asked ahead, and told in the order in which it was asked: what it
-sees depends on how far ahead that is, never on which worker was faster.
+Every searcher, alone or in a study, is driven by `SearchRun.advance`, so equal specs give equal calls bit for bit
+wherever they run. With workers the answers come in any order, which the rows record: in that order, too, equal specs
+give equal calls. A run that is resumed first makes the calls after its checkpoint again, in the order of their rows.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from envs.recording import CallGate, saved_rows
 from envs.rows import COMPACT_FILE, ROWS_FILE, RowsTaken, RowWriter, compact, write_compact
 from envs.saved_state import SavedState
-from envs.space import Action
 from envs.strategy_env import SimulatorFailure, StrategyEnv, failure_text
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import read_record, strategy_dict, write_record
 from raysearch.base.version import __version__
+from raysearch.runs.calls import Calls, recorded_order
 from raysearch.runs.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from raysearch.runs.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary, run_name
-from raysearch.searchers.interface import Outcome, Searcher
+from raysearch.searchers.interface import Searcher
 from raysearch.searchers.registry import make_searcher
 from raysearch.simulators.opening import Patience, open_simulator, searched_space
 from raysearch.simulators.protocol import Simulator
@@ -54,6 +54,7 @@ class SearchRun:
         resume: bool = False,
         patience: Patience | None = None,
         simulator: Simulator | None = None,
+        order: Sequence[int] = (),
     ) -> None:
         """Starts a run from its first call, or goes on from its last checkpoint.
 
@@ -64,6 +65,7 @@ class SearchRun:
             resume: Whether to go on from the folder's checkpoint, if there is one.
             patience: With a simulator that hangs or fails; by default `Patience()`.
             simulator: What evaluates, and is closed with the run; by default what the spec names.
+            order: In which the answers of an equal run arrived, see `recorded_order`: this one takes them in alike.
 
         Raises:
             InputError, CatalogError, UnknownName: The spec cannot be run, is not the checkpoint's, or the folder
@@ -83,6 +85,9 @@ class SearchRun:
         )
         out_dir.mkdir(parents=True, exist_ok=True)
         state = self._read_checkpoint() if resume else None
+        recorded = recorded_order(out_dir) if resume and spec.workers else []
+        self._order = [*recorded, *order[len(recorded) :]]
+        self._began_s = time.perf_counter()
         self._goes_on = state is not None and self._goes_on_from(state)
         if not self._goes_on:
             self._begin(self._rows_anew() if resume else self._new_rows())
@@ -103,10 +108,15 @@ class SearchRun:
         )
         self._rows = rows
         self._gate = CallGate(self._env, self.spec.budget, rows, self.run_id)
-        self._observation, _ = self._gate.reset(seed=self.spec.seed)
-        self._asked: deque[Action] = deque()  # by the searcher, and not told yet
-        self._exhausted = False
-        self._wall_s = 0.0
+        self._calls = Calls(
+            self._gate,
+            self._simulator,
+            self._space,
+            most=self.spec.in_flight,
+            order=self._order[self._rows.lines :],
+            taken=self._note,
+        )
+        self._wall_s = self._best = 0.0
         self._improvements: list[tuple[int, float]] = []
 
     @property
@@ -122,32 +132,34 @@ class SearchRun:
     @property
     def done(self) -> bool:
         """Whether the budget is spent or the searcher has nothing left to propose."""
-        return self._gate.calls_left == 0 or (self._exhausted and not self._asked)
+        return self._gate.calls_left == 0 or (self._calls.exhausted and not self._calls.under_way)
 
     def advance(self, calls: int, *, within_chunk: bool = False) -> None:
         """Makes at most `calls` further calls; fewer if the run is done before, or its chunk, where that matters."""
-        began, chunk = time.perf_counter() - self._wall_s, self._searcher.chunk
+        self._began_s, chunk = time.perf_counter() - self._wall_s, self._searcher.chunk
         goal = self.calls + min(calls, self._gate.calls_left)
         try:
-            while self.calls < goal:
-                best = self._gate.best_raw
-                if not self._call():
-                    break
-                if self._gate.best_raw > best:
-                    self._improvements.append((self.calls, time.perf_counter() - began))
+            while self.calls < goal and not self.done:
+                self._step(goal - self.calls)
                 if within_chunk and self._searcher.chunk != chunk:
                     break
         finally:
-            self._wall_s = time.perf_counter() - began
+            self._wall_s = time.perf_counter() - self._began_s
 
-    def _call(self) -> bool:
-        """Makes a call; False if the searcher has none left.
+    def _note(self) -> None:
+        """Notes a call that raised the best."""
+        if self._gate.best_raw > self._best:
+            self._best = self._gate.best_raw
+            self._improvements.append((self.calls, time.perf_counter() - self._began_s))
+
+    def _step(self, calls: int) -> None:
+        """Has the searcher make some calls.
 
         A state may be restored that the searcher stumbles over only now. Then the run is made again, and where it
         stumbles once more, the state was not what was wrong.
         """
         try:
-            return self._called()
+            self._searcher.step(self._calls, calls)
         except (OSError, InputError, RunFailed, SimulatorFailure, RowsTaken):
             raise
         except Exception as error:
@@ -157,28 +169,7 @@ class SearchRun:
             self._gate.close()
             self._start_again(error)
             self._begin(self._rows_anew())
-            return self._called()
-
-    def _called(self) -> bool:
-        self._ask_ahead()
-        if not self._asked:
-            return False
-        action = self._asked[0]
-        observation, reward, _, _, info = self._gate.step(action)
-        self._asked.popleft()
-        self._observation = observation
-        outcome = Outcome.of(observation, reward, info)
-        self._searcher.tell(action, outcome)
-        return True
-
-    def _ask_ahead(self) -> None:
-        while not self._exhausted and len(self._asked) < min(self.spec.in_flight, self._gate.calls_left):
-            action = self._searcher.ask(self._observation)
-            if action is None:
-                self._exhausted = True
-            else:
-                self._asked.append(action)
-                self._simulator.prefetch(self._space.decode(action))
+            self._searcher.step(self._calls, calls)
 
     def metrics(self) -> JsonObject:
         """How far the run is: the same names for every searcher, then the searcher's own under "searcher/"."""
@@ -265,8 +256,7 @@ class SearchRun:
             "config_hash": self.workload.config_hash,
             "gate": self._gate.get_state(),
             "searcher": self._searcher.get_state(),
-            "asked": list(self._asked),
-            "exhausted": self._exhausted,
+            "calls": self._calls.get_state(),
             "wall_s": self._wall_s,
             "improvements": self._improvements,
         }
@@ -284,12 +274,9 @@ class SearchRun:
             if self._gate.digest != state["gate"]["digest"]:
                 raise ValueError(f"{self.out_dir / ROWS_FILE} does not match the rows that it was saved after")
             self._searcher.set_state(state["searcher"])
-            self._asked.extend(state["asked"])
-            self._exhausted, self._wall_s = bool(state["exhausted"]), float(state["wall_s"])
+            self._calls.set_state(state["calls"], self._env.observation)
+            self._wall_s, self._best = float(state["wall_s"]), self._gate.best_raw
             self._improvements = [(int(call), float(wall_s)) for call, wall_s in state["improvements"]]
-            self._observation = self._env.observation
-            for action in self._asked:
-                self._simulator.prefetch(self._space.decode(action))
         except OSError:
             raise
         except Exception as error:  # whatever a searcher stumbles over in a state that is none of its own

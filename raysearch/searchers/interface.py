@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import zlib
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,13 +90,42 @@ class Outcome:
         return cls(*figures, observation, info["excess"], info["simulated"])
 
 
-class Searcher(abc.ABC):
-    """Proposes actions and learns from outcomes. One loop drives all of them.
+class Environment(Protocol):
+    """What a searcher steps, several calls of which may be under way: a run's, which charges and records them.
 
-    The loop is `action = ask(observation)`, one call of the gated environment, `tell(action, outcome)`.
-    A searcher never sees the environment, so it cannot spend a call by itself. Tells come in the order
-    of the asks. The loop tells each call before it asks again; a searcher decides from the action it is
-    told, not from the last one it proposed, so that a pipeline with several calls in flight stays possible.
+    Attributes:
+        observation: Elite history, [T, A] float32, as of the last call that was taken in.
+        exhausted: Set by a searcher that has nothing left to propose.
+    """
+
+    observation: NDArray[np.float32]
+    exhausted: bool
+
+    @property
+    def under_way(self) -> int:
+        """Calls that were begun and not taken in."""
+        ...
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether a further call may be begun: neither the budget nor the most that may be under way is reached."""
+        ...
+
+    def begin(self, action: Action) -> None:
+        """Begins a call of an action [A]."""
+
+    def take(self) -> tuple[Action, Outcome]:
+        """Takes in a call, whichever is answered first: its action and what came of it."""
+        ...
+
+
+class Searcher(abc.ABC):
+    """Proposes actions and learns from outcomes.
+
+    The loop is `action = ask(observation)`, one call of the gated environment, `tell(action, outcome)`, see `step`.
+    A searcher never sees the gate, so it cannot spend a call by itself. With workers it is asked several times before
+    it is told, and tells come in the order of the answers: it decides from the action it is told, not from the last one
+    it proposed.
 
     Subclasses are final, keep this constructor, set `name` and, if they have settings, `Options`.
 
@@ -125,6 +154,17 @@ class Searcher(abc.ABC):
     @abc.abstractmethod
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Learns what `action` [A] gave; changes neither argument."""
+
+    def step(self, environment: Environment, calls: int) -> None:
+        """Begins as many calls as may be under way, and takes in at least one and at most `calls`, if any are left."""
+        while environment.may_begin:
+            action = self.ask(environment.observation)
+            if action is None:
+                environment.exhausted = True
+            else:
+                environment.begin(action)
+        if environment.under_way:
+            self.tell(*environment.take())
 
     @abc.abstractmethod
     def get_state(self) -> SavedState:

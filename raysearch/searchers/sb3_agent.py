@@ -124,9 +124,14 @@ class SB3Agent:
         self._acted.append((observation.copy(), action.copy(), values, log_probs))
         return action
 
-    def record(self, reward: float, observation: Sb3Observation) -> None:
-        """Takes the reward of the earliest call not told yet; learns and perhaps restarts if the rollout is full."""
-        elites, action, values, log_probs = self._acted.pop(0)
+    @property
+    def under_way(self) -> list[Action]:
+        """Actions [A] whose rewards are not known yet, in the order of their calls."""
+        return [action for _, action, _, _ in self._acted]
+
+    def record(self, place: int, reward: float, observation: Sb3Observation) -> None:
+        """Takes the reward of a call by its place in `under_way`; learns and perhaps restarts with a full rollout."""
+        elites, action, values, log_probs = self._acted.pop(place)
         self._rollout.append((elites, action, reward, values, log_probs))
         self._calls += 1
         if len(self._rollout) < self._options.rollout_calls:

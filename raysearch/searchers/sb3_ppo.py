@@ -58,7 +58,10 @@ class SB3PPOSearcher(Searcher):
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Adds the call to the rollout, and learns from it once it is full."""
-        self._agent.record(outcome.reward, outcome.observation)
+        decode = self.space.factored.decode
+        asked = (decode(each) for each in self._agent.under_way)
+        place = next((place for place, each in enumerate(asked) if np.array_equal(each, action)), 0)
+        self._agent.record(place, outcome.reward, outcome.observation)
 
     def metrics(self) -> dict[str, float]:
         """Restarts and the confidence of the last rollout."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import sqlite3
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from envs.strategy_env import brief, checked, failure_text
-from raysearch.simulators.protocol import Simulator
 from sim.evaluation import Evaluation
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -28,46 +28,32 @@ _SCHEMA = (
 
 
 class AnswerCache:
-    """Answers from disk where they are, else from a black box, which are then kept.
+    """Answers of one black box on disk.
 
     Failures are not kept. One file serves any number of processes of one host; where it cannot be used (a network
     folder without locks, a full disk) the search goes on without it, after one note.
 
     Args:
-        source: The black box.
         path: SQLite file of this very simulator; made if missing.
         workload: What the strategies are for.
     """
 
-    def __init__(self, source: Simulator, path: Path, workload: Workload) -> None:
-        self._source = source
+    def __init__(self, path: Path, workload: Workload) -> None:
         self._path = path
         self._key = workload.config_hash
-        self._ready: dict[Strategy, Evaluation] = {}
         self._first: dict[Strategy, Evaluation] = {}
         self._best: Evaluation | None = None
         self._database: sqlite3.Connection | None = None
 
-    def prefetch(self, strategy: Strategy) -> None:
-        """Looks the strategy up, and passes on what is not known."""
-        if strategy in self._ready:
-            return
-        known = self._read(strategy)
-        if known is None:
-            self._source.prefetch(strategy)
-        else:
-            self._ready[strategy] = known
+    def remember(self, answer: Evaluation) -> None:
+        """Notes that a run took an answer, for `differing`."""
+        if len(self._first) < ASKED_TWICE:
+            self._first[answer.strategy] = answer
+        best = self._best
+        if answer.feasible and (best is None or answer.tokens_per_s_per_gpu > best.tokens_per_s_per_gpu):
+            self._best = answer
 
-    def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
-        """The kept answer, or a new one that is kept from now on. Raises what the black box raises."""
-        answer = self._ready.pop(strategy, None) or self._read(strategy)
-        if answer is None:
-            answer = self._source(workload, strategy)
-            self._write(strategy, answer)
-        self._remember(answer)
-        return answer
-
-    def asked_twice(self, workload: Workload) -> list[str]:
+    def differing(self, ask: Callable[[Strategy], Evaluation]) -> list[str]:
         """Asks the black box anew about the best and the first few strategies; returns what it now says otherwise.
 
         A cache hides that a black box is not pure: a resumed or repeated run would find other figures.
@@ -76,29 +62,16 @@ class AnswerCache:
         return [
             f"{strategy}: {before}, asked again {now}"
             for strategy, answer in {**best, **self._first}.items()
-            if (before := _figures(answer)) != (now := self._figures_now(workload, strategy))
+            if (before := _figures(answer)) != (now := _figures_of(ask, strategy))
         ]
 
-    def _remember(self, answer: Evaluation) -> None:
-        if len(self._first) < ASKED_TWICE:
-            self._first[answer.strategy] = answer
-        best = self._best
-        if answer.feasible and (best is None or answer.tokens_per_s_per_gpu > best.tokens_per_s_per_gpu):
-            self._best = answer
-
-    def _figures_now(self, workload: Workload, strategy: Strategy) -> str:
-        try:
-            return _figures(self._source(workload, strategy))
-        except Exception as error:
-            return f"failed: {failure_text(error)}"
-
     def close(self) -> None:
-        """Closes the black box and the file."""
-        self._source.close()
+        """Closes the file."""
         if self._database is not None:
             self._database.close()
 
-    def _read(self, strategy: Strategy) -> Evaluation | None:
+    def read(self, strategy: Strategy) -> Evaluation | None:
+        """The kept answer, if there is one."""
         query = "SELECT answer FROM answers WHERE workload = ? AND strategy = ?"
         try:
             row = self._open().execute(query, (self._key, repr(strategy))).fetchone()
@@ -118,7 +91,9 @@ class AnswerCache:
         """Stands before an answer, so that no damaged or misplaced one is believed."""
         return hashlib.sha256(f"{self._key}\0{strategy}\0{content}".encode()).hexdigest()
 
-    def _write(self, strategy: Strategy, answer: Evaluation) -> None:
+    def keep(self, answer: Evaluation) -> None:
+        """Keeps an answer of the black box."""
+        strategy = answer.strategy
         try:
             content = _evaluations().dump_json(answer).decode()
             row = (self._key, repr(strategy), f"{self._seal(strategy, content)} {content}")
@@ -136,6 +111,13 @@ class AnswerCache:
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute(_SCHEMA)
         return self._database
+
+
+def _figures_of(ask: Callable[[Strategy], Evaluation], strategy: Strategy) -> str:
+    try:
+        return _figures(ask(strategy))
+    except Exception as error:
+        return f"failed: {failure_text(error)}"
 
 
 def _figures(answer: Evaluation) -> str:

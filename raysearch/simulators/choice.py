@@ -91,12 +91,12 @@ def choose_workers(
 
 
 def _measured_call_s(simulator: str, workload: Workload, patience: Patience, forgiving: bool) -> float:
-    from raysearch.simulators.pool import SimulatorPool
+    from raysearch.simulators.workers import Workers
 
     space = searched_space(workload, simulator, "random")
     strategies = [space.decode(space.sample(np.random.default_rng(seed))) for seed in range(TRIED_CALLS)]
     times: list[float] = []
-    with closing(SimulatorPool(simulator, workload, workers=1, timeout_s=patience.timeout_s)) as pool:
+    with closing(Workers(simulator, workload, workers=1, timeout_s=patience.timeout_s)) as pool:
         env = StrategyEnv(workload, evaluate=pool, space=space, retries=patience.retries)
         for strategy in strategies:
             try:

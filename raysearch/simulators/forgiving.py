@@ -27,9 +27,13 @@ class Forgiving:
         self._source = source
         self._retries = retries
 
-    def prefetch(self, strategy: Strategy) -> None:
+    def begin(self, strategy: Strategy) -> None:
         """Passes on what will be asked for."""
-        self._source.prefetch(strategy)
+        self._source.begin(strategy)
+
+    def take(self, strategy: Strategy | None = None) -> Strategy:
+        """What the black box takes."""
+        return self._source.take(strategy)
 
     def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
         """The evaluation of a strategy, or one whose only violation is "failed" and says why."""

@@ -37,13 +37,13 @@ def open_simulator(
     from raysearch.simulators.cache import AnswerCache
     from raysearch.simulators.forgiving import Forgiving
     from raysearch.simulators.plugin import load_plugin
-    from raysearch.simulators.pool import SimulatorPool
+    from raysearch.simulators.workers import Workers
 
-    pool = SimulatorPool(simulator, workload, workers=workers, timeout_s=patience.timeout_s)
-    if simulator is None:
-        return pool
-    answers = AnswerCache(pool, answers_dir() / f"{load_plugin(simulator).fingerprint}.sqlite", workload)
-    return Forgiving(answers, patience.retries) if forgiving else answers
+    kept = None
+    if simulator is not None:
+        kept = AnswerCache(answers_dir() / f"{load_plugin(simulator).fingerprint}.sqlite", workload)
+    opened = Workers(simulator, workload, workers=workers, timeout_s=patience.timeout_s, kept=kept)
+    return Forgiving(opened, patience.retries) if forgiving else opened
 
 
 def check_workers(simulator: str | None, workers: int) -> None:

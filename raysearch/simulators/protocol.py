@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Protocol
 
 from envs.strategy_env import Evaluate
@@ -14,8 +15,12 @@ from sim.workload import Workload
 class Simulator(Protocol):
     """A black box that can be given ahead what it will be asked."""
 
-    def prefetch(self, strategy: Strategy) -> None:
+    def begin(self, strategy: Strategy) -> None:
         """Begins to evaluate a strategy, if it can."""
+
+    def take(self, strategy: Strategy | None = None) -> Strategy:
+        """Takes a call that was begun: of this strategy, or whichever is answered first; `__call__` answers it."""
+        ...
 
     def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
         """The evaluation of a strategy."""
@@ -39,9 +44,17 @@ class InProcess:
 
     def __init__(self, evaluate: Evaluate, timeout_s: float = Patience.timeout_s) -> None:
         self._evaluate, self._timeout_s = evaluate, timeout_s
+        self._begun: deque[Strategy] = deque()
 
-    def prefetch(self, strategy: Strategy) -> None:
-        """Nothing: there is nobody else to do it."""
+    def begin(self, strategy: Strategy) -> None:
+        """Notes it: there is nobody else to do it."""
+        self._begun.append(strategy)
+
+    def take(self, strategy: Strategy | None = None) -> Strategy:
+        """The first that was begun, or the given one."""
+        taken = strategy or self._begun[0]
+        self._begun.remove(taken)
+        return taken
 
     def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
         """The evaluation of a strategy. Raises: NoAnswer: It takes too long."""

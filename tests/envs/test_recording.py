@@ -263,7 +263,7 @@ def test_a_restored_gate_keeps_to_the_budget(new_gate: NewGate, tmp_path: Path) 
 
 
 def row(call: int) -> CallRow:
-    return CallRow("r", call, 1, 2, 3, 4, "0,1,2", 1 / 3, 0.1, 1e10, False, "hbm;tpot", -10.0, 0.1 + 0.2)
+    return CallRow("r", call, call, 1, 2, 3, 4, "0,1,2", 1 / 3, 0.1, 1e10, False, "hbm;tpot", -10.0, 0.1 + 0.2)
 
 
 def written(folder: Path, count: int) -> Path:

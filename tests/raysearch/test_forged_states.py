@@ -34,7 +34,6 @@ from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.simulators.cache import AnswerCache
 from raysearch.simulators.measurement import Measurement
-from raysearch.simulators.protocol import InProcess
 from raysearch.studies.results import check_resumable, checked_head, verify
 from sim.config.catalog import load_workload
 from sim.config.question import Question
@@ -182,8 +181,8 @@ def test_a_forged_optimum_is_not_believed(tiny_workload: Path, tmp_path: Path, m
 def test_a_forged_cache_of_answers_is_asked_anew_or_believed(tiny_workload: Path, tmp_path: Path) -> None:
     workload, strategy = load_workload(str(tiny_workload)), Strategy(2, 4, 1, 256, (0,) * 12)
     path = tmp_path / "answers.sqlite"
-    with contextlib.closing(AnswerCache(InProcess(evaluate), path, workload)) as answers:
-        right = answers(workload, strategy)
+    with contextlib.closing(AnswerCache(path, workload)) as answers:
+        answers.keep(evaluate(workload, strategy))
         with contextlib.closing(sqlite3.connect(path)) as database:
             ((kept,),) = database.execute("SELECT answer FROM answers").fetchall()
         whole = json.loads(kept.partition(" ")[2])
@@ -194,7 +193,8 @@ def test_a_forged_cache_of_answers_is_asked_anew_or_believed(tiny_workload: Path
             answer = rng.choice([f"{answers._seal(strategy, text)} {text}", text, None, 3, content])
             with contextlib.closing(sqlite3.connect(path)) as database, database:
                 database.execute("UPDATE answers SET answer = ?", (answer,))
-            assert answers(workload, strategy).strategy == right.strategy
+            believed = answers.read(strategy)
+            assert believed is None or believed.strategy == strategy
 
 
 def test_a_forged_certificate_proves_nothing_or_what_it_says(tiny_workload: Path, tmp_path: Path) -> None:

@@ -73,6 +73,9 @@ WorkersSetting = Annotated[
     int | None,
     Setting("Processes that evaluate for a run.", "by the time of a call", least=0, most=MOST_WORKERS),
 ]
+ReplaySetting = Annotated[
+    Path | None, Setting("Folder of an equal search: answers of workers are taken in as they arrived there.")
+]
 TimeoutSetting = Annotated[float, Setting("Longest call, s; then it counts as failed, and its process ends.")]
 OnFailureSetting = Annotated[
     Literal["stop", "infeasible"] | None,

@@ -14,6 +14,7 @@ from raysearch.cli.commands.options import (
     JsonOption,
     OnFailureSetting,
     OutOption,
+    ReplaySetting,
     ResumeOption,
     RetriesSetting,
     SeedOption,
@@ -44,6 +45,7 @@ def search_workload(
     on_failure: OnFailureSetting = None,
     out: OutOption = None,
     resume: ResumeOption = False,
+    replay: ReplaySetting = None,
     trust_code: TrustCodeSetting = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -81,6 +83,7 @@ def search_workload(
         on_failure=on_failure or "stop",
         out=out,
         resume=resume,
+        replay=replay,
         trust_code=trust_code,
         begun=begun,
         bars=stepping,

@@ -186,8 +186,8 @@ class EliteActor:
         log_probs = self.output.log_probs
         return (log_probs + gumbel_noise(rng, log_probs.shape)).argmax(-1)
 
-    def tell(self, outcome: Outcome) -> float:
-        """Notes what came of the oldest action in flight.
+    def tell(self, outcome: Outcome, place: int = 0) -> float:
+        """Notes what came of an action in flight, by its place among them; that of the oldest is 0.
 
         Returns:
             What the policy is rewarded with.
@@ -197,7 +197,8 @@ class EliteActor:
         """
         if not self._in_flight:
             raise RuntimeError("expected an action in flight, got the outcome of one that was never proposed")
-        proposal = self._in_flight.popleft()
+        proposal = self._in_flight[place]
+        del self._in_flight[place]
         reward = self.note(proposal.number, self.as_action(proposal.action), outcome)
         self._recorded.append((proposal, reward))
         self._observation = self.look(outcome.observation)

@@ -221,9 +221,9 @@ class LearnToShard(PPO):
         """Lean: an action `[A]` for an observation `[T, A]`; several may be asked for ahead."""
         return self.actor.act(observation)
 
-    def tell(self, outcome: Outcome) -> None:
-        """Lean: what came of the oldest action that was asked for; learns and perhaps restarts where that is due."""
-        self.actor.tell(outcome)
+    def tell(self, outcome: Outcome, place: int = 0) -> None:
+        """Lean: what came of an action that was asked for, by its place; learns and restarts where that is due."""
+        self.actor.tell(outcome, place)
         self._search.count(outcome)
         if self.actor.recorded < self.config.round_calls and self.calls_left > 0:
             return

@@ -48,7 +48,10 @@ class AgentSearcher(Searcher):
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Adds the call to the rollout, and learns from it once it is full."""
-        self._search.tell(outcome)
+        actor, decode = self._search.actor, self.space.factored.decode
+        asked = (decode(actor.as_action(proposal.action)) for proposal in actor.in_flight)
+        place = next((place for place, each in enumerate(asked) if np.array_equal(each, action)), 0)
+        self._search.tell(outcome, place)
 
     def get_state(self) -> SavedState:
         """Weights, optimiser, unfinished rollout and counters."""

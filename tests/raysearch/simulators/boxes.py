@@ -54,6 +54,16 @@ def very_slow(workload: Workload, strategy: Strategy) -> Measurement:
     return hilly(workload, strategy)
 
 
+def late_first(workload: Workload, strategy: Strategy) -> Measurement:
+    """Answers about the strategy that it is asked about first of all when it has answered about five others."""
+    log = Path(os.environ[LOG])
+    with contextlib.suppress(FileExistsError):
+        log.with_suffix(".first").touch(exist_ok=False)
+        while not log.exists() or len(log.read_text().splitlines()) < 5:
+            time.sleep(0.02)
+    return hilly(workload, strategy)
+
+
 def hangs(workload: Workload, strategy: Strategy) -> Measurement:
     """Never answers about one batch."""
     if strategy.batch == BAD_BATCH:

@@ -30,4 +30,5 @@ def _ray(log: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    log.unlink(missing_ok=True)
+    for path in (log, log.with_suffix(".first")):
+        path.unlink(missing_ok=True)

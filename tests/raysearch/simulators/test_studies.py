@@ -14,6 +14,7 @@ import pytest
 
 from envs.rows import read_rows
 from raysearch.base.errors import InputError, RunFailed
+from raysearch.runs.calls import recorded_order
 from raysearch.runs.run import SearchRun
 from raysearch.simulators.plugin import load_plugin
 from raysearch.simulators.protocol import InProcess
@@ -50,12 +51,12 @@ def digests(out: Path) -> dict[str, str]:
     return {run_id: each["digest"] for run_id, each in runs.items()}
 
 
-def digests_alone(planned: Study, box: str, folder: Path) -> dict[str, str]:
-    """Of the same runs, each made in this process by itself."""
+def digests_alone(planned: Study, box: str, folder: Path, study_folder: Path) -> dict[str, str]:
+    """Of the same runs, each made in this process by itself, their answers in the order of the study's rows."""
     found = {}
     for run_id, spec in planned.specs().items():
-        simulator = InProcess(load_plugin(BOXES + box))
-        with contextlib.closing(SearchRun(spec, folder / run_id, simulator=simulator)) as alone:
+        simulator, order = InProcess(load_plugin(BOXES + box)), recorded_order(run_dir(study_folder, run_id))
+        with contextlib.closing(SearchRun(spec, folder / run_id, simulator=simulator, order=order)) as alone:
             alone.advance(spec.budget)
             found[run_id] = alone.summary()["digest"]
     return found
@@ -64,19 +65,19 @@ def digests_alone(planned: Study, box: str, folder: Path) -> dict[str, str]:
 def test_a_study_of_a_black_box_makes_the_calls_that_its_runs_make_alone(tmp_path: Path) -> None:
     planned = study("hilly", workers=2)
     run(planned, tmp_path / "study")
-    assert digests(tmp_path / "study") == digests_alone(planned, "hilly", tmp_path)
+    assert digests(tmp_path / "study") == digests_alone(planned, "hilly", tmp_path, tmp_path / "study")
 
 
 @pytest.mark.parametrize(("victim", "seed"), [("worker", 0), ("run", 5)])
 def test_a_process_killed_in_mid_call_changes_nothing(tmp_path: Path, log: Path, victim: str, seed: int) -> None:
     # Seeds that come to the batch, and each its own: answers are kept, and what was asked about is not asked again.
-    planned = study("held", workers=2, searchers=["annealing"], seeds=[seed], timeout_s=60.0)
+    planned = study("held", workers=2, searchers=["random"], seeds=[seed], timeout_s=60.0)
     held_process(log).unlink(missing_ok=True)
     killer = threading.Thread(target=kill, args=(victim, log), daemon=True)
     killer.start()
     run(planned, tmp_path / "study")
     killer.join()
-    assert digests(tmp_path / "study") == digests_alone(planned, "hilly", tmp_path)
+    assert digests(tmp_path / "study") == digests_alone(planned, "hilly", tmp_path, tmp_path / "study")
 
 
 def kill(victim: str, log: Path) -> None:
@@ -85,7 +86,7 @@ def kill(victim: str, log: Path) -> None:
     worker = int(os.readlink(held_process(log)))
     titles = descendants(os.getpid())
     assert "ray::SimulatorWorker.evaluate" in titles[worker]
-    (waiting,) = [pid for pid, title in titles.items() if "ray::gpt_moe_1_2t_16k-annealing" in title]
+    (waiting,) = [pid for pid, title in titles.items() if "ray::gpt_moe_1_2t_16k-random" in title]
     os.kill(worker if victim == "worker" else waiting, signal.SIGKILL)
     wait_until(lambda: worker not in descendants(os.getpid()))
 

@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 from envs.rows import read_rows
 from envs.space import StrategySpace
 from envs.strategy_env import SimulatorFailure
 from raysearch.base.errors import InputError
+from raysearch.runs.calls import recorded_order
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.simulators import choice
 from raysearch.simulators.choice import choose_workers
 from raysearch.simulators.opening import Patience
 from raysearch.simulators.plugin import load_simulator
-from raysearch.simulators.pool import SimulatorPool
 from raysearch.simulators.protocol import InProcess
+from raysearch.simulators.workers import Workers
 from sim.config.catalog import load_workload
 from sim.config.files import config_path
 from sim.simulate import evaluate
@@ -52,11 +52,12 @@ def new_run(tmp_path: Path) -> Iterator[NewRun]:
             budget=60,
             workload=WORKLOAD,
             here=False,
+            order=(),
         ):
             name = BOXES + box if box else None
             spec = RunSpec(str(workload), searcher, seed=0, budget=budget, simulator=name, workers=workers)
             simulator = InProcess(load_simulator(name)) if here else None
-            run = SearchRun(spec, tmp_path / folder, patience=SHORT, simulator=simulator)
+            run = SearchRun(spec, tmp_path / folder, patience=SHORT, simulator=simulator, order=order)
             return stack.enter_context(contextlib.closing(run))
 
         yield start
@@ -68,24 +69,35 @@ def finished(run: SearchRun) -> dict:
     return run.summary()
 
 
-@pytest.mark.parametrize("searcher", ["random", "annealing", "coordinate", "ppo_paper", "ppo"])
-def test_what_is_found_depends_on_how_far_ahead_is_asked_and_not_on_time(new_run: NewRun, searcher: str) -> None:
-    calm = finished(new_run("calm", "hilly", workers=3, searcher=searcher, here=True))
-    uneven = finished(new_run("uneven", "uneven", workers=3, searcher=searcher))
-    assert calm["calls"] == calm["budget"]
-    assert uneven["digest"] == calm["digest"]
+@pytest.mark.parametrize("searcher", ["random", "annealing", "coordinate", "genetic", "ppo_paper", "ppo"])
+def test_the_recorded_order_of_answers_repeats_a_run_bit_by_bit_without_its_workers(
+    new_run: NewRun, searcher: str
+) -> None:
+    late = new_run("late", "late_first", workers=3, searcher=searcher)
+    found = finished(late)
+    order = recorded_order(late.out_dir)
+    assert found["calls"] == found["budget"]
+    assert sorted(order) == list(range(1, 61))
+    assert order[0] != 1  # a slow answer keeps no other back
+    again = finished(new_run("again", "hilly", workers=3, searcher=searcher, order=order, here=True))
+    assert again["digest"] == found["digest"]
 
 
-def test_a_searcher_that_learns_nothing_calls_the_same_however_many_workers_there_are(new_run: NewRun) -> None:
-    digests = {
-        finished(new_run(f"w{workers}", None, workers=workers, searcher="random"))["digest"] for workers in (0, 3)
-    }
-    assert len(digests) == 1
+def test_the_order_of_another_run_is_refused(new_run: NewRun) -> None:
+    run = new_run("run", "hilly", workers=1, here=True, order=[1, 2, 30])
+    with pytest.raises(InputError, match="expected rows of this very run, got an answer to decision 30"):
+        run.advance(5)
 
 
-def test_calls_asked_ahead_are_those_of_workers_even_where_none_works(new_run: NewRun) -> None:
-    theirs = finished(new_run("workers", None, workers=3, searcher="ppo"))
-    assert finished(new_run("here", None, workers=3, searcher="ppo", here=True))["digest"] == theirs["digest"]
+@pytest.mark.parametrize("searcher", ["random", "annealing"])
+def test_one_worker_answers_in_the_order_of_the_decisions_whatever_was_asked_before(
+    new_run: NewRun, searcher: str
+) -> None:
+    here = finished(new_run("here", None, workers=1, searcher=searcher, here=True))
+    assert finished(new_run("worker", None, workers=1, searcher=searcher))["digest"] == here["digest"]
+    cold = finished(new_run("cold", "hilly", workers=1, searcher=searcher))
+    finished(new_run("others", "hilly", workers=2, searcher="coordinate"))  # fills the cache
+    assert finished(new_run("warm", "hilly", workers=1, searcher=searcher))["digest"] == cold["digest"]
 
 
 def test_a_sweep_ends_by_itself_with_all_its_calls(new_run: NewRun, tmp_path: Path) -> None:
@@ -102,36 +114,43 @@ def test_the_budget_is_never_exceeded_ahead_of_it(new_run: NewRun, log: Path) ->
     assert len(log.read_text().splitlines()) == 11
 
 
-@pytest.mark.parametrize("searcher", ["ppo_paper", "ppo"])
-def test_a_resumed_run_equals_one_that_was_never_stopped(new_run: NewRun, searcher: str) -> None:
-    whole = finished(new_run("whole", "hilly", workers=3, searcher=searcher, here=True))
+@pytest.mark.parametrize("searcher", ["annealing", "ppo_paper", "ppo"])
+def test_a_resumed_run_first_makes_the_calls_after_its_checkpoint_again_in_their_order(
+    new_run: NewRun, searcher: str
+) -> None:
     first = new_run("cut", "uneven", workers=3, searcher=searcher)
     first.advance(23)
     first.save()
-    first.advance(5)  # lost with the process, and made again
+    first.advance(17)  # lost with the process, and made again
     first.close()
-    spec, folder = first.spec, first.out_dir
-    with contextlib.closing(SearchRun(spec, folder, resume=True, patience=SHORT)) as second:
+    lost = (first.out_dir / "rows.jsonl").read_bytes()
+    with contextlib.closing(SearchRun(first.spec, first.out_dir, resume=True, patience=SHORT)) as second:
         assert second.calls == 23
-        assert finished(second)["digest"] != ""
-        assert second.summary()["digest"] == whole["digest"]
-    assert read_rows(folder)["call"].tolist() == list(range(1, 61))
+        second.advance(17)
+        assert (second.out_dir / "rows.jsonl").read_bytes() == lost
+        found = finished(second)
+    order = recorded_order(first.out_dir)
+    assert read_rows(first.out_dir)["call"].tolist() == sorted(order) == list(range(1, 61))
+    again = finished(new_run("again", "hilly", workers=3, searcher=searcher, order=order, here=True))
+    assert again["digest"] == found["digest"]
 
 
-def test_a_worker_killed_in_the_middle_changes_nothing(new_run: NewRun) -> None:
-    whole = finished(new_run("whole", "hilly", workers=2, here=True))
+def test_a_worker_killed_in_the_middle_loses_no_call(new_run: NewRun) -> None:
     run = new_run("hurt", "hilly", workers=2)
     run.advance(20)
-    pool = run._simulator._source  # pyright: ignore[reportAttributeAccessIssue]
-    os.kill(ray.get(pool._workers[0].where.remote())[1], signal.SIGKILL)
-    assert finished(run)["digest"] == whole["digest"]
-    assert read_rows(run.out_dir)["call"].tolist() == list(range(1, 61))
+    where = run._simulator._workers[0].where  # pyright: ignore[reportAttributeAccessIssue]
+    os.kill(where[1], signal.SIGKILL)
+    finished(run)
+    order = recorded_order(run.out_dir)
+    assert read_rows(run.out_dir)["call"].tolist() == sorted(order) == list(range(1, 61))
 
 
 def test_a_simulator_that_dies_once_per_strategy_is_asked_again(new_run: NewRun) -> None:
-    whole = finished(new_run("whole", "hilly", workers=2, searcher="random", budget=30, here=True))
-    hurt = finished(new_run("hurt", "dies_once", workers=2, searcher="random", budget=30))
-    assert hurt["digest"] == whole["digest"]
+    hurt = new_run("hurt", "dies_once", workers=2, searcher="random", budget=30)
+    found = finished(hurt)
+    order = recorded_order(hurt.out_dir)
+    whole = finished(new_run("whole", "hilly", workers=2, searcher="random", budget=30, here=True, order=order))
+    assert found["digest"] == whole["digest"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +179,7 @@ def test_what_was_answered_once_is_not_asked_again_and_failures_are(new_run: New
     first = finished(new_run("first", "hilly", workers=2, searcher="random"))
     asked = log.read_text().splitlines()
     second = finished(new_run("second", "hilly", workers=2, searcher="random"))
-    assert second["digest"] == first["digest"]
+    assert second["best"] == first["best"]
     assert log.read_text().splitlines() == asked
 
 
@@ -175,7 +194,7 @@ def test_a_cache_that_cannot_be_used_is_one_note_and_no_more(
 
 def test_our_own_simulator_says_the_same_in_workers() -> None:
     workload = load_workload(WORKLOAD)
-    with contextlib.closing(SimulatorPool(None, workload, workers=1, timeout_s=30.0)) as pool:
+    with contextlib.closing(Workers(None, workload, workers=1, timeout_s=30.0)) as pool:
         strategy = StrategySpace(workload).decode(StrategySpace(workload).nvec - 1)
         assert pool(workload, strategy) == evaluate(workload, strategy)
 
