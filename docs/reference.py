@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -18,12 +19,17 @@ from raysearch.base.errors import InputError
 from raysearch.cli.app import app
 from raysearch.cli.commands.settings import DeclaredSetting, settings_of
 from raysearch.deploy.place.fleet_file import FleetFile
-from raysearch.runs.records import RunHead, RunSummary, StudyRecord
+from raysearch.runs.records import RunHead, RunSpec, RunSummary, StudyRecord
 from raysearch.searchers.registry import searcher_class, searcher_names
 from raysearch.studies.study_file import StudyFile
 from sim.config.hardware_file import HardwareFile
 from sim.config.question import QUESTION_FIELDS, Question
 from sim.config.schemas import EngineVersionFile, ModelFile, WorkloadFile
+from sim.layers.mixers import CompressedAttention, GroupedAttention, Indexer, LatentAttention, LinearMixer
+from sim.layers.model import FeedForward, LayerGroup, Published
+from sim.prices.hardware import CollectiveModel, ErrorModel, Hardware, Rack
+from sim.strategy import Strategy
+from sim.workload import DegreeTables, Precisions, Speculation, Workload
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -31,6 +37,25 @@ if TYPE_CHECKING:
 
 CONFIGURATIONS = (WorkloadFile, ModelFile, HardwareFile, EngineVersionFile, StudyFile, FleetFile)
 RECORDS = (RunHead, RunSummary, StudyRecord)
+_BECOMES: Mapping[str, tuple[type, ...]] = {
+    "WorkloadFile": (Workload,),
+    "ModelFile": (Published,),
+    "HardwareFile": (Hardware,),
+    "_LayerFile": (GroupedAttention, FeedForward),
+    "_GroupFile": (LayerGroup,),
+    "_LatentAttention": (LatentAttention,),
+    "_CompressedAttention": (CompressedAttention,),
+    "_LinearMixer": (LinearMixer,),
+    "_Indexer": (Indexer,),
+    "_PrecisionsTable": (Precisions,),
+    "_DegreesTable": (DegreeTables,),
+    "_SpeculationTable": (Speculation,),
+    "_Rack": (Rack,),
+    "_ExpectedError": (ErrorModel,),
+    "_Collectives": (CollectiveModel,),
+    "StoredStrategy": (Strategy,),
+}
+"""What the simulator makes of files' tables, by their schemas' names: the docstrings there say what keys mean."""
 _SETTINGS = (
     "What is seldom changed is a setting: `--set NAME=VALUE`, as often as needed; `--set NAME` alone switches it on."
 )
@@ -115,6 +140,10 @@ def columns() -> str:
     blocks.append(_table(("column", "type", "meaning"), rows))
     for record in RECORDS:
         blocks += _schema(record, 2)
+    blocks += ["## RunSpec", "`spec` of run.json, whose digest study.json has: what makes a run."]
+    hints, meanings = get_type_hints(RunSpec), _attributes(RunSpec)
+    rows = [(f"`{each.name}`", f"`{_plain(hints[each.name])}`", meanings[each.name]) for each in fields(RunSpec)]
+    blocks.append(_table(("key", "type", "meaning"), rows))
     return _page(blocks)
 
 
@@ -216,14 +245,13 @@ def _table_name(schema: type[BaseModel]) -> str:
 
 
 def _keys(definition: Mapping[str, Any], schema: type[BaseModel]) -> str:
-    asked = {about.key: about.help for about in QUESTION_FIELDS.values()} if schema is WorkloadFile else {}
-    meanings = {**asked, **_comments(schema), **_attributes(schema)}
+    meanings = _meanings(schema)
     required = definition.get("required", ())
     rows = [
         (f"`{key}`", _kind(value), meanings.get(key, ""), "required" if key in required else _usual(value))
         for key, value in definition["properties"].items()
     ]
-    return _table(("key", "takes", "meaning, or what holds without it", "default"), rows)
+    return _table(("key", "takes", "meaning; what holds without it", "default"), rows)
 
 
 def _kind(value: Mapping[str, Any]) -> str:
@@ -252,6 +280,38 @@ def _usual(value: Mapping[str, Any]) -> str:
     return "" if usual in (None, [], {}) or isinstance(usual, dict) else f"`{usual}`"
 
 
+def _meanings(schema: type[BaseModel]) -> dict[str, str]:
+    """What each key means: the words of its schema, else of the question or the type that it becomes, in this order.
+
+    What stands behind a key in the source, most often what holds without it, comes after them.
+    """
+    asked = {about.key: about.help for about in QUESTION_FIELDS.values()} if schema is WorkloadFile else {}
+    becomes: list[type] = []
+    if to_si := getattr(schema, "to_si", None):
+        becomes.append(get_type_hints(to_si)["return"])
+    becomes += [each for base in schema.__mro__ for each in _BECOMES.get(base.__name__, ())]
+    said = {_stem(name): text for each in reversed(becomes) for name, text in _attributes(each).items()}
+    own: dict[str, str] = {}
+    for base in reversed(schema.__mro__):
+        own |= _attributes(base) if issubclass(base, BaseModel) and base is not BaseModel else {}
+    comments = _comments(schema)
+    found: dict[str, str] = {}
+    for key in schema.model_fields:
+        text = own.get(key) or asked.get(key) or said.get(_stem(key), "")
+        found[key] = "; ".join(each for each in (text.rstrip("."), comments.get(key, "")) if each)
+    return found
+
+
+def _stem(name: str) -> str:
+    """A key or an attribute without its unit: files have people's units, the simulator SI's.
+
+    >>> _stem("intra_gb_per_s"), _stem("intra_bandwidth_bytes_per_s"), _stem("floor_us"), _stem("heads")
+    ('intra_bandwidth', 'intra_bandwidth', 'floor', 'heads')
+    """
+    rate = re.sub(r"(^|_)(bandwidth_)?(gb|bytes)_per_s$", r"\1bandwidth", name)
+    return re.sub(r"_(us|s|ms|gb|bytes)$", "", rate)
+
+
 def _comments(schema: type[BaseModel]) -> dict[str, str]:
     """What stands behind a key in the source of its class, those of base classes included."""
     found: dict[str, str] = {}
@@ -262,8 +322,8 @@ def _comments(schema: type[BaseModel]) -> dict[str, str]:
 
 
 def _attributes(thing: type) -> dict[str, str]:
-    """What the section Attributes of a docstring says, by name."""
-    _, _, section = inspect.cleandoc(thing.__doc__ or "").partition("Attributes:\n")
+    """What the section Attributes of a class's own docstring says, by name."""
+    _, _, section = inspect.cleandoc(vars(thing).get("__doc__") or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w[\w, ]*): (.+(?:\n {8}.+)*)", section, re.MULTILINE)
     return {name: re.sub(r"\s+", " ", text) for names, text in entries for name in names.split(", ")}
 

@@ -34,6 +34,12 @@ class Precisions:
     """Storage formats. GEMMs run at the peak of `weights`, attention at that of `activations`.
 
     Embedding and LM head are kept in `activations`, as published checkpoints keep them.
+
+    Attributes:
+        weights: Of the weights of attention and feed-forward networks.
+        kv_cache: Of cached keys and values.
+        activations: Of what is computed between the weights, and of collectives.
+        dispatch: Of tokens on their way to experts; they come back in `activations`.
     """
 
     weights: Dtype
@@ -82,7 +88,14 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class DegreeTables:
-    """The values a search may choose for each degree, ascending."""
+    """The values a search may choose for each degree, ascending.
+
+    Attributes:
+        tp: Tensor parallelism.
+        ep: Expert parallelism.
+        pp: Pipeline stages.
+        batch: Sequences of a microbatch.
+    """
 
     tp: tuple[int, ...]
     ep: tuple[int, ...]
@@ -95,6 +108,7 @@ class Workload:
     """A model on a hardware under a service-level objective: everything but the strategy.
 
     Attributes:
+        name: For people, and in the names of results.
         phase: See `PhaseName`.
         context_tokens: In phase decode, cached tokens every sequence attends to.
         prompt_tokens: Tokens of a request's prompt; 0 in phase decode where only the context is known.
@@ -102,6 +116,7 @@ class Workload:
         tpot_slo_s: Longest allowed time per output token.
         ttft_slo_s: Longest allowed time to the first token; infinite for none.
         max_gpus: Device budget.
+        precisions: Storage formats.
         load_imbalance: Tokens of the busiest ep rank over the mean, >= 1.
         degrees: The searched degree tables.
         config_hash: Digest of everything above, of the model and of the hardware.

@@ -66,6 +66,12 @@ def test_the_reference_has_every_command_key_and_column() -> None:
     assert "### rs.recommend" in PAGES["python"]()
 
 
+def test_every_key_of_the_reference_has_a_text() -> None:
+    rows = [re.split(r"(?<!\\)\|", line) for page in PAGES.values() for line in page().split("\n") if line[:3] == "| `"]
+    assert len(rows) > 500
+    assert not [row[1] for row in rows if not row[3].strip()]
+
+
 @pytest.mark.parametrize("name", DRAWN)
 def test_pictures_of_layers_are_what_the_command_draws(name: str, tmp_path: Path) -> None:
     app(["explain", *DRAWN[name].split(), "--out", str(tmp_path / "drawn.svg")], standalone_mode=False)

@@ -124,7 +124,7 @@ class SearchResult(Result):
                     on_failure=on_failure,
                     **_of_question(question, workload),
                 )
-                if before and RunSpec(**before) != spec:
+                if before and RunSpec.of_record(before) != spec:
                     raise InputError(f"{folder} contains another search: {before}; resume with the same options")
                 if repeated and RunSpec(**repeated) != spec:
                     raise InputError(f"{replay} contains another search: {repeated}; replay it with the same options")
@@ -197,7 +197,7 @@ def _of_question(question: Question, workload: Workload) -> JsonObject:
     fields = {name: asked.pop(name) for name in WORKLOAD_OPTIONS if name in asked}
     if "any_degrees" in fields:
         fields["any_degrees"] = ",".join(sorted(any_degrees(fields["any_degrees"])))
-    return {"workload": named, **fields, "described": asked}
+    return {"workload": named, **fields, "question": asked}
 
 
 def _begun(folder: Path, trusted: bool) -> JsonObject | None:

@@ -144,7 +144,7 @@ def explain_best(directory: Path, run: RunRow, workload: Workload | None = None)
         NotExplained: It is another simulator's, whose figures are not ours to explain, or its workload can no longer be
             loaded, needs code, or has changed.
     """
-    spec = RunSpec(**read_spec(directory, run["run_id"]))
+    spec = RunSpec.of_record(read_spec(directory, run["run_id"]))
     if spec.simulator is not None:
         raise NotExplained("another simulator's figure")
     try:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -33,7 +33,7 @@ CALLS_PER_WORKER = 4
 """Calls under way per worker."""
 
 WORKLOAD_OPTIONS = ("hardware", "space", "margin", "engine", "groups", "any_degrees")
-"""Options of a workload for which a spec has fields, since studies have them too; the others are in `described`."""
+"""Options of a workload for which a spec has fields, since studies have them too; the others are in `question`."""
 
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
 _SEARCHER = re.compile(rf"{_LABEL.pattern}(:{_LABEL.pattern})?")
@@ -57,7 +57,7 @@ class RunSpec:
     """What makes a run: equal specs give equal calls.
 
     Attributes:
-        workload: Name in configs/workloads or the path of a TOML file; a mere name where `described` has a model.
+        workload: Name in configs/workloads or the path of a TOML file; a mere name where `question` has a model.
         searcher: Registered name, or "module:Class" of a user's own.
         seed: From 0 to `LARGEST_SEED`.
         budget: Calls, at least 1.
@@ -72,8 +72,8 @@ class RunSpec:
         engine: Replaces the workload's inference engine, and its space unless one is given.
         groups: Replaces whether kinds of layers share the choices of their ops.
         any_degrees: Degrees of which every number is searched: "pp", "ep" or "ep,pp".
-        described: Further fields of a `sim.config.question.Question`: with a model among them they describe the
-            workload, else they replace keys of its file.
+        question: Further fields of a `sim.config.question.Question`: with a model among them they define the
+            workload, else they replace keys of its file. Earlier records call it `described`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _NOTHING_ELSE
@@ -92,7 +92,12 @@ class RunSpec:
     engine: str | None = None
     groups: GroupChoices | None = None
     any_degrees: str | None = None
-    described: JsonFields = field(default_factory=dict)
+    question: JsonFields = field(default_factory=dict)
+
+    @classmethod
+    def of_record(cls, content: JsonFields) -> RunSpec:
+        """The spec of a record, of an earlier version too. Raises: InputError, TypeError (a field that is none)."""
+        return cls(**renamed_fields(content))
 
     def load(self, origin: Origin = Origin.USER) -> Workload:
         """The workload, with what the spec replaces.
@@ -104,8 +109,8 @@ class RunSpec:
             CatalogError: An unknown name or an unusable file.
         """
         options = {name: getattr(self, name) for name in WORKLOAD_OPTIONS}
-        named = {} if "model" in self.described else {"workload": self.workload}
-        return Question.of_record({**named, **options, **self.described}).load(origin)
+        named = {} if "model" in self.question else {"workload": self.workload}
+        return Question.of_record({**named, **options, **self.question}).load(origin)
 
     @property
     def in_flight(self) -> int:
@@ -116,6 +121,7 @@ class RunSpec:
     def digest(self) -> str:
         """Identifies a spec; one that uses no newer option has the digest that it had before."""
         fields = asdict(self)
+        fields["described"] = fields.pop("question")  # as it was called when the first digests were made
         usual = {"on_failure": "stop", "engine": None, "groups": None, "any_degrees": None, "described": {}}
         for name, value in usual.items():
             if fields[name] == value:
@@ -144,6 +150,11 @@ class RunSpec:
                 f"on_failure = {self.on_failure!r} is for plugged-in simulators: our own fails by a bug, "
                 "which is never an infeasible strategy; leave it out, or give a simulator"
             )
+
+
+def renamed_fields(spec: JsonFields) -> JsonObject:
+    """The fields of a spec under their present names: earlier versions called `question` `described`."""
+    return {"question" if name == "described" and "question" not in spec else name: spec[name] for name in spec}
 
 
 Label = Annotated[str, Field(pattern=rf"^{_LABEL.pattern}$")]
@@ -181,7 +192,18 @@ class StoredStrategy(Record):
 
 
 class RunHead(Record):
-    """run.json: what the run is, from its first moment on; `code` has the digest of the source of what users named."""
+    """run.json: what the run is, from its first moment on.
+
+    Attributes:
+        run_id: Names the run and its folder.
+        spec: What makes the run; see below.
+        workload: Its name.
+        hardware: Its machine's name.
+        config_hash: Digest of the workload, of its model and of its machine.
+        optimum: The exact optimum, tokens/s/GPU; null where it is not known.
+        version: Of raysearch that began it.
+        code: Digests of the source of what users named, by module:attribute.
+    """
 
     run_id: Label
     spec: RunSpec
@@ -192,9 +214,14 @@ class RunHead(Record):
     version: Label
     code: dict[Text, Label] = Field(default_factory=dict)
 
+    @field_validator("spec", mode="before")
+    @classmethod
+    def _has_a_question(cls, spec: Any) -> Any:
+        return renamed_fields(cast("JsonObject", spec)) if isinstance(spec, dict) else spec
+
     @model_validator(mode="after")
     def _says_what_options_can(self) -> RunHead:
-        RecordedQuestion.model_validate(dict(self.spec.described))
+        RecordedQuestion.model_validate(dict(self.spec.question))
         return self
 
 
@@ -220,9 +247,28 @@ def check_code(path: Path, recorded: Mapping[str, str], *, trusted: bool) -> Non
 class RunSummary(Record):
     """summary.json: what a finished run found.
 
-    `improvements` are the calls that raised the best, each with the run's seconds when it was made; `digest` is of the
-    calls, `rows_sha256` of the Parquet file that holds them; `answers_differ` is what a plugged-in black box said
-    otherwise when it was asked anew.
+    Attributes:
+        run_id: Names the run and its folder.
+        workload: Its name.
+        hardware: Its machine's name.
+        searcher: Registered name, or module:Class.
+        seed: Of all that was drawn.
+        budget: Calls that it might make.
+        calls: Calls that it made.
+        unique_calls: Of different strategies.
+        feasible_calls: Of strategies within the limits.
+        best: Of the best feasible strategy, tokens/s/GPU; 0 without one.
+        strategy: The best feasible strategy; null without one.
+        digest: Of the calls: equal runs have equal ones.
+        rows_sha256: Of the Parquet file that holds the calls.
+        config_hash: Digest of the workload, of its model and of its machine.
+        version: Of raysearch that finished it.
+        optimum: The exact optimum, tokens/s/GPU; null where it is not known.
+        fraction_of_optimum: The best as a share of it.
+        wall_s: Seconds that the run took, all its processes' lives together.
+        improvements: Calls that raised the best, each with the run's seconds when it was made.
+        answers_differ: What a black box answered otherwise when it was asked anew.
+        metrics: What the searcher reports of itself.
     """
 
     run_id: Label
@@ -260,7 +306,13 @@ class RunSummary(Record):
 
 
 class StudyPlan(Record):
-    """What is read again of a study's file; study.json holds all of it."""
+    """What is read again of a study's file; study.json holds all of it.
+
+    Attributes:
+        searchers: Names, or module:Class.
+        seeds: Of each searcher on each workload.
+        budget: Calls of a run.
+    """
 
     searchers: list[SearcherName]
     seeds: list[RecordedSeed]
@@ -268,9 +320,17 @@ class StudyPlan(Record):
 
 
 class StudyRecord(Record):
-    """study.json: what is run in the folder; `budgets` and the specs' digests are by run id, `hashes` by workload.
+    """study.json: what is run in the folder.
 
-    `code` has the digest of the source of what users named.
+    Attributes:
+        study: The file's content, paths made absolute.
+        runs: Their ids, in the order in which they start.
+        budgets: Calls of each run, by its id.
+        specs: Digest of the spec of each run, by its id.
+        optima: Exact optimum of each workload, tokens/s/GPU; null where it is not known.
+        hashes: Digest of each workload, of its model and of its machine.
+        version: Of raysearch that began it.
+        code: Digests of the source of what users named, by module:attribute.
     """
 
     study: StudyPlan

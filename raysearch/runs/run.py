@@ -22,7 +22,7 @@ from raysearch.base.file_io import read_record, strategy_dict, write_record
 from raysearch.base.version import __version__
 from raysearch.runs.calls import Calls, recorded_order
 from raysearch.runs.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
-from raysearch.runs.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary, run_name
+from raysearch.runs.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary, renamed_fields, run_name
 from raysearch.searchers.interface import Searcher
 from raysearch.searchers.registry import make_searcher
 from raysearch.simulators.opening import Patience, open_simulator, searched_space
@@ -309,8 +309,9 @@ class SearchRun:
         state = read_checkpoint(self.out_dir)
         if state is None:
             return None
-        if state.get("spec") != asdict(self.spec):
-            raise InputError(f"{path} is of another run: {state.get('spec')}, not {self.spec}")
+        spec = state.get("spec")
+        if (renamed_fields(spec) if isinstance(spec, dict) else spec) != asdict(self.spec):
+            raise InputError(f"{path} is of another run: {spec}, not {self.spec}")
         if state.get("config_hash") != self.workload.config_hash:
             raise InputError(
                 f"the configuration of workload {self.workload.name!r} changed since {path} was written; "

@@ -255,7 +255,7 @@ def checked_head(folder: Path, record: JsonFields | None = None) -> JsonObject:
     if record is None:
         return head
     run_id = head["run_id"]
-    spec = RunSpec(**head["spec"])
+    spec = RunSpec.of_record(head["spec"])
     ours = record["specs"].get(folder.name) == spec.digest and record["hashes"].get(head["workload"])
     if run_id != folder.name or not ours or ours != head["config_hash"]:
         raise Damaged(f"{folder} is damaged: it contains run {run_id} of another study or folder")
@@ -305,7 +305,7 @@ def check_resumable(folder: Path, head: JsonFields) -> None:
         if state is None:
             return
         seal = saved_rows(state["gate"])
-        same = RunSpec(**state["spec"]).digest == RunSpec(**head["spec"]).digest
+        same = RunSpec.of_record(state["spec"]).digest == RunSpec.of_record(head["spec"]).digest
     except Unreadable as error:
         raise Damaged(f"{path} is damaged: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -16,7 +16,7 @@ from envs.rows import RowsTaken
 from envs.strategy_env import SimulatorFailure
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.processes.heartbeat import beating
-from raysearch.runs.records import HEAD_FILE, SAVE_EVERY_S, STUDY_FILE, RunSpec
+from raysearch.runs.records import HEAD_FILE, SAVE_EVERY_S, STUDY_FILE, RunSpec, renamed_fields
 from raysearch.runs.run import SearchRun, finish_rows, finished_summary
 from raysearch.simulators.opening import Patience
 from sim.json_object import JsonFields, JsonObject
@@ -132,7 +132,8 @@ class SearchTrial(tune.Trainable):
         study = folder.parents[1]
         if not (study / STUDY_FILE).is_file():  # on a node that joined later than the study looked
             raise RunFailed(f"node {get_node_ip_address()} does not see the results folder {study}")
-        spec = RunSpec(**{field.name: self._trial[field.name] for field in fields(RunSpec)})
+        trial = renamed_fields(self._trial)
+        spec = RunSpec(**{field.name: trial[field.name] for field in fields(RunSpec)})
         patience = Patience(self._trial["timeout_s"], self._trial["retries"])
         return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True, patience=patience)
 

@@ -27,6 +27,14 @@ from sim.prices.dtypes import ARITHMETIC, FORMATS
 
 
 class _Compute(FileSchema):
+    """[compute]: peak rates and sizes of one accelerator.
+
+    Attributes:
+        bf16_tflops: Dense, without sparsity, in 1e12 FLOP/s.
+        fp8_tflops: The same in fp8.
+        fp4_tflops: The same in 4-bit formats.
+    """
+
     bf16_tflops: Annotated[Positive, Field(lt=1e6)]
     fp8_tflops: Annotated[Positive, Field(lt=1e6)] | None = None  # tensor cores without it widen to bf16
     fp4_tflops: Annotated[Positive, Field(lt=1e6)] | None = None  # the same
@@ -35,6 +43,14 @@ class _Compute(FileSchema):
 
 
 class _Hbm(FileSchema):
+    """[hbm]: its memory.
+
+    Attributes:
+        capacity_gb: As the driver reports it, in 1e9 bytes.
+        bandwidth_gb_per_s: Peak.
+        overhead_gb: Taken by the CUDA context, NCCL's buffers and the like, in 1e9 bytes.
+    """
+
     capacity_gb: Annotated[Positive, Field(lt=1e5)]
     bandwidth_gb_per_s: GigabytesPerSecond
     overhead_gb: NonNegative
@@ -88,6 +104,14 @@ def _every_dtype(table: ByDtype) -> ByDtype:
 
 
 class _Families(FileSchema):
+    """[efficiency]: medians, which price a kernel that no fitted curve covers.
+
+    Attributes:
+        gemm: Matrix products.
+        attention: Attention.
+        elementwise: Norms, activations, sampling and the like.
+    """
+
     gemm: _Efficiency
     attention: _Efficiency
     elementwise: _Efficiency
@@ -161,6 +185,14 @@ _Tiered = TypeVar("_Tiered", _PointToPoint, _ExpertAllToAll)
 
 
 class _Protocols(FileSchema):
+    """[collectives.protocols]: of NCCL.
+
+    Attributes:
+        ll: Low latency: 8-byte stores, half of them flags.
+        ll128: The same with 120 of 128 bytes for data.
+        simple: Full bandwidth, synchronised in large blocks.
+    """
+
     ll: _Protocol
     ll128: _Protocol
     simple: _Protocol
@@ -253,7 +285,14 @@ _INTERVAL_KINDS = ("measured", "unmeasured", "bare")
 
 
 class HardwareFile(FileSchema):
-    """configs/hardware/*.toml: one accelerator, its node, rack and network, and how efficient they are."""
+    """configs/hardware/*.toml: one accelerator, its node, rack and network, and how efficient they are.
+
+    Attributes:
+        expected_error: Errors to expect of figures that no cross-validation covers.
+        compute: The accelerator's peak rates.
+        hbm: Its memory.
+        links: Its links to others.
+    """
 
     name: Name
     vendor: str | None = Field(None, exclude=True)  # for engines that run on some alone; no figure depends on it

@@ -24,7 +24,7 @@ from sim.json_object import JsonFields, JsonObject
 from sim.serving.phases import phases
 from sim.workload import BatchGrid, ExpertExchange, GroupChoices, PhaseName, Workload
 
-Panel = Literal["named", "described", "limits", "search", "load"]
+Panel = Literal["named", "deployment", "limits", "search", "load"]
 """What a field is about: a workload file, the deployment, its limits, the search, or the load that it carries."""
 
 USUAL_ENGINE = "vllm"
@@ -80,7 +80,7 @@ class Question:
         str | None,
         About(
             "Name in configs/models, or the path of a TOML file or of a Hugging Face config.json or its folder.",
-            "described",
+            "deployment",
             "named by --workload",
             "model",
             kind="models",
@@ -91,7 +91,7 @@ class Question:
         About(
             "Family to read a config.json as that has a new name for a known architecture: a model_type such as "
             "deepseek_v3.",
-            "described",
+            "deployment",
             "what the file calls itself",
         ),
     ] = None
@@ -99,7 +99,7 @@ class Question:
         str | None,
         About(
             "Machine: a name in configs/hardware, or the path of a TOML file.",
-            "described",
+            "deployment",
             "the workload's, else the measured one",
             "hardware",
             kind="hardware",
@@ -110,7 +110,7 @@ class Question:
         About(
             "Inference engine: vllm, sglang, trtllm, megatron_core, one that a package adds, or none for the bare "
             "machine. Decides what can be run (see --space), and charges the engine's own time and memory policy.",
-            "described",
+            "deployment",
             f"the workload's, else {USUAL_ENGINE}",
             "engine",
         ),
@@ -120,7 +120,7 @@ class Question:
         About(
             "Version of the engine, or the path of a TOML file about it. Each has its own rules and times: see "
             "`raysearch list`.",
-            "described",
+            "deployment",
             "the workload's, else the engine's first",
             "engine_version",
         ),
@@ -129,18 +129,18 @@ class Question:
         PhaseName | None,
         About(
             f"{'; '.join(f'{phase.name!r}: {phase.summary}' for phase in phases())}.",
-            "described",
+            "deployment",
             "the workload's, else serve, or decode without an engine",
             "phase",
         ),
     ] = None
-    isl: Annotated[int | None, About("Tokens of a prompt.", "described", key="prompt_tokens", least=1)] = None
-    osl: Annotated[int | None, About("Tokens of an answer.", "described", key="output_tokens", least=1)] = None
+    isl: Annotated[int | None, About("Tokens of a prompt.", "deployment", key="prompt_tokens", least=1)] = None
+    osl: Annotated[int | None, About("Tokens of an answer.", "deployment", key="output_tokens", least=1)] = None
     weights: Annotated[
         str | None,
         About(
             "Format of the weights: bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.",
-            "described",
+            "deployment",
             "as published: the checkpoint's, else its fp8, or bf16 beside 4-bit experts",
             "precisions.weights",
         ),
@@ -149,21 +149,23 @@ class Question:
         str | None,
         About(
             "Format of the KV cache: bf16 or fp8.",
-            "described",
+            "deployment",
             "the checkpoint's, else fp8, if the engine has it",
             "precisions.kv_cache",
         ),
     ] = None
     chunk_tokens: Annotated[
         int | None,
-        About("Most prompt tokens of a step (chunked prefill).", "described", "prompts whole", "chunk_tokens", least=1),
+        About(
+            "Most prompt tokens of a step (chunked prefill).", "deployment", "prompts whole", "chunk_tokens", least=1
+        ),
     ] = None
     prompt_wait_steps: Annotated[
         int | None,
         About(
             "Most steps that a prompt waits for those of other attention groups, so that all groups have theirs in "
             "one step (SGLang's prefill delayer, 30; TensorRT-LLM's enable_balance, 50).",
-            "described",
+            "deployment",
             "0",
             "prompt_wait_steps",
             least=0,
@@ -176,7 +178,7 @@ class Question:
         About(
             "How tokens reach their experts: 'all_to_all' sends each copy to its expert's rank (DeepEP); 'all_gather' "
             "sends every token to every rank.",
-            "described",
+            "deployment",
             "the engine's; all_to_all on the bare machine",
             "expert_exchange",
         ),
@@ -185,7 +187,7 @@ class Question:
         int | None,
         About(
             "Copies of popular experts per layer, for balance (EPLB).",
-            "described",
+            "deployment",
             "0",
             "redundant_experts",
             least=0,
@@ -196,7 +198,7 @@ class Question:
         int | None,
         About(
             "Tokens drafted per step (speculative decoding).",
-            "described",
+            "deployment",
             "0",
             "speculation.draft_tokens",
             least=0,
@@ -207,7 +209,7 @@ class Question:
         str | None,
         About(
             "Share of drafted tokens accepted where those before them are: 0.8, or one per position: 0.9,0.7.",
-            "described",
+            "deployment",
             key="speculation.acceptance",
         ),
     ] = None
@@ -215,7 +217,7 @@ class Question:
         str | None,
         About(
             "What drafts: 'mtp', 'ngram' (costs nothing), or a model as --model.",
-            "described",
+            "deployment",
             "mtp if the model has it",
             "speculation.draft",
             kind="models",

@@ -66,7 +66,13 @@ class _Indexer(FileSchema):
 
 
 class _LayerFile(FileSchema):
-    """What one layer is made of. A group of layers says what of it differs from the file's own."""
+    """What one layer is made of. A group of layers says what of it differs from the file's own.
+
+    Attributes:
+        latent_attention: In place of grouped-query attention, multi-head latent attention (DeepSeek V2 and V3).
+        compressed_attention: In its place, attention over compressed keys (DeepSeek V4).
+        linear_mixer: In its place, a linear mixer: gated delta rule, KDA or Mamba-2.
+    """
 
     heads: Count | None = None
     kv_heads: Count | None = None
@@ -185,7 +191,11 @@ Repository = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^-\s
 
 
 class _Repositories(FileSchema):
-    """[repositories] of a model file: by the format of the weights, the preferred one first."""
+    """[repositories] of a model file: by the format of the weights, the preferred one first.
+
+    Attributes:
+        bf16, fp8, fp8_block, mxfp4, nvfp4, int4: Name on Hugging Face, or a path, of the weights in that format.
+    """
 
     bf16: Repository | None = None
     fp8: Repository | None = None
@@ -196,7 +206,11 @@ class _Repositories(FileSchema):
 
 
 class ModelFile(_LayerFile):
-    """configs/models/*.toml: dimensions of a decoder-only transformer."""
+    """configs/models/*.toml: dimensions of a decoder-only transformer.
+
+    Attributes:
+        layers: Of the decoder.
+    """
 
     name: Name
     layers: LayerCount
@@ -379,7 +393,12 @@ class _SpeculationTable(FileSchema):
 
 
 class EngineVersionFile(FileSchema):
-    """configs/engines/*.toml: what a version of an engine does otherwise than the one whose rules are built in."""
+    """configs/engines/*.toml: what a version of an engine does otherwise than the one whose rules are built in.
+
+    Attributes:
+        engine: Whose version it is: a name that `raysearch list` shows.
+        version: As the engine writes it.
+    """
 
     engine: Name
     version: Annotated[str, Field(min_length=1, max_length=64)]

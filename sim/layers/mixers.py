@@ -261,6 +261,7 @@ class LinearMixer:
     `key_dim` is the state's size, `heads` and `value_dim` the heads and their width.
 
     Attributes:
+        kind: Gated delta rule (Qwen3-Next), KDA (Kimi Linear) or Mamba-2.
         heads: Value heads, which tensor parallelism shares out.
         key_heads: Heads of queries and keys, which value heads share.
         key_dim, value_dim: Width of a key and of a value.

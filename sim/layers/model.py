@@ -113,6 +113,9 @@ class Model:
     """A decoder-only transformer.
 
     Attributes:
+        name: For people, and in the names of results.
+        hidden: Width of the residual stream.
+        vocab: Rows of the embedding and of the LM head.
         groups: Kinds of layers.
         order: Index of the group of each layer; empty for one group after the other.
         expert_dtype: Format of the experts' weights if the model is published in it; None leaves it to the deployment.

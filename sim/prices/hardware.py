@@ -37,7 +37,13 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True)
 class CustomAllReduce:
-    """An inference engine's all-reduce inside a node, in a CUDA graph: one-shot or two-shot."""
+    """An inference engine's all-reduce inside a node, in a CUDA graph: one-shot or two-shot.
+
+    Attributes:
+        one_shot_latency_s: Of the algorithm in which every GPU reads all that the others have.
+        two_shot_latency_s: Of the algorithm that reduces a part on each GPU, then gathers the parts.
+        bandwidth_bytes_per_s: Achieved per GPU by both.
+    """
 
     one_shot_latency_s: float
     two_shot_latency_s: float
@@ -46,7 +52,13 @@ class CustomAllReduce:
 
 @dataclass(frozen=True, slots=True)
 class ExpertAllToAll:
-    """DeepEP dispatch or combine: latency at 1, 2, 4, ... nodes, bandwidth per GPU and tier."""
+    """DeepEP dispatch or combine.
+
+    Attributes:
+        latency_s: At 1, 2, 4, ... nodes.
+        intra_bandwidth_bytes_per_s: Achieved per GPU inside a node.
+        inter_bandwidth_bytes_per_s: Achieved per GPU between nodes.
+    """
 
     latency_s: tuple[float, ...]
     intra_bandwidth_bytes_per_s: float
@@ -55,7 +67,14 @@ class ExpertAllToAll:
 
 @dataclass(frozen=True, slots=True)
 class PointToPoint:
-    """Latency and bandwidth of messages between two GPUs, in one node and across nodes."""
+    """Messages between two GPUs.
+
+    Attributes:
+        intra_latency_s: Inside a node.
+        intra_bandwidth_bytes_per_s: Achieved inside a node.
+        inter_latency_s: Between nodes.
+        inter_bandwidth_bytes_per_s: Achieved between nodes.
+    """
 
     intra_latency_s: float
     intra_bandwidth_bytes_per_s: float
@@ -208,6 +227,7 @@ class Hardware:
     """One accelerator, its node and its network, and the software that runs on it.
 
     Attributes:
+        name: For people, and in the names of results.
         node_gpus: GPUs behind the same fast links, which may be several hosts.
         host_gpus: GPUs of a host, what engines call a node; node_gpus unless fast links join several hosts.
         efficiency: Medians that price a kernel without a fitted curve.

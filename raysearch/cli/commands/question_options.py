@@ -21,7 +21,7 @@ from sim.workload import Workload
 
 _PANELS: Mapping[Panel, str] = {
     "named": "Deployment by name or file",
-    "described": "Deployment",
+    "deployment": "Deployment",
     "limits": "Limits",
     "search": "Strategies to search",
 }

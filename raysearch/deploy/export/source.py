@@ -122,5 +122,5 @@ def _of_results(folder: Path, question: Question | None, served_model: str | Non
         workload, evaluation = explain_best(folder, runs[0], question.load() if question else None)
     except NotExplained as error:
         raise InputError(f"the best strategy of {folder} cannot be exported: {error}") from error
-    model = RunSpec(**read_spec(folder, runs[0]["run_id"])).described.get("model")
+    model = RunSpec.of_record(read_spec(folder, runs[0]["run_id"])).question.get("model")
     return Deployment(workload, evaluation.strategy, weights_of(workload, model, served_model))

@@ -24,6 +24,22 @@ _BURSTIEST = 20.0
 
 
 class _ModelTable(FileSchema):
+    """[[models]]: a model with its requests.
+
+    Attributes:
+        model: Name in configs/models, or a path.
+        name: That the answer calls it.
+        count: Models alike, each with the same rate of its own.
+        requests_per_s: On average.
+        cv: How bursty they come: coefficient of variation of the times between them; 1 is Poisson.
+        isl: Tokens of a prompt.
+        osl: Tokens of an answer.
+        ttft_ms: Longest time to the first token of a request in time.
+        tpot_ms: Longest time per further token.
+        weights: Format of the weights.
+        kv_cache: Format of the KV cache.
+    """
+
     model: str
     name: Name | None = None  # the model's own
     count: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
@@ -49,6 +65,14 @@ class FleetFile(FileSchema):
     """configs/fleets/*.toml: models that share a cluster.
 
     A model's table may stand for several alike with `count`: fine-tuned versions, each with the same rate of its own.
+
+    Attributes:
+        name: Of the fleet.
+        hardware: Name in configs/hardware, or a path.
+        gpus: At hand.
+        engine: That serves all models: a name that `raysearch list` shows.
+        margin: Share of the memory and of the limits to keep free.
+        models: A table each.
     """
 
     name: Name

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from raysearch.base.file_io import read_record, write_record
 from raysearch.cli.app import app
-from raysearch.runs.records import RunSpec
+from raysearch.runs.records import RunHead, RunSpec
 from raysearch.studies.results import read_spec, read_study_runs, verify
 from sim.config.question import Question
 from tests.raysearch.cli.test_cli import LONGEST_S, Start
@@ -59,7 +60,7 @@ def test_a_search_of_a_configuration_is_read_from_any_folder(tmp_path: Path, mon
     assert "1 of 1 runs finished" in run("status", tmp_path / "run")
     assert run("export", tmp_path / "run", "--to", "vllm").startswith(f"vllm serve {tmp_path / 'mine'} ")
     spec = RunSpec(**read_spec(tmp_path / "run", found["run_id"]))
-    assert spec.described["model"] == str(tmp_path / "mine" / "config.json")
+    assert spec.question["model"] == str(tmp_path / "mine" / "config.json")
     assert spec.load().config_hash == found["config_hash"]
 
 
@@ -76,9 +77,22 @@ def test_a_search_takes_the_space_and_the_limits_that_others_take(tmp_path: Path
 def test_options_beside_a_file_replace_its_keys_in_the_record_too(tiny_workload: Path, tmp_path: Path) -> None:
     run("search", "-w", tiny_workload, "--gpus", "64", "-s", "random", "-b", "5", "--out", tmp_path)
     spec = RunSpec(**json.loads((tmp_path / "run.json").read_text())["spec"])
-    assert (spec.workload, spec.described, spec.load().max_gpus) == (str(tiny_workload), {"gpus": 64}, 64)
+    assert (spec.workload, spec.question, spec.load().max_gpus) == (str(tiny_workload), {"gpus": 64}, 64)
+
+
+def test_records_that_call_the_question_by_its_earlier_name_are_read(tmp_path: Path) -> None:
+    words = ("search", *LLAMA, "-s", "random", "-b", "50", "--out", tmp_path)
+    run(*words)
+    head = read_record(tmp_path / "run.json", RunHead)
+    head["spec"]["described"] = head["spec"].pop("question")
+    write_record(tmp_path / "run.json", head)
+    assert verify(tmp_path).damaged == {}
+    assert run("export", tmp_path, "--to", "vllm").startswith("vllm serve meta-llama/")
+    run(*words, "--resume")
 
 
 def test_specs_of_named_workloads_keep_their_digests() -> None:
-    assert RunSpec("w", "random", 0, 10).digest == RunSpec("w", "random", 0, 10, described={}).digest
-    assert RunSpec("w", "random", 0, 10).digest != RunSpec("w", "random", 0, 10, described={"isl": 1}).digest
+    assert RunSpec("w", "random", 0, 10).digest == "c296b72a14b89e94"
+    assert RunSpec("w", "random", 0, 10, question={"isl": 1}).digest == "5d5face5ab0ef053"
+    assert RunSpec("w", "random", 0, 10).digest == RunSpec("w", "random", 0, 10, question={}).digest
+    assert RunSpec("w", "random", 0, 10).digest != RunSpec("w", "random", 0, 10, question={"isl": 1}).digest
