@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from raysearch.answers.result import Result
 from raysearch.base.file_io import strategy_dict
+from raysearch.base.priced import priced_dict
 from sim.config.question import Question
-from sim.engines.engine_registry import charged_rules, lacking_formats
+from sim.engines.engine_registry import lacking_formats
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
@@ -96,9 +97,11 @@ class EvaluationResult(Result):
         """What `raysearch evaluate` prints."""
         from raysearch.base.rich_tables import explanation
 
+        heading, *rest = explanation(self.workload, self.evaluation)
+        yield heading
         for text in self.broken:
             yield f"Infeasible: {text}"
-        yield from explanation(self.workload, self.evaluation)
+        yield from rest
         if outside := self.outside_space:
             yield f"Not in the space {self.workload.space!r}: {'; '.join(outside)}"
         for warning in self.warnings:
@@ -125,13 +128,8 @@ def workload_dict(workload: Workload, question: Question) -> JsonObject:
     curves, imported = workload.hardware.curves, question.import_record()
     return {
         "workload": workload.name,
-        "hardware": workload.hardware.name,
-        "phase": workload.phase,
-        "engine": workload.engine.name if workload.engine else None,
-        "engine_version": rules.version if (rules := charged_rules(workload)) else None,
+        **priced_dict(workload),
         "kernels": curves.engine if curves else None,
-        "precisions": asdict(workload.precisions),
-        "space": workload.space,
         "groups": workload.groups,
         "redundant_experts": workload.redundant_experts,
         "prompt_wait_steps": workload.prompt_wait_steps,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import strategy_dict, write_together
+from raysearch.base.priced import priced_dict, priced_text
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.formats import exporter, pools_exporter
 from raysearch.deploy.export.source import read_deployments, stated_deployments
@@ -80,7 +81,12 @@ class ExportResult(Result):
     def to_dict(self) -> JsonObject:
         """As `raysearch export --json` prints it: several pools by name, what is of all together beside them."""
         told: dict[str, JsonObject] = {
-            pool: {"to": self.to, "strategy": strategy_dict(each.strategy), "replicas": each.replicas}
+            pool: {
+                "to": self.to,
+                **priced_dict(each.workload),
+                "strategy": strategy_dict(each.strategy),
+                "replicas": each.replicas,
+            }
             for pool, each in self.deployments.items()
         }
         for pool, export in self.exports.items():
@@ -106,6 +112,12 @@ class ExportResult(Result):
             title = [f"# The {pool} pool"] if pool else []
             yield "\n".join([*title, "\n\n".join([*([export.command_text] if export.command else []), *titled])])
 
+    def heading(self) -> str:
+        """What is deployed, in a line for each pool."""
+        return "\n".join(
+            f"{pool}: " * bool(pool) + priced_text(each.workload) for pool, each in self.deployments.items()
+        )
+
     def remarks(self) -> Iterator[str]:
         """What it breaks, what the target cannot be told, and what its user must know."""
         for pool, export in self.exports.items():
@@ -117,6 +129,7 @@ class ExportResult(Result):
 
     def blocks(self) -> Iterator[RenderableType]:
         """What `raysearch export` prints."""
+        yield self.heading()
         yield from self.texts()
         yield from self.remarks()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from raysearch.answers.evaluated import EvaluationResult, evaluation_dict, workload_dict
 from raysearch.answers.result import Result
 from raysearch.base.file_io import degrees_text, strategy_dict
+from raysearch.base.priced import priced_dict, priced_text
 from raysearch.optima.certificate_files import CountProgress, write_certificate
 from raysearch.optima.named_spaces import SPACES, SpaceBest, best_of_space
 from raysearch.optima.optimum_cache import CachedOptimum, find_cached_optimum
@@ -133,6 +134,7 @@ class OptimumResult(Result):
         from raysearch.base.rich_tables import explanation, plain_table
 
         if self.best is None:
+            yield priced_text(self.workload)
             yield f"No strategy of {self.workload.name} is feasible."
         else:
             yield from explanation(self.workload, self.best)
@@ -200,7 +202,7 @@ class SpacesResult(Result):
     def to_dict(self) -> JsonObject:
         """The answer as `raysearch optimum --set compare_spaces --json` prints it."""
         spaces = {name: {**asdict(best), **self._judged(best.strategy)} for name, best in self.bests.items()}
-        return {"workload": self.workload.name, "hardware": self.workload.hardware.name, "spaces": spaces}
+        return {"workload": self.workload.name, **priced_dict(self.workload), "spaces": spaces}
 
     def _judged(self, strategy: Strategy | None) -> JsonObject:
         """A best strategy and how far to trust its figure."""

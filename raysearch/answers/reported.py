@@ -102,10 +102,12 @@ class ReportResult(Result):
             if workload not in {run["workload"] for run in best}:
                 yield f"No feasible strategy of {workload} was found.\n"
         for run in best:
-            yield Text(f"Best of {run['workload']}: found by {run['searcher']}, seed {run['seed']}", style="bold")
+            found = Text(f"Best of {run['workload']}: found by {run['searcher']}, seed {run['seed']}", style="bold")
             try:
-                yield from explanation(*explain_best(self.folder, run))
+                heading, *rest = explanation(*explain_best(self.folder, run))
+                yield from (heading, found, *rest)
             except NotExplained as why:
+                yield found
                 yield f"{run['best']:.2f} tokens/s/GPU with {run['strategy']}"
                 yield f"Not explained: {why}."
             yield ""

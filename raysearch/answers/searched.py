@@ -16,6 +16,7 @@ from raysearch.answers.reported import ReportResult
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError, Interrupted, RunFailed
 from raysearch.base.file_io import as_strategy, read_record, results_folder
+from raysearch.base.priced import priced_dict, priced_text
 from raysearch.optima.named_spaces import optimum_value
 from raysearch.processes.claim import claimed
 from raysearch.runs.calls import recorded_order
@@ -169,7 +170,7 @@ class SearchResult(Result):
             near = [asdict(limit) for limit in near_limits(self.workload, best)]
             trust = {"expected_error": best.expected_error, "extrapolated": list(best.extrapolated)}
             trust["near_limits"] = near
-        return {**self.summary, **trust, "folder": str(self.folder)}
+        return {**priced_dict(self.workload), **self.summary, **trust, "folder": str(self.folder)}
 
     def to_rows(self) -> list[JsonObject]:
         """A row per call."""
@@ -182,8 +183,10 @@ class SearchResult(Result):
         return read_rows(self.folder)
 
     def blocks(self) -> Iterator[RenderableType]:
-        """What `raysearch search` prints: the report of its folder."""
-        return self.report.blocks()
+        """What `raysearch search` prints: what was searched, and the report of its folder."""
+        if not self.feasible:  # else the report of the best has it
+            yield priced_text(self.workload)
+        yield from self.report.blocks()
 
     def figure(self) -> Figure:
         """The anytime curve."""

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raysearch.base.file_io import degrees_text
-from sim.engines.engine_registry import charged_rules
+from raysearch.base.priced import priced_text
 from sim.evaluation import Evaluation, OpBreakdown
 from sim.json_object import JsonFields
 from sim.nearness import near_limits
@@ -91,6 +91,7 @@ def _spread(value: float | None, deviation: float | None, digits: int) -> str:
 def explanation(workload: Workload, evaluation: Evaluation) -> list[RenderableType]:
     """Everything about one evaluated strategy: degrees, ops, stage, memory, violations."""
     return [
+        Text(priced_text(workload), "bold"),
         _headline(workload, evaluation),
         *_layer_tables(workload, evaluation),
         _stage_line(workload, evaluation),
@@ -101,16 +102,14 @@ def explanation(workload: Workload, evaluation: Evaluation) -> list[RenderableTy
 
 
 def _headline(workload: Workload, evaluation: Evaluation) -> Text:
-    strategy, rules = evaluation.strategy, charged_rules(workload)
-    under = f" under {rules.title} {rules.version}" if rules else ""
+    strategy, curves = evaluation.strategy, workload.hardware.curves
+    others = curves is not None and curves.engine != (workload.engine.name if workload.engine else None)
     return Text.assemble(
-        (f"{workload.name}", "bold"),
-        f" on {workload.hardware.name}{under}: ",
         (degrees_text(strategy), "bold"),
         f", dims {','.join(map(str, strategy.dims))}\n",
         (f"{evaluation.tokens_per_s_per_gpu:,.2f} tokens/s/GPU", "bold"),
         f", ±{evaluation.expected_error:.0%}, on {evaluation.gpus} GPUs{_latencies(workload, evaluation)}",
-        f"\n{_served_how(workload)}",
+        f"\npriced by the kernels of {curves.engine}" if curves and others else "",
         ("".join(f"\nextrapolated: {what}" for what in evaluation.extrapolated), "yellow"),
     )
 
@@ -130,21 +129,6 @@ def _latencies(workload: Workload, evaluation: Evaluation) -> str:
 
 def _allowed(slo_s: float) -> str:
     return f" (allowed {slo_s * 1e3:g} ms)" if math.isfinite(slo_s) else ""
-
-
-def _served_how(workload: Workload) -> str:
-    """Phase, traffic, engine and precisions, in words."""
-    curves, precisions = workload.hardware.curves, workload.precisions
-    lengths = f"{workload.context_tokens:,} tokens of context"
-    if phase_of(workload).prefills:
-        lengths = f"prompts of {workload.prompt_tokens:,} tokens, answers of {workload.output_tokens:,}"
-    drafted = f"; {workload.speculation}" if workload.speculation else ""
-    engine = f"engine {workload.engine.name}" if workload.engine else "the bare machine, no engine's own time"
-    kernels = f" with {curves.engine}'s kernels" if curves else ""
-    return (
-        f"phase {workload.phase}, {lengths}; {engine}{kernels}; "
-        f"weights {precisions.weights}, KV cache {precisions.kv_cache}{drafted}"
-    )
 
 
 def _layer_tables(workload: Workload, evaluation: Evaluation) -> Iterator[RenderableType]:

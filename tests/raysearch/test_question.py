@@ -12,6 +12,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import raysearch as rs
+from envs.rows import read_rows
+from raysearch.base.file_io import as_strategy, strategy_dict
+from raysearch.base.priced import priced_dict, priced_text
 from raysearch.cli.app import app
 from raysearch.cli.commands.settings import settings_of
 from sim.config.files import CatalogError
@@ -87,49 +90,135 @@ def test_a_setting_means_the_same_in_every_command() -> None:
     assert {name for name, texts in meanings.items() if len(texts) > 1} == set()
 
 
-def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(tmp_path: Path) -> None:
-    limits = ("--gpus", "2", "--tpot-ms", "20")
-    workload = replace(ASKED, gpus=2, tpot_ms=20.0).load()
-    best = told("recommend", *WORDS, *limits, "--set", "top=1", "--out", tmp_path / "answer")["best"]
-    strategy = best["strategy"]
-    mine = evaluate(workload, Strategy(**strategy | {"dims": tuple(strategy["dims"])}))
-    degrees = [word for name in ("tp", "ep", "pp", "batch") for word in (f"--{name}", strategy[name])]
-    evaluated = told("evaluate", *WORDS, *limits, *degrees, "--dims", ",".join(map(str, strategy["dims"])))
-    assert mine.tokens_per_s_per_gpu == best["tokens_per_s_per_gpu"] == evaluated["tokens_per_s_per_gpu"]
-    optimum = told("optimum", *WORDS, *limits)
-    assert optimum["tokens_per_s_per_gpu"] >= best["tokens_per_s_per_gpu"]  # of a replica, whatever GPUs are left over
-    assert (optimum["engine"], optimum["phase"]) == ("vllm", "serve")
-    asked = replace(ASKED, gpus=2, tpot_ms=20.0)
-    in_python = rs.optimum(asked).tokens_per_s_per_gpu, rs.recommend(asked, top=1).to_rows()[0]["tokens_per_s_per_gpu"]
-    assert in_python == (optimum["tokens_per_s_per_gpu"], best["tokens_per_s_per_gpu"])
-    drawn = told("explain", *WORDS, *limits, *degrees)
-    assert drawn["heading"].startswith("llama_3_1_8b_serve on h100_sxm: ")
-    one = told("pools", *WORDS, *limits)["points"][0]["ways"]["one"]
-    again = Strategy(**one["pool"]["strategy"] | {"dims": tuple(one["pool"]["strategy"]["dims"])})
-    chunked = replace(asked, chunk_tokens=one["chunk_tokens"]).load()
-    assert evaluate(chunked, again).tokens_per_s_per_gpu == one["pool"]["tokens_per_s_per_gpu"]
-    exported = told("export", tmp_path / "answer")
-    assert exported["strategy"] == {**exported["strategy"], **{k: strategy[k] for k in ("tp", "ep", "pp", "batch")}}
-    searched = told("search", *WORDS, *limits, "-s", "random", "-b", "3", "--out", tmp_path / "run")
-    assert searched["config_hash"] == optimum["config_hash"] == workload.config_hash
-    assert searched["optimum"] == optimum["tokens_per_s_per_gpu"]
+ASKED_EVERYWHERE = {
+    "usual": Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=20),
+    "a version": Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=20, engine_version="0.12.0"),
+    "every option": Question(
+        model="mixtral_8x7b",
+        isl=1000,
+        osl=100,
+        gpus=2,
+        tpot_ms=40,
+        engine="sglang",
+        chunk_tokens=512,
+        expert_exchange="all_gather",
+        redundant_experts=8,
+    ),
+}
 
 
-def test_a_version_of_an_engine_has_one_figure_in_every_command_and_in_python(tmp_path: Path) -> None:
-    limits = ("--gpus", "1", "--tpot-ms", "20", "--engine-version", "0.12.0")
-    asked = replace(ASKED, gpus=1, tpot_ms=20.0, engine_version="0.12.0")
-    shown = RUNNER.invoke(app, ["recommend", *WORDS, *limits, "--set", "top=1"], catch_exceptions=False)
-    assert shown.stdout.startswith("vLLM 0.12.0: tp 1")
-    best, first = rs.optimum(asked), rs.optimum(replace(asked, engine_version=None))
-    assert best.tokens_per_s_per_gpu < first.tokens_per_s_per_gpu  # the scheduler's time comes on top of every step
-    optimum = told("optimum", *WORDS, *limits)
-    assert (optimum["tokens_per_s_per_gpu"], optimum["engine_version"]) == (best.tokens_per_s_per_gpu, "0.12.0")
+def words_of(asked: Question) -> list[str]:
+    return [str(word) for name, value in asked.given() for word in (option_of(name), value)]
+
+
+def degrees_of(strategy: Strategy) -> dict[str, int]:
+    """As commands and Python take them; dp only where attention has a mesh of its own."""
+    found = {name: getattr(strategy, name) for name in ("tp", "ep", "pp", "batch", "dp")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def as_words_of(strategy: Strategy) -> list[str]:
+    return [word for name, value in degrees_of(strategy).items() for word in (f"--{name}", str(value))]
+
+
+def as_dims(strategy: Strategy) -> str:
+    return ",".join(map(str, strategy.dims))
+
+
+def strategy_of_row(row: dict[str, Any]) -> dict[str, Any]:
+    """The strategy of a call, whose column dims is "2,1" or "2,1;cp=1;dp=2"."""
+    dims, *mesh = row["dims"].split(";")
+    beyond = {name: int(value) for name, value in (each.split("=") for each in mesh)}
+    return {
+        **{name: row[name] for name in ("tp", "ep", "pp", "batch")},
+        **beyond,
+        "dims": [int(each) for each in dims.split(",")],
+    }
+
+
+def text_of(words: list[str], *, err: bool = False) -> str:
+    shown = RUNNER.invoke(app, words, catch_exceptions=False)
+    return shown.stderr if err else shown.stdout
+
+
+@pytest.mark.parametrize("asked", ASKED_EVERYWHERE.values(), ids=list(ASKED_EVERYWHERE))
+def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(asked: Question, tmp_path: Path) -> None:
+    """Whatever a command says of a strategy is what `evaluate` says of it, and its first line says of what it is."""
+    workload, words = asked.load(), words_of(asked)
+    best = rs.optimum(asked)
     assert best.strategy is not None
-    degrees = ("--tp", 1, "--batch", best.strategy.batch)
-    assert told("evaluate", *WORDS, *limits, *degrees)["tokens_per_s_per_gpu"] == best.tokens_per_s_per_gpu
-    searched = told("search", *WORDS, *limits, "-s", "random", "-b", "3", "--out", tmp_path / "run")
-    assert (searched["optimum"], searched["config_hash"]) == (best.tokens_per_s_per_gpu, optimum["config_hash"])
-    assert told("pools", *WORDS, *limits)["engine_version"] == "0.12.0"
+    degrees = as_words_of(best.strategy)
+    stated = [*degrees, "--dims", as_dims(best.strategy)]
+    (tmp_path / "bench.sh").write_text('echo \'{"tokens_per_s_per_gpu": 9, "tpot_s": 0.01}\'\n')
+    bench = ["--benchmark", f"sh {tmp_path}/bench.sh", "-b", "1"]
+    commands: dict[str, list[str]] = {
+        "evaluate": [*words, *stated],
+        "optimum": words,
+        "recommend": [*words, "--set", "top=1"],
+        "explain": [*words, *stated],
+        "replay": [*words, *degrees, "--requests-per-s", "1", "--set", "requests=20", "--set", "seeds=1"],
+        "pools": words,
+        "search": [*words, "-s", "random", "-b", "3", "--out", str(tmp_path / "run")],
+        "tune-live": [*words, *bench, "--out", str(tmp_path / "tuned")],
+        "export": [*words, *stated, "--to", asked.engine or "vllm"],
+    }
+    said = {command: told(command, *options) for command, options in commands.items()}
+    one = said["pools"]["points"][0]["ways"]["one"]
+    called = read_rows(tmp_path / "run").to_dict("records")[0]
+    (measured,) = said["tune-live"]["measurements"]
+    found: dict[str, tuple[Any, float]] = {
+        "evaluate": (said["evaluate"]["strategy"], said["evaluate"]["tokens_per_s_per_gpu"]),
+        "optimum": (said["optimum"]["strategy"], said["optimum"]["tokens_per_s_per_gpu"]),
+        "recommend": (said["recommend"]["best"]["strategy"], said["recommend"]["best"]["tokens_per_s_per_gpu"]),
+        "explain": (strategy_dict(best.strategy), said["explain"]["pictures"][0]["tokens_per_s_per_gpu"]),
+        "replay": (said["replay"]["strategy"], said["replay"]["steady_state"]["tokens_per_s_per_gpu"]),
+        "pools": (one["pool"]["strategy"], one["pool"]["tokens_per_s_per_gpu"]),
+        "search": (strategy_of_row(called), called["tokens_per_s_per_gpu"]),
+        "tune-live": (measured["strategy"], measured["predicted_tokens_per_s_per_gpu"]),
+    }
+    for command, (strategy, figure) in found.items():
+        assert strategy is not None, command
+        chunk_tokens = one["chunk_tokens"] if command == "pools" else asked.chunk_tokens  # pools choose them
+        under = replace(asked, chunk_tokens=chunk_tokens).load()
+        assert figure == evaluate(under, as_strategy(strategy)).tokens_per_s_per_gpu, command
+    assert (
+        rs.evaluate(asked, **degrees_of(best.strategy), dims=as_dims(best.strategy)).tokens_per_s_per_gpu
+        == best.tokens_per_s_per_gpu
+    )
+    assert best.tokens_per_s_per_gpu == said["optimum"]["tokens_per_s_per_gpu"] == said["search"]["optimum"]
+    assert rs.recommend(asked, top=1).to_rows()[0]["tokens_per_s_per_gpu"] == found["recommend"][1]
+    assert said["export"]["strategy"] == said["optimum"]["strategy"]
+    assert said["search"]["config_hash"] == said["optimum"]["config_hash"] == workload.config_hash
+    for command, answer in said.items():
+        assert {key: answer[key] for key in priced_dict(workload)} == priced_dict(workload), command
+    if asked is not ASKED_EVERYWHERE["a version"]:
+        return
+    for command in ("evaluate", "optimum", "recommend", "explain", "replay", "pools", "export"):
+        first = " ".join(text_of([command, *commands[command]], err=command == "export").split())
+        assert priced_text(workload) in first[: len(priced_text(workload)) + 2], command
+
+
+def test_an_export_keeps_to_the_limits_that_evaluate_has() -> None:
+    asked = ASKED_EVERYWHERE["usual"]
+    best = rs.optimum(asked).strategy
+    assert best is not None
+    above = as_words_of(replace(best, batch=best.batch + 1))
+    judged = json.loads(text_of(["evaluate", *words_of(asked), *above, "--json"]))
+    exported = json.loads(text_of(["export", *words_of(asked), *above, "--json"]))
+    assert exported["violations"] == [each["message"] for each in judged["violations"]] != []
+
+
+def test_a_fleet_asks_the_question_of_a_model_of_its(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(
+        'name = "one"\nhardware = "h100_sxm"\ngpus = 1\n[[models]]\nmodel = "llama_3_1_8b"\n'
+        "requests_per_s = 1.0\nisl = 1000\nosl = 100\ntpot_ms = 20.0\n"
+    )
+    workload = replace(ASKED, gpus=1, batches="powers_of_two").load()
+    placed = rs.place(tmp_path / "fleet.toml", requests=100, seeds=1)
+    assert placed.to_dict()["config_hashes"] == [workload.config_hash]
+    assert placed.to_dict()["precisions"] == [priced_dict(workload)["precisions"]]
+    first = str(next(iter(placed.blocks())))
+    assert first == "one on h100_sxm under vLLM 0.33.0: phase serve, 1 models on 1 GPUs; weights fp8, KV cache fp8"
 
 
 def test_with_an_engine_the_phase_is_serve_and_the_bare_machine_decodes() -> None:

@@ -10,6 +10,7 @@ import typer
 from raysearch.answers.strategy_text import second_strategy_of, strategy_of
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text
+from raysearch.base.priced import priced_dict, priced_text
 from raysearch.cli.commands.options import JsonOption, at_home, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
@@ -74,12 +75,14 @@ def explain_strategy(
     drawn = [pictures_of(_title(text, strategy), workload, evaluate(workload, strategy)) for text, strategy in shown]
     groups = list(zip(*drawn, strict=True))
     on_degrees = " | ".join(dict.fromkeys(degrees_text(strategy) for _, strategy in shown))
-    heading = f"{workload.name} on {workload.hardware.name}: {on_degrees}"
+    heading = f"{priced_text(workload)}\n{on_degrees}"
     if out is not None:
         _write(out, heading, groups)
     if as_json:
         pictures = [picture_dict(picture) for pictures in groups for picture in pictures]
-        print_json({"heading": heading, "pictures": pictures, "svg": str(out) if out else None})
+        svg = str(out) if out else None
+        told = {"workload": workload.name, **priced_dict(workload), "heading": heading}
+        print_json({**told, "pictures": pictures, "svg": svg})
     elif out is not None:
         print(f"Picture: {out}")
     else:

@@ -71,8 +71,8 @@ def export_strategy(
 ) -> None:
     """Write a strategy as the command, configuration or code that runs it, and list what the target cannot express.
 
-    The command is printed on stdout, notes and what was left out on stderr. Where the strategy breaks a limit, stderr
-    says so first and the exit code is 3.
+    The command is printed on stdout; stderr has what is deployed, notes and what was left out. Where the strategy
+    breaks a limit, stderr says so too and the exit code is 3.
 
     \b
     Examples:
@@ -96,6 +96,7 @@ def export_strategy(
     if as_json:
         show_result(found, as_json=True)
     else:
+        print(found.heading(), file=sys.stderr)
         print("\n\n".join(found.texts(with_files=out is None)))
         for text in found.remarks():
             print(text, file=sys.stderr)

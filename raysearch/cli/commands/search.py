@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from raysearch.answers.searched import SearchResult
+from raysearch.base.priced import priced_text
 from raysearch.cli.commands.options import (
     BudgetOption,
     JsonOption,
@@ -92,4 +93,6 @@ def search_workload(
     if as_json:
         print_json(found.to_dict())
     else:
+        if not found.feasible:
+            print(priced_text(found.workload))
         show_report(found.report)

@@ -10,6 +10,7 @@ import typer
 
 from raysearch.base.errors import NOTHING_FEASIBLE, InputError, Interrupted, RunFailed
 from raysearch.base.file_io import degrees_text, results_folder, strategy_dict, write_record
+from raysearch.base.priced import priced_dict, priced_text
 from raysearch.cli.commands.options import (
     BudgetOption,
     JsonOption,
@@ -148,6 +149,7 @@ def _as_dict(candidates: Candidates, settings: Settings, seen: list[Measured], d
     low, middle, high = decision.tokens_per_s_per_gpu
     return {
         "workload": candidates.workload.name,
+        **priced_dict(candidates.workload),
         "settings": asdict(settings),
         "candidates": len(candidates),
         "left_out": candidates.left_out,
@@ -190,6 +192,7 @@ def _print(candidates: Candidates, told: JsonObject) -> None:
     from raysearch.base.rich_tables import plain_table, printer
 
     console = printer()
+    console.print(priced_text(candidates.workload))
     rows = [
         (
             str(number),

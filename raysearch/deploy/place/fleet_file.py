@@ -49,8 +49,8 @@ class _ModelTable(FileSchema):
     osl: Count
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
-    weights: Dtype = "bf16"
-    kv_cache: Literal["bf16", "fp8"] = "bf16"
+    weights: Dtype | None = None  # as of a question: the checkpoint's, else fp8
+    kv_cache: Literal["bf16", "fp8"] | None = None  # the same
 
     @model_validator(mode="after")
     def _has_an_objective(self) -> _ModelTable:
@@ -115,12 +115,12 @@ class Fleet:
     Attributes:
         file: What it says.
         cluster: Its models on every group of GPUs.
-        config_hashes: Of the workload behind each model, in their order.
+        workloads: Of each model, in their order, serving.
     """
 
     file: FleetFile
     cluster: Cluster
-    config_hashes: tuple[str, ...]
+    workloads: tuple[Workload, ...]
 
 
 def load_fleet(name_or_path: str, **instead: Any) -> Fleet:
@@ -138,8 +138,8 @@ def load_fleet(name_or_path: str, **instead: Any) -> Fleet:
     hardware = str(config_path("hardware", file.hardware, beside=path.parent))
     services: dict[tuple[int, GroupShape], Service] = {}
     tenants: list[Tenant] = []
-    hashes: list[str] = []
-    priced: dict[int, tuple[str, dict[GroupShape, Service]]] = {}  # equal models are priced once
+    workloads: list[Workload] = []
+    priced: dict[int, tuple[Workload, dict[GroupShape, Service]]] = {}  # equal models are priced once
     for number, (name, table) in enumerate(file.tenants()):
         objective = Objective(table.osl, _seconds(table.ttft_ms), _seconds(table.tpot_ms))
         if id(table) not in priced:
@@ -148,12 +148,12 @@ def load_fleet(name_or_path: str, **instead: Any) -> Fleet:
             on = {shape: best_service(prompts, serving, shape, objective) for shape in _shapes(file.gpus)}
             if not any(on.values()):
                 raise CatalogError(f"{path}: {name} has room on no group of up to {file.gpus} GPUs {file.hardware}")
-            priced[id(table)] = serving.config_hash, {shape: each for shape, each in on.items() if each is not None}
-        digest, on = priced[id(table)]
+            priced[id(table)] = serving, {shape: each for shape, each in on.items() if each is not None}
+        workload, on = priced[id(table)]
         services |= {(number, shape): service for shape, service in on.items()}
         tenants.append(Tenant(name, Stream(table.requests_per_s, table.cv), objective))
-        hashes.append(digest)
-    return Fleet(file, Cluster(file.gpus, tuple(tenants), services), tuple(hashes))
+        workloads.append(workload)
+    return Fleet(file, Cluster(file.gpus, tuple(tenants), services), tuple(workloads))
 
 
 def _seconds(milliseconds: float | None) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from raysearch.base.file_io import strategy_dict
+from raysearch.base.priced import priced_dict
 from raysearch.deploy.place.attainment import AttainmentEstimate, SampledTraffic, Trial, over_seeds, tried
 from raysearch.deploy.place.fleet_file import Fleet
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed
@@ -140,13 +141,13 @@ def curves(plan: FleetPlan, progress: PlanProgress) -> list[CurvePoint]:
 
 def fleet_plan_dict(plan: FleetPlan) -> JsonObject:
     """Everything in JSON."""
-    file = plan.fleet.file
+    file, workloads = plan.fleet.file, plan.fleet.workloads
     return {
         "fleet": file.name,
-        "hardware": file.hardware,
-        "engine": file.engine,
+        **priced_dict(workloads[0]),
         "gpus": file.gpus,
-        "config_hashes": list(plan.fleet.config_hashes),
+        "precisions": [asdict(each.precisions) for each in workloads],
+        "config_hashes": [each.config_hash for each in workloads],
         "requests_per_seed": plan.traffic.requests,
         "seeds": list(plan.traffic.seeds),
         "confidence": 0.9,

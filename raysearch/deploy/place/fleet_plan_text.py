@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 
 from raysearch.base.file_io import degrees_text, png_of, write_bytes, write_record
+from raysearch.base.priced import engine_text, formats_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.place.attainment import AttainmentEstimate, over_seeds
 from raysearch.deploy.place.fleet_plan import SLOWER, CurvePoint, FleetPlan, PlacementOption, fleet_plan_dict
@@ -27,8 +28,11 @@ def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
     """An answer line by line."""
     file = answer.fleet.file
     best = answer.best
+    workloads = answer.fleet.workloads
+    formats = sorted({formats_text(each) for each in workloads})
     yield (
-        f"{file.name}: {len(answer.fleet.cluster.tenants)} models on {file.gpus} GPUs {file.hardware}, {file.engine}"
+        f"{file.name} on {workloads[0].hardware.name}{engine_text(workloads[0])}: phase serve, "
+        f"{len(workloads)} models on {file.gpus} GPUs; {' or '.join(formats)}"
     )
     yield f"{_estimate(best.attained)} of the requests meet their limits with"
     rows = _group_rows(answer.fleet.cluster, best)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from raysearch.base.file_io import degrees_text, png_of, record_bytes, write_together
+from raysearch.base.priced import priced_dict
 from raysearch.deploy.export.pool_services import POOLS_FILE
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from sim.config.question import Question
-from sim.engines.engine_registry import charged_rules
 from sim.json_object import JsonObject
 from sim.pools.best_pools import OnePool
 from sim.pools.candidates import Replica
@@ -46,10 +46,7 @@ def answers_dict(found: Sequence[PoolComparison], question: Question) -> JsonObj
         "form": POOLS_FORM,
         "question": question.record(),
         "model": workload.model.name,
-        "hardware": workload.hardware.name,
-        "space": workload.space,
-        "engine": workload.engine.name if workload.engine else None,
-        "engine_version": rules.version if (rules := charged_rules(workload)) else None,
+        **priced_dict(workload),
         "points": [pool_comparison_dict(each) for each in found],
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 
+from raysearch.base.priced import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.pools.pools_files import what_runs
@@ -16,12 +17,13 @@ from sim.pools.resharding import Resharded
 
 def pools_blocks(found: Sequence[PoolComparison]) -> Iterator[RenderableType]:
     """Answers line by line."""
+    yield priced_text(found[0].case.workload)
     yield from _one(found[0]) if len(found) == 1 else _table(found)
 
 
 def _one(answer: PoolComparison) -> Iterator[str]:
     case, limits = answer.case, answer.case.limits
-    yield f"{case.workload.model.name}, {case.workload.space}, {limits.gpus} GPUs; {_lengths(answer)}"
+    yield f"{limits.gpus} GPUs; {_lengths(answer)}"
     for name, words in WAYS.items():
         way = answer.ways[name]
         mark = " <- the most requests per GPU" if name == answer.winner else ""
@@ -83,10 +85,5 @@ def _table(found: Sequence[PoolComparison]) -> Iterator[RenderableType]:
                 lead,
             )
         )
-    workload = found[0].case.workload
-    yield (
-        plain_table(
-            f"{workload.model.name}, {workload.space}: requests/s within the limits, per GPU", columns, table, left=0
-        )
-    )
+    yield plain_table("Requests/s within the limits, per GPU", columns, table, left=0)
     yield "; ".join(f"{name}: {words}" for name, words in WAYS.items())

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
+from raysearch.base.priced import priced_dict
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
 from raysearch.deploy.replay.replay_report import replay_dict
-from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
@@ -33,9 +33,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
     return {
         "form": RECOMMENDATION_FORM,
         "question": demand.question.record() if demand.question else {},
-        "engine": workload.space,
-        "engine_version": rules.version if (rules := engine_rules_of(workload)) else None,
-        "hardware": workload.hardware.name,
+        **priced_dict(workload),
         "model": workload.model.name,
         "config_hash": workload.config_hash,
         "feasible": bool(options),

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from raysearch.base.file_io import degrees_text
+from raysearch.base.priced import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.alternatives import gpus_text
 from raysearch.deploy.recommend.demand import Demand
@@ -19,6 +20,7 @@ from sim.evaluation import Evaluation
 from sim.nearness import near_limits
 from sim.precision import slow_precision
 from sim.simulate import evaluate
+from sim.workload import Workload
 
 _NOTABLE = 1.03
 """Ratio of two times per token above which both are printed. [assumed]"""
@@ -31,9 +33,8 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     figures = option_figures(demand.workload, best.evaluation)
     gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
     left = f", {fleet.left_over} of {demand.gpus} left over" if fleet.left_over else f", all of {demand.gpus}"
-    rules = engine_rules_of(demand.workload)
-    engine = f"{rules.title} {rules.version}" if rules else f"space {demand.workload.space}"
-    yield f"{engine}: {degrees_text(best.evaluation.strategy)}; {gpus}{left}"
+    yield priced_text(demand.workload)
+    yield f"{_space(demand.workload)}{degrees_text(best.evaluation.strategy)}; {gpus}{left}"
     yield (f"  {_ranged(figures, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all")
     if figures["tpot_s"]:
         each = _ranged(figures, "tpot_s", "ms per token", 1e3)
@@ -69,6 +70,14 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
         lambda other: evaluate(other, best.evaluation.strategy).tokens_per_s_per_gpu,
     ):
         yield f"  Warning: {warning}"
+
+
+def _space(workload: Workload) -> str:
+    """Whose strategies they are, where it is not the engine's that is charged."""
+    if workload.engine and workload.space == workload.engine.family:
+        return ""
+    rules = engine_rules_of(workload)
+    return f"{rules.title} {rules.version}: " if rules else f"Space {workload.space}: "
 
 
 def rest_blocks(answer: Recommendation) -> Iterator[RenderableType]:
@@ -188,9 +197,8 @@ def _front_table(answer: Recommendation) -> Table:
 
 def _miss_lines(answer: Recommendation) -> Iterator[str]:
     demand = answer.demand
-    yield (
-        f"Nothing is feasible: {demand.workload.model.name} on {gpus_text(demand.gpus)} with {demand.workload.space}."
-    )
+    yield priced_text(demand.workload)
+    yield f"Nothing is feasible on {gpus_text(demand.gpus)}."
     if answer.miss is None:
         yield "The engine supports no strategy on that many GPUs."
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysearch.base.file_io import degrees_text
+from raysearch.base.priced import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.place.attainment import AttainmentEstimate
 from raysearch.deploy.replay.replay_report import METRICS, PERCENTILES, ReplayReport
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
 
 def replay_blocks(report: ReplayReport) -> Iterator[RenderableType]:
     """What `raysearch replay` prints."""
-    setup, workload = report.setup, report.setup.workload
-    engine = workload.engine.name if workload.engine else "bare machine"
+    setup = report.setup
+    yield priced_text(setup.workload)
     yield (
-        f"{workload.model.name}, {engine}, {workload.hardware.name}: {_copies(setup.replicas)} of "
-        f"{layout_of(setup.strategy) or degrees_text(setup.strategy)}, at most {setup.strategy.batch} requests each, "
-        f"{report.gpus} GPUs"
+        f"{_copies(setup.replicas)} of {layout_of(setup.strategy) or degrees_text(setup.strategy)}, "
+        f"at most {setup.strategy.batch} requests each, {report.gpus} GPUs"
     )
     yield _sent_line(report)
     names = ("mean", *(f"p{each}" for each in PERCENTILES))

@@ -35,7 +35,7 @@ def draw_svg(heading: str, groups: Sequence[Sequence[Picture]]) -> str:
     """The SVG document of one strategy, or of several side by side.
 
     Args:
-        heading: Above all.
+        heading: Above all, in two lines: what is priced, and the degrees.
         groups: Pictures of the strategies, per group of layers; drawn one below the other.
     """
     if len(groups) == 1:
@@ -74,9 +74,12 @@ def _section(heading: str, pictures: Sequence[Picture]) -> Element:
     root = _canvas(str(width), height)
     root.set("font-family", "Inter, 'Helvetica Neue', 'DejaVu Sans', Arial, sans-serif")
     SubElement(root, "title").text = heading
+    priced, _, degrees = heading.partition("\n")
     rect(root, 0, 0, width, height, PAPER)
-    text(root, MARGIN, 36, heading, fitting(heading, width - 2 * MARGIN, 19), weight="bold")
-    _legend(root, MARGIN, 64, bands=len(pictures) > 1)
+    for y, part in zip((15, 29), priced.split(": ", 1), strict=False):
+        text(root, MARGIN, y, part, fitting(part, width - 2 * MARGIN, 12), fill=FAINT)
+    text(root, MARGIN, 46, degrees or " ", fitting(degrees or " ", width - 2 * MARGIN, 19), weight="bold")
+    _legend(root, MARGIN, 70, bands=len(pictures) > 1)
     slowest_s = max(node.time_s for row in rows for node in row)
     _bands(root, rows, tops, width)
     for index, picture in enumerate(pictures):

@@ -28,7 +28,7 @@ def draw_text(heading: str, groups: Sequence[Sequence[Picture]]) -> list[Rendera
     """What to print for one strategy, or for several side by side.
 
     Args:
-        heading: Above all.
+        heading: Above all, in two lines: what is priced, and the degrees.
         groups: Pictures of the strategies, per group of layers.
     """
     first = groups[0]
