@@ -98,6 +98,7 @@ def recommend(
     cv: float = 1.0,
     percentile: float = 99.0,
     confidence: float = 0.9,
+    requests: int = 2000,
     progress: bool = False,
 ) -> RecommendationResult:
     """Recommends a deployment, exactly: every strategy of the engine and every batch are accounted for.
@@ -111,6 +112,7 @@ def recommend(
         cv: How bursty requests come under a load; 1 is Poisson.
         percentile: Of the latencies that the limits are about under a load.
         confidence: Probability with which they are to hold there.
+        requests: Of a replay under a load; of 2000 some twenty lie beyond the 99th percentile.
         progress: Whether to say on stderr what is being worked out.
 
     Raises:
@@ -133,6 +135,7 @@ def recommend(
             cv=cv,
             percentile=percentile,
             confidence=confidence,
+            requests=requests,
             progress=tell,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import io
 import os
 import re
@@ -15,6 +17,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+import typer.main
+import typer.testing
 
 from raysearch.base.errors import STOPS
 from raysearch.cli import app
@@ -36,7 +40,20 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("RAYSEARCH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.delenv("RAY_ADDRESS", raising=False)
+        # Typer makes all commands anew for every call, which takes as long as many of the answers.
+        for module in (typer.main, typer.testing):
+            name = "get_command" if module is typer.main else "_get_command"
+            patch.setattr(module, name, cached_command)
         yield
+
+
+cached_command = functools.cache(typer.main.get_command)
+
+
+def pytest_collection_finish() -> None:
+    """Takes what was imported so far, some million objects, out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
 from raysearch.deploy.recommend.demand import Demand
@@ -45,12 +45,13 @@ class RecommendationResult(Result):
         cv: float,
         percentile: float,
         confidence: float,
+        requests: int,
         progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
     ) -> RecommendationResult:
         """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`."""
         workload = question.load()
-        traffic = {"cv": cv, "percentile": percentile, "confidence": confidence}
+        traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "confidence": confidence, "requests": requests}
         demand = Demand(workload, workload.max_gpus, question, top, requests_per_s, concurrency, price, **traffic)
         return cls(question, recommended(demand, progress, found))
 

@@ -35,6 +35,7 @@ def recommend(
     cv: Annotated[float, Setting("Burstiness of arrivals; 1 is Poisson.", least=0.05, most=20.0)] = 1.0,
     percentile: Annotated[float, Setting("Of the latencies that the limits are about.", least=0.0, most=100.0)] = 99.0,
     confidence: Annotated[float, Setting("Probability with which the answer is to hold.", least=0.5, most=0.99)] = 0.9,
+    requests: Annotated[int, Setting("Requests of a simulated run.", least=10, most=10_000_000)] = 2000,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -77,6 +78,7 @@ def recommend(
         cv=cv,
         percentile=percentile,
         confidence=confidence,
+        requests=requests,
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=(lambda _: None) if as_json else shown,
     )

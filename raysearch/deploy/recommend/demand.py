@@ -26,6 +26,7 @@ class Demand:
         cv: How bursty the load comes: coefficient of variation of the gaps, 1 for a Poisson process.
         percentile: Of the latencies that the limits are about under a load.
         confidence: Probability with which they are to hold there.
+        requests: Of a replay under it.
         price_per_gpu_hour: What a GPU costs, or None.
         largest_replica: Most GPUs of a replica.
     """
@@ -40,6 +41,7 @@ class Demand:
     cv: float = 1.0
     percentile: float = 99.0
     confidence: float = 0.9
+    requests: int = 2000
     largest_replica: float = math.inf
 
     def __post_init__(self) -> None:

@@ -20,8 +20,6 @@ from sim.replay.replica import Deployed
 from sim.replay.requests import Lengths
 from sim.simulate import evaluate
 
-_REQUESTS = 2000
-"""Of a replay: some twenty of them lie beyond the 99th percentile."""
 _SEEDS = 2
 
 
@@ -87,6 +85,10 @@ def load_setup(demand: Demand, evaluation: Evaluation, replicas: int) -> ReplayS
     """A demand's load on so many replicas."""
     workload = demand.workload
     sent = SentTraffic(
-        Lengths(workload.prompt_tokens), Lengths(workload.output_tokens), _REQUESTS, demand.requests_per_s, demand.cv
+        Lengths(workload.prompt_tokens),
+        Lengths(workload.output_tokens),
+        demand.requests,
+        demand.requests_per_s,
+        demand.cv,
     )
     return ReplaySetup(workload, evaluation.strategy, replicas, sent, percentile=demand.percentile, seeds=_SEEDS)

@@ -15,11 +15,13 @@ from sim.replay.replica import Deployed
 
 ASKED = rs.question(model="llama_3_1_8b", isl=1000, osl=200, tpot_ms=10, ttft_ms=150, gpus=8)
 LOAD = 30.0
+FEW = 500
+"""Requests of a replay: enough for a queue to build up, and a quarter of the time."""
 
 
 @pytest.fixture(scope="module")
 def found() -> RecommendationResult:
-    return rs.recommend(ASKED, requests_per_s=LOAD, top=1)
+    return rs.recommend(ASKED, requests_per_s=LOAD, top=1, requests=FEW)
 
 
 def test_one_replica_fewer_does_not_hold_and_these_do(found: RecommendationResult) -> None:
@@ -56,7 +58,7 @@ def test_it_is_what_replay_says_of_the_same_deployment(found: RecommendationResu
     assert best.load is not None
     assert best.load.report is not None
     strategy = best.evaluation.strategy
-    asked = {"tp": strategy.tp, "batch": strategy.batch, "replicas": best.load.replicas, "seeds": 2}
+    asked = {"tp": strategy.tp, "batch": strategy.batch, "replicas": best.load.replicas, "seeds": 2, "requests": FEW}
     again = rs.replay(ASKED, requests_per_s=LOAD, **asked).report
     assert again.runs == best.load.report.runs
     assert again.breaks_at_per_s == best.load.report.breaks_at_per_s
@@ -64,16 +66,17 @@ def test_it_is_what_replay_says_of_the_same_deployment(found: RecommendationResu
 
 def test_even_odds_and_smoother_arrivals_take_no_more_gpus(found: RecommendationResult) -> None:
     gpus = found.answer.options[0].fleet.gpus
-    assert rs.recommend(ASKED, requests_per_s=LOAD, top=1, confidence=0.5, cv=0.1).answer.options[0].fleet.gpus <= gpus
+    calmer = rs.recommend(ASKED, requests_per_s=LOAD, top=1, requests=FEW, confidence=0.5, cv=0.1)
+    assert calmer.answer.options[0].fleet.gpus <= gpus
 
 
 def test_too_few_gpus_for_the_load_are_not_feasible() -> None:
     one = replace(ASKED, gpus=1, tpot_ms=15)
-    steady = rs.recommend(one, requests_per_s=1.0, top=1)
+    steady = rs.recommend(one, requests_per_s=1.0, top=1, requests=FEW)
     assert steady.feasible
     most = steady.answer.options[0].load
     assert most is not None
     assert most.report is not None
-    crowded = rs.recommend(one, requests_per_s=0.99 * most.report.bound_per_s, top=1)
+    crowded = rs.recommend(one, requests_per_s=0.99 * most.report.bound_per_s, top=1, requests=FEW)
     assert not crowded.feasible
     assert "no number of replicas on 1 GPU holds" in str(crowded)
