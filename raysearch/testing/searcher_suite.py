@@ -135,6 +135,14 @@ class SearcherSuite:
     def setting(self) -> ConformanceSetting:
         return ConformanceSetting(self.searcher, self.budget, load_workload(MOE), options=self.options)
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def undisturbed(cls, tmp_path_factory: pytest.TempPathFactory) -> str:
+        """The digest of the run that `setting` makes when nothing happens to it."""
+        setting = ConformanceSetting(cls.searcher, cls.budget, load_workload(MOE), options=cls.options)
+        with contextlib.closing(ConformanceRun(setting, tmp_path_factory.mktemp("undisturbed"))) as run:
+            return run.advance().gate.digest
+
     @pytest.fixture
     def new_run(self, tmp_path: Path) -> Iterator[Callable[[ConformanceSetting], ConformanceRun]]:
         """Starts runs, each in a folder of its own, and closes them after the test."""
@@ -173,16 +181,13 @@ class SearcherSuite:
             assert run.searcher.ask(run.observation) is None
 
     def test_equal_seeds_make_equal_runs_whatever_the_global_generators_do_and_others_other_ones(
-        self, new_run, setting: ConformanceSetting
+        self, new_run, setting: ConformanceSetting, undisturbed: str
     ) -> None:
-        digests = []
-        for global_seed in (1, 2):
-            random.seed(global_seed)
-            np.random.seed(global_seed)  # noqa: NPY002
-            digests.append(new_run(setting).advance().gate.digest)
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        assert new_run(setting).advance().gate.digest == undisturbed
         another = new_run(ConformanceSetting(**{**vars(setting), "seed": setting.seed + 1})).advance().gate.digest
-        assert digests[0] == digests[1]
-        assert (another != digests[0]) == self.seeded
+        assert (another != undisturbed) == self.seeded
 
     def test_a_run_resumed_here_or_in_a_fresh_process_equals_one_that_was_never_stopped(
         self, new_run, setting: ConformanceSetting
@@ -204,21 +209,20 @@ class SearcherSuite:
                 assert cut.gate.get_state() == whole.gate.get_state()
                 assert cut.searcher.metrics() == whole.searcher.metrics()
 
-    def test_a_snapshot_does_not_change_while_the_run_goes_on(self, new_run, setting: ConformanceSetting) -> None:
+    def test_a_snapshot_does_not_change_while_the_run_goes_on_and_can_be_used_twice(
+        self, new_run, setting: ConformanceSetting
+    ) -> None:
         run = new_run(setting).advance(setting.budget // 2)
+        calls, gate, observation = run.gate.calls, run.gate.get_state(), run.observation
         state = run.searcher.get_state()
         frozen = pack(state)
         run.advance()
         assert pack(state) == frozen
-
-    def test_a_snapshot_can_be_used_twice(self, new_run, setting: ConformanceSetting) -> None:
-        run = new_run(setting).advance(setting.budget // 2)
-        calls, state = run.gate.calls, run.searcher.get_state()
         digests = set()
         for _ in range(2):
             copied = new_run(setting)
-            copied.gate.set_state(run.gate.get_state())
-            copied.observation = run.observation
+            copied.gate.set_state(gate)
+            copied.observation = observation
             copied.searcher.set_state(state)
             assert copied.gate.calls == calls
             digests.add(copied.advance().gate.digest)
@@ -237,18 +241,18 @@ class SearcherSuite:
             np.testing.assert_array_equal(array, copied)
 
     def test_changing_an_action_after_it_was_told_does_not_reach_the_searcher(
-        self, new_run, setting: ConformanceSetting
+        self, new_run, setting: ConformanceSetting, undisturbed: str
     ) -> None:
-        careful, careless = new_run(setting), new_run(setting)
+        careless = new_run(setting)
         for _ in range(setting.budget):
-            assert careful.call() == careless.call()
+            careless.call()
             if careless.actions:
                 careless.actions[-1][:] = 0
-        assert careless.gate.digest == careful.gate.digest
+        assert careless.gate.digest == undisturbed
 
     def test_its_metrics_are_numbers(self, new_run, setting: ConformanceSetting) -> None:
         run = new_run(setting)
-        for calls in (0, 1, setting.budget):
+        for calls in (0, 1, setting.budget // 2):
             for metric, value in run.advance(min(calls, run.gate.calls_left)).searcher.metrics().items():
                 assert isinstance(metric, str)
                 assert math.isfinite(value)

@@ -92,6 +92,7 @@ def _with_calibration(file: HardwareFile, path: Path) -> tuple[HardwareFile, Cal
     return file.completed_by(measured), calibration.completed_by(carried) if calibration else carried
 
 
+@cache
 def default_hardware() -> str:
     """The machine of those who name none: the first of the shipped ones that was measured in all parts."""
     for name in list_names("hardware"):

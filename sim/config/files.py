@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
@@ -171,11 +172,15 @@ def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
         CatalogError: The file cannot be read, is no TOML, or breaks the schema.
     """
     with _reading(path):
-        data = parse_toml(read_bytes(path, LARGEST_FILE_BYTES))
+        data = _parsed(read_bytes(path, LARGEST_FILE_BYTES))
     try:
         return schema.model_validate(data)
     except ValidationError as error:
         raise CatalogError(f"{path}: {first_error_text(error, schema)}") from error
+
+
+_parsed = lru_cache(maxsize=32)(parse_toml)
+"""By content: the same few files are behind every question, and to parse one takes longer than all that follows."""
 
 
 @contextmanager

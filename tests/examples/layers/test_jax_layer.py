@@ -33,6 +33,8 @@ from tests.examples.layers.small import (
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 jax.config.update("jax_num_cpu_devices", 8)
 
+pytestmark = pytest.mark.slow
+
 FAST = {"xla_backend_optimization_level": "0"}
 """Machine code that need not be fast; the HLO, with its collectives, is what it is."""
 
@@ -73,7 +75,6 @@ def test_the_result_and_the_collectives_are_those_of_the_simulator(
     check(elsewhere, model, KNOWN[name](model), tp, ep)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_so_they_are_for_random_strategies(elsewhere: Executor, seed: int) -> None:
     rng = np.random.default_rng(seed)

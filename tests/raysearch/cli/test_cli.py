@@ -173,6 +173,7 @@ def test_search_scores_a_run_against_the_optimum(raysearch: Command, tiny_worklo
     assert "Violations: none" in table
 
 
+@pytest.mark.slow
 def test_search_without_out_makes_a_folder_under_results(
     raysearch: Command, tiny_workload: Path, tmp_path: Path
 ) -> None:
@@ -257,6 +258,7 @@ def test_a_mistake_is_one_message_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_stopped_search_keeps_every_row(
     start: Start, raysearch: Command, tiny_workload: Path, tmp_path: Path, signum: int, code: int
@@ -292,6 +294,7 @@ raysearch.cli.main.main()
 """
 
 
+@pytest.mark.slow
 def test_a_search_stopped_between_a_row_and_its_count_says_what_is_on_disk(tiny_workload: Path, tmp_path: Path) -> None:
     arguments = ["search", "-w", tiny_workload, "-s", "random", "-b", "100", "--out", tmp_path / "run"]
     stopped = subprocess.run(
@@ -340,6 +343,7 @@ HEAVY = {"ray", "torch", "pandas", "matplotlib", "scipy"}
 """Packages whose imports take longer than all that a command which needs none of them does."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("--help",), ("list",), evaluate(), ("study", "quickstrat")])
 def test_commands_that_need_no_ray_import_nothing_heavy(arguments: tuple[str, ...]) -> None:
     environment = command_environment() | {"PYTHONPROFILEIMPORTTIME": "1"}
@@ -352,6 +356,7 @@ def test_commands_that_need_no_ray_import_nothing_heavy(arguments: tuple[str, ..
     assert ("raysearch.answers.exported" in imported) == (arguments == ("--help",))  # of the command named alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("list",), ("--help",), evaluate("--json")])
 def test_output_into_a_closed_pipe_ends_in_silence(arguments: tuple[str, ...]) -> None:
     read, write = os.pipe()
@@ -361,6 +366,7 @@ def test_output_into_a_closed_pipe_ends_in_silence(arguments: tuple[str, ...]) -
     assert (shown.returncode, shown.stderr) == (1, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("list",), ("--help",), evaluate("--json")])
 def test_output_onto_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("wb") as full:
@@ -378,6 +384,7 @@ def output_into(stdout: int, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_signal_during_the_first_imports_is_heard(tmp_path: Path) -> None:
     (tmp_path / "gymnasium.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     environment = command_environment()
@@ -386,6 +393,7 @@ def test_a_signal_during_the_first_imports_is_heard(tmp_path: Path) -> None:
     assert (stopped.returncode, stopped.stderr) == (130, "interrupted by SIGINT\n")
 
 
+@pytest.mark.slow
 def test_of_two_searches_into_one_folder_one_is_refused(start: Start, tiny_workload: Path, tmp_path: Path) -> None:
     form = ("search", "-w", tiny_workload, "-s", "random", "-b", "2000", "--out", tmp_path / "run", "--json")
     both = [start(*form), start(*form)]
@@ -412,6 +420,7 @@ def test_a_workload_without_anything_feasible_is_a_result(
         assert len(re.findall("o( feasible)? strategy of tiny .*(feasible|found)", shown.stdout)) == 1
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_costs_one_note(tiny_workload: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     environment = {**command_environment(), "RAYSEARCH_CACHE_DIR": str(tmp_path / "file")}

@@ -90,6 +90,7 @@ def test_verify_rules_proves_one_operation(raysearch: Command) -> None:
     assert "S(1), S(0) -> P(sum)" in raysearch("verify-rules", "--set", "op=matmul").stdout
 
 
+@pytest.mark.slow
 def test_verify_rules_prints_the_counter_example_of_an_outsiders_wrong_rule(
     raysearch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_verify_rules_refuses_what_it_does_not_know(raysearch: Command, options:
     assert message in failed.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["raise ValueError('mine')", "import sys; sys.exit(3)", "def broken(:"])
 def test_a_module_that_cannot_be_imported_is_one_line(raysearch: Command, tmp_path: Path, body: str) -> None:
     (tmp_path / "outsider.py").write_text(body + "\n")

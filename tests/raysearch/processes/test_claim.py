@@ -130,6 +130,7 @@ def hold(folder: Path, seconds: float, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=command_environment())
 
 
+@pytest.mark.slow
 def test_the_claim_of_a_killed_process_does_not_count_on_its_host(tmp_path: Path) -> None:
     with hold(tmp_path, 60) as process:
         assert process.stdout is not None
@@ -166,6 +167,7 @@ def test_a_claim_that_cannot_be_read_is_one_of_a_dead_process_once_it_lapsed(tmp
         assert in_use(tmp_path)
 
 
+@pytest.mark.slow
 def test_without_locks_the_claim_alone_keeps_others_out(tmp_path: Path) -> None:
     with hold(tmp_path, 60, "without-locks") as process:
         assert process.stdout is not None
@@ -175,6 +177,7 @@ def test_without_locks_the_claim_alone_keeps_others_out(tmp_path: Path) -> None:
         process.kill()
 
 
+@pytest.mark.slow
 def test_of_many_who_take_over_a_lapsed_claim_one_succeeds(tmp_path: Path) -> None:
     of_another_host(tmp_path, silent_s=LAPSE_S + 1)
     crowd = [hold(tmp_path, 600, "without-locks") for _ in range(6)]

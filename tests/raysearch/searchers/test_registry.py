@@ -230,6 +230,7 @@ def test_a_module_that_cannot_be_imported_is_one_clear_error(tmp_path: Path, mon
             searcher_class(name)
 
 
+@pytest.mark.slow
 def test_naming_searchers_imports_none_of_them() -> None:
     program = """if True:
         import sys

@@ -31,13 +31,13 @@ from raysearch.studies.study_file import Study, StudyFile, check_same_study, che
 from raysearch.studies.study_status import read_status
 
 FINISHED, OTHER, UNDER_WAY = "tiny-random_walk-s0", "tiny-random_walk-s1", "tiny-annealing-s0"
-SAVED, MADE = 30, 45
+SAVED, MADE, BUDGET = 10, 15, 20
 
 
 @pytest.fixture(scope="module")
 def study(tiny_workload: Path) -> Study:
     file = StudyFile(
-        name="s", workloads=(str(tiny_workload),), searchers=("random_walk", "annealing"), seeds=(0, 1), budget=60
+        name="s", workloads=(str(tiny_workload),), searchers=("random_walk", "annealing"), seeds=(0, 1), budget=BUDGET
     )
     return check_study(file)
 
@@ -55,7 +55,7 @@ def begun(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
             run.advance(MADE - SAVED)
             run.close()
         else:
-            run.advance(60)
+            run.advance(BUDGET)
             run.finish()
     return out
 
@@ -78,7 +78,7 @@ def go_on(study: Study, out: Path) -> dict[str, str]:
     for run_id, spec in study.specs().items():
         if finished_summary(run_dir(out, run_id)) is None:
             run = SearchRun(spec, run_dir(out, run_id), resume=True)
-            run.advance(60)
+            run.advance(BUDGET)
             run.finish()
     assert verify(out).damaged == {}
     return {run["run_id"]: run["digest"] for run in read_study_runs(out)}

@@ -44,6 +44,7 @@ def test_the_ops_add_up_to_the_layer_that_a_search_is_told_of(name: str) -> None
         assert explanation == explain(workload, strategy, loads, evaluation.tpot_s, evaluation.ttft_s, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [MOE, DENSE])
 def test_what_was_evaluated_before_changes_nothing(name: str) -> None:
     """Strategies share costs; a fresh process that meets them in the opposite order finds the same."""

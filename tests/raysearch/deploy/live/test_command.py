@@ -81,6 +81,7 @@ def run(*arguments: str) -> dict:
     return json.loads(result.stdout)
 
 
+@pytest.mark.slow
 def test_it_finds_the_best_and_keeps_every_measurement(benchmark: str, tmp_path: Path) -> None:
     found = run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"))
     assert found["known"]
@@ -93,6 +94,7 @@ def test_it_finds_the_best_and_keeps_every_measurement(benchmark: str, tmp_path:
     assert json.loads(exported.stdout)["strategy"] == found["best"]["strategy"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_tuning_goes_on_as_if_nothing_had_been(
     benchmark: str, tmp_path: Path, interruptible: None
 ) -> None:
@@ -108,12 +110,14 @@ def test_an_interrupted_tuning_goes_on_as_if_nothing_had_been(
     assert len((tmp_path / "calls").read_text()) == len(whole["measurements"])
 
 
+@pytest.mark.slow
 def test_another_tuning_is_not_gone_on_with(benchmark: str, tmp_path: Path) -> None:
     run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"))
     with pytest.raises(InputError, match="another tuning"):
         run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"), "--resume", "--set", "within=5%")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["edited", "lost", "forged"])
 def test_measurements_that_were_changed_are_put_aside_and_made_again(
     benchmark: str, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
@@ -143,6 +147,7 @@ def verified(folder: Path) -> int:
     return CliRunner().invoke(app, ["verify", str(folder)], catch_exceptions=False).exit_code
 
 
+@pytest.mark.slow
 def test_a_record_that_was_changed_is_refused(benchmark: str, tmp_path: Path) -> None:
     command = (*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"))
     run(*command)
@@ -152,6 +157,7 @@ def test_a_record_that_was_changed_is_refused(benchmark: str, tmp_path: Path) ->
             again()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [
@@ -188,6 +194,7 @@ def test_a_shell_command_is_a_benchmark_too(tmp_path: Path) -> None:
         assert found["ended_because"] == "--budget was reached"
 
 
+@pytest.mark.slow
 def test_it_says_when_no_candidate_is_left(tmp_path: Path) -> None:
     command = """printf '{"unsupported": "no such kernel"}\n'"""
     words = ["tune-live", *WHAT, "--benchmark", command, "--out", str(tmp_path / "out"), "--budget", "1000"]
@@ -319,6 +326,7 @@ def test_a_measurement_that_a_full_disk_takes_a_part_of_is_not_kept(tmp_path: Pa
     assert [measured.candidate for measured in Folder(tmp_path, candidates, Settings()).resume()] == [0]
 
 
+@pytest.mark.slow
 def test_going_on_reads_each_measurement_once(benchmark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = (*WHAT, "--benchmark", benchmark, "--set", "confidence=0.999", "--out", str(tmp_path / "out"))
     whole = run(*command)
@@ -401,6 +409,7 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_with_their_remedy() -> None:
     for arguments, said in (
         ((*WHAT, "--benchmark", "nowhere:measure", "--resume"), "--resume needs"),

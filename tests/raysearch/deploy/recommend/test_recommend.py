@@ -390,6 +390,7 @@ def test_where_not_all_of_an_answer_can_be_written_nothing_is(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_folder_is_written_though_nobody_reads_what_is_printed(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
