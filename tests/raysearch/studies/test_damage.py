@@ -296,7 +296,7 @@ def test_an_edited_best_is_noticed_even_with_a_seal_of_its_own(
     assert survey(out).damaged == {}
     with pytest.raises(RunFailed, match=rf"{FINISHED} is damaged: its rows say best "):
         verify_results(out)
-    assert "2 runs with 105 calls are as they were written" in capsys.readouterr().out
+    assert f"2 runs with {BUDGET + MADE} calls are as they were written" in capsys.readouterr().out
 
 
 def test_what_is_put_aside_takes_the_first_free_name(tmp_path: Path) -> None:
