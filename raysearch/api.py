@@ -48,8 +48,8 @@ question = Question
 def evaluate(
     question: Question,
     *,
-    batch: int,
     tp: int | None = None,
+    batch: int | None = None,
     ep: int | None = None,
     pp: int = 1,
     dims: str = "megatron",
@@ -61,8 +61,9 @@ def evaluate(
 
     Args:
         question: What is served, on what, within which limits.
-        batch: Sequences of one microbatch over the ep group; in phase serve requests in flight on all attention ranks.
         tp: Degree of tensor parallelism; of attention, where it has a mesh of its own.
+        batch: Sequences of one microbatch over the ep group; in phase serve requests in flight on all attention ranks.
+            None for that which serves best within memory and limits.
         ep: Degree of expert parallelism; tp * dp * cp / ep GPUs share an expert.
         pp: Pipeline stages.
         dims: One number per fused op, or "megatron" or "megatron-sp".
@@ -277,8 +278,8 @@ def replay(
 
     if path is not None:
         workload, strategy, copies = deployed_in(Path(path), question, alternative)
-    elif question is None or batch is None:
-        raise InputError("expected a path, or a question with a strategy: tp or layout, and batch")
+    elif question is None or (tp is None and layout is None):
+        raise InputError("expected a path, or a question with a strategy: tp or layout")
     else:
         workload, copies = question.load(), 1
         strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)

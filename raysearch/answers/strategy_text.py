@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from raysearch.base.errors import InputError
 from sim.layers.dims import spread_choices
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layouts import StageDegrees, degrees_of_layout
+from sim.optimum.exact_search import best_batch
 from sim.strategy import Strategy
 from sim.strategy_checks import check_strategy
 from sim.workload import Workload
@@ -20,13 +22,13 @@ def strategy_of(
     tp: int | None,
     ep: int | None,
     pp: int,
-    batch: int,
+    batch: int | None,
     dims: str,
     cp: int = 1,
     dp: int | None = None,
     layout: str | None = None,
 ) -> Strategy:
-    """The strategy that the options describe, checked.
+    """The strategy that the options describe, checked; without a batch, with that which serves it best.
 
     Raises:
         InputError: `dims` is no list of numbers, no degrees are given, or some that contradict each other.
@@ -37,9 +39,9 @@ def strategy_of(
     if tp is None:
         raise InputError("expected --tp N, or --layout with a name and the GPUs of a stage, such as --layout tep8")
     ep = 1 if ep is None else ep
-    strategy = Strategy(tp, ep, pp, batch, parse_dims(dims, workload), cp, dp)
+    strategy = Strategy(tp, ep, pp, 1 if batch is None else batch, parse_dims(dims, workload), cp, dp)
     check_strategy(workload, strategy)
-    return strategy
+    return strategy if batch is not None else replace(strategy, batch=best_batch(workload, strategy))
 
 
 def _degrees_of(layout: str, **given: int | None) -> StageDegrees:

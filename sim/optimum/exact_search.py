@@ -44,7 +44,7 @@ from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.attention_expert_meshes import Stack, attention_rank, experts_rank, sides
 from sim.step.pipeline import meet
 from sim.step.stage import memory_bytes, needed_and_allowed_bytes
-from sim.strategy import Strategy
+from sim.strategy import VOCABULARY_OPS, Strategy
 from sim.workload import Workload
 
 _SLACK = 1 - 1e-9
@@ -225,6 +225,32 @@ def best_of_degrees(space: Space, progress: Callable[[int, int], None] | None = 
             if progress:
                 progress(done, total)
     return list(found.values())
+
+
+def best_batch(workload: Workload, strategy: Strategy) -> int:
+    """The batch, of those that are searched, with which a strategy is fastest within memory and limits.
+
+    Where it is feasible with none, the smallest: what it breaks, all break.
+
+    >>> from sim.config.catalog import load_workload
+    >>> from sim.layers.heuristics import megatron_dims
+    >>> workload = load_workload("mixtral_8x22b_8k")
+    >>> best_batch(workload, Strategy(4, 8, 1, 1, megatron_dims(workload.model)))
+    2048
+    """
+    space = Space(
+        workload,
+        tp=(strategy.tp,),
+        cp=(strategy.cp,),
+        dp=() if strategy.dp is None else (strategy.dp,),
+        ep=(strategy.ep,),
+        pp=(strategy.pp,),
+        batch=workload.degrees.batch,
+        choices={dim.name: (choice,) for dim, choice in zip(dims_of(workload), strategy.dims, strict=True)},
+        vocabulary={op: (choice,) for op, choice in zip(VOCABULARY_OPS, strategy.vocabulary, strict=False)},
+    )
+    found = find_best(space).evaluation
+    return found.strategy.batch if found else space.batch[0]
 
 
 class _Range(NamedTuple):

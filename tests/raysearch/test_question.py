@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import raysearch as rs
 from envs.rows import read_rows
+from raysearch.answers.evaluated import EvaluationResult
 from raysearch.base.file_io import as_strategy, strategy_dict
 from raysearch.base.priced import priced_dict, priced_text
 from raysearch.cli.app import app
@@ -111,7 +112,7 @@ def words_of(asked: Question) -> list[str]:
     return [str(word) for name, value in asked.given() for word in (option_of(name), value)]
 
 
-def degrees_of(strategy: Strategy) -> dict[str, int]:
+def degrees_of(strategy: Strategy) -> dict[str, Any]:
     """As commands and Python take them; dp only where attention has a mesh of its own."""
     found = {name: getattr(strategy, name) for name in ("tp", "ep", "pp", "batch", "dp")}
     return {name: value for name, value in found.items() if value is not None}
@@ -206,6 +207,20 @@ def test_an_export_keeps_to_the_limits_that_evaluate_has() -> None:
     judged = json.loads(text_of(["evaluate", *words_of(asked), *above, "--json"]))
     exported = json.loads(text_of(["export", *words_of(asked), *above, "--json"]))
     assert exported["violations"] == [each["message"] for each in judged["violations"]] != []
+
+
+def test_without_a_batch_a_strategy_has_its_best_one_in_every_command_and_in_python() -> None:
+    asked = replace(ASKED_EVERYWHERE["usual"], gpus=2)
+    best = max((rs.evaluate(asked, tp=2, batch=batch) for batch in range(1, 400)), key=speed_within_limits)
+    chosen = {rs.evaluate(asked, tp=2).strategy, as_strategy(told("evaluate", *words_of(asked), "--tp", 2)["strategy"])}
+    chosen.add(as_strategy(told("export", *words_of(asked), "--tp", 2)["strategy"]))
+    assert chosen == {best.strategy}
+    assert f"batch {best.strategy.batch} " in told("explain", *words_of(asked), "--tp", 2)["heading"] + " "
+    assert not rs.evaluate(replace(asked, tpot_ms=0.1), tp=2).feasible  # which says what even the smallest breaks
+
+
+def speed_within_limits(answer: EvaluationResult) -> float:
+    return answer.tokens_per_s_per_gpu if answer.feasible else 0.0
 
 
 def test_a_fleet_asks_the_question_of_a_model_of_its(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from sim.simulate import evaluate
 @takes_question
 def evaluate_strategy(
     question: Question,
-    batch: BatchOption,
     tp: TpOption = None,
+    batch: BatchOption = None,
     ep: EpOption = None,
     pp: PpOption = 1,
     dims: DimsOption = "megatron",

@@ -32,8 +32,8 @@ from sim.strategy import Strategy
 @takes_question
 def explain_strategy(
     question: Question,
-    batch: BatchOption,
     tp: TpOption = None,
+    batch: BatchOption = None,
     ep: EpOption = None,
     pp: PpOption = 1,
     dims: DimsOption = "megatron",
@@ -69,7 +69,7 @@ def explain_strategy(
     shown = [(dims, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout))]
     if against is not None:
         first = shown[0][1]
-        degrees = {"tp": first.tp, "ep": first.ep, "pp": pp, "batch": batch, "cp": cp, "dp": dp}
+        degrees = {"tp": first.tp, "ep": first.ep, "pp": pp, "batch": first.batch, "cp": cp, "dp": dp}
         degrees |= {"dp": first.dp} if layout else {}
         shown.append(second_strategy_of(workload, against, degrees))
     drawn = [pictures_of(_title(text, strategy), workload, evaluate(workload, strategy)) for text, strategy in shown]

@@ -22,12 +22,12 @@ from raysearch.cli.commands.options import (
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.cli.commands.strategy_options import (
+    BatchOption,
     CpOption,
     DimsOption,
     DpOption,
     EpOption,
     LayoutOption,
-    OptionalBatchOption,
     PpOption,
     TpOption,
 )
@@ -55,7 +55,7 @@ def export_strategy(
     alternative: AlternativeOption = 0,
     serve: Annotated[str | None, Setting("Weights: a Hugging Face repository or a path.", "the model's")] = None,
     tp: TpOption = None,
-    batch: OptionalBatchOption = None,
+    batch: BatchOption = None,
     replicas: Annotated[int, Setting("Independent replicas.", least=1)] = 1,
     ep: EpOption = None,
     pp: PpOption = 1,
@@ -108,8 +108,8 @@ def _described(
 ) -> Deployment:
     from raysearch.deploy.export.models import weights_of
 
-    if question is None or (tp is None and rest[-1] is None) or batch is None:
-        raise InputError("expected a folder or a file to export from, or a workload with --tp or --layout, and --batch")
+    if question is None or (tp is None and rest[-1] is None):
+        raise InputError("expected a folder or a file to export from, or a workload with --tp or --layout")
     workload = loaded(question)
     ep, pp, *others = rest
     strategy = strategy_of(workload, tp, ep, pp, batch, *others)

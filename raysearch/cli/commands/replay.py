@@ -22,10 +22,10 @@ from raysearch.cli.commands.options import (
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.cli.commands.strategy_options import (
+    BatchOption,
     DpOption,
     EpOption,
     LayoutOption,
-    OptionalBatchOption,
     PpOption,
     TpOption,
 )
@@ -43,7 +43,7 @@ def replay_traffic(
     requests_per_s: RequestsPerSOption = None,
     concurrency: ConcurrencyOption = None,
     tp: TpOption = None,
-    batch: OptionalBatchOption = None,
+    batch: BatchOption = None,
     ep: EpOption = None,
     pp: PpOption = 1,
     dp: DpOption = None,
@@ -80,8 +80,8 @@ def replay_traffic(
     check_folder(out)
     if path is not None:
         workload, strategy, copies = deployed_in(path, question, alternative)
-    elif question is None or (tp is None and layout is None) or batch is None:
-        raise InputError("expected a folder or a file to replay, or a workload with --tp or --layout, and --batch")
+    elif question is None or (tp is None and layout is None):
+        raise InputError("expected a folder or a file to replay, or a workload with --tp or --layout")
     else:
         workload, copies = loaded(question), 1
         strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)

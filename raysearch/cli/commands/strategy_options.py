@@ -21,9 +21,13 @@ EpOption = Annotated[
     int | None, typer.Option(help="Expert-parallel degree; tp*dp*cp/ep GPUs share an expert.", show_default="1")
 ]
 PpOption = Annotated[int, typer.Option(help="Pipeline-parallel degree.")]
-_BATCH = "Sequences of one microbatch over the ep group."
-BatchOption = Annotated[int, typer.Option(help=_BATCH)]
-OptionalBatchOption = Annotated[int | None, typer.Option(help=_BATCH)]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Sequences of one microbatch over the ep group; serving, requests in flight on all attention ranks.",
+        show_default="the best within memory and limits",
+    ),
+]
 DimsOption = Annotated[
     str,
     typer.Option(

@@ -315,7 +315,7 @@ def test_a_run_of_another_study_is_put_aside(study: Study, out: Path, undisturbe
 
 def test_a_whole_study_is_verified(study: Study, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verify_results(out)
-    assert capsys.readouterr().out == "3 runs with 165 calls are as they were written\n"
+    assert capsys.readouterr().out == f"3 runs with {2 * BUDGET + MADE} calls are as they were written\n"
 
 
 def test_a_stray_line_beside_a_finished_run_costs_that_run_alone(
