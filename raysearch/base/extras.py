@@ -12,6 +12,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "genz": ("GenZ", "GenZ"),
     "measure": ("torch", "PyTorch"),
     "nevergrad": ("nevergrad", "Nevergrad"),
+    "pretrain": ("torch", "PyTorch"),
     "pymoo": ("pymoo", "pymoo"),
     "rllib": ("torch", "RLlib and PyTorch"),
     "sb3": ("stable_baselines3", "Stable-Baselines3"),

@@ -231,6 +231,11 @@ register(
     "raysearch.searchers.ant_colony:AntColonySearcher",
 )
 register(
+    "prior",
+    "a network trained on other workloads, corrected by every answer: expected improvement",
+    "raysearch.searchers.prior.prior_searcher:PriorSearcher",
+)
+register(
     "optuna_tpe",
     "Optuna's tree-structured Parzen estimator, multivariate",
     "raysearch.searchers.optuna_samplers:OptunaTPESearcher",

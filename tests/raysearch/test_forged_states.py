@@ -43,7 +43,7 @@ from sim.strategy import Strategy
 from tests.raysearch.forging import WRONG, encoded, forge, instance, places, replaced, resealed
 from tests.raysearch.fuzzing import ROUNDS, forged, look_at, tried
 
-LIGHT = ["annealing", "mcmc", "genetic", "coordinate", "ant_colony"]
+LIGHT = ["annealing", "mcmc", "genetic", "coordinate", "ant_colony", "prior"]
 HEAVY = ["optuna_tpe", "optuna_cmaes", "nevergrad", "ppo", "ppo_paper", "sb3_ppo"]
 SEARCHERS = [*LIGHT, *(HEAVY if ROUNDS > 10 else [])]
 

@@ -1,0 +1,170 @@
+"""The network that knows other workloads, in numpy, and the file that it comes in.
+
+The file holds arrays and text alone (safetensors): nothing in it can run code. Its header says what made it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from raysearch.base.errors import InputError
+from raysearch.base.file_io import write_bytes
+from raysearch.searchers.prior.features import Features, Reals
+from sim.json_object import JsonFields
+
+SHIPPED = Path(__file__).with_name("prior.safetensors")
+"""The prior that comes with the package."""
+FORMAT = "raysearch prior 1"
+_LARGEST_BYTES = 20_000_000
+_BLOCK = 4096
+"""Strategies that go through the network together."""
+
+
+class Prediction(NamedTuple):
+    """Of [n] strategies, before any call.
+
+    Attributes:
+        log_step_s: Log seconds of a step: tokens/s/GPU are `log_tokens` less this.
+        log_tpot_s, log_ttft_s: Of the latencies.
+        log_memory: Of needed over allowed bytes.
+        kept: Log odds that no limit of the choices is broken.
+    """
+
+    log_step_s: Reals
+    log_tpot_s: Reals
+    log_ttft_s: Reals
+    log_memory: Reals
+    kept: Reals
+
+
+class Kernel(BaseModel):
+    """How errors of the network go together, as fitted on workloads that it was not trained on.
+
+    Attributes:
+        shared: Variance that all strategies of a workload share.
+        terms: Of what goes with the shares of a step's time.
+        degrees: Of what strategies of near degrees share.
+        choices: The same of those whose ops are also sharded alike.
+        length: Doublings over which degrees go apart.
+        ops: Ops, differently sharded, over which choices go apart.
+        own: Of each strategy's own.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    shared: float
+    terms: float
+    degrees: float
+    choices: float
+    length: float
+    ops: float
+    own: float
+
+
+class Header(BaseModel):
+    """What a file says of itself.
+
+    Attributes:
+        format: Of the file.
+        command: That made it.
+        data: What it was trained on, the configuration's own words.
+        figures: How far it errs on workloads kept from training.
+        pool: Choices by op that were best on workloads of the training, the most frequent first.
+        time, limits: How errors of the time go together, and those of the memory.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    format: str
+    command: str
+    data: dict[str, object]
+    figures: dict[str, float]
+    pool: list[dict[str, int]]
+    time: Kernel
+    limits: Kernel
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """A trained network and what its file says.
+
+    Attributes:
+        header: See `Header`.
+        mean, scale: Of the inputs, `[F]`.
+        weights, biases: Of each layer.
+    """
+
+    header: Header
+    mean: Reals
+    scale: Reals
+    weights: Sequence[Reals]
+    biases: Sequence[Reals]
+
+    def predict(self, features: Features) -> Prediction:
+        """What it expects of [n] strategies."""
+        blocks = range(0, len(features.inputs), _BLOCK)
+        out = np.concatenate([self.forward(features.inputs[start : start + _BLOCK]) for start in blocks])
+        step = features.log_step_s + out[:, 0]
+        return Prediction(
+            step, step + out[:, 1], features.log_ttft_s + out[:, 2], features.log_memory + out[:, 3], out[:, 4]
+        )
+
+    def forward(self, inputs: Reals) -> Reals:
+        """The network's outputs `[n, 5]`: corrections of the four logs, and log odds of keeping the choices' limits."""
+        found = (inputs - self.mean) / self.scale
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            found = found @ weight + bias
+            if layer + 1 < len(self.weights):
+                found = found / (1 + np.exp(-np.clip(found, -60, None)))  # SiLU
+        return found.astype(np.float64)
+
+
+def write_prior(path: Path, header: Header, arrays: Mapping[str, Reals]) -> None:
+    """Writes a prior: `mean`, `scale`, and `weight0`, `bias0`, ... of each layer."""
+    from safetensors.numpy import save
+
+    content = save(
+        {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()},
+        {"header": header.model_dump_json()},
+    )
+    write_bytes(path, content)
+
+
+@lru_cache(maxsize=4)
+def read_prior(path: Path) -> Prior:
+    """A prior from its file.
+
+    Raises:
+        InputError: It cannot be read, or is none.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise InputError(f"{path}: expected a prior of at most {_LARGEST_BYTES:,} bytes")
+        with safe_open(path, framework="numpy") as file:
+            metadata: JsonFields = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary
+        header = Header.model_validate(json.loads(metadata["header"]))
+        layers = range(sum(name.startswith("weight") for name in arrays))
+        weights, biases = ([arrays[f"{kind}{layer}"] for layer in layers] for kind in ("weight", "bias"))
+        prior = Prior(header, arrays["mean"], arrays["scale"], weights, biases)
+        if header.format != FORMAT:
+            raise ValueError(f"expected {FORMAT!r}, got {header.format!r}")
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise ValueError("a weight is no finite number")
+        prior.forward(np.zeros((1, len(prior.mean)), np.float32))[0, 4]
+    except OSError as error:
+        raise InputError(f"cannot read the prior {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValidationError, ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {error}") from error
+    return prior

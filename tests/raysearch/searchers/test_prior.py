@@ -1,0 +1,214 @@
+"""The searcher `prior`: what every searcher must do, and truths of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs import StrategyEnv, StrategySpace
+from raysearch.base.errors import InputError
+from raysearch.searchers.interface import Outcome
+from raysearch.searchers.prior.candidates import Candidates
+from raysearch.searchers.prior.features import OPS, PLACES, WorkloadFeatures
+from raysearch.searchers.prior.network import SHIPPED, Kernel, read_prior, write_prior
+from raysearch.searchers.prior.residuals import Residuals
+from raysearch.searchers.registry import make_searcher
+from raysearch.testing.searcher_suite import SearcherSuite
+from sim.batched import evaluate_many
+from sim.config.catalog import load_workload
+from sim.evaluation import Evaluation
+from sim.layers.choices import declare_choice, withdraw_choice
+from sim.layers.heuristics import megatron_sp_dims
+from sim.ops.layers import MOE_LAYER
+from sim.optimum.spaces import space_of
+from sim.simulate import degree_limits, evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+MOE = load_workload("qwen3_235b_a22b_16k")
+KERNEL = Kernel(shared=0.01, terms=0.0, degrees=0.01, choices=0.01, length=2.0, ops=5.0, own=0.0)
+
+
+class TestPrior(SearcherSuite):
+    searcher = "prior"
+    budget = 30
+
+
+def first_calls(workload: Workload, calls: int, simulator=evaluate, **options) -> float:
+    """Best tokens/s/GPU of a run."""
+    env = StrategyEnv(workload, evaluate=simulator)
+    searcher = make_searcher("prior", env.space, seed=0, budget=calls, **options)
+    observation, _ = env.reset()
+    for _ in range(calls):
+        action = searcher.ask(observation)
+        assert action is not None
+        observation, reward, _, _, info = env.step(action)
+        searcher.tell(action, Outcome.of(observation, reward, info))
+    return env.best
+
+
+# --- features -----------------------------------------------------------------------------------------
+
+
+def columns(workload: Workload, *strategies: Strategy):
+    space = StrategySpace(workload)
+    return WorkloadFeatures(workload).of(space.strategies(np.stack([space.encode(each) for each in strategies])))
+
+
+def test_a_strategy_means_the_same_in_every_space() -> None:
+    strategy = Strategy(4, 8, 2, 256, megatron_sp_dims(MOE.model))
+    joint, extended = (columns(replace(MOE, space=space), strategy) for space in ("joint", "extended"))
+    for one, other in zip(joint, extended, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(joint.inputs[0, PLACES], [2, 3, 1, 8, 0, 3])
+
+
+def test_groups_that_choose_alike_mean_what_shared_choices_mean() -> None:
+    shared = load_workload("qwen3_235b_a22b_16k", model="deepseek_v3")
+    own = replace(shared, groups="own")
+    dims = megatron_sp_dims(shared.model)
+    by_op = dict(zip((op.name for op in MOE_LAYER.ops), dims, strict=True))
+    spread = tuple(by_op[dim.partition(".")[2]] for dim in space_of(own).choices)
+    one, other = columns(shared, Strategy(4, 8, 1, 256, dims)), columns(own, Strategy(4, 8, 1, 256, spread))
+    np.testing.assert_allclose(one.inputs, other.inputs, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt_moe_1_2t_16k", "llama_3_1_405b_8k"])
+def test_the_roofline_is_below_the_simulators_time_and_near_its_memory(name: str) -> None:
+    workload = load_workload(name)
+    space, rng = StrategySpace(workload), np.random.default_rng(0)
+    strategies = space.strategies(np.array([space.sample(rng) for _ in range(200)]))
+    features, said = WorkloadFeatures(workload).of(strategies), evaluate_many(workload, strategies)
+    step = features.log_tokens - np.log(said.tokens_per_s_per_gpu)
+    assert np.median(step - features.log_step_s) > 0
+    near = said.excess < 1
+    assert (
+        np.quantile(np.abs(np.log(said.memory_bytes / workload.hbm_limit_bytes) - features.log_memory)[near], 0.9)
+        < 0.15
+    )
+
+
+def test_a_choice_that_somebody_declared_is_refused_with_a_searcher_that_takes_it() -> None:
+    norm = MOE_LAYER.op("ffn_norm")
+    declare_choice(norm, MOE_LAYER, "striped", "SS(0,2) -> SS(0,2)")
+    try:
+        with pytest.raises(InputError, match=r"no choices that somebody declared.*genetic"):
+            make_searcher("prior", StrategySpace(replace(MOE, space="extended")), seed=0, budget=1)
+    finally:
+        withdraw_choice(norm, "striped")
+
+
+# --- the file -----------------------------------------------------------------------------------------
+
+
+def test_a_prior_is_read_as_it_was_written(tmp_path: Path) -> None:
+    shipped = read_prior(SHIPPED)
+    arrays = {"mean": shipped.mean, "scale": shipped.scale}
+    for number, (weight, bias) in enumerate(zip(shipped.weights, shipped.biases, strict=True)):
+        arrays |= {f"weight{number}": weight, f"bias{number}": bias}
+    write_prior(tmp_path / "again.safetensors", shipped.header, arrays)
+    again = read_prior(tmp_path / "again.safetensors")
+    inputs = np.random.default_rng(0).normal(size=(5, len(shipped.mean))).astype(np.float32)
+    np.testing.assert_array_equal(again.forward(inputs), shipped.forward(inputs))
+    assert again.header == shipped.header
+
+
+def test_the_shipped_prior_says_what_made_it() -> None:
+    header = read_prior(SHIPPED).header
+    assert header.command == "raysearch pretrain default"
+    assert header.figures["workloads"] >= 1000
+    assert all(set(choices) <= set(OPS) for choices in header.pool)
+    assert SHIPPED.stat().st_size < 20_000_000
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}      ", b"pickle", b"\xff" * 64])
+def test_what_is_no_prior_is_one_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="no prior that `raysearch pretrain` wrote"):
+        read_prior(path)
+
+
+def test_a_prior_that_is_not_there_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the prior"):
+        make_searcher("prior", StrategySpace(MOE), seed=0, budget=1, weights=str(tmp_path / "none.safetensors"))
+
+
+# --- residuals ----------------------------------------------------------------------------------------
+
+
+def strategies_of(count: int, seed: int = 0) -> np.ndarray:
+    space, rng = StrategySpace(MOE), np.random.default_rng(seed)
+    return WorkloadFeatures(MOE).of(space.strategies(np.array([space.sample(rng) for _ in range(count)]))).inputs
+
+
+def test_without_answers_nothing_is_expected_to_be_missed() -> None:
+    mean, sd = Residuals(KERNEL).expected(strategies_of(4))
+    np.testing.assert_array_equal(mean, np.zeros(4))
+    np.testing.assert_allclose(sd, np.sqrt(0.03))
+
+
+def test_an_answer_is_believed_where_it_was_given_and_doubted_less_far_away() -> None:
+    inputs, residuals = strategies_of(6), Residuals(KERNEL)
+    residuals.learn(inputs[:3], np.array([0.1, 0.12, 0.08]))
+    mean, sd = residuals.expected(inputs)
+    np.testing.assert_allclose(mean[:3], [0.1, 0.12, 0.08], atol=0.01)
+    assert (sd[:3] < 0.02).all()
+    assert (sd[3:] > 0.02).all()
+
+
+def test_a_machine_that_is_slower_throughout_is_found_to_be() -> None:
+    residuals = Residuals(KERNEL)
+    residuals.learn(strategies_of(6), np.full(6, 0.5))
+    mean, _ = residuals.expected(strategies_of(20, seed=1))
+    np.testing.assert_allclose(mean, 0.5, atol=0.15)
+    assert residuals.scales.machine > 1
+
+
+def test_answers_that_differ_by_chance_alone_are_found_to_be_noisy() -> None:
+    residuals, rng = Residuals(KERNEL), np.random.default_rng(0)
+    residuals.learn(np.repeat(strategies_of(10), 4, axis=0), rng.normal(0, 0.05, 40))
+    assert residuals.scales.noise > 0.01
+
+
+# --- candidates ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"space": "extended"}, {"space": "vllm"}, {"batch": "any"}], ids=str)
+def test_candidates_break_no_limit_of_the_degrees_and_nothing_that_an_engine_refuses(options) -> None:
+    workload = load_workload("qwen3_235b_a22b_16k", **options)
+    space, rng = StrategySpace(workload), np.random.default_rng(0)
+    candidates = Candidates(space, ())
+    drawn = candidates.with_dims(candidates.spread(40, rng))
+    drawn = np.concatenate([drawn, candidates.mutated(drawn, 100, rng), candidates.elsewhere(drawn, 30, rng)])
+    assert len(drawn) > 60
+    for action in drawn[:: max(1, len(drawn) // 60)]:
+        assert not degree_limits(workload, space.decode(action))
+
+
+# --- the search ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_it_is_near_the_optimum_of_a_model_that_it_never_saw_after_thirty_calls() -> None:
+    from raysearch.optima.named_spaces import optimum_value
+
+    assert first_calls(MOE, 30) > 0.9 * (optimum_value(MOE) or 0.0)
+
+
+def half_as_fast(workload: Workload, strategy: Strategy) -> Evaluation:
+    """Our simulator on a machine whose every answer comes at half the speed."""
+    faster = replace(workload, tpot_slo_s=workload.tpot_slo_s / 2, config_hash="faster")
+    found = evaluate(faster, strategy)
+    return replace(found, tokens_per_s_per_gpu=found.tokens_per_s_per_gpu / 2, tpot_s=found.tpot_s * 2)
+
+
+@pytest.mark.slow
+def test_a_black_box_that_is_half_as_fast_costs_a_few_calls_and_no_optimum() -> None:
+    from raysearch.optima.named_spaces import optimum_value
+
+    harder = replace(MOE, tpot_slo_s=MOE.tpot_slo_s / 2, config_hash=f"{MOE.config_hash}-half")
+    assert first_calls(MOE, 40, half_as_fast) > 0.95 * (optimum_value(harder) or 0.0) / 2
