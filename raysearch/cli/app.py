@@ -60,6 +60,7 @@ _COMMANDS = {
     "report": ("report", "report_results"),
     "measure": ("measure", "measure"),
     "calibrate": ("calibrate", "calibrate"),
+    "pretrain": ("pretrain", "pretrain"),
     "validate": ("validate", "validate"),
     "tune-live": ("tune_live", "tune_live"),
     "verify": ("verify", "verify_results"),

@@ -21,7 +21,9 @@ from sim.json_object import JsonObject
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-ConfigKind = Literal["hardware", "models", "workloads", "studies", "searchers", "calibration", "fleets", "engines"]
+ConfigKind = Literal[
+    "hardware", "models", "workloads", "studies", "searchers", "calibration", "fleets", "engines", "pretraining"
+]
 _SINGULAR = {
     "hardware": "hardware",
     "models": "model",
@@ -31,6 +33,7 @@ _SINGULAR = {
     "calibration": "calibration",
     "fleets": "fleet",
     "engines": "engine version",
+    "pretraining": "pretraining",
 }
 _SUFFIX = {"calibration": ".json"}
 _CONFIG_JSON = "config.json"

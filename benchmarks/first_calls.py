@@ -1,0 +1,246 @@
+"""How good the best strategy is after 1, 3, 10, ... calls: searchers beside each other, on ground the prior never saw.
+
+    python benchmarks/first_calls.py --out curves.jsonl                        # every case, searcher and seed
+    python benchmarks/first_calls.py --out curves.jsonl --cases machines --searchers prior,genetic --seeds 5 --calls 100
+    python benchmarks/first_calls.py --out curves.jsonl --table                # the table alone
+
+A case is a workload and a black box that answers for it. f/f* is the true figure of the best strategy so far over the
+exact optimum of the black box; before anything is feasible it is 0. What the prior was trained on is in its header:
+none of the workloads and models here, no machine but the H100, no engine but vLLM. Finished runs are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.space import Action, StrategySpace
+from envs.strategy_env import StrategyEnv
+from raysearch.optima.named_spaces import optimum_value
+from raysearch.searchers.interface import Outcome
+from raysearch.searchers.prior.candidates import Candidates
+from raysearch.searchers.registry import make_searcher
+from sim.config.catalog import load_workload, under_engine
+from sim.evaluation import Evaluation, Violation
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+POINTS = (1, 3, 5, 10, 15, 30, 100, 300, 1000)
+SHIPPED = ("gpt_moe_1_2t_16k", "gpt_moe_1_2t_32k", "gpt_moe_1_2t_64k", "gpt_moe_1_6t_16k", "gpt_moe_1_6t_32k")
+SHIPPED = (*SHIPPED, "gpt_moe_1_6t_64k")
+UNSEEN = (
+    "qwen3_235b_a22b_16k", "qwen3_235b_a22b_40k_nccl", "mixtral_8x22b_8k", "mixtral_8x22b_32k",
+    "mixtral_8x22b_16k_slo20", "mixtral_8x7b_32k_slo15", "llama_3_1_405b_8k", "llama_3_1_405b_32k",
+    "gpt_moe_1_8t_12k", "gpt_moe_1_8t_24k_slo30", "gpt_moe_1_2t_256k", "gpt_moe_1_6t_8k",
+)  # fmt: skip
+MACHINES = (
+    "a100_80_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72", "l40s", "rtx_pro_6000_server",
+)  # fmt: skip
+ON_MACHINES = ("qwen3_235b_a22b_16k", "llama_3_1_405b_8k")
+_BF16 = {"weights": "bf16", "activations": "bf16"}
+TIGHT = 1.15
+"""SLO of a tight workload, over the shortest time per token that any feasible strategy has, about."""
+LIST, RULE = "simulator's list", "rule of thumb"
+
+Answer = Callable[[Workload, Strategy], Evaluation]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload and the black box that answers for it.
+
+    Attributes:
+        group, name: Of the table, and of the case.
+        workload: What searchers are told.
+        noise: Standard deviation of the log of an answer about the truth.
+        believed: What the built-in simulator takes for the truth, for the list that it would make.
+    """
+
+    group: str
+    name: str
+    workload: Workload
+    noise: float = 0.0
+    believed: Workload | None = None
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    for name in SHIPPED:
+        yield Case("shipped", name, load_workload(name))
+    for name in UNSEEN:
+        yield Case("unseen", name, load_workload(name))
+    for machine in MACHINES:
+        for name in ON_MACHINES:
+            workload = load_workload(name, machine, precisions=_BF16 if machine == "a100_80_sxm" else {})
+            yield Case("machines", f"{name} on {machine}", workload, believed=_carried_over(workload))
+    for name in ("gpt_moe_1_2t_16k", "gpt_moe_1_6t_32k", *UNSEEN[:5]):
+        yield Case("tight", f"{name} tight", _tight(load_workload(name)))
+    for name in ("qwen3_235b_a22b_16k", "gpt_moe_1_2t_16k", "llama_3_1_405b_8k", "mixtral_8x22b_8k"):
+        yield Case("extended", f"{name} extended", load_workload(name, space="extended"))
+    for engine in ("sglang", "trtllm"):
+        for name in ON_MACHINES:
+            served = load_workload(name, phase="serve", prompt_tokens=4000, output_tokens=500, max_gpus=128)
+            yield Case("engines", f"{name} under {engine}", under_engine(served, engine), believed=served)
+    for name in (*SHIPPED[:2], *UNSEEN[:2]):
+        yield Case("noise 5 %", f"{name} with noise", load_workload(name), noise=0.05)
+
+
+def _carried_over(workload: Workload) -> Workload:
+    """The same on a machine of the same rates with the H100's efficiencies, which is what one has without measuring."""
+    curves = workload.hardware.curves
+    assert curves is not None
+    assert curves.calibration.rest is not None
+    hardware = replace(workload.hardware, curves=curves.under(curves.calibration.rest))
+    return replace(workload, hardware=hardware, config_hash=f"{workload.config_hash}-carried")
+
+
+@cache
+def _tight(workload: Workload) -> Workload:
+    """The workload with the shortest SLO that a search by halves finds something for, times `TIGHT`."""
+    low, high = 1e-4, workload.tpot_slo_s
+    while high / low > 1.02:
+        middle = math.sqrt(low * high)
+        asked = replace(workload, tpot_slo_s=middle, config_hash=f"{workload.config_hash}-{middle:.6f}")
+        low, high = (low, middle) if optimum_value(asked) else (middle, high)
+    slo_s = high * TIGHT
+    return replace(workload, tpot_slo_s=slo_s, config_hash=f"{workload.config_hash}-tight-{slo_s:.6f}")
+
+
+def noisy(noise: float, seed: int) -> Answer:
+    """Our simulator, whose every time is out by a factor that the strategy and the seed decide."""
+
+    def answer(workload: Workload, strategy: Strategy) -> Evaluation:
+        found = evaluate(workload, strategy)
+        rng = np.random.default_rng([seed, zlib.crc32(repr(strategy).encode())])
+        factor = float(np.exp(rng.normal(0, noise)))
+        tpot_s = found.tpot_s * factor
+        others = tuple(each for each in found.violations if each.kind != "tpot")
+        late = tpot_s > workload.tpot_limit_s
+        violations = (*others, *([Violation("tpot", tpot_s, workload.tpot_limit_s, "late")] if late else []))
+        tokens = found.tokens_per_s_per_gpu / factor
+        return replace(found, tpot_s=tpot_s, tokens_per_s_per_gpu=tokens, violations=violations)
+
+    return answer
+
+
+def _lists(case: Case, count: int) -> list[Action]:
+    """What the built-in simulator would have one measure, the best first: the feasible strategies it finds."""
+    believed = case.believed or case.workload
+    env = StrategyEnv(believed)
+    searcher = make_searcher("prior", env.space, seed=0, budget=count * 3)
+    observation, _ = env.reset()
+    found: list[tuple[float, Action]] = []
+    for _ in range(count * 3):
+        action = searcher.ask(observation)
+        assert action is not None
+        observation, reward, _, _, info = env.step(action)
+        searcher.tell(action, Outcome.of(observation, reward, info))
+        found.append((info["raw"], action))
+    return [action for _, action in sorted(found, key=lambda each: -each[0])[:count]]
+
+
+def _rule_of_thumb(case: Case, count: int) -> list[Action]:
+    """An engineer's order: tensor parallelism within a node, experts over the rest, few stages, large batches."""
+    space = StrategySpace(case.workload)
+    candidates = Candidates(space, ())
+    drawn = candidates.spread(10**6, np.random.default_rng(0))
+    values = space.strategies(drawn)
+    node = case.workload.hardware.node_gpus
+    fits = values.tp <= node
+    order = np.lexsort((-values.batch, values.pp, -np.minimum(values.ep, 32), -np.where(fits, values.tp, 0)))
+    return [drawn[row] for row in order[:: max(1, len(order) // (4 * count))][:count]]
+
+
+def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
+    """f/f* after each of `POINTS` up to `calls`."""
+    optimum = optimum_value(case.workload)
+    assert optimum
+    env = StrategyEnv(case.workload, evaluate=noisy(case.noise, seed) if case.noise else evaluate)
+    given = {LIST: _lists, RULE: _rule_of_thumb}.get(searcher)
+    name, _, option = searcher.partition(":")
+    options: dict[str, Any] = {"adapt": False} if option == "as_is" else {}
+    planned = iter(given(case, calls)) if given else None
+    made = None if planned else make_searcher(name, env.space, seed=seed, budget=max(calls, 100), **options)
+    observation, _ = env.reset()
+    best, true_best, found = 0.0, 0.0, list[float]()
+    for call in range(1, calls + 1):
+        action = next(planned, None) if planned else made.ask(observation) if made else None
+        if action is not None:
+            observation, reward, _, _, info = env.step(action)
+            if made:
+                made.tell(action, Outcome.of(observation, reward, info))
+            if info["raw"] > best:
+                best = info["raw"]
+                truth = evaluate(case.workload, env.space.decode(action))
+                # Over a limit by luck of the noise is what a deployment would find out: it counts as it is.
+                true_best = truth.tokens_per_s_per_gpu * min(1.0, case.workload.tpot_limit_s / truth.tpot_s)
+        if call in POINTS:
+            found.append(min(true_best / optimum, 1.0) if case.noise else true_best / optimum)
+    return found
+
+
+def main() -> None:
+    """Runs what is missing, then prints the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("curves.jsonl"))
+    parser.add_argument("--cases", default="", help="groups, comma-separated; all by default")
+    parser.add_argument("--searchers", default=f"prior,prior:as_is,{LIST},{RULE},genetic,optuna_tpe")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--calls", type=int, default=100)
+    parser.add_argument("--table", action="store_true")
+    asked = parser.parse_args()
+    lines = asked.out.read_text().splitlines() if asked.out.is_file() else []
+    done = {(row["case"], row["searcher"], row["seed"], row["calls"]) for row in map(json.loads, lines)}
+    if not asked.table:
+        for case in cases():
+            if asked.cases and case.group not in asked.cases.split(","):
+                continue
+            if not optimum_value(case.workload):
+                print(f"{case.name}: nothing is feasible")
+                continue
+            for searcher in asked.searchers.split(","):
+                seeds = 1 if searcher in (LIST, RULE) and not case.noise else asked.seeds
+                for seed in range(seeds):
+                    if (case.name, searcher, seed, asked.calls) in done:
+                        continue
+                    found = curve(case, searcher, seed, asked.calls)
+                    row = {"group": case.group, "case": case.name, "searcher": searcher, "seed": seed}
+                    with asked.out.open("a") as file:
+                        file.write(json.dumps({**row, "calls": asked.calls, "curve": found}) + "\n")
+    print_table([json.loads(line) for line in asked.out.read_text().splitlines()])
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Means over cases of means over seeds, the worst case, and 95 % intervals of the mean by bootstrap over cases."""
+    curves: dict[tuple[str, str], dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        curves[row["group"], row["searcher"]][row["case"]].append(row["curve"])
+    rng = np.random.default_rng(0)
+    print(f"| ground | searcher | cases x seeds | {' | '.join(map(str, POINTS[:8]))} |")
+    print("|---|---|---|" + "---|" * 8)
+    for (group, searcher), by_case in sorted(curves.items()):
+        points = min(len(curve) for each in by_case.values() for curve in each)
+        means = np.array([np.mean([curve[:points] for curve in each], axis=0) for each in by_case.values()])
+        drawn = means[rng.integers(len(means), size=(2000, len(means)))].mean(1)
+        low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
+        cells = [
+            f"{mean:.3f} [{down:.3f}, {up:.3f}] ({worst:.2f})"
+            for mean, down, up, worst in zip(means.mean(0), low, high, means.min(0), strict=True)
+        ]
+        seeds = f"{len(means)} x {max(map(len, by_case.values()))}"
+        print(f"| {group} | {searcher} | {seeds} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""`raysearch pretrain`: makes the prior of the searcher `prior`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysearch.cli.commands.options import OUT_HELP, JsonOption, at_home, print_json
+from raysearch.cli.commands.settings import Setting, takes_settings
+
+
+@takes_settings
+def pretrain(
+    path: Annotated[
+        str, typer.Argument(metavar="FILE", help="Name in configs/pretraining, or the path of a TOML file.")
+    ] = "default",
+    out: Annotated[Path, typer.Option("--out", "-o", help=OUT_HELP, callback=at_home)] = Path("results/prior"),
+    processes: Annotated[int, Setting("Processes that evaluate workloads.", least=1, most=1024)] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the network that the searcher `prior` begins with, on random workloads solved by the simulator.
+
+    Ctrl-C loses nothing but the last few seconds: the same command goes on. TensorBoard's log is in the folder.
+
+    \b
+    Examples:
+      raysearch pretrain
+      raysearch pretrain mine.toml --out results/mine --set processes=16
+      raysearch search -w gpt_moe_1_2t_16k -s prior
+    """
+    from raysearch.base.progress import stepping
+    from raysearch.pretraining.pretrained import PRIOR_FILE
+    from raysearch.pretraining.pretrained import pretrain as make
+
+    header = make(path, out, processes, stepping)
+    if as_json:
+        print_json({"file": str(out / PRIOR_FILE), "figures": header.figures})
+        return
+    found = header.figures
+    print(f"{found['strategies']:,.0f} strategies of {found['workloads']:,.0f} workloads, one in twenty kept out")
+    print(
+        f"on those kept out, near their best: time out by {found['median_error_step']:.1%} (median) and "
+        f"{found['p90_error_step']:.1%} (one in ten), memory by {found['median_error_memory']:.1%}"
+    )
+    print(f"wrote {out / PRIOR_FILE}")

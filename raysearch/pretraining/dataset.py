@@ -1,0 +1,218 @@
+"""What the simulator says of random workloads' strategies, in files of some workloads each.
+
+A file that is there is not made again, so a stopped run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.row_files import write_atomically
+from envs.space import Action, StrategySpace
+from raysearch.pretraining.pretraining_file import PretrainingFile
+from raysearch.pretraining.random_workloads import random_workload
+from raysearch.searchers.prior.candidates import Candidates
+from raysearch.searchers.prior.features import OPS, Features, Reals, WorkloadFeatures
+from sim.arrays import Flags, Ints
+from sim.batched import Evaluations, evaluate_many
+from sim.layers.dims import dims_of
+from sim.step.stage import room
+from sim.workload import Workload
+
+PER_FILE = 20
+"""Workloads of a file: the last of each is kept from training."""
+TARGETS = ("step", "tpot", "ttft", "memory")
+"""Logs of what the simulator says over what the roofline says: see `targets`."""
+_BROKEN = 1e-3
+"""Excess beyond what latencies and memory explain, from which on another limit is broken."""
+
+
+class Rows(NamedTuple):
+    """Of [n] strategies.
+
+    Attributes:
+        inputs: Of the network, `[n, F]`.
+        targets: `[n, 4]`; see `TARGETS`.
+        broken: Whether a limit of the choices is broken, `[n]`.
+        weights: How near the workload's best they lie, `[n]`.
+        workload: Index of the workload, `[n]`.
+    """
+
+    inputs: Reals
+    targets: Reals
+    broken: Flags
+    weights: Reals
+    workload: Ints
+
+    def at(self, which: Ints) -> Rows:
+        """Some of them."""
+        return Rows(
+            self.inputs[which], self.targets[which], self.broken[which], self.weights[which], self.workload[which]
+        )
+
+
+def targets(workload: Workload, features: Features, said: Evaluations) -> tuple[Reals, Flags]:
+    """What the network is to say `[n, 4]`, and whether a limit of the choices is broken `[n]`."""
+    step = features.log_tokens - np.log(said.tokens_per_s_per_gpu)
+    tpot, ttft = (np.log(np.maximum(each, 1e-9)) for each in (said.tpot_s, said.ttft_s))
+    needed, allowed = room(workload, said.memory_bytes, np.zeros(len(said)))
+    memory = np.log(needed / allowed)
+    known = [np.maximum(tpot - np.log(workload.tpot_limit_s), 0), np.maximum(memory, 0)]
+    known.append(np.maximum(ttft - np.log(workload.ttft_limit_s), 0))
+    broken = said.excess - sum(known) > _BROKEN
+    decodes, prefills = bool((said.tpot_s > 0).all()), bool((said.ttft_s > 0).all())
+    found = [
+        step - features.log_step_s,
+        tpot - step if decodes else np.zeros(len(said)),
+        ttft - features.log_ttft_s if prefills else np.zeros(len(said)),
+        memory - features.log_memory,
+    ]
+    return np.stack(found, 1), broken
+
+
+def _evaluated(workload: Workload, pretraining: PretrainingFile, index: int) -> tuple[Rows, dict[str, int] | None]:
+    """The rows of one workload, and the choices by op of its best strategy if one is feasible."""
+    rng = np.random.default_rng([pretraining.seed, 1 << 21, index])
+    space = StrategySpace(workload)
+    candidates, features = Candidates(space, ()), WorkloadFeatures(workload)
+    of_a_kind = 8 if workload.space == "joint" and workload.phase == "decode" else 20
+    kinds = max(2, pretraining.strategies // 2 // of_a_kind)
+    spread = candidates.spread(20 * kinds, rng)
+    crude = features.of(space.strategies(spread))
+    # Half of them where a bare roofline sees room, half anywhere.
+    bare = crude.log_tokens - crude.log_step_s - 3 * np.maximum(crude.log_memory, 0)
+    bare -= 3 * np.maximum(crude.log_step_s - np.log(workload.tpot_limit_s), 0)
+    best = np.argsort(-bare)[: 4 * kinds]
+    kinds = min(kinds, len(spread))
+    some = np.unique(np.r_[rng.permutation(best)[: kinds - kinds // 3], rng.integers(len(spread), size=kinds // 3)])
+    actions = [_dims_at_random(candidates, spread[np.repeat(some, of_a_kind)], rng)]
+    said: list[Evaluations] = []
+    for round_ in range(3):
+        said.append(evaluate_many(workload, space.strategies(actions[-1])))
+        if round_ < 2:
+            values = np.concatenate([np.log(each.tokens_per_s_per_gpu) - 3 * each.excess for each in said])
+            top = np.concatenate(actions)[np.argsort(-values)[:10]]
+            mutated = candidates.mutated(top, pretraining.strategies // 4, rng)
+            if of_a_kind > 8 and len(mutated):  # degrees that were priced already: others' tables take long
+                same = top[rng.integers(len(top), size=len(mutated))]
+                keep = rng.random(len(mutated)) < 0.8
+                for place in range(len(space.sizes)):
+                    if space.coordinates[place].ordered:
+                        mutated[keep, place] = same[keep, place]
+                mutated = mutated[candidates.allowed(mutated)]
+            actions.append(mutated if len(mutated) >= 5 else np.repeat(top, 5, axis=0))
+    found = np.concatenate(actions)
+    described = features.of(space.strategies(found))
+    parts = [
+        targets(workload, features.of(space.strategies(each)), figures)
+        for each, figures in zip(actions, said, strict=True)
+    ]
+    wanted, broken = (np.concatenate(column) for column in zip(*parts, strict=True))
+    log_tokens = np.concatenate([np.log(each.tokens_per_s_per_gpu) for each in said])
+    excess, feasible = (np.concatenate([getattr(each, name) for each in said]) for name in ("excess", "feasible"))
+    merit = log_tokens - 2 * excess
+    top = merit[feasible].max() if feasible.any() else merit.max()
+    weights = 0.1 + np.exp(-np.clip(np.abs(top - merit), 0, 20))
+    rows = Rows(described.inputs, wanted, broken, weights, np.full(len(found), index))
+    choices = None
+    if feasible.any():
+        dims = space.strategies(found[[np.where(feasible, log_tokens, -np.inf).argmax()]]).dims[0].tolist()
+        choices = {dim.op.name: choice for dim, choice in zip(dims_of(workload), dims, strict=True)}
+    return rows, choices
+
+
+def _dims_at_random(candidates: Candidates, actions: Action, rng: np.random.Generator) -> Action:
+    """Megatron-LM's dims, some of them changed, or all."""
+    dims = [place for place, each in enumerate(candidates.space.coordinates) if not each.ordered]
+    kind = rng.choice(len(candidates.dims), size=len(actions))
+    drawn = candidates.dims[kind]
+    any_of = rng.integers(np.array(candidates.space.sizes)[dims], size=drawn.shape)
+    share = rng.choice((0.0, 0.1, 0.3, 1.0), p=(0.15, 0.35, 0.35, 0.15), size=(len(actions), 1))
+    actions[:, dims] = np.where(rng.random(drawn.shape) < share, any_of, drawn)
+    return actions
+
+
+def _write_file(pretraining: PretrainingFile, number: int, path: str) -> int:
+    """Makes one file; returns its strategies."""
+    rows: list[Rows] = []
+    choices: list[dict[str, int]] = []
+    for index in range(number * PER_FILE, min((number + 1) * PER_FILE, pretraining.workloads)):
+        workload = random_workload(pretraining.distribution, pretraining.seed, index)
+        found, best = _evaluated(workload, pretraining, index)
+        rows.append(found)
+        choices += [best] if best else []
+    joined = Rows(*(np.concatenate(columns) for columns in zip(*rows, strict=True)))
+    arrays = {
+        "inputs": joined.inputs.astype(np.float16),
+        "targets": joined.targets.astype(np.float32),
+        "broken": joined.broken.astype(bool),
+        "weights": joined.weights.astype(np.float32),
+        "workload": joined.workload.astype(np.int64),
+        "choices": np.array([[best.get(op, -1) for op in OPS] for best in choices], np.int8).reshape(-1, len(OPS)),
+        "asked": np.frombuffer(json.dumps(_asked(pretraining)).encode(), np.uint8),
+    }
+
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)
+
+    write_atomically(Path(path), save)
+    return len(joined.broken)
+
+
+def _asked(pretraining: PretrainingFile) -> dict[str, object]:
+    """What decides what is in a file."""
+    return pretraining.model_dump(mode="json", include={"seed", "strategies", "distribution"})
+
+
+def make_files(
+    pretraining: PretrainingFile, folder: Path, processes: int, progress: Callable[[int, int], None]
+) -> list[Path]:
+    """All files of a run, those that lack made now, `processes` at a time."""
+    count = -(-pretraining.workloads // PER_FILE)
+    paths = [folder / f"rows-{number:05d}.npz" for number in range(count)]
+    lacking = [(number, str(path)) for number, path in enumerate(paths) if not path.is_file()]
+    done = count - len(lacking)
+    progress(done, count)
+    if processes == 1:
+        for number, path in lacking:
+            _write_file(pretraining, number, path)
+            progress(done := done + 1, count)
+        return paths
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        try:
+            for each in as_completed([pool.submit(_write_file, pretraining, *one) for one in lacking]):
+                each.result()
+                progress(done := done + 1, count)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return paths
+
+
+def read_files(paths: Sequence[Path], pretraining: PretrainingFile) -> tuple[Rows, Iterator[dict[str, int]]]:
+    """All rows, and the best choices of every workload that has a feasible strategy.
+
+    Raises:
+        ValueError: A file was made for another configuration.
+    """
+    parts: list[Rows] = []
+    choices: list[Reals] = []
+    for path in paths:
+        with np.load(path, allow_pickle=False) as file:
+            if json.loads(file["asked"].tobytes()) != _asked(pretraining):
+                raise ValueError(f"{path} holds other workloads than the configuration asks for: choose another folder")
+            parts.append(Rows(*(file[name] for name in Rows._fields)))
+            choices.append(file["choices"])
+    joined = Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    known = (
+        {op: int(choice) for op, choice in zip(OPS, row, strict=True) if choice >= 0} for row in np.concatenate(choices)
+    )
+    return joined, known

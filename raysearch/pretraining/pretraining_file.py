@@ -1,0 +1,77 @@
+"""configs/pretraining/*.toml: which workloads a prior is trained on, and how."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Share = Annotated[float, Field(ge=0, le=1)]
+MOST_MACHINES = 64
+"""Machines of a run, each under many workloads: a machine's tables take longer to build than a workload is long."""
+Mixer = Literal["grouped", "latent", "window", "linear", "sparse"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Distribution(_Table):
+    """[distribution]: what workloads are drawn from.
+
+    Attributes:
+        hardware: Measured machines whose rates and efficiencies are perturbed.
+        machines: How many machines are made of them.
+        measured_share: Of the workloads, those on one of them as it was measured.
+        engines: Whose own time and memory policy are charged in phase serve.
+        mixers: How often each kind of token mixer is drawn, as weights.
+        serve_share, extended_share: Of the workloads, those in phase serve, and those in the extended space.
+        rate_spread: A machine's published rates lie within factors of e to plus and minus this.
+        efficiency_spread: Standard deviation of the log of the factor of a family of kernels or messages.
+    """
+
+    hardware: tuple[str, ...] = ("h100_sxm",)
+    machines: Annotated[int, Field(ge=1, le=MOST_MACHINES)] = MOST_MACHINES
+    measured_share: Share = 0.3
+    engines: tuple[str, ...] = ("vllm",)
+    mixers: dict[Mixer, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=lambda: {"grouped": 6.0, "latent": 2.0, "window": 1.5, "linear": 0.5, "sparse": 0.5}
+    )
+    serve_share: Share = 0.2
+    extended_share: Share = 0.35
+    rate_spread: Annotated[float, Field(ge=0, le=2)] = 1.2
+    efficiency_spread: Annotated[float, Field(ge=0, le=1)] = 0.25
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+
+class Network(_Table):
+    """[network]: what learns, and for how long.
+
+    Attributes:
+        width: Of each of three layers.
+        steps: Of gradient descent, on `batch` strategies each.
+        learning_rate: The largest; it rises in the first steps and falls on a cosine.
+    """
+
+    width: Annotated[int, Field(ge=4, le=2048)] = 160
+    steps: Annotated[int, Field(ge=1)] = 12000
+    batch: Annotated[int, Field(ge=1)] = 1024
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
+
+
+class PretrainingFile(_Table):
+    """A whole file.
+
+    Attributes:
+        seed: Of workloads, weights and their order.
+        workloads: To draw; one in twenty is kept from training to see how far the network errs.
+        strategies: Evaluated of each, about.
+    """
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    workloads: Annotated[int, Field(ge=20, le=1_000_000)]
+    strategies: Annotated[int, Field(ge=40, le=100_000)] = 360
+    distribution: Distribution = Distribution()
+    network: Network = Network()
