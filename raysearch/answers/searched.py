@@ -19,6 +19,7 @@ from raysearch.base.file_io import as_strategy, read_record, results_folder
 from raysearch.base.priced import priced_dict, priced_text
 from raysearch.optima.named_spaces import optimum_value
 from raysearch.processes.claim import claimed
+from raysearch.processes.watcher import got_on
 from raysearch.runs.calls import recorded_order
 from raysearch.runs.records import (
     HEAD_FILE,
@@ -241,6 +242,7 @@ def _drive(run: SearchRun, bar: RunBar) -> JsonObject:
             while not run.done:
                 run.advance(1 if run.spec.simulator else _CALLS_BETWEEN_UPDATES)
                 show(run.metrics())
+                got_on(run.calls)
                 if time.monotonic() - saved_at_s >= SAVE_EVERY_S:
                     run.save()
                     saved_at_s = time.monotonic()

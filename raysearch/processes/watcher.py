@@ -33,18 +33,19 @@ GRACE_S = 6.0
 START_ANEW = 75
 """Exit code of a child that is to run again, as sysexits.h has it for a failure that passes."""
 MOST_STARTS = 4
-"""[assumed] A Ray that died as often dies for a reason that stays."""
+"""[assumed] A command that was begun so often in a row without getting further will not get further."""
 WATCHER_BEAT_S = 2.0
 """[assumed] Between two beats of a child."""
 WATCHER_SILENT_S = 50.0
 """[assumed] A child without a beat for so long is stopped or hangs; loading a large library holds Python for long.
 Counted in looks, not by a clock: whoever pauses all of us, by Ctrl-Z or a scheduler, lets no time pass."""
 _LOOK_S = 0.05
-_BEAT = ""
 
 _terminals = [stream for stream in (1, 2) if os.isatty(stream)]  # asked now: one that went away says no
 _pipe: int | None = None
 """In the child: where it writes with what it can be gone on with, whether Ray starts, beats, and null at its end."""
+_calls = 0
+"""In the child: how many were made. A beat is an object with it."""
 _speaking = threading.Lock()
 _watcher: int | None = None
 """The watcher's process id, in all below it."""
@@ -61,8 +62,11 @@ def supervised(run: Callable[[], int]) -> int:
     adopt_orphans()
     stops = _Stops()
     end, going_on, anew = _End(START_ANEW), resumed_with(), False
-    for _ in range(MOST_STARTS):
+    calls = in_vain = 0
+    while in_vain < MOST_STARTS:
         end = _watch(run, stops)
+        in_vain = 0 if end.calls > calls else in_vain + 1
+        calls = max(calls, end.calls)
         going_on = end.going_on or going_on
         if not end.passes or stops.signum is not None:
             break
@@ -91,6 +95,7 @@ class _End(NamedTuple):
         reached: Whether it ran to its end; not if code that it called, or a signal, ended the process.
         amid_ray: Whether that was while Ray started.
         silent: Whether it had to be ended because it gave no sign of life.
+        calls: How many were made by then, as far as its beats say.
     """
 
     code: int
@@ -98,6 +103,7 @@ class _End(NamedTuple):
     reached: bool = False
     amid_ray: bool = False
     silent: bool = False
+    calls: int = 0
 
     @property
     def finished(self) -> bool:
@@ -146,7 +152,13 @@ def starting_ray() -> Iterator[None]:
         _say(False)
 
 
-def _say(what: list[str] | bool | str | None) -> None:
+def got_on(calls: int) -> None:
+    """Tells the watcher, with the next beat, how many calls were made in all: a command that got on is begun anew."""
+    global _calls
+    _calls = calls
+
+
+def _say(what: list[str] | bool | dict[str, int] | None) -> None:
     if _pipe is not None:
         with _speaking:  # what is long is not written at once
             os.write(_pipe, json.dumps(what).encode() + b"\n")
@@ -228,17 +240,20 @@ def _hear_out(keeper: int, ear: _Ear, stops: _Stops) -> _End:
     """Waits for the end, and listens to what is reported until then."""
     messages: list[Any] = []
     quiet = stopped = 0  # looks in a row
+    calls = 0
     silent = False
     while True:
         ended, status = _waited_for(keeper)
         heard = ear.hear()
-        messages += [each for each in heard if each != _BEAT]
+        messages += [each for each in heard if not isinstance(each, dict)]
+        calls = max(calls, *(each["calls"] for each in heard if isinstance(each, dict)), 0)
         if ended:
             codes = [each for each in messages if type(each) is int]
             going_on = [each for each in messages if isinstance(each, list)]
             amid_ray = [each for each in messages if isinstance(each, bool)]
             code = codes[-1] if codes else os.waitstatus_to_exitcode(status)
-            return _End(code, going_on[-1] if going_on else None, None in messages, amid_ray[-1:] == [True], silent)
+            starting = amid_ray[-1:] == [True]
+            return _End(code, going_on[-1] if going_on else None, None in messages, starting, silent, calls)
         quiet = 0 if heard else quiet + 1
         stopped = stopped + 1 if _is_stopped(keeper) else 0
         if max(quiet, stopped) * _LOOK_S > WATCHER_SILENT_S and not silent:
@@ -344,5 +359,5 @@ def _be_child(run: Callable[[], int], keeper: int, write: int) -> NoReturn:
 def _beat() -> None:
     with suppress(OSError):  # the watcher has gone, and the keeper ends us
         while True:
-            _say(_BEAT)
+            _say({"calls": _calls})
             time.sleep(WATCHER_BEAT_S)

@@ -24,7 +24,7 @@ from ray.tune.logger import JsonLoggerCallback, TBXLoggerCallback
 from raysearch.base.errors import Interrupted, RunFailed
 from raysearch.processes.cluster import check_room, check_shared
 from raysearch.processes.heartbeat import Hearts
-from raysearch.processes.watcher import let_go_of_terminal
+from raysearch.processes.watcher import got_on, let_go_of_terminal
 from raysearch.runs.records import HEAD_FILE
 from raysearch.runs.run import finished_summary
 from raysearch.studies.study_display import StudyDisplay
@@ -36,6 +36,7 @@ MAX_FAILURES = 2
 
 _display: ContextVar[StudyDisplay] = ContextVar("display of the study that is running")
 _hearts: ContextVar[Hearts] = ContextVar("hearts of its runs")
+_calls: ContextVar[dict[str, int]] = ContextVar("calls of its runs so far")
 
 
 def run_study(
@@ -73,13 +74,16 @@ def run_study(
         if not resume:
             write_study(study, optima, out)
         begun()
-        tokens = _display.set(display), _hearts.set(hearts := Hearts())
+        finished = {run_id: finished_summary(run_dir(out, run_id)) for run_id in study.specs()}
+        calls = {run_id: summary["calls"] for run_id, summary in finished.items() if summary}
+        tokens = _display.set(display), _hearts.set(hearts := Hearts()), _calls.set(calls)
         try:
             with hearts.watching(), _stopped_as_interrupted() as signals:
                 reasons = _fit(_tuner(study, optima, out))
         finally:
             _display.reset(tokens[0])
             _hearts.reset(tokens[1])
+            _calls.reset(tokens[2])
     _judge(study, out, reasons, signals)
 
 
@@ -114,7 +118,9 @@ class _Relay(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        _display.get().reported(trial.config["run"]["run_id"], result)
+        _display.get().reported(run_id := trial.config["run"]["run_id"], result)
+        (calls := _calls.get())[run_id] = result["calls"]
+        got_on(sum(calls.values()))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         ended = _display.get().failed if FAILURE_KEY in trial.last_result else _display.get().finished

@@ -91,7 +91,7 @@ def tune_live(
     from raysearch.deploy.live.deployment_candidates import candidates_of
     from raysearch.deploy.live.session import Folder, Settings, patient, tune
     from raysearch.processes.deadline import Patience
-    from raysearch.processes.watcher import can_go_on_with
+    from raysearch.processes.watcher import can_go_on_with, got_on
     from sim.optimum.spaces import space_of
 
     if question.model is not None and question.batches is None:
@@ -123,6 +123,7 @@ def tune_live(
                     tell(f"measurement {len(seen) + 1}: {degrees_text(strategy)}")
                     answer = run(strategy)
                     folder.keep(index, answer)
+                    got_on(len(seen) + 1)
                     return answer
 
                 decisions = [step.decision for step in tune(candidates, settings, measured, seen, budget or _BUDGET)]

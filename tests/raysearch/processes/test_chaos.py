@@ -32,6 +32,7 @@ import sys
 from raysearch.cli import main as cli
 from raysearch.processes import vigil, watcher
 watcher.WATCHER_SILENT_S, vigil.VIGIL_SILENT_S = 10.0, 5.0
+watcher.MOST_STARTS = 100  # limits as short as these are passed on a busy machine, too
 sys.argv[0] = "raysearch"
 cli.main()
 """
@@ -74,17 +75,28 @@ class Commanded:
 
 
 def of_a_study(folder: Path, workload: Path) -> list[str]:
-    study = write_study(folder, workload, searchers=["annealing"], timeout_s=60.0)
+    study = write_study(folder, workload, searchers=["annealing"], timeout_s=LONGEST_S)
     return ["study", str(study), "--set", "cpus=2"]
 
 
 def of_a_search(_: Path, workload: Path) -> list[str]:
-    box = ["--simulator", f"{BOXES}gated", "--set", "workers=1", "--set", "timeout_s=60"]
+    box = ["--simulator", f"{BOXES}gated", "--set", "workers=1", "--set", f"timeout_s={LONGEST_S}"]
     return ["search", "-w", str(workload), "-s", "annealing", "--seed", "0", "--budget", str(BUDGET), *box]
 
 
 def of_a_tuning(_: Path, workload: Path) -> list[str]:
-    given = ["--benchmark", MEASURE, "--set", "confidence=0.999", "--budget", "6", "--set", "timeout_s=15"]
+    given = [
+        "--benchmark",
+        MEASURE,
+        "--set",
+        "confidence=0.999",
+        "--budget",
+        "6",
+        "--set",
+        "timeout_s=15",
+        "--set",
+        "retries=9",
+    ]
     return ["tune-live", "-w", str(workload), "--space", "paper", *given]
 
 

@@ -119,6 +119,15 @@ def test_a_command_whose_ray_has_died_is_gone_on_with_and_given_up_at_last() -> 
     assert process.returncode == 1
 
 
+def test_a_command_that_gets_on_is_begun_anew_however_often_its_ray_dies(tmp_path: Path) -> None:
+    starts = f"starts = open({str(tmp_path / 'starts')!r}, 'a+'); starts.write('x'); starts.seek(0)"
+    further = "made = min(len(starts.read()), 3); starts.close(); supervision.got_on(made); time.sleep(0.5)"
+    process = start_child(SAY, TOLD, starts, further, "supervision.start_anew()")
+    printed, said = process.communicate(timeout=LONGEST_S)
+    assert len(printed.splitlines()) == 3 + 4  # and is given up when it gets no further
+    assert said.startswith("error: Ray died again and again")
+
+
 def test_a_command_that_cannot_go_on_once_its_ray_has_died_says_how_to_later() -> None:
     again = "if '--resume' in sys.argv: return 2"
     process = start_child(again, TOLD, "supervision.start_anew()")
