@@ -1,56 +1,67 @@
-"""Processes that are known by a mark in their environment, which all that they start inherits.
+"""Processes that are known by a mark, which all that they start inherits.
 
-So they are found whoever their parent is by now, in sessions of their own, and by a command that did not start them.
+So they are found whoever their parent is by now, in sessions of their own, with an empty environment and no open file,
+and by a command that did not start them. The mark is a limit that Linux keeps for each process and heeds no more.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-VARIABLE = "RAYSEARCH_MARK"
+_RLIMIT_LOCKS = 10
+"""[spec] Number of the limit of file locks, without effect since Linux 2.4.25 (getrlimit(2))."""
+_LINE = b"Max file locks"
+"""[spec] How its line in /proc/PID/limits begins; the soft limit follows."""
+_MARK_BYTES = 6
+"""Of a digest: chance makes no two alike, and it stays below any limit."""
 _AGAIN_S = 0.01
 
 
-def mark_of(folder: Path) -> str:
+def mark_of(folder: Path) -> int:
     """The mark of what is started for a results folder, whatever its name is by now."""
     status = folder.stat()
-    return f"{status.st_dev:x}-{status.st_ino:x}"
+    digest = hashlib.sha256(f"{status.st_dev:x}-{status.st_ino:x}".encode()).digest()
+    return int.from_bytes(digest[:_MARK_BYTES])
 
 
 @contextmanager
-def marking(mark: str) -> Iterator[None]:
+def marking(mark: int) -> Iterator[None]:
     """Marks what this process starts meanwhile; ends it afterwards."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = mark
+    soft, hard = resource.getrlimit(_RLIMIT_LOCKS)
+    resource.setrlimit(_RLIMIT_LOCKS, (mark, hard))
     try:
         yield
     finally:
         end_marked(mark)
-        os.environ.pop(VARIABLE)
-        if before is not None:
-            os.environ[VARIABLE] = before
+        resource.setrlimit(_RLIMIT_LOCKS, (soft, hard))
 
 
-def marked(mark: str) -> list[int]:
-    """The ids of all living processes of this host and user that were started with a mark, but for this one."""
-    entry = f"{VARIABLE}={mark}".encode()
-    found: list[int] = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it has ended, or is somebody else's
-            if entry in path.read_bytes().split(b"\0"):
+def marked(mark: int) -> list[int]:
+    """The ids of all living processes of this host that were started with a mark, but for this one."""
+    text, found = str(mark).encode(), list[int]()
+    for path in Path("/proc").glob("[0-9]*/limits"):
+        with suppress(OSError):  # it has ended
+            if any(line.removeprefix(_LINE).split()[:1] == [text] for line in path.read_bytes().splitlines()):
                 found.append(int(path.parent.name))
     return sorted(set(found) - {os.getpid()})
 
 
-def end_marked(mark: str) -> None:
-    """Kills them all, and what they start meanwhile; returns when none is left."""
-    while pids := marked(mark):
+def end_marked(mark: int) -> None:
+    """Kills them all, and what they start meanwhile; returns when none is left but another user's."""
+    others = set[int]()
+    while pids := set(marked(mark)) - others:
         for pid in pids:
-            with suppress(ProcessLookupError):
+            try:
                 os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            except PermissionError:  # sudo started it
+                others.add(pid)
         time.sleep(_AGAIN_S)

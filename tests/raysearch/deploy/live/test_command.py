@@ -396,7 +396,9 @@ def test_a_tuning_that_is_killed_takes_its_benchmark_along_or_is_not_gone_on_wit
     assert resumed.returncode == 2
     (line,) = said.splitlines()
     assert "still runs; end it first: kill -9 " in line
-    for pid in (*map(int, line.rpartition("kill -9 ")[2].split()), *benchmarks):
+    named = set(map(int, line.rpartition("kill -9 ")[2].split()))
+    assert {pid for pid in benchmarks if not ended(pid)} <= named  # with an empty environment, too
+    for pid in named:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: all(ended(pid) for pid in benchmarks))
