@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from raysearch.base.arguments import typed
 from sim.config.question import Question
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ question = Question
 """A question about a deployment, by keyword arguments: those that the commands' options name."""
 
 
+@typed
 def evaluate(
     question: Question,
     *,
@@ -89,6 +91,7 @@ def evaluate(
     return EvaluationResult(question, workload, simulate(workload, strategy))
 
 
+@typed
 def recommend(
     question: Question,
     *,
@@ -141,6 +144,7 @@ def recommend(
         )
 
 
+@typed
 def optimum(
     question: Question, *, landscape: bool = True, fresh: bool = False, progress: bool = False
 ) -> OptimumResult:
@@ -170,6 +174,7 @@ def optimum(
     return found
 
 
+@typed
 def pools(
     question: Question,
     *,
@@ -214,6 +219,7 @@ def pools(
         )
 
 
+@typed
 def replay(
     question: Question | None = None,
     *,
@@ -295,6 +301,7 @@ def replay(
         )
 
 
+@typed
 def place(
     fleet: str | Path,
     *,
@@ -326,6 +333,7 @@ def place(
         return PlacementResult.of(fleet, gpus=gpus, rate=rate, cv=cv, requests=requests, seeds=seeds, progress=show)
 
 
+@typed
 def search(
     question: Question,
     searcher: str,
@@ -392,6 +400,7 @@ def search(
     )
 
 
+@typed
 def study(
     file: str | Path,
     *,
@@ -440,6 +449,7 @@ def study(
     )
 
 
+@typed
 def report(folder: str | Path) -> ReportResult:
     """Reads a folder of a study or of a search, finished or not: scores, statistics over seeds, the best strategies.
 
@@ -454,6 +464,7 @@ def report(folder: str | Path) -> ReportResult:
     return ReportResult.of(folder)
 
 
+@typed
 def export(
     source: str | Path | RecommendationResult | OptimumResult | EvaluationResult | SearchResult | PoolsResult,
     to: str = "vllm",

@@ -293,6 +293,12 @@ class Question:
     ] = None
 
     def __post_init__(self) -> None:
+        try:
+            RecordedQuestion.model_validate(dict(self.given()))
+        except ValidationError as error:
+            first = error.errors()[0]
+            expected = first["msg"].replace("Input should be", "expected")
+            raise CatalogError(f"{option_of(str(first['loc'][0]))}: {expected}, got {first['input']!r:.200}") from error
         for each in fields(self):
             value, about = getattr(self, each.name), QUESTION_FIELDS[each.name]
             if isinstance(value, int | float) and not (_at_least(value, about.least) and _at_most(value, about.most)):
@@ -363,11 +369,6 @@ class Question:
         """
         if unknown := [name for name in content if name not in QUESTION_FIELDS]:
             raise CatalogError(f"a question has no field {unknown[0]!r}: {did_you_mean(unknown[0], QUESTION_FIELDS)}")
-        try:
-            RecordedQuestion.model_validate(dict(content))
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise CatalogError(f"{option_of(str(first['loc'][0]))}: {first['msg']}, got {first['input']!r}") from error
         return cls(**content)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from raysearch.base.errors import InputError
 from raysearch.cli.app import app
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_file import load_study, run_dir, write_study
+from sim.config.files import CatalogError
+from sim.config.question import option_of
 from tests.conftest import CHECKOUT
 
 RUNNER = CliRunner()
@@ -63,6 +66,45 @@ def test_nothing_else_is_public() -> None:
     assert all(callable(getattr(rs, name)) and getattr(rs, name).__doc__ for name in FUNCTIONS)
     with pytest.raises(AttributeError, match="no attribute 'valuate'"):
         _ = rs.valuate  # type: ignore[attr-defined]
+
+
+REQUIRED = {
+    "question": QUESTION,
+    "batch": 1,
+    "fleet": "bursty_qwens",
+    "searcher": "random",
+    "file": "quickstart",
+    "folder": "results",
+    "source": "best.json",
+}
+"""Right arguments for parameters without a default."""
+PARAMETERS = [
+    (function, each) for function in FUNCTIONS for each in inspect.signature(getattr(rs, function)).parameters.values()
+]
+WRONG = {"str": 3, "int": "8", "float": "2", "bool": 1, "Path": b"x", "Question": {"model": "qwen3_32b"}}
+"""By the first type of an annotation, what is of another."""
+
+
+@pytest.mark.parametrize(
+    ("function", "parameter"), PARAMETERS, ids=[f"{function}-{each.name}" for function, each in PARAMETERS]
+)
+def test_an_argument_of_a_wrong_type_is_one_error_that_names_it(
+    function: str, parameter: inspect.Parameter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    others = inspect.signature(getattr(rs, function)).parameters.values()
+    needed = {each.name: REQUIRED[each.name] for each in others if each.default is each.empty}
+    kind = str(parameter.annotation).removeprefix("Annotated[").lstrip().split()[0].rstrip(",")
+    name = option_of(parameter.name) if function == "question" else f"{function}({parameter.name}=...)"
+    for wrong in (object(), WRONG.get(kind, 2.5), ["x"] if "Sequence" not in kind else {}):
+        with pytest.raises((InputError, CatalogError)) as refusal:
+            getattr(rs, function)(**{**needed, parameter.name: wrong})
+        assert "expected" in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+        if parameter.name != "source":  # of which many kinds are taken
+            assert str(refusal.value).startswith(name)
+            assert "got " in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 DEPLOYING = """if True:
