@@ -31,32 +31,9 @@ from sim.config.files import CatalogError
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from tests.conftest import CHECKOUT
+from tests.raysearch.fuzzing import broken
 
 ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "12"))
-SNIPPETS = [
-    b"",
-    b"\0",
-    b"\xff\xfe",
-    b"[" * 3000,
-    b"{" * 3000,
-    b"1e999",
-    b"-1",
-    b"NaN",
-    b"9" * 5000,
-    b"a." * 3000,
-    b'"',
-    b"\n",
-]
-
-
-def broken(content: bytes, rng: random.Random) -> bytes:
-    """The content with a piece of it cut out, doubled, moved, flipped or replaced."""
-    start = rng.randrange(len(content) + 1)
-    end = min(len(content), start + rng.choice([0, 1, 1, 8, 64, 100_000]))
-    piece = content[start:end]
-    flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in piece)
-    new = rng.choice([b"", piece * 2, flipped, rng.choice(SNIPPETS), rng.randbytes(len(piece))])
-    return content[:start] + new + content[end:]
 
 
 @pytest.fixture(scope="module")

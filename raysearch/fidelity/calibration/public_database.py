@@ -9,17 +9,22 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from envs.strategy_env import failure_text
 from raysearch.base.errors import InputError
 from sim.config.files import did_you_mean
+from sim.config.reading import Unreadable, opened, read_bytes
 
-_LARGEST_TABLE_BYTES = 512 * 1024**2
-"""[assumed] Ten times the largest of a machine."""
+_LARGEST_TABLE_BYTES = 128 * 1024**2
+"""[assumed] Of a file, and of its rows as they are encoded; several times the largest."""
+_MOST_CELLS = 2 * 10**7
+"""[assumed] Several times those of the largest table; in memory each takes eight bytes, however few in the file."""
 
 
 class _Table(NamedTuple):
@@ -87,13 +92,15 @@ def write_tables(database: Path, system: str, folder: Path) -> list[str]:
         if parts[place + 1] != system:
             continue
         engine, version = parts[-3], parts[-2]
-        frame = _read(path, content())
+        frame = _read(path, content)
         for table in _TABLES:
             if table.told_by <= set(frame.columns):
-                order = tuple(int(number) for number in re.findall(r"\d+", version))
+                order = tuple(int(number) for number in re.findall(r"\d{1,9}", version))
                 known = newest.get((table.file, engine))
                 if known is None or order > known[0]:
-                    newest[table.file, engine] = (order, version, _as_measured(table, frame, engine, version))
+                    newest[table.file, engine] = (order, version, _as_measured(path, table, frame, engine, version))
+    if not newest and system in systems:
+        raise InputError(f"{database} has no table of {system!r} whose columns are known")
     if not newest:
         raise InputError(f"{database} has no tables of {system!r} that are known: {did_you_mean(system, systems)}")
     told: list[str] = []
@@ -104,32 +111,78 @@ def write_tables(database: Path, system: str, folder: Path) -> list[str]:
     return told
 
 
-def _as_measured(table: _Table, frame: pd.DataFrame, engine: str, version: str) -> pd.DataFrame:
-    rows = table.rows(frame.rename(columns=dict(table.renamed)))
-    rows = rows.assign(framework=engine, framework_version=version, latency_us=rows["latency"] * 1e3)
-    return rows.drop(columns=["latency"])
+def _as_measured(path: str, table: _Table, frame: pd.DataFrame, engine: str, version: str) -> pd.DataFrame:
+    try:
+        rows = table.rows(frame.rename(columns=dict(table.renamed)))
+        latency_us = rows["latency"].astype(float) * 1e3
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # a column that is missing, or of another type
+        raise InputError(f"{path} cannot be read as {table.file}: {failure_text(error)}") from error
+    return rows.assign(framework=engine, framework_version=version, latency_us=latency_us).drop(columns=["latency"])
 
 
 def _files(database: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Parquet files by their paths with forward slashes, and what reads each."""
     if database.is_dir():
         for path in sorted(database.rglob("*.parquet")):
-            yield path.as_posix(), path.read_bytes
+            yield path.as_posix(), lambda path=path: read_bytes(path, _LARGEST_TABLE_BYTES)
         return
     try:
-        with zipfile.ZipFile(database) as wheel:
+        with opened(database) as file, zipfile.ZipFile(file) as wheel:
             for member in wheel.infolist():
-                if member.filename.endswith(".parquet") and member.file_size <= _LARGEST_TABLE_BYTES:
-                    yield member.filename, lambda member=member: wheel.read(member)
-    except (OSError, zipfile.BadZipFile) as error:
+                if member.filename.endswith(".parquet"):
+                    yield member.filename, lambda member=member: _member(wheel, member)
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
         raise InputError(f"cannot read {database}: expected a wheel or a folder of Parquet files: {error}") from error
 
 
-def _read(path: str, content: bytes) -> pd.DataFrame:
+def _member(wheel: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    if member.file_size > _LARGEST_TABLE_BYTES:  # of which no more is read than it says
+        raise Unreadable(f"it is too long: expected at most {_LARGEST_TABLE_BYTES:,} bytes")
+    return wheel.read(member)
+
+
+def _read(path: str, content: Callable[[], bytes]) -> pd.DataFrame:
     try:
-        frame: Any = pd.read_parquet(io.BytesIO(content))
+        import pyarrow as pa
     except ImportError as error:
         raise InputError("Parquet files need pyarrow: pip install pyarrow") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    return frame
+    known = (
+        OSError,
+        ValueError,
+        RuntimeError,
+        MemoryError,
+        EOFError,
+        zlib.error,
+        zipfile.BadZipFile,
+        pa.ArrowException,
+    )
+    try:
+        return _frame(io.BytesIO(content()))
+    except (*known, pa.ArrowException) as error:  # depends on where zipfile and pyarrow stumble
+        raise InputError(f"cannot read {path}: {failure_text(error)}") from error
+
+
+def _frame(content: io.BytesIO) -> pd.DataFrame:
+    """The columns of numbers and texts of a Parquet file.
+
+    Raises:
+        Unreadable: It unfolds to more than any table has: a short file may mean terabytes.
+    """
+    import pyarrow as pa
+    from pyarrow import compute, parquet
+
+    schema, kinds, arrow = parquet.read_schema(content), pa.types, compute
+    texts = [field.name for field in schema if kinds.is_string(field.type) or kinds.is_large_string(field.type)]
+    names = texts + [field.name for field in schema if kinds.is_integer(field.type) or kinds.is_floating(field.type)]
+    with parquet.ParquetFile(content, read_dictionary=texts) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        size = sum(group.total_byte_size for group in groups)
+        if file.metadata.num_rows * len(names) > _MOST_CELLS or size > _LARGEST_TABLE_BYTES:
+            raise Unreadable(f"it has {file.metadata.num_rows:,} rows of {len(names)} columns, more than any table")
+        table: Any = file.read(columns=names)
+    for name in texts:
+        for part in table.column(name).chunks:
+            size += arrow.sum(arrow.binary_length(part.dictionary).take(part.indices)).as_py() or 0
+    if size > _LARGEST_TABLE_BYTES:
+        raise Unreadable("its texts are longer than those of any table")
+    return table.to_pandas(ignore_metadata=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import random
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +16,7 @@ import pytest
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.measured_tables import read_table
 from raysearch.fidelity.calibration.public_database import write_tables
+from tests.raysearch.fuzzing import ROUNDS, broken, tried
 
 pytest.importorskip("pyarrow")
 BASE = {"framework": "VLLM", "device": "some GPU", "op_name": "gemm", "kernel_source": "vllm_default"}
@@ -80,3 +84,56 @@ def test_an_unknown_machine_and_what_is_no_wheel_are_one_message(tmp_path: Path)
     (tmp_path / "some.whl").write_text("no archive", encoding="utf-8")
     with pytest.raises(InputError, match="expected a wheel or a folder of Parquet files"):
         write_tables(tmp_path / "some.whl", "b200_sxm", tmp_path)
+
+
+def database(folder: Path, frame: pd.DataFrame) -> Path:
+    place = folder / "data" / "b200_sxm" / "gemm" / "vllm" / "1.0"
+    place.mkdir(parents=True)
+    frame.to_parquet(place / "gemm.parquet")
+    return place / "gemm.parquet"
+
+
+GEMM = {"gemm_dtype": "bfloat16", "m": 64, "n": 1024, "k": 1024, "latency": 0.01}
+FORGED: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: pd.DataFrame([GEMM]).drop(columns="latency").to_parquet(path),
+    "texts": lambda path: pd.DataFrame([GEMM | {"latency": "x"}]).to_parquet(path),
+    "nested": lambda path: pd.DataFrame([GEMM | {"latency": [1.0]}]).to_parquet(path),
+    "many": lambda path: pd.DataFrame([GEMM]).loc[[0] * 5 * 10**6].to_parquet(path),  # 25 million cells in some kB
+    "long": lambda path: pd.DataFrame([GEMM | {"gemm_dtype": "x" * 10**5}]).loc[[0] * 10**4].to_parquet(path),
+    "no Parquet": lambda path: path.write_bytes(b"PAR1" * 10),
+    "huge": lambda path: os.truncate(path, 3 * 10**9),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "device": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+    "nothing": lambda path: (path.unlink(), path.symlink_to("nothing")),
+}
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_a_table_that_is_none_is_refused_in_one_line(tmp_path: Path, forge: Callable[[Path], object]) -> None:
+    forge(database(tmp_path / "files", pd.DataFrame([GEMM])))
+    with pytest.raises(InputError, match=r"gemm\.parquet|no table of .* whose columns are known") as refusal:
+        write_tables(tmp_path / "files", "b200_sxm", tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_wheel_whose_members_unfold_without_end_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("data/b200_sxm/gemm/vllm/1.0/gemm.parquet", bytes(200 * 1024**2))
+    with pytest.raises(InputError, match=r"gemm\.parquet: .*it is too long"):
+        write_tables(tmp_path / "bomb.whl", "b200_sxm", tmp_path)
+    for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")):
+        make(other := tmp_path / make.__name__)
+        with pytest.raises(InputError, match=r"no regular file|no tables of"):
+            write_tables(other, "b200_sxm", tmp_path)
+
+
+def test_a_broken_database_is_refused_in_one_line_or_read(tmp_path: Path) -> None:
+    table = database(tmp_path / "files", pd.DataFrame([GEMM] * 20))
+    wheel = tmp_path / "core.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as file:
+        file.write(table, table.relative_to(tmp_path / "files").as_posix())
+    for path, source in ((table, tmp_path / "files"), (wheel, wheel)):
+        whole = path.read_bytes()
+        for seed in range(5 * ROUNDS):
+            path.write_bytes(broken(whole, random.Random(seed)))
+            tried(lambda source=source: write_tables(source, "b200_sxm", tmp_path))
