@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REPLAY_FILE = "replay.json"
+MOST_REPLICAS = 1000
+"""[assumed] As many as one router sees: for each request all of them are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class ReplayResult(Result):
         workload, strategy, replicas = deployed
         if not phase_of(workload).mixes:
             raise InputError(f"--phase {workload.phase}: traffic is replayed in phase serve, whose steps do both")
+        if not 1 <= replicas <= MOST_REPLICAS:
+            raise InputError(f"--set replicas: expected 1 to {MOST_REPLICAS:,}, got {replicas:,}")
         names: dict[str, RouterName] = {name: name for name in ROUTERS}
         if router not in names:
             raise InputError(f"--set router: expected {', '.join(ROUTERS)}, got {router!r}")

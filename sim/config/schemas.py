@@ -401,7 +401,7 @@ class EngineVersionFile(FileSchema):
     """
 
     engine: Name
-    version: Annotated[str, Field(min_length=1, max_length=64)]
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$", max_length=64)]
     source: str  # whose figures and rules these are
     times: str | None = None  # the engine's: the serving runs, of a calibration, whose times it is charged
     weights: list[Dtype] | None = None  # formats that it runs, the first its own; those of the built-in rules

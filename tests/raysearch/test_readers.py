@@ -22,6 +22,8 @@ from envs.calls import CallRow
 from envs.chain import NO_ROWS_DIGEST
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import read_record
+from raysearch.cli.app import app
+from raysearch.cli.commands.settings import settings_of
 from raysearch.cli.commands.verify import verify_results
 from raysearch.deploy.export.source import RECOMMENDATION_FILE, TUNED_FILE, read_deployments, verified_answers
 from raysearch.deploy.export.stored import Exportable
@@ -40,7 +42,8 @@ from sim.config.calibration_file import CalibrationFile
 from sim.config.catalog import load_calibration, load_hardware, load_model, load_workload
 from sim.config.files import configs_root, read_config
 from sim.config.hardware_file import HardwareFile
-from sim.config.schemas import ModelFile, WorkloadFile
+from sim.config.question import QUESTION_FIELDS, Question
+from sim.config.schemas import EngineVersionFile, ModelFile, WorkloadFile
 from tests.raysearch.forging import WRONG, encoded, instance, places, replaced
 from tests.raysearch.fuzzing import MOST_BYTES, ROUNDS, forged, look_at, tried
 
@@ -175,6 +178,7 @@ CONFIGURATIONS: list[tuple[Any, Callable[[Path], object]]] = [
     (HardwareFile, load_hardware),
     (StudyFile, load_study),
     (FleetFile, lambda path: read_config(path, FleetFile)),
+    (EngineVersionFile, lambda path: Question(**QUESTION | {"engine_version": str(path)}).load()),
 ]
 
 
@@ -186,6 +190,8 @@ def test_a_forged_configuration_is_understood_or_refused(
     for seed in range(4 * ROUNDS):
         rng = random.Random(f"{schema.__name__} {seed}")
         made = instance(schema, rng)
+        if schema is EngineVersionFile and isinstance(made, dict) and rng.random() < 0.9:
+            made["engine"] = "vllm"  # or nothing else of it is looked at
         text = as_toml(made) if isinstance(made, dict) else str(made)
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
         tried(lambda: read(path))
@@ -203,6 +209,35 @@ def test_a_forged_calibration_is_understood_or_refused(tmp_path: Path) -> None:
         )
         path.write_bytes(encoded(made, rng))
         tried(lambda: load_calibration(str(path)))
+
+
+SETTINGS = [
+    (command.name, name, setting)
+    for command in app.registered_commands
+    for name, setting in settings_of(command.callback).items()
+]
+
+
+def test_a_forged_setting_is_understood_or_refused() -> None:
+    assert len(SETTINGS) > 40
+    texts = [*map(str, WRONG), "8", "2,1", "nan", "inf", "1e999", "9" * 5000, "yes", "1%", "a=b"]
+    for seed in range(10 * ROUNDS):
+        rng = random.Random(seed)
+        command, name, setting = rng.choice(SETTINGS)
+        try:
+            value = setting.value(name, rng.choice(texts), bare=rng.random() < 0.1)
+        except InputError as refusal:
+            assert str(refusal).startswith(f"--set {name}: "), command  # noqa: PT017
+        else:
+            bounded = isinstance(value, int | float) and setting.about.least is not None
+            assert not bounded or value >= setting.about.least
+
+
+def test_a_forged_question_is_understood_or_refused() -> None:
+    for seed in range(10 * ROUNDS):
+        rng = random.Random(seed)
+        changed = {name: rng.choice(WRONG) for name in rng.sample(list(QUESTION_FIELDS), rng.choice([1, 1, 2]))}
+        tried(lambda changed=changed: Question.of_record(QUESTION | changed).load())
 
 
 OTHERS: dict[str, Callable[[Path], object]] = {

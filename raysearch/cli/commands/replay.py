@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysearch.answers.replayed import ReplayResult, TrafficOptions, deployed_in
+from raysearch.answers.replayed import MOST_REPLICAS, ReplayResult, TrafficOptions, deployed_in
 from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import (
@@ -49,7 +49,9 @@ def replay_traffic(
     dp: DpOption = None,
     layout: LayoutOption = None,
     alternative: AlternativeOption = 0,
-    replicas: Annotated[int | None, Setting("Independent replicas.", "the folder's, else 1", least=1)] = None,
+    replicas: Annotated[
+        int | None, Setting("Independent replicas.", "the folder's, else 1", least=1, most=MOST_REPLICAS)
+    ] = None,
     trace: Annotated[
         str | None, Setting("A trace of requests: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
     ] = None,

@@ -24,6 +24,8 @@ from sim.replay.requests import Blocks, Requests
 
 _LONGEST_LINE = 10_000_000
 _MOST_TOKENS = 10**9
+_MOST_BLOCKS = 10**7
+"""[assumed] Hashes of all prompts; in memory each takes some forty bytes."""
 _LATEST_S = 1e12
 """[assumed] Of a time: seconds since 1970 have ten digits."""
 
@@ -107,6 +109,7 @@ def read_trace(path: Path, most: int) -> Requests:
 
 def _recorded(path: Path) -> Iterator[_Recorded]:
     kind: _Format | None = None
+    blocks = 0
     for number, row in _rows(path):
         kind = kind or _format_of(path, row)
         try:
@@ -120,6 +123,11 @@ def _recorded(path: Path) -> Iterator[_Recorded]:
             )
         if not abs(found.time_s) <= _LATEST_S:
             raise InputError(f"{path}, line {number}: expected a time, got {found.time_s}")
+        if (blocks := blocks + len(found.blocks or ())) > _MOST_BLOCKS:
+            raise InputError(
+                f"{path}, line {number}: more than {_MOST_BLOCKS:,} hashes of blocks so far; take fewer requests by "
+                "--set requests"
+            )
         yield found
 
 

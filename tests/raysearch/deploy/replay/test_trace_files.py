@@ -1,12 +1,16 @@
 """Public formats of traces, read."""
 
 import json
+import os
+import random
 from pathlib import Path
 
 import pytest
 
 from raysearch.base.errors import InputError
 from raysearch.deploy.replay.trace_files import read_trace
+from tests.raysearch.forging import WRONG, encoded, places, replaced
+from tests.raysearch.fuzzing import ROUNDS, broken, tried
 
 
 def _mooncake(path: Path, rows: list[tuple[int, int, int, list[int]]]) -> Path:
@@ -86,3 +90,43 @@ def test_what_is_no_trace_is_one_clear_error(tmp_path: Path, content: str | byte
 def test_a_missing_trace_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         read_trace(tmp_path / "none", 100)
+
+
+HASHED = {"timestamp": 2, "input_length": 40, "output_length": 3, "hash_ids": [7, 8, 9]}
+LINES = {
+    "Mooncake": [HASHED, HASHED | {"timestamp": 5}],
+    "Bailian": [HASHED | {"chat_id": 1}, HASHED | {"chat_id": 2}],
+    "Azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n",
+    "BurstGPT": "Timestamp,Request tokens,Response tokens\n5,472,18\n46,100,20\n",
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_broken_or_forged_trace_is_understood_or_refused(tmp_path: Path, name: str) -> None:
+    path, whole = tmp_path / "trace", LINES[name]
+    for seed in range(2 * ROUNDS):
+        rng = random.Random(f"{name} {seed}")
+        if isinstance(whole, str):
+            path.write_bytes(broken(whole.encode(), rng))
+        else:
+            rows = [replaced(row, rng.choice(list(places(row))), rng.choice(WRONG)) for row in whole]
+            path.write_bytes(b"\n".join(encoded(row, rng) for row in rows))
+        tried(lambda: read_trace(path, 100))
+
+
+def test_what_is_no_file_or_has_no_end_is_no_trace(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    os.truncate(os.open(long := tmp_path / "long", os.O_CREAT | os.O_RDWR), 3 * 10**9)
+    for path, why in ((pipe, "no regular file"), (tmp_path, "no regular file"), (Path("/dev/zero"), "no regular file")):
+        with pytest.raises(InputError, match=why):
+            read_trace(path, 100)
+    with pytest.raises(InputError, match="a line is too long"):
+        read_trace(long, 100)
+
+
+def test_hashes_without_end_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysearch.deploy.replay.trace_files._MOST_BLOCKS", 5)
+    path = _mooncake(tmp_path / "t.jsonl", [(0, 600, 5, [1, 2]), (1, 1200, 6, [1, 3, 4]), (2, 500, 7, [9])])
+    assert len(read_trace(path, 2)) == 2
+    with pytest.raises(InputError, match="line 3: more than 5 hashes"):
+        read_trace(path, 3)
