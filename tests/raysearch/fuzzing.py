@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import SEAL
@@ -46,6 +48,20 @@ def broken(content: bytes, rng: random.Random) -> bytes:
     flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in piece)
     new = rng.choice([b"", piece * 2, flipped, rng.choice(SNIPPETS), rng.randbytes(len(piece))])
     return content[:start] + new + content[end:]
+
+
+@pytest.fixture(autouse=True)
+def within_memory() -> Iterator[None]:
+    """A test takes no more than `MOST_BYTES` at its peak beyond what the process, with its libraries, had before."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: see proc(5)
+    before = _memory_bytes("VmRSS")
+    yield
+    assert _memory_bytes("VmHWM") - before < MOST_BYTES
+
+
+def _memory_bytes(name: str) -> int:
+    (line,) = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024
 
 
 def look_at(folder: Path) -> None:

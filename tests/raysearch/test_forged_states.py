@@ -42,6 +42,7 @@ from sim.simulate import evaluate
 from sim.strategy import Strategy
 from tests.raysearch.forging import WRONG, encoded, forge, instance, places, replaced, resealed
 from tests.raysearch.fuzzing import ROUNDS, forged, look_at, tried
+from tests.raysearch.fuzzing import within_memory as within_memory
 
 LIGHT = ["annealing", "mcmc", "genetic", "coordinate", "ant_colony", "prior"]
 HEAVY = ["optuna_tpe", "optuna_cmaes", "nevergrad", "ppo", "ppo_paper", "sb3_ppo"]

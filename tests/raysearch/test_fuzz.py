@@ -32,6 +32,7 @@ from sim.simulate import evaluate
 from sim.strategy import Strategy
 from tests.conftest import CHECKOUT
 from tests.raysearch.fuzzing import broken
+from tests.raysearch.fuzzing import within_memory as within_memory
 
 ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "12"))
 

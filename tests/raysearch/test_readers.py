@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import shutil
 import stat
 from collections.abc import Callable
@@ -45,7 +44,8 @@ from sim.config.hardware_file import HardwareFile
 from sim.config.question import QUESTION_FIELDS, Question
 from sim.config.schemas import EngineVersionFile, ModelFile, WorkloadFile
 from tests.raysearch.forging import WRONG, encoded, instance, places, replaced
-from tests.raysearch.fuzzing import MOST_BYTES, ROUNDS, forged, look_at, tried
+from tests.raysearch.fuzzing import ROUNDS, forged, look_at, tried
+from tests.raysearch.fuzzing import within_memory as within_memory
 
 POOL = {"strategy": {"tp": 4, "ep": 1, "pp": 1, "batch": 8, "dims": [2] * 10}, "replicas": 2}
 QUESTION = {"model": "llama_3_1_70b", "isl": 800, "osl": 50, "gpus": 8, "phase": "serve", "engine": "vllm"}
@@ -76,13 +76,6 @@ def study(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         run.advance(6 if spec.searcher == "random" else 4)
         run.finish() if run.done else (run.save(), run.close())
     return out
-
-
-@pytest.fixture(autouse=True)
-def _within_memory() -> Any:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    yield
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_BYTES
 
 
 RECORDS = [

@@ -406,9 +406,12 @@ def test_a_folder_is_written_though_nobody_reads_what_is_printed(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--tpot-ms", "nan"), "--tpot-ms: Input should be greater"),
-        (("--weights", "fp9"), "--weights: Input should be 'bf16'"),
-        (("--phase", "decode", "--chunk-tokens", "512"), "--chunk-tokens is of phase 'serve'"),
+        (("--tpot-ms", "nan"), "--tpot-ms: expected a finite number, got nan"),
+        (("--weights", "fp9"), "the workload of the options: --weights: Input should be 'bf16'"),
+        (
+            ("--phase", "decode", "--chunk-tokens", "512"),
+            "the workload of the options: --chunk-tokens is of phase 'serve'",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_the_words_that_were_typed(
@@ -416,7 +419,7 @@ def test_what_is_wrong_is_told_in_the_words_that_were_typed(
 ) -> None:
     refused = raysearch("recommend", *ASKED, *words)
     assert refused.returncode == 2
-    assert refused.stderr.startswith(f"error: the workload of the options: {told}")
+    assert refused.stderr.startswith(f"error: {told}")
 
 
 def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:

@@ -11,6 +11,7 @@ from raysearch.base.errors import InputError
 from raysearch.deploy.replay.trace_files import read_trace
 from tests.raysearch.forging import WRONG, encoded, places, replaced
 from tests.raysearch.fuzzing import ROUNDS, broken, tried
+from tests.raysearch.fuzzing import within_memory as within_memory
 
 
 def _mooncake(path: Path, rows: list[tuple[int, int, int, list[int]]]) -> Path:

@@ -11,14 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.measured_tables import read_table
 from raysearch.fidelity.calibration.public_database import write_tables
 from tests.raysearch.fuzzing import ROUNDS, broken, tried
+from tests.raysearch.fuzzing import within_memory as within_memory
 
-pytest.importorskip("pyarrow")
 BASE = {"framework": "VLLM", "device": "some GPU", "op_name": "gemm", "kernel_source": "vllm_default"}
 
 
@@ -94,12 +96,21 @@ def database(folder: Path, frame: pd.DataFrame) -> Path:
 
 
 GEMM = {"gemm_dtype": "bfloat16", "m": 64, "n": 1024, "k": 1024, "latency": 0.01}
+
+
+def unfolding(path: Path) -> None:
+    """Writes a gigabyte of text in some kB."""
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000, pa.int32()), pa.array(["x" * 100_000]))
+    table = pa.Table.from_pandas(pd.DataFrame([GEMM] * 10_000)).set_column(0, "gemm_dtype", text)
+    parquet.write_table(table, path, store_schema=False)
+
+
 FORGED: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: pd.DataFrame([GEMM]).drop(columns="latency").to_parquet(path),
     "texts": lambda path: pd.DataFrame([GEMM | {"latency": "x"}]).to_parquet(path),
     "nested": lambda path: pd.DataFrame([GEMM | {"latency": [1.0]}]).to_parquet(path),
     "many": lambda path: pd.DataFrame([GEMM]).loc[[0] * 5 * 10**6].to_parquet(path),  # 25 million cells in some kB
-    "long": lambda path: pd.DataFrame([GEMM | {"gemm_dtype": "x" * 10**5}]).loc[[0] * 10**4].to_parquet(path),
+    "long": lambda path: unfolding(path),
     "no Parquet": lambda path: path.write_bytes(b"PAR1" * 10),
     "huge": lambda path: os.truncate(path, 3 * 10**9),
     "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
