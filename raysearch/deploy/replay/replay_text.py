@@ -52,7 +52,7 @@ def _sent_line(report: ReplayReport) -> str:
         when = f"{sent.clients} clients, each with one request open"
     else:
         recorded = " of a trace" if sent.trace is not None else f", gaps vary by {sent.cv:g}"
-        when = f"{sent.rate_per_s:,.2f} requests/s{recorded}"
+        when = f"{sent.rate_per_s:,.2f} requests/s{recorded}" if sent.rate_per_s else f"all at once{recorded}"
     count = len(report.first.sent_s)
     return f"Sent: {when}; {count:,} requests in each of {setup.seeds} run{'s' if setup.seeds > 1 else ''}"
 

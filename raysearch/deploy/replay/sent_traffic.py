@@ -40,14 +40,16 @@ class SentTraffic:
             raise InputError("expected what is sent: --requests-per-s, --concurrency, or --set trace=FILE")
         if self.requests_per_s is not None and not 0 < self.requests_per_s < math.inf:
             raise InputError(f"--requests-per-s: expected a number above 0, got {self.requests_per_s:g}")
+        if self.requests_per_s is not None and self.trace is not None and not self.trace.arrival_s[-1]:
+            raise InputError("--requests-per-s: the trace's requests all come at once, which no rate stretches")
 
     @property
     def rate_per_s(self) -> float | None:
-        """Mean rate of all replicas; None of clients."""
+        """Mean rate of all replicas; None of clients, and of a trace whose requests all come at once."""
         if self.requests_per_s is not None or self.trace is None:
             return self.requests_per_s
         span_s = float(self.trace.arrival_s[-1])
-        return (len(self.trace) - 1) / span_s if span_s else math.inf
+        return (len(self.trace) - 1) / span_s if span_s else None
 
     def at(self, requests_per_s: float) -> SentTraffic:
         """The same requests at another rate: their lengths and the shape of their gaps stay."""
@@ -58,7 +60,7 @@ class SentTraffic:
         if self.trace is not None:
             rate = self.rate_per_s
             recorded = replace(self, requests_per_s=None).rate_per_s
-            stretched = 1.0 if rate is None or recorded is None or not recorded < math.inf else recorded / rate
+            stretched = recorded / rate if rate and recorded else 1.0
             return replace(self.trace, arrival_s=self.trace.arrival_s * stretched)
         if self.requests_per_s is None:
             import numpy as np

@@ -93,6 +93,18 @@ def test_clients_at_once_wait_for_each_other_s_prompts() -> None:
     assert few.breaks_at_per_s is None
 
 
+def test_a_burst_of_requests_has_no_rate(tmp_path: Path) -> None:
+    trace = tmp_path / "burst.csv"
+    trace.write_text("Timestamp,Request tokens,Response tokens\n" + "5,300,20\n" * 50)
+    asked = rs.question(model="llama_3_1_8b", isl=500, osl=50, ttft_ms=1)
+    found = rs.replay(asked, tp=1, batch=8, trace=trace, seeds=1)
+    assert found.to_dict()["requests_per_s"] is None
+    assert found.report.breaks_at_per_s is None
+    assert "all at once" in str(found)
+    with pytest.raises(InputError, match="all come at once"):
+        rs.replay(asked, tp=1, batch=8, trace=trace, requests_per_s=2, seeds=1)
+
+
 def test_a_cached_prefix_shortens_the_time_to_the_first_token(tmp_path: Path) -> None:
     rows = [
         {"timestamp": 200 * each, "input_length": 2048, "output_length": 20, "hash_ids": [1, 2, 3, 100 + each]}
