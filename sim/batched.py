@@ -477,7 +477,7 @@ class _Terms:
         run = steps
         if phase_of(workload).mixes and (over | waits).any():
             run = self._rerun(columns, steps, places)
-        state, seconds = _state_of(run.states, self._like), tuple(run.seconds)
+        state, seconds = _state_of(run.states, self._like).through(columns.pp), tuple(run.seconds)
         tpot_s, ttft_s = (np.zeros(len(columns)) + of(*seconds) for of in (state.tpot_s, state.ttft_s))
         for latency_s, limit_s in ((tpot_s, workload.tpot_limit_s), (ttft_s, workload.ttft_limit_s)):
             excess.append(_excess(latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING)))

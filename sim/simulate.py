@@ -86,7 +86,7 @@ class SteadyState(NamedTuple):
 
 def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
     """Prices the steps of a strategy; engines' own times are fitted on this."""
-    state = batching(workload, strategy.batch, strategy.attention_dp)
+    state = batching(workload, strategy.batch, strategy.attention_dp).through(strategy.pp)
     stacks = [sides_of_strategy(workload, load, strategy) for load in state.loads]
     steps = tuple([price_step(stack, strategy.pp, strategy.dims) for stack in stacks])
     memory = steps[-1].memory
@@ -102,7 +102,7 @@ def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
     if room and phase_of(workload).mixes:
         running = _running(workload, strategy, needed, allowed, memory.kv_cache)
         if running < strategy.batch:
-            state = batching(workload, running, strategy.attention_dp)
+            state = batching(workload, running, strategy.attention_dp).through(strategy.pp)
             stacks = [sides_of_strategy(workload, load, strategy) for load in state.loads]
             steps = tuple([price_step(stack, strategy.pp, strategy.dims) for stack in stacks])
     decode_s, mixed_s = strategy.pp * steps[0].stage.total_s, strategy.pp * steps[-1].stage.total_s

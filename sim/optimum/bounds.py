@@ -178,7 +178,7 @@ class Bounds:
         return batch <= most_sequences(self.space.workload, mesh[2])
 
     def _sum(self, parts: Parts, pp: int, stage: Stage, fullest: Stage, multipliers: Multipliers) -> list[Factor]:
-        workload, state = self.space.workload, parts.state
+        workload, state = self.space.workload, parts.state.through(pp)
         kinds = _linear(state.step_s), _linear(state.tpot_s), _linear(state.ttft_s)
         weights = 1.0, multipliers.tpot, multipliers.ttft
         limits_s = 0.0, workload.tpot_limit_s, workload.ttft_limit_s

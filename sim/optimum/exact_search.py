@@ -422,11 +422,12 @@ class _Search:
             layer_s = tuple(tuple(map(max, *rows)) for rows in zip(layer_s, at_least_s, strict=True))
         floor = self._floor(mesh, pp, smallest, layer_s)
         decode_s, mixed_s = floor.stages_s[0], floor.stages_s[-1]
-        if not self._in_time(start.state.at_least, decode_s, mixed_s):
+        state = start.state.at_least.through(pp)
+        if not self._in_time(state, decode_s, mixed_s):
             return
         needed, allowed = needed_and_allowed_bytes(self.workload, floor.memory)
         if _SLACK * needed <= allowed:
-            step_s = float(start.state.step_s(decode_s, mixed_s))
+            step_s = float(state.step_s(decode_s, mixed_s))
             self._push(heap, _Range(0.0, mesh, pp, low, high, layer_s, step_s, tight))
 
     def _push(self, heap: list[_Range], each: _Range) -> None:
@@ -525,7 +526,7 @@ class _Search:
             stacks: Of the start, embedding and LM head as they are to lie.
             apart: Whether the ways of the residual stream are not in them; then seconds are at least those.
         """
-        state, workload = start.state, self.workload
+        state, workload = start.state.through(pp), self.workload
         stages_s = [pp * slowest_stage_s(stack, pp, layers, kind, met=not apart) for kind, stack in enumerate(stacks)]
         decode_s, mixed_s = stages_s[0], stages_s[-1]
         allowed = fits(workload, stacks[-1], pp, layers.figures)

@@ -272,7 +272,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             if not (room_for := rooms.of(peak_bytes, pp)).any():
                 continue
             parts = stages_of(alone, pp, separators[rank.layer.stream.producer])
-            limit_s = (workload.tpot_limit_s * (1 + ROUNDING) * state.pace.gained - engine_s) / (pp * factor)
+            limit_s = (workload.tpot_limit_s * (1 + ROUNDING) * state.pace.gained / pp - engine_s) / factor
             longest_s = min((limit_s - ends_s) / layers for layers, ends_s in parts)
             height, width = (
                 np.count_nonzero(each) for each in (left_s + right_s[0] <= longest_s, left_s[0] + right_s <= longest_s)
@@ -288,7 +288,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             feasible_s = in_time_s[allowed]
             if not feasible_s.size:
                 continue
-            of_stages_s = (factor * layers * feasible_s + (factor * ends_s + engine_s / pp) for layers, ends_s in parts)
+            of_stages_s = (factor * layers * feasible_s + (factor * ends_s + engine_s) for layers, ends_s in parts)
             slowest_s = functools.reduce(np.maximum, of_stages_s)
             tokens_per_s_per_gpu = state.tokens / (tp * ep * pp) / slowest_s
             landscape.count(tokens_per_s_per_gpu)

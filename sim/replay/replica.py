@@ -189,13 +189,13 @@ class LiveReplica:
         if self._stages == 1:
             self.busy_s += seconds + engine_s
             return begin_s, begin_s + seconds + engine_s
-        stage_s = seconds / self._stages
+        stage_s = seconds / self._stages + engine_s  # no stage spends it on another microbatch
         begin_s = at_s = max(begin_s, self._free_s[0])
         for stage, free_s in enumerate(self._free_s):
             at_s = max(at_s, free_s) + stage_s
             self._free_s[stage] = at_s
         self.busy_s += stage_s
-        return begin_s, at_s + engine_s
+        return begin_s, at_s
 
     def _decode(self, lane: _Lane, most: int, until_s: float) -> None:
         """Up to so many steps in which all ranks only decode, as far as they begin before a time."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from sim.layers.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
+from sim.serving.pipelines import stall_factor
 from sim.serving.prompts import mixed_steps, prompt_meeting
 from sim.workload import PhaseName, Workload
 
@@ -38,6 +39,10 @@ class Pace:
         sequences: Sequences that run at once on an attention rank.
         gained: Tokens that each of them gains per step.
         waits: Steps that a prompt waits for those of other attention groups, on average.
+        spread: Of the number of prompts in a step; see `stall_factor`.
+        prompt_tokens: Share of a mixed step's tokens that are prompts', where steps have more or fewer of them; else 0.
+        stages: Of the pipeline; a step takes the engine's own time on each.
+        stall: Times its own seconds that a step with prompts holds up a pipeline, where all steps have some.
     """
 
     mixed_share: Any
@@ -46,6 +51,25 @@ class Pace:
     sequences: Any
     gained: Any = 1.0
     waits: Any = 0.0
+    spread: Any = 0.0
+    prompt_tokens: Any = 0.0
+    stages: Any = 1
+    stall: Any = 1.0
+
+    def through(self, stages: Any) -> Pace:
+        """The same in a pipeline, whose microbatches wait for each other's prompts.
+
+        A round of steps is one without prompts, or one as long as with those of the busiest microbatch.
+        """
+        if isinstance(stages, int) and stages == 1:
+            return self
+        factor = stall_factor(stages, self.spread)
+        held_up = self.mixed_share * factor
+        share, stall = np.minimum(1.0, held_up), 1 + np.maximum(0.0, held_up - 1) * self.prompt_tokens
+        others = 1 - (1 - self.others_share) * np.maximum(self.mixed_share, 1 / factor)  # its own are as many
+        if isinstance(stages, int):
+            share, others, stall = float(share), float(others), float(stall)
+        return replace(self, mixed_share=share, others_share=others, stages=stages, stall=stall)
 
     def tpot_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds per output token after the first.
@@ -56,12 +80,12 @@ class Pace:
             mixed_s: Of one that also carries prompts.
         """
         seen = self.mixed_share * self.others_share * times.prefill_share
-        decode_s, mixed_s = times.decode_s(decode_s), times.mixed_s(mixed_s)
+        decode_s, mixed_s = times.decode_s(decode_s), self.stall * times.mixed_s(mixed_s)
         return ((1 - seen) * decode_s + seen * mixed_s + self.engine_s(times)) / self.gained
 
     def step_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds of a step, over those with and without prompts."""
-        decode_s, mixed_s = times.decode_s(decode_s), times.mixed_s(mixed_s)
+        decode_s, mixed_s = times.decode_s(decode_s), self.stall * times.mixed_s(mixed_s)
         return (1 - self.mixed_share) * decode_s + self.mixed_share * mixed_s + self.engine_s(times)
 
     def ttft_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
@@ -76,8 +100,11 @@ class Pace:
         return np.maximum(0.0, 1 - (times.decode_s(decode_s) + self.engine_s(times)) / self.gained / tpot_s)
 
     def engine_s(self, times: EngineTimes) -> Any:
-        """The engine's own seconds per step."""
-        return times.step_s + times.sequence_s * self.sequences
+        """The engine's own seconds per step, which no stage spends on another microbatch. [assumed]
+
+        Engines do not overlap them with the work of a pipeline: SGLang and TensorRT-LLM switch that off.
+        """
+        return self.stages * (times.step_s + times.sequence_s * self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +137,13 @@ class Batching:
     def at_least(self) -> Batching:
         """The same without what a larger batch may have less of: waiting for the prompts of others.
 
-        All else grows with the batch, latencies of the same steps too.
+        And without the spread of many prompts. All else grows with the batch, latencies of the same steps too.
         """
-        return replace(self, pace=replace(self.pace, waits=0.0))
+        return replace(self, pace=replace(self.pace, waits=0.0, prompt_tokens=0.0))
+
+    def through(self, stages: Any) -> Batching:
+        """The same in a pipeline of so many stages, or of arrays of them."""
+        return replace(self, pace=self.pace.through(stages))
 
     def tpot_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds per output token; 0 where none is made."""
@@ -168,7 +199,19 @@ def _serving(workload: Workload, batch: int, dp: int) -> Batching:
         prompts=with_prompts.prompts, prompt_tokens=isl, busiest_prompts=with_prompts.busiest_prompts
     )
     beside = min(groups, tokens / osl * chunks / with_prompts.share)  # a prompt's steps are those of so many
-    pace = Pace(with_prompts.share, 1 - beside / batch, chunks, math.ceil(batch / dp), gained, met.waits)
+    # Whole prompts come at random; a chunk fills its step, so that steps with one are alike.
+    whole = chunks == 1
+    spread = met.prompts * osl / tokens if whole else 1 / with_prompts.share - 1
+    pace = Pace(
+        with_prompts.share,
+        1 - beside / batch,
+        chunks,
+        math.ceil(batch / dp),
+        gained,
+        met.waits,
+        spread,
+        isl / (isl + osl) if whole else 0.0,
+    )
     return Batching(decode, mixed, pace, _times(workload), batch, tokens)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -77,9 +78,10 @@ def test_a_larger_batch_never_has_less_of_what_bounds_a_search(
         if dp % groups == 0 or groups % dp == 0:
             grow(few.mixed.of_group(groups).prompts, many.mixed.of_group(groups).prompts)
             grow(few.mixed.all_tokens(groups), many.mixed.all_tokens(groups))
-    for latency in ("tpot_s", "ttft_s", "step_s"):
-        grow(getattr(few.at_least, latency)(1.0, 3.0), getattr(many.at_least, latency)(1.0, 3.0))
-        grow(getattr(few.at_least, latency)(1.0, 3.0), getattr(many, latency)(1.0, 3.0))
+    for latency, stages in itertools.product(("tpot_s", "ttft_s", "step_s"), (1, 2, 7, 64)):
+        least, of_more, as_is = few.at_least.through(stages), many.at_least.through(stages), many.through(stages)
+        grow(getattr(least, latency)(1.0, 3.0), getattr(of_more, latency)(1.0, 3.0))
+        grow(getattr(least, latency)(1.0, 3.0), getattr(as_is, latency)(1.0, 3.0))
 
 
 def test_one_group_waits_for_nobody() -> None:
