@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("sim", "envs", "raysearch")
-EVERY_EXPORTER = {"export", "export_pools", "engine_flags", "layers_of_stages"}
+EVERY_EXPORTER = {"export", "export_pools", "engine_flags", "environment"}
 """What each exporter of `raysearch.deploy.export` has under the same name."""
 EVERY_SIMULATOR = {"measure"}
 COMMANDS = {"evaluate", "measure", "place", "recommend"}

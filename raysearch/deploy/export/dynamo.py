@@ -1,6 +1,7 @@
 """A strategy as a DynamoGraphDeployment of NVIDIA Dynamo 1.6.1 (nvidia.com/v1beta1).
 
-Source: dynamo/profiler/templates/dgd/* and dynamo/profiler/utils/config.py of the ai-dynamo 1.6.1 wheel. A worker's
+Source: dynamo/profiler/templates/dgd/*, dynamo/profiler/utils/config.py and dynamo/vllm/args.py (a prefill worker of
+vLLM must be told its connector) of the ai-dynamo 1.6.1 wheel, whose images have SGLang 0.5.21 and vLLM 0.31.0. A worker's
 replicas are the deployment's; one that spans nodes says so in `multinode.nodeCount`, and GPUs are counted per node. The
 operator adds what each engine needs to span nodes, data-parallel ranks of a node too (its backend_vllm.go).
 """
@@ -24,6 +25,14 @@ from sim.serving.phases import phase_of
 
 VERSION = "1.6.1"
 MANIFEST_FILE = "dynamo.yaml"
+_SGLANG_POOL = [
+    "--disaggregation-transfer-backend",
+    "nixl",
+    "--disaggregation-bootstrap-port",
+    "12345",
+    "--host",
+    "0.0.0.0",
+]
 _IMAGES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
 
 
@@ -121,17 +130,17 @@ def _pod(engine: str, command: list[str], args: list[Argument], worker: Deployme
 
 
 def _environment(deployment: Deployment, engine: str) -> dict[str, str]:
-    of_engine = {"vllm": vllm.layers_of_stages, "sglang": sglang.layers_of_stages}
+    of_engine = {"vllm": vllm.environment, "sglang": sglang.environment}
     return of_engine[engine](deployment) if engine in of_engine else {}
 
 
 def _args(deployment: Deployment, engine: str) -> list[Argument]:
     of_pool = phase_of(deployment.workload).pool
     pool = ["--disaggregation-mode", of_pool] if of_pool else []
-    if engine == "vllm":  # Dynamo's mode sets how caches are sent
-        kept = [flag for flag in vllm.engine_flags(deployment) if flag[0] != "--kv-transfer-config"]
-        return ["--model", deployment.served_model, *words(kept), *pool]
-    if engine == "sglang":
-        return ["--model-path", deployment.served_model, *words(sglang.engine_flags(deployment))]
+    if engine == "vllm":
+        return ["--model", deployment.served_model, *words(vllm.engine_flags(deployment)), *pool]
+    if engine == "sglang":  # whose flags have the mode
+        flags = words(sglang.engine_flags(deployment, before_0_5_22=True))
+        return ["--model-path", deployment.served_model, *flags, *(_SGLANG_POOL if of_pool else [])]
     overridden = json.dumps(trtllm.config(deployment))
     return ["--model-path", deployment.served_model, "--override-engine-args", overridden, *pool]

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import quote
 
+from raysearch.deploy.export import vllm
 from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
 from raysearch.deploy.export.dynamo import resource_name
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.render import Command, Flag, container_environment, container_words, yaml_text
-from raysearch.deploy.export.vllm import check_ranks, engine_flags, layers_of_stages
+from raysearch.deploy.export.vllm import check_ranks, engine_flags
 from sim.engines.vllm import VLLM
 from sim.json_object import JsonObject
 from sim.serving.phases import phase_of
@@ -115,7 +116,7 @@ def _parallelism(deployment: Deployment) -> dict[str, int]:
 def _container(deployment: Deployment, port: int) -> JsonObject:
     """Its command is `vllm serve`; where a replica spans nodes, by way of a script that adds what differs on each."""
     flags: list[Flag] = [("--port", port), *engine_flags(deployment)]
-    environment, script = layers_of_stages(deployment), list[str]()
+    environment, script = vllm.environment(deployment), list[str]()
     if deployment.nodes > 1:
         more, variables, of_node = _over_nodes(deployment)
         flags, environment, script = flags + more, environment | variables, ["/bin/sh", "-c", of_node, "sh"]

@@ -1,7 +1,7 @@
 """A strategy as an SGLang server's command.
 
 Source: sglang/srt/arg_groups/fields of 0.5.23: `--tp-size` counts the GPUs of a stage, `--attn-dp-size` splits them
-into attention groups (in place of `--dp-size` with `--enable-dp-attention`, which ends with 2026), over which
+into attention groups (before 0.5.22 `--dp-size` with `--enable-dp-attention`, which ends with 2026), over which
 `--enable-dp-lm-head` has each cut a vocabulary of its own, as `sim.step.vocabulary_layers` charges it,
 `--max-running-requests` counts requests of the replica, `--max-prefill-tokens` tokens of an attention group, and
 `--chunked-prefill-size` is divided by the attention groups. `--enable-mixed-chunk` puts chunks of prompts into steps
@@ -9,6 +9,8 @@ that decode, which are apart without it; it takes chunks, and no speculative dec
 """
 
 from __future__ import annotations
+
+import math
 
 from raysearch.deploy.export.deployment import Deployment, Export, spread_notes
 from raysearch.deploy.export.fitting import fitted
@@ -19,6 +21,8 @@ from sim.layers.heuristics import megatron_dims
 from sim.serving.phases import phase_of
 from sim.workload import Speculation
 
+_USUAL_DISPATCH = 128
+"""Tokens of a rank that DeepEP's buffers hold in a step. [published] default of sglang/srt/environ.py."""
 _JOINED = "`python -m sglang_router.launch_router --pd-disaggregation --prefill URL ... --decode URL ...`"
 
 
@@ -35,14 +39,25 @@ def export(deployment: Deployment) -> Export:
         notes.append(f"run it on each of {nodes} nodes, with NODE_RANK 0 to {nodes - 1}")
     notes += [*spread_notes(deployment, nodes), *deployment.router_notes(_JOINED)]
     program = ("python", "-m", "sglang.launch_server", "--model-path", runs.deployment.served_model)
-    command = Command(program, tuple(flags), layers_of_stages(runs.deployment))
+    command = Command(program, tuple(flags), environment(runs.deployment))
     return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
 
 
-def layers_of_stages(deployment: Deployment) -> dict[str, str]:
-    """What its environment must say where stages are not alike."""
-    split = deployment.layer_partition
-    return {"SGLANG_PP_LAYER_PARTITION": split} if split else {}
+def environment(deployment: Deployment) -> dict[str, str]:
+    """What its environment must say: where stages are not alike, and where steps have more tokens than is usual."""
+    workload, split = deployment.workload, deployment.layer_partition
+    told = {"SGLANG_PP_LAYER_PARTITION": split} if split else {}
+    tokens = math.ceil(deployment.strategy.batch / deployment.strategy.attention_dp) * workload.queries
+    if _sends_tokens(deployment) and phase_of(workload).decodes and tokens > _USUAL_DISPATCH:
+        blocks = math.ceil(tokens / _USUAL_DISPATCH)
+        told["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(blocks * _USUAL_DISPATCH)
+    return told
+
+
+def _sends_tokens(deployment: Deployment) -> bool:
+    """Whether tokens are sent to their experts by DeepEP."""
+    workload, strategy = deployment.workload, deployment.strategy
+    return workload.model.is_moe and strategy.ep > 1 and workload.expert_exchange == "all_to_all"
 
 
 def _mixes(deployment: Deployment) -> bool:
@@ -61,24 +76,28 @@ def _nodes(deployment: Deployment) -> int:
     return next(n for n in counts if pp % n == 0 or (n % pp == 0 and stage % (n // pp) == 0))
 
 
-def engine_flags(deployment: Deployment) -> list[Flag]:
-    """All options but those of several nodes."""
-    return _parallel_flags(deployment) + _serving_flags(deployment)
+def engine_flags(deployment: Deployment, *, before_0_5_22: bool = False) -> list[Flag]:
+    """All options but those of several nodes, in the words of this version or of those before 0.5.22."""
+    return _parallel_flags(deployment, before_0_5_22) + _serving_flags(deployment)
 
 
-def _parallel_flags(deployment: Deployment) -> list[Flag]:
+def _parallel_flags(deployment: Deployment, before_0_5_22: bool) -> list[Flag]:
     """Options of the degrees."""
     strategy, workload = deployment.strategy, deployment.workload
     flags: list[Flag] = [("--tp-size", strategy.stage_gpus)]
     if strategy.pp > 1:
         flags.append(("--pp-size", strategy.pp))
     if strategy.attention_dp > 1:
-        flags += [("--attn-dp-size", strategy.attention_dp), ("--enable-dp-lm-head", None)]
+        groups: list[Flag] = [("--dp-size", strategy.attention_dp), ("--enable-dp-attention", None)]
+        flags += groups if before_0_5_22 else [("--attn-dp-size", strategy.attention_dp)]
+        flags.append(("--enable-dp-lm-head", None))
+        if not all(group.is_moe for group in workload.model.groups) and workload.model.is_moe:
+            flags.append(("--moe-dense-tp-size", 1))  # else over all GPUs, where blocks of weights may not divide
     if strategy.cp > 1:
         flags.append(("--dcp-size", strategy.cp))
     if workload.model.is_moe and strategy.ep > 1:
         flags.append(("--ep-size", strategy.ep))
-        if workload.expert_exchange == "all_to_all":
+        if _sends_tokens(deployment):
             flags.append(("--moe-a2a-backend", "deepep"))
     if strategy.tp > 1 and strategy.dims[0] != megatron_dims(workload.model)[0]:
         flags.append(("--enable-layernorm-sp", None))

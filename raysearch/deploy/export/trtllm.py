@@ -1,7 +1,8 @@
 """A strategy as `trtllm-serve` and its config.yaml.
 
 Source: documentation of TensorRT-LLM 1.3.0rc26 and the engine arguments that AIConfigurator generates for 1.3.0rc23;
-`max_batch_size` counts requests of one attention-DP rank, `max_num_tokens` is a multiple of `tokens_per_block`.
+`max_batch_size` counts requests of one attention-DP rank, `max_num_tokens` is a multiple of `tokens_per_block`. How
+tokens reach their experts is the engine's choice: the backend for wide expert parallelism is gone (pull request 17797).
 """
 
 from __future__ import annotations
@@ -56,11 +57,9 @@ def config(deployment: Deployment) -> JsonObject:
     if workload.model.is_moe:
         content["moe_expert_parallel_size"] = strategy.ep
         content["moe_tensor_parallel_size"] = strategy.moe_tp
-        if workload.expert_exchange == "all_to_all":
-            content["moe_config"] = {"backend": "WIDEEP"}
         if workload.redundant_experts:
             slots = workload.model.experts + workload.redundant_experts
-            content.setdefault("moe_config", {})["load_balancer"] = {"num_slots": slots, "layer_updates_per_iter": 2}
+            content["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": 2}}
     content["max_batch_size"] = deployment.rank_requests
     content["max_num_tokens"] = _BLOCK_TOKENS * math.ceil(deployment.step_tokens / _BLOCK_TOKENS)
     content["max_seq_len"] = deployment.longest
@@ -84,7 +83,7 @@ def config(deployment: Deployment) -> JsonObject:
 def _speculation(decoding: Speculation) -> JsonObject:
     """Source: tensorrt_llm/llmapi/llm_args.py of the same version."""
     if decoding.draft == "mtp":
-        return {"decoding_type": "MTP", "num_nextn_predict_layers": decoding.draft_tokens}
+        return {"decoding_type": "MTP", "max_draft_len": decoding.draft_tokens}
     if decoding.draft is None:
         return {"decoding_type": "NGram", "max_draft_len": decoding.draft_tokens}
     draft = draft_repository(decoding.draft)

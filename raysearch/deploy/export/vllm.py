@@ -29,17 +29,17 @@ _POOL_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica, on the head node of a Ray cluster where it spans several nodes."""
     runs = fitted(deployment, VLLM)
-    flags, environment = engine_flags(runs.deployment), layers_of_stages(runs.deployment)
+    flags, told = engine_flags(runs.deployment), environment(runs.deployment)
     notes = [*runs.notes, *runs.deployment.domain_notes, *runs.deployment.router_notes(_JOINED)]
     if deployment.nodes > 1:
         more, nodes, spans = _over_nodes(runs.deployment)
-        flags, environment = flags + more, spans | environment
+        flags, told = flags + more, spans | told
         notes.append(f"run it on the head of a Ray cluster of {nodes} nodes (`ray start` on each)")
-    command = Command(("vllm", "serve", runs.deployment.served_model), tuple(flags), environment)
+    command = Command(("vllm", "serve", runs.deployment.served_model), tuple(flags), told)
     return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
 
 
-def layers_of_stages(deployment: Deployment) -> dict[str, str]:
+def environment(deployment: Deployment) -> dict[str, str]:
     """What its environment must say where stages are not alike."""
     split = deployment.layer_partition
     return {"VLLM_PP_LAYER_PARTITION": split} if split else {}

@@ -248,7 +248,7 @@ def test_clients_that_never_stop_see_what_evaluate_says(
 def test_a_pipeline_stalls_behind_prompts_as_evaluate_says(
     model: str, isl: int, osl: int, batch: int, degrees: dict[str, int]
 ) -> None:
-    """Answers differ in length, so that prompts come at random; were stages always busy, 20 to 80 % more were served."""
+    """Answers differ in length, so that prompts come at random; stages always busy would serve 20 to 80 % more."""
     asked = rs.question(model=model, isl=isl, osl=osl, engine="vllm", hardware="h100_sxm", gpus=16)
     found = rs.evaluate(asked, batch=batch, **degrees)
     whole, clients = _with(Deployed.of(found.workload, found.strategy), most=batch), batch * degrees["pp"]

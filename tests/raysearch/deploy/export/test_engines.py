@@ -180,6 +180,25 @@ def test_deprecated_options_are_not_written() -> None:
     assert "--enable-dp-attention" not in OPTIONS["sglang"]["options"]
 
 
+def test_dense_layers_and_buffers_of_wide_expert_parallelism_fit_sglang() -> None:
+    workload = replace(served("deepseek_v3", gpus=64), expert_exchange="all_to_all")
+    for batch, buffer in ((64 * 128, None), (64 * 200, "256"), (64 * 257, "384")):
+        deployment = Deployment(workload, Strategy(1, 64, 1, batch, megatron_dims(workload.model)), "m")
+        made = exporter("sglang")(deployment)
+        assert made.command is not None
+        assert made.command.environment.get("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK") == buffer
+        assert options_of(made.command_text)["--moe-dense-tp-size"] == "1"
+    sparse = served("qwen3_235b_a22b", gpus=8)
+    alike = Deployment(sparse, Strategy(1, 8, 1, 64, megatron_dims(sparse.model)), "m")
+    assert "--moe-dense-tp-size" not in exporter("sglang")(alike).command_text
+
+
+def test_tensorrt_llm_is_told_no_backend_that_is_gone() -> None:
+    workload = replace(served("deepseek_v3", gpus=32), expert_exchange="all_to_all")
+    made = exporter("trtllm")(Deployment(workload, Strategy(1, 32, 1, 64, megatron_dims(workload.model)), "m"))
+    assert "moe_config" not in yaml.safe_load(made.files["config.yaml"])
+
+
 def test_what_an_engine_cannot_be_told_is_named_with_its_cost() -> None:
     workload = served("qwen3_235b_a22b", gpus=32)
     wished = Strategy(4, 4, 1, 64, megatron_sp_dims(workload.model))

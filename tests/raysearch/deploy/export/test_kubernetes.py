@@ -18,7 +18,8 @@ from sim.workload import Workload
 from tests.questions import question_about
 
 SCHEMAS = json.loads((Path(__file__).parent / "kubernetes.json").read_text())
-VLLM_OPTIONS = set(json.loads((Path(__file__).parent / "options.json").read_text())["vllm"]["options"])
+OPTIONS = json.loads((Path(__file__).parent / "options.json").read_text())
+VLLM_OPTIONS = set(OPTIONS["vllm"]["options"])
 
 
 def deployment(engine: str, strategy: dict[str, int], replicas: int = 2, phase: str = "serve") -> Deployment:
@@ -68,6 +69,34 @@ def test_dynamo_takes_both_pools_as_one_resource_with_one_frontend(engine: str) 
     assert resource["spec"]["components"][1:] == [each["spec"]["components"][1] for each in alone]
     assert not any("other one" in note for note in made.notes)
     assert pools_exporter("vllm") is None
+
+
+@pytest.mark.parametrize("phase", ["serve", "prefill", "decode"])
+def test_dynamo_s_image_is_told_in_the_words_of_its_own_sglang(phase: str) -> None:
+    args = _worker_args(deployment("sglang", TWO_NODES, phase=phase))
+    told = [word for word in args if word.startswith("--")]
+    assert set(told) <= set(OPTIONS["sglang_0_5_21"]["options"])
+    assert args[args.index("--dp-size") + 1] == "16"
+    assert "--enable-dp-attention" in told
+    assert ("nixl" in args) == (phase != "serve")
+    assert (
+        args[args.index("--moe-dense-tp-size") + 1] == "1"
+    )  # dense layers of 18,432 do not divide over 16 ranks' blocks
+
+
+@pytest.mark.parametrize(("phase", "role"), [("prefill", "kv_producer"), ("decode", "kv_consumer")])
+def test_dynamo_s_vllm_workers_are_told_their_connector(phase: str, role: str) -> None:
+    args = _worker_args(deployment("vllm", ONE_NODE, phase=phase))
+    assert json.loads(args[args.index("--kv-transfer-config") + 1]) == {
+        "kv_connector": "NixlConnector",
+        "kv_role": role,
+    }
+    assert args[args.index("--disaggregation-mode") + 1] == phase
+
+
+def _worker_args(asked: Deployment) -> list[str]:
+    resource = yaml.safe_load(exporter("dynamo")(asked).files["dynamo.yaml"])
+    return resource["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["args"]
 
 
 def test_llm_d_takes_both_pools_as_one_release_with_a_proxy_before_decode() -> None:
