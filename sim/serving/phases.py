@@ -100,9 +100,9 @@ class Pace:
         return np.maximum(0.0, 1 - (times.decode_s(decode_s) + self.engine_s(times)) / self.gained / tpot_s)
 
     def engine_s(self, times: EngineTimes) -> Any:
-        """The engine's own seconds per step, which no stage spends on another microbatch. [assumed]
+        """The engine's own seconds per step, which no stage spends on another microbatch.
 
-        Engines do not overlap them with the work of a pipeline: SGLang and TensorRT-LLM switch that off.
+        [assumed] of all: SGLang and TensorRT-LLM switch their overlap with the GPU's work off in pipelines.
         """
         return self.stages * (times.step_s + times.sequence_s * self.sequences)
 

@@ -1,9 +1,9 @@
 """A strategy as a DynamoGraphDeployment of NVIDIA Dynamo 1.6.1 (nvidia.com/v1beta1).
 
 Source: dynamo/profiler/templates/dgd/*, dynamo/profiler/utils/config.py and dynamo/vllm/args.py (a prefill worker of
-vLLM must be told its connector) of the ai-dynamo 1.6.1 wheel, whose images have SGLang 0.5.21 and vLLM 0.31.0. A worker's
-replicas are the deployment's; one that spans nodes says so in `multinode.nodeCount`, and GPUs are counted per node. The
-operator adds what each engine needs to span nodes, data-parallel ranks of a node too (its backend_vllm.go).
+vLLM must be told its connector) of the ai-dynamo 1.6.1 wheel, whose images have SGLang 0.5.21 and vLLM 0.31.0. A
+worker's replicas are the deployment's; one that spans nodes says so in `multinode.nodeCount`, and GPUs are counted per
+node. The operator adds what each engine needs to span nodes, data-parallel ranks of a node too (its backend_vllm.go).
 """
 
 from __future__ import annotations
