@@ -442,6 +442,8 @@ class Curves:
         stand_in = ""
         if parts[0] in _BY_ENGINE and (dtype not in parts or self.engine != parts[1]):
             stand_in = f"{self.engine} {dtype} priced as {series}"
+        elif on := record.get("measured_on"):
+            stand_in = f"{self.engine} {dtype} {_FAMILIES[parts[0]]} as measured on {on}"
         inside = record.get("mape"), (few and record.get("interval_of_few")) or record.get("interval")
         error = self.uncalibrated if inside[0] is None else float(inside[0])
         interval = error_interval(error) if inside[1] is None else (float(inside[1][0]), float(inside[1][1]))

@@ -35,6 +35,9 @@ def calibrate(
         str,
         Setting("Machine's name in AIConfigurator's database, whose wheel or folder PATH is; newest versions count."),
     ] = "",
+    sister: Annotated[
+        str, Setting("A machine with the same chip, whose kernels are taken where the folder has none of a format.")
+    ] = "",
     force: Annotated[bool, Setting("Replace a file with other content.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,7 +89,8 @@ def calibrate(
             found = "; ".join(write_tables(path, system, folder))
             own = f"{path.name}: {system} of AIConfigurator's performance database (Apache-2.0): {found}"
             provenance["source"] = f"{source}; {own}" if source else own
-        content = fit_directory(folder, provenance, header, partial(load_machine, hardware), tell)
+        of_sister = load_calibrated(sister) if sister else None
+        content = fit_directory(folder, provenance, header, partial(load_machine, hardware), tell, of_sister)
     written = write_coefficients(out, content, force=force)
     if as_json:
         print_json(

@@ -39,12 +39,18 @@ LEAST_ROWS = 30
 """A family or series with fewer rows is left at the defaults: five folds would not say how well it fits."""
 
 
+_OF_CHIP = {"speed_of_light": ("bf16_tflops", "fp8_tflops"), "machine": ("sms", "l2_mb")}
+_SHARED = ("gemm", "attention_decode", "attention_prefill", "moe")
+"""Families of kernels that a GPU runs alone."""
+
+
 def fit_directory(
     directory: Path,
     provenance: JsonFields,
     header: Header,
     machine: Callable[[Calibration], MeasuredMachine],
     on_step: Callable[[str], None] = lambda _: None,
+    sister: Calibration | None = None,
 ) -> JsonObject:
     """Fits every family whose file lies in a folder.
 
@@ -54,12 +60,14 @@ def fit_directory(
         header: The machine, as `sim.config.catalog.load_machine_header` gives it.
         machine: The machine under coefficients just fitted, on which serving runs are priced.
         on_step: Called with what is about to be done.
+        sister: Of a machine with the same chip, whose kernels are taken where the folder has none of an engine and
+            format; they count as extrapolated.
 
     Returns:
         The content of a file of coefficients.
 
     Raises:
-        InputError: No file at all, or a bad one.
+        InputError: No file at all, or a bad one; the sister's chip is another.
     """
     if not directory.is_dir():
         raise InputError(f"no such folder: {directory}")
@@ -93,11 +101,42 @@ def fit_directory(
         }
     if not series:
         raise InputError(f"{directory} {_nothing_to_fit(families)}")
+    if sister is not None:
+        series |= kernels_of_sister(series, header, sister)
     data = as_data(series, header)
     if serving := fit_serving(directory, machine(Calibration("just fitted", data))):
         on_step(f"fitted engines to {serving.get('rows', 0)} serving runs")
         data["serving"] = serving
     return {"format": data.pop("format"), "provenance": dict(provenance), "families": families, **data}
+
+
+def kernels_of_sister(series: Mapping[str, JsonFields], header: Header, sister: Calibration) -> dict[str, JsonObject]:
+    """Series of a machine with the same chip, of engines and formats of which there is none here.
+
+    Memory may be faster or slower: coefficients are relative to it.
+
+    Raises:
+        InputError: Its peaks or its multiprocessors are others.
+    """
+    for part, names in _OF_CHIP.items():
+        other = sister.data[part]
+        for name in names:
+            if header[part][name] != other[name]:
+                raise InputError(
+                    f"{sister.name} is no sister: its {name} is {other[name]:g}, not {header[part][name]:g}"
+                )
+    known = {_measured(name) for name in series}
+    return {
+        name: {**record, "measured_on": sister.name}
+        for name, record in sister.series.items()
+        if name.split("/")[0] in _SHARED and _measured(name) not in known and "measured_on" not in record
+    }
+
+
+def _measured(series: str) -> tuple[str, ...]:
+    """What a series is of; of experts' kernels family, engine and format: an engine has several of a format."""
+    parts = series.split("/")
+    return (*parts[:2], parts[-1]) if parts[0] == "moe" else tuple(parts)
 
 
 def with_projections(frame: pd.DataFrame, calibration: Calibration) -> pd.DataFrame:

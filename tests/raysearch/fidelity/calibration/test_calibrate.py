@@ -11,15 +11,17 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+import raysearch as rs
 from raysearch.base.errors import InputError
 from raysearch.cli.app import app
 from raysearch.cli.commands.calibrate import _SHARES, _row
 from raysearch.fidelity.calibration import coefficients
-from raysearch.fidelity.calibration.coefficients import fit_directory
+from raysearch.fidelity.calibration.coefficients import fit_directory, kernels_of_sister
 from raysearch.fidelity.calibration.fit import H100_SXM
 from raysearch.fidelity.calibration.measured_tables import read_table
-from sim.config.catalog import load_calibration, load_hardware, load_machine, load_machine_header
+from sim.config.catalog import load_calibrated, load_calibration, load_hardware, load_machine, load_machine_header
 from sim.config.files import config_path
+from sim.json_object import JsonObject
 from sim.prices.calibration import MissingSeries
 
 H100 = partial(load_machine, "h100_sxm")
@@ -164,3 +166,21 @@ def test_the_shipped_coefficients_say_where_they_come_from_and_how_good_they_are
         assert data["families"][family]["rows"] > 1000
     assert data["families"]["moe"]["median_ape"] <= 0.10
     assert data["families"]["attention_prefill"]["mape"] <= 0.10
+
+
+def test_kernels_of_formats_that_were_not_measured_are_those_of_a_machine_with_the_same_chip() -> None:
+    header, h200 = load_machine_header("h100_sxm"), load_calibrated("h200_sxm")
+    own: dict[str, JsonObject] = {"gemm/vllm/bf16": {}, "moe/vllm/some_kernel/fp8": {}}
+    taken = kernels_of_sister(own, header, h200)
+    assert not {"gemm/vllm/bf16", "send_recv/intra", *own} & set(taken)
+    assert not [name for name in taken if name.startswith("moe/vllm/") and name.endswith("/fp8")]  # a kernel is known
+    assert all(record["measured_on"] == "h200_sxm" for record in taken.values())
+    mxfp4 = "moe/trtllm/moe_torch_flow/mxfp4"
+    assert {**taken[mxfp4], "measured_on": None} == {**h200.series[mxfp4], "measured_on": None}
+    with pytest.raises(InputError, match="is no sister: its bf16_tflops is"):
+        kernels_of_sister(own, header, load_calibrated("b200_sxm"))
+
+
+def test_what_was_measured_on_a_sister_counts_as_extrapolated() -> None:
+    found = rs.evaluate(rs.question(model="gpt_oss_120b", isl=2000, osl=100, engine="vllm"), tp=2, batch=64).evaluation
+    assert "vllm mxfp4 experts as measured on h200_sxm" in str(found.extrapolated)
