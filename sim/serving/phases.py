@@ -139,7 +139,9 @@ class Batching:
 
         And without the spread of many prompts. All else grows with the batch, latencies of the same steps too.
         """
-        return replace(self, pace=replace(self.pace, waits=0.0, prompt_tokens=0.0))
+        pace = self.pace
+        own = (1 - pace.others_share) * self.in_flight * pace.gained / self.tokens  # where none waits it runs more often
+        return replace(self, pace=replace(pace, waits=0.0, prompt_tokens=0.0, others_share=1 - own))
 
     def through(self, stages: Any) -> Batching:
         """The same in a pipeline of so many stages, or of arrays of them."""
@@ -201,7 +203,7 @@ def _serving(workload: Workload, batch: int, dp: int) -> Batching:
     beside = min(groups, tokens / osl * chunks / with_prompts.share)  # a prompt's steps are those of so many
     # Whole prompts come at random; a chunk fills its step, so that steps with one are alike.
     whole = chunks == 1
-    spread = met.prompts * osl / tokens if whole else 1 / with_prompts.share - 1
+    spread = min(groups, met.prompts) * osl / tokens if whole else 1 / with_prompts.share - 1
     pace = Pace(
         with_prompts.share,
         1 - beside / batch,

@@ -140,7 +140,7 @@ def test_an_alternative_of_smaller_replicas_is_the_exact_best_of_so_many_gpus() 
 
 def test_the_binding_limit_is_what_one_more_request_breaks(told: dict[str, Any]) -> None:
     assert told["best"]["binding_limit"].startswith("TPOT: batch ")
-    assert "12.0 ms are allowed" in told["best"]["binding_limit"]
+    assert re.search(r"12\.0+ ms are allowed", told["best"]["binding_limit"])
 
 
 def test_other_spaces_lie_beside_and_hold_the_engines(told: dict[str, Any]) -> None:
