@@ -140,7 +140,8 @@ class Batching:
         And without the spread of many prompts. All else grows with the batch, latencies of the same steps too.
         """
         pace = self.pace
-        own = (1 - pace.others_share) * self.in_flight * pace.gained / self.tokens  # where none waits it runs more often
+        # A request's own prompt comes more often where none waits.
+        own = (1 - pace.others_share) * self.in_flight * pace.gained / self.tokens
         return replace(self, pace=replace(pace, waits=0.0, prompt_tokens=0.0, others_share=1 - own))
 
     def through(self, stages: Any) -> Batching:
