@@ -348,6 +348,7 @@ def search(
     out: str | Path | None = None,
     resume: bool = False,
     replay: str | Path | None = None,
+    start: str | Path | None = None,
     trust_code: bool = False,
     progress: bool = False,
 ) -> SearchResult:
@@ -366,6 +367,7 @@ def search(
         out: Folder for the results, new or empty; by default results/NAME-UTC TIME.
         resume: Whether to go on with the unfinished search in `out`.
         replay: Folder of an equal search: answers of workers are taken in as they arrived there.
+        start: What to call first: "rule", "optimum", or a folder or file with strategies.
         trust_code: Whether to go on with other code than it was begun with.
         progress: Whether to show bars on stderr.
 
@@ -394,6 +396,7 @@ def search(
         out=None if out is None else Path(out),
         resume=resume,
         replay=None if replay is None else Path(replay),
+        start=None if start is None else str(start),
         trust_code=trust_code,
         bars=stepping if progress else no_bars,
         bar=searching if progress else no_bar,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from raysearch.answers.optimal import Bars, no_bars
 from raysearch.answers.reported import ReportResult
 from raysearch.answers.result import Result
+from raysearch.answers.starts import start_strategies
 from raysearch.base.errors import InputError, Interrupted, RunFailed
 from raysearch.base.file_io import as_strategy, read_record, results_folder
 from raysearch.base.priced import priced_dict, priced_text
@@ -32,7 +33,7 @@ from raysearch.runs.records import (
     run_name,
 )
 from raysearch.runs.run import SearchRun, finished_summary
-from raysearch.searchers.registry import check_options, run_budget
+from raysearch.searchers.registry import START, check_options, run_budget
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
 from sim.config.question import Question
@@ -96,6 +97,7 @@ class SearchResult(Result):
         resume: bool,
         trust_code: bool,
         replay: Path | None = None,
+        start: str | None = None,
         begun: Callable[[Path], None] = lambda _: None,
         bars: Bars = no_bars,
         bar: RunBar = no_bar,
@@ -108,6 +110,7 @@ class SearchResult(Result):
         space = searched_space(workload, simulator, searcher)  # refused before anything is computed
         if budget is None:
             budget = run_budget(searcher, space, _DEFAULT_BUDGET)
+        options: JsonObject = {START: start_strategies(start, question, space)} if start else {}
         folder = results_folder(out, run_name(workload.name, searcher, seed))
         with claimed(folder, resume=resume):
             before = _begun(folder, trust_code) if resume else None
@@ -124,6 +127,7 @@ class SearchResult(Result):
                     simulator=simulator,
                     workers=chosen,
                     on_failure=on_failure,
+                    options=options,
                     **_of_question(question, workload),
                 )
                 if before and RunSpec.of_record(before) != spec:

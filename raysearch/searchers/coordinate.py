@@ -75,10 +75,19 @@ class CoordinateSearcher(Searcher):
             climb.opened = min(climb.cursor, 1)  # 0 at the start, which no coordinate brought
         climb.position, climb.raw = action.copy(), outcome.raw
 
+    def begin_with(self, action: Action, outcome: Outcome) -> None:
+        """Climbs from the best that was given."""
+        if self._climb is None or outcome.raw > self._climb.raw:
+            self._climb = self._from(action.copy())
+            self.tell(action, outcome)
+
     def _start(self) -> Action:
-        self._starts += 1
-        self._climb = _Climb(self.space.sample(self.rng), self.rng.permutation(len(self.space.sizes)))
+        self._climb = self._from(self.space.sample(self.rng))
         return self._climb.position.copy()
+
+    def _from(self, position: Action) -> _Climb:
+        self._starts += 1
+        return _Climb(position, self.rng.permutation(len(self.space.sizes)))
 
     def _open_next(self, climb: _Climb) -> bool:
         """Sees to it that there are untried values; False if the position is a local optimum."""

@@ -166,6 +166,14 @@ class Searcher(abc.ABC):
         if environment.under_way:
             self.tell(*environment.take())
 
+    def begin_with(self, action: Action, outcome: Outcome) -> None:
+        """Learns what a given action [A] gave, before the first of its own.
+
+        One that wants its own environment, or steps it itself, sees the action there among the elites.
+        """
+        if not self.environment and type(self).step is Searcher.step:
+            self.tell(action, outcome)
+
     @abc.abstractmethod
     def get_state(self) -> SavedState:
         """Snapshot, independent of what happens later; enough to go on bit-identically.

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from envs.space import StrategySpace
+from envs.space import Action, StrategySpace
+from envs.strategy_env import brief
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
+from raysearch.base.file_io import as_strategy
 from raysearch.base.foreign import foreign
 from raysearch.base.named_code import load_named, note_if_declared
 from raysearch.searchers.interface import NoOptions, Searcher
+from raysearch.searchers.start import StartedSearcher
 from sim.config.files import config_path, did_you_mean, first_error_text, list_names, read_config
 from sim.json_object import JsonFields
 
+START = "start"
+"""Option of every searcher: strategies to call first."""
 SEARCHERS_GROUP = "raysearch.searchers"
 """Group in which a package's pyproject.toml declares searchers."""
 
@@ -121,7 +127,7 @@ def _unfit(found: Any) -> str | None:
 
 
 def check_options(name: str, options: JsonFields) -> BaseModel:
-    """The searcher's options: the given ones over its preset in configs/searchers/.
+    """The searcher's own options: the given ones over its preset in configs/searchers/; `START` is every searcher's.
 
     Raises:
         UnknownName: There is no such searcher.
@@ -130,8 +136,9 @@ def check_options(name: str, options: JsonFields) -> BaseModel:
     """
     schema = searcher_class(name).Options
     preset = read_config(config_path("searchers", name), schema).model_dump() if name in list_names("searchers") else {}
+    own = {option: value for option, value in options.items() if option != START}
     try:
-        return schema.model_validate({**preset, **options})
+        return schema.model_validate({**preset, **own})
     except ValidationError as error:
         raise OptionsError(f"searcher {name!r}: {first_error_text(error, schema)}") from error
 
@@ -144,7 +151,8 @@ def make_searcher(name: str, space: StrategySpace, *, seed: int, budget: int, **
         space: What it chooses from.
         seed: >= 0.
         budget: Calls of the run, >= 1.
-        options: Its settings; what is left out takes the value in configs/searchers/.
+        options: Its settings; what is left out takes the value in configs/searchers/. `START` may be among them:
+            strategies as JSON writes them, which are called first.
 
     Raises:
         UnknownName, OptionsError, CatalogError: See `check_options`.
@@ -161,7 +169,18 @@ def make_searcher(name: str, space: StrategySpace, *, seed: int, budget: int, **
     if budget < 1:
         raise InputError(f"expected a budget of at least 1 call, got {budget}")
     validated = check_options(name, options)
-    return searcher_class(name)(space, seed=seed, budget=budget, options=validated)
+    searcher = searcher_class(name)(space, seed=seed, budget=budget, options=validated)
+    return StartedSearcher(searcher, _actions(space, options[START])) if options.get(START) else searcher
+
+
+def _actions(space: StrategySpace, strategies: Sequence[JsonFields]) -> list[Action]:
+    found: list[Action] = []
+    for fields in strategies:
+        try:
+            found.append(space.encode(as_strategy(fields)))
+        except (ValueError, TypeError, LookupError) as error:
+            raise OptionsError(f"cannot start with {brief(str(fields))}: {error}") from error
+    return found
 
 
 def run_budget(name: str, space: StrategySpace, budget: int) -> int:

@@ -69,6 +69,13 @@ SimulatorOption = Annotated[
         help="Search another black box: module:function, or an installed entry point.", show_default="our own"
     ),
 ]
+StartOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Call these first: 'rule' of thumb, the built-in simulator's 'optimum', or a folder or file of an answer.",
+        show_default="nothing",
+    ),
+]
 WorkersSetting = Annotated[
     int | None,
     Setting("Processes that evaluate for a run.", "by the time of a call", least=0, most=MOST_WORKERS),

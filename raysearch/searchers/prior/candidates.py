@@ -28,6 +28,12 @@ class Candidates:
     Args:
         space: To choose from.
         pool: Choices by op that were good elsewhere, the best first; ops that one does not name follow Megatron-LM.
+
+    Attributes:
+        bases: Degrees that the rules allow, `[D, A]`, with the first batch and the first dims; of an engine with each
+            of the dims that it runs.
+        dims: Indices of the dims to begin with, `[P, ops]`.
+        batch: Place of the batch.
     """
 
     def __init__(self, space: StrategySpace, pool: Sequence[Mapping[str, int]]) -> None:
@@ -40,12 +46,12 @@ class Candidates:
         degrees = {*self._degrees, self.batch}
         self._dims = [place for place in range(len(space.sizes)) if place not in degrees]
         self._engine = space_of(space.workload).engine is not None and not space.degrees_only
-        tuples = self._meshes()
+        self.bases = self._meshes()
         self.dims = self._pool(pool)
         if self._engine:
-            self.bases = self._runnable(tuples)
+            self.bases = self._runnable(self.bases)
         else:
-            self.bases = tuples
+            self.bases[:, self._dims] = self.dims[0]
         self._codes = np.unique(self._code(self.bases))
         values = np.array(space.coordinates[self.batch].values)
         self._most_batch = np.array([most_sequences(space.workload, dp) for dp in self._dp(self.bases)])
@@ -155,8 +161,6 @@ class Candidates:
         picked = np.arange(pairs) if pairs <= count else np.sort(rng.choice(pairs, count, replace=False))
         found = self.bases[picked // len(self._doublings)]
         found[:, self.batch] = self._doublings[picked % len(self._doublings)]
-        if not self._engine:
-            found[:, self._dims] = self.dims[0]
         runs = self._batches[found[:, self.batch]] <= self._most_batch[picked // len(self._doublings)]
         return found[runs] if runs.any() else found
 
