@@ -28,6 +28,8 @@ from sim.workload import Workload
 
 PER_FILE = 20
 """Workloads of a file: the last of each is kept from training."""
+_FILES_OF_A_PROCESS = 40
+"""It keeps tables of every machine that it met, so it makes way for a new one."""
 TARGETS = ("step", "tpot", "ttft", "memory")
 """Logs of what the simulator says over what the roofline says: see `targets`."""
 _BROKEN = 1e-3
@@ -92,14 +94,15 @@ def _evaluated(workload: Workload, pretraining: PretrainingFile, index: int) -> 
     best = np.argsort(-bare)[: 4 * kinds]
     kinds = min(kinds, len(spread))
     some = np.unique(np.r_[rng.permutation(best)[: kinds - kinds // 3], rng.integers(len(spread), size=kinds // 3)])
-    actions = [_dims_at_random(candidates, spread[np.repeat(some, of_a_kind)], rng)]
+    # Each as the one that stands for all that do the same, as a search describes it.
+    actions = [space.folded(_dims_at_random(candidates, spread[np.repeat(some, of_a_kind)], rng))]
     said: list[Evaluations] = []
     for round_ in range(3):
         said.append(evaluate_many(workload, space.strategies(actions[-1])))
         if round_ < 2:
             values = np.concatenate([np.log(each.tokens_per_s_per_gpu) - 3 * each.excess for each in said])
             top = np.concatenate(actions)[np.argsort(-values)[:10]]
-            mutated = candidates.mutated(top, pretraining.strategies // 4, rng)
+            mutated = space.folded(candidates.mutated(top, pretraining.strategies // 4, rng))
             if of_a_kind > 8 and len(mutated):  # degrees that were priced already: others' tables take long
                 same = top[rng.integers(len(top), size=len(mutated))]
                 keep = rng.random(len(mutated)) < 0.8
@@ -186,7 +189,10 @@ def make_files(
             _write_file(pretraining, number, path)
             progress(done := done + 1, count)
         return paths
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    # A process keeps tables of every machine it met, so each makes way for a new one now and then.
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), max_tasks_per_child=_FILES_OF_A_PROCESS
+    ) as pool:
         try:
             for each in as_completed([pool.submit(_write_file, pretraining, *one) for one in lacking]):
                 each.result()

@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Share = Annotated[float, Field(ge=0, le=1)]
-MOST_MACHINES = 64
-"""Machines of a run, each under many workloads: a machine's tables take longer to build than a workload is long."""
 Mixer = Literal["grouped", "latent", "window", "linear", "sparse"]
 
 
@@ -21,8 +19,7 @@ class Distribution(_Table):
 
     Attributes:
         hardware: Measured machines whose rates and efficiencies are perturbed.
-        machines: How many machines are made of them.
-        measured_share: Of the workloads, those on one of them as it was measured.
+        measured_share: Of the workloads, those on one of them as it was measured; every other has a machine of its own.
         engines: Whose own time and memory policy are charged in phase serve.
         mixers: How often each kind of token mixer is drawn, as weights.
         serve_share, extended_share: Of the workloads, those in phase serve, and those in the extended space.
@@ -31,7 +28,6 @@ class Distribution(_Table):
     """
 
     hardware: tuple[str, ...] = ("h100_sxm",)
-    machines: Annotated[int, Field(ge=1, le=MOST_MACHINES)] = MOST_MACHINES
     measured_share: Share = 0.3
     engines: tuple[str, ...] = ("vllm",)
     mixers: dict[Mixer, Annotated[float, Field(ge=0)]] = Field(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from raysearch.pretraining.pretraining_file import MOST_MACHINES, Distribution
+from raysearch.pretraining.pretraining_file import Distribution
 from sim.config.catalog import load_calibrated, load_calibration, load_engine, load_hardware, load_workload
 from sim.config.files import config_path, read_config
 from sim.config.hardware_file import HardwareFile
@@ -36,10 +36,9 @@ def random_workload(distribution: Distribution, seed: int, index: int) -> Worklo
     model = random_model(rng, distribution)
     weights: Dtype = _pick(rng, {"fp8": 6, "bf16": 2.5, "fp8_block": 1, "int4": 0.5})
     kernels: EngineName = _pick(rng, dict.fromkeys(_KERNELS, 1.0))
-    machine = int(rng.integers(distribution.machines))
-    known = rng.random() < distribution.measured_share
     name = str(rng.choice(distribution.hardware))
-    hardware, calibration = measured_machine(name) if known else random_machine(distribution, seed, machine)
+    known = rng.random() < distribution.measured_share
+    hardware, calibration = measured_machine(name) if known else random_machine(name, rng, distribution)
     curves = hardware.curves
     if curves is not None:
         reduces = kernels if rng.random() < 0.8 else "nccl"
@@ -181,11 +180,8 @@ def measured_machine(name: str) -> tuple[Hardware, Calibration]:
     return load_hardware(name), load_calibrated(name)
 
 
-@lru_cache(maxsize=MOST_MACHINES)
-def random_machine(distribution: Distribution, seed: int, index: int) -> tuple[Hardware, Calibration]:
+def random_machine(name: str, rng: np.random.Generator, distribution: Distribution) -> tuple[Hardware, Calibration]:
     """A machine that might be: published rates, efficiencies and latencies of a measured one, each out by a factor."""
-    rng = np.random.default_rng([seed, 1 << 20, index])
-    name = str(rng.choice(distribution.hardware))
     path = config_path("hardware", name)
     measured = read_config(path, HardwareFile)
     assert measured.calibration is not None
@@ -199,7 +195,7 @@ def random_machine(distribution: Distribution, seed: int, index: int) -> tuple[H
     tflops = out_by(compute.bf16_tflops)
     file = measured.model_copy(
         update={
-            "name": f"{name}-{index}",
+            "name": f"{name}-{rng.integers(1 << 60):x}",
             "node_gpus": int(rng.choice([4, 8, 8, 8, 16, 32, 72])),
             "compute": compute.model_copy(
                 update={

@@ -22,7 +22,7 @@ from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 
 SMALL = "seed = 1\nworkloads = 40\nstrategies = 40\n[network]\nwidth = 8\nsteps = {}\nbatch = 32\n"
-SMALL += "[distribution]\nextended_share = 0.0\nserve_share = 0.1\nmachines = 2\n"
+SMALL += "[distribution]\nextended_share = 0.0\nserve_share = 0.1\n"
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def config(folder: Path, steps: int = 20) -> str:
 
 
 def test_a_workload_is_the_same_in_whatever_order_workloads_are_drawn() -> None:
-    distribution = Distribution(machines=4)
+    distribution = Distribution()
     there = [random_workload(distribution, 3, index) for index in range(6)]
     back = [random_workload(distribution, 3, index) for index in reversed(range(6))]
     for one, other in zip(there, reversed(back), strict=True):
