@@ -75,7 +75,7 @@ class EvaluationResult(Result):
         slow = slow_precision(
             self.workload,
             self.evaluation.tokens_per_s_per_gpu,
-            lambda other: evaluate(other, self.strategy).tokens_per_s_per_gpu,
+            lambda other, _: evaluate(other, self.strategy).tokens_per_s_per_gpu,
         )
         return [*lacking_formats(self.workload), *idle_slos(self.workload), *([slow] if slow else [])]
 

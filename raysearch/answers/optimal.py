@@ -23,7 +23,7 @@ from sim.json_object import JsonFields, JsonObject
 from sim.layers.heuristics import MEGATRON_NOTE
 from sim.layouts import layout_of
 from sim.nearness import idle_slos, near_limits
-from sim.optimum.exact_search import find_best
+from sim.optimum.exact_search import find_bests
 from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import space_of
 from sim.precision import slow_precision
@@ -108,7 +108,7 @@ class OptimumResult(Result):
             slow = slow_precision(
                 self.workload,
                 self.tokens_per_s_per_gpu,
-                lambda other: find_best(space_of(other), progress).swept_tokens_per_s_per_gpu,
+                lambda other, least: _figure(find_bests(space_of(other), 1, progress=progress, reached=least)),
             )
         return [*lacking_formats(self.workload), *idle_slos(self.workload), *([slow] if slow else [])]
 
@@ -166,6 +166,11 @@ class OptimumResult(Result):
     def compare_spaces(self) -> SpacesResult:
         """The best of heuristics, of the paper's, the joint and the extended space, and of the engine's."""
         return SpacesResult.of(self.workload, fresh=self.fresh, bars=self.bars)
+
+
+def _figure(bests: tuple[Evaluation, ...]) -> float:
+    """Tokens/s/GPU of the best of them; 0 of none."""
+    return bests[0].tokens_per_s_per_gpu if bests else 0.0
 
 
 _BASES = ("megatron", "megatron-sp", "joint")

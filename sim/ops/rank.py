@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.layers.choices import MatrixDim
 from sim.layers.mixers import Attention
@@ -58,12 +58,12 @@ class Memo:
 
     Attributes:
         ops: By name and choice of the op.
-        ends: Seconds of the embedding and of the LM head, by the choice of the layer's last op.
+        vocabulary: Of embedding, LM head and sampling: a `sim.step.vocabulary_layers.VocabularyCost`.
         moves: Seconds of a tensor's redistributions, by name, the other side's degree and load, and the choices.
     """
 
     ops: dict[tuple[str, int], OpCost] = field(default_factory=dict[tuple[str, int], OpCost])
-    vocabulary: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
+    vocabulary: Any = None
     moves: dict[tuple[str, int, float, bool, tuple[int, ...]], tuple[float, ...]] = field(
         default_factory=dict[tuple[str, int, float, bool, tuple[int, ...]], tuple[float, ...]]
     )

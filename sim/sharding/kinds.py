@@ -18,6 +18,7 @@ from sim.sharding.placement import (
     PlacementError,
     chunk,
     chunk_bounds,
+    chunk_sizes,
     join,
     register_placement,
     stack,
@@ -55,6 +56,11 @@ class StridedShard(Placement):
         stripe, within = np.divmod(np.arange(size), width)
         each = -(-np.minimum(width, size - stripe * width) // degree)
         return within // each
+
+    @override
+    def counts(self, size: int, degree: int) -> NDArray[np.int64]:
+        whole, rest = divmod(size, max(-(-size // self.stripes), 1))
+        return whole * chunk_sizes(-(-size // self.stripes), degree) + chunk_sizes(rest, degree)
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:

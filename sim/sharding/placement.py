@@ -124,9 +124,13 @@ class Placement:
         before, after = shape[: self.dims[0]], shape[self.dims[0] + 1 :]
         return tuple((*before, count, *after) for count in self._counts(shape[self.dims[0]], degree))
 
+    def counts(self, size: int, degree: int) -> NDArray[np.int64]:
+        """How many indices of its one dim each rank holds, [degree]; shards that a search asks often have a formula."""
+        return np.bincount(self.owners(size, degree), minlength=degree)
+
     def _counts(self, size: int, degree: int) -> Iterable[int]:
-        """How many indices of its one dim some rank holds, each number once, in the order of the ranks."""
-        return dict.fromkeys(np.bincount(self.owners(size, degree), minlength=degree).tolist())
+        """The same, each number once, in the order of the ranks."""
+        return dict.fromkeys(self.counts(size, degree).tolist())
 
     def _check_dims(self, shape: tuple[int, ...]) -> None:
         if any(not 0 <= dim < len(shape) for dim in self.dims):
@@ -243,6 +247,12 @@ def chunk_bounds(size: int, degree: int) -> list[tuple[int, int]]:
     return [(min(rank * step, size), min((rank + 1) * step, size)) for rank in range(degree)]
 
 
+def chunk_sizes(size: int, degree: int) -> NDArray[np.int64]:
+    """Indices of each of these chunks, [degree]."""
+    width = -(-size // degree)
+    return np.clip(size - width * np.arange(degree), 0, width)
+
+
 def chunk(tensor: Array, degree: int, dim: int) -> list[Array]:
     """`degree` chunks along a dim."""
     if not 0 <= dim < tensor.ndim:
@@ -299,6 +309,10 @@ class Shard(Placement):
     @override
     def owners(self, size: int, degree: int) -> NDArray[np.int64]:
         return np.arange(size) // max(-(-size // degree), 1)
+
+    @override
+    def counts(self, size: int, degree: int) -> NDArray[np.int64]:
+        return chunk_sizes(size, degree)
 
     @override
     def _counts(self, size: int, degree: int) -> Iterable[int]:

@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ from sim.sharding.placement import REPLICATE, Placement, PlacementError, Replica
 from sim.sharding.redistribute import RedistributionError, collective_between, sent_share
 
 
-@dataclass(frozen=True, slots=True)
-class RouteStep:
+class RouteStep(NamedTuple):
     """One collective, or one local slice, on one axis of the mesh.
 
     Attributes:
@@ -54,8 +54,8 @@ class RouteStep:
 
     def of(self, element_bytes: float) -> RouteStep:
         """The same step of elements that are so many times as large."""
-        sent_bytes = self.bytes_per_device * element_bytes
-        return RouteStep(self.axis, self.collective, self.source, self.target, self.layout, sent_bytes, self.span)
+        axis, collective, source, target, layout, sent_bytes, span = self
+        return RouteStep(axis, collective, source, target, layout, sent_bytes * element_bytes, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,33 @@ class _Problem:
     fused: bool
 
 
-@lru_cache(maxsize=512)
-def _known_steps(_problem: _Problem) -> dict[Layout, tuple[RouteStep, ...]]:
-    """Steps from each layout that some route came by, of elements of one byte: alike whatever the ends of a route."""
-    return {}
+class _Graph:
+    """Layouts that some route came by, as numbers, and the steps between them: alike whatever the ends of a route."""
+
+    def __init__(self, problem: _Problem) -> None:
+        self._problem = problem
+        self._numbers: dict[Layout, int] = {}
+        self._steps: list[tuple[tuple[int, RouteStep], ...] | None] = []
+
+    def number(self, layout: Layout) -> int:
+        """Of a layout."""
+        found = self._numbers.setdefault(layout, len(self._steps))
+        if found == len(self._steps):
+            self._steps.append(None)
+        return found
+
+    def steps(self, number: int, layout: Layout) -> tuple[tuple[int, RouteStep], ...]:
+        """Steps from a layout, of elements of one byte, and where each leads."""
+        found = self._steps[number]
+        if found is None:
+            found = tuple([(self.number(step.layout), step) for step in _steps(layout, self._problem)])
+            self._steps[number] = found
+        return found
+
+
+@lru_cache(maxsize=1024)
+def _graph(problem: _Problem) -> _Graph:
+    return _Graph(problem)
 
 
 def cheapest_route(
@@ -128,31 +151,29 @@ def cheapest_route(
         _candidates((source[axis], target[axis]), axis, degrees, len(shape), stripes=stripes)
         for axis in range(len(degrees))
     ]
-    problem = _Problem(tuple(choices), degrees, shape, fused)
-    known = _known_steps(problem)
+    graph = _graph(_Problem(tuple(choices), degrees, shape, fused))
+    first, last = graph.number(source), graph.number(target)
     order = itertools.count()  # layouts have no order: the earlier one wins a tie
-    queue: list[tuple[float, int, int, Layout, RouteStep | None]] = [(0.0, 0, next(order), source, None)]
-    arrived: dict[Layout, RouteStep | None] = {}
-    before: dict[Layout, Layout] = {}
-    waiting: dict[Layout, tuple[float, int]] = {source: (0.0, 0)}
+    queue: list[tuple[float, int, int, int, RouteStep | None]] = [(0.0, 0, next(order), first, None)]
+    arrived: dict[int, RouteStep | None] = {}
+    before: dict[int, int] = {}
+    waiting: dict[int, tuple[float, int]] = {first: (0.0, 0)}
     while queue:
-        cost, count, _, layout, step = heapq.heappop(queue)
-        if layout in arrived:
+        cost, count, _, here, step = heapq.heappop(queue)
+        if here in arrived:
             continue
-        arrived[layout] = step
-        if layout == target:
-            return Route(source, _steps_back(layout, arrived, before))
-        if layout not in known:
-            known[layout] = tuple(_steps(layout, problem))
-        for of_bytes in known[layout]:
-            if of_bytes.layout in arrived:
+        arrived[here] = step
+        if here == last:
+            return Route(source, _steps_back(last, arrived, before))
+        for there, of_bytes in graph.steps(here, step.layout if step else source):
+            if there in arrived:
                 continue
             onward = of_bytes.of(element_bytes)
             # Rounded, so that equal costs reached in another order of additions count as equal.
             reached = (round(cost + price(onward), 9), count + 1)
-            if reached < waiting.get(onward.layout, (math.inf, 0)):
-                waiting[onward.layout], before[onward.layout] = reached, layout
-                heapq.heappush(queue, (*reached, next(order), onward.layout, onward))
+            if reached < waiting.get(there, (math.inf, 0)):
+                waiting[there], before[there] = reached, here
+                heapq.heappush(queue, (*reached, next(order), there, onward))
     raise RedistributionError(
         f"cannot turn {format_layout(source)} into {format_layout(target)}: parts only come out of an op"
     )
@@ -173,13 +194,11 @@ def execute(route: Route, pieces: Pieces, degrees: Sequence[int]) -> Pieces:
     return pieces
 
 
-def _steps_back(
-    layout: Layout, arrived: dict[Layout, RouteStep | None], before: dict[Layout, Layout]
-) -> tuple[RouteStep, ...]:
+def _steps_back(last: int, arrived: Mapping[int, RouteStep | None], before: Mapping[int, int]) -> tuple[RouteStep, ...]:
     steps: list[RouteStep] = []
-    while (step := arrived[layout]) is not None:
+    while (step := arrived[last]) is not None:
         steps.append(step)
-        layout = before[layout]
+        last = before[last]
     return tuple(reversed(steps))
 
 
@@ -332,12 +351,12 @@ def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...
         return sent_share("all_to_all", degree)
     if len(source.dims) != 1 or len(target.dims) != 1:
         return 1 / degree  # [assumed] unknown shards keep nothing where it is
-    owner, wanted = (shard.owners(shape[shard.dims[0]], degree) for shard in (source, target))
-    size, counts = len(owner), np.bincount(owner, minlength=degree)
+    sizes = tuple(shape[shard.dims[0]] for shard in (source, target))
     if source.dims == target.dims:
-        return float(np.bincount(owner[owner != wanted], minlength=degree).max()) / size
-    kept = np.bincount(wanted, minlength=degree) / len(wanted)
-    return float((counts / size * (1 - kept)).max())
+        owner, wanted = (shard.owners(sizes[0], degree) for shard in (source, target))
+        return float(np.bincount(owner[owner != wanted], minlength=degree).max()) / sizes[0]
+    held, wanted = (shard.counts(size, degree) / size for shard, size in zip((source, target), sizes, strict=True))
+    return float((held * (1 - wanted)).max())
 
 
 def _fits(layout: Layout, problem: _Problem) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from sim.prices.collectives import Collective, collective_price
 from sim.prices.hardware import Hardware
-from sim.prices.mesh import group
+from sim.prices.mesh import MeshGroup, group
+from sim.prices.priced import PricedKernel
 from sim.sharding.layout import Layout
 from sim.sharding.placement import Shard
 from sim.sharding.redistribute import collective_between, sent_share
@@ -89,11 +89,11 @@ def fastest_route(
 
     def counted(step: RouteStep) -> RouteStep:
         if or_more and not _least_of_all_rows(step, shape[1] % ranks == 0):
-            return replace(step, bytes_per_device=0.0)
+            return step._replace(bytes_per_device=0.0)
         return step
 
     def microseconds(step: RouteStep) -> float:  # not seconds: a route's costs are compared to 9 decimals
-        priced = _collective(hardware, axes, counted(step), "")
+        priced = _price(hardware, axes, counted(step)) if step.collective else None
         return priced.time_s * 1e6 if priced else 0.0
 
     wide = [index for index, axis in enumerate(axes) if axis.degree > 1]
@@ -143,12 +143,25 @@ def _on_one_axis(
 
 
 def _collective(hardware: Hardware, mesh: Sequence[Axis], step: RouteStep, tensor: str) -> Collective | None:
-    axes = mesh[step.axis : step.axis + step.span]
-    degree = math.prod(axis.degree for axis in axes)
     if step.collective is None:
         return None
-    name, kind = " x ".join(axis.name for axis in axes), step.collective
-    neighbours = group(axes[-1].stride, degree, *hardware.tiers)
-    tensor_bytes = step.bytes_per_device / sent_share(kind, degree)
-    priced = collective_price(hardware, kind, neighbours, tensor_bytes, name)
-    return Collective(kind, name, degree, tensor, step.bytes_per_device, *priced)
+    name, group_ = _group_of(tuple(mesh), step.axis, step.span, hardware.tiers)
+    return Collective(
+        step.collective, name, group_.degree, tensor, step.bytes_per_device, *_price(hardware, tuple(mesh), step)
+    )
+
+
+def _price(hardware: Hardware, mesh: tuple[Axis, ...], step: RouteStep) -> PricedKernel:
+    """Of a step that communicates."""
+    assert step.collective is not None
+    name, neighbours = _group_of(mesh, step.axis, step.span, hardware.tiers)
+    tensor_bytes = step.bytes_per_device / sent_share(step.collective, neighbours.degree)
+    return collective_price(hardware, step.collective, neighbours, tensor_bytes, name)
+
+
+@lru_cache(maxsize=4096)
+def _group_of(mesh: tuple[Axis, ...], axis: int, span: int, tiers: tuple[int, int]) -> tuple[str, MeshGroup]:
+    """The GPUs along neighbouring axes, with how collectives name these."""
+    axes = mesh[axis : axis + span]
+    name, degree = " x ".join(each.name for each in axes), math.prod(each.degree for each in axes)
+    return name, group(axes[-1].stride, degree, *tiers)

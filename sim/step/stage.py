@@ -21,7 +21,7 @@ from sim.step.costs import sent_on_bytes
 from sim.step.layer import GroupSum, add_up, group_sums, larger
 from sim.step.pipeline import Pair, Stage, meet, pipeline
 from sim.step.speculative_decoding import FREE, Draft, draft_of
-from sim.step.vocabulary_layers import embedding_and_head_s, head_activation_bytes, vocabulary_bytes
+from sim.step.vocabulary_layers import embedding_s, head_s, vocabulary_cost
 from sim.workload import Workload
 
 
@@ -175,13 +175,13 @@ def end_of(stack: Sequence[Sides]) -> Sides:
 
 def vocabulary_seconds(end: Sides, pp: int, last_choice: int) -> VocabularySeconds:
     """Seconds around layers whose last op leaves the residual stream under a choice."""
-    key = ("vocabulary_layers", pp, last_choice)
-    found = end.known.get(key)
+    known, key = end.known, ("vocabulary_layers", last_choice)
+    found = known.get(key)
     if found is None:
-        (first_s, last_s), draft_s = embedding_and_head_s(end, last_choice), _drafting(end).time_s
-        send_s = _stream_send_s(end.experts, pp, last_choice) if pp > 1 else 0.0
-        found = end.known[key] = VocabularySeconds(first_s, last_s + draft_s, send_s, draft_s)
-    return found
+        draft_s = _drafting(end).time_s
+        last_s = head_s(end, last_choice) + draft_s
+        found = known[key] = VocabularySeconds(embedding_s(end, last_choice), last_s, 0.0, draft_s)
+    return found if pp == 1 else found._replace(send_s=_stream_send_s(end.experts, pp, last_choice))
 
 
 def _drafting(end: Sides) -> Draft:
@@ -219,14 +219,9 @@ class Base(NamedTuple):
 def base_of(stack: Sequence[Sides]) -> Base:
     """What a GPU holds whatever the choices."""
     end = end_of(stack)
-    draft = _drafting(end)
-    return Base(
-        max([sides.stream_bytes() for sides in stack]),
-        head_activation_bytes(end.attention),
-        *vocabulary_bytes(end.attention),
-        draft.weight_bytes,
-        draft.kv_bytes,
-    )
+    draft, cost = _drafting(end), vocabulary_cost(end.attention)
+    stream_bytes = max([sides.stream_bytes() for sides in stack])
+    return Base(stream_bytes, cost.activation_bytes, *cost.bytes, draft.weight_bytes, draft.kv_bytes)
 
 
 def stage_bytes(

@@ -78,30 +78,50 @@ def _stream_by(choices: tuple[int, ...], layer: Layer, last_choice: int) -> tupl
     )
 
 
-def embedding_and_head_s(sides: Sides, last_choice: int) -> tuple[float, float]:
-    """Seconds of the embedding and of the LM head, around layers whose last op leaves the residual stream so."""
-    if sides.leaves_elsewhere:
-        return embedding_s(sides, last_choice), head_s(sides, last_choice)
-    known = sides.attention.memo_of_tokens.vocabulary
-    found = known.get(last_choice)
-    if found is None:
-        found = known[last_choice] = (embedding_s(sides, last_choice), head_s(sides, last_choice))
-    return found
+class VocabularyCost(NamedTuple):
+    """What embedding, LM head and sampling cost on a GPU of an attention group, however layers leave the stream.
+
+    Attributes:
+        embedding_s, head_s: Seconds of their kernels.
+        inside_s: Of the head's collectives, and of logits on their way to sampling.
+        outside_s: Of sampling's collectives, and of tokens on their way to the embedding.
+        bytes: Held by embedding and head, and what of them is one weight: see `vocabulary_bytes`.
+        activation_bytes: See `head_activation_bytes`.
+    """
+
+    embedding_s: float
+    head_s: float
+    inside_s: float
+    outside_s: float
+    bytes: tuple[float, float, float]
+    activation_bytes: float
+
+
+def vocabulary_cost(rank: Rank) -> VocabularyCost:
+    """Of a GPU; worked out once for all of as many tokens."""
+    memo = rank.memo_of_tokens
+    if memo.vocabulary is None:
+        head, sampling = vocabulary_work(rank, "lm_head"), vocabulary_work(rank, "sampling")
+        memo.vocabulary = VocabularyCost(
+            kernels_s(rank, "embedding"),
+            kernels_s(rank, "lm_head"),
+            seconds(head.collectives) + seconds(logits_moved(rank)),
+            seconds(sampling.collectives) + seconds(tokens_moved(rank)),
+            vocabulary_bytes(rank),
+            head_activation_bytes(rank),
+        )
+    return memo.vocabulary
 
 
 def embedding_s(sides: Sides, last_choice: int) -> float:
     """Seconds of the look-up, and of bringing its result into the layers' placement."""
-    rank = sides.attention
-    return kernels_s(rank, "embedding") + seconds(leaving(sides, last_choice))
+    return vocabulary_cost(sides.attention).embedding_s + seconds(leaving(sides, last_choice))
 
 
 def head_s(sides: Sides, last_choice: int) -> float:
     """Seconds of the final norm, the LM head and greedy sampling, for tokens due next."""
-    rank = sides.attention
-    head, sampling = vocabulary_work(rank, "lm_head"), vocabulary_work(rank, "sampling")
-    inside_s = seconds(head.collectives) + seconds(logits_moved(rank))
-    outside_s = seconds(sampling.collectives) + seconds(tokens_moved(rank))
-    return kernels_s(rank, "lm_head") + (seconds(entering(sides, last_choice)) + inside_s + outside_s)
+    cost = vocabulary_cost(sides.attention)
+    return cost.head_s + (seconds(entering(sides, last_choice)) + cost.inside_s + cost.outside_s)
 
 
 def kernels_s(rank: Rank, name: str) -> float:

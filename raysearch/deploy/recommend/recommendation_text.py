@@ -67,7 +67,7 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     if warning := slow_precision(
         demand.workload,
         best.evaluation.tokens_per_s_per_gpu,
-        lambda other: evaluate(other, best.evaluation.strategy).tokens_per_s_per_gpu,
+        lambda other, _: evaluate(other, best.evaluation.strategy).tokens_per_s_per_gpu,
     ):
         yield f"  Warning: {warning}"
 
