@@ -12,17 +12,25 @@ Lagrangian relaxation (Geoffrion, 1974).
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sim.ops.rank import OpCost
+from sim.arrays import Floats
+from sim.optimum.addend_tables import (
+    KV_BYTES,
+    TIME_S,
+    WEIGHT_BYTES,
+    AddendTables,
+    Factor,
+    Figure,
+    joined,
+    tabulated,
+)
 from sim.optimum.spaces import Space
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.simulate import ROUNDING
@@ -36,9 +44,6 @@ SLACK = 1 - 1e-9
 
 Mesh = tuple[int, int, int, int]
 """tp, cp, dp, ep."""
-BoundsTable = NDArray[np.float64]
-Factor = tuple[tuple[int, ...], BoundsTable]
-"""Places in `Strategy.dims`, ascending, and a number for each combination of choices there."""
 
 
 class Multipliers(NamedTuple):
@@ -85,7 +90,7 @@ class Least:
     """
 
     value: float
-    buckets: tuple[tuple[int, tuple[int, ...], BoundsTable], ...]
+    buckets: tuple[tuple[int, tuple[int, ...], Floats], ...]
 
     def up_to(self, value: float) -> Iterator[dict[int, int]]:
         """Every combination whose sum is no more: at each op's place which of its choices.
@@ -106,36 +111,29 @@ class Least:
 
 def least_of(factors: Sequence[Factor]) -> Least:
     """Takes the ops out one by one, always one that is met by fewest others."""
-    left, total = [each for each in factors if each[0]], math.fsum(float(table) for at, table in factors if not at)
-    buckets: list[tuple[int, tuple[int, ...], BoundsTable]] = []
+    left, total = (
+        [each for each in factors if each.ops],
+        math.fsum(float(each.table) for each in factors if not each.ops),
+    )
+    sizes = {place: size for places, table in left for place, size in zip(places, table.shape, strict=True)}
+    buckets: list[tuple[int, tuple[int, ...], Floats]] = []
     while left:
-        met: dict[int, set[int]] = {}
+        met: dict[Any, set[Any]] = {}
         for places, _ in left:
             for each in places:
                 met.setdefault(each, set()).update(places)
         place = min(met, key=lambda each: (len(met[each]), each))
         others = tuple(sorted(met[place] - {place}))
-        bucket = added_up([each for each in left if place in each[0]], (place, *others))
+        axes = {each: sizes[each] for each in (place, *others)}
+        bucket = joined([each for each in left if place in each.ops], axes)
         buckets.append((place, others, bucket))
-        left = [each for each in left if place not in each[0]]
+        left = [each for each in left if place not in each.ops]
         least = bucket.min(axis=0)
         if others:
-            left.append((others, least))
+            left.append(Factor(others, least))
         else:
             total += float(least)
     return Least(total, tuple(buckets))
-
-
-def added_up(factors: Sequence[Factor], order: tuple[int, ...]) -> BoundsTable:
-    """The sum of tables, an axis per place in that order."""
-    total: BoundsTable = np.zeros(())
-    for places, table in factors:
-        axes = sorted(range(len(places)), key=lambda at: order.index(places[at]))
-        shape = [1] * len(order)
-        for at in axes:
-            shape[order.index(places[at])] = table.shape[at]
-        total = total + table.transpose(axes).reshape(shape)
-    return total
 
 
 class Bounds:
@@ -149,7 +147,7 @@ class Bounds:
         if space.vocabulary:
             raise ValueError("expected a space without choices of embedding and LM head, such as 'extended'")
         self.space = space
-        self._tables = tuple(space.choices.values())
+        self._choices = tuple(space.choices.values())
         self._step = step_sum(space.workload)
         self._known: dict[tuple[Mesh, int, bool], Parts] = {}
 
@@ -187,26 +185,25 @@ class Bounds:
             for weight, kind, limit_s in zip(weights, kinds, limits_s, strict=True)
             if weight
         )
-        factors: list[Factor] = [((), np.array(constant)), *parts.allowed]
+        factors: list[Factor] = [Factor((), np.array(constant)), *parts.allowed]
         for at in range(len(parts.stacks)):
             share = sum(
                 weight * (kind[1 + at] if len(parts.stacks) == 2 else kind[1] + kind[2])
                 for weight, kind in zip(weights, kinds, strict=True)
             )
-            factors += [(places, share * pp * table) for places, table in self._stage_s(parts, pp, stage, at)]
+            factors += _times(share * pp, self._stage_s(parts, pp, stage, at))
         if multipliers.memory:
             factors += self._over(parts, pp, fullest, multipliers.memory)
         return factors
 
     def _stage_s(self, parts: Parts, pp: int, stage: Stage, at: int) -> Iterator[Factor]:
         for count, group in zip(stage.layers, parts.seconds[at], strict=True):
-            yield from ((places, count * table) for places, table in group)
+            yield from _times(count, group)
         for pair, often in stage.meetings:
-            places, table = parts.meetings[at][pair]
-            yield places, often * table
+            yield from _times(often, [parts.meetings[at][pair]])
         place, end = self._step.leaves, parts.stacks[at][self._step.end]
-        ends, none = [vocabulary_seconds(end, pp, choice) for choice in self._tables[place]], [0.0] * len(stage.layers)
-        yield (place,), np.array([stage_s(stage._replace(meetings=()), none, {}, each) for each in ends])
+        ends, none = [vocabulary_seconds(end, pp, choice) for choice in self._choices[place]], [0.0] * len(stage.layers)
+        yield Factor((place,), np.array([stage_s(stage._replace(meetings=()), none, {}, each) for each in ends]))
 
     def _over(self, parts: Parts, pp: int, stage: Stage, per_byte: float) -> Iterator[Factor]:
         """Bytes of a stage beyond what is allowed, but for activations that the choices decide."""
@@ -214,11 +211,11 @@ class Bounds:
         base, groups = base_of(stack), len(stack)
         kinds = stage_bytes(workload, stage, pp, [0.0] * groups, [0.0] * groups, 0.0, base)
         needed, allowed = room(workload, sum(kinds), kinds[1])
-        yield (), np.array(per_byte * (SLACK * needed - allowed))
+        yield Factor((), np.array(per_byte * (SLACK * needed - allowed)))
         kv_share = room(workload, 1.0, 1.0)[0]
         for count, of_weights, of_kv in zip(stage.layers, parts.weights, parts.kv, strict=True):
-            yield from ((places, per_byte * SLACK * count * table) for places, table in of_weights)
-            yield from ((places, per_byte * SLACK * kv_share * count * pp * table) for places, table in of_kv)
+            yield from _times(per_byte * SLACK * count, of_weights)
+            yield from _times(per_byte * SLACK * kv_share * count * pp, of_kv)
 
     # --- addends -----------------------------------------------------------------------------------
 
@@ -235,61 +232,55 @@ class Bounds:
         loads = [load._replace(or_more=or_more) for load in state.loads]
         stacks = tuple(sides_of(self.space.workload, load, *mesh) for load in loads)
         kinds = [
-            [self._costs(sides, group) for sides, group in zip(stack, self._step.groups, strict=True)]
+            [self._tables(group, sides) for group, sides in zip(self._step.groups, stack, strict=True)]
             for stack in stacks
         ]
-        may = (None, "tokens") if or_more else (None,)
+        places = [group.place for group in self._step.groups]
+
+        def held(figure: Figure) -> tuple[tuple[Factor, ...], ...]:
+            return tuple(tuple(_at(place, each.each(figure))) for place, each in zip(places, kinds[-1], strict=True))
+
+        def broken(tables: AddendTables) -> list[Factor]:
+            return [
+                Factor(
+                    (op,), np.array([0.0 if tables.may(op, choice, or_more=or_more) else math.inf for choice in row])
+                )
+                for op, row in tables.choices.items()
+            ]
+
         return Parts(
             state.at_least if or_more else state,
             stacks,
             tuple(
                 tuple(
-                    tuple(_over(costs, lambda cost: cost.time_s)) + tuple(self._moves_s(sides, group))
-                    for costs, sides, group in zip(kind, stack, self._step.groups, strict=True)
+                    tuple(_at(place, [*each.each(TIME_S), *each.moved_s()]))
+                    for place, each in zip(places, kind, strict=True)
                 )
-                for kind, stack in zip(kinds, stacks, strict=True)
+                for kind in kinds
             ),
-            tuple(tuple(_over(costs, lambda cost: cost.weight_bytes)) for costs in kinds[-1]),
-            tuple(tuple(_over(costs, lambda cost: cost.kv_bytes)) for costs in kinds[-1]),
+            held(WEIGHT_BYTES),
+            held(KV_BYTES),
             tuple(
                 {
-                    pair: self._factor(places, partial(meeting_s, stack, pair))
-                    for pair, places in self._step.meetings.items()
+                    pair: tabulated(ends, dict(enumerate(self._choices)), partial(meeting_s, stack, pair))
+                    for pair, ends in self._step.meetings.items()
                 }
                 for stack in stacks
             ),
-            tuple(
-                each
-                for costs in kinds[0]
-                for each in _over(costs, lambda cost: 0.0 if cost.broken in may else math.inf)
-            ),
+            tuple(each for place, first in zip(places, kinds[0], strict=True) for each in _at(place, broken(first))),
         )
 
-    def _costs(self, sides: Sides, group: GroupSum) -> list[tuple[int, list[OpCost]]]:
-        """Of each op its place and its costs under each choice."""
-        found: list[tuple[int, list[OpCost]]] = []
-        for addend in group.layer.costs:
-            place = group.place[addend.name]
-            found.append((place, [OpCost(*addend.price(sides, (choice,))) for choice in self._tables[place]]))
-        return found
-
-    def _moves_s(self, sides: Sides, group: GroupSum) -> Iterator[Factor]:
-        moves = group.layer.moves
-        for addend, places in zip(moves, group.places[-len(moves) :], strict=True):
-            yield self._factor(places, lambda choices, addend=addend: sum(addend.price(sides, choices)))
-
-    def _factor(self, places: tuple[int, ...], price: Callable[[tuple[int, ...]], float]) -> Factor:
-        """A number for each combination of choices at some places, of which one may stand there twice."""
-        own = tuple(sorted(set(places)))
-        tables = [self._tables[place] for place in own]
-        at = [own.index(place) for place in places]
-        values = [price(tuple(choices[index] for index in at)) for choices in itertools.product(*tables)]
-        return own, np.array(values).reshape([len(table) for table in tables])
+    def _tables(self, group: GroupSum, sides: Sides) -> AddendTables:
+        return AddendTables(sides, {op: self._choices[place] for op, place in group.place.items()})
 
 
-def _over(costs: Sequence[tuple[int, Sequence[OpCost]]], figure: Callable[[OpCost], float]) -> Iterator[Factor]:
-    """A figure of each op, by its choices."""
-    return (((place,), np.array([figure(cost) for cost in each])) for place, each in costs)
+def _at(place: Mapping[Any, int], factors: Iterable[Factor]) -> Iterator[Factor]:
+    """Factors by places of ops in `Strategy.dims`."""
+    return (each.at(place) for each in factors)
+
+
+def _times(often: float, factors: Iterable[Factor]) -> Iterator[Factor]:
+    return (Factor(places, often * table) for places, table in factors)
 
 
 def _linear(of: Callable[[float, float], float]) -> tuple[float, float, float]:

@@ -12,36 +12,33 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.arrays import Flags, Floats, Ints
 from sim.evaluation import Evaluation
-from sim.json_object import JsonObject
 from sim.layers.ops import Layer, Side
 from sim.ops.layers import layer_ops
-from sim.ops.rank import Rank
-from sim.optimum.fronts import moves_table_s
+from sim.optimum.addend_tables import ACTIVATION_BYTES, KV_BYTES, TIME_S, WEIGHT_BYTES, AddendTables, joined
 from sim.optimum.spaces import Space, space_of
 from sim.serving.phases import batching, most_sequences, phase_of
 from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import rank_of
-from sim.step.layer import layer_sum
 from sim.step.pipeline import pipeline, side_by_side
 from sim.step.stage import base_of, room, stage_bytes, stage_s, vocabulary_seconds
-from sim.strategy import CHOICES, Strategy
+from sim.strategy import Strategy
 from sim.workload import Workload
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
-_BINS_PER_E_FOLD = 2000
-"""Histogram resolution of the landscape: a bin is 0.05 % wide."""
-_BINS_EACH_SIDE = 30 * _BINS_PER_E_FOLD
-"""Bins below and above 1 token/s/GPU: exp(+-30), or 13 orders of magnitude each way."""
+_BIN_BITS = 12
+"""Bits of a single-precision number that a bin of the histogram is blind to; the eleven before them tell 0.05 %."""
+Stages = list[tuple[int, float]]
+"""(layers, most seconds of everything else) of pipeline stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,100 +118,31 @@ def can_be_added_up(space: Space) -> bool:
 
 
 class _Landscape:
-    """Best strategy and histogram of feasible throughputs, over log-spaced bins."""
+    """Best strategy, and how many feasible ones there are by throughput.
+
+    A bin is where the first bits of seconds per token and GPU are alike, the exponent and the first half of the
+    mantissa in single precision: no wider than 0.05 % of what is in it.
+    """
 
     def __init__(self) -> None:
         self.best: Strategy | None = None
         self.best_tokens_per_s_per_gpu = 0.0
-        self.histogram = np.zeros(2 * _BINS_EACH_SIDE, dtype=np.int64)
+        self.histogram = np.zeros(1 << (31 - _BIN_BITS), dtype=np.int64)
 
-    def count(self, tokens_per_s_per_gpu: Floats) -> None:
-        """Adds feasible strategies to the histogram."""
-        # Single precision halves the cost of the logarithm and blurs a bin's edge by a thousandth of its width.
-        position = np.log(tokens_per_s_per_gpu.astype(np.float32))
-        position *= np.float32(_BINS_PER_E_FOLD)
-        position += np.float32(_BINS_EACH_SIDE)
-        bins = np.clip(position, 0, 2 * _BINS_EACH_SIDE - 1, out=position).astype(np.int64)
-        lowest = int(bins.min())
+    def count(self, seconds: NDArray[np.float32], least: np.float32) -> None:
+        """Adds feasible strategies to the histogram, none of which takes less."""
+        bins, lowest = seconds.view(np.int32) >> _BIN_BITS, int(least.view(np.int32)) >> _BIN_BITS
         counts = np.bincount(np.subtract(bins, lowest, out=bins))
         self.histogram[lowest : lowest + len(counts)] += counts
 
     def quantiles(self, most: float) -> dict[float, float]:
         """Throughput below which each share of the feasible strategies lies: bin centres, up to `most`."""
-        total = int(self.histogram.sum())
-        cumulative = np.cumsum(self.histogram)
-        bins = {share: int(np.argmax(cumulative >= share * total)) for share in QUANTILES}
-        centres = {share: math.exp((b + 0.5 - _BINS_EACH_SIDE) / _BINS_PER_E_FOLD) for share, b in bins.items()}
-        return {share: min(centre, most) for share, centre in centres.items()}
-
-
-class _Tables:
-    """Costs of every op and choice, and of every tensor between choices, for one (tp, ep, batch).
-
-    Attributes:
-        time_s, weight_bytes, kv_bytes, peak_bytes: [3] per op name.
-        move_s: [3, ...] per tensor name: producer's choice, then each consumer's.
-        allowed: Choices per op that the space has and that break no limit at this degree.
-    """
-
-    def __init__(self, rank: Rank, space: Space) -> None:
-        layer, alone = layer_sum(rank.layer), sides(rank, rank)
-        self.tensors = {addend.name: addend.ops for addend in layer.moves}
-        costs = {addend.name: [addend.price(alone, (choice,)) for choice in CHOICES] for addend in layer.costs}
-        self.time_s = {name: np.array([c.time_s for c in row]) for name, row in costs.items()}
-        self.weight_bytes = {name: np.array([c.weight_bytes for c in row]) for name, row in costs.items()}
-        self.kv_bytes = {name: np.array([c.kv_bytes for c in row]) for name, row in costs.items()}
-        self.peak_bytes = {name: np.array([c.activation_bytes for c in row]) for name, row in costs.items()}
-        self.allowed = {
-            name: [choice for choice in space.choices[name] if row[choice].broken is None]
-            for name, row in costs.items()
-        }
-        self.move_s = {
-            addend.name: moves_table_s(alone, addend, (CHOICES,) * len(addend.ops)) for addend in layer.moves
-        }
-
-
-class _Segment:
-    """Every allowed combination of the choices of some neighbouring ops.
-
-    Attributes:
-        ops: Their names.
-        choices: [n, ops] the combinations.
-        sizes: [3, sizes] bytes of weights and of KV per layer, and the largest activations of any of the ops.
-        size: [n] which of them a combination has.
-    """
-
-    def __init__(self, tables: _Tables, ops: Sequence[str]) -> None:
-        self.ops = tuple(ops)
-        self._tables = tables
-        rows = list(itertools.product(*(tables.allowed[name] for name in ops)))
-        self.choices = np.array(rows, dtype=np.int64).reshape(len(rows), len(ops))
-        self._column = {name: self.choices[:, index] for index, name in enumerate(ops)}
-        self._inner_s = self._total(tables.time_s)
-        peaks = [tables.peak_bytes[name][column] for name, column in self._column.items()]
-        every = np.stack([self._total(tables.weight_bytes), self._total(tables.kv_bytes), np.max(peaks, axis=0)])
-        keys = np.zeros(len(rows), dtype=np.int64)
-        for figures in every:
-            values, which = np.unique(figures, return_inverse=True)
-            keys = keys * len(values) + which
-        _, first, self.size = np.unique(keys, return_index=True, return_inverse=True)
-        self.sizes = every[:, first]
-
-    def named(self, row: int) -> dict[str, int]:
-        """The choices of one combination, by op name."""
-        return dict(zip(self.ops, self.choices[row].tolist(), strict=True))
-
-    def _total(self, per_op: Mapping[str, Floats]) -> Floats:
-        return np.sum([per_op[name][column] for name, column in self._column.items()], axis=0)
-
-    def time_s(self, separators: Mapping[str, int]) -> Floats:
-        """[n] seconds of the ops and of every tensor they leave or read, given the choices around them."""
-        column: JsonObject = {**separators, **self._column}
-        time_s = self._inner_s.copy()
-        for tensor, ends in self._tables.tensors.items():
-            if not self._column.keys().isdisjoint(ends):
-                time_s += self._tables.move_s[tensor][tuple(column[name] for name in ends)]
-        return time_s
+        slowest_first = np.cumsum(self.histogram[::-1])
+        wanted: Floats = np.array(QUANTILES) * slowest_first[-1]
+        bins: Ints = len(slowest_first) - 1 - np.searchsorted(slowest_first, wanted)
+        centres: NDArray[np.int32] = np.array((2 * bins + 1) << (_BIN_BITS - 1), np.int32)
+        seconds: NDArray[np.float32] = centres.view(np.float32)
+        return {share: min(1 / float(each), most) for share, each in zip(QUANTILES, seconds, strict=True)}
 
 
 class _Cut(NamedTuple):
@@ -240,6 +168,36 @@ def _cut(layer: Layer) -> _Cut | None:
     return _Cut(tuple(left), tuple(right), (attention[-1], experts[-1])) if apart else None
 
 
+class _Segment:
+    """Every combination of the choices of the ops between the separators.
+
+    Attributes:
+        ops: Their names.
+        time_s: [choices of the one separator, of the other, n] seconds of the ops and of the tensors at them.
+        sizes: [3, sizes] bytes of weights and of KV per layer, and the largest activations of any of the ops.
+        size: [n] which of them a combination has.
+    """
+
+    def __init__(self, tables: AddendTables, separators: Sequence[str], ops: Sequence[str]) -> None:
+        self.ops, own = tuple(ops), set(ops)
+        sizes = {name: len(tables.choices[name]) for name in ops}
+        around = {name: len(tables.choices[name]) for name in separators}
+        seconds = (each for each in (*tables.each(TIME_S), *tables.moved_s()) if own & set(each.ops))
+        self.time_s = joined(seconds, around | sizes).reshape(*around.values(), -1)
+        every = np.stack(
+            [
+                joined((each for each in tables.each(figure) if own & set(each.ops)), sizes, join).ravel()
+                for figure, join in ((WEIGHT_BYTES, np.add), (KV_BYTES, np.add), (ACTIVATION_BYTES, np.maximum))
+            ]
+        )
+        keys = np.zeros_like(every[0], dtype=np.int64)
+        for figures in every:
+            values, which = np.unique(figures, return_inverse=True)
+            keys = keys * len(values) + which
+        _, first, self.size = np.unique(keys, return_index=True, return_inverse=True)
+        self.sizes = every[:, first]
+
+
 def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int) -> None:
     """Adds every pp and every choice of one (tp, ep, batch) to the landscape."""
     workload = space.workload
@@ -249,27 +207,28 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
     state = batching(workload, batch, ep)
     assert state.decode is not None
     rank, engine_s = rank_of(workload, state.decode, tp, ep), state.pace.engine_s(state.times)
-    factor = state.times.kernel_factor
-    tables = _Tables(rank, space)
-    if not all(tables.allowed.values()):
+    alone, factor, stages_of = sides(rank, rank), state.times.kernel_factor, functools.cache(_stages_of)
+    every = AddendTables(alone, space.choices)
+    tables = every.within(
+        {name: [each for each in row if every.may(name, each)] for name, row in every.choices.items()}
+    )
+    if not all(tables.choices.values()):
         return
     cut, names = _cut(rank.layer), tuple(rank.layer.op_by_name)
     assert cut is not None
-    left, right = (_Segment(tables, ops) for ops in (cut.left, cut.right))
-    alone, stages_of = sides(rank, rank), functools.cache(_stages_of)
-    pairs = list(itertools.product(*(tables.allowed[name] for name in cut.separators)))
-    of_pairs = [dict(zip(cut.separators, pair, strict=True)) for pair in pairs]
-    peaks = [max(tables.peak_bytes[name][choice] for name, choice in each.items()) for each in of_pairs]
+    left, right = (_Segment(tables, cut.separators, ops) for ops in (cut.left, cut.right))
+    around = [tables.costs[name] for name in cut.separators]
+    pairs = list(itertools.product(*(row.items() for row in around)))
+    peaks = [max(cost.activation_bytes for _, cost in pair) for pair in pairs]
     rooms = _Rooms(alone, depths, (left, right), peaks)
-    for separators, peak_bytes in zip(of_pairs, peaks, strict=True):
-        own_s = sum(tables.time_s[name][choice] for name, choice in separators.items())
-        (left_s, rows), (right_s, columns) = (
-            _ascending(left.time_s(separators) + own_s),
-            _ascending(right.time_s(separators)),
-        )
+    for (at, to), pair, peak_bytes in zip(np.ndindex(left.time_s.shape[:2]), pairs, peaks, strict=True):
+        separators = {name: choice for name, (choice, _) in zip(cut.separators, pair, strict=True)}
+        own_s = sum(cost.time_s for _, cost in pair)
+        (left_s, rows), (right_s, columns) = _ascending(left.time_s[at, to] + own_s), _ascending(right.time_s[at, to])
         layer_s = None
         for pp in depths:
-            if not (room_for := rooms.of(peak_bytes, pp)).any():
+            room_for, some, every = rooms.of(peak_bytes, pp)
+            if not some:
                 continue
             parts = stages_of(alone, pp, separators[rank.layer.stream.producer])
             limit_s = (workload.tpot_limit_s * (1 + ROUNDING) * state.pace.gained / pp - engine_s) / factor
@@ -283,22 +242,42 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
                 layer_s = np.add.outer(left_s, right_s)
             in_time_s = layer_s[:height, :width]
             allowed = in_time_s <= longest_s
-            if not room_for.all():
+            if not every:
                 allowed &= room_for[left.size[rows[:height]]][:, right.size[columns[:width]]]
             feasible_s = in_time_s[allowed]
             if not feasible_s.size:
                 continue
-            of_stages_s = (factor * layers * feasible_s + (factor * ends_s + engine_s) for layers, ends_s in parts)
-            slowest_s = functools.reduce(np.maximum, of_stages_s)
-            tokens_per_s_per_gpu = state.tokens / (tp * ep * pp) / slowest_s
-            landscape.count(tokens_per_s_per_gpu)
-            winner = int(feasible_s.argmin())
-            if tokens_per_s_per_gpu[winner] > landscape.best_tokens_per_s_per_gpu:
-                equal = np.nonzero(allowed & (in_time_s == feasible_s[winner]))
+            least_s = feasible_s[0] if every else feasible_s.min()
+            each_token = tp * ep * pp / state.tokens
+            of_stages = [
+                (each_token * factor * layers, each_token * (factor * ends_s + engine_s))
+                for layers, ends_s in parts
+            ]
+            landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages))
+            tokens_per_s_per_gpu = 1 / max(scale * float(least_s) + more for scale, more in of_stages)
+            if tokens_per_s_per_gpu > landscape.best_tokens_per_s_per_gpu:
+                equal = np.nonzero(allowed & (in_time_s == least_s))
                 row, column = divmod(int(np.min(rows[equal[0]] * len(columns) + columns[equal[1]])), len(columns))
-                choices = separators | left.named(row) | right.named(column)
+                choices = separators | _chosen(tables, left, row) | _chosen(tables, right, column)
                 landscape.best = Strategy(tp, ep, pp, batch, tuple(choices[name] for name in names))
-                landscape.best_tokens_per_s_per_gpu = float(tokens_per_s_per_gpu[winner])
+                landscape.best_tokens_per_s_per_gpu = tokens_per_s_per_gpu
+
+
+def _slowest(layer_s: Any, of_stages: Sequence[tuple[float, float]]) -> Any:
+    """Seconds per token and GPU by the slowest stage, in single precision: each a multiple of the layer's and more."""
+    layer_s, slowest = layer_s.astype(np.float32), None
+    for scale, more in of_stages:
+        each = layer_s * np.float32(scale)
+        each += np.float32(more)
+        slowest = each if slowest is None else np.maximum(slowest, each)
+    return slowest
+
+
+def _chosen(tables: AddendTables, segment: _Segment, row: int) -> dict[str, int]:
+    """The choices of one combination of a segment, by op name."""
+    choices = [tables.choices[name] for name in segment.ops]
+    at = np.unravel_index(row, [len(each) for each in choices])
+    return {name: each[index] for name, each, index in zip(segment.ops, choices, at, strict=True)}
 
 
 def _ascending(seconds: Floats) -> tuple[Floats, Ints]:
@@ -307,7 +286,7 @@ def _ascending(seconds: Floats) -> tuple[Floats, Ints]:
     return seconds[order], order
 
 
-def _stages_of(alone: Sides, pp: int, combine_choice: int) -> list[tuple[int, float]]:
+def _stages_of(alone: Sides, pp: int, combine_choice: int) -> Stages:
     """(layers, most seconds of everything else) of the stages with so many layers."""
     ends = vocabulary_seconds(alone, pp, combine_choice)
     most_s: dict[int, float] = {}
@@ -337,13 +316,14 @@ class _Rooms:
         stages = side_by_side([stage for each in pipelines for stage in each], pp.shape)
         weights, kv, inner = zip(*(each.sizes for each in segments), strict=True)
         held, inner_bytes = ([np.add.outer(*weights)], [np.add.outer(*kv)]), np.maximum.outer(*inner)
-        self._fits: dict[tuple[float, int], Flags] = {}
+        self._fits: dict[tuple[float, int], tuple[Flags, bool, bool]] = {}
         for peak_bytes in set(peaks_bytes):
             kinds = stage_bytes(workload, stages, pp, *held, np.maximum(inner_bytes, peak_bytes), base)
             needed, allowed = room(workload, sum(kinds), kinds[1])
             fits = np.logical_and.reduceat(needed <= allowed, starts[:-1], axis=0)
-            self._fits |= {(peak_bytes, pp): each for pp, each in zip(depths, fits, strict=True)}
+            for depth, each in zip(depths, fits, strict=True):
+                self._fits[peak_bytes, depth] = each, bool(each.any()), bool(each.all())
 
-    def of(self, peak_bytes: float, pp: int) -> Flags:
-        """[left sizes, right sizes] whether a layer has room."""
+    def of(self, peak_bytes: float, pp: int) -> tuple[Flags, bool, bool]:
+        """[left sizes, right sizes] whether a layer has room; whether any has, and whether all have."""
         return self._fits[peak_bytes, pp]
