@@ -1,11 +1,12 @@
-"""How many strategies per second `evaluate_many` gets through, beside `evaluate` one by one; the figures are the same.
+"""How many strategies a second `evaluate_many` gets through, by call size, degrees and phase; `evaluate` beside it.
 
     python benchmarks/many_strategies.py
-    python benchmarks/many_strategies.py --workloads gpt_moe_1_2t_1m_extended --at-once 64 --strategies 2000
+    python benchmarks/many_strategies.py --cases serve --sizes 16 4096
 
-Strategies are drawn from the workload's space, each with as much weight. Warm: all terms of them are known, as in the
-course of a search; a space of one mesh has few enough. Cold: in a process that has priced nothing yet but a strategy
-of other degrees, so that curves are read; then the two do the same work. Seconds are of the CPU, of one core.
+Strategies are drawn from the workload's space, each with as much weight: of one mesh and batch alone, or of random
+degrees. In calls of each size, a second of the CPU: "new" is the first thousand of a workload that nothing was asked of
+before, in a process that has priced other degrees (curves are read once); "known" is what comes when its tables are
+full, as late in a search. Between the two a search moves. The figures are the same, to the last bit.
 """
 
 from __future__ import annotations
@@ -14,77 +15,88 @@ import argparse
 import multiprocessing
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from envs.space import StrategySpace
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
+from sim.config.question import Question
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-WORKLOADS = ["gpt_moe_1_2t_16k", "llama_3_1_405b_8k", "qwen3_235b_a22b_16k", "gpt_moe_1_2t_1m_extended"]
-Evaluate = Callable[[StrategySpace, np.ndarray], object]
+_SERVED = Question(model="qwen3_235b_a22b", isl=1024, osl=1024, engine="vllm", gpus=64, tpot_ms=50)
+CASES: dict[str, Callable[[], Workload]] = {
+    "decode": lambda: load_workload("gpt_moe_1_2t_16k"),
+    "decode, dense": lambda: load_workload("llama_3_1_405b_8k"),
+    "decode, extended": lambda: load_workload("gpt_moe_1_2t_1m_extended"),
+    "decode under vLLM": lambda: replace(_SERVED, phase="decode", space="joint").load(),
+    "serve": lambda: replace(_SERVED, phase="serve", space="joint").load(),
+    "serve, chunked": lambda: replace(_SERVED, phase="serve", space="joint", chunk_tokens=2048).load(),
+    "serve, space of vLLM": lambda: replace(_SERVED, phase="serve").load(),
+    "serve, two groups of layers": lambda: replace(_SERVED, model="deepseek_v3", phase="serve", space="joint").load(),
+    "prefill": lambda: replace(_SERVED, phase="prefill", space="joint", tpot_ms=None).load(),
+}
+_NEW = 1000
 
 
-def one_by_one(space: StrategySpace, actions: np.ndarray) -> object:
-    """Feasibility and throughput of each."""
-    each = [evaluate(space.workload, space.decode(action)) for action in actions]
-    return [(one.feasible, one.excess, one.tokens_per_s_per_gpu) for one in each]
+def drawn(workload: Workload, count: int, seed: int) -> np.ndarray:
+    """Actions of random strategies."""
+    space, rng = StrategySpace(workload), np.random.default_rng(seed)
+    return np.array([space.sample(rng) for _ in range(count)])
 
 
-def together(space: StrategySpace, actions: np.ndarray, at_once: int) -> object:
-    """The same of `at_once` at a time."""
-    batches = np.split(actions, range(at_once, len(actions), at_once))
-    return [evaluate_many(space.workload, space.strategies(batch)).excess for batch in batches]
-
-
-def microseconds(call: Callable[[], object], strategies: int) -> float:
-    """Of the CPU, per strategy."""
+def rate(workload: Workload, actions: np.ndarray, size: int) -> float:
+    """Strategies a second of the CPU, in calls of a size."""
+    space = StrategySpace(workload)
+    calls = [space.strategies(each) for each in np.split(actions, range(size, len(actions), size))]
     started = time.process_time()
-    call()
-    return (time.process_time() - started) / strategies * 1e6
+    for each in calls:
+        evaluate_many(workload, each)
+    return len(actions) / (time.process_time() - started)
 
 
-def measure(task: tuple[str, int, int]) -> tuple[float, float]:
-    """(cold, least of five warm) microseconds per strategy in a process of its own; `at_once` 0 is one by one."""
-    name, strategies, at_once = task
-    workload: Workload = load_workload(name)
-    space, rng = StrategySpace(workload), np.random.default_rng(0)
-    actions = np.array([space.sample(rng) for _ in range(strategies)])
-    dims = space.decode(actions[0]).dims
-    elsewhere = [Strategy(3, 3, 3, 9, dims) for _ in range(8)]
-    for strategy in elsewhere:
-        evaluate(workload, strategy)
-    evaluate_many(workload, elsewhere)
-
-    def call() -> object:
-        return together(space, actions, at_once) if at_once else one_by_one(space, actions)
-
-    cold = microseconds(call, strategies)
-    return cold, min(microseconds(call, strategies) for _ in range(5))
+def measure(task: tuple[str, int, int]) -> tuple[float, float, float, float]:
+    """One by one, new, known, and known of one mesh, in calls of a size; in a process of its own."""
+    name, size, count = task
+    workload = CASES[name]()
+    space = StrategySpace(workload)
+    dims = space.decode(drawn(workload, 1, 0)[0]).dims
+    for _ in range(8):
+        evaluate(workload, Strategy(3, 3, 3, 9, dims))
+    actions = drawn(workload, count, 1)
+    new = rate(workload, actions[:_NEW], size)
+    for _ in range(2):  # the first fills the tables
+        known = rate(workload, actions, size)
+    one_mesh = actions.copy()
+    degrees = [at for at, each in enumerate(space.names) if each in ("tp", "ep", "pp", "batch", "cp", "dp")]
+    one_mesh[:, degrees] = one_mesh[0, degrees]
+    rate(workload, one_mesh, size)
+    alone = [space.decode(each) for each in actions[:200]]
+    for _ in range(2):
+        started = time.process_time()
+        for each in alone:
+            evaluate(workload, each)
+        one_by_one = len(alone) / (time.process_time() - started)
+    return one_by_one, new, max(known, rate(workload, actions, size)), rate(workload, one_mesh, size)
 
 
 def main() -> None:
     """Reads the command line, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", default=WORKLOADS)
-    parser.add_argument("--strategies", type=int, default=8000, help="drawn (default: 8000)")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[8, 64, 1000, 8000], help="default: 8 64 1000 8000")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="default: all")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[64, 1024, 4096, 16384])
+    parser.add_argument("--strategies", type=int, default=16384, help="drawn (default: 16384)")
     asked = parser.parse_args()
+    print("| case | call | one by one | new, random degrees | known, random degrees | known, one mesh |")
+    print("|---|---|---|---|---|---|")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for name in asked.workloads:
-            counts = [0, *asked.at_once]
-            tasks = [(name, asked.strategies, at_once) for at_once in counts]
-            (cold, warm), *many = pool.map(measure, tasks, chunksize=1)
-            print(f"{name}: one by one cold {cold:.0f} us, warm {warm:.0f} us = {1e6 / warm:,.0f} a second", flush=True)
-            for at_once, (cold_many, warm_many) in zip(asked.at_once, many, strict=True):
-                print(
-                    f"  {at_once} at once: cold {cold_many:.0f} us ({cold / cold_many:.1f} times as fast), "
-                    f"warm {warm_many:.1f} us = {1e6 / warm_many:,.0f} a second ({warm / warm_many:.1f} times)",
-                    flush=True,
-                )
+        for name in asked.cases:
+            for size in asked.sizes:
+                (figures,) = pool.map(measure, [(name, size, asked.strategies)])
+                print(f"| {name} | {size:,} | {' | '.join(f'{each:,.0f}' for each in figures)} |", flush=True)
 
 
 if __name__ == "__main__":
