@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.arrays import Flags, Floats, Ints
+from sim.canonical import dims_matter
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation
 from sim.layers.dims import dims_of
@@ -39,7 +40,7 @@ from sim.step.stage import (
     step_sum,
     vocabulary_seconds,
 )
-from sim.strategy import MOST_CHOICES, Strategy
+from sim.strategy import FIRST_DECLARED, MOST_CHOICES, Strategy
 from sim.strategy_checks import check_strategy
 from sim.workload import Workload
 
@@ -356,7 +357,7 @@ def _with_limits(sides: Sides, op: FusedOp, choice: int) -> tuple[float, ...]:
 
 
 _DEGREE_LIMITS = 6
-"""The most limits that degrees alone can break, but for an engine's rules."""
+"""The most limits that degrees alone can break."""
 
 
 @lru_cache(maxsize=4)
@@ -392,6 +393,9 @@ class _Terms:
         self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields)))
         self._sides = np.zeros((self._meshes.most, len(self._costs), 3))
         self._of_degrees = np.zeros((self._pipelines.most, _DEGREE_LIMITS))
+        self._rules = engine_rules_of(workload)
+        self._plans = self._rules.plans_of(workload) if self._rules else ()
+        self._of_plans = np.zeros((self._pipelines.most, len(self._plans) + 2))
         self._depths: dict[int, int] = {}
         self._stages: list[Stage] = []  # arrays over those depths
         self._latest: tuple[_Mesh, list[Stack]] = (), []
@@ -440,13 +444,13 @@ class _Terms:
 
     def _begin_pipeline(self, row: int) -> None:
         self._ends.begin(row)
-        if engine_rules_of(self._workload) is None:
-            tp, cp, dp, ep, batch, pp = self._pipelines.keys[row]
-            excess = self._missed_by(Strategy(tp, ep, pp, batch, (), cp, dp))
-            self._of_degrees[row] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
-
-    def _missed_by(self, strategy: Strategy) -> list[float]:
-        return [each.excess for each in degree_limits(self._workload, strategy)]
+        tp, cp, dp, ep, batch, pp = self._pipelines.keys[row]
+        strategy = Strategy(tp, ep, pp, batch, (), cp, dp)
+        excess = [each.excess for each in degree_limits(self._workload, strategy)]
+        self._of_degrees[row] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
+        if self._rules:
+            refusals = [rules.refuses(self._workload, strategy) for rules in (self._rules, *self._plans)]
+            self._of_plans[row] = (dims_matter(strategy), *(len(list(texts)) for texts in refusals))
 
     def check(self, columns: Strategies) -> None:
         """Refuses what is no strategy. Raises: StrategyError."""
@@ -469,7 +473,8 @@ class _Terms:
         steps = self._steps(columns, columns.batch, places)
         over, waits = steps.needed_bytes > steps.allowed_bytes, columns.batch > steps.most
         excess = [
-            *self._degree_excess(columns, steps.pipelines),
+            *self._of_degrees[steps.pipelines].T,
+            *self._engine_excess(columns.dims, steps.pipelines),
             *steps.choice_excess,
             _excess(steps.needed_bytes, steps.allowed_bytes, over),
             _excess(columns.batch, steps.most, waits),
@@ -530,12 +535,17 @@ class _Terms:
         seconds[:, fewer], states[:, fewer] = again.seconds, again.states
         return steps._replace(seconds=seconds, states=states)
 
-    def _degree_excess(self, columns: Strategies, pipelines: Ints) -> list[Floats]:
-        """What the degrees' limits are missed by, `[n]` each; an engine's rules look at the choices, too."""
-        if engine_rules_of(self._workload) is None:
-            return list(self._of_degrees[pipelines].T)
-        rows = [self._missed_by(strategy) for strategy in columns]
-        return [np.array(column) for column in itertools.zip_longest(*rows, fillvalue=0.0)]
+    def _engine_excess(self, dims: Ints, pipelines: Ints) -> list[Floats]:
+        """What an engine's rules are missed by `[n]`, 1 for each: see `EngineRules.refusals`."""
+        if not self._rules:
+            return []
+        matter, of_engine, *of_plans = self._of_plans[pipelines].T
+        alike = (matter == 0) & (dims.max(axis=1) < FIRST_DECLARED)
+        missed = np.ones(len(dims))  # no plan has these dims
+        for plan, refused in reversed(list(zip(self._plans, of_plans, strict=True))):
+            fits = (dims == plan.dims).all(axis=1) | (alike & (max(plan.dims) < FIRST_DECLARED))
+            missed = np.where(fits, np.where(missed == 0, 0.0, refused), missed)
+        return [of_engine + missed]
 
     def _choice_excess(self, group: int, costs: Floats, rows: Ints) -> list[Floats]:
         """What the limits on a group's choices are missed by, `[n]` each, from costs `[ops, figures, n]`."""

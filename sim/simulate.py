@@ -55,7 +55,12 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         tpot_s=tpot_s,
         gpus=strategy.gpus,
         memory_bytes=state.memory,
-        violations=(*degree_limits(workload, strategy), *state.violations, *latency_limits(workload, tpot_s, ttft_s)),
+        violations=(
+            *degree_limits(workload, strategy),
+            *engine_limits(workload, strategy),
+            *state.violations,
+            *latency_limits(workload, tpot_s, ttft_s),
+        ),
         stage=first.stage,
         ttft_s=ttft_s,
         running=state.batching.in_flight,
@@ -154,13 +159,17 @@ def _less(workload: Workload) -> str:
 
 
 def degree_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
-    """Limits that degrees alone break; where an engine's space is searched, also what the engine does not support."""
+    """Limits that degrees alone break."""
     violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
     if strategy.extended:
         violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
-    if rules := engine_rules_of(workload):
-        violations += [Violation("engine", 1, 0, text) for text in rules.refusals(workload, strategy)]
     return violations
+
+
+def engine_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
+    """What an engine does not support of a strategy, where its space is searched."""
+    rules = engine_rules_of(workload)
+    return [Violation("engine", 1, 0, text) for text in rules.refusals(workload, strategy)] if rules else []
 
 
 def degree_violations(workload: Workload, tp: int, ep: int, pp: int) -> list[Violation]:

@@ -20,7 +20,7 @@ from sim.strategy import Strategy
 from sim.workload import ExpertExchange, Precisions, Workload
 
 Refuses = Callable[[Workload, Strategy], Iterable[str]]
-"""Texts that say why an engine does not run a strategy's degrees, whatever its batch; none if it does."""
+"""Texts that say why an engine does not run a strategy's degrees, whatever its batch and dims; none if it does."""
 
 
 def never(_workload: Workload, _strategy: Strategy) -> tuple[str, ...]:
