@@ -290,15 +290,19 @@ class _Table:
         width: int,
         price: _Price,
     ) -> None:
-        self._places, self._choices, self._price = places, choices, price
-        sizes = [[len(choices[at]) for at in each] for each in places]
-        self._scales = [[math.prod(each[at + 1 :]) for at in range(len(each))] for each in sizes]
+        self._price = price
+        self._entries = [
+            (addend, chosen)
+            for addend, each in enumerate(places)
+            for chosen in itertools.product(*(choices[at] for at in each))
+        ]
         self._scale = np.zeros((len(choices), len(places)))  # floats, whose products are faster, and exact
-        for addend, (each, scales) in enumerate(zip(places, self._scales, strict=True)):
-            for at, scale in zip(each, scales, strict=True):
-                self._scale[at, addend] += scale  # the same op may be at both ends of a tensor
-        self._start = np.cumsum([0, *map(math.prod, sizes)])
-        self._shape = (int(self._start[-1]), kinds, width)
+        sizes = [[len(choices[at]) for at in each] for each in places]
+        for addend, (each, size) in enumerate(zip(places, sizes, strict=True)):
+            for end, at in enumerate(each):
+                self._scale[at, addend] += math.prod(size[end + 1 :])  # an op may be at both ends of a tensor
+        self._start = np.cumsum([0, *map(math.prod, sizes)])[:-1]
+        self._shape = (len(self._entries), kinds, width)
         self._array: Floats = np.zeros((0, *self._shape))
 
     @property
@@ -319,23 +323,20 @@ class _Table:
         if not entries:
             return np.zeros((0, kinds, width, len(rows)))
         flat = self._array.reshape(-1, kinds * width)
-        wanted = (places @ self._scale).astype(np.int64) + (self._start[:-1] + entries * rows[:, None])
+        wanted = (places @ self._scale).astype(np.int64) + (self._start + entries * rows[:, None])
         unknown = np.isnan(flat[wanted, 0])
         if unknown.any():
-            for at in np.unique(wanted[unknown]).tolist():
-                flat[at] = self._worked_out(*divmod(at, entries))
+            new = np.unique(wanted[unknown])
+            flat[new] = [self._worked_out(*divmod(at, entries)) for at in new.tolist()]
         found = flat.take(wanted.T, axis=0).reshape(*wanted.T.shape, kinds, width)
         return np.ascontiguousarray(found.transpose(0, 2, 3, 1))
 
-    def _worked_out(self, row: int, entry: int) -> Floats:
-        addend = int(self._start.searchsorted(entry, "right")) - 1
-        code = entry - int(self._start[addend])
-        tables = [self._choices[at] for at in self._places[addend]]
-        choices = [table[code // scale % len(table)] for table, scale in zip(tables, self._scales[addend], strict=True)]
-        figures = np.zeros(self._shape[1:])
-        for kind, priced in enumerate(self._price(row, addend, tuple(choices))):
-            figures[kind, : len(priced)] = priced
-        return figures.ravel()
+    def _worked_out(self, row: int, entry: int) -> list[float]:
+        width, found = self._shape[2], list[float]()
+        for figures in self._price(row, *self._entries[entry]):
+            found += figures
+            found += [0.0] * (width - len(figures))
+        return found
 
 
 _, _, _WEIGHT, _KV, _ACTIVATION, _ROWS, _HEADS, _UNSUPPORTED = range(8)
