@@ -65,7 +65,12 @@ def local_shape(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int]) 
     Raises:
         PlacementError: There is not one placement per axis, or one cannot shard its tensor on some rank.
     """
-    return max(local_shapes(shape, layout, degrees), key=math.prod)
+    if not all(placement.grows for placement in layout):
+        return max(local_shapes(shape, layout, degrees), key=math.prod)
+    _check(layout, degrees)
+    for placement, degree in zip(layout, degrees, strict=True):
+        shape = placement.local_shape(shape, degree)
+    return shape
 
 
 def local_shapes(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int]) -> frozenset[tuple[int, ...]]:

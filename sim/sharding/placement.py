@@ -44,6 +44,8 @@ class Placement:
         code: What its text form begins with.
         holds: What a rank has: the "whole" tensor, a "shard" of it, or a full-size "part" yet to be reduced.
         nests: Whether parts over several axes may be joined axis by axis in any order, or all at once, as sums may.
+        grows: Whether the largest piece of a larger tensor is never smaller, as that of chunks: the largest piece over
+            several such axes is then the largest piece's largest piece.
         reads_replicated: Whether ranks that all hold the whole tensor hold it under this placement too, as its
             average or maximum is the tensor itself.
     """
@@ -53,6 +55,7 @@ class Placement:
     code: ClassVar[str]
     holds: ClassVar[Holds]
     nests: ClassVar[bool] = False
+    grows: ClassVar[bool] = False
 
     @property
     def reads_replicated(self) -> bool:
@@ -268,6 +271,7 @@ class Replicate(Placement):
 
     code = "R"
     holds = "whole"
+    grows = True
 
     @property
     @override
@@ -299,6 +303,7 @@ class Shard(Placement):
 
     code = "S"
     holds = "shard"
+    grows = True
     dim: int
 
     @property
@@ -365,6 +370,7 @@ class Partial(Placement):
 
     code = "P"
     holds = "part"
+    grows = True
     nests = True
     op: str = "sum"
 

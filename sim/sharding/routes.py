@@ -94,22 +94,24 @@ class _Graph:
     def __init__(self, problem: _Problem) -> None:
         self._problem = problem
         self._numbers: dict[Layout, int] = {}
-        self._steps: list[tuple[tuple[int, RouteStep], ...] | None] = []
+        self._known: list[list[tuple[int, RouteStep]]] = []
+        self._further: list[Iterator[RouteStep]] = []
 
     def number(self, layout: Layout) -> int:
         """Of a layout."""
-        found = self._numbers.setdefault(layout, len(self._steps))
-        if found == len(self._steps):
-            self._steps.append(None)
+        found = self._numbers.setdefault(layout, len(self._known))
+        if found == len(self._known):
+            self._known.append([])
+            self._further.append(_steps(layout, self._problem))
         return found
 
-    def steps(self, number: int, layout: Layout) -> tuple[tuple[int, RouteStep], ...]:
-        """Steps from a layout, of elements of one byte, and where each leads."""
-        found = self._steps[number]
-        if found is None:
-            found = tuple([(self.number(step.layout), step) for step in _steps(layout, self._problem)])
-            self._steps[number] = found
-        return found
+    def steps(self, number: int) -> Iterator[tuple[int, RouteStep]]:
+        """Where steps from a layout lead, and the steps, of elements of one byte; each is worked out when it is due."""
+        known = self._known[number]
+        yield from known
+        for step in self._further[number]:
+            known.append((self.number(step.layout), step))
+            yield known[-1]
 
 
 @lru_cache(maxsize=1024)
@@ -165,7 +167,7 @@ def cheapest_route(
         arrived[here] = step
         if here == last:
             return Route(source, _steps_back(last, arrived, before))
-        for there, of_bytes in graph.steps(here, step.layout if step else source):
+        for there, of_bytes in graph.steps(here):
             if there in arrived:
                 continue
             onward = of_bytes.of(element_bytes)
@@ -174,6 +176,9 @@ def cheapest_route(
             if reached < waiting.get(there, (math.inf, 0)):
                 waiting[there], before[there] = reached, here
                 heapq.heappush(queue, (*reached, next(order), there, onward))
+                if there == last and reached == (cost, count + 1):  # for nothing: no other way is cheaper or shorter
+                    arrived[last] = onward
+                    return Route(source, _steps_back(last, arrived, before))
     raise RedistributionError(
         f"cannot turn {format_layout(source)} into {format_layout(target)}: parts only come out of an op"
     )
