@@ -21,7 +21,7 @@ import heapq
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ import numpy as np
 
 from sim.arrays import Floats, Ints
 from sim.canonical import canonical
-from sim.evaluation import Evaluation, Memory
+from sim.evaluation import Evaluation
 from sim.layers.dims import dims_of
 from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
@@ -37,13 +37,22 @@ from sim.ops.rank import Rank
 from sim.optimum.bounds import Mesh
 from sim.optimum.fronts import LayerSide, Ranks
 from sim.optimum.spaces import Space
-from sim.optimum.sums import Layers, Unit, all_layers, fits, layers_apart, least_stage_s, slowest_stage_s
+from sim.optimum.sums import (
+    Layers,
+    Unit,
+    all_layers,
+    fits,
+    layers_apart,
+    least_needed_bytes,
+    least_stages_s,
+    slowest_stage_s,
+)
 from sim.optimum.vocabulary_choices import VocabularyChoice, unbeaten_vocabulary_choices
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.simulate import ROUNDING, degree_violations, evaluate
 from sim.step.attention_expert_meshes import Stack, attention_rank, experts_rank, sides
 from sim.step.pipeline import meet
-from sim.step.stage import memory_bytes, needed_and_allowed_bytes
+from sim.step.stage import room
 from sim.strategy import VOCABULARY_OPS, Strategy
 from sim.workload import Workload
 
@@ -274,15 +283,15 @@ class _Range(NamedTuple):
 
 
 class _Floor(NamedTuple):
-    """What a mesh, pipeline degree and batch take at least.
+    """What a mesh and batch take at least in pipelines of some degrees.
 
     Attributes:
-        stages_s: Seconds of a microbatch through all stages, per kind of step.
-        memory: Of the fullest stage.
+        stages_s: [kinds of step, degrees] seconds of a microbatch through all stages.
+        needed_bytes: [degrees] of the fullest stage, by the memory policy.
     """
 
-    stages_s: tuple[float, ...]
-    memory: Memory
+    stages_s: Floats
+    needed_bytes: Floats
 
 
 class _Start(NamedTuple):
@@ -314,7 +323,7 @@ class Worked:
 
     Attributes:
         stages: Pipeline degrees that are allowed, of those asked for.
-        floors: By mesh, pipeline degree, batch and least seconds of a layer.
+        floors: By mesh, pipeline degrees, batch and least seconds of a layer.
         tight_s: Least seconds of a layer with all moves.
         starts: By mesh, batch and whether larger ones are meant too.
         sides: By what distinguishes one side of a layer from another.
@@ -322,7 +331,7 @@ class Worked:
 
     def __init__(self) -> None:
         self.stages: dict[tuple[Mesh, tuple[int, ...]], tuple[int, ...]] = {}
-        self.floors: dict[tuple[Mesh, int, int, SecondsTable], _Floor] = {}
+        self.floors: dict[tuple[Mesh, tuple[int, ...], int, SecondsTable], _Floor] = {}
         self.tight_s: dict[tuple[Mesh, int], SecondsTable] = {}
         self.starts: dict[tuple[Mesh, int, bool], _Start] = {}
         self.sides: dict[tuple[object, ...], LayerSide] = {}
@@ -375,13 +384,14 @@ class _Search:
         last = layer_of(self.workload.model.groups[end]).stream.producer
         return next(dim.name for dim in dims_of(self.workload) if dim.op.name == last and end in dim.groups)
 
-    def stages(self, mesh: Mesh) -> Iterator[int]:
+    def stages(self, mesh: Mesh) -> tuple[int, ...]:
+        """Pipeline degrees that go with a mesh."""
         tp, cp, dp, ep = mesh
         key, known = (mesh, self.space.pp), self._worked.stages
         if key not in known:
             runs, moe_tp = self.space.stages(mesh), tp * cp * dp // ep
             known[key] = tuple(pp for pp in runs if not degree_violations(self.workload, moe_tp, ep, pp))
-        return iter(known[key])
+        return known[key]
 
     # --- ranges ----------------------------------------------------------------------------------
 
@@ -420,13 +430,12 @@ class _Search:
         layer_s = start.layer_s
         if at_least_s:
             layer_s = tuple(tuple(map(max, *rows)) for rows in zip(layer_s, at_least_s, strict=True))
-        floor = self._floor(mesh, pp, smallest, layer_s)
-        decode_s, mixed_s = floor.stages_s[0], floor.stages_s[-1]
+        floor, at = self._floor(mesh, smallest, layer_s), self.stages(mesh).index(pp)
+        decode_s, mixed_s = float(floor.stages_s[0, at]), float(floor.stages_s[-1, at])
         state = start.state.at_least.through(pp)
         if not self._in_time(state, decode_s, mixed_s):
             return
-        needed, allowed = needed_and_allowed_bytes(self.workload, floor.memory)
-        if _SLACK * needed <= allowed:
+        if _SLACK * floor.needed_bytes[at] <= room(self.workload, 0.0, 0.0)[1]:
             step_s = float(state.step_s(decode_s, mixed_s))
             self._push(heap, _Range(0.0, mesh, pp, low, high, layer_s, step_s, tight))
 
@@ -442,23 +451,21 @@ class _Search:
     def _gpus(mesh: Mesh, pp: int) -> int:
         return math.prod(mesh[:3]) * pp
 
-    def _floor(self, mesh: Mesh, pp: int, batch: int, layer_s: SecondsTable) -> _Floor:
-        """What a batch takes at least; searches that differ in limits alone ask for the same."""
-        key, known = (mesh, pp, batch, layer_s), self._worked.floors
+    def _floor(self, mesh: Mesh, batch: int, layer_s: SecondsTable) -> _Floor:
+        """What a batch takes at least; pipelines, and searches that differ in limits alone, ask for the same."""
+        depths, known = self.stages(mesh), self._worked.floors
+        key = (mesh, depths, batch, layer_s)
         found = known.get(key)
         if found is None:
             start = self._start(mesh, batch, or_more=True)
             least_s = [
-                _SLACK * pp * min([least_stage_s(stack, pp, each_s, self._combines) for stack in stacks])
+                np.min([least_stages_s(stack, depths, each_s, self._combines) for stack in stacks], axis=0)
                 for *stacks, each_s in zip(*(ending.stacks for ending in start.endings), layer_s, strict=True)
             ]
-            stages_s = tuple(itertools.accumulate(least_s, max))  # with prompts a step takes no less
+            stages_s = _SLACK * np.array(depths) * np.maximum.accumulate(least_s)  # with prompts a step takes no less
             held = start.weights, start.kv
-            memory = min(
-                [least_memory(ending.stacks[-1], pp, *held) for ending in start.endings],
-                key=lambda each: needed_and_allowed_bytes(self.workload, each)[0],
-            )
-            found = known[key] = _Floor(stages_s, memory)
+            needed = [least_needed_bytes(ending.stacks[-1], depths, *held) for ending in start.endings]
+            found = known[key] = _Floor(stages_s, np.min(needed, axis=0))
         return found
 
     def _in_time(self, state: Batching, decode_s: float, mixed_s: float) -> bool:
@@ -622,11 +629,6 @@ class _Search:
         if key not in known:
             known[key] = LayerSide(ranks(), dims)
         return known[key]
-
-
-def least_memory(stack: Stack, pp: int, weights: Sequence[float], kv: Sequence[float]) -> Memory:
-    """Of the fullest stage, no op's inputs and output counted."""
-    return memory_bytes(stack, pp, layer_weight_bytes=weights, layer_kv_bytes=kv, peak_op_bytes=0.0)
 
 
 def units_of(space: Space) -> tuple[tuple[tuple[int, ...], Dims, Dims], ...]:

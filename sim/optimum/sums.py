@@ -16,7 +16,7 @@ from sim.arrays import Floats, Ints
 from sim.layers.ops import crossing_tensors
 from sim.optimum.fronts import Front, FrontFigures, LayerSide, keys_of, unbeaten_within
 from sim.step.attention_expert_meshes import Stack
-from sim.step.pipeline import Pair, pipeline
+from sim.step.pipeline import Pair, pipeline, pipelines
 from sim.step.stage import (
     VocabularySeconds,
     base_of,
@@ -246,11 +246,18 @@ def fits(workload: Workload, stack: Stack, pp: int, figures: FrontFigures) -> ND
     return allowed_all
 
 
-def least_stage_s(stack: Stack, pp: int, layers_s: Sequence[float], combines: Sequence[int]) -> float:
-    """Seconds that the slowest stage takes at least, whatever leaves the residual stream, without meetings."""
+def least_stages_s(stack: Stack, depths: tuple[int, ...], layers_s: Sequence[float], combines: Sequence[int]) -> Floats:
+    """[depths] seconds that the slowest stage takes at least, whatever leaves the residual stream, without meetings."""
     end = end_of(stack)
-    ends = [vocabulary_seconds(end, pp, choice) for choice in combines]
-    return max(
-        min(stage_s(stage._replace(meetings=()), layers_s, {}, each) for each in ends)
-        for stage in pipeline(end.experts.workload, pp)
-    )
+    each = pipelines(end.experts.workload, depths)
+    around_s = np.array([[vocabulary_seconds(end, pp, choice)[:3] for pp in depths] for choice in combines])
+    ends = VocabularySeconds(*around_s.transpose(2, 0, 1)[..., each.which])
+    return each.most(stage_s(each.stages, layers_s, {}, ends).min(axis=0))
+
+
+def least_needed_bytes(stack: Stack, depths: tuple[int, ...], weights: Sequence[float], kv: Sequence[float]) -> Floats:
+    """[depths] bytes that the fullest stage needs by the memory policy, no op's inputs and output counted."""
+    workload = end_of(stack).experts.workload
+    each = pipelines(workload, depths)
+    kinds = stage_bytes(workload, each.stages, each.pp, weights, kv, 0.0, base_of(stack))
+    return each.most(room(workload, sum(kinds), kinds[1])[0])

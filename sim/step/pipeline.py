@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sim.arrays import Floats, Ints
 from sim.ops.layers import layer_of
 from sim.workload import Workload
 
@@ -71,6 +72,36 @@ def side_by_side(stages: Sequence[Stage], shape: tuple[int, ...] = (-1,)) -> Sta
         often,
         *(np.reshape(flags, shape) for flags in zip(*(stage[2:] for stage in stages), strict=True)),
     )
+
+
+class Pipelines(NamedTuple):
+    """The stages of several pipelines next to each other.
+
+    Attributes:
+        pp: [stages] degree of each one's pipeline.
+        stages: Of all, without meetings, with arrays [stages].
+        which: [stages] the pipeline of each.
+        starts: [pipelines] where its stages begin.
+    """
+
+    pp: Ints
+    stages: Stage
+    which: Ints
+    starts: Ints
+
+    def most(self, of_stages: Floats) -> Floats:
+        """[..., pipelines] the most of any stage, from [..., stages]."""
+        return np.maximum.reduceat(of_stages, self.starts, axis=-1)
+
+
+@lru_cache(maxsize=256)
+def pipelines(workload: Workload, depths: tuple[int, ...]) -> Pipelines:
+    """Pipelines of these degrees."""
+    each = [pipeline(workload, pp) for pp in depths]
+    counts = list(map(len, each))
+    which = np.repeat(np.arange(len(depths)), counts)
+    stages = side_by_side([stage._replace(meetings=()) for stages in each for stage in stages])
+    return Pipelines(np.array(depths)[which], stages, which, np.cumsum([0, *counts[:-1]]))
 
 
 def meet(workload: Workload) -> bool:
