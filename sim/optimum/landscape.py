@@ -250,8 +250,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             least_s = feasible_s[0] if every else feasible_s.min()
             each_token = tp * ep * pp / state.tokens
             of_stages = [
-                (each_token * factor * layers, each_token * (factor * ends_s + engine_s))
-                for layers, ends_s in parts
+                (each_token * factor * layers, each_token * (factor * ends_s + engine_s)) for layers, ends_s in parts
             ]
             landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages))
             tokens_per_s_per_gpu = 1 / max(scale * float(least_s) + more for scale, more in of_stages)
