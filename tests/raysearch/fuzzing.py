@@ -21,6 +21,8 @@ from sim.strategy_checks import StrategyError
 from tests.raysearch.forging import WRONG, instance, places, replaced, resealed
 
 ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "4"))
+INPUTS = 10 * ROUNDS
+"""Of a reader: a hundred thousand by `make fuzz N=10000`."""
 MOST_BYTES = 500 * 10**6
 REFUSALS = (InputError, CatalogError, StrategyError, RunFailed)
 
@@ -62,6 +64,11 @@ def within_memory() -> Iterator[None]:
 def _memory_bytes(name: str) -> int:
     (line,) = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(f"{name}:")]
     return int(line.split()[1]) * 1024
+
+
+def now_and_then(rng: random.Random) -> bool:
+    """For what reads more than the file that was forged: ten times in the default run, each 500th in a long one."""
+    return rng.random() < max(10 / INPUTS, 1 / 500)
 
 
 def look_at(folder: Path) -> None:

@@ -29,12 +29,13 @@ from raysearch.deploy.export.stored import Exportable
 from raysearch.deploy.live.session import Head, verify_tuning
 from raysearch.deploy.place.fleet_file import FleetFile
 from raysearch.deploy.place.fleet_plan_text import PLACEMENT_FILE
+from raysearch.pretraining.pretraining_file import PretrainingFile
 from raysearch.processes.claim import CLAIM_FILE, in_use
 from raysearch.reports.study_report import read_report
 from raysearch.runs.records import HEAD_FILE, STUDY_FILE, RunHead, RunSummary, StudyRecord
 from raysearch.runs.run import SearchRun
 from raysearch.studies.journal import JOURNAL_FILE, last_events
-from raysearch.studies.results import verify
+from raysearch.studies.results import run_rows, verify
 from raysearch.studies.study_file import StudyFile, check_study, load_study, run_dir, write_study
 from raysearch.studies.study_status import read_status
 from sim.config.calibration_file import CalibrationFile
@@ -44,7 +45,7 @@ from sim.config.hardware_file import HardwareFile
 from sim.config.question import QUESTION_FIELDS, Question
 from sim.config.schemas import EngineVersionFile, ModelFile, WorkloadFile
 from tests.raysearch.forging import WRONG, encoded, instance, places, replaced
-from tests.raysearch.fuzzing import ROUNDS, forged, look_at, tried
+from tests.raysearch.fuzzing import INPUTS, forged, look_at, now_and_then, tried
 from tests.raysearch.fuzzing import within_memory as within_memory
 
 POOL = {"strategy": {"tp": 4, "ep": 1, "pp": 1, "batch": 8, "dims": [2] * 10}, "replicas": 2}
@@ -90,16 +91,12 @@ RECORDS = [
 def test_a_forged_record_is_understood_or_refused(study: Path, tmp_path: Path, name: str, schema: Any) -> None:
     out = Path(shutil.copytree(study, tmp_path / "out"))
     whole = json.loads((out / name).read_text())
-    for seed in range(10 * ROUNDS):
+    for seed in range(INPUTS):
         rng = random.Random(f"{name} {seed}")
         (out / name).write_bytes(encoded(forged(whole, schema, rng), rng))
-        try:
-            read_record(out / name, schema)
-        except InputError as refusal:
-            assert "\n" not in str(refusal)  # noqa: PT017
-            if rng.random() > 0.02:  # what reads the whole folder says the same
-                continue
-        look_at(out)
+        tried(lambda: read_record(out / name, schema))
+        if now_and_then(rng):
+            look_at(out)
 
 
 def test_forged_rows_that_follow_from_each_other_are_understood_or_refused(study: Path, tmp_path: Path) -> None:
@@ -110,7 +107,7 @@ def test_forged_rows_that_follow_from_each_other_are_understood_or_refused(study
     run = out / "runs/tiny-annealing-s0"
     rows = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
     (run / "checkpoint.bin").unlink()
-    for seed in range(4 * ROUNDS):
+    for seed in range(INPUTS):
         rng, digest, text = random.Random(seed), NO_ROWS_DIGEST, b""
         broken = rng.randrange(len(rows))
         for number, row in enumerate(rows):
@@ -121,7 +118,9 @@ def test_forged_rows_that_follow_from_each_other_are_understood_or_refused(study
             line, digest = chained_line(run_head(row["run_id"]), json.dumps(fields)[1:-1].encode(), digest)
             text += line
         (run / "rows.jsonl").write_bytes(text)
-        look_at(out)
+        tried(lambda: run_rows(run))
+        if now_and_then(rng):
+            look_at(out)
 
 
 ANSWERS = {RECOMMENDATION_FILE: ANSWER, TUNED_FILE: ANSWER, "pools.json": POOLS, "best.json": POOL}
@@ -130,7 +129,7 @@ ANSWERS = {RECOMMENDATION_FILE: ANSWER, TUNED_FILE: ANSWER, "pools.json": POOLS,
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_forged_answer_is_exported_or_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    for seed in range(10 * ROUNDS):
+    for seed in range(INPUTS):
         rng = random.Random(f"{name} {seed}")
         path.write_bytes(encoded(forged(ANSWERS[name], Exportable, rng), rng))
         source, number = rng.choice([path, tmp_path]), rng.choice([0, 0, 1])
@@ -141,7 +140,7 @@ def test_a_forged_answer_is_exported_or_refused(tmp_path: Path, name: str) -> No
 def test_what_only_informs_is_read_as_far_as_it_can_be(tmp_path: Path) -> None:
     events = {"at": "2026-01-01T00:00:00.000+00:00", "event": "started", "run": "a"}
     claim = {"host": "h", "process": 1, "machine": "m", "claim": "0"}
-    for seed in range(8 * ROUNDS):
+    for seed in range(INPUTS):
         rng = random.Random(seed)
         for name, whole in (
             (JOURNAL_FILE, events),
@@ -171,6 +170,7 @@ CONFIGURATIONS: list[tuple[Any, Callable[[Path], object]]] = [
     (HardwareFile, load_hardware),
     (StudyFile, load_study),
     (FleetFile, lambda path: read_config(path, FleetFile)),
+    (PretrainingFile, lambda path: read_config(path, PretrainingFile)),
     (EngineVersionFile, lambda path: Question(**QUESTION | {"engine_version": str(path)}).load()),
 ]
 
@@ -180,7 +180,7 @@ def test_a_forged_configuration_is_understood_or_refused(
     tmp_path: Path, schema: Any, read: Callable[[Path], object]
 ) -> None:
     path = tmp_path / "mine.toml"
-    for seed in range(4 * ROUNDS):
+    for seed in range(INPUTS):
         rng = random.Random(f"{schema.__name__} {seed}")
         made = instance(schema, rng)
         if schema is EngineVersionFile and isinstance(made, dict) and rng.random() < 0.9:
@@ -192,8 +192,9 @@ def test_a_forged_configuration_is_understood_or_refused(
 
 def test_a_forged_calibration_is_understood_or_refused(tmp_path: Path) -> None:
     path, whole = tmp_path / "mine.json", json.loads((configs_root() / "calibration" / "h100_sxm.json").read_text())
+    whole["series"] = dict(list(whole["series"].items())[:2])
     where = [at for at in places(whole) if len(at) < 4]
-    for seed in range(2 * ROUNDS):
+    for seed in range(INPUTS):
         rng = random.Random(seed)
         made = (
             instance(CalibrationFile, rng)
@@ -214,7 +215,7 @@ SETTINGS = [
 def test_a_forged_setting_is_understood_or_refused() -> None:
     assert len(SETTINGS) > 40
     texts = [*map(str, WRONG), "8", "2,1", "nan", "inf", "1e999", "9" * 5000, "yes", "1%", "a=b"]
-    for seed in range(10 * ROUNDS):
+    for seed in range(INPUTS):
         rng = random.Random(seed)
         command, name, setting = rng.choice(SETTINGS)
         try:
@@ -227,7 +228,7 @@ def test_a_forged_setting_is_understood_or_refused() -> None:
 
 
 def test_a_forged_question_is_understood_or_refused() -> None:
-    for seed in range(10 * ROUNDS):
+    for seed in range(INPUTS):
         rng = random.Random(seed)
         changed = {name: rng.choice(WRONG) for name in rng.sample(list(QUESTION_FIELDS), rng.choice([1, 1, 2]))}
         tried(lambda changed=changed: Question.of_record(QUESTION | changed).load())

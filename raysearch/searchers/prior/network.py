@@ -5,25 +5,27 @@ The file holds arrays and text alone (safetensors): nothing in it can run code. 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Annotated, NamedTuple, final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
 from raysearch.searchers.prior.features import Features, Reals
-from sim.json_object import JsonFields
+from sim.config.files import first_error_text
+from sim.config.reading import parse_object, read_bytes
 
 SHIPPED = Path(__file__).with_name("prior.safetensors")
 """The prior that comes with the package."""
 FORMAT = "raysearch prior 1"
 _LARGEST_BYTES = 20_000_000
+_LARGEST_WEIGHT, _LARGEST_LOG = 1e6, 100.0
+"""[assumed] Far beyond any of a trained network, and such that numbers made of them stay finite."""
 _BLOCK = 4096
 """Strategies that go through the network together."""
 
@@ -45,6 +47,10 @@ class Prediction(NamedTuple):
     kept: Reals
 
 
+_Variance = Annotated[float, Field(ge=0, le=1e3)]
+_Distance = Annotated[float, Field(ge=1e-3, le=1e3)]
+
+
 class Kernel(BaseModel):
     """How errors of the network go together, as fitted on workloads that it was not trained on.
 
@@ -60,13 +66,13 @@ class Kernel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    shared: float
-    terms: float
-    degrees: float
-    choices: float
-    length: float
-    ops: float
-    own: float
+    shared: _Variance
+    terms: _Variance
+    degrees: _Variance
+    choices: _Variance
+    length: _Distance
+    ops: _Distance
+    own: _Variance
 
 
 class Header(BaseModel):
@@ -113,6 +119,7 @@ class Prior:
         """What it expects of [n] strategies."""
         blocks = range(0, len(features.inputs), _BLOCK)
         out = np.concatenate([self.forward(features.inputs[start : start + _BLOCK]) for start in blocks])
+        out = np.clip(out, -_LARGEST_LOG, _LARGEST_LOG)
         step = features.log_step_s + out[:, 0]
         return Prediction(
             step, step + out[:, 1], features.log_ttft_s + out[:, 2], features.log_memory + out[:, 3], out[:, 4]
@@ -146,25 +153,29 @@ def read_prior(path: Path) -> Prior:
     Raises:
         InputError: It cannot be read, or is none.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
 
     try:
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise InputError(f"{path}: expected a prior of at most {_LARGEST_BYTES:,} bytes")
-        with safe_open(path, framework="numpy") as file:
-            metadata: JsonFields = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary
-        header = Header.model_validate(json.loads(metadata["header"]))
+        content = read_bytes(path, _LARGEST_BYTES)
+        arrays = load(content)
+        words = parse_object(content[8 : 8 + int.from_bytes(content[:8], "little")])  # [spec] of the format
+        header = Header.model_validate(parse_object(words["__metadata__"]["header"].encode()))
         layers = range(sum(name.startswith("weight") for name in arrays))
         weights, biases = ([arrays[f"{kind}{layer}"] for layer in layers] for kind in ("weight", "bias"))
         prior = Prior(header, arrays["mean"], arrays["scale"], weights, biases)
         if header.format != FORMAT:
             raise ValueError(f"expected {FORMAT!r}, got {header.format!r}")
-        if not all(np.isfinite(array).all() for array in arrays.values()):
-            raise ValueError("a weight is no finite number")
+        if not all(array.dtype == np.float32 and (abs(array) <= _LARGEST_WEIGHT).all() for array in arrays.values()):
+            raise ValueError(f"expected weights of 32 bits and at most {_LARGEST_WEIGHT:g}")
+        if not (prior.scale >= 1 / _LARGEST_WEIGHT).all():
+            raise ValueError(f"expected scales of at least {1 / _LARGEST_WEIGHT:g}")
         prior.forward(np.zeros((1, len(prior.mean)), np.float32))[0, 4]
     except OSError as error:
         raise InputError(f"cannot read the prior {path}: {error.strerror or error}") from error
-    except (SafetensorError, ValidationError, ValueError, LookupError, TypeError) as error:
+    except ValidationError as error:
+        said = first_error_text(error, Header)
+        raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {said}") from error
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {error}") from error
     return prior

@@ -14,6 +14,7 @@ from threadpoolctl import ThreadpoolController
 
 from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
+from raysearch.base.errors import InputError
 from raysearch.searchers.interface import NoOptions, Outcome, Searcher
 from raysearch.searchers.prior.candidates import Candidates
 from raysearch.searchers.prior.features import Features, Reals, WorkloadFeatures
@@ -89,6 +90,12 @@ class PriorSearcher(Searcher):
         super().__init__(space, seed=seed, budget=budget, options=options)
         self._prior = read_prior(Path(options.weights) if options.weights else SHIPPED)
         self._features = WorkloadFeatures(space.workload)
+        inputs = self._features.of(space.strategies(np.zeros((1, len(space.sizes)), np.int64))).inputs.shape[1]
+        if inputs != (got := len(self._prior.mean)):
+            raise InputError(
+                f"{options.weights or SHIPPED}: expected a prior of {inputs} inputs, got one of {got}; "
+                "make it anew with `raysearch pretrain`"
+            )
         self._candidates = Candidates(space, self._prior.header.pool)
         self._phase = phase_of(space.workload)
         self._threads = ThreadpoolController()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from raysearch.base.file_io import write_bytes
 from raysearch.deploy.export.source import TUNED_FILE
 from raysearch.deploy.live.session import ROWS_FILE as MEASUREMENTS_FILE
 from raysearch.runs.records import SUMMARY_FILE
@@ -274,7 +275,7 @@ def victims(process: subprocess.Popen[str], out: Path) -> dict[str, int]:
 
 def disturb(how: str, pid: int, clock: Path) -> None:
     if how == "clock":
-        clock.write_text(str(-1e6 if clock.read_text() != "0" else 1e6))
+        write_bytes(clock, b"-1e6" if clock.read_text() != "0" else b"1e6")  # never empty to whoever reads it
     elif how == "full disk":
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # what it starts has it, too
     else:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from envs import StrategyEnv, StrategySpace
 from raysearch.base.errors import InputError
@@ -27,6 +32,8 @@ from sim.optimum.spaces import space_of
 from sim.simulate import degree_limits, evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
+from tests.raysearch.forging import WRONG, places, replaced
+from tests.raysearch.fuzzing import INPUTS, broken, now_and_then, tried
 
 MOE = load_workload("qwen3_235b_a22b_16k")
 KERNEL = Kernel(shared=0.01, terms=0.0, degrees=0.01, choices=0.01, length=2.0, ops=5.0, own=0.0)
@@ -130,6 +137,48 @@ def test_what_is_no_prior_is_one_error(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(InputError, match="no prior that `raysearch pretrain` wrote"):
         read_prior(path)
+
+
+NOTHING = np.zeros(0, np.float32)
+PARTS = {"mean": np.zeros(3), "scale": np.ones(3), "weight0": np.ones((3, 5)), "bias0": np.zeros(5)}
+
+
+def forged_prior(path: Path, header: Any, arrays: dict[str, Any], rng: random.Random) -> None:
+    said = {"header": header if isinstance(header, str) else json.dumps(header)}
+    path.write_bytes(save({name: np.asarray(array, np.float32) for name, array in arrays.items()}, said))
+    if rng.random() < 0.3:
+        path.write_bytes(broken(path.read_bytes(), rng))
+
+
+def test_a_forged_prior_is_searched_with_or_refused(tmp_path: Path) -> None:
+    shipped, path = read_prior(SHIPPED), tmp_path / "prior.safetensors"
+    header = shipped.header.model_dump(mode="json")
+    header["pool"] = header["pool"][:3]
+    own = {"mean": shipped.mean, "scale": shipped.scale}
+    for number, (weight, bias) in enumerate(zip(shipped.weights, shipped.biases, strict=True)):
+        own |= {f"weight{number}": weight, f"bias{number}": bias}
+    for seed in range(INPUTS):
+        rng = random.Random(seed)
+        searched = now_and_then(rng)
+        arrays = dict(own if searched else PARTS)
+        name = rng.choice([*arrays, "weight7"])
+        known = np.asarray(arrays.get(name, [0.0]))
+        for_it = [*(known * factor for factor in (0, -1, 1e5, 1e30, np.nan)), known[..., :1], known.T, np.zeros((0, 0))]
+        arrays[name] = rng.choice([known, *for_it])
+        made = replaced(header, rng.choice(list(places(header))), rng.choice(WRONG)) if seed % 2 else header
+        forged_prior(path, made, arrays, rng)
+        read_prior.cache_clear()
+        tried(lambda: read_prior(path))
+        if searched:
+            tried(lambda: make_searcher("prior", StrategySpace(MOE), seed=0, budget=9, weights=str(path)).ask(NOTHING))
+
+
+@pytest.mark.parametrize("name", ["pipe", "zero"])
+def test_what_is_no_file_is_no_prior(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="no regular file"):
+        read_prior(tmp_path / name)
 
 
 def test_a_prior_that_is_not_there_is_one_error(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from raysearch.base.errors import InputError
 from raysearch.deploy.replay.trace_files import read_trace
 from tests.raysearch.forging import WRONG, encoded, places, replaced
-from tests.raysearch.fuzzing import ROUNDS, broken, tried
+from tests.raysearch.fuzzing import INPUTS, broken, tried
 from tests.raysearch.fuzzing import within_memory as within_memory
 
 
@@ -105,7 +105,7 @@ LINES = {
 @pytest.mark.parametrize("name", LINES)
 def test_a_broken_or_forged_trace_is_understood_or_refused(tmp_path: Path, name: str) -> None:
     path, whole = tmp_path / "trace", LINES[name]
-    for seed in range(2 * ROUNDS):
+    for seed in range(INPUTS):
         rng = random.Random(f"{name} {seed}")
         if isinstance(whole, str):
             path.write_bytes(broken(whole.encode(), rng))
