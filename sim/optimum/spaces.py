@@ -270,38 +270,47 @@ def extended_space(workload: Workload, extensions: Iterable[str] = (*EXTENSIONS,
     Raises:
         ValueError: An unknown extension.
     """
-    wanted, degrees = set(extensions), workload.degrees
+    wanted, whole = set(extensions), generated_space(workload)
     if unknown := wanted - {*EXTENSIONS, DECLARED}:
         known = ", ".join((*EXTENSIONS, DECLARED))
         raise ValueError(f"unknown extension {sorted(unknown)[0]!r}; expected some of {known}")
-    more = ((TOKENS,) if "tokens" in wanted else ()) + ((GATHERED_TOKENS, GATHERED) if "gathered" in wanted else ())
-    return Space(
-        workload,
-        tp=degrees.tp,
-        cp=CONTEXT_DEGREES if "context" in wanted else (1,),
-        dp=tuple(sorted({*DATA_DEGREES, *degrees.ep})) if "degrees" in wanted else (),
-        ep=degrees.ep,
-        pp=degrees.pp,
-        batch=degrees.batch,
+    kept = (*CHOICES, *((TOKENS,) if "tokens" in wanted else ()))
+    kept += (GATHERED_TOKENS, GATHERED) if "gathered" in wanted else ()
+    return replace(
+        whole,
+        cp=whole.cp if "context" in wanted else (1,),
+        dp=whole.dp if "degrees" in wanted else (),
         choices={
-            dim.name: tuple(choice for choice in choices_by_rule(dim.op) if choice in (*CHOICES, *more))
-            + (_declared(dim, workload) if DECLARED in wanted else ())
-            for dim in dims_of(workload)
+            name: tuple(
+                choice for choice in table if choice in kept or (choice >= FIRST_DECLARED and DECLARED in wanted)
+            )
+            for name, table in whole.choices.items()
         },
+        vocabulary={},
     )
 
 
 def generated_space(workload: Workload) -> Space:
-    """All that proven rules allow: the extended space, and choices for the embedding, the LM head and sampling.
+    """All that proven rules allow, for the embedding, the LM head and sampling, too.
 
-    Every op has the choices that `sim.layers.ops.choices_by_rule` numbers; the other spaces are subsets of them.
+    Every op has the choices that `sim.layers.ops.choices_by_rule` numbers; the other spaces are cut out of this one.
 
     >>> from sim.config.catalog import load_workload
     >>> dict(generated_space(load_workload("gpt_moe_1_2t_16k")).vocabulary)
     {'embedding': (0, 1, 2, 3), 'lm_head': (0, 1, 2, 3, 4, 5), 'sampling': (0, 1, 2)}
     """
-    vocabulary = {op.name: choices_by_rule(op) for op in vocabulary_ops()}
-    return replace(extended_space(workload), vocabulary=vocabulary)
+    degrees = workload.degrees
+    return Space(
+        workload,
+        tp=degrees.tp,
+        cp=CONTEXT_DEGREES,
+        dp=tuple(sorted({*DATA_DEGREES, *degrees.ep})),
+        ep=degrees.ep,
+        pp=degrees.pp,
+        batch=degrees.batch,
+        choices={dim.name: choices_by_rule(dim.op) + _declared(dim, workload) for dim in dims_of(workload)},
+        vocabulary={op.name: choices_by_rule(op) for op in vocabulary_ops()},
+    )
 
 
 def _declared(dim: Dim, workload: Workload) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +15,9 @@ from sim.layers.ops import choices_by_rule
 from sim.ops.layers import DENSE_LAYER, MOE_LAYER
 from sim.ops.vocabulary import VOCABULARY_LAYERS, vocabulary_ops
 from sim.optimum.exact_search import find_best
-from sim.optimum.spaces import extended_space, generated_space, joint_space, paper_space
+from sim.optimum.spaces import Space, extended_space, generated_space, joint_space, paper_space
 from sim.simulate import evaluate
-from sim.strategy import ENGINES_VOCABULARY, NONE, Strategy
+from sim.strategy import ENGINES_VOCABULARY, NONE, VOCABULARY_OPS, Strategy
 from sim.strategy_checks import StrategyError, check_strategy
 from sim.workload import DegreeTables, Workload
 
@@ -51,6 +52,26 @@ def test_the_other_spaces_are_subsets_of_the_generated_one(name: str) -> None:
 def small(workload: Workload, name: str) -> Workload:
     degrees = DegreeTables((1, 4), (1, 2) if workload.model.is_moe else (1,), (1, 2), (16,))
     return replace(workload, degrees=degrees, name=name, max_gpus=8)
+
+
+@pytest.mark.parametrize("named", [paper_space, joint_space, extended_space])
+@pytest.mark.parametrize("which", ["toy_dense", "toy_moe"])
+def test_a_named_space_is_what_its_tables_leave_of_the_generated_one_to_the_bit(
+    which: str, named: Callable[[Workload], Space], request: pytest.FixtureRequest
+) -> None:
+    workload = small(request.getfixturevalue(which), which)
+    space = named(workload)
+    ends = {name: (choice,) for name, choice in zip(VOCABULARY_OPS, ENGINES_VOCABULARY, strict=True)}
+    cut = replace(generated_space(workload), cp=space.cp, dp=space.dp, choices=space.choices, vocabulary=ends)
+    assert (cut.size, cut.distinct_size) == (space.size, space.distinct_size)
+    one, other = np.random.default_rng(3), np.random.default_rng(3)
+    for _ in range(20):
+        mine, its = space.sample(one), cut.sample(other)
+        assert replace(its, vocabulary=()) == mine
+        assert replace(evaluate(workload, its), strategy=mine) == evaluate(workload, mine)
+    best, same = find_best(space), find_best(cut)
+    assert same.swept_tokens_per_s_per_gpu == best.swept_tokens_per_s_per_gpu > 0
+    assert same.evaluation == best.evaluation
 
 
 @pytest.mark.parametrize("tight", [False, True])
