@@ -26,6 +26,7 @@ from sim.step.stage import (
     room,
     stage_bytes,
     stage_s,
+    stream_send_s,
     vocabulary_seconds,
 )
 from sim.workload import Workload
@@ -250,8 +251,9 @@ def least_stages_s(stack: Stack, depths: tuple[int, ...], layers_s: Sequence[flo
     """[depths] seconds that the slowest stage takes at least, whatever leaves the residual stream, without meetings."""
     end = end_of(stack)
     each = pipelines(end.experts.workload, depths)
-    around_s = np.array([[vocabulary_seconds(end, pp, choice)[:3] for pp in depths] for choice in combines])
-    ends = VocabularySeconds(*around_s.transpose(2, 0, 1)[..., each.which])
+    first_s, last_s, _, _ = np.array([vocabulary_seconds(end, 1, choice) for choice in combines]).T[..., None]
+    send_s = np.array([[stream_send_s(end, pp, choice) for pp in depths] for choice in combines])
+    ends = VocabularySeconds(first_s, last_s, send_s[:, each.which])
     return each.most(stage_s(each.stages, layers_s, {}, ends).min(axis=0))
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from sim.evaluation import Memory, StageBreakdown
-from sim.ops.rank import OpCost, Rank
+from sim.ops.rank import OpCost
 from sim.prices.collectives import stage_send_s
 from sim.prices.mesh import stage_pair
 from sim.step.attention_expert_meshes import Sides, meeting
@@ -181,15 +181,18 @@ def vocabulary_seconds(end: Sides, pp: int, last_choice: int) -> VocabularySecon
         draft_s = _drafting(end).time_s
         last_s = head_s(end, last_choice) + draft_s
         found = known[key] = VocabularySeconds(embedding_s(end, last_choice), last_s, 0.0, draft_s)
-    return found if pp == 1 else found._replace(send_s=_stream_send_s(end.experts, pp, last_choice))
+    return found if pp == 1 else found._replace(send_s=stream_send_s(end, pp, last_choice))
 
 
 def _drafting(end: Sides) -> Draft:
     return draft_of(end) if end.experts.workload.speculation else FREE
 
 
-def _stream_send_s(rank: Rank, pp: int, last_choice: int) -> float:
-    hardware = rank.workload.hardware
+def stream_send_s(end: Sides, pp: int, last_choice: int) -> float:
+    """Seconds in which a stage sends its residual stream on; 0 without a pipeline."""
+    if pp == 1:
+        return 0.0
+    rank, hardware = end.experts, end.experts.workload.hardware
     return stage_send_s(hardware, stage_pair(rank.tp, rank.ep, pp, *hardware.tiers), sent_on_bytes(rank, last_choice))
 
 
