@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sim.json_object import JsonObject
@@ -153,6 +154,15 @@ class Explanation(NamedTuple):
     interval_because: str = ""
 
 
+def _at(probability: float, predicted: float, interval: Interval) -> float:
+    """A quantile, where either side of the 90 % interval is log-normal: [assumed]."""
+    if not predicted or probability == 0.5:
+        return predicted
+    low, high = (math.log(bound / predicted) for bound in interval)
+    place = NormalDist().inv_cdf(probability) / NormalDist().inv_cdf(0.95)
+    return predicted * math.exp(place * (high if place > 0 else -low))
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """How fast a strategy would run, why, and whether it is allowed.
@@ -213,6 +223,14 @@ class Evaluation:
     def excess(self) -> float:
         """By how much limits are missed, all of them together, in factors of e; 0 if feasible."""
         return math.fsum(violation.excess for violation in self.violations)
+
+    def tpot_at_s(self, probability: float) -> float:
+        """Seconds per token that a measured run takes no longer than with that probability."""
+        return _at(probability, self.tpot_s, self.tpot_interval_s)
+
+    def ttft_at_s(self, probability: float) -> float:
+        """Seconds to the first token that a measured run takes no longer than with that probability."""
+        return _at(probability, self.ttft_s, self.ttft_interval_s)
 
     def group_ops(self, group: str) -> tuple[OpBreakdown, ...]:
         """The ops of one layer of a group, by its name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -26,9 +25,8 @@ _NOTABLE = 0.97
 def alternatives(demand: Demand, bests: Sequence[Evaluation], known: Known) -> list[Evaluation]:
     """Strategies beside the best, the most worth first, each of which has something that all before it lack.
 
-    Each is the exact best that has it: smaller replicas, no pipeline, no expert parallelism, sooner tokens (within the
-    SLO at the high end of their interval, where that can be), a sooner first token, more memory free. For requests at
-    once they are chosen among the best of each degrees.
+    Each is the exact best that has it: smaller replicas, no pipeline, no expert parallelism, sooner tokens, a sooner
+    first token, more memory free. For requests at once they are chosen among the best of each degrees.
 
     Args:
         demand: What was asked.
@@ -60,12 +58,11 @@ def _wishes(demand: Demand, best: Evaluation) -> Iterator[Demand]:
         yield demand.under(degrees=replace(workload.degrees, pp=(1,)))
     if strategy.ep > 1:
         yield demand.under(degrees=replace(workload.degrees, ep=(1,)))
+    kept = 1 - workload.margin
     if best.tpot_s:
-        surely = workload.tpot_slo_s * best.tpot_s / best.tpot_interval_s[1]
-        sooner = _SOONER * best.tpot_s / (1 - workload.margin)
-        yield demand.under(tpot_slo_s=surely if math.isfinite(surely) else sooner)
+        yield demand.under(tpot_slo_s=_SOONER * best.tpot_at_s(demand.sure) / kept)
     if best.ttft_s:
-        yield demand.under(ttft_slo_s=_SOONER * best.ttft_s / (1 - workload.margin))
+        yield demand.under(ttft_slo_s=_SOONER * best.ttft_at_s(demand.sure) / kept)
     needed, allowed = needed_and_allowed_bytes(workload, best.memory_bytes)
     if needed > _ROOMIER * allowed:
         hardware = workload.hardware
@@ -87,8 +84,6 @@ def _gains(demand: Demand, each: Evaluation, over: Evaluation) -> Iterator[str]:
         yield "no pipeline"
     if each.strategy.ep == 1 < over.strategy.ep:
         yield "no expert parallelism"
-    if each.tpot_interval_s[1] <= demand.workload.tpot_limit_s < over.tpot_interval_s[1]:
-        yield "within the TPOT allowed at the high end of its interval"
     for name, own, other in (("each token", each.tpot_s, over.tpot_s), ("first token", each.ttft_s, over.ttft_s)):
         if own < _NOTABLE * other:
             yield f"{name} {1 - own / other:.0%} sooner"

@@ -8,8 +8,12 @@ from typing import Any
 
 from raysearch.base.errors import InputError
 from sim.config.question import Question
+from sim.evaluation import Evaluation
 from sim.serving.phases import phase_of
 from sim.workload import Workload
+
+EVEN_ODDS = 0.5
+"""Confidence at which a latency counts as predicted."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,8 @@ class Demand:
         concurrency: Requests at once to carry with the fewest GPUs, or None.
         cv: How bursty the load comes: coefficient of variation of the gaps, 1 for a Poisson process.
         percentile: Of the latencies that the limits are about under a load.
-        confidence: Probability with which they are to hold there.
-        requests: Of a replay under it.
+        confidence: Probability with which the limits are to hold, from what measured runs take longer than predicted.
+        requests: Of a replay under a load.
         price_per_gpu_hour: What a GPU costs, or None.
         largest_replica: Most GPUs of a replica.
     """
@@ -63,6 +67,31 @@ class Demand:
         return self.requests_per_s is not None and phase_of(self.workload).mixes
 
     @property
+    def sure(self) -> float:
+        """Probability with which a strategy's latencies keep the limits.
+
+        As predicted where requests queue: replays with longer steps have the confidence there.
+        """
+        return EVEN_ODDS if self.under_traffic else self.confidence
+
+    @property
+    def guarded(self) -> bool:
+        """Whether latencies are to stay below their limits by what that takes."""
+        return self.sure > EVEN_ODDS and min(self.workload.tpot_slo_s, self.workload.ttft_slo_s) < math.inf
+
+    @property
+    def at_even_odds(self) -> Demand:
+        """The same demand of latencies as predicted, which are as often longer as shorter."""
+        return replace(self, confidence=EVEN_ODDS)
+
+    def guarded_as(self, pick: Evaluation) -> Demand:
+        """The same demand of latencies as predicted, with limits shorter by what a strategy's confidence takes."""
+        shares = {"tpot_slo_s": _share(pick.tpot_s, pick.tpot_at_s(self.sure))}
+        shares |= {"ttft_slo_s": _share(pick.ttft_s, pick.ttft_at_s(self.sure))}
+        limits = {name: share * getattr(self.workload, name) for name, share in shares.items()}
+        return self.at_even_odds.under(**limits)
+
+    @property
     def unloaded(self) -> Demand:
         """The same demand without its load: how to fill the GPUs at hand."""
         return replace(self, requests_per_s=None, concurrency=None)
@@ -70,3 +99,7 @@ class Demand:
     def under(self, **changes: Any) -> Demand:
         """The same demand of a workload with other fields."""
         return replace(self, workload=replace(self.workload, **changes))
+
+
+def _share(predicted_s: float, surely_s: float) -> float:
+    return predicted_s / surely_s if surely_s else 1.0

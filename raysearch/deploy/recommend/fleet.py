@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 
+from raysearch.deploy.recommend.confidence import broken_limits, guarded
 from raysearch.deploy.recommend.demand import Demand
 from sim.evaluation import Evaluation
-from sim.optimum.exact_search import Known, find_bests
-from sim.optimum.spaces import space_of
+from sim.optimum.exact_search import Known, Score, find_bests
+from sim.optimum.spaces import Space, space_of
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 
@@ -195,7 +197,8 @@ def _of_fewest_replicas(demand: Demand, fastest: Evaluation) -> Evaluation:
         if each > batches[-1]:
             return None
         found = evaluate(demand.workload, replace(strategy, batch=batches[bisect_left(batches, each)]))
-        return found if found.feasible and needed_replicas(demand, found) <= replicas else None
+        holds = not broken_limits(demand, found)
+        return found if holds and needed_replicas(demand, found) <= replicas else None
 
     fewer = range(1, needed_replicas(demand, fastest))
     at = bisect_left(fewer, True, key=lambda replicas: of(replicas) is not None)
@@ -209,6 +212,23 @@ def _by_worth(
         return fleet_worth(demand, tokens_per_s_per_gpu, gpus)
 
     space = space_of(demand.workload)
+    if demand.guarded:
+        ranked = _ranked(space, score, known)
+        return tuple(islice(guarded(demand, ranked, lambda each: score(each.tokens_per_s_per_gpu, each.gpus)), count))
     inside = [each for each in among if each.feasible and not space.outside(each.strategy)]
     reached = max((score(each.tokens_per_s_per_gpu, each.gpus) for each in inside), default=0.0)
     return find_bests(space, count, score, known=known, reached=reached)
+
+
+_FEW = 8
+"""Degrees among which the best that holds with confidence mostly is."""
+
+
+def _ranked(space: Space, score: Score, known: Known | None) -> Iterator[Evaluation]:
+    """Of each degrees the best as predicted, the best first: all of them, if so many are looked at."""
+    few = find_bests(space, _FEW, score, known=known)
+    yield from few
+    if len(few) == _FEW:
+        degrees = {replace(each.strategy, batch=1) for each in few}
+        every = find_bests(space, EVERY, score, known=known)
+        yield from (each for each in every if replace(each.strategy, batch=1) not in degrees)

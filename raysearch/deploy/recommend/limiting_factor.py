@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from raysearch.deploy.recommend.confidence import broken_limits
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, needed_gpus
 from sim.evaluation import Evaluation, Violation, told_apart
@@ -16,7 +17,6 @@ from sim.optimum.exact_search import Known
 from sim.optimum.spaces import Space, space_of
 from sim.simulate import ROUNDING, evaluate
 from sim.strategy import Strategy
-from sim.workload import Workload
 
 
 def binding_limit(demand: Demand, evaluation: Evaluation) -> str:
@@ -30,12 +30,13 @@ def binding_limit(demand: Demand, evaluation: Evaluation) -> str:
     for added in more or [strategy.attention_dp]:
         batch = strategy.batch + added
         larger = evaluate(demand.workload, replace(strategy, batch=batch))
-        faster = larger.tokens_per_s_per_gpu > evaluation.tokens_per_s_per_gpu
-        if larger.violations and (added == strategy.attention_dp or faster):
-            return f"{_NAMES.get(larger.violations[0].kind, 'limit')}: {_lacking(batch, larger.violations[0])}"
+        faster, broken = larger.tokens_per_s_per_gpu > evaluation.tokens_per_s_per_gpu, broken_limits(demand, larger)
+        if broken and (added == strategy.attention_dp or faster):
+            at = "" if larger.violations else f" at confidence {demand.sure:g}"
+            return f"{_NAMES.get(broken[0].kind, 'limit')}: {_lacking(batch, broken[0], at)}"
         if demand.loaded and faster:
             return f"none: batch {batch} breaks none, but the load takes as many GPUs with it"
-        free = batch if faster and not larger.violations else free
+        free = batch if faster and not broken else free
     if free:
         return f"what it is listed for: batch {free} is faster within every limit"
     return f"none: batch {strategy.batch + strategy.attention_dp} breaks none, but no larger one is faster per GPU"
@@ -44,13 +45,13 @@ def binding_limit(demand: Demand, evaluation: Evaluation) -> str:
 _NAMES = {"hbm": "HBM", "tpot": "TPOT", "ttft": "TTFT", "sequences": "requests at once"}
 
 
-def _lacking(batch: int, violation: Violation) -> str:
+def _lacking(batch: int, violation: Violation, at: str) -> str:
     if violation.kind == "hbm":
         lacks = violation.needed - violation.allowed
         return f"batch {batch} lacks " + (f"{lacks / 1e9:.1f} GB" if lacks >= 1e8 else f"{math.ceil(lacks / 1e6)} MB")
     if violation.kind in ("tpot", "ttft"):
         needed, allowed = told_apart(violation.needed * 1e3, violation.allowed * 1e3)
-        return f"batch {batch} takes {needed} ms, {allowed} ms are allowed"
+        return f"batch {batch} takes {needed} ms{at}, {allowed} ms are allowed"
     return f"batch {batch}: {violation.message}"
 
 
@@ -84,7 +85,11 @@ def nearest_miss(demand: Demand, known: Known) -> NearestMiss | None:
         needed = needed_gpus(demand, fewest[0])
         return NearestMiss(fewest[0], (f"{needed:,} GPUs",), needed)
     misses = [evaluate(demand.workload, strategy) for strategy in _few_requests(space_of(demand.workload))]
-    nearest = min(misses, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu), default=None)
+
+    def excess(each: Evaluation) -> float:
+        return math.fsum(violation.excess for violation in broken_limits(demand, each))
+
+    nearest = min(misses, key=lambda each: (excess(each), -each.tokens_per_s_per_gpu), default=None)
     return None if nearest is None else NearestMiss(nearest, tuple(_remedies(demand, nearest)))
 
 
@@ -108,7 +113,7 @@ def _remedies(demand: Demand, nearest: Evaluation) -> Iterator[str]:
     def fits(gpus: int = demand.gpus, **changes: Any) -> bool:
         return bool(best_first(replace(demand.under(**changes), gpus=gpus), 1))
 
-    lacks = list(_lacks(demand.workload, nearest))
+    lacks = list(_lacks(demand, nearest))
     alone = [text for text, changes in lacks if fits(**changes)]
     yield from alone
     together = {name: value for _, changes in lacks for name, value in changes.items()}
@@ -122,9 +127,11 @@ def _remedies(demand: Demand, nearest: Evaluation) -> Iterator[str]:
             return
 
 
-def _lacks(workload: Workload, nearest: Evaluation) -> Iterator[tuple[str, JsonObject]]:
+def _lacks(demand: Demand, nearest: Evaluation) -> Iterator[tuple[str, JsonObject]]:
     """Fields of the workload that would keep a strategy within a limit that it breaks, each in words, rounded up."""
-    for kind, field, reached in (("TPOT", "tpot_slo_s", nearest.tpot_s), ("TTFT", "ttft_slo_s", nearest.ttft_s)):
+    workload = demand.workload
+    tpot_s, ttft_s = nearest.tpot_at_s(demand.sure), nearest.ttft_at_s(demand.sure)
+    for kind, field, reached in (("TPOT", "tpot_slo_s", tpot_s), ("TTFT", "ttft_slo_s", ttft_s)):
         if reached > getattr(workload, field) * (1 - workload.margin) * (1 + ROUNDING):
             milliseconds = math.ceil(reached / (1 - workload.margin) * 1e4) / 10
             yield f"a {kind} of {milliseconds:,.1f} ms", {field: milliseconds / 1e3}

@@ -15,10 +15,8 @@ from raysearch.deploy.recommend.fleet import needed_replicas
 from raysearch.deploy.replay.replay_report import ReplayReport, ReplaySetup, holds, replayed_traffic, step_factor
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.evaluation import Evaluation
-from sim.optimum.spaces import space_of
 from sim.replay.replica import Deployed
 from sim.replay.requests import Lengths
-from sim.simulate import evaluate
 
 _SEEDS = 2
 
@@ -38,23 +36,6 @@ class LoadReplay:
     at_even_odds: int
     in_steady_state: int
     report: ReplayReport | None = None
-
-
-def with_room(demand: Demand, evaluation: Evaluation) -> Evaluation:
-    """The same degrees with the largest batch within the limits: what just carries a mean load has no room for more.
-
-    Limits that a batch breaks, larger ones break too.
-    """
-    batches, strategy = space_of(demand.workload).batch, evaluation.strategy
-    found = {strategy.batch: evaluation}
-
-    def breaks(batch: int) -> bool:
-        if batch not in found:
-            found[batch] = evaluate(demand.workload, replace(strategy, batch=batch))
-        return not found[batch].feasible
-
-    at = bisect_left(batches, True, key=breaks)
-    return found[batches[at - 1]] if at else evaluation
 
 
 def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadReplay | None:

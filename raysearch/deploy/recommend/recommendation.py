@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.alternatives import alternatives, reason
+from raysearch.deploy.recommend.confidence import largest_batch
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
-from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay, with_report, with_room
+from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay, with_report
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known
@@ -56,7 +57,8 @@ class Recommendation:
     Attributes:
         demand: What was asked.
         options: The best first; none where nothing is feasible.
-        beside: The paper's and the extended space, by name; None where nothing is feasible.
+        even: The best at even odds, where the confidence asks for more; None where nothing is feasible then.
+        beside: The paper's and the extended space as predicted, by name; None where nothing is feasible.
         variations: The best if something were different.
         front: From most throughput to most speed.
         miss: Where nothing is feasible.
@@ -64,6 +66,7 @@ class Recommendation:
 
     demand: Demand
     options: tuple[Option, ...]
+    even: Evaluation | None
     beside: Mapping[str, Beside | None]
     variations: tuple[Variation, ...]
     front: tuple[FrontPoint, ...]
@@ -85,10 +88,11 @@ def recommended(
     """
     progress("the engine's best")
     known: Known = {}
+    even = next(iter(best_first(demand.at_even_odds, 1, known)), None) if demand.guarded else None
     bests = best_first(demand, 1 if demand.concurrency is None else EVERY, known)
     if not bests:
         progress("the nearest miss")
-        return Recommendation(demand, (), {}, (), (), nearest_miss(demand, known))
+        return Recommendation(demand, (), even, {}, (), (), nearest_miss(demand, known))
     best = bests[0]
 
     def option(each: Evaluation) -> Option:
@@ -96,17 +100,17 @@ def recommended(
 
     options = [option(best)]
     if not demand.under_traffic:
-        found(Recommendation(demand, tuple(options), {}, (), (), None))
+        found(Recommendation(demand, tuple(options), even, {}, (), (), None))
     progress("what else to run")
     options += map(option, alternatives(demand, bests, known))
     if demand.under_traffic:
         progress("the load, replayed")
         options = _under_load(demand, options)
         best = options[0].evaluation
-        found(Recommendation(demand, tuple(options[:1]), {}, (), (), None))
-    # Other spaces are compared where all GPUs are filled: under a load whole replicas would hide what limits cost.
-    fill = demand.unloaded
-    fastest = best_first(fill, 1, known)[0] if demand.loaded else best
+        found(Recommendation(demand, tuple(options[:1]), even, {}, (), (), None))
+    # Other spaces are compared as predicted and where all GPUs are filled: whole replicas would hide what limits cost.
+    fill = demand.unloaded.at_even_odds
+    fastest = best_first(fill, 1, known)[0]
     beside: dict[str, Beside | None] = {}
     others = [best, fastest]
     for name in ("paper", "extended"):
@@ -115,15 +119,17 @@ def recommended(
             others.append(other)
         beside[name] = Beside(other, 1 / (1 + gain(fill, other, fastest))) if other else None
     progress("what if")
-    varied = tuple(variations(demand, best, known) if demand.concurrency is None else variations(fill, fastest, known))
+    filled = demand if demand.concurrency is None else demand.unloaded
+    own = best if demand.concurrency is None else best_first(filled, 1, known)[0]
+    varied = tuple(variations(filled, own, known))
     progress("the front")
-    return Recommendation(demand, tuple(options), beside, varied, tuple(front(demand, known)), None)
+    return Recommendation(demand, tuple(options), even, beside, varied, tuple(front(demand, known)), None)
 
 
 def _under_load(demand: Demand, options: Sequence[Option]) -> list[Option]:
     """The options with the replicas that the load takes, the fewest GPUs first; then those that take more or fail."""
     most, replayed = demand.gpus, list[Option]()
-    roomy = {found.strategy: found for found in (with_room(demand, each.evaluation) for each in options)}
+    roomy = {found.strategy: found for each in options if (found := largest_batch(demand, each.evaluation))}
     for evaluation in roomy.values():
         option = Option(evaluation, fleet_of(demand, evaluation), binding_limit(demand, evaluation), "")
         load = load_replay(demand, evaluation, most)

@@ -12,6 +12,7 @@ from pathlib import Path
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
 from raysearch.base.priced import priced_dict
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
+from raysearch.deploy.recommend.confidence import broken_limits
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
 from raysearch.deploy.replay.replay_report import replay_dict
@@ -37,6 +38,8 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
         "model": workload.model.name,
         "config_hash": workload.config_hash,
         "feasible": bool(options),
+        "confidence": demand.confidence,
+        "at_even_odds": option_figures(workload, answer.even) if answer.even else None,
         "best": options[0] if options else None,
         "alternatives": options[1:],
         "beside": {name: _beside_dict(workload, each) for name, each in answer.beside.items()},
@@ -44,7 +47,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
             {
                 "change": each.change,
                 "gain": each.gain,
-                "feasible": bool(each.evaluation and each.evaluation.feasible),
+                "feasible": each.evaluation is not None and not each.broken,
                 "gpus": each.gpus,
                 "tokens_per_s_per_gpu": each.evaluation.tokens_per_s_per_gpu if each.evaluation else None,
                 "strategy": strategy_dict(each.evaluation.strategy) if each.evaluation else None,
@@ -132,7 +135,7 @@ def _miss_dict(answer: Recommendation) -> JsonObject | None:
     evaluation = answer.miss.evaluation
     return {
         **option_figures(answer.demand.workload, evaluation),
-        "violations": [asdict(violation) for violation in evaluation.violations],
+        "violations": [asdict(violation) for violation in broken_limits(answer.demand, evaluation)],
         "gpus_needed": answer.miss.gpus_needed,
         "would_fit": list(answer.miss.would_fit),
     }

@@ -11,8 +11,9 @@ from raysearch.base.file_io import degrees_text
 from raysearch.base.priced import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.alternatives import gpus_text
+from raysearch.deploy.recommend.confidence import broken_limits
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
+from raysearch.deploy.recommend.fleet import cost, gain, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Option, Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from sim.engines.engine_registry import engine_rules_of
@@ -48,6 +49,8 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
         yield f"  {at_most}{fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once"
     if text := _prompts_elsewhere(demand, best):
         yield f"  {text}"
+    if demand.guarded:
+        yield f"  {_price_of_confidence(answer)}"
     low = figures["intervals"].get("tokens_per_s_per_gpu")
     if low and not demand.under_traffic and (sure := gpus_at_low_end(demand, best.evaluation, low[0])):
         yield f"  At the low end of the interval {gpus_text(sure)} carry that load"
@@ -90,6 +93,17 @@ def rest_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     yield _variations_table(answer)
     if answer.front:
         yield _front_table(answer)
+
+
+def _price_of_confidence(answer: Recommendation) -> str:
+    """What the limits cost because they are to hold more often than not."""
+    demand, best, even = answer.demand, answer.options[0].evaluation, answer.even
+    within = f"Within its limits with confidence {demand.sure:g}"
+    if even is None or even.strategy == best.strategy:
+        return within
+    more = f"{gain(demand, even, best):+.1%}" if gain(demand, even, best) else "no more"
+    what = f"{degrees_text(even.strategy)}, {even.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({more})"
+    return f"{within}; at even odds (--set confidence=0.5) {what}"
 
 
 def _load_lines(demand: Demand, best: Option) -> Iterator[str]:
@@ -174,7 +188,7 @@ def _variations_table(answer: Recommendation) -> Table:
         value = "nothing feasible" if found is None else f"{found.tokens_per_s_per_gpu:,.1f}"
         gain = f"{each.gain:+.1%}" if each.gain is not None else "-"
         what = degrees_text(found.strategy) if found else "-"
-        broken = f"; {found.violations[0].message}" if found and found.violations else ""
+        broken = f"; {each.broken[0].message}" if each.broken else ""
         rows.append((each.change, value, "-" if each.gpus is None else str(each.gpus), gain, what + broken))
     by = "fewer GPUs" if answer.demand.requests_per_s is not None else "tokens/s of all GPUs"
     columns = ("", "tok/s/GPU", "GPUs", "gain", "strategy")
@@ -204,8 +218,10 @@ def _miss_lines(answer: Recommendation) -> Iterator[str]:
         return
     evaluation = answer.miss.evaluation
     yield (f"Nearest miss: {degrees_text(evaluation.strategy)}, {evaluation.tokens_per_s_per_gpu:,.1f} tokens/s/GPU")
-    for violation in evaluation.violations:
+    for violation in broken_limits(demand, evaluation):
         yield f"  {violation.message}"
+    if answer.even is not None:
+        yield f"  At even odds (--set confidence=0.5) {degrees_text(answer.even.strategy)} is within its limits"
     if answer.miss.gpus_needed is not None:
         yield f"  The load needs {answer.miss.gpus_needed:,} GPUs, {demand.gpus:,} are available"
     for change in answer.miss.would_fit:

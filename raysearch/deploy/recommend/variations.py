@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from raysearch.deploy.recommend.confidence import broken_limits
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, gain, needed_gpus
-from sim.evaluation import Evaluation
+from sim.evaluation import Evaluation, Violation
 from sim.optimum.exact_search import Known, find_best
 from sim.optimum.spaces import space_of
 from sim.prices.hardware import Hardware
@@ -27,12 +28,14 @@ class Variation:
         evaluation: Of the best under it, None if nothing is feasible; with another batch, of the same degrees.
         gpus: Of all its replicas.
         gain: What it has over the recommended one; see `raysearch.deploy.recommend.fleet.gain`.
+        broken: Limits that it breaks.
     """
 
     change: str
     evaluation: Evaluation | None
     gpus: int | None
     gain: float | None
+    broken: tuple[Violation, ...] = ()
 
 
 def variations(demand: Demand, best: Evaluation, known: Known) -> Iterator[Variation]:
@@ -43,7 +46,8 @@ def variations(demand: Demand, best: Evaluation, known: Known) -> Iterator[Varia
         best: The recommended strategy.
         known: Of the search that found it.
     """
-    workload = demand.workload
+    sure = demand.guarded_as(best)  # of other machines the intervals may be wider, which is not the question
+    workload = sure.workload
     faster = replace(workload, hardware=_with_bandwidth(workload.hardware))
     changes: list[tuple[str, Workload]] = [
         ("10 % more HBM", replace(workload, hardware=_with_memory(workload.hardware))),
@@ -56,11 +60,12 @@ def variations(demand: Demand, best: Evaluation, known: Known) -> Iterator[Varia
     for change, changed in changes:
         same_costs = None if changed is faster else known
         same = evaluate(changed, best.strategy)
-        found = best_first(replace(demand, workload=changed), 1, same_costs, [same])
+        found = best_first(replace(sure, workload=changed), 1, same_costs, [same])
         yield _variation(demand, change, found[0] if found else None, best)
     for share, name in ((0.5, "half the batch"), (2.0, "twice the batch")):
         batch = max(1, round(share * best.strategy.batch))
-        yield _variation(demand, name, evaluate(workload, replace(best.strategy, batch=batch)), best)
+        other = evaluate(demand.workload, replace(best.strategy, batch=batch))
+        yield replace(_variation(demand, name, other, best), broken=broken_limits(demand, other))
 
 
 def _variation(demand: Demand, change: str, found: Evaluation | None, best: Evaluation) -> Variation:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -178,13 +177,8 @@ def _replay(setup: ReplaySetup, deployed: Deployed, seed: int) -> Replayed:
 
 
 def step_factor(evaluation: Evaluation, probability: float) -> float:
-    """Times the step model's seconds that steps take no longer than with that probability.
-
-    Either side of the 90 % interval of the time per token is log-normal. [assumed]
-    """
-    low, high = (bound / evaluation.tpot_s for bound in evaluation.tpot_interval_s)
-    place = NormalDist().inv_cdf(probability) / NormalDist().inv_cdf(0.95)
-    return math.exp(place * math.log(high) if place > 0 else -place * math.log(low))
+    """Times the step model's seconds that steps take no longer than with that probability, as the time per token."""
+    return evaluation.tpot_at_s(probability) / evaluation.tpot_s
 
 
 def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
