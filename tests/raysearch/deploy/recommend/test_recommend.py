@@ -38,6 +38,8 @@ RUNNER = CliRunner()
 ASKED = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "200", "--gpus", "4", "--tpot-ms", "12", "--set", "top=3")
 
 
+EVEN = ("--set", "confidence=0.5")
+"""Latencies count as predicted: what is tested does not rest on their errors."""
 FEW = ("--set", "requests=400")
 """Of a replay under a load: its percentiles are coarse, and what is tested does not rest on them."""
 
@@ -55,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(folder: Path) -> dict[str, Any]:
-    return ask("--out", str(folder), "--set", "price=2.5", "--ttft-ms", "500")
+    return ask("--out", str(folder), "--set", "price=2.5", "--ttft-ms", "500", *EVEN)
 
 
 def test_the_best_is_the_exact_best_of_the_engine(told: dict[str, Any]) -> None:
@@ -100,7 +102,7 @@ def test_replicas_fill_the_gpus_and_alternatives_differ_and_follow_in_worth(told
 def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it() -> None:
     said = {"isl": 8000, "osl": 1000, "tpot_ms": 50.0, "phase": "serve", "engine": "vllm"}
     workload = question_about("qwen3_235b_a22b", gpus=16, **said, batches="any").load()
-    demand, known = Demand(workload, 16, top=9), {}
+    demand, known = Demand(workload, 16, top=9, confidence=0.5), {}
     bests = best_first(demand, 1, known)
     options = [*bests, *alternatives(demand, bests, known)]
     best = options[0]
@@ -112,7 +114,6 @@ def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it(
                 each.gpus < before.gpus
                 or each.strategy.ep == 1 < before.strategy.ep
                 or each.strategy.pp == 1 < before.strategy.pp
-                or each.tpot_interval_s[1] <= 0.05 < before.tpot_interval_s[1]
                 or each.tpot_s < 0.97 * before.tpot_s
                 or each.ttft_s < 0.97 * before.ttft_s
                 or each.memory_bytes.total < 0.9 * before.memory_bytes.total
@@ -121,13 +122,12 @@ def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it(
     without = replace(workload, degrees=replace(workload.degrees, ep=(1,)))
     assert best.strategy.ep > 1
     assert alone[0] == find_best(space_of(without)).evaluation
-    assert any("at the high end of its interval" in reason(demand, each, best) for each in options)
 
 
 def test_an_alternative_of_smaller_replicas_is_the_exact_best_of_so_many_gpus() -> None:
     said = {"isl": 4000, "osl": 500, "tpot_ms": 20.0, "phase": "serve", "engine": "sglang"}
     workload = question_about("qwen3_32b", gpus=7, **said, batches="any").load()
-    demand, known = Demand(workload, 7), {}
+    demand, known = Demand(workload, 7, confidence=0.5), {}
     bests = best_first(demand, 1, known)
     assert bests[0].gpus == 2
     told = [each for each in alternatives(demand, bests, known) if each.gpus == 1]
@@ -204,7 +204,7 @@ def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str
 def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
     said = {"isl": 1, "osl": 1, "tpot_ms": 10.0, "phase": "serve", "engine": "vllm", "weights": "fp8"}
     workload = question_about("llama_3_1_8b", gpus=4, **said, batches="any").load()
-    demand = Demand(workload, 4, concurrency=130)
+    demand = Demand(workload, 4, concurrency=130, confidence=0.5)
     fastest = best_first(demand.unloaded, 1)[0]
     assert fastest.strategy.batch < 130  # of one GPU, whose larger batches are slower for some way
     fewest = best_first(demand, 3)
@@ -286,7 +286,7 @@ def test_a_load_of_prompts_is_counted_in_prompts() -> None:
 
 
 def test_with_gpus_left_over_like_is_compared_with_like() -> None:
-    told = llama(7, "--tpot-ms", "24", model="llama_3_1_70b")
+    told = llama(7, "--tpot-ms", "24", *EVEN, model="llama_3_1_70b")
     options = [told["best"], *told["alternatives"]]
     assert options[0]["left_over"] > 0
     for each in options[1:]:
@@ -306,7 +306,7 @@ def test_with_gpus_left_over_like_is_compared_with_like() -> None:
 
 
 def test_under_a_load_gains_are_fewer_gpus_and_a_batch_may_be_bound_by_nothing() -> None:
-    told = llama(1, "--phase", "decode", "--requests-per-s", "7", "--tpot-ms", "8")
+    told = llama(1, "--phase", "decode", "--requests-per-s", "7", "--tpot-ms", "8", *EVEN)
     assert told["best"]["gpus"] == 1
     assert all(each["gain"] == 0 for each in told["sensitivity"] if each["change"].startswith("10 %"))
     assert told["best"]["binding_limit"].startswith("none: batch ")
@@ -352,7 +352,7 @@ def test_what_is_to_be_compared_with_is_looked_for_first(raysearch: Callable[...
 
 
 def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told() -> None:
-    missed = ask("--tpot-ms", "0.5", code=3)
+    missed = ask("--tpot-ms", "0.5", *EVEN, code=3)
     assert missed["best"] is None
     assert missed["alternatives"] == []
     miss = missed["nearest_miss"]
@@ -424,7 +424,7 @@ def test_what_is_wrong_is_told_in_the_words_that_were_typed(
 
 def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:
     words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--hardware", "mi300x")
-    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "6"], catch_exceptions=False)
+    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "6", *EVEN], catch_exceptions=False)
     assert "Extrapolated: efficiencies carried over from h100_sxm" in shown.stdout
     assert "Near its limit: TPOT leaves" in shown.stdout
 
@@ -456,7 +456,7 @@ def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
 
 
 def test_the_answer_stands_in_the_terminal() -> None:
-    shown = RUNNER.invoke(app, ["recommend", *ASKED, "--engine", "sglang"], catch_exceptions=False)
+    shown = RUNNER.invoke(app, ["recommend", *ASKED, *EVEN, "--engine", "sglang"], catch_exceptions=False)
     for text in (
         "SGLang 0.5.23: ",
         "tokens/s/GPU [",
