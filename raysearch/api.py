@@ -115,7 +115,7 @@ def recommend(
         top: Most strategies in the answer.
         cv: How bursty requests come under a load; 1 is Poisson.
         percentile: Of the latencies that the limits are about under a load.
-        confidence: Probability with which they are to hold there.
+        confidence: Probability with which the limits on latencies are to hold; at 0.5 they count as predicted.
         requests: Of a replay under a load; of 2000 some twenty lie beyond the 99th percentile.
         progress: Whether to say on stderr what is being worked out.
 
