@@ -34,17 +34,16 @@ def recommend(
     top: Annotated[int, Setting("How many strategies to show.", least=1)] = 5,
     cv: Annotated[float, Setting("Burstiness of arrivals; 1 is Poisson.", least=0.05, most=20.0)] = 1.0,
     percentile: Annotated[float, Setting("Of the latencies that the limits are about.", least=0.0, most=100.0)] = 99.0,
-    confidence: Annotated[
-        float, Setting("Probability with which latencies keep their limits.", least=0.5, most=0.99)
-    ] = 0.9,
+    confidence: Annotated[float, Setting("Probability with which the answer is to hold.", least=0.5, most=0.99)] = 0.9,
     requests: Annotated[int, Setting("Requests of a simulated run.", least=10, most=10_000_000)] = 2000,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Recommend a deployment: the best strategy the engine supports, its performance, alternatives and limiting factor.
 
-    Exact over every strategy of the engine and every batch; latencies keep their limits with 90 % confidence. The best is printed as soon as it is known, the rest
-    follows. Where nothing is feasible, prints the nearest miss and what would make it fit; the exit code is 3.
+    Exact over every strategy of the engine and every batch; latencies keep their limits with 90 % confidence. The best
+    is printed as soon as it is known, the rest follows. Where nothing is feasible, prints the nearest miss and what
+    would make it fit; the exit code is 3.
 
     \b
     Examples:
