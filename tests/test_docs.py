@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from docs.reference import CONFIGURATIONS, PAGES
 from envs.calls import CallRow
@@ -32,6 +34,43 @@ def test_examples_print_what_they_say(page: Path, tmp_path: Path, monkeypatch: p
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     assert runner.run(examples).failed == 0
+
+
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/engineer.md"])
+def test_the_recommendation_that_a_page_shows_and_its_export_are_what_is_printed(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (CHECKOUT / page).read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_model").mkdir()
+    (tmp_path / "my_model/config.json").write_text(json.dumps(QWEN3_8B))
+    (command,) = re.findall(r"raysearch (recommend .* --out \S+)", text)
+    (export,) = re.findall(r"raysearch (export \S+ --to vllm)\b", text)
+    answer, start = re.findall(r"```\n((?:\S+ on \S+ under|(?:\$ [^\n]*\n)?vllm serve).*?)```", text, re.DOTALL)
+    printed = CliRunner().invoke(app, [*command.split(), "--set", "top=1"], catch_exceptions=False).stdout
+    assert words(printed)[: len(words(answer))] == words(answer)
+    exported = CliRunner().invoke(app, export.split(), catch_exceptions=False).stdout
+    assert words(exported) == words(re.sub(r"^\$.*\n", "", start))
+
+
+def words(text: str) -> list[str]:
+    """Lines are folded to the terminal's width."""
+    return text.split()
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
