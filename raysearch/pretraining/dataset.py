@@ -6,6 +6,7 @@ A file that is there is not made again, so a stopped run goes on where it was.
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -16,12 +17,14 @@ import numpy as np
 
 from envs.row_files import write_atomically
 from envs.space import Action, StrategySpace
+from raysearch.base.spawning import spawning
 from raysearch.pretraining.pretraining_file import PretrainingFile
 from raysearch.pretraining.random_workloads import random_workload
 from raysearch.searchers.prior.candidates import Candidates
 from raysearch.searchers.prior.features import OPS, Features, Reals, WorkloadFeatures
 from sim.arrays import Flags, Ints
 from sim.batched import Evaluations, evaluate_many
+from sim.config.reading import opened, parse_object
 from sim.layers.dims import dims_of
 from sim.step.stage import room
 from sim.workload import Workload
@@ -190,9 +193,12 @@ def make_files(
             progress(done := done + 1, count)
         return paths
     # A process keeps tables of every machine it met, so each makes way for a new one now and then.
-    with ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), max_tasks_per_child=_FILES_OF_A_PROCESS
-    ) as pool:
+    with (
+        spawning(),
+        ProcessPoolExecutor(
+            processes, mp_context=get_context("spawn"), max_tasks_per_child=_FILES_OF_A_PROCESS
+        ) as pool,
+    ):
         try:
             for each in as_completed([pool.submit(_write_file, pretraining, *one) for one in lacking]):
                 each.result()
@@ -203,20 +209,48 @@ def make_files(
     return paths
 
 
+_UNREADABLE = (
+    *(zipfile.BadZipFile, NotImplementedError, OSError, EOFError),  # the archive
+    *(ValueError, LookupError, TypeError, MemoryError),  # what is in it
+)
+
+
+def _read_file(path: Path) -> tuple[dict[str, object], Rows, Reals]:
+    """What `_write_file` wrote. Raises: One of `_UNREADABLE`."""
+    with opened(path) as file:
+        with zipfile.ZipFile(file) as archive:  # one that unfolds to more than it is was never ours
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise ValueError("its arrays are compressed")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            asked = parse_object(arrays["asked"].tobytes())
+            rows, choices = Rows(*(arrays[name] for name in Rows._fields)), arrays["choices"]
+    count, width = rows.inputs.shape
+    shapes = [(count, width), (count, len(TARGETS)), (count,), (count,), (count,), (choices.shape[0], len(OPS))]
+    kinds = ["f", "f", "b", "f", "i", "i"]
+    for array, shape, kind in zip((*rows, choices), shapes, kinds, strict=True):
+        if array.shape != shape or array.dtype.kind != kind or not np.isfinite(array).all():
+            raise ValueError(f"expected finite numbers of shape {shape}, got {array.dtype} of shape {array.shape}")
+    return asked, rows, choices
+
+
 def read_files(paths: Sequence[Path], pretraining: PretrainingFile) -> tuple[Rows, Iterator[dict[str, int]]]:
     """All rows, and the best choices of every workload that has a feasible strategy.
 
     Raises:
-        ValueError: A file was made for another configuration.
+        ValueError: A file is damaged, or was made for another configuration.
     """
     parts: list[Rows] = []
     choices: list[Reals] = []
     for path in paths:
-        with np.load(path, allow_pickle=False) as file:
-            if json.loads(file["asked"].tobytes()) != _asked(pretraining):
-                raise ValueError(f"{path} holds other workloads than the configuration asks for: choose another folder")
-            parts.append(Rows(*(file[name] for name in Rows._fields)))
-            choices.append(file["choices"])
+        try:
+            asked, rows, best = _read_file(path)
+        except _UNREADABLE as error:
+            raise ValueError(f"{path} is damaged: {error}; delete it, and the same command makes it again") from error
+        if asked != _asked(pretraining):
+            raise ValueError(f"{path} holds other workloads than the configuration asks for: choose another folder")
+        parts.append(rows)
+        choices.append(best)
     joined = Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
     known = (
         {op: int(choice) for op, choice in zip(OPS, row, strict=True) if choice >= 0} for row in np.concatenate(choices)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
 from raysearch.pretraining.dataset import PER_FILE, Rows
 from raysearch.pretraining.pretraining_file import Network
@@ -116,26 +117,44 @@ def _keep(path: Path, step: int, model: Any, optimizer: Any) -> None:
 
 
 def _restored(path: Path, model: Any, optimizer: Any, schedule: Any) -> int:
-    """Puts a checkpoint back; returns the steps that it stands behind."""
+    """Puts a checkpoint back; returns the steps that it stands behind. Raises: InputError."""
     import torch
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         return 0
-    with safe_open(path, framework="pt") as file:
-        about = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary
-    model.load_state_dict(
-        {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    )
-    state: dict[int, dict[str, torch.Tensor]] = collections.defaultdict(dict)
-    for name, value in tensors.items():
-        if name.startswith("optimizer."):
-            _, index, what = name.split(".")
-            state[int(index)][what] = value
-    optimizer.load_state_dict({"state": dict(state), "param_groups": json.loads(about["groups"])})
-    schedule.last_epoch = int(about["step"])
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary
+        model.load_state_dict(
+            {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+        )
+        state: dict[int, dict[str, torch.Tensor]] = collections.defaultdict(dict)
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                _, index, what = name.split(".")
+                state[int(index)][what] = value
+        groups, step = json.loads(about["groups"]), int(about["step"])
+        if step < 0 or _kinds(groups) != _kinds(optimizer.state_dict()["param_groups"]):
+            raise ValueError("its settings are no optimiser's")
+        optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
+    except (SafetensorError, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        said = " ".join(str(error).split())
+        raise InputError(
+            f"{path} is damaged, or of another network: {said:.200}; delete it, and the same command trains anew"
+        ) from error
+    schedule.last_epoch = step
     return schedule.last_epoch
+
+
+def _kinds(groups: Any) -> object:
+    """The kind of each of an optimiser's settings; JSON makes lists of tuples."""
+
+    def kind(value: object) -> type:
+        return list if isinstance(value, tuple) else type(value)
+
+    return [{name: kind(value) for name, value in each.items()} for each in groups]
 
 
 # --- what it misses -----------------------------------------------------------------------------------

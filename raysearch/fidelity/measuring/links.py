@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import distributed, multiprocessing
 
+from raysearch.base.spawning import spawning
 from raysearch.fidelity.measuring.gpu_kernels import MeasuredRow, MeasuringPlan
 from sim.json_object import JsonObject
 
@@ -28,7 +29,8 @@ def collectives(
     """
     with tempfile.TemporaryDirectory() as folder:
         out, port = Path(folder) / "rows.json", _free_port()
-        multiprocessing.spawn(_rank, (gpus, port, plan.messages, str(out), on_gpus), nprocs=gpus, join=True)  # pyright: ignore[reportPrivateImportUsage]
+        with spawning():
+            multiprocessing.spawn(_rank, (gpus, port, plan.messages, str(out), on_gpus), nprocs=gpus, join=True)  # pyright: ignore[reportPrivateImportUsage]
         found: JsonObject = json.loads(out.read_text(encoding="utf-8"))
     return found["collectives"], found["messages"], found["left_out"]
 

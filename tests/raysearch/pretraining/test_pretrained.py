@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
+import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,15 +16,18 @@ import pytest
 
 from envs import StrategySpace
 from raysearch.base.errors import InputError
-from raysearch.pretraining.dataset import Rows
+from raysearch.pretraining.dataset import TARGETS, Rows, _asked, read_files
 from raysearch.pretraining.pretrained import PRIOR_FILE, pretrain
-from raysearch.pretraining.pretraining_file import Distribution, Network
+from raysearch.pretraining.pretraining_file import Distribution, Network, PretrainingFile
 from raysearch.pretraining.random_workloads import random_workload
 from raysearch.pretraining.training import trained
+from raysearch.searchers.prior.features import OPS
 from raysearch.searchers.prior.network import read_prior
 from raysearch.searchers.registry import make_searcher
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
+from tests.raysearch.fuzzing import INPUTS, broken
+from tests.raysearch.fuzzing import within_memory as within_memory
 
 SMALL = "seed = 1\nworkloads = 40\nstrategies = 40\n[network]\nwidth = 8\nsteps = {}\nbatch = 32\n"
 SMALL += "[distribution]\nextended_share = 0.0\nserve_share = 0.1\n"
@@ -117,3 +125,68 @@ def test_a_mistake_in_the_file_is_one_error(tmp_path: Path) -> None:
     path.write_text("workloads = 40\nworkload = 3\n")
     with pytest.raises(CatalogError, match="workload: unknown key; did you mean 'workloads'"):
         pretrain(str(path), tmp_path / "out", 1, no_bar)
+
+
+def test_forged_rows_are_learnt_from_or_refused(tmp_path: Path) -> None:
+    asked, path = PretrainingFile(workloads=20), tmp_path / "rows.npz"
+    whole: dict[str, np.ndarray] = {
+        "asked": np.frombuffer(json.dumps(_asked(asked)).encode(), np.uint8),
+        "inputs": np.zeros((3, 4), np.float16),
+        "targets": np.zeros((3, len(TARGETS)), np.float32),
+        "broken": np.zeros(3, bool),
+        "weights": np.ones(3, np.float32),
+        "workload": np.arange(3),
+        "choices": np.zeros((1, len(OPS)), np.int8),
+    }
+    for seed in range(INPUTS):
+        rng = random.Random(seed)
+        name = rng.choice(list(whole))
+        others = [whole[name][:1], whole[name] * np.nan, whole[name].T[None], np.array("x"), np.zeros(0), np.array(7)]
+        arrays = whole | ({name: rng.choice(others)} if rng.random() < 0.5 else {})
+        saved = io.BytesIO()
+        rng.choice([np.savez, np.savez, np.savez_compressed])(saved, **arrays)
+        path.write_bytes(broken(saved.getvalue(), rng) if rng.random() < 0.5 else saved.getvalue())
+        try:
+            rows, _ = read_files([path], asked)
+        except ValueError as refusal:
+            assert str(path) in str(refusal)  # noqa: PT017
+        else:
+            assert np.isfinite(rows.inputs).all()
+
+
+def test_a_checkpoint_that_is_none_is_one_error(tmp_path: Path) -> None:
+    inputs, targets = np.zeros((40, 6), np.float16), np.zeros((40, 4), np.float32)
+    rows = Rows(inputs, targets, np.zeros(40, bool), np.ones(40, np.float32), np.arange(40))
+    path = tmp_path / "training.safetensors"
+
+    def train(width: int) -> None:
+        trained(rows, Network(width=width, steps=2, batch=4), 0, path, lambda *_: None, lambda *_: None)
+
+    train(8)
+    whole = path.read_bytes()
+    for content in (b"", b"x" * 100, whole[:-1], whole.replace(b"0.0001", b'"abcd"')):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="delete it, and the same command trains anew"):
+            train(8)
+    path.write_bytes(whole)
+    with pytest.raises(InputError, match="or of another network"):
+        train(16)
+
+
+SPAWNING = """
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from raysearch.base.spawning import spawning
+if __name__ == "__main__":
+    with spawning(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        print(pool.submit(abs, -3).result())
+"""
+
+
+def test_processes_run_nothing_that_lies_in_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "multiprocessing.py").write_text("raise SystemExit('run')")
+    (tmp_path / "script.py").write_text(SPAWNING)
+    words = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(words, cwd=tmp_path / "here", capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
