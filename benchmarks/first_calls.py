@@ -6,7 +6,8 @@
 
 A case is a workload and a black box that answers for it. f/f* is the true figure of the best strategy so far over the
 exact optimum of the black box; before anything is feasible it is 0. What the prior was trained on is in its header:
-none of the workloads and models here, no machine but the H100, no engine but vLLM. Finished runs are not run again.
+none of the workloads and models here, no machine but the H100, no engine but vLLM. A searcher "NAME:rule" begins with
+twenty strategies by rule of thumb, "prior:as_is" does not learn from answers. Finished runs are not run again.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from envs.space import Action, StrategySpace
+from envs.space import Action
 from envs.strategy_env import StrategyEnv
+from raysearch.base.file_io import strategy_dict
 from raysearch.optima.named_spaces import optimum_value
 from raysearch.searchers.interface import Outcome
-from raysearch.searchers.prior.candidates import Candidates
 from raysearch.searchers.registry import make_searcher
+from raysearch.searchers.rule_of_thumb import rule_of_thumb
 from sim.config.catalog import load_workload, under_engine
 from sim.evaluation import Evaluation, Violation
 from sim.simulate import evaluate
@@ -51,7 +53,7 @@ ON_MACHINES = ("qwen3_235b_a22b_16k", "llama_3_1_405b_8k")
 _BF16 = {"weights": "bf16", "activations": "bf16"}
 TIGHT = 1.15
 """SLO of a tight workload, over the shortest time per token that any feasible strategy has, about."""
-LIST, RULE = "simulator's list", "rule of thumb"
+LIST = "simulator's list"
 
 Answer = Callable[[Workload, Strategy], Evaluation]
 
@@ -150,27 +152,16 @@ def _lists(case: Case, count: int) -> list[Action]:
     return [action for _, action in sorted(found, key=lambda each: -each[0])[:count]]
 
 
-def _rule_of_thumb(case: Case, count: int) -> list[Action]:
-    """An engineer's order: tensor parallelism within a node, experts over the rest, few stages, large batches."""
-    space = StrategySpace(case.workload)
-    candidates = Candidates(space, ())
-    drawn = candidates.spread(10**6, np.random.default_rng(0))
-    values = space.strategies(drawn)
-    node = case.workload.hardware.node_gpus
-    fits = values.tp <= node
-    order = np.lexsort((-values.batch, values.pp, -np.minimum(values.ep, 32), -np.where(fits, values.tp, 0)))
-    return [drawn[row] for row in order[:: max(1, len(order) // (4 * count))][:count]]
-
-
 def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
     """f/f* after each of `POINTS` up to `calls`."""
     optimum = optimum_value(case.workload)
     assert optimum
     env = StrategyEnv(case.workload, evaluate=noisy(case.noise, seed) if case.noise else evaluate)
-    given = {LIST: _lists, RULE: _rule_of_thumb}.get(searcher)
     name, _, option = searcher.partition(":")
     options: dict[str, Any] = {"adapt": False} if option == "as_is" else {}
-    planned = iter(given(case, calls)) if given else None
+    if option == "rule":
+        options = {"start": [strategy_dict(each) for each in rule_of_thumb(env.space)]}
+    planned = iter(_lists(case, calls)) if searcher == LIST else None
     made = None if planned else make_searcher(name, env.space, seed=seed, budget=max(calls, 100), **options)
     observation, _ = env.reset()
     best, true_best, found = 0.0, 0.0, list[float]()
@@ -195,7 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("curves.jsonl"))
     parser.add_argument("--cases", default="", help="groups, comma-separated; all by default")
-    parser.add_argument("--searchers", default=f"prior,prior:as_is,{LIST},{RULE},genetic,optuna_tpe")
+    parser.add_argument("--searchers", default=f"prior,prior:as_is,prior:rule,{LIST},genetic,genetic:rule,optuna_tpe")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--table", action="store_true")
@@ -210,7 +201,7 @@ def main() -> None:
                 print(f"{case.name}: nothing is feasible")
                 continue
             for searcher in asked.searchers.split(","):
-                seeds = 1 if searcher in (LIST, RULE) and not case.noise else asked.seeds
+                seeds = 1 if searcher == LIST and not case.noise else asked.seeds
                 for seed in range(seeds):
                     if (case.name, searcher, seed, asked.calls) in done:
                         continue

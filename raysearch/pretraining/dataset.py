@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from envs.row_files import write_atomically
 from envs.space import Action, StrategySpace
+from raysearch.base.errors import RunFailed
 from raysearch.base.spawning import spawning
 from raysearch.pretraining.pretraining_file import PretrainingFile
 from raysearch.pretraining.random_workloads import random_workload
@@ -31,8 +32,7 @@ from sim.workload import Workload
 
 PER_FILE = 20
 """Workloads of a file: the last of each is kept from training."""
-_FILES_OF_A_PROCESS = 40
-"""It keeps tables of every machine that it met, so it makes way for a new one."""
+_LOOKED_EVERY_S = 2.0
 TARGETS = ("step", "tpot", "ttft", "memory")
 """Logs of what the simulator says over what the roofline says: see `targets`."""
 _BROKEN = 1e-3
@@ -145,8 +145,12 @@ def _dims_at_random(candidates: Candidates, actions: Action, rng: np.random.Gene
     return actions
 
 
-def _write_file(pretraining: PretrainingFile, number: int, path: str) -> int:
-    """Makes one file; returns its strategies."""
+def _write_files(pretraining: PretrainingFile, lacking: Sequence[tuple[int, str]]) -> None:
+    for number, path in lacking:
+        _write_file(pretraining, number, path)
+
+
+def _write_file(pretraining: PretrainingFile, number: int, path: str) -> None:
     rows: list[Rows] = []
     choices: list[dict[str, int]] = []
     for index in range(number * PER_FILE, min((number + 1) * PER_FILE, pretraining.workloads)):
@@ -170,7 +174,6 @@ def _write_file(pretraining: PretrainingFile, number: int, path: str) -> int:
             np.savez(file, **arrays)
 
     write_atomically(Path(path), save)
-    return len(joined.broken)
 
 
 def _asked(pretraining: PretrainingFile) -> dict[str, object]:
@@ -181,7 +184,11 @@ def _asked(pretraining: PretrainingFile) -> dict[str, object]:
 def make_files(
     pretraining: PretrainingFile, folder: Path, processes: int, progress: Callable[[int, int], None]
 ) -> list[Path]:
-    """All files of a run, those that lack made now, `processes` at a time."""
+    """All files of a run, those that lack made now, `processes` at a time.
+
+    Raises:
+        RunFailed: A process ended before its work did.
+    """
     count = -(-pretraining.workloads // PER_FILE)
     paths = [folder / f"rows-{number:05d}.npz" for number in range(count)]
     lacking = [(number, str(path)) for number, path in enumerate(paths) if not path.is_file()]
@@ -192,20 +199,25 @@ def make_files(
             _write_file(pretraining, number, path)
             progress(done := done + 1, count)
         return paths
-    # A process keeps tables of every machine it met, so each makes way for a new one now and then.
-    with (
-        spawning(),
-        ProcessPoolExecutor(
-            processes, mp_context=get_context("spawn"), max_tasks_per_child=_FILES_OF_A_PROCESS
-        ) as pool,
-    ):
-        try:
-            for each in as_completed([pool.submit(_write_file, pretraining, *one) for one in lacking]):
-                each.result()
-                progress(done := done + 1, count)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    # No pool: one that is interrupted waits for locks of processes that have ended.
+    spawned = get_context("spawn")
+    shares = [lacking[first::processes] for first in range(min(processes, len(lacking)))]
+    workers = [spawned.Process(target=_write_files, args=(pretraining, share), daemon=True) for share in shares]
+    with spawning():
+        for worker in workers:
+            worker.start()
+    try:
+        while running := [worker for worker in workers if worker.is_alive()]:
+            wait([worker.sentinel for worker in running], _LOOKED_EVERY_S)
+            made = count - sum(not path.is_file() for path in paths)
+            if made > done:
+                progress(done := made, count)
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+    if broken := [worker.exitcode for worker in workers if worker.exitcode]:
+        raise RunFailed(f"a process that evaluates ended with {broken[0]}: the same command goes on")
     return paths
 
 

@@ -45,7 +45,7 @@ class Stopped(Exception):
 @contextmanager
 def stopping_bar(description: str) -> Iterator[Callable[[int, int], None]]:
     def show(done: int, total: int) -> None:
-        if description == "evaluating workloads" and done == 1:
+        if description == "evaluating workloads" and done >= 1:
             raise Stopped
 
     yield show
@@ -79,8 +79,8 @@ def test_a_pretraining_that_was_stopped_goes_on_and_a_search_can_use_it(tmp_path
     header = pretrain(config(tmp_path), whole, 1, no_bar)
     assert header.figures["workloads"] == 40
     with pytest.raises(Stopped):
-        pretrain(config(tmp_path), stopped, 1, stopping_bar)
-    assert len(list(stopped.glob("rows-*.npz"))) == 1
+        pretrain(config(tmp_path), stopped, 2, stopping_bar)
+    assert len(list(stopped.glob("rows-*.npz"))) >= 1
     pretrain(config(tmp_path), stopped, 1, no_bar)
     one, other = (read_prior(folder / PRIOR_FILE) for folder in (whole, stopped))
     for mine, its in zip(one.weights, other.weights, strict=True):
