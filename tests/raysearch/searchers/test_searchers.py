@@ -81,10 +81,12 @@ class TestOptunaCmaEs(LibrarySuite):
     options: ClassVar = {"population": 6, "restart_after": 15}
 
 
+@pytest.mark.slow
 class TestNevergrad(LibrarySuite):
     searcher = "nevergrad"
 
 
+@pytest.mark.slow
 class TestSB3PPO(LibrarySuite):
     searcher = "sb3_ppo"
     options: ClassVar = {"embedding": 16}
