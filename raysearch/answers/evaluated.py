@@ -142,8 +142,8 @@ def _speculation_dict(workload: Workload) -> JsonObject | None:
     drafted = workload.speculation
     if drafted is None:
         return None
-    told = {"draft_tokens": drafted.draft_tokens, "accepted": list(drafted.accepted), "draft": drafted.drafter}
-    return told | {"tokens_per_step": drafted.tokens_per_step}
+    fields = {"draft_tokens": drafted.draft_tokens, "accepted": list(drafted.accepted), "draft": drafted.drafter}
+    return fields | {"tokens_per_step": drafted.tokens_per_step}
 
 
 def evaluation_dict(workload: Workload, evaluation: Evaluation) -> JsonObject:

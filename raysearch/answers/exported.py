@@ -80,7 +80,7 @@ class ExportResult(Result):
 
     def to_dict(self) -> JsonObject:
         """As `raysearch export --json` prints it: several pools by name, what is of all together beside them."""
-        told: dict[str, JsonObject] = {
+        by_pool: dict[str, JsonObject] = {
             pool: {
                 "to": self.to,
                 **priced_dict(each.workload),
@@ -90,15 +90,15 @@ class ExportResult(Result):
             for pool, each in self.deployments.items()
         }
         for pool, export in self.exports.items():
-            told.setdefault(pool, {"to": self.to}).update(
+            by_pool.setdefault(pool, {"to": self.to}).update(
                 command=export.command_text,
                 files=dict(export.files),
                 violations=list(export.violations),
                 dropped=list(export.dropped),
                 notes=list(export.notes),
             )
-        whole = told.pop("", {})
-        return {**whole, "pools": told} if told else whole
+        whole = by_pool.pop("", {})
+        return {**whole, "pools": by_pool} if by_pool else whole
 
     def to_rows(self) -> list[JsonObject]:
         """A row per file."""
@@ -151,5 +151,5 @@ def deployments_of(
     asked = getattr(source, "question", None)
     if not isinstance(asked, Question):
         raise InputError(f"expected an answer with a strategy to export, got {type(source).__name__}")
-    told = {"replicas": replicas, **source.to_dict()}
-    return stated_deployments("the answer", told, question or asked, alternative, serve, Origin.USER)
+    fields = {"replicas": replicas, **source.to_dict()}
+    return stated_deployments("the answer", fields, question or asked, alternative, serve, Origin.USER)

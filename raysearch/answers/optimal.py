@@ -114,15 +114,15 @@ class OptimumResult(Result):
 
     def to_dict(self) -> JsonObject:
         """The answer as `raysearch optimum --json` prints it; without a feasible strategy its figures are null."""
-        around, told = self.around, workload_dict(self.workload, self.question)
-        told |= {"config_hash": self.workload.config_hash, "feasible": self.feasible, "tokens_per_s_per_gpu": None}
-        told |= {"expected_error": None, "extrapolated": [], "warnings": self.warnings}
+        around, fields = self.around, workload_dict(self.workload, self.question)
+        fields |= {"config_hash": self.workload.config_hash, "feasible": self.feasible, "tokens_per_s_per_gpu": None}
+        fields |= {"expected_error": None, "extrapolated": [], "warnings": self.warnings}
         if self.best is not None:
-            told |= evaluation_dict(self.workload, self.best)
-            told["near_limits"] = [asdict(limit) for limit in near_limits(self.workload, self.best)]
+            fields |= evaluation_dict(self.workload, self.best)
+            fields["near_limits"] = [asdict(limit) for limit in near_limits(self.workload, self.best)]
         found = asdict(around or self.searched)
-        told |= {name: value for name, value in found.items() if name not in ("tokens_per_s_per_gpu", "strategy")}
-        return told | {"distinct_size": space_of(self.workload).distinct_size}
+        fields |= {name: value for name, value in found.items() if name not in ("tokens_per_s_per_gpu", "strategy")}
+        return fields | {"distinct_size": space_of(self.workload).distinct_size}
 
     def to_rows(self) -> list[JsonObject]:
         """Tokens/s/GPU at or below which shares of the feasible strategies lie; none where they are not added up."""

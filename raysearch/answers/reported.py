@@ -124,8 +124,8 @@ class ReportResult(Result):
             yield ""
             yield published_table(self.published, beside_published(self.published, report.runs))
         for run in report.runs:
-            for told in run.get("answers_differ") or ():
-                yield f"The simulator of {run['run_id']} is not pure. {told}"
+            for difference in run.get("answers_differ") or ():
+                yield f"The simulator of {run['run_id']} is not pure. {difference}"
         finished = sum(run["complete"] for run in report.runs)
         yield f"{finished} of {report.planned} runs finished. Results: {self.folder}"
         yield from (f"{what}: {self.pictures[name]}" for what, name in _PICTURES if name in self.pictures)

@@ -467,13 +467,13 @@ def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation 
         raise CatalogError(f"speculation: {model.name} has no layers of multi-token prediction (mtp_layers)")
     if draft in (MTP, NGRAM):
         return Speculation(given.draft_tokens, given.shares, "mtp" if draft == MTP else None)
-    drafting = load_model(draft, beside=beside)
-    if abs(drafting.vocab - model.vocab) > _PADDING:
+    draft_model = load_model(draft, beside=beside)
+    if abs(draft_model.vocab - model.vocab) > _PADDING:
         raise CatalogError(
-            f"speculation: {drafting.name} has a vocabulary of {drafting.vocab:,} tokens, {model.name} one of "
+            f"speculation: {draft_model.name} has a vocabulary of {draft_model.vocab:,} tokens, {model.name} one of "
             f"{model.vocab:,}: a draft must share its model's"
         )
-    return Speculation(given.draft_tokens, given.shares, drafting)
+    return Speculation(given.draft_tokens, given.shares, draft_model)
 
 
 _PADDING = 512

@@ -57,10 +57,10 @@ def norm_work(rank: Rank, op: FusedOp, label: str) -> Work:
     columns = rank.shard(rank.sizes.columns["d"], when=label == "d")
     weight_bytes = columns * rank.activation_each
     kernel = elementwise(rank, 4.0 * rows * columns, rows * columns * rank.activation_each + weight_bytes)
-    mixing, mix_bytes = mix_before(rank, rows, columns)
+    before, mix_bytes = mix_before(rank, rows, columns)
     sums = 1 + rank.workload.model.stream_mix_columns
     statistic = rank.tp_collective("all_reduce", "statistic", rows * sums * _STATISTIC_BYTES) if label == "d" else ()
-    return Work((*mixing, kernel), statistic, weight_bytes + mix_bytes)
+    return Work((*before, kernel), statistic, weight_bytes + mix_bytes)
 
 
 def into_attention_work(rank: Rank, op: FusedOp, label: str) -> Work:

@@ -141,10 +141,10 @@ def _with_draft(workload: Workload) -> Workload:
     speculation, model = workload.speculation, workload.model
     assert speculation is not None
     if isinstance(speculation.draft, Model):
-        drafting = speculation.draft
+        draft = speculation.draft
     else:
         backwards = [model.groups[group] for group in reversed(model.order)]
-        mixing = next(group for group in backwards if group.attention)
-        last = replace(next(group for group in backwards if group.feed_forward), count=1, attention=mixing.attention)
-        drafting = replace(model, name=f"{model.name}_mtp", groups=(last,), order=())
-    return replace(workload, model=drafting, groups="shared", speculation=None)
+        mixer = next(group for group in backwards if group.attention)
+        last = replace(next(group for group in backwards if group.feed_forward), count=1, attention=mixer.attention)
+        draft = replace(model, name=f"{model.name}_mtp", groups=(last,), order=())
+    return replace(workload, model=draft, groups="shared", speculation=None)

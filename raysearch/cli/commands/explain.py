@@ -81,8 +81,8 @@ def explain_strategy(
     if as_json:
         pictures = [picture_dict(picture) for pictures in groups for picture in pictures]
         svg = str(out) if out else None
-        told = {"workload": workload.name, **priced_dict(workload), "heading": heading}
-        print_json({**told, "pictures": pictures, "svg": svg})
+        fields = {"workload": workload.name, **priced_dict(workload), "heading": heading}
+        print_json({**fields, "pictures": pictures, "svg": svg})
     elif out is not None:
         print(f"Picture: {out}")
     else:

@@ -131,12 +131,12 @@ def tune_live(
             raise Interrupted(stop.signum, f"{stop}; {_kept(len(seen), path)}") from None
         except RunFailed as failure:
             raise RunFailed(f"{failure}; {_kept(len(seen), path)}") from failure
-        told = _as_dict(candidates, settings, seen, decisions[-1]) | {"folder": str(path)}
-        write_record(path / TUNED_FILE, {"question": question.record(), "best": told["best"]})
+        answer = _as_dict(candidates, settings, seen, decisions[-1]) | {"folder": str(path)}
+        write_record(path / TUNED_FILE, {"question": question.record(), "best": answer["best"]})
     if as_json:
-        print_json(told)
+        print_json(answer)
     else:
-        _print(candidates, told)
+        _print(candidates, answer)
     if decisions[-1].incumbent is None:
         raise typer.Exit(NOTHING_FEASIBLE)
 
@@ -188,7 +188,7 @@ def _ending(settings: Settings, decision: Decision) -> str:
     return "--budget was reached"
 
 
-def _print(candidates: Candidates, told: JsonObject) -> None:
+def _print(candidates: Candidates, answer: JsonObject) -> None:
     from raysearch.base.file_io import as_strategy
     from raysearch.base.rich_tables import plain_table, printer
 
@@ -204,23 +204,23 @@ def _print(candidates: Candidates, told: JsonObject) -> None:
             f"{row['predicted_tpot_s'] * 1e3:.1f}",
             f"{row['tpot_s'] * 1e3:.1f}" if row["tpot_s"] else "-",
         )
-        for number, row in enumerate(told["measurements"], start=1)
+        for number, row in enumerate(answer["measurements"], start=1)
     ]
     columns = ("", "strategy", "rank", "predicted tok/s/GPU", "measured", "predicted ms/token", "measured")
-    console.print(plain_table(f"Measurements of {told['workload']}", columns, rows, left=2))
-    left_out = f", {told['left_out']:,} too slow by far left out" if told["left_out"] else ""
-    console.print(f"{told['candidates']:,} candidates{left_out}")
-    if told["best"] is None:
-        console.print(f"None of those measured can be run within the limits; {told['ended_because']}.")
+    console.print(plain_table(f"Measurements of {answer['workload']}", columns, rows, left=2))
+    left_out = f", {answer['left_out']:,} too slow by far left out" if answer["left_out"] else ""
+    console.print(f"{answer['candidates']:,} candidates{left_out}")
+    if answer["best"] is None:
+        console.print(f"None of those measured can be run within the limits; {answer['ended_because']}.")
         return
-    best, settings = told["best"], told["settings"]
+    best, settings = answer["best"], answer["settings"]
     low, high = best["interval"]
     console.print(
         f"Best: {degrees_text(as_strategy(best['strategy']))}, rank {best['rank_by_simulator']} by the simulator"
     )
     console.print(f"  {best['tokens_per_s_per_gpu']:,.1f} tokens/s/GPU, {low:,.1f} to {high:,.1f} at 90%")
     sure = f"within {settings['within']:.1%} of the best with probability {best['confidence']:.2f}"
-    more = "" if told["known"] else f"; {settings['confidence']:g} was asked for: {told['ended_because']}"
+    more = "" if answer["known"] else f"; {settings['confidence']:g} was asked for: {answer['ended_because']}"
     console.print(f"  {sure}{more}")
-    console.print(f"The simulator's errors here are {told['scale']:.2f} times those that it expects.")
-    console.print(f"Kept in {told['folder']}")
+    console.print(f"The simulator's errors here are {answer['scale']:.2f} times those that it expects.")
+    console.print(f"Kept in {answer['folder']}")

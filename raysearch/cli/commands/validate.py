@@ -207,8 +207,8 @@ _INTERVALS = {
 def _coverage_line(kind: str, held: JsonFields) -> str:
     parts = {"dense": held["dense"], "MoE": held["moe"]}
     parts |= {f"{bounds} of the time for prompts": share for bounds, share in held["by_share_of_prompts"].items()}
-    told = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share is not None)
-    return f"{_INTERVALS[kind]}: {held['all']:.0%} of {held['rows']} rows inside ({told})"
+    by_part = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share is not None)
+    return f"{_INTERVALS[kind]}: {held['all']:.0%} of {held['rows']} rows inside ({by_part})"
 
 
 def _rank(figures: JsonFields) -> str:

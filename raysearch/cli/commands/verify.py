@@ -31,14 +31,14 @@ def verify_results(
     from raysearch.base.file_io import Damaged
 
     try:
-        text, told = _certificate(path) if path.is_file() else _folder(path)
+        text, fields = _certificate(path) if path.is_file() else _folder(path)
     except Damaged as damage:
         raise RunFailed(str(damage)) from damage
     if as_json:
-        print_json(told)
+        print_json(fields)
     else:
         print(text)
-    if damaged := told.get("damaged"):
+    if damaged := fields.get("damaged"):
         raise RunFailed("; ".join(damaged.values()))
 
 
@@ -51,14 +51,14 @@ def _folder(folder: Path) -> tuple[str, JsonFields]:
     answers = verified_answers(folder)
     if is_tuning(folder):
         measurements = verify_tuning(folder)
-        told = {"folder": str(folder), "measurements": measurements, "damaged": {}}
-        return f"{measurements:,} measurements are as they were written", told
+        fields = {"folder": str(folder), "measurements": measurements, "damaged": {}}
+        return f"{measurements:,} measurements are as they were written", fields
     if answers:
         return f"As written: {', '.join(answers)}", {"folder": str(folder), "answers": answers, "damaged": {}}
     found = verify(folder)
     calls = sum(run["calls"] for run in found.runs)
-    told = {"folder": str(folder), "runs": len(found.runs), "calls": calls, "damaged": found.damaged}
-    return f"{len(found.runs):,} runs with {calls:,} calls are as they were written", told
+    fields = {"folder": str(folder), "runs": len(found.runs), "calls": calls, "damaged": found.damaged}
+    return f"{len(found.runs):,} runs with {calls:,} calls are as they were written", fields
 
 
 def _certificate(path: Path) -> tuple[str, JsonFields]:
@@ -70,7 +70,7 @@ def _certificate(path: Path) -> tuple[str, JsonFields]:
     with stepping(f"certificate {path}") as progress:
         checked = check_certificate(path, progress)
     proof, workload = checked.proof, checked.workload
-    told = {
+    fields = {
         "workload": workload.name,
         "question": checked.question.record(),
         "strategy": strategy_dict(proof.strategy) if proof.strategy else None,
@@ -79,10 +79,10 @@ def _certificate(path: Path) -> tuple[str, JsonFields]:
         "evaluated": checked.evaluated,
     }
     best = degrees_text(proof.strategy) if proof.strategy else "nothing feasible"
-    asked = ", ".join(f"{name} {value}" for name, value in told["question"].items())
+    asked = ", ".join(f"{name} {value}" for name, value in fields["question"].items())
     text = (
         f"Proven: {best}, {proof.reached:,.2f} tokens/s/GPU, is the best of the space {workload.space!r} of "
         f"{workload.name} ({asked}); {len(proof.leaves):,} ranges of batches cover it, {checked.evaluated:,} "
         "strategies were evaluated"
     )
-    return text, told
+    return text, fields

@@ -46,12 +46,12 @@ def export(deployment: Deployment) -> Export:
 def environment(deployment: Deployment) -> dict[str, str]:
     """What its environment must say: where stages are not alike, and where steps have more tokens than is usual."""
     workload, split = deployment.workload, deployment.layer_partition
-    told = {"SGLANG_PP_LAYER_PARTITION": split} if split else {}
+    variables = {"SGLANG_PP_LAYER_PARTITION": split} if split else {}
     tokens = math.ceil(deployment.strategy.batch / deployment.strategy.attention_dp) * workload.queries
     if _sends_tokens(deployment) and phase_of(workload).decodes and tokens > _USUAL_DISPATCH:
         blocks = math.ceil(tokens / _USUAL_DISPATCH)
-        told["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(blocks * _USUAL_DISPATCH)
-    return told
+        variables["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(blocks * _USUAL_DISPATCH)
+    return variables
 
 
 def _sends_tokens(deployment: Deployment) -> bool:

@@ -29,13 +29,13 @@ _POOL_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica, on the head node of a Ray cluster where it spans several nodes."""
     runs = fitted(deployment, VLLM)
-    flags, told = engine_flags(runs.deployment), environment(runs.deployment)
+    flags, variables = engine_flags(runs.deployment), environment(runs.deployment)
     notes = [*runs.notes, *runs.deployment.domain_notes, *runs.deployment.router_notes(_JOINED)]
     if deployment.nodes > 1:
         more, nodes, spans = _over_nodes(runs.deployment)
-        flags, told = flags + more, spans | told
+        flags, variables = flags + more, spans | variables
         notes.append(f"run it on the head of a Ray cluster of {nodes} nodes (`ray start` on each)")
-    command = Command(("vllm", "serve", runs.deployment.served_model), tuple(flags), told)
+    command = Command(("vllm", "serve", runs.deployment.served_model), tuple(flags), variables)
     return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
 
 

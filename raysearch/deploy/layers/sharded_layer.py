@@ -91,9 +91,9 @@ def shown_group(model: Model) -> ShownLayer:
     for group in by_experts:
         if group.attention and group.feed_forward:
             return ShownLayer(group.name, group.attention, group.feed_forward)
-    mixing = next((group.name, group.attention) for group in model.groups if group.attention)
+    mixer = next((group.name, group.attention) for group in model.groups if group.attention)
     network = next((group.name, group.feed_forward) for group in by_experts if group.feed_forward)
-    return ShownLayer(f"{mixing[0]} and {network[0]}", mixing[1], network[1])
+    return ShownLayer(f"{mixer[0]} and {network[0]}", mixer[1], network[1])
 
 
 def unshown(model: Model) -> tuple[str, ...]:

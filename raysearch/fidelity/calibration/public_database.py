@@ -103,12 +103,14 @@ def write_tables(database: Path, system: str, folder: Path) -> list[str]:
         raise InputError(f"{database} has no table of {system!r} whose columns are known")
     if not newest:
         raise InputError(f"{database} has no tables of {system!r} that are known: {did_you_mean(system, systems)}")
-    told: list[str] = []
+    versions: list[str] = []
     for file in sorted({file for file, _ in newest}):
         found = {engine: each for (name, engine), each in newest.items() if name == file}
         pd.concat([frame for _, _, frame in found.values()]).to_csv(folder / file, index=False)
-        told.append(f"{file}: {', '.join(f'{engine} {version}' for engine, (_, version, _) in sorted(found.items()))}")
-    return told
+        versions.append(
+            f"{file}: {', '.join(f'{engine} {version}' for engine, (_, version, _) in sorted(found.items()))}"
+        )
+    return versions
 
 
 def _as_measured(path: str, table: _Table, frame: pd.DataFrame, engine: str, version: str) -> pd.DataFrame:

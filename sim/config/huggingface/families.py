@@ -358,7 +358,7 @@ def _ernie(keys: Keys) -> list[ImportedLayer]:
 
 
 def _longcat(keys: Keys) -> list[ImportedLayer]:
-    """A layer has two of attention and two dense networks, and experts beside the first of these, told as two layers.
+    """A layer has two of attention and two dense networks, and experts beside the first, described as two layers.
 
     Of the experts that a token picks those that are the identity cost nothing: counted are the others, by their share.
     Source: vLLM 0.33, longcat_flash.py, which runs them in order.

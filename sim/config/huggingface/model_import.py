@@ -67,8 +67,8 @@ def import_model(
     Raises:
         CannotImport: An unknown family, or one with layers that a model file cannot say.
 
-    >>> told = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
-    >>> import_model({**told, "intermediate_size": 128, "vocab_size": 1000}, "tiny").content["layers"]
+    >>> config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    >>> import_model({**config, "intermediate_size": 128, "vocab_size": 1000}, "tiny").content["layers"]
     2
     """
     whole = Keys(content)
