@@ -1,4 +1,4 @@
-"""What a search begins with: `--start rule|optimum|FOLDER|FILE`."""
+"""What a search begins with: `--set start=rule|optimum|FOLDER|FILE`."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def start_strategies(start: str, question: Question, space: StrategySpace) -> li
     elif Path(start).expanduser().exists():
         found = list(_written(Path(start).expanduser(), question))
     else:
-        raise InputError(f"--start {start}: expected rule, optimum, or a folder or file that is there")
+        raise InputError(f"--set start={start}: expected rule, optimum, or a folder or file that is there")
     if not found:
-        raise InputError(f"--start {start}: nothing is feasible there")
+        raise InputError(f"--set start={start}: nothing is feasible there")
     fitting: list[JsonObject] = []
     reason = ""
     for strategy in found:
@@ -55,7 +55,7 @@ def start_strategies(start: str, question: Question, space: StrategySpace) -> li
         else:
             fitting.append(strategy_dict(strategy))
     if not fitting:
-        raise InputError(f"--start {start}: no strategy there is of the space that is searched: {reason}")
+        raise InputError(f"--set start={start}: no strategy there is of the space that is searched: {reason}")
     return fitting[:_MOST]
 
 

@@ -69,11 +69,11 @@ SimulatorOption = Annotated[
         help="Search another black box: module:function, or an installed entry point.", show_default="our own"
     ),
 ]
-StartOption = Annotated[
+StartSetting = Annotated[
     str | None,
-    typer.Option(
-        help="Call these first: 'rule' of thumb, the built-in simulator's 'optimum', or a folder or file of an answer.",
-        show_default="nothing",
+    Setting(
+        "Call these first: 'rule' of thumb, the built-in simulator's 'optimum', or a folder or file of an answer.",
+        "nothing",
     ),
 ]
 WorkersSetting = Annotated[

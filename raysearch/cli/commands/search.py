@@ -20,7 +20,7 @@ from raysearch.cli.commands.options import (
     RetriesSetting,
     SeedOption,
     SimulatorOption,
-    StartOption,
+    StartSetting,
     TimeoutSetting,
     TrustCodeSetting,
     WorkersSetting,
@@ -48,7 +48,7 @@ def search_workload(
     out: OutOption = None,
     resume: ResumeOption = False,
     replay: ReplaySetting = None,
-    start: StartOption = None,
+    start: StartSetting = None,
     trust_code: TrustCodeSetting = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,7 +65,7 @@ def search_workload(
       raysearch search -w mine.toml -s annealing --set groups=own --set any_degrees=pp,ep
       raysearch search --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 -s annealing
       raysearch search -w mine.toml -s annealing --simulator my_package.cluster:measure --set workers=8
-      raysearch search -w mine.toml -s genetic --start rule --simulator my_package.cluster:measure
+      raysearch search -w mine.toml -s genetic --set start=rule --simulator my_package.cluster:measure
       raysearch search -w gpt_moe_1_2t_16k -s examples.cross_entropy:CrossEntropy
     """
     from raysearch.base.progress import searching, stepping
