@@ -22,6 +22,7 @@ import yaml
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOCAL_CLUSTER = CHECKOUT / "configs/cluster/local.yaml"
 LOOPBACK = "127.0.0.1"
+DASHBOARD = "--address=http://127.0.0.1:8265"
 OBJECT_STORE_BYTES = 80_000_000  # Ray takes no less than 75 MB
 
 _NAMESPACES = ("unshare", "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
@@ -97,7 +98,9 @@ def start_host(root: Path, address: str, key: Path, *, hidden: Path | None = Non
     for folder in (ray, Path("/tmp/ray"), Path("/run/sshd")):
         folder.mkdir(exist_ok=True)
     (home / ".raysearch").symlink_to(sys.prefix)
-    own = {"PYTHONPATH": home / "raysearch", "RAYSEARCH_CACHE_DIR": os.environ["RAYSEARCH_CACHE_DIR"]}
+    # Some shells read it for Ray's workers, too, whose PYTHONPATH begins with the working directory of their job.
+    path = f"${{PYTHONPATH:+$PYTHONPATH:}}{home / 'raysearch'}"
+    own = {"PYTHONPATH": path, "RAYSEARCH_CACHE_DIR": os.environ["RAYSEARCH_CACHE_DIR"]}
     (home / ".bashrc").write_text("".join(f"export {name}={value}\n" for name, value in own.items()))
     keys = f"HostKey {make_key(root / 'host_key')}\nAuthorizedKeysFile {key}.pub\n"
     (root / "sshd_config").write_text(f"Port 22\n{keys}PidFile none\nStrictModes no\nUsePAM no\n")
@@ -162,10 +165,12 @@ class Cluster:
         """`ray VERB CLUSTER.YAML ARGUMENTS`, from the checkout's root."""
         return self.command("ray", verb, self.file, *arguments, timeout=timeout)
 
-    def job(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        """`ray job submit` of a command with the checkout as it is, followed until its end."""
-        where = ("--address=http://127.0.0.1:8265", "--working-dir=.")
-        return self.command("ray", "job", "submit", *where, "--", *command)
+    def job(
+        self, *command: str | Path, working_dir: Path = CHECKOUT, options: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """`ray job submit` of a command with a folder as it is, the checkout by default, followed until its end."""
+        submit = ("ray", "job", "submit", DASHBOARD, f"--working-dir={working_dir}", *options)
+        return self.command(*submit, "--", *command)
 
     def command(self, name: str, *arguments: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """A command of this environment, in the head's network but with the caller's files and processes."""

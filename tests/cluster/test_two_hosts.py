@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Cluster, Host, link, make_key, missing, start_host, wait_until
+from raysearch.studies.results import study_frame
+from tests.cluster.hosts import CHECKOUT, DASHBOARD, Cluster, Host, link, make_key, missing, start_host, wait_until
 from tests.cluster.studies import digests, digests_alone, hosts, write_study
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(missing()), reason=missing())]
@@ -85,6 +86,44 @@ def test_a_run_searches_a_plugged_in_simulator_on_the_other_host(
     alone = raysearch("study", short, "--out", tmp_path / "alone", "--set", "cpus=2", *box)
     assert alone.returncode == 0, alone.stderr
     assert digests(tmp_path / "out") == digests(tmp_path / "alone")
+
+
+UNHURRIED = """
+import time
+from pathlib import Path
+
+ask = CrossEntropy.ask
+CrossEntropy.ask = lambda self, observation: (Path({slow!r}).exists() and time.sleep(0.2), ask(self, observation))[1]
+"""
+
+
+def test_a_study_of_a_searcher_of_one_s_own_is_on_both_hosts_and_resumes(
+    pair: Pair, tiny_workload: Path, tmp_path: Path, raysearch: Command
+) -> None:
+    """Its module is in the folder of the job alone. While `slow` is there runs wait for the other host to start."""
+    mine, out, slow = tmp_path / "mine", tmp_path / "out", tmp_path / "slow"
+    mine.mkdir()
+    slow.touch()
+    example = (CHECKOUT / "examples/cross_entropy.py").read_text(encoding="utf-8")
+    (mine / "my_searcher.py").write_text(example + UNHURRIED.format(slow=str(slow)), encoding="utf-8")
+    name = "my_searcher:CrossEntropy"
+    write_study(mine / "study.toml", tiny_workload, searchers=[name], seeds=[0, 1], budget=2000, report_every=10)
+    words = ("python", "-m", "raysearch", "study", "study.toml", "--out", out)
+    begun = pair.cluster.job(*words, working_dir=mine, options=["--no-wait", "--submission-id=first"])
+    assert begun.returncode == 0, begun.stdout + begun.stderr
+    try:
+        wait_until(lambda: set().union(*hosts(out).values()) == {HEAD, WORKER}, "both hosts have reported")
+    finally:
+        said = pair.cluster.command("ray", "job", "logs", DASHBOARD, "first").stdout
+        pair.cluster.command("ray", "job", "stop", DASHBOARD, "first")
+    assert digests(out) == {}, said
+    slow.unlink()
+    done = pair.cluster.job(*words, "--resume", working_dir=mine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    alone = raysearch("study", "study.toml", "--out", tmp_path / "alone", "--set", "cpus=2", cwd=mine)
+    assert alone.returncode == 0, alone.stderr
+    assert digests(out) == digests(tmp_path / "alone")
+    assert set(study_frame(out)["searcher"]) == {name}
 
 
 def test_a_results_folder_that_a_host_does_not_see_is_refused_before_anything_runs(pair: Pair, study: Path) -> None:
