@@ -477,6 +477,7 @@ def export(
     serve: str | None = None,
     replicas: int = 1,
     ops: Sequence[str] | None = None,
+    longest_request: int | None = None,
 ) -> ExportResult:
     """Writes a strategy as the command, configuration or code that runs it, and says what that leaves out.
 
@@ -488,6 +489,8 @@ def export(
         serve: Weights, a Hugging Face repository or a path; by default the model's.
         replicas: Copies that share nothing, of an answer that is one strategy.
         ops: Shard only these; by default all.
+        longest_request: Tokens that a server lets in, prompt and answer; by default twice the usual, as far as the
+            model goes.
 
     Raises:
         InputError, StrategyError, CatalogError: There is no such strategy or target, or the target cannot run it.
@@ -498,4 +501,4 @@ def export(
     """
     from raysearch.answers.exported import ExportResult, deployments_of
 
-    return ExportResult.of(deployments_of(source, question, alternative, serve, replicas), to, ops)
+    return ExportResult.of(deployments_of(source, question, alternative, serve, replicas), to, ops, longest_request)

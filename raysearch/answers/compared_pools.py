@@ -121,12 +121,12 @@ def _mixes(
     """One mix per prompt length, or the one that is given."""
     if mix is not None:
         if question.isl is not None or question.osl is not None or lengths is not None:
-            raise InputError("give --isl and --osl, or --mix, not both")
+            raise InputError("give --isl and --osl, or --set mix, not both")
         return [Traffic.of(TrafficKind(*kind) for kind in mix)]
     lengths = lengths or ([question.isl] if question.isl is not None else None)
     if question.workload is not None and lengths is None and question.osl is None:
         file = question.load()
         return [Traffic.of([TrafficKind(file.prompt_tokens, file.output_tokens)])]
     if lengths is None or question.osl is None:
-        raise InputError("expected --isl and --osl, or --mix ISL:OSL:SHARE,...")
+        raise InputError("expected --isl and --osl, or --set mix=ISL:OSL:SHARE,...")
     return [Traffic.of([TrafficKind(int(length), question.osl)]) for length in lengths]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,18 +37,27 @@ class ExportResult(Result):
     exports: Mapping[str, Export]
 
     @classmethod
-    def of(cls, deployments: Mapping[str, Deployment], to: str, ops: Sequence[str] | None = None) -> ExportResult:
+    def of(
+        cls,
+        deployments: Mapping[str, Deployment],
+        to: str,
+        ops: Sequence[str] | None = None,
+        longest_request: int | None = None,
+    ) -> ExportResult:
         """Writes deployments for a target.
 
         Args:
             deployments: By the name of the pool.
             to: See `raysearch.deploy.export.formats.exporter_names`.
             ops: Shard only these; None shards all.
+            longest_request: Tokens, prompt and answer; None as the deployments have it.
 
         Raises:
             InputError: There is no such target or op, or the target cannot run it.
         """
         write = exporter(to)
+        if longest_request is not None:
+            deployments = {pool: replace(each, longest_request=longest_request) for pool, each in deployments.items()}
         if ops is not None:
             from raysearch.deploy.export.cut import with_ops
 

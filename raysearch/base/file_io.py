@@ -191,14 +191,28 @@ def strategy_dict(strategy: Strategy) -> JsonObject:
 
 
 def degrees_text(strategy: Strategy) -> str:
-    """Degrees and batch in words, and the layout's name if it has one."""
-    layout = layout_of(strategy)
-    rest = f"pp {strategy.pp}, batch {strategy.batch}" + (f" ({layout})" if layout else "")
-    rest += f", vocabulary {','.join(map(str, strategy.vocabulary))}" if strategy.vocabulary else ""
+    """Degrees and batch in words; the layout's name first if it has one, as people who deploy say it.
+
+    >>> degrees_text(Strategy(4, 4, 2, 64, (), dp=1)), degrees_text(Strategy(8, 16, 1, 64, ()))
+    ('TEP4 PP2, batch 64 (attention tp 4; experts ep 4; pp 2)', 'tp 8, ep 16, pp 1, batch 64')
+    """
+    vocabulary = f", vocabulary {','.join(map(str, strategy.vocabulary))}" if strategy.vocabulary else ""
+    last, batch = f"pp {strategy.pp}", f"batch {strategy.batch}"
+    if layout := layout_of(strategy):
+        return f"{layout}, {batch} ({_degrees_above_one(strategy)}){vocabulary}"
     if not strategy.extended:
-        return f"tp {strategy.tp}, ep {strategy.ep}, {rest}"
+        return f"tp {strategy.tp}, ep {strategy.ep}, {last}, {batch}{vocabulary}"
     attention = f"attention tp {strategy.tp}, cp {strategy.cp}, dp {strategy.attention_dp}"
-    return f"{attention}; experts tp {strategy.moe_tp}, ep {strategy.ep}; {rest}"
+    return f"{attention}; experts tp {strategy.moe_tp}, ep {strategy.ep}; {last}, {batch}{vocabulary}"
+
+
+def _degrees_above_one(strategy: Strategy) -> str:
+    """Degrees of a layout that has a name, but for those that are 1."""
+    tp, dp, ep, pp = strategy.tp, strategy.attention_dp, strategy.ep, strategy.pp
+    last = [f"pp {pp}"] if pp > 1 else []
+    if ep == dp == 1:
+        return "; ".join([f"tp {tp}", *last])
+    return "; ".join([f"attention dp {dp}" if dp > 1 else f"attention tp {tp}", f"experts ep {ep}", *last])
 
 
 def as_strategy(fields: JsonFields) -> Strategy:

@@ -66,6 +66,10 @@ def export_strategy(
     ops: Annotated[
         list[str] | None, Setting("Shard only these ops, e.g. qkv_proj,o_proj; the others stay whole.", "all")
     ] = None,
+    longest_request: Annotated[
+        int | None,
+        Setting("Tokens of the longest request to let in, prompt and answer.", "twice the usual ones", least=1),
+    ] = None,
     out: Annotated[Path | None, _OUT] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,7 +94,7 @@ def export_strategy(
     else:
         said = (ep, pp, dims, cp, dp, layout)
         deployments = {"": _described(question, tp, batch, replicas, serve, said)}
-    found = ExportResult.of(deployments, to, None if ops is None else [name.strip() for name in ops])
+    found = ExportResult.of(deployments, to, None if ops is None else [name.strip() for name in ops], longest_request)
     if out is not None:
         found.write(out)
     if as_json:

@@ -23,8 +23,7 @@ from sim.pools.traffic import Traffic, TrafficKind
 def show_pools(
     question: Question,
     mix: Annotated[
-        str | None,
-        typer.Option(help="Requests of several lengths: ISL:OSL:SHARE, comma-separated.", show_default="--isl, --osl"),
+        str | None, Setting("Requests of several lengths: ISL:OSL:SHARE, comma-separated.", "--isl and --osl")
     ] = None,
     requests_per_s: RequestsPerSOption = None,
     sweep: Annotated[
@@ -55,7 +54,7 @@ def show_pools(
     \b
     Examples:
       raysearch pools --model llama_3_1_70b --gpus 16 --isl 8000 --osl 500 --tpot-ms 30 --ttft-ms 1000
-      raysearch pools --model qwen3_235b_a22b --gpus 32 --mix 1000:200:7,16000:1000:3 --tpot-ms 50 --ttft-ms 2000
+      raysearch pools --model qwen3_235b_a22b --gpus 32 --set mix=1000:200:7,16000:1000:3 --tpot-ms 50 --ttft-ms 2000
       raysearch pools --model llama_3_1_70b --gpus 32 --osl 500 --tpot-ms 30 --sweep isl=1000,4000,16000 \\
           --sweep ttft-ms=300,500,1000,2000,4000 --out results/pools
       raysearch pools --model llama_3_1_70b --gpus 64 --isl 8000 --osl 500 --tpot-ms 30 --sweep requests-per-s=0.5,2,8
@@ -113,5 +112,5 @@ def _mix(text: str) -> list[tuple[int, int, float]]:
         Traffic.of(TrafficKind(*kind) for kind in mix)
     except ValueError as error:
         form = "ISL:OSL:SHARE, comma-separated, as 1000:200:7,16000:1000:3"
-        raise InputError(f"--mix: expected {form}, got {text!r}") from error
+        raise InputError(f"--set mix: expected {form}, got {text!r}") from error
     return mix

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from raysearch.base.errors import InputError
+from raysearch.deploy.contexts import longest_context
 from raysearch.deploy.export.render import Command, Variable, shell_text
 from sim.serving.phases import batching, phase_of
 from sim.step.pipeline import stage_layers
@@ -14,6 +16,8 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 
 COMMAND_FILE = "start.sh"
+ROOM = 2
+"""Times the stated lengths that a request may have, as far as the model goes: those of users differ. [assumed]"""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Deployment:
         served_model: Hugging Face repository or path of the weights; a variable where somebody must make them first.
         replicas: Copies that share nothing.
         quantization: How the engine quantises these weights when it starts, in its own word; None leaves them.
-        longest_request: Tokens of the longest request where they differ; 0 where all are the workload's.
+        longest_request: Tokens of the longest request, prompt and answer; 0 leaves room for twice the usual.
 
     Raises:
         InputError: Weights that no command line can name, or no copies.
@@ -90,9 +94,16 @@ class Deployment:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and answer."""
-        workload = self.workload
-        return max(workload.prompt_tokens + workload.output_tokens, workload.context_tokens, self.longest_request)
+        """Tokens of the longest request that is let in, prompt and answer: as stated, or with room beside the usual."""
+        if self.longest_request:
+            return max(self.usual_request, self.longest_request)
+        most = longest_context(self.workload.model, Path(str(self.served_model))) or 0
+        return max(self.usual_request, min(ROOM * self.usual_request, most))
+
+    @property
+    def usual_request(self) -> int:
+        """Tokens of a request as it was priced, prompt and answer."""
+        return max(self.workload.prompt_tokens + self.workload.output_tokens, self.workload.context_tokens)
 
     @property
     def step_tokens(self) -> int:

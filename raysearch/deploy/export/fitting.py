@@ -57,7 +57,8 @@ def fitted(
     there = replace(deployment, workload=on_engine(deployment.workload, engine))
     adapted = tell(there, engine)
     dropped, notes = list(adapted.dropped), [*_moved(deployment, there, engine), *adapted.notes]
-    notes += too_long(deployment.longest, deployment.workload.model, Path(str(adapted.deployment.served_model)))
+    asked = deployment.longest_request or deployment.usual_request
+    notes += too_long(asked, deployment.workload.model, Path(str(adapted.deployment.served_model)))
     if dropped:
         before, after = _wished(there), _wished(adapted.deployment)
         dropped[-1] = f"{dropped[-1]}: {_cost(before, after)}"

@@ -95,7 +95,7 @@ def test_the_folder_has_the_answers_a_table_and_a_picture(told: tuple[Path, dict
 
 
 def test_the_terminal_says_what_runs_and_which_way_wins() -> None:
-    asked = ["pools", "--model", "llama_3_1_8b", "--gpus", "4", "--mix", "500:50:3,4000:100:1", "--tpot-ms", "20"]
+    asked = ["pools", "--model", "llama_3_1_8b", "--gpus", "4", "--set", "mix=500:50:3,4000:100:1", "--tpot-ms", "20"]
     shown = RUNNER.invoke(app, asked, catch_exceptions=False)
     assert shown.exit_code == 0
     assert "500 in and 50 out (75%), 4,000 in and 100 out (25%)" in shown.stdout
@@ -106,10 +106,10 @@ def test_the_terminal_says_what_runs_and_which_way_wins() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--isl", "100"), "--isl and --osl, or --mix"),
-        (("--isl", "100", "--osl", "10", "--mix", "1:1:1"), "not both"),
-        (("--mix", "100:10"), "ISL:OSL:SHARE"),
-        (("--mix", "100:10:-1"), "ISL:OSL:SHARE"),
+        (("--isl", "100"), "--isl and --osl, or --set mix"),
+        (("--isl", "100", "--osl", "10", "--set", "mix=1:1:1"), "not both"),
+        (("--set", "mix=100:10"), "ISL:OSL:SHARE"),
+        (("--set", "mix=100:10:-1"), "ISL:OSL:SHARE"),
         (("--sweep", "isl=100,x", "--osl", "10"), "--sweep isl: expected whole numbers above 0"),
         (("--isl", "100", "--osl", "10", "--sweep", "tpot=1"), "--sweep: expected NAME=VALUE"),
     ],
