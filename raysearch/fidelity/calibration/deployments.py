@@ -239,7 +239,7 @@ def agg_run(row: JsonFields) -> ServingRun | Skipped:
         dp = moe_tp * moe_ep // tp
     if not dp:
         dp = max(1, concurrency // per_rank) if per_rank and model.is_moe else 1
-    workers = concurrency // per_rank if per_rank and not model.is_moe else 1
+    workers = max(1, concurrency // per_rank) if per_rank and not model.is_moe else 1
     gpus = tp * dp
     counts_all_gpus = moe_tp * moe_ep == tp and tp % dp == 0
     if model.is_moe and dp > 1 and (counts_all_gpus or dp == tp):

@@ -873,3 +873,9 @@ def test_a_wrong_file_of_runs_is_an_input_error(tmp_path: Path) -> None:
     write(tmp_path, "endtoend_ttft_tpot.csv", [RUN | {"isl": "long"}])
     with pytest.raises(InputError, match="column isl"):
         read_serving_runs(tmp_path)
+
+
+def test_a_run_that_states_a_batch_alone_is_one_replica() -> None:
+    found = agg_run(RUN | {"concurrency": float("nan"), "batch_size": 16})
+    assert isinstance(found, ServingRun)
+    assert (found.replicas, found.strategy.batch, found.gpus) == (1, 16, 2)
