@@ -48,6 +48,7 @@ QWEN3_8B = {
     "vocab_size": 151936,
     "torch_dtype": "bfloat16",
     "tie_word_embeddings": False,
+    "max_position_embeddings": 40960,
 }
 
 

@@ -38,6 +38,7 @@ from sim.prices.roofline import PRICED_BY_MEDIANS, Kernel, kernel_time
 from sim.prices.routing import drawn_experts
 from sim.simulate import evaluate
 from sim.strategy import Strategy
+from sim.workload import Workload
 from tests.questions import question_about
 
 H100 = load_hardware("h100_sxm")
@@ -294,7 +295,7 @@ def test_kernels_that_only_serving_uses(case: Any, scales: list[float], factor: 
         ("trtllm", "fp8_block", "moe/trtllm/moe_torch_flow_cutlass/fp8_block"),
         ("vllm", "fp8_block", "moe/vllm/vllm_fp8moe_triton_tritonexperts/fp8_block"),
         ("sglang", "fp8", "moe/sglang/sglang_fused_moe_triton/fp8_block"),
-        ("vllm", "mxfp4", "moe/trtllm/moe_torch_flow_cutlass/fp8"),
+        ("vllm", "mxfp4", "moe/vllm/vllm_gptossmxfp4moe_triton_oaitritonmxfp4expertsmonolithic/mxfp4"),
     ],
 )
 def test_the_pieces_of_a_moe_layer_add_up_to_the_measured_whole(
@@ -414,6 +415,15 @@ def test_what_stands_in_for_another_engines_kernel_says_so() -> None:
     assert (sglang.extrapolated, vllm.extrapolated) == ("sglang fp8 priced as attention_prefill/vllm/bf16/fp8", "")
 
 
+def without_four_bits(workload: Workload) -> Workload:
+    curves = workload.hardware.curves
+    assert curves is not None
+    data = curves.calibration.data
+    series = {name: each for name, each in data["series"].items() if name.rpartition("/")[2] != "int4"}
+    known = Calibration("fewer", {**data, "series": series})
+    return dataclasses.replace(workload, hardware=dataclasses.replace(workload.hardware, curves=curves.under(known)))
+
+
 def test_formats_of_four_bits_that_nothing_was_measured_in_say_to_which_side_they_err() -> None:
     told = {
         dtype: question_about("kimi_k2_5", isl=4096, osl=512, engine="vllm", gpus=8, weights=dtype).load()
@@ -422,7 +432,7 @@ def test_formats_of_four_bits_that_nothing_was_measured_in_say_to_which_side_the
     too_fast = "at their fewer bytes: probably too fast"
     for dtype, workload in told.items():
         dims = megatron_dims(workload.model)
-        named = evaluate(workload, Strategy(8, 1, 1, 64, dims)).extrapolated
+        named = evaluate(without_four_bits(workload), Strategy(8, 1, 1, 64, dims)).extrapolated
         experts = [each for each in named if each.startswith(("experts", "vllm int4 priced as moe/trtllm"))]
         assert len(experts) == 2
         assert all(too_fast in each for each in experts)
