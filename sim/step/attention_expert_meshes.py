@@ -262,5 +262,5 @@ def meeting(left: Sides, right: Sides) -> Meeting:
     """The way of the residual stream from a layer of one group to a layer of another."""
     leaving, taking = left.experts.layer.stream, right.experts.layer.stream
     leaves, takes = left.rank_by_op[leaving.producer], right.rank_by_op[taking.consumers[0]]
-    alike = (leaves.tp, leaves.cp, leaves.ep, leaves.copies) == (takes.tp, takes.cp, takes.ep, takes.copies)
+    alike = (leaves.axis, leaves.tp, leaves.cp) == (takes.axis, takes.tp, takes.cp)  # a side may stand for all groups
     return Meeting(leaves, leaves if alike else takes, leaving.read_by(taking.consumers), right.experts.layer)

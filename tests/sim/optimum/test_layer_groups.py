@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -253,3 +254,16 @@ def test_every_shipped_model_is_searched_in_the_extended_space_too(name: str, gr
     found = find_best(space).evaluation
     assert found is not None
     assert found.feasible
+
+
+def test_the_way_from_dense_layers_to_experts_on_two_meshes_is_added_up_as_it_is_priced() -> None:
+    """Tokens of a group are a fraction where prompts are cut: one axis moves them as such, a route whole ones."""
+    asked = question_about("deepseek_v3", phase="serve", isl=100, osl=50, gpus=256, engine="none", chunk_tokens=2048)
+    workload = dataclasses.replace(dataclasses.replace(asked, groups="own").load(), space="extended")
+    dims = (2, 1, 1, 5, 0, 2, 1, 2, 3, 1, 2, 5, 1, 0, 0, 1, 0, 2, 3, 2, 2, 2)
+    space = extended_space(dataclasses.replace(workload, tpot_slo_s=math.inf))
+    choices = {name: (choice,) for name, choice in zip(space.choices, dims, strict=True)}
+    mesh = {"tp": (16,), "cp": (1,), "dp": (8,), "ep": (32,), "pp": (1,)}
+    found = find_best(dataclasses.replace(space, batch=(653,), choices=choices, **mesh))
+    assert found.evaluation is not None
+    assert found.swept_tokens_per_s_per_gpu == pytest.approx(found.evaluation.tokens_per_s_per_gpu, rel=1e-12)
