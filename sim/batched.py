@@ -49,8 +49,11 @@ FEW = 5
 _BLOCK = 2048
 """Most strategies that are added up together; arrays of twice as many leave the processor's cache, and take thrice as
 long for each."""
-_TABLE_BYTES = 1 << 26
-"""Most bytes of a workload's tables; beyond, meshes and batches that were asked for longest ago make room. [assumed]"""
+_TABLE_BYTES = 1 << 28
+"""Most bytes of a workload's tables, which grow as they are asked for; beyond, meshes and batches that were asked for
+longest ago make room. [assumed] 10,000 of a model with two groups of layers, as many as its whole space has."""
+_MOST_PIPELINES = 1 << 15
+"""The same of pipelines, in rows of some 300 bytes. [assumed]"""
 
 
 @final
@@ -361,7 +364,7 @@ _DEGREE_LIMITS = 6
 """The most limits that degrees alone can break."""
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _terms(workload: Workload, choices: tuple[tuple[int, ...], ...]) -> _Terms:
     """What is known of a workload, as long as its dims have these choices."""
     return _Terms(workload, choices)
@@ -389,7 +392,7 @@ class _Terms:
         self._ends = self._table([[self._sum.leaves]], 3, self._end)
         self._of_mesh = (*self._costs, *self._moves, self._meetings)
         self._meshes = _Index(max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh)))
-        self._pipelines = _Index(4 * _BLOCK)
+        self._pipelines = _Index(_MOST_PIPELINES)
         self.block = min(_BLOCK, self._meshes.most)
         self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields)))
         self._sides = np.zeros((self._meshes.most, len(self._costs), 3))
