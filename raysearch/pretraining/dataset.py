@@ -6,6 +6,7 @@ A file that is there is not made again, so a stopped run goes on where it was.
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import get_context
@@ -21,6 +22,7 @@ from raysearch.base.errors import RunFailed
 from raysearch.base.spawning import spawning
 from raysearch.pretraining.pretraining_file import PretrainingFile
 from raysearch.pretraining.random_workloads import random_workload
+from raysearch.processes.descendants import die_with_parent
 from raysearch.searchers.prior.candidates import Candidates
 from raysearch.searchers.prior.features import OPS, Features, Reals, WorkloadFeatures
 from sim.arrays import Flags, Ints
@@ -145,7 +147,8 @@ def _dims_at_random(candidates: Candidates, actions: Action, rng: np.random.Gene
     return actions
 
 
-def _write_files(pretraining: PretrainingFile, lacking: Sequence[tuple[int, str]]) -> None:
+def _write_files(pretraining: PretrainingFile, lacking: Sequence[tuple[int, str]], parent: int) -> None:
+    die_with_parent(parent)
     for number, path in lacking:
         _write_file(pretraining, number, path)
 
@@ -202,7 +205,9 @@ def make_files(
     # No pool: one that is interrupted waits for locks of processes that have ended.
     spawned = get_context("spawn")
     shares = [lacking[first::processes] for first in range(min(processes, len(lacking)))]
-    workers = [spawned.Process(target=_write_files, args=(pretraining, share), daemon=True) for share in shares]
+    workers = [
+        spawned.Process(target=_write_files, args=(pretraining, share, os.getpid()), daemon=True) for share in shares
+    ]
     with spawning():
         for worker in workers:
             worker.start()

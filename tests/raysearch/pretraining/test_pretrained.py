@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ from raysearch.searchers.prior.network import read_prior
 from raysearch.searchers.registry import make_searcher
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
+from tests.conftest import command_environment
+from tests.processes import descendants, ended
 from tests.raysearch.fuzzing import INPUTS, broken
 from tests.raysearch.fuzzing import within_memory as within_memory
 
@@ -190,3 +193,26 @@ def test_processes_run_nothing_that_lies_in_the_working_directory(tmp_path: Path
     words = [sys.executable, str(tmp_path / "script.py")]
     done = subprocess.run(words, cwd=tmp_path / "here", capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
+
+
+@pytest.mark.slow
+def test_a_pretraining_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text("workloads = 20000\nstrategies = 4000\n")
+    words = [sys.executable, "-m", "raysearch", "pretrain", "long.toml", "--out", "out", "--set", "processes=2"]
+    process = subprocess.Popen(words, cwd=tmp_path, env=command_environment(), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not (started := working(process.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    while not all(ended(pid) for pid in started):
+        assert time.monotonic() < deadline, started
+        time.sleep(0.1)
+
+
+def working(command: int) -> list[int]:
+    """The processes that evaluate for a command, once both have begun."""
+    found = [pid for pid, title in descendants(command).items() if "spawn_main" in title]
+    mapped = [pid for pid in found if "numpy" in Path(f"/proc/{pid}/maps").read_text()]
+    return found if len(mapped) == 2 else []
