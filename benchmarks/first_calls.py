@@ -3,6 +3,7 @@
     python benchmarks/first_calls.py --out curves.jsonl                        # every case, searcher and seed
     python benchmarks/first_calls.py --out curves.jsonl --cases machines --searchers prior,genetic --seeds 5 --calls 100
     python benchmarks/first_calls.py --out curves.jsonl --table                # the table alone
+    python benchmarks/first_calls.py --out curves.jsonl --plot curves.svg      # a picture of it
 
 A case is a workload and a black box that answers for it. f/f* is the true figure of the best strategy so far over the
 exact optimum of the black box; before anything is feasible it is 0. What the prior was trained on is in its header:
@@ -190,10 +191,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
     lines = asked.out.read_text().splitlines() if asked.out.is_file() else []
     done = {(row["case"], row["searcher"], row["seed"], row["calls"]) for row in map(json.loads, lines)}
-    if not asked.table:
+    if not (asked.table or asked.plot):
         for case in cases():
             if asked.cases and case.group not in asked.cases.split(","):
                 continue
@@ -209,14 +211,43 @@ def main() -> None:
                     row = {"group": case.group, "case": case.name, "searcher": searcher, "seed": seed}
                     with asked.out.open("a") as file:
                         file.write(json.dumps({**row, "calls": asked.calls, "curve": found}) + "\n")
-    print_table([json.loads(line) for line in asked.out.read_text().splitlines()])
+    found = grouped([json.loads(line) for line in asked.out.read_text().splitlines()])
+    plot(found, asked.plot) if asked.plot else print_table(found)
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """Means over cases of means over seeds, the worst case, and 95 % intervals of the mean by bootstrap over cases."""
-    curves: dict[tuple[str, str], dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
+Curves = dict[tuple[str, str], dict[str, list[list[float]]]]
+"""Of each group and searcher, the curves of each case's seeds."""
+
+
+def grouped(rows: list[dict[str, Any]]) -> Curves:
+    """The rows of a file."""
+    curves: Curves = defaultdict(lambda: defaultdict(list))
     for row in rows:
         curves[row["group"], row["searcher"]][row["case"]].append(row["curve"])
+    return curves
+
+
+def plot(curves: Curves, path: Path) -> None:
+    """Means over cases against calls, a panel per group."""
+    from matplotlib.figure import Figure
+
+    groups = list(dict.fromkeys(group for group, _ in curves))
+    figure = Figure(figsize=(4 * len(groups), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    for panel, group in zip(panels, groups, strict=True):
+        for (of, searcher), by_case in sorted(curves.items()):
+            if of == group:
+                points = min(len(curve) for each in by_case.values() for curve in each)
+                means = np.mean([np.mean([curve[:points] for curve in each], axis=0) for each in by_case.values()], 0)
+                panel.plot(POINTS[:points], means, marker="o", markersize=3, label=f"{searcher} ({len(by_case)} cases)")
+        panel.set(title=group, xscale="log", xlabel="calls", ylim=(0, 1.02))
+        panel.legend(fontsize=7, loc="lower right")
+    panels[0].set_ylabel("f/f*, mean over cases")
+    figure.savefig(path)
+
+
+def print_table(curves: Curves) -> None:
+    """Means over cases of means over seeds, the worst case, and 95 % intervals of the mean by bootstrap over cases."""
     rng = np.random.default_rng(0)
     print(f"| ground | searcher | cases x seeds | {' | '.join(map(str, POINTS[:8]))} |")
     print("|---|---|---|" + "---|" * 8)
