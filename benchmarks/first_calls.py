@@ -249,8 +249,9 @@ def plot(curves: Curves, path: Path) -> None:
 def print_table(curves: Curves) -> None:
     """Means over cases of means over seeds, the worst case, and 95 % intervals of the mean by bootstrap over cases."""
     rng = np.random.default_rng(0)
-    print(f"| ground | searcher | cases x seeds | {' | '.join(map(str, POINTS[:8]))} |")
-    print("|---|---|---|" + "---|" * 8)
+    longest = max(len(curve) for by_case in curves.values() for each in by_case.values() for curve in each)
+    print(f"| ground | searcher | cases x seeds | {' | '.join(map(str, POINTS[:longest]))} |")
+    print("|---|---|---|" + "---|" * longest)
     for (group, searcher), by_case in sorted(curves.items()):
         points = min(len(curve) for each in by_case.values() for curve in each)
         means = np.array([np.mean([curve[:points] for curve in each], axis=0) for each in by_case.values()])
@@ -260,6 +261,7 @@ def print_table(curves: Curves) -> None:
             f"{mean:.3f} [{down:.3f}, {up:.3f}] ({worst:.2f})"
             for mean, down, up, worst in zip(means.mean(0), low, high, means.min(0), strict=True)
         ]
+        cells += [""] * (longest - points)
         seeds = f"{len(means)} x {max(map(len, by_case.values()))}"
         print(f"| {group} | {searcher} | {seeds} | {' | '.join(cells)} |")
 
