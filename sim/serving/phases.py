@@ -63,6 +63,8 @@ class Pace:
         """
         if isinstance(stages, int) and stages == 1:
             return self
+        if isinstance(self.mixed_share, float) and not self.mixed_share:  # no prompts
+            return replace(self, stages=stages)
         factor = stall_factor(stages, self.spread)
         held_up = self.mixed_share * factor
         share, stall = np.minimum(1.0, held_up), 1 + np.maximum(0.0, held_up - 1) * self.prompt_tokens
