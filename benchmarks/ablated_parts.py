@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +13,15 @@ from ray.rllib.core.columns import Columns
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
+from raysearch.searchers.ppo.advantages import normalize, share_below
+from raysearch.searchers.ppo.config import CopyConfig
 from raysearch.searchers.ppo.coordinates import Coordinates
-from raysearch.searchers.ppo.copy_actor import CopyActor, MixturePolicyOutput
-from raysearch.searchers.ppo.copy_algorithm import CopyConfig
-from raysearch.searchers.ppo.copy_attention import CopyAttention
-from raysearch.searchers.ppo.copy_learner import CopyLearner
+from raysearch.searchers.ppo.copy_attention import CopyAttention, MixturePolicyOutput
 from raysearch.searchers.ppo.distribution import IMPOSSIBLE, MultiCategorical, padding_index
+from raysearch.searchers.ppo.learner import CopyLearner
 from raysearch.searchers.ppo.memory import CallMemory
 from raysearch.searchers.ppo.mixture import CopyMixture
 from raysearch.searchers.ppo.noise import gumbel_noise
-from raysearch.searchers.ppo.rollout import normalize, share_below
 
 _DEGREES = 4
 """tp, ep, pp and batch, the first places of an action."""
@@ -85,48 +84,6 @@ class RandomHeads(CopyAttention):
         nn.init.orthogonal_(self.policy[-1].weight, 1.0, generator)
 
 
-class Autoregressive(CopyAttention):
-    """Every head's logits also depend on the choices of the heads before it, by a learned table that starts at zero."""
-
-    def setup(self) -> None:
-        """Adds the table."""
-        super().setup()
-        self.coupling = nn.Parameter(torch.zeros(len(self.coordinate), len(self.coordinate)))
-        earlier = (self.coordinate[:, None] < self.coordinate).float()
-        self.register_buffer("earlier", earlier, persistent=False)
-        distribution: Any = AutoregressiveMixture
-        sizes = self.coordinates_class(self.action_space).sizes
-        self.action_dist_cls = distribution.get_partial_dist_cls(
-            index=padding_index(sizes), heads=len(sizes), module=self
-        )
-
-    def reset_parameters(self, generator: torch.Generator) -> None:
-        """Starts without any dependence."""
-        super().reset_parameters(generator)
-        with torch.no_grad():
-            self.coupling.zero_()
-
-
-class AutoregressiveMixture(CopyMixture):
-    """A `CopyMixture` whose components know the heads before; it keeps the flat logits to add to."""
-
-    @classmethod
-    def from_logits(cls, logits: Tensor, *, index: Tensor, heads: int, module: Any, **_: Any) -> AutoregressiveMixture:
-        """Notes what `logp` needs."""
-        mixture = super().from_logits(logits, index=index, heads=heads)
-        mixture.flat, mixture.index, mixture.heads, mixture.module = logits[..., 1:], index, heads, module
-        return mixture
-
-    def logp(self, value: Tensor, **_: Any) -> Tensor:
-        """Log-probability `[...]`."""
-        module = self.module
-        chosen = torch.zeros(*value.shape[:-1], len(module.coordinate)).scatter_(-1, value + module.starts, 1.0)
-        shift = (chosen @ (module.coupling * module.earlier)).unsqueeze(-2)
-        components = MultiCategorical.from_logits(self.flat + shift, index=self.index, heads=self.heads)
-        each = components.logp(value.unsqueeze(-2).expand(*self.log_weights.shape, -1))
-        return torch.logsumexp(self.log_weights + each, -1)
-
-
 @dataclass(frozen=True, eq=False)
 class AutoregressiveOutput(MixturePolicyOutput):
     """Draws head after head.
@@ -154,30 +111,68 @@ class AutoregressiveOutput(MixturePolicyOutput):
         return actions
 
 
-class AutoregressiveActor(CopyActor):
-    """Acts with an `Autoregressive` policy."""
+class Autoregressive(CopyAttention):
+    """Every head's logits also depend on the choices of the heads before it, by a learned table that starts at zero."""
 
     output_class = AutoregressiveOutput
 
+    def setup(self) -> None:
+        """Adds the table."""
+        super().setup()
+        self.coupling = nn.Parameter(torch.zeros(len(self.coordinate), len(self.coordinate)))
+        earlier = (self.coordinate[:, None] < self.coordinate).float()
+        self.register_buffer("earlier", earlier, persistent=False)
+        distribution: Any = AutoregressiveMixture
+        sizes = self.coordinates_class(self.action_space).sizes
+        self.action_dist_cls = distribution.get_partial_dist_cls(
+            index=padding_index(sizes), heads=len(sizes), module=self
+        )
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Starts without any dependence."""
+        super().reset_parameters(generator)
+        with torch.no_grad():
+            self.coupling.zero_()
+
     def policy_output(self, out: dict[str, Any]) -> MixturePolicyOutput:
-        """The output behind what the module made of one observation."""
+        """The output behind what the network made of one observation."""
         plain = super().policy_output(out)
         tables = self._tables(*plain.log_probs.shape[1:])
         return AutoregressiveOutput(plain.log_weights, plain.log_probs, tables=tables)
 
     def _tables(self, heads: int, width: int) -> np.ndarray:
-        module = self.module
-        flat = (module.coupling * module.earlier).detach().numpy()
-        index = module.coordinate.numpy(), (torch.arange(len(flat)) - module.starts[module.coordinate]).numpy()
+        flat = (self.coupling * self.earlier).detach().numpy()
+        index = self.coordinate.numpy(), (torch.arange(len(flat)) - self.starts[self.coordinate]).numpy()
         tables = np.zeros((heads, width, heads, width), np.float32)
         tables[index[0][:, None], index[1][:, None], index[0], index[1]] = flat
         return tables
 
 
-class Repeating(CopyActor):
+class AutoregressiveMixture(CopyMixture):
+    """A `CopyMixture` whose components know the heads before; it keeps the flat logits to add to."""
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, *, index: Tensor, heads: int, module: Any, **_: Any) -> AutoregressiveMixture:
+        """Notes what `logp` needs."""
+        mixture = super().from_logits(logits, index=index, heads=heads)
+        mixture.flat, mixture.index, mixture.heads, mixture.module = logits[..., 1:], index, heads, module
+        return mixture
+
+    def logp(self, value: Tensor, **_: Any) -> Tensor:
+        """Log-probability `[...]`."""
+        module = self.module
+        chosen = torch.zeros(*value.shape[:-1], len(module.coordinate)).scatter_(-1, value + module.starts, 1.0)
+        shift = (chosen @ (module.coupling * module.earlier)).unsqueeze(-2)
+        components = MultiCategorical.from_logits(self.flat + shift, index=self.index, heads=self.heads)
+        each = components.logp(value.unsqueeze(-2).expand(*self.log_weights.shape, -1))
+        return torch.logsumexp(self.log_weights + each, -1)
+
+
+class Repeating(CopyAttention):
     """May call a strategy again."""
 
-    def _is_new(self, action: np.ndarray, taken: Sequence[np.ndarray]) -> bool:
+    def is_new(self, action: np.ndarray, taken: set[int]) -> bool:
+        """Always."""
         return True
 
 
@@ -193,12 +188,14 @@ class DistinctMemory(CallMemory):
         self.best = list(best.values())
 
 
-class DistinctElites(CopyActor):
+class DistinctElites(CopyAttention):
     """Copies from elites that differ in their degrees."""
 
-    def __init__(self, config: Any, action_space: Any) -> None:
-        super().__init__(config, action_space)
-        self.memory = DistinctMemory(config.budget, self.sizes, config.preset.elites)
+    def setup(self) -> None:
+        """Replaces the memory."""
+        super().setup()
+        sizes = [int(n) for n in self.action_space.nvec]
+        self.memory = DistinctMemory(self.model_config["budget"], sizes, self.options.elites)
 
 
 class StandardAdvantages(CopyLearner):
@@ -237,5 +234,5 @@ class SelfImitation(CopyLearner):
 
 
 def config_with(**classes: type) -> type[CopyConfig]:
-    """A `CopyConfig` made of other classes: `module_class`, `learner_class`, `actor_class`."""
+    """A `CopyConfig` made of other classes: `module_class`, `learner_class`."""
     return type("AblatedConfig", (CopyConfig,), classes)

@@ -31,8 +31,9 @@ from envs.strategy_env import StrategyEnv
 from raysearch.base.file_io import write_json
 from raysearch.optima.optimum_cache import find_cached_optimum
 from raysearch.searchers.interface import Outcome
-from raysearch.searchers.ppo.copy_algorithm import CopyConfig
+from raysearch.searchers.ppo.config import CopyConfig
 from raysearch.searchers.registry import check_options
+from raysearch.testing.stepping import Stepped
 from sim.config.catalog import load_workload
 from sim.workload import Workload
 
@@ -97,16 +98,17 @@ VARIANTS = {
     "scaled_inputs": Variant("scaled indices as inputs", config=parts.config_with(module_class=parts.ScaledInputs)),
     "autoregressive": Variant(
         "autoregressive heads",
-        config=parts.config_with(module_class=parts.Autoregressive, actor_class=parts.AutoregressiveActor),
+        config=parts.config_with(module_class=parts.Autoregressive),
     ),
     "one_elite": Variant("T = 1", {"elites": 1}),
     "two_elites": Variant("T = 2", {"elites": 2}),
     "six_elites": Variant("T = 6", {"elites": 6}),
-    "distinct_elites": Variant("elites differ in degrees", config=parts.config_with(actor_class=parts.DistinctElites)),
+    "distinct_elites": Variant("elites differ in degrees", config=parts.config_with(module_class=parts.DistinctElites)),
     "ungraded": Variant("infeasible calls all alike", told=nothing),
     "excess_alone": Variant("infeasible calls below feasible ones, by excess", told=excess_alone),
-    "repeats": Variant("may call a strategy again", config=parts.config_with(actor_class=parts.Repeating)),
+    "repeats": Variant("may call a strategy again", config=parts.config_with(module_class=parts.Repeating)),
     "no_critic": Variant("no critic", {"candidates": 1}),
+    "behaviour_correction": Variant("calls weighed by policy over behaviour", {"behaviour_correction": True}),
     "eight_candidates": Variant("critic picks one of 8", {"candidates": 8}),
     "no_optimism": Variant("critic without optimism", {"critic_optimism": 0.0}),
     "short_rollouts": Variant("rollouts of 8", {"rollout_calls": 8}),
@@ -129,18 +131,15 @@ def search(variant: Variant, workload: Workload, seed: int, budget: int) -> list
     """Best tokens/s/GPU after each of `POINTS` that the budget reaches."""
     env = StrategyEnv(workload)
     shown = Box(-1.0, 1.0, (1, len(env.space.sizes)), np.float32)
-    config = variant.config().environment(observation_space=shown, action_space=env.space.action_space)
+    config = variant.config().environment(observation_space=shown, action_space=env.space.factored.actions)
     options: Any = check_options("ppo", variant.options)
-    config.lean = True
-    search = config.search(budget=budget, seed=seed, options=options).build_algo()
-    observation, _ = env.reset()
+    search: Any = config.search(budget=budget, seed=seed, options=options).build_algo()
+    stepped = Stepped(env, lambda outcome: outcome if outcome.feasible else variant.told(outcome))
     best = []
     for call in range(1, budget + 1):
-        observation, reward, _, _, info = env.step(search.ask(observation))
-        outcome = Outcome.of(observation, reward, info)
-        search.tell(outcome if outcome.feasible else variant.told(outcome))
+        search.make_calls(stepped, env.space.factored.decode, 1)
         if call in POINTS:
-            best.append(outcome.best)
+            best.append(env.best)
     return best
 
 

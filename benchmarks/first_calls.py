@@ -30,9 +30,9 @@ from envs.space import Action
 from envs.strategy_env import StrategyEnv
 from raysearch.base.file_io import strategy_dict
 from raysearch.optima.named_spaces import optimum_value
-from raysearch.searchers.interface import Outcome
 from raysearch.searchers.registry import make_searcher
 from raysearch.searchers.rule_of_thumb import rule_of_thumb
+from raysearch.testing.stepping import Stepped
 from sim.config.catalog import load_workload, under_engine
 from sim.evaluation import Evaluation, Violation
 from sim.simulate import evaluate
@@ -142,14 +142,13 @@ def _lists(case: Case, count: int) -> list[Action]:
     believed = case.believed or case.workload
     env = StrategyEnv(believed)
     searcher = make_searcher("prior", env.space, seed=0, budget=count * 3)
-    observation, _ = env.reset()
+    stepped = Stepped(env)
     found: list[tuple[float, Action]] = []
     for _ in range(count * 3):
-        action = searcher.ask(observation)
-        assert action is not None
-        observation, reward, _, _, info = env.step(action)
-        searcher.tell(action, Outcome.of(observation, reward, info))
-        found.append((info["raw"], action))
+        stepped.advance(searcher)
+        assert stepped.outcome is not None
+        assert stepped.action is not None
+        found.append((stepped.outcome.raw, stepped.action))
     return [action for _, action in sorted(found, key=lambda each: -each[0])[:count]]
 
 
@@ -164,19 +163,19 @@ def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
         options = {"start": [strategy_dict(each) for each in rule_of_thumb(env.space)]}
     planned = iter(_lists(case, calls)) if searcher == LIST else None
     made = None if planned else make_searcher(name, env.space, seed=seed, budget=max(calls, 100), **options)
-    observation, _ = env.reset()
+    stepped = Stepped(env)
     best, true_best, found = 0.0, 0.0, list[float]()
     for call in range(1, calls + 1):
-        action = next(planned, None) if planned else made.ask(observation) if made else None
-        if action is not None:
-            observation, reward, _, _, info = env.step(action)
-            if made:
-                made.tell(action, Outcome.of(observation, reward, info))
-            if info["raw"] > best:
-                best = info["raw"]
-                truth = evaluate(case.workload, env.space.decode(action))
-                # Over a limit by luck of the noise is what a deployment would find out: it counts as it is.
-                true_best = truth.tokens_per_s_per_gpu * min(1.0, case.workload.tpot_limit_s / truth.tpot_s)
+        if made:
+            stepped.advance(made)
+        elif (action := next(planned, None)) is not None:
+            stepped.begin(action)
+            stepped.take()
+        if stepped.outcome and stepped.action is not None and stepped.outcome.raw > best:
+            best, action = stepped.outcome.raw, stepped.action
+            truth = evaluate(case.workload, env.space.decode(action))
+            # Over a limit by luck of the noise is what a deployment would find out: it counts as it is.
+            true_best = truth.tokens_per_s_per_gpu * min(1.0, case.workload.tpot_limit_s / truth.tpot_s)
         if call in POINTS:
             found.append(min(true_best / optimum, 1.0) if case.noise else true_best / optimum)
     return found

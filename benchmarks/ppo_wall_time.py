@@ -29,8 +29,8 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
 from envs.strategy_env import StrategyEnv
-from raysearch.searchers.interface import Outcome
 from raysearch.searchers.registry import make_searcher
+from raysearch.testing.stepping import Stepped
 from sim.config.catalog import load_workload
 from sim.workload import Workload
 
@@ -66,12 +66,9 @@ def run_searcher(name: str, workload: Workload, budget: int, seed: int) -> float
     """Makes `budget` calls with a searcher; returns the best tokens/s/GPU."""
     env = StrategyEnv(workload)
     searcher = make_searcher(name, env.space, seed=seed, budget=budget)
-    observation, _ = env.reset()
+    stepped = Stepped(env)
     for _ in range(budget):
-        action = searcher.ask(observation)
-        assert action is not None
-        observation, reward, _, _, info = env.step(action)
-        searcher.tell(action, Outcome.of(observation, reward, info))
+        stepped.advance(searcher)
     return env.best
 
 

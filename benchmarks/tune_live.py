@@ -25,9 +25,9 @@ from raysearch.deploy.live.belief import ERROR_CORRELATION, Belief, ErrorCorrela
 from raysearch.deploy.live.decide import Measured
 from raysearch.deploy.live.deployment_candidates import Candidates, candidates_of
 from raysearch.deploy.live.session import Settings, tune
-from raysearch.searchers.interface import Outcome
 from raysearch.searchers.registry import make_searcher
 from raysearch.simulators.measurement import Measurement
+from raysearch.testing.stepping import Stepped
 from sim.arrays import Floats
 from sim.config.question import Question
 from sim.evaluation import Evaluation
@@ -249,13 +249,10 @@ def searched(name: str, true: Workload, best: float, seed: int) -> Tried:
     space = StrategySpace(true, fixed_dims=megatron_dims(true.model))
     env = StrategyEnv(true, evaluate=ask, space=space)
     searcher = make_searcher(name, space, seed=seed, budget=BUDGET)
-    observation, _ = env.reset(seed=seed)
+    stepped = Stepped(env)
     for _ in range(BUDGET):
-        action = searcher.ask(observation)
-        if action is None:
+        if not stepped.advance(searcher):
             break
-        observation, reward, _, _, info = env.step(action)
-        searcher.tell(action, Outcome.of(observation, reward, info))
         if env.best >= (1 - WITHIN) * best:
             return Tried(len(asked))
     return Tried(BUDGET)

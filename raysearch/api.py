@@ -344,6 +344,8 @@ def search(
     workers: int | None = None,
     timeout_s: float | None = None,
     retries: int | None = None,
+    cpus_per_worker: float = 1.0,
+    gpus_per_worker: float = 0.0,
     on_failure: Literal["stop", "infeasible"] = "stop",
     out: str | Path | None = None,
     resume: bool = False,
@@ -363,6 +365,8 @@ def search(
         workers: Processes that evaluate; by default as many as a slow simulator is worth.
         timeout_s: Longest call of a simulator in a worker.
         retries: How often a failing call is tried again.
+        cpus_per_worker: CPUs that Ray reserves for each worker; a share of one will do.
+        gpus_per_worker: GPUs likewise.
         on_failure: What becomes of a strategy on which a simulator fails for good.
         out: Folder for the results, new or empty; by default results/NAME-UTC TIME.
         resume: Whether to go on with the unfinished search in `out`.
@@ -382,7 +386,10 @@ def search(
 
     usual = Patience()
     patience = Patience(
-        usual.timeout_s if timeout_s is None else timeout_s, usual.retries if retries is None else retries
+        usual.timeout_s if timeout_s is None else timeout_s,
+        usual.retries if retries is None else retries,
+        cpus_per_worker,
+        gpus_per_worker,
     )
     return SearchResult.of(
         question,

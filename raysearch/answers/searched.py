@@ -21,7 +21,7 @@ from raysearch.base.priced import priced_dict, priced_text
 from raysearch.optima.named_spaces import optimum_value
 from raysearch.processes.claim import claimed
 from raysearch.processes.watcher import got_on
-from raysearch.runs.calls import recorded_order
+from raysearch.runs.in_flight import recorded_order
 from raysearch.runs.records import (
     HEAD_FILE,
     SAVE_EVERY_S,

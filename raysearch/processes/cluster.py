@@ -15,24 +15,28 @@ PROBE_TIMEOUT_S = 120.0
 """[assumed] A node that has not started a process and read a file within it never will."""
 
 
-def check_room(cpus_per_run: int, workers: int = 0) -> None:
+def check_room(cpus_per_run: int, workers: int = 0, cpus_per_worker: float = 1.0) -> None:
     """Refuses a study that would wait for ever.
 
     Nodes without CPUs say nothing: where there are no others, those with CPUs are still to be started.
 
     Args:
         cpus_per_run: Of the searching part of a run, on one node.
-        workers: Processes that evaluate for a run, with one CPU each, on any node.
+        workers: Processes that evaluate for a run, on any node.
+        cpus_per_worker: Of each.
 
     Raises:
         InputError: No run fits.
     """
     cpus = [int(node["Resources"].get("CPU", 0)) for node in _alive()]
     largest, total = max(cpus, default=0), sum(cpus)
-    if 0 < total < cpus_per_run + workers and largest >= cpus_per_run:
-        mend = f"run with --set workers={total - cpus_per_run}" if total > cpus_per_run else "give Ray more CPUs"
+    evaluating = workers * cpus_per_worker
+    if 0 < total < cpus_per_run + evaluating and largest >= cpus_per_run:
+        fit = int((total - cpus_per_run) / cpus_per_worker)
+        mend = f"run with --set workers={fit}" if fit else "give Ray more CPUs"
         raise InputError(
-            f"every run needs {cpus_per_run + workers} CPUs ({cpus_per_run} to search, {workers} to evaluate), "
+            f"every run needs {cpus_per_run + evaluating:g} CPUs "
+            f"({cpus_per_run} to search, {evaluating:g} to evaluate), "
             f"the cluster has {total}: {mend}"
         )
     if 0 < largest < cpus_per_run:

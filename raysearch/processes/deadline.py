@@ -15,7 +15,7 @@ from typing import Any, TypeVar, final
 
 from envs.strategy_env import brief
 from raysearch.base.errors import InputError
-from raysearch.base.limits import LONGEST_TIMEOUT_S, MOST_RETRIES
+from raysearch.base.limits import LONGEST_TIMEOUT_S, MOST_CPUS, MOST_RETRIES
 
 START_TIMEOUT_S = 120.0
 """[assumed] Longest start of a process for calls: for a free CPU, an interpreter, and the import of the black box."""
@@ -25,21 +25,27 @@ _AGAIN_S = 1.0
 
 @dataclass(frozen=True)
 class Patience:
-    """With a simulator that hangs or fails.
+    """With a simulator that hangs or fails, and what each of its workers takes.
 
     Attributes:
         timeout_s: Longest call.
         retries: How often a failing call is tried again before the run stops.
+        cpus_per_worker, gpus_per_worker: That Ray reserves for a worker; shares of one will do.
     """
 
     timeout_s: float = 600.0  # [assumed] a compile-and-run of a real engine fits
     retries: int = 1  # [assumed] once helps against a lost process; a strategy that always fails stops the run
+    cpus_per_worker: float = 1.0
+    gpus_per_worker: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s <= LONGEST_TIMEOUT_S:
             raise InputError(f"timeout must be above 0 s and at most {LONGEST_TIMEOUT_S:g} s, got {self.timeout_s:g}")
         if not 0 <= self.retries <= MOST_RETRIES:
             raise InputError(f"retries must be 0 to {MOST_RETRIES}, got {brief(str(self.retries))}")
+        for name, value in (("cpus_per_worker", self.cpus_per_worker), ("gpus_per_worker", self.gpus_per_worker)):
+            if not (0 <= value < 1 or (float(value).is_integer() and value <= MOST_CPUS)):
+                raise InputError(f"{name} must be a share of one, or a whole number to {MOST_CPUS:,}, got {value:g}")
 
 
 class NoAnswer(RuntimeError):

@@ -20,8 +20,8 @@ from envs.strategy_env import SimulatorFailure, StrategyEnv, failure_text
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import read_record, strategy_dict, write_record
 from raysearch.base.version import __version__
-from raysearch.runs.calls import Calls, recorded_order
 from raysearch.runs.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
+from raysearch.runs.in_flight import CallsInFlight, recorded_order
 from raysearch.runs.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary, renamed_fields, run_name
 from raysearch.searchers.interface import Searcher
 from raysearch.searchers.registry import make_searcher
@@ -108,7 +108,7 @@ class SearchRun:
         )
         self._rows = rows
         self._gate = CallGate(self._env, self.spec.budget, rows, self.run_id)
-        self._calls = Calls(
+        self._calls = CallsInFlight(
             self._gate,
             self._simulator,
             self._space,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -47,23 +48,28 @@ def evaluating(
     check_installed("search", "a search with workers")
     from raysearch.processes.connection import connected
 
-    cpus = max(workers or 0, os.cpu_count() or 1)  # of a Ray of our own; whoever asks for more workers gets them
+    asked = math.ceil((workers or 0) * patience.cpus_per_worker)
+    cpus = max(asked, os.cpu_count() or 1)  # of a Ray of our own; whoever asks for more workers gets them
     with redirect_stdout(sys.stderr), connected(cpus=cpus):  # Ray's threads print of workers that die
-        available = _cluster_cpus()
+        available = _room_for(patience)
         if workers is None:
             assert simulator is not None
             workers = choose_workers(simulator, workload, patience, available, forgiving=forgiving)
         elif 0 < available < workers:  # where there are none yet, some are to be started
             raise InputError(
-                f"{workers} workers need as many CPUs, the cluster has {available}: run with --set workers={available}"
+                f"{workers} workers do not fit, the cluster has room for {available}: "
+                f"run with --set workers={available}"
             )
         yield workers
 
 
-def _cluster_cpus() -> int:
+def _room_for(patience: Patience) -> int:
+    """Workers that the cluster has room for; 0 where nodes are still to be started."""
     import ray
 
-    return int(ray.cluster_resources().get("CPU", 0))
+    there = ray.cluster_resources()
+    needs = (("CPU", patience.cpus_per_worker), ("GPU", patience.gpus_per_worker))
+    return min((int(there.get(kind, 0) / need) for kind, need in needs if need), default=os.cpu_count() or 1)
 
 
 def choose_workers(
@@ -96,7 +102,7 @@ def _measured_call_s(simulator: str, workload: Workload, patience: Patience, for
     space = searched_space(workload, simulator, "random")
     strategies = [space.decode(space.sample(np.random.default_rng(seed))) for seed in range(TRIED_CALLS)]
     times: list[float] = []
-    with closing(Workers(simulator, workload, workers=1, timeout_s=patience.timeout_s)) as pool:
+    with closing(Workers(simulator, workload, workers=1, patience=patience)) as pool:
         env = StrategyEnv(workload, evaluate=pool, space=space, retries=patience.retries)
         for strategy in strategies:
             try:

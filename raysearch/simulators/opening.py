@@ -42,7 +42,7 @@ def open_simulator(
     kept = None
     if simulator is not None:
         kept = AnswerCache(answers_dir() / f"{load_plugin(simulator).fingerprint}.sqlite", workload)
-    opened = Workers(simulator, workload, workers=workers, timeout_s=patience.timeout_s, kept=kept)
+    opened = Workers(simulator, workload, workers=workers, patience=patience, kept=kept)
     return Forgiving(opened, patience.retries) if forgiving else opened
 
 

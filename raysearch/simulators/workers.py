@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from envs.strategy_env import SimulatorError, failure_text
 from raysearch.base.errors import InputError
-from raysearch.processes.deadline import START_TIMEOUT_S, Deadline, NoAnswer
+from raysearch.processes.deadline import START_TIMEOUT_S, Deadline, NoAnswer, Patience
 from raysearch.simulators.cache import AnswerCache
 from raysearch.simulators.plugin import load_simulator
 from sim.evaluation import Evaluation
@@ -47,7 +47,7 @@ class _Failure:
     mistake: bool = False
 
 
-@ray.remote(num_cpus=1, max_restarts=0)
+@ray.remote(max_restarts=0)
 class SimulatorWorker:
     """Holds the black box and asks it, one strategy at a time."""
 
@@ -106,13 +106,13 @@ class _Worker:
 class Workers:
     """A black box behind several processes; called like one, and given ahead what will be asked.
 
-    Ray must be connected, with a free CPU per worker.
+    Ray must be connected, with room for all of them.
 
     Args:
         simulator: Name of the black box, see `load_plugin`; None for our own.
         workload: What the strategies are for.
         workers: At least 1.
-        timeout_s: How long an answer may take once a worker has the call; one that takes longer is killed.
+        patience: How long an answer may take once a worker has the call, which else is killed; what each takes.
         kept: Answers on disk, which take no worker's time.
     """
 
@@ -122,10 +122,11 @@ class Workers:
         workload: Workload,
         *,
         workers: int,
-        timeout_s: float,
+        patience: Patience,
         kept: AnswerCache | None = None,
     ) -> None:
-        self._simulator, self._timeout_s, self._kept = simulator, timeout_s, kept
+        self._simulator, self._timeout_s, self._kept = simulator, patience.timeout_s, kept
+        self._room = {"num_cpus": patience.cpus_per_worker, "num_gpus": patience.gpus_per_worker}
         self._workload = ray.put(workload)
         self._lost_starts = 0
         self._queue: deque[_Call] = deque()  # not begun
@@ -198,7 +199,7 @@ class Workers:
         return next((call for call in (*self._arrived, *working, *self._queue) if call.strategy == strategy), None)
 
     def _started(self) -> _Worker:
-        actor: Any = SimulatorWorker.remote(self._simulator, self._workload)
+        actor: Any = SimulatorWorker.options(**self._room).remote(self._simulator, self._workload)
         return _Worker(actor, actor.where.remote())
 
     def _hand_out(self) -> None:
@@ -262,7 +263,7 @@ class Workers:
         self._lost_starts += 1
         up = any(each.where for each in self._workers)
         if worker.deadline.passed and not up:
-            raise NoWorker(f"no worker started within {START_TIMEOUT_S:g} s: are there free CPUs?")
+            raise NoWorker(f"no worker started within {START_TIMEOUT_S:g} s: is there room for it?")
         if self._lost_starts >= _STARTS and not worker.deadline.passed:
             raise NoWorker(f"{_STARTS} workers' processes died as they started")
 

@@ -84,6 +84,7 @@ class StudyFile(BaseModel):
             black box and none for our own simulator.
         timeout_s: Longest wait for an answer of a worker.
         retries: How often a failing call is tried again before its run stops.
+        cpus_per_worker, gpus_per_worker: That Ray reserves for each worker; shares of one will do.
         on_failure: Whether a strategy on which a plugged-in black box fails for good stops its run or is infeasible.
         cpus_per_run: CPUs that Ray reserves for the searching part of a run, which computes on one.
         report_every: Calls between two reports to Ray Tune, and at least as many between two checkpoints.
@@ -105,6 +106,8 @@ class StudyFile(BaseModel):
     workers: Annotated[int, Field(ge=0, le=MOST_WORKERS, strict=True)] | None = None
     timeout_s: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S)] = Patience.timeout_s
     retries: Annotated[int, Field(ge=0, le=MOST_RETRIES, strict=True)] = Patience.retries
+    cpus_per_worker: Annotated[float, Field(ge=0, le=MOST_CPUS)] = Patience.cpus_per_worker
+    gpus_per_worker: Annotated[float, Field(ge=0, le=MOST_CPUS)] = Patience.gpus_per_worker
     on_failure: OnFailure = "stop"
     cpus_per_run: Annotated[int, Field(ge=1, le=MOST_CPUS, strict=True)] = 1
     report_every: Annotated[int, Field(ge=1, le=LARGEST_BUDGET, strict=True)] = 500
@@ -120,7 +123,7 @@ class StudyFile(BaseModel):
     @property
     def patience(self) -> Patience:
         """With the workers."""
-        return Patience(self.timeout_s, self.retries)
+        return Patience(self.timeout_s, self.retries, self.cpus_per_worker, self.gpus_per_worker)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def trial_config(
         folder: Absolute; where the run's rows and summary go. On a cluster: a folder that all nodes share.
         optimum: f* of the workload, for the scores only.
         report_every: Calls between two reports; a checkpoint is made with one if `SAVE_EVERY_S` have passed.
-        cpus: Reserved for the trial; each of its workers has one more.
+        cpus: Reserved for the trial; its workers have their own.
         patience: With the workers.
     """
     return {
@@ -124,9 +124,12 @@ class SearchTrial(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """The CPUs that the study reserves per run: for the searcher, and one for each worker."""
+        """What the study reserves per run: for the searcher, and for each worker."""
         run = config["run"]
-        return tune.PlacementGroupFactory([{"CPU": float(run["cpus"])}, *[{"CPU": 1.0}] * run["workers"]])
+        worker = {"CPU": run["cpus_per_worker"], "GPU": run["gpus_per_worker"]}
+        worker = {kind: float(share) for kind, share in worker.items() if share}
+        workers = [worker] * run["workers"] if worker else []
+        return tune.PlacementGroupFactory([{"CPU": float(run["cpus"])}, *workers])
 
     def _build(self, folder: Path) -> SearchRun:
         study = folder.parents[1]
@@ -134,7 +137,7 @@ class SearchTrial(tune.Trainable):
             raise RunFailed(f"node {get_node_ip_address()} does not see the results folder {study}")
         trial = renamed_fields(self._trial)
         spec = RunSpec(**{field.name: trial[field.name] for field in fields(RunSpec)})
-        patience = Patience(self._trial["timeout_s"], self._trial["retries"])
+        patience = Patience(**{field.name: self._trial[field.name] for field in fields(Patience)})
         return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True, patience=patience)
 
     @staticmethod

@@ -69,7 +69,7 @@ def run_study(
     """
     # Stdout is for results: what Tune, a library or Ray's own threads print goes to stderr.
     with redirect_stdout(sys.stderr), connected(address, cpus):
-        check_room(study.file.cpus_per_run, study.file.workers_per_run)
+        check_room(study.file.cpus_per_run, study.file.workers_per_run, study.file.cpus_per_worker)
         check_shared(out)
         if not resume:
             write_study(study, optima, out)

@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from envs import ROWS_FILE, BudgetExhausted, CallGate, RowWriter, StrategyEnv, read_rows
+from envs import ROWS_FILE, CallGate, RowWriter, StrategyEnv, read_rows
 from raysearch.runs.checkpoint import pack, unpack
-from raysearch.searchers.interface import Outcome, Searcher
+from raysearch.runs.in_flight import CallsInFlight
+from raysearch.searchers.interface import Searcher
 from raysearch.searchers.registry import make_searcher
 from raysearch.simulators.opening import searched_space
+from raysearch.simulators.protocol import InProcess
 from raysearch.testing.landscapes import DENSE, MOE, barren, hilly, tiny_workload
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
@@ -45,33 +47,49 @@ class ConformanceSetting:
     options: JsonFields = field(default_factory=dict)
 
 
+class _Noted:
+    """An environment whose actions are noted as they are begun."""
+
+    def __init__(self, calls: CallsInFlight) -> None:
+        self.calls, self.actions = calls, list[np.ndarray]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.calls, name)
+
+    def begin(self, action: np.ndarray) -> None:
+        self.actions.append(action)
+        self.calls.begin(action)
+
+
 class ConformanceRun:
-    """A searcher, a gate and the loop between them, as the project's own runs have it."""
+    """A searcher, a gate and the environment between them, as the project's own runs have it."""
 
     def __init__(self, setting: ConformanceSetting, folder: Path, *, resumed_calls: int | None = None) -> None:
         folder.mkdir(exist_ok=True)
         path = folder / ROWS_FILE
         self.folder = folder
         self.rows = RowWriter(path) if resumed_calls is None else RowWriter.resume(path, resumed_calls)
-        space = searched_space(setting.workload, None, setting.name)
-        env = StrategyEnv(setting.workload, evaluate=setting.simulator, space=space)
-        self.space = env.space
+        self.space = searched_space(setting.workload, None, setting.name)
+        simulator = InProcess(setting.simulator)
+        env = StrategyEnv(setting.workload, evaluate=simulator, space=self.space)
         self.gate = CallGate(env, setting.budget, self.rows, run_id="r")
         self.searcher: Searcher = make_searcher(
             setting.name, self.space, seed=setting.seed, budget=setting.budget, **setting.options
         )
-        self.observation, _ = self.gate.reset()
-        self.actions: list[np.ndarray] = []
+        self.environment: Any = _Noted(CallsInFlight(self.gate, simulator, self.space, most=1))
+
+    @property
+    def actions(self) -> list[np.ndarray]:
+        return self.environment.actions
+
+    @property
+    def observation(self) -> np.ndarray:
+        return self.environment.observation
 
     def call(self) -> bool:
-        action = self.searcher.ask(self.observation)
-        if action is None:
-            return False
-        self.actions.append(action)
-        observation, reward, _, _, info = self.gate.step(action)
-        self.searcher.tell(action, Outcome.of(observation, reward, info))
-        self.observation = observation
-        return True
+        made = self.gate.calls
+        self.searcher.step(self.environment, 1)
+        return self.gate.calls > made
 
     def advance(self, calls: int | None = None) -> ConformanceRun:
         for _ in range(self.gate.calls_left if calls is None else calls):
@@ -81,12 +99,12 @@ class ConformanceRun:
 
     def state(self) -> bytes:
         state = {"gate": self.gate.get_state(), "searcher": self.searcher.get_state()}
-        return pack({**state, "observation": self.observation})
+        return pack({**state, "calls": self.environment.get_state(), "observation": self.observation})
 
     def restore(self, state: bytes) -> None:
         kept = unpack(state)
-        self.observation = kept["observation"]
         self.gate.set_state(kept["gate"])
+        self.environment.set_state(kept["calls"], kept["observation"])
         self.searcher.set_state(kept["searcher"])
 
     def close(self) -> None:
@@ -118,7 +136,7 @@ class SearcherSuite:
 
     Attributes:
         searcher: Registered name, or "module:Class".
-        budget: Calls of each run; enough for the searcher to show all it does.
+        budget: CallsInFlight of each run; enough for the searcher to show all it does.
         options: Other than its preset's.
         seeded: Whether another seed makes another run.
 
@@ -174,11 +192,7 @@ class SearcherSuite:
             run.space.decode(action)
         if place == "barren":
             assert run.gate.best_strategy is None
-        if expected == self.budget:
-            with pytest.raises(BudgetExhausted):
-                run.call()
-        else:
-            assert run.searcher.ask(run.observation) is None
+        assert not run.call()
 
     def test_equal_seeds_make_equal_runs_whatever_the_global_generators_do_and_others_other_ones(
         self, new_run, setting: ConformanceSetting, undisturbed: str
@@ -214,6 +228,7 @@ class SearcherSuite:
     ) -> None:
         run = new_run(setting).advance(setting.budget // 2)
         calls, gate, observation = run.gate.calls, run.gate.get_state(), run.observation
+        environment = run.environment.get_state()
         state = run.searcher.get_state()
         frozen = pack(state)
         run.advance()
@@ -222,7 +237,7 @@ class SearcherSuite:
         for _ in range(2):
             copied = new_run(setting)
             copied.gate.set_state(gate)
-            copied.observation = observation
+            copied.environment.set_state(environment, observation)
             copied.searcher.set_state(state)
             assert copied.gate.calls == calls
             digests.add(copied.advance().gate.digest)

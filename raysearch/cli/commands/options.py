@@ -80,6 +80,8 @@ WorkersSetting = Annotated[
     int | None,
     Setting("Processes that evaluate for a run.", "by the time of a call", least=0, most=MOST_WORKERS),
 ]
+CpusPerWorkerSetting = Annotated[float, Setting("CPUs that Ray reserves for each worker; a share of one will do.")]
+GpusPerWorkerSetting = Annotated[float, Setting("GPUs that Ray reserves for each worker; a share of one will do.")]
 ReplaySetting = Annotated[
     Path | None, Setting("Folder of an equal search: answers of workers are taken in as they arrived there.")
 ]

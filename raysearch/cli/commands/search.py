@@ -12,6 +12,8 @@ from raysearch.answers.searched import SearchResult
 from raysearch.base.priced import priced_text
 from raysearch.cli.commands.options import (
     BudgetOption,
+    CpusPerWorkerSetting,
+    GpusPerWorkerSetting,
     JsonOption,
     OnFailureSetting,
     OutOption,
@@ -44,6 +46,8 @@ def search_workload(
     workers: WorkersSetting = None,
     timeout_s: TimeoutSetting = Patience.timeout_s,
     retries: RetriesSetting = Patience.retries,
+    cpus_per_worker: CpusPerWorkerSetting = Patience.cpus_per_worker,
+    gpus_per_worker: GpusPerWorkerSetting = Patience.gpus_per_worker,
     on_failure: OnFailureSetting = None,
     out: OutOption = None,
     resume: ResumeOption = False,
@@ -83,7 +87,7 @@ def search_workload(
         budget=budget,
         simulator=simulator,
         workers=workers,
-        patience=Patience(timeout_s, retries),
+        patience=Patience(timeout_s, retries, cpus_per_worker, gpus_per_worker),
         on_failure=on_failure or "stop",
         out=out,
         resume=resume,

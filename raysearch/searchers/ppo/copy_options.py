@@ -20,6 +20,8 @@ class CopyOptions(SharedOptions):
         degree_step: What a degree's logit loses at the start per table step away from the elite's.
         patience: Calls without a better elite after which the policy and its elites start anew.
         candidates: New strategies drawn from the policy per call, of which the critic picks one; 1: no critic.
+        behaviour_correction: Whether advantages are weighed by how much likelier the policy alone was to make a call
+            than the search, which calls nothing twice and listens to the critic.
         critic_members: MLPs in the critic's ensemble, whose deviation is its doubt.
         critic_hidden: Width of their two hidden layers.
         critic_learning_rate: Adam's rate.
@@ -44,6 +46,7 @@ class CopyOptions(SharedOptions):
     degree_step: AtLeastZero = 1.0
     patience: PositiveInt = 200
     candidates: PositiveInt = 3
+    behaviour_correction: bool = False
     critic_members: Annotated[Width, Field(ge=2)] = 4
     critic_hidden: Width = 64
     critic_learning_rate: PositiveFloat = 3e-3

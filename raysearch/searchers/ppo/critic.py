@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from envs.actions import ordered_places
 from envs.saved_state import SavedState
 from raysearch.searchers.machine_state import check_moments
+from raysearch.searchers.ppo.advantages import share_below
 from raysearch.searchers.ppo.copy_options import CopyOptions
 from raysearch.searchers.ppo.features import value_features, value_starts
 from raysearch.searchers.ppo.memory import CallMemory
 from raysearch.searchers.ppo.noise import call_rng
-from raysearch.searchers.ppo.rollout import share_below
 
 _STREAM = 1
 """Keeps the draws of training calls apart from the noise of the calls themselves."""
@@ -74,14 +74,11 @@ class Critic:
         self._inputs = torch.zeros(0, self._features.shape[1])
         self.trained = False
 
-    def pick(self, candidates: np.ndarray) -> np.ndarray:
-        """The candidate `[A]` among `[n, A]` with the best mean plus optimism; the first one before any training."""
-        if not self.trained or len(candidates) == 1:
-            return candidates[0]
+    def hopes(self, candidates: np.ndarray) -> np.ndarray:
+        """What candidates `[n, A]` may be worth `[n]`: mean plus optimism."""
         with torch.inference_mode():
             scores = self.ensemble(self._rows(candidates))
-            hopes = scores.mean(0) + self._options.critic_optimism * scores.std(0)
-        return candidates[int(hopes.argmax())]
+            return (scores.mean(0) + self._options.critic_optimism * scores.std(0)).numpy()
 
     def learn(self, memory: CallMemory) -> None:
         """Takes some gradient steps, every member on random calls of its own from all of the search."""
@@ -101,17 +98,6 @@ class Critic:
     def _rows(self, actions: np.ndarray) -> Tensor:
         """Features `[..., F]` of actions `[..., A]`."""
         return torch.from_numpy(self._features[actions + self._starts].sum(-2))
-
-    def get_learned(self) -> SavedState:
-        """What another critic must know to `pick` as this one does, a third of what it takes to learn like it."""
-        weights = {name: weight.numpy().copy() for name, weight in self.ensemble.state_dict().items()}
-        return {"trained": self.trained, "weights": weights if self.trained else {}}
-
-    def set_learned(self, learned: SavedState) -> None:
-        """Takes over another one's. It keeps moments of its own, so it is not to `learn` from there."""
-        self.trained = learned["trained"]
-        if self.trained:
-            self.ensemble.load_state_dict({name: torch.tensor(each) for name, each in learned["weights"].items()})
 
     def get_state(self) -> SavedState:
         """Weights and moments, as copies; the inputs follow from the calls."""

@@ -1,291 +1,235 @@
-"""RLlib's env runner for searches: its environments share one budget and one elite history with those of all others."""
+"""RLlib's env runner for searches: it decides every call, several of which may be under way, and steps the environment.
+
+The environment is the product's own, see `raysearch.searchers.interface.Environment`: it charges the budget, writes
+the rows, and has as many workers as there are.
+"""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers.vector import DictInfoToList
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
+from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_context import EnvContext
-from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-from envs.registration import ENV_ID, make_env, stepped_together
 from envs.saved_state import SavedState
-from envs.strategy_env import StrategyEnv
-from envs.vector_env import VectorStrategyEnv
-from raysearch.processes.deadline import within
-from raysearch.searchers.interface import Outcome
-from raysearch.searchers.ppo.actor import Proposal
-from raysearch.searchers.ppo.connectors import ChooseActions, ShowElites
-
-_ASIDE = 2
-"""Stream of the noise of calls that are not the search's, such as those of an evaluation."""
+from raysearch.base.errors import InputError
+from raysearch.searchers.interface import Environment, Outcome
+from raysearch.searchers.ppo.module import BEHAVIOUR_LOGP, CALL, UNDER_WAY, EliteModule
 
 
-class Round(NamedTuple):
-    """Calls of a search in which nobody hears of the others, and what must be known to make them.
-
-    Environment k of K makes the calls k, k + K, k + 2K, ... of the search, whichever runner steps it.
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A call that was decided, and what led to it.
 
     Attributes:
-        first_call: Number of the first of them; a multiple of K.
-        calls: How many.
-        version: Calls that a runner must know of to make them of `news`; -1 if `news` has all.
-        news: What the search's own actor learned since, see `EliteActor.news`.
-        weights: Of the policy; None if they are as before.
-        metrics: Whether RLlib's metrics are asked for, too.
+        number: Of the call, from 0.
+        observation: What was seen `[T, A]`.
+        chosen: What the policy chose `[A]`.
+        log_prob: How likely it was to.
+        behaviour_log_prob: How likely the search was, which may filter what the policy draws.
     """
 
-    first_call: int
-    calls: int
-    version: int
-    news: SavedState
-    weights: Any = None
-    metrics: bool = True
+    number: int
+    observation: np.ndarray
+    chosen: np.ndarray
+    log_prob: float
+    behaviour_log_prob: float
 
 
-class OutOfDate(RuntimeError):
-    """A runner got the news since a version that it does not have: it was restarted, and needs all."""
+class Answered(NamedTuple):
+    """A call of the present round, and what the policy is rewarded with."""
+
+    proposal: Proposal
+    reward: float
 
 
-class Brief(gym.Wrapper):
-    """An environment whose episodes end with its share of a budget, and whose info leaves out the evaluation.
-
-    Nobody looks at it in a search, and sending it along with each episode would cost as much as all else of a call.
-    A call that takes too long is interrupted.
-
-    Args:
-        env: Of the search.
-        share: Calls of an episode.
-        timeout_s: Longest call.
-
-    Attributes:
-        calls: Of the present episode so far.
-    """
-
-    def __init__(self, env: gym.Env, share: int, timeout_s: float) -> None:
-        super().__init__(env)
-        self._share, self._timeout_s, self.calls = share, timeout_s, 0
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode."""
-        self.calls = 0
-        return within(self._timeout_s, lambda: self.env.reset(**kwargs), lambda: "a reset")
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """See `StrategyEnv.step`."""
-        step = within(self._timeout_s, lambda: self.env.step(action), lambda: asked_about(self.env, action))
-        observation, reward, terminated, truncated, info = step
-        self.calls += 1
-        light = {name: value for name, value in info.items() if name != "evaluation"}
-        return observation, reward, terminated, truncated or self.calls >= self._share, light
+def episode_of(answered: list[Answered], last: np.ndarray) -> SingleAgentEpisode:
+    """RLlib's episode of the calls of a round, of which the last led to what is seen in `last`."""
+    proposals = [each.proposal for each in answered]
+    return SingleAgentEpisode(
+        observations=[*(each.observation for each in proposals), last],
+        actions=[each.chosen for each in proposals],
+        rewards=[float(np.float32(each.reward)) for each in answered],
+        infos=[{} for _ in range(len(answered) + 1)],
+        extra_model_outputs={
+            Columns.ACTION_LOGP: [np.float32(each.log_prob) for each in proposals],
+            BEHAVIOUR_LOGP: [np.float32(each.behaviour_log_prob) for each in proposals],
+        },
+        len_lookback_buffer=0,
+    ).to_numpy()
 
 
-def asked_about(env: gym.Env, action: Any) -> str:
-    """The strategy that an action stands for, or the action where only the environment knows."""
-    inner = env.unwrapped
-    return str(inner.space.decode(inner.plain(action)) if isinstance(inner, StrategyEnv) else f"action {action}")
-
-
-class EliteEnvRunner(SingleAgentEnvRunner):
-    """RLlib's env runner with an actor per environment, which sees, chooses and is rewarded through connectors.
-
-    `sample_round` makes calls of the search. `sample`, which RLlib's `evaluate()` asks, plays on from there in
-    environments apart and leaves no trace.
+class SearchEnvRunner(EnvRunner):
+    """Has the module decide calls until as many are under way as may be, and takes in what is answered first.
 
     Attributes:
-        actors: One per environment.
+        env: An `Environment`; `attach` sets one that somebody else owns.
+        module: The policy, which is the learner's: no update has to be sent.
+        next_call: Number of the next call.
     """
 
     config: Any  # a LearnToShardConfig
     env: Any
-    module: Any
-    _ongoing_episodes: list[Any]
+    module: EliteModule
 
-    def __init__(self, *, config: Any, **kwargs: Any) -> None:
-        self.actors: list[Any] = []
-        self._version = self._due = -1
-        self._metrics_aside: Any = None
-        self._shared_data: dict[str, Any] = {}
-        super().__init__(config=config, **kwargs)
-        self.actors = [self._new_actor() for _ in range(self.num_envs)]
-        for actor in self.actors:
-            actor.module, actor.stride = self.module, self.config.stride
-        shown: Any = self._env_to_module
-        chosen: Any = self._module_to_env
-        (show,), (self._choose,) = shown[ShowElites], chosen[ChooseActions]
-        show.actors = self._choose.actors = self.actors
-
-    def _new_actor(self) -> Any:
-        return self.config.actor_class(self.config, self.env.single_action_space)
-
-    @property
-    def _first_lane(self) -> int:
-        """Number of its first environment among those that share a round; asynchronous ones share it with nobody."""
-        if self.config.asynchronous:
-            return 0
-        return max((self.worker_index or 1) - 1, 0) * self.config.num_envs_per_env_runner
-
-    def calls_of(self, calls: int) -> np.ndarray:
-        """How many of the search's next `calls` each environment makes, `[num_envs]`."""
-        lanes = self._first_lane + np.arange(self.config.num_envs_per_env_runner)
-        return np.maximum(-(-(calls - lanes) // self.config.stride), 0)
+    def __init__(self, *, config: Any, taken: Callable[[Outcome], None], folder: str, **kwargs: Any) -> None:
+        """As RLlib's; `taken` hears of every call that was taken in, `folder` is for an environment's own files."""
+        super().__init__(config=config, worker_index=0, **kwargs)
+        self._folder = folder
+        torch.set_num_threads(1)  # more are slower on matrices this small, and could change the order of sums
+        self._heard = taken
+        self._owned: Any = None
+        self._under_way: list[Proposal] = []
+        self._answered: list[Answered] = []
+        self.next_call = 0
+        self.make_env()
 
     def make_env(self) -> None:
-        """Builds the environments, whose episodes end with their share of the search's budget.
-
-        RLlib's own would register a global name, of which gymnasium warns the second time, and has no such shares.
-        """
+        """Makes the environment that the configuration names, if it names one."""
         if self.config.env is None:
             return
-        if self.env is not None:
-            self.env.close()
-        context: Any = EnvContext(
-            self.config.env_arguments, worker_index=self.worker_index, num_workers=self.num_workers
-        )
-        shares = [max(int(share), 1) for share in self.calls_of(self.config.budget)]
-        envs: Any
-        if self.config.env == ENV_ID:  # not by RLlib's registry, which a second `ray.init` of this process empties
-            envs = stepped_together([make_env(**(context | {"budget": share})) for share in shares])
-        else:
-            create: Any
-            _, create = Algorithm._get_env_id_and_creator(self.config.env, self.config)
-            limit_s = self.config.sample_timeout_s
-            envs = SyncVectorEnv([lambda share=share: Brief(create(context), share, limit_s) for share in shares])
-        self.env, self.num_envs = DictInfoToList(envs), len(shares)
-        self._needs_initial_reset = True
-        make_callback(
-            "on_environment_created",
-            callbacks_objects=self._callbacks,
-            callbacks_functions=self.config.callbacks_on_environment_created,
-            kwargs={
-                "env_runner": self,
-                "metrics_logger": self.metrics,
-                "env": self.env.unwrapped,
-                "env_context": context,
-            },
-        )
+        create: Any
+        _, create = Algorithm._get_env_id_and_creator(self.config.env, self.config)
+        context = EnvContext(self.config.env_arguments(self._folder), worker_index=0)
+        made = create(context)
+        if not hasattr(made, "take"):
+            raise InputError(
+                f"expected an environment that begins and takes calls, as raysearch.runs.search_environment."
+                f"SearchEnvironment does, got {made}: gymnasium's are for RLlib's own algorithms"
+            )
+        self._owned = made
+        self.attach(made, getattr(made, "decode", np.copy))
 
-    def sample_round(self, round_: Round) -> tuple[list[tuple[int, SingleAgentEpisode]], Any]:
-        """Makes this runner's share of a round.
+    def attach(self, env: Environment, decode: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Steps this environment from now on, whose action for one of the action space `decode` gives."""
+        self.env, self._decode = env, decode
+
+    def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
+        """Of the environment, or of the configuration."""
+        source: Any = self.config if self._owned is None else self._owned
+        both = source.observation_space, source.action_space
+        return {INPUT_ENV_SPACES: both, DEFAULT_MODULE_ID: both}
+
+    def sample(self, *, num_timesteps: int | None = None, **kwargs: Any) -> list[SingleAgentEpisode]:
+        """Takes in calls until a round is full or `num_timesteps` are made.
 
         Returns:
-            What its environments saw and did, each with its number among them, and RLlib's metrics or None.
-
-        Raises:
-            OutOfDate: It does not know what the round's news assume.
+            The round, as an episode, once it is full, or where the budget is spent; until then nothing.
         """
-        if round_.version not in (-1, self._version):
-            raise OutOfDate(f"expected to know {round_.version} calls, know {self._version}")
-        if round_.weights is not None:
-            self.module.set_state(round_.weights)
-            for actor in self.actors:
-                actor.forget()
-        self._catch_up(round_)
-        # An episode of one piece is returned as it is, one that goes on is cut and goes on under the same id.
-        lanes = {episode.id_: lane for lane, episode in enumerate(self._ongoing_episodes)}
-        episodes = super().sample(num_timesteps=int(self.calls_of(round_.calls).sum()), explore=True)
-        metrics = self.get_metrics() if round_.metrics else None
-        return [(lanes[episode.id_], episode) for episode in episodes], metrics
+        for _ in range(num_timesteps or self.config.round_calls):
+            self._decide()
+            if not self.env.under_way:
+                break
+            self._take()
+            if len(self._answered) >= self.config.round_calls:
+                break
+        over = not (self.env.under_way or self.env.may_begin)
+        if not self._answered or not (over or len(self._answered) >= self.config.round_calls):
+            return []
+        answered, self._answered = self._answered, []
+        return [episode_of(answered, self.module.look(self.env.observation))]
 
-    def make_call(self, proposal: Proposal, *, metrics: bool) -> tuple[Outcome, Any]:
-        """Makes a call that the algorithm has decided. Its turns come `lanes` calls apart.
+    def _decide(self) -> None:
+        while self.env.may_begin:
+            seen = self.module.look(self.env.observation)
+            batch = {Columns.OBS: seen[None], CALL: np.array([self.next_call])}
+            out = self.module.forward_exploration({**batch, UNDER_WAY: [each.chosen for each in self._under_way]})
+            log_probs = (float(out[name][0]) for name in (Columns.ACTION_LOGP, BEHAVIOUR_LOGP))
+            proposal = Proposal(self.next_call, seen, out[Columns.ACTIONS][0], *log_probs)
+            self.next_call += 1
+            self._under_way.append(proposal)
+            self.env.begin(self._decode(self.module.as_action(proposal.chosen)))
 
-        Returns:
-            What came of it, and RLlib's metrics if they are asked for.
-        """
-        (actor,) = self.actors
-        if proposal.number != self._due or not self._ongoing_episodes[0].is_reset:
-            self._reset_envs_and_episodes(explore=True)
-            self._show(proposal.number // self.config.lanes)
-        self._due = proposal.number + self.config.lanes
-        actor.adopt(proposal)
-        self._ongoing_episodes[0].set_observations(new_data=proposal.observation, at_indices=-1)
-        self._cached_to_module = {
-            Columns.OBS: torch.from_numpy(np.array(proposal.observation[None])),
-            Columns.ACTIONS: proposal.action[None],
-            Columns.ACTION_LOGP: np.array([proposal.log_prob], np.float32),
-        }
-        (episode,) = super().sample(num_timesteps=1, explore=True)
-        outcome = Outcome.of(episode.get_observations(-1), episode.get_rewards(-1), episode.get_infos(-1))
-        return outcome, self.get_metrics() if metrics else None
+    def _take(self) -> None:
+        action, outcome = self.env.take()
+        decode, as_action = self._decode, self.module.as_action
+        proposal = next(each for each in self._under_way if np.array_equal(decode(as_action(each.chosen)), action))
+        self._under_way.remove(proposal)
+        reward = self.module.note(proposal.number, as_action(proposal.chosen), outcome)
+        self._answered.append(Answered(proposal, reward))
+        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, 1, reduce="sum")
+        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED_LIFETIME, 1, reduce="lifetime_sum")
+        self._heard(outcome)
 
-    def inform(self, news: SavedState) -> None:
-        """Passes what the search has found to all actors; for evaluations."""
-        for actor in self.actors:
-            actor.hear(news)
-            actor.forget()
-
-    def sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
-        """Plays on from where the search is, in a runner apart: charges and changes nothing. See RLlib's."""
-        aside: Any = type(self)(config=self.config, worker_index=self.worker_index, num_workers=self.num_workers)
-        aside.play_on_from(self)
-        episodes = SingleAgentEnvRunner.sample(aside, **kwargs)
-        self._metrics_aside = aside.get_metrics()
-        aside.stop()
-        return episodes
-
-    def play_on_from(self, other: EliteEnvRunner) -> None:
-        """Takes over what another runner's policy and actors know, with noise that is not the search's."""
-        self.module.set_state(other.module.get_state())
-        for actor, known in zip(self.actors, other.actors, strict=True):
-            actor.set_memory(copy.deepcopy(known.get_memory()))
-            actor.stream = _ASIDE
-        self._reset_envs_and_episodes(self.config.explore)
-        self._show(0)
+    def remember(self, action: np.ndarray, outcome: Outcome) -> None:
+        """Takes in a call that somebody else decided."""
+        self.module.note(self.next_call, action, outcome)
+        self.next_call += 1
+        self._heard(outcome)
 
     def get_metrics(self) -> Any:
-        """RLlib's, of what was sampled last: of the search, or aside from it."""
-        aside, self._metrics_aside = self._metrics_aside, None
-        return super().get_metrics() if aside is None else aside
+        """RLlib's, since they were asked for last."""
+        return self.metrics.reduce()
 
-    def _catch_up(self, round_: Round) -> None:
-        """Brings actors, environments and what was seen last to the beginning of a round."""
-        for actor in self.actors:
-            actor.hear(round_.news)
-        self._choose.alike, self._choose.lanes_before = True, self._first_lane
-        for lane, actor in enumerate(self.actors):
-            actor.next_call = round_.first_call + self._first_lane + lane
-        if self._needs_initial_reset:
-            self._reset_envs_and_episodes(explore=True)
-        # An asynchronous environment's share of the budget is not known beforehand: its episode has no end.
-        self._show(0 if self.config.asynchronous else round_.first_call // self.config.lanes)
-        self._version = round_.first_call
+    def assert_healthy(self) -> None:
+        """It is in the algorithm's own process."""
 
-    def _show(self, calls: int) -> None:
-        """Gives the environments the search's elites and each its calls so far, and the policy what they show."""
-        state = {**self.actors[0].env_state, "calls": calls}
-        inner = self.env.unwrapped
-        observations: Any = [None] * self.num_envs
-        if isinstance(inner, VectorStrategyEnv):
-            inner.set_state([state] * self.num_envs)
-            observations = inner.observations
-        else:
-            for index, env in enumerate(inner.envs):
-                env.calls = calls
-                if hasattr(env.unwrapped, "set_state"):
-                    env.unwrapped.set_state(state)
-                    observations[index] = env.unwrapped.observation
-        shown = []
-        for episode, observation in zip(self._ongoing_episodes, observations, strict=True):
-            if not episode.is_reset:  # over: it starts anew with the next step, and what it shows is not looked at
-                episode = SingleAgentEpisode(observations=[self.env.single_observation_space.sample()], infos=[{}])
-            elif observation is not None:
-                episode.set_observations(new_data=observation, at_indices=-1)
-            shown.append(episode)
-        self._cached_to_module = self._env_to_module(
-            episodes=shown,
-            batch={},
-            explore=True,
-            rl_module=self.module,
-            shared_data=self._shared_data,
-            metrics=self.metrics,
-        )
+    def get_state(self, *_: Any, **__: Any) -> SavedState:
+        """Everything but the weights: plain values and arrays. An environment that it made is part of it."""
+        return {
+            "memory": self.module.get_memory(),
+            "next_call": self.next_call,
+            "under_way": [asdict(each) for each in self._under_way],
+            "answered": [{**asdict(each.proposal), "reward": each.reward} for each in self._answered],
+            "env": self._owned.get_state() if self._owned is not None else None,
+        }
+
+    def set_state(self, state: SavedState) -> None:
+        """Goes back to where `get_state` was called."""
+        self.module.set_memory(state["memory"])
+        self.next_call = state["next_call"]
+        self._under_way = [Proposal(**each) for each in state["under_way"]]
+        self._answered = [
+            Answered(Proposal(**{name: value for name, value in each.items() if name != "reward"}), each["reward"])
+            for each in state["answered"]
+        ]
+        if self._owned is not None:
+            self._owned.set_state(state["env"])
+
+    def stop(self) -> None:
+        """Closes the environment that it made."""
+        if self._owned is not None:
+            self._owned.close()
+
+
+class LocalRunners:
+    """The one env runner of a search, as RLlib's group of those; a real group would start Ray."""
+
+    def __init__(self, runner: SearchEnvRunner) -> None:
+        self.local_env_runner = runner
+
+    def _none(self) -> int:
+        """Other processes are the environment's workers, which are not the group's."""
+        return 0
+
+    num_remote_env_runners = num_healthy_remote_workers = num_remote_worker_restarts = _none
+    num_env_runners_dropped_lifetime = num_in_flight_async_reqs = _none
+
+    def foreach_env_runner(self, func: Any, **_: Any) -> list[Any]:
+        """What `func` makes of the runner."""
+        return [func(self.local_env_runner)]
+
+    def get_spaces(self) -> Any:
+        """The runner's."""
+        return self.local_env_runner.get_spaces()
+
+    def sync_weights(self, **_: Any) -> None:
+        """Nothing: the algorithm sees to it."""
+
+    def sync_env_runner_states(self, **_: Any) -> None:
+        """Nothing: it has no connectors."""
+
+    def stop(self) -> None:
+        """Stops the runner."""
+        self.local_env_runner.stop()

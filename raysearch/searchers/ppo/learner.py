@@ -1,8 +1,10 @@
-"""PPO's update on RLlib's torch learner, and the same on arrays, without the way through episodes."""
+"""PPO's update on RLlib's torch learner."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,6 @@ import torch
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
-from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
 from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
 from ray.rllib.utils.torch_utils import clip_gradients
@@ -18,16 +19,19 @@ from torch import Tensor
 
 from envs.saved_state import SavedState
 from raysearch.searchers.machine_state import check_moments
+from raysearch.searchers.ppo.advantages import normalize, rank_advantages
 from raysearch.searchers.ppo.connectors import AddAdvantages
-from raysearch.searchers.ppo.rollout import Rollout, normalize
+from raysearch.searchers.ppo.module import BEHAVIOUR_LOGP
 from raysearch.searchers.ppo.schedule import cosine
 
 ADAM_EPSILON = 1e-5
 """[published: Stable-Baselines3's `ActorCriticPolicy`]; torch's own default is 1e-8."""
+_LARGEST_WEIGHT = 8.0
+"""[assumed] Of a call that the search was far less likely to make than its policy."""
 
 
 class EliteLearner(PPOTorchLearner):
-    """RLlib's PPO learner with four differences, and a way around the episodes (`update_rollout`).
+    """RLlib's PPO learner with four differences.
 
     - advantages by `estimate`, a learner connector in place of RLlib's `GeneralAdvantageEstimation`: the same targets,
       but they are only standardised if the options say so, and never over the bootstrap rows;
@@ -57,7 +61,8 @@ class EliteLearner(PPOTorchLearner):
         self.register_optimizer(module_id=module_id, optimizer=optimizer, params=parameters)
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        """Sets the rate for an update after so many calls."""
+        """Sets the rate for an update after so many calls, and lets the module learn what is not PPO's."""
+        self.module[DEFAULT_MODULE_ID].unwrapped().learn_from_calls()
         super().before_gradient_based_update(timesteps=dict(timesteps))
         rate = self.config.lr * cosine(timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME] / self.config.budget)
         for optimizer in self._optimizers():
@@ -87,86 +92,21 @@ class EliteLearner(PPOTorchLearner):
             advantages[mask] = normalize(advantages[mask])
         return advantages, targets
 
-    def update_rollout(self, rollout: Rollout, calls: int) -> float:
-        """What `update` does with the episodes of one environment, bit by bit, without them.
-
-        Args:
-            rollout: The last calls.
-            calls: All calls so far.
-
-        Returns:
-            The policy loss of the last gradient step.
-        """
-        self.before_gradient_based_update(timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: calls})
-        batch = {DEFAULT_MODULE_ID: self.make_batch(rollout)}
-        for _ in range(self.config.num_epochs):
-            losses = self.compute_losses(fwd_out=self.module.forward_train(batch), batch=batch)
-            self.apply_gradients(self.postprocess_gradients(self.compute_gradients(losses)))
-        return float(self._policy_loss)
-
-    def make_batch(self, rollout: Rollout) -> dict[str, Tensor]:
-        """The columns that RLlib's pipeline makes of a rollout's episode, and its bootstrap row if there is one."""
-        n, extra = len(rollout.rewards), int(self.bootstraps)
-        rows = np.minimum(np.arange(n + extra), n - 1)  # the bootstrap row repeats the last one
-        mask = np.arange(n + extra) < n
-        columns = {
-            Columns.REWARDS: np.where(mask, rollout.rewards[rows], np.float32(0)),
-            Columns.TERMINATEDS: np.zeros(n + extra, np.bool_),
-            Columns.TRUNCATEDS: np.arange(n + extra) == n - 1,
-            Columns.LOSS_MASK: mask,
-        }
-        advantages, targets = self.estimate(columns, rollout.values)
-        batch = {
-            Columns.OBS: torch.tensor(rollout.observations[: n + extra]),
-            Columns.ACTIONS: torch.from_numpy(rollout.actions[rows]),
-            Columns.ACTION_LOGP: torch.from_numpy(rollout.log_probs[rows]),
-            Postprocessing.ADVANTAGES: torch.from_numpy(advantages.astype(np.float32)),
-            Postprocessing.VALUE_TARGETS: torch.from_numpy(targets.astype(np.float32)),
-        }
-        return batch | ({Columns.LOSS_MASK: torch.from_numpy(mask)} if extra else {})
-
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
-        """RLlib's PPO loss; on the lean path without its metrics and without terms that have no weight.
-
-        Source: Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 7 and 9.
-        """
-        if not config.lean:
-            # RLlib makes a distribution of them for the KL term, which has no weight.
-            batch.setdefault(Columns.ACTION_DIST_INPUTS, fwd_out[Columns.ACTION_DIST_INPUTS])
-            stock: Any = super().compute_loss_for_module(
+        """RLlib's PPO loss. Source: Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 7 and 9."""
+        # RLlib makes a distribution of them for the KL term, which has no weight.
+        batch.setdefault(Columns.ACTION_DIST_INPUTS, fwd_out[Columns.ACTION_DIST_INPUTS])
+        # Of one row RLlib has no variance, which it warns of.
+        quiet = warnings.catch_warnings(action="ignore") if len(batch[Columns.ACTIONS]) < 2 else nullcontext()
+        with quiet:
+            loss: Any = super().compute_loss_for_module(
                 module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
             )
-            return stock
-        mask = batch.get(Columns.LOSS_MASK)
-
-        def mean(rows: Tensor) -> Tensor:
-            return rows.mean() if mask is None else rows[mask].sum() / mask.sum()
-
-        module = self.module[module_id].unwrapped()
-        policy = module.action_dist_cls.from_logits(fwd_out[Columns.ACTION_DIST_INPUTS])
-        ratio = torch.exp(policy.logp(batch[Columns.ACTIONS]) - batch[Columns.ACTION_LOGP])
-        advantages = batch[Postprocessing.ADVANTAGES]
-        clipped = torch.clamp(ratio, 1 - config.clip_param, 1 + config.clip_param)
-        surrogate = torch.min(advantages * ratio, advantages * clipped)
-        loss = -surrogate
-        if config.use_critic and config.vf_loss_coeff:
-            values = module.compute_values(batch, embeddings=fwd_out[Columns.EMBEDDINGS])
-            loss = loss + config.vf_loss_coeff * torch.pow(values - batch[Postprocessing.VALUE_TARGETS], 2.0)
-        if config.entropy_coeff:
-            loss = loss - config.entropy_coeff * policy.entropy()
-        self._policy_loss = -mean(surrogate.detach())
-        return mean(loss)
+        return loss
 
     def compute_gradients(self, loss_per_module: Any, **kwargs: Any) -> dict[Any, Tensor]:
         """Gradients of the loss by parameter, without those that it does not depend on."""
-        if not self.config.lean:
-            gradients: Any = super().compute_gradients(loss_per_module, **kwargs)
-        else:
-            parameters: Any = self.get_parameters(self.module[DEFAULT_MODULE_ID])
-            for parameter in parameters:
-                parameter.grad = None
-            loss_per_module[DEFAULT_MODULE_ID].backward()
-            gradients = {self.get_param_ref(parameter): parameter.grad for parameter in parameters}
+        gradients: Any = super().compute_gradients(loss_per_module, **kwargs)
         return {reference: gradient for reference, gradient in gradients.items() if gradient is not None}
 
     def postprocess_gradients(self, gradients_dict: Any) -> Any:
@@ -198,12 +138,7 @@ class EliteLearner(PPOTorchLearner):
 
     def reset_agent(self, seed: int) -> None:
         """Draws fresh weights and forgets Adam's moments, both in place."""
-        # On the CPU, so that a learner on a GPU starts with the same weights.
-        generator = torch.Generator().manual_seed(seed)
-        module = self.module[DEFAULT_MODULE_ID].unwrapped()
-        device = next(module.parameters()).device
-        module.cpu().reset_parameters(generator)
-        module.to(device)
+        self.module[DEFAULT_MODULE_ID].unwrapped().reset_parameters(torch.Generator().manual_seed(seed))
         for optimizer in self._optimizers():
             optimizer.state.clear()
 
@@ -219,3 +154,27 @@ class EliteLearner(PPOTorchLearner):
         super().set_state({**state, WEIGHTS_SEQ_NO: 0})
         for optimizer in self._optimizers():
             check_moments(optimizer)
+
+
+class CopyLearner(EliteLearner):
+    """An `EliteLearner` of a policy whose calls are judged against each other; see `rank_advantages`."""
+
+    bootstraps = False
+
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        """None: RLlib's PPO would ask for a value network."""
+        return []
+
+    def estimate(self, columns: Mapping[str, np.ndarray], values: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Advantages `[n]` by rank, and zeros for the targets of a value network.
+
+        Source: Hilton et al. 2022, "Batch size-invariance for policy optimization": the ratio that is clipped is that
+        of the policy before and after; that of the policy and the behaviour weighs the advantages.
+        """
+        advantages = rank_advantages(columns[Columns.REWARDS])
+        if self.config.corrects_behaviour:
+            weights = np.exp(columns[Columns.ACTION_LOGP] - columns[BEHAVIOUR_LOGP]).clip(max=_LARGEST_WEIGHT)
+            weights /= weights.mean()
+            advantages = weights * (advantages - (weights * advantages).mean())
+        return advantages, np.zeros_like(advantages)

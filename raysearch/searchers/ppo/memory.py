@@ -114,10 +114,14 @@ class CallMemory:
         """Whether no call was made of `action` `[A]`."""
         return self.rank(action) not in self._first
 
+    @property
+    def unknown(self) -> int:
+        """Strategies that were not called."""
+        return self._size - len(self._first)
+
     def draw_new(self, rng: np.random.Generator) -> np.ndarray:
         """An action `[A]`, every one that was not called equally likely; any, once all were."""
-        left = self._size - len(self._first)
-        if not left:
+        if not (left := self.unknown):
             return rng.integers(self._sizes)
         # The k-th rank that is not seen is k plus the number of seen ranks before it.
         rank = int(rng.integers(left))

@@ -1,12 +1,14 @@
-"""The paper's policy network: attention over the elite history."""
+"""The paper's policy as RLlib has it: a network over the elite history, and what a search's policy knows beside it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import gymnasium
+import numpy as np
 import torch
 import torch.nn.functional as nnf
 from ray.rllib.core.columns import Columns
@@ -14,7 +16,19 @@ from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
+from envs.actions import Actions
+from envs.archive import AddStatus, EliteArchive
+from envs.saved_state import SavedState
+from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.distribution import MultiCategorical, padding_index
+from raysearch.searchers.ppo.noise import call_rng, gumbel_noise
+
+CALL = "call"
+"""Column of a batch to explore with: numbers of the calls, int64 `[n]`. The noise of a call depends on it alone."""
+UNDER_WAY = "under_way"
+"""What else may be in it: choices `[m, A]` that were made and not answered yet."""
+BEHAVIOUR_LOGP = "behaviour_logp"
+"""Column of what was explored: log-probability with which the search chose, whatever filters the policy's draws."""
 
 
 def encode(layer: nn.TransformerEncoderLayer, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -56,28 +70,69 @@ def distinct_rows(observations: Tensor) -> tuple[Tensor, Tensor]:
     return observations[first], torch.tensor(seen, device=observations.device)
 
 
-class EliteModule(TorchRLModule):
-    """A policy that reads every observation of a batch once, and while it acts one by one.
+@dataclass(frozen=True, eq=False)
+class PolicyOutput:
+    """What the policy makes of one observation.
 
-    Reading them one by one makes what it does in one environment independent, bit by bit, of how many others are
-    stepped in the same process. Learning reads them together.
-
-    What it made of an observation while exploring is kept until the next `set_state`, by which alone the weights of an
-    env runner's module change: elites change seldom, so most steps see what an earlier one saw.
+    Attributes:
+        log_probs: `[H, K]`, as in `MultiCategorical`.
+        value: Expected return.
     """
+
+    log_probs: np.ndarray
+    value: float
+
+    @property
+    def confidence(self) -> float:
+        """Smallest over the heads of their largest probability: min over m of the paper's CS_m."""
+        return float(np.exp(self.log_probs.max(-1).min()))
+
+    @property
+    def entropy(self) -> float:
+        """Sum of the heads' entropies, nats."""
+        return float(-(np.exp(self.log_probs) * self.log_probs).sum())
+
+    def log_prob(self, action: np.ndarray) -> float:
+        """Log-probability of an action `[H]`."""
+        return float(self.log_probs[np.arange(len(action)), action].sum())
+
+
+class EliteModule(TorchRLModule):
+    """A policy that explores by call: equal knowledge, weights and numbers give equal choices, wherever it runs.
+
+    It reads every observation of a batch once, and while it acts one by one. What it made of an observation is kept
+    until its weights change (`forget`): elites change seldom, so most calls see what an earlier one saw.
+
+    `model_config` holds the sizes of the network, `search_seed` and `elites`.
+
+    Attributes:
+        output: What it made of the observation that it last explored with, or None.
+    """
+
+    output_class: type = PolicyOutput
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._explored: dict[bytes, Tensor] = {}
-
-    def set_state(self, state: Any) -> None:
-        """Takes other weights."""
-        super().set_state(state)
-        self._explored.clear()
+        space: Any = self.action_space
+        self.sizes = [int(n) for n in space.nvec]
+        self._folded = space.folded if isinstance(space, Actions) else np.asarray
+        self._archive = EliteArchive(self.model_config["elites"])
+        self._stagnant_calls = 0
+        self._outputs: dict[bytes, Any] = {}
+        self.output: Any = None
 
     def train(self, mode: bool = True) -> Self:
         """Does nothing: no layer behaves differently in training, and RLlib walks the whole tree on every step."""
         return self
+
+    def set_state(self, state: Any) -> None:
+        """Takes other weights."""
+        super().set_state(state)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops all outputs: the weights have changed."""
+        self._outputs.clear()
 
     def _forward_train(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
         rows, seen = distinct_rows(batch[Columns.OBS])
@@ -88,15 +143,23 @@ class EliteModule(TorchRLModule):
             return self.one_by_one(batch[Columns.OBS])
 
     def _forward_exploration(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
-        if Columns.ACTIONS in batch:  # decided elsewhere
-            return {name: column for name, column in batch.items() if name != Columns.OBS}
-        observations = batch[Columns.OBS]
-        keys = [row.tobytes() for row in observations.cpu().numpy()]
-        for key, row in zip(keys, observations, strict=True):
-            if key not in self._explored:
-                self._explored[key] = self._forward_inference({Columns.OBS: row[None]})[Columns.ACTION_DIST_INPUTS]
-        # The rest would travel in the episodes.
-        return {Columns.ACTION_DIST_INPUTS: torch.cat([self._explored[key] for key in keys])}
+        """What the calls of the numbers `CALL` choose `[n, A]`, how likely policy and search were to, and values."""
+        seen = [np.asarray(row, np.float32) for row in batch[Columns.OBS]]
+        taken = batch.get(UNDER_WAY, ())
+        chosen, log_probs, preferences, values = [], [], [], []
+        for row, number in zip(seen, batch[CALL], strict=True):
+            self.output = self.judge(row)
+            choice, preference = self.choose(call_rng(self.model_config["search_seed"], int(number)), taken)
+            chosen.append(choice)
+            preferences.append(preference)
+            log_probs.append(self.output.log_prob(choice))
+            values.append(self.output.value)
+        return {
+            Columns.ACTIONS: np.stack(chosen),
+            Columns.ACTION_LOGP: np.array(log_probs),
+            BEHAVIOUR_LOGP: np.array(log_probs) + preferences,
+            Columns.VF_PREDS: np.array(values),
+        }
 
     def one_by_one(self, observations: Tensor) -> dict[str, Tensor]:
         """What the network makes of `[n, T, A]`, each distinct observation in a batch of its own."""
@@ -105,6 +168,71 @@ class EliteModule(TorchRLModule):
         rows, seen = distinct_rows(observations)
         each = [self._forward({Columns.OBS: row[None].clone()}) for row in rows]
         return {name: torch.cat([out[name] for out in each]).index_select(0, seen) for name in each[0]}
+
+    def judge(self, seen: np.ndarray) -> Any:
+        """The policy's output of what is seen, `[T, A]`."""
+        key = seen.tobytes()
+        if key not in self._outputs:
+            # A copy: torch aligns its memory, and on numpy's BLAS may add up in another order.
+            made = self.forward_inference({Columns.OBS: torch.tensor(seen[None])})
+            with torch.inference_mode():
+                self._outputs[key] = self.policy_output(made)
+        return self._outputs[key]
+
+    def policy_output(self, out: dict[str, Any]) -> Any:
+        """The output behind what the network made of one observation."""
+        policy: Any = self.action_dist_cls
+        embeddings = out.get(Columns.EMBEDDINGS)
+        value = 0.0 if embeddings is None else float(self.compute_values({}, embeddings=embeddings))
+        return PolicyOutput(policy.from_logits(out[Columns.ACTION_DIST_INPUTS]).log_probs[0].numpy(), value)
+
+    def choose(self, rng: np.random.Generator, under_way: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+        """A choice `[A]` from the present output, and log(how likely it was / how likely the policy alone was to)."""
+        return (self.output.log_probs + gumbel_noise(rng, self.output.log_probs.shape)).argmax(-1), 0.0
+
+    def look(self, observation: np.ndarray) -> np.ndarray:
+        """What the policy gets to see of an environment's observation, a new array."""
+        return np.array(observation, dtype=np.float32)
+
+    def as_action(self, chosen: np.ndarray) -> np.ndarray:
+        """The environment's action for what the policy chose `[A]`, a new array."""
+        return chosen.copy()
+
+    def note(self, number: int, action: np.ndarray, outcome: Outcome) -> float:
+        """Takes in a call: its number, its action `[A]` and what came of it.
+
+        Returns:
+            What the policy is rewarded with.
+        """
+        self._stagnant_calls += 1
+        if outcome.feasible:
+            added = self._archive.add(outcome.raw, tuple(self._folded(action).tolist()))
+            self._stagnant_calls *= added != AddStatus.ADDED
+        return outcome.reward
+
+    @property
+    def stagnant_calls(self) -> int:
+        """Calls since there was a new elite, or since the agent began; 0 while there is none."""
+        return self._stagnant_calls if self._archive.best else 0
+
+    def learn_from_calls(self) -> None:
+        """Learns from all calls so far what is not learned by PPO; nothing here."""
+
+    def start_over(self, next_call: int) -> None:
+        """Another agent begins with a call of that number; it inherits the elites."""
+        self._stagnant_calls = 0
+
+    def get_memory(self) -> SavedState:
+        """All but the weights that `set_memory` needs to go on as if nothing had happened: plain values and arrays."""
+        output = vars(self.output) if self.output else None
+        return {"elites": self._archive.get_state(), "stagnant_calls": self._stagnant_calls, "output": output}
+
+    def set_memory(self, memory: SavedState) -> None:
+        """Goes back to where `get_memory` was called."""
+        self._archive.set_state(memory["elites"])
+        self._stagnant_calls = memory["stagnant_calls"]
+        self.output = self.output_class(**memory["output"]) if memory["output"] else None
+        self.forget()
 
 
 class EliteAttention(EliteModule, ValueFunctionAPI):

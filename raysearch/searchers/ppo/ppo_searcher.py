@@ -1,8 +1,6 @@
-"""The searchers that learn: PPO with attention over the elites, on RLlib's parts.
+"""The searchers that learn: RLlib's algorithm decides and learns, its env runner steps the run's environment.
 
-Each asks and tells a lean `LearnToShard`: the RLlib algorithm without the way through env runners and episodes, which
-makes the same calls bit by bit (docs/guides/rllib.md). No Ray cluster is involved. `ppo_paper` is made of `EliteActor`,
-`EliteLearner` and `EliteAttention`; `ppo` of `CopyActor`, `CopyLearner` and `CopyAttention`, which are built on them.
+No Ray cluster is involved: env runner and learner are in the process of the run, whose workers make the calls.
 """
 
 from __future__ import annotations
@@ -16,11 +14,12 @@ from numpy.typing import NDArray
 
 from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
-from raysearch.searchers.interface import Outcome, Searcher
+from raysearch.searchers.interface import Environment, Outcome, Searcher
 from raysearch.searchers.ppo.copy_options import CopyOptions
 from raysearch.searchers.ppo.ppo_options import Options
 
 if TYPE_CHECKING:
+    from raysearch.searchers.ppo.algorithm import LearnToShard
     from raysearch.searchers.ppo.config import LearnToShardConfig
 
 
@@ -32,8 +31,8 @@ class AgentSearcher(Searcher):
         # One row stands for any number T of elites: no network depends on it.
         observation_space = Box(-1.0, 1.0, (1, len(space.sizes)), np.float32)
         config = self.new_config().environment(observation_space=observation_space, action_space=space.factored.actions)
-        config.lean = True
-        self._search: Any = config.search(budget=budget, seed=seed, options=options).build_algo()
+        built: Any = config.search(budget=budget, seed=seed, options=options).build_algo()
+        self.algorithm: LearnToShard = built
 
     @abc.abstractmethod
     def new_config(self) -> LearnToShardConfig:
@@ -42,37 +41,42 @@ class AgentSearcher(Searcher):
         It is imported here: torch and RLlib take seconds, and whoever only validates options needs neither.
         """
 
+    def step(self, environment: Environment, calls: int) -> None:
+        """A training step of the algorithm, of at most so many calls."""
+        self.algorithm.make_calls(environment, self.space.factored.decode, calls)
+
     def ask(self, observation: NDArray[np.float32]) -> Action:
-        """Samples an action from the policy."""
-        return self.space.factored.decode(self._search.ask(observation))
+        """Raises TypeError: the algorithm itself steps the environment."""
+        raise TypeError(f"expected {self.name}.step(environment, calls): it is not asked, it steps the environment")
 
     def tell(self, action: Action, outcome: Outcome) -> None:
-        """Adds the call to the rollout, and learns from it once it is full."""
-        actor, decode = self._search.actor, self.space.factored.decode
-        asked = (decode(actor.as_action(proposal.action)) for proposal in actor.in_flight)
-        place = next((place for place, each in enumerate(asked) if np.array_equal(each, action)), 0)
-        self._search.tell(outcome, place)
+        """Raises TypeError: see `ask`."""
+        raise TypeError(f"expected {self.name}.step(environment, calls): it is not told, it steps the environment")
+
+    def begin_with(self, action: Action, outcome: Outcome) -> None:
+        """Has the algorithm remember a call that it did not decide."""
+        self.algorithm.remember(self.space.factored.encode(action), outcome)
 
     def get_state(self) -> SavedState:
         """Weights, optimiser, unfinished rollout and counters."""
-        return self._search.get_state()
+        return self.algorithm.get_state()
 
     def set_state(self, state: SavedState) -> None:
         """Goes on from `get_state`."""
-        self._search.set_state(state)
+        self.algorithm.set_state(state)
 
     @property
     def chunk(self) -> int:
         """Number of the present agent."""
-        return self._search.chunk
+        return self.algorithm.progress.chunk
 
     def chunk_figures(self) -> dict[str, float]:
         """Of the agent that made the last call."""
-        return self._search.chunk_figures()
+        return self.algorithm.progress.chunk_figures()
 
     def metrics(self) -> dict[str, float]:
         """Confidence, entropy, restarts, learning rate, policy loss."""
-        return self._search.figures()
+        return self.algorithm.figures()
 
 
 @final
@@ -89,7 +93,7 @@ class PPOSearcher(AgentSearcher):
 
     def new_config(self) -> LearnToShardConfig:
         """The paper's."""
-        from raysearch.searchers.ppo.config import LearnToShardConfig
+        from raysearch.searchers.ppo.algorithm import LearnToShardConfig
 
         return LearnToShardConfig()
 
@@ -98,7 +102,7 @@ class PPOSearcher(AgentSearcher):
 class CopyPPOSearcher(AgentSearcher):
     """Our preset: PPO over attention that copies from the elites, with a critic that learns from every call.
 
-    See `raysearch.searchers.ppo.copy_options` for its parameters, `CopyAttention` for the policy and `CopyActor` for
+    See `raysearch.searchers.ppo.copy_options` for its parameters, `CopyAttention` for the policy and
     how it proposes. It keeps its own elites, ranked by merit, infeasible strategies too, and starts with new ones
     where it stands still.
     """
@@ -108,6 +112,6 @@ class CopyPPOSearcher(AgentSearcher):
 
     def new_config(self) -> LearnToShardConfig:
         """Ours."""
-        from raysearch.searchers.ppo.copy_algorithm import CopyConfig
+        from raysearch.searchers.ppo.algorithm import CopyConfig
 
         return CopyConfig()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -10,16 +9,16 @@ from numbers import Integral, Real
 from typing import Any
 
 from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.callbacks.callbacks import RLlibCallback
 
-from envs.registration import ENV_ID, make_env
 from raysearch.base.limits import LONGEST_TIMEOUT_S
 
 _SEED = "search_seed, or search(seed=), seeds a search"
 _RATE = "train_batch_size_per_learner, or rollout_calls of the options, is the calls of a round"
 _CALLS = "calls_per_training_step is the calls of one train(), and with the budget's end there are no more"
 _NOISE = "a search draws its actions, and its environments and policy take them as they are"
-_WHOLE = "rounds are parts of one episode per environment, which their elites are to be seen in as they are"
+_WHOLE = "rounds are parts of one episode, whose elites are to be seen as they are"
+_ONE = "one env runner decides every call; workers of its environment make them: num_env_runners"
+_ALONE = "a search has no calls but those of its budget"
 
 _WITHOUT_EFFECT = {
     "seed": (None, _SEED),
@@ -35,8 +34,13 @@ _WITHOUT_EFFECT = {
     "observation_filter": ("NoFilter", _WHOLE),
     "torch_skip_nan_gradients": (False, "a gradient that is no number ends the search, which could not go on"),
     "add_default_connectors_to_learner_pipeline": (True, "the learner's advantages and loss are made of them"),
+    "use_kl_loss": (False, "PPO's clip keeps the policy near what it was"),
     "torch_compile_learner": (False, "compiling did not pay for networks as small"),
-    "gym_env_vectorize_mode": ("sync", "a runner steps its environments together; more runners are more processes"),
+    "gym_env_vectorize_mode": ("sync", _ONE),
+    "num_envs_per_env_runner": (1, _ONE),
+    "num_learners": (0, "rounds are small, and the policy that decides is the one that learns"),
+    "rollout_fragment_length": ("auto", _RATE),
+    "evaluation_interval": (None, _ALONE),
 }
 """Fields of RLlib's that a search takes no notice of: the value that says nothing, and what to do instead."""
 
@@ -51,8 +55,8 @@ _WITHOUT_CRITIC = {
 """Those of which a preset without critic takes no notice."""
 
 _OF_ONE_PRESET = {
-    "preset": "it is CopyConfig's, which Tuner(CopyLearnToShard, ...) takes",
     "normalize_advantages": "it is of the paper's preset, LearnToShardConfig",
+    "corrects_behaviour": "it is of our preset, CopyConfig, whose algorithm is CopyLearnToShard",
 }
 """Fields that only one preset has, and which."""
 
@@ -75,20 +79,10 @@ def objections(config: Any) -> Iterator[str]:
         yield f"expected sample_timeout_s above 0 and at most {LONGEST_TIMEOUT_S:g}, got {value!r}: the longest call"
     if not isinstance(config.lr, Real):
         yield f"expected lr to be one number, got {config.lr!r}: the rate of the first call; it falls on a cosine"
-    if not isinstance(config.ahead, Integral) or config.ahead < 0:
-        yield f"expected ahead to be a whole number of at least 0, got {config.ahead!r}"
     if not isinstance(config.num_env_runners or 0, Integral) or (config.num_env_runners or 0) < 0:
         yield f"expected num_env_runners to be a whole number of at least 0, got {config.num_env_runners!r}"
-    if config.use_kl_loss and config.actor_class.listens:
-        yield "expected use_kl_loss=False, got True: a mixture's divergence has no closed form"
     if not config.has_critic and config.elites != type(config)().elites:
         yield f"expected elites of the options, CopyOptions(elites={config.elites}), got elites={config.elites}"
-    elsewhere = config.evaluation_config or {}
-    if elsewhere.get("explore", True) is not True:
-        yield f"expected explore=True in evaluation_config, got {elsewhere['explore']!r}: {_NOISE}"
-    if config.lean:
-        yield from _of_the_lean_path(config)
-    yield from _of_the_environment(config)
     yield from _of_typing(config)
 
 
@@ -97,45 +91,6 @@ def _of_the_stack(config: Any) -> Iterator[str]:
         yield "expected RLlib's new API stack, got api_stack(...=False)"
     if config.is_multi_agent:
         yield "expected one policy, got multi_agent(...): all environments share the policy of one search"
-
-
-_STANDARD = {
-    "minibatch_size": None,
-    "shuffle_batch_per_epoch": False,
-    "use_kl_loss": False,
-    "vf_clip_param": math.inf,
-    "evaluation_interval": None,
-    "callbacks_class": RLlibCallback,
-}
-"""What the lean path leaves out, and the value that asks for none of it."""
-
-
-def _of_the_lean_path(config: Any) -> Iterator[str]:
-    for name, none in _STANDARD.items():
-        if (value := getattr(config, name)) != none:
-            yield f"expected {name}={none!r} where lean=True, which leaves it out, got {value!r}: set lean=False"
-    if not isinstance(config.entropy_coeff, Real):
-        yield f"expected entropy_coeff to be one number where lean=True, got {config.entropy_coeff!r}: set lean=False"
-
-    for name, value in vars(config).items():
-        if name.startswith("callbacks_on_") and value and name != "callbacks_on_train_result":
-            yield f"expected no {name.removeprefix('callbacks_')} where lean=True, which calls on_train_result alone"
-
-
-def _of_the_environment(config: Any) -> Iterator[str]:
-    if config.env != ENV_ID:
-        return
-    known = list(inspect.signature(make_env).parameters)
-    for name in config.env_config:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            yield f"unknown key {name!r} in env_config of {ENV_ID}: {hint}"
-    if config.env_config.get("budget") is not None:
-        yield "expected no budget in env_config: an episode is an environment's share of search(budget=)"
-    rows = config.env_config.get("elites", config.elites)
-    if rows != config.elites:
-        yield f"expected as many elites in env_config as in the config, got {rows} and {config.elites}"
 
 
 def _of_typing(config: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from envs.rows import read_rows
 from raysearch.base.errors import InputError, RunFailed
-from raysearch.runs.calls import recorded_order
+from raysearch.runs.in_flight import recorded_order
 from raysearch.runs.run import SearchRun
 from raysearch.simulators.plugin import load_plugin
 from raysearch.simulators.protocol import InProcess

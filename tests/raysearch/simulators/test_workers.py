@@ -16,7 +16,7 @@ from envs.rows import read_rows
 from envs.space import StrategySpace
 from envs.strategy_env import SimulatorFailure
 from raysearch.base.errors import InputError
-from raysearch.runs.calls import recorded_order
+from raysearch.runs.in_flight import recorded_order
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.simulators import choice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,7 @@ import pytest
 import torch
 
 from raysearch.searchers.interface import Outcome
-from raysearch.searchers.ppo.algorithm import LearnToShard, LearnToShardConfig
-from raysearch.searchers.ppo.copy_algorithm import CopyConfig
+from raysearch.searchers.ppo.algorithm import CopyConfig, LearnToShard, LearnToShardConfig
 from raysearch.searchers.ppo.copy_options import CopyOptions
 from raysearch.searchers.ppo.ppo_options import Options
 from tests.envs.fakes import toy_actions
@@ -63,10 +63,6 @@ class ToyEnv(gymnasium.Env):
             row[:] = np.array(choices) / np.maximum(self.action_space.nvec - 1, 1)
         return rows
 
-    @property
-    def observation(self) -> np.ndarray:
-        return self.observe()
-
     def get_state(self) -> dict[str, Any]:
         return {"elites": [[-raw, list(choices)] for raw, choices in self.elites], "actions": list(self.actions)}
 
@@ -75,33 +71,73 @@ class ToyEnv(gymnasium.Env):
         self.actions = list(state.get("actions", self.actions))
 
 
-class Search:
-    """A lean search of a toy environment: the loop that `raysearch.runs.run` has, without its gate and rows."""
+class ToySearch:
+    """An `Environment` of the toy: several calls under way, answered in their order or the last one first."""
 
-    def __init__(self, agent: LearnToShard, env: ToyEnv) -> None:
-        self.agent = agent
-        self.env = env
-        self.observation, _ = self.env.reset()
+    def __init__(self, context: Mapping[str, Any]) -> None:
+        self.env = ToyEnv({"sizes": context.get("sizes", SIZES)})
+        self.action_space, self.observation_space = self.env.action_space, self.env.observation_space
+        self.left, self.most = context["budget"], context.get("most", 1)
+        self.last_first = context.get("last_first", False)
+        self.begun: list[np.ndarray] = []
+        self.exhausted = False
+        self.observation = self.env.reset()[0]
+
+    @property
+    def under_way(self) -> int:
+        return len(self.begun)
+
+    @property
+    def may_begin(self) -> bool:
+        return len(self.begun) < min(self.most, self.left)
+
+    def begin(self, action: np.ndarray) -> None:
+        self.begun.append(action)
+
+    def take(self) -> tuple[np.ndarray, Outcome]:
+        action = self.begun.pop(-1 if self.last_first else 0)
+        self.observation, reward, _, _, info = self.env.step(action)
+        self.left -= 1
+        return action, Outcome.of(self.observation, reward, info)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"env": self.env.get_state(), "left": self.left, "begun": [action.tolist() for action in self.begun]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.env.set_state(state["env"])
+        self.left, self.begun = state["left"], [np.array(action) for action in state["begun"]]
+        self.observation = self.env.observe()
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class Search:
+    """A search of a toy environment: the algorithm steps it as it steps a run's."""
+
+    def __init__(self, agent: LearnToShard, environment: ToySearch) -> None:
+        self.agent, self.environment, self.env = agent, environment, environment.env
+        self.progress = agent.progress
+        self.module: Any = agent.get_module()
+        self.learner: Any = agent.learner_group._learner
 
     def advance(self, calls: int) -> Search:
-        for _ in range(calls):
-            action = self.agent.ask(self.observation)
-            self.observation, reward, _, _, info = self.env.step(action)
-            self.agent.tell(Outcome.of(self.observation, reward, info))
+        goal = self.progress.calls + calls
+        while self.progress.calls < goal:
+            self.agent.make_calls(self.environment, np.copy, goal - self.progress.calls)
         return self
 
     def get_state(self) -> dict[str, Any]:
-        return {"agent": self.agent.get_state(), "env": self.env.get_state(), "observation": self.observation}
+        return {"agent": self.agent.get_state(), "env": self.environment.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> Search:
         self.agent.set_state(state["agent"])
-        self.env.set_state(state["env"])
-        self.observation = state["observation"]
+        self.environment.set_state(state["env"])
         return self
 
     @property
     def weights(self) -> list[np.ndarray]:
-        return [p.detach().numpy().copy() for p in self.agent.actor.module.parameters()]
+        return [p.detach().numpy().copy() for p in self.module.parameters()]
 
 
 def small_options(**options: Any) -> Options:
@@ -128,11 +164,11 @@ def make_copy_search(*, budget: int, seed: int = 0, sizes: tuple[int, ...] = SIZ
     return start(make_copy_config(budget=budget, seed=seed, **options), sizes)
 
 
-def start(config: LearnToShardConfig, sizes: tuple[int, ...] = SIZES) -> Search:
-    env = ToyEnv({"sizes": sizes})
-    config.environment(observation_space=env.observation_space, action_space=env.action_space)
-    config.lean = True
-    return Search(config.build_algo(), env)
+def start(config: LearnToShardConfig, sizes: tuple[int, ...] = SIZES, **asked: Any) -> Search:
+    """A search in an environment that is not the algorithm's own, as a run's."""
+    environment = ToySearch({"sizes": sizes, "budget": config.budget, **asked})
+    config.environment(observation_space=environment.observation_space, action_space=environment.action_space)
+    return Search(config.build_algo(), environment)
 
 
 @pytest.fixture
@@ -140,6 +176,7 @@ def toy() -> SimpleNamespace:
     """The toy environment, the sizes of its heads, and what starts the paper's preset and ours (`copy_...`)."""
     return SimpleNamespace(
         Env=ToyEnv,
+        Environment=ToySearch,
         start=start,
         sizes=SIZES,
         search=make_search,

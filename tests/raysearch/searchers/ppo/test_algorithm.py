@@ -1,40 +1,45 @@
-"""The algorithm as RLlib's users have it: env runners, learners, evaluation, checkpoints."""
+"""The algorithm as RLlib's users have it: in environments of its own, with their workers, saved and restored."""
 
 import os
 import signal
-from collections import deque
 
 import numpy as np
 import pytest
-import ray
-from ray.tune.registry import _global_registry
+from ray.rllib.core.rl_module.rl_module import RLModule
 
-from envs.registration import ENV_ID, make_env
+from envs.rows import read_rows
 from raysearch.processes.connection import connected
-from raysearch.searchers.interface import Outcome
-from raysearch.searchers.ppo.algorithm import LearnToShard, LearnToShardConfig
-from raysearch.searchers.ppo.copy_algorithm import CopyConfig
-from raysearch.searchers.ppo.env_runner import Brief
+from raysearch.runs.in_flight import recorded_order
+from raysearch.runs.records import RunSpec
+from raysearch.runs.run import SearchRun
+from raysearch.runs.search_environment import SearchEnvironment
+from raysearch.searchers.ppo.algorithm import CopyConfig, LearnToShard, LearnToShardConfig
 from raysearch.searchers.ppo.ppo_options import Options
+from raysearch.simulators.protocol import InProcess
+from sim.simulate import evaluate
+from tests.processes import descendants
 
 BUDGET = 45
 WORKLOAD = {"workload": "gpt_moe_1_2t_16k"}
 
 
-@pytest.fixture(scope="module")
-def local_ray(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch, connected(cpus=9):
-        patch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path_factory.mktemp("results")))
+@pytest.fixture(autouse=True)
+def _own_results(tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path / "results"))
+
+
+@pytest.fixture
+def two_cpus():
+    with connected(cpus=2):
         yield
 
 
 @pytest.fixture
-def algorithm(toy, local_ray):
-    """Builds an algorithm on the toy search, and stops it afterwards."""
+def algorithm():
+    """Builds the algorithm of a configuration, and stops it afterwards."""
     built = []
 
-    def build(make=toy.config, **env_runners):
-        config = make(budget=BUDGET, seed=3).environment(env=toy.Env).env_runners(**env_runners)
+    def build(config):
         config.calls_per_training_step = 7
         built.append(config.build_algo())
         return built[-1]
@@ -44,18 +49,6 @@ def algorithm(toy, local_ray):
         each.stop()
 
 
-def weights(algorithm) -> list[np.ndarray]:
-    return list(algorithm.learner_group.get_state()["learner"]["rl_module"]["default_policy"].values())
-
-
-def lifetime(result) -> int:
-    return result["env_runners"]["num_env_steps_sampled_lifetime"]
-
-
-def same(some, others) -> bool:
-    return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
-
-
 def finish(algorithm) -> list[dict]:
     results = [algorithm.train()]
     while not results[-1]["done"]:
@@ -63,215 +56,96 @@ def finish(algorithm) -> list[dict]:
     return results
 
 
-@pytest.mark.slow
+def weights(algorithm) -> list[np.ndarray]:
+    return [parameter.detach().numpy() for parameter in algorithm.get_module().parameters()]
+
+
+def same(some, others) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def actions(algorithm) -> list:
+    return algorithm.env_runner_group.local_env_runner.env.env.actions
+
+
 @pytest.mark.parametrize("preset", ["paper", "ours"])
-def test_rllibs_way_and_the_lean_one_make_the_same_calls_bit_by_bit(toy, algorithm, preset):
+def test_train_makes_the_calls_of_a_run_that_steps_it(toy, algorithm, preset):
     make, search = {"paper": (toy.config, toy.search), "ours": (toy.copy_config, toy.copy_search)}[preset]
-    lean = search(budget=BUDGET, seed=3).advance(BUDGET)
-    standard = algorithm(make)
-    results = finish(standard)
-    env = standard.env_runner.env.unwrapped.envs[0].unwrapped
-    assert env.actions == lean.env.actions
-    assert same(weights(standard), lean.weights)
-    assert same(standard.get_module().get_state().values(), weights(standard))
-    assert (standard.calls, standard.best) == (BUDGET, lean.agent.best)
-    assert results[-1]["num_env_steps_sampled_lifetime"] == BUDGET
+    stepped = search(budget=BUDGET, seed=3).advance(BUDGET)
+    trained = algorithm(make(budget=BUDGET, seed=3).environment(toy.Environment))
+    results = finish(trained)
+    assert actions(trained) == stepped.env.actions
+    assert same(weights(trained), stepped.weights)
+    assert isinstance(trained.get_module(), RLModule)
+    assert (results[-1]["calls"], results[-1]["best"]) == (BUDGET, stepped.env.best)
+    assert results[-1]["env_runners"]["num_env_steps_sampled_lifetime"] == BUDGET
+    assert np.isfinite(results[-1]["learners"]["default_policy"]["policy_loss"])
 
 
-@pytest.mark.slow
-def test_a_lean_algorithm_trains_in_its_own_environment_and_is_restored(toy, local_ray, tmp_path):
-    config = toy.config(budget=BUDGET, seed=3).environment(env=toy.Env)
-    config.lean = True
-    lean = config.build_algo()
-    results = [lean.train(), lean.train()]
-    lean.save_to_path(tmp_path)
-    results += finish(lean)
-    restored = LearnToShard.from_checkpoint(tmp_path)
-    again = [(each["training_iteration"], lifetime(each), each["best"]) for each in finish(restored)]
-    assert again == [(each["training_iteration"], lifetime(each), each["best"]) for each in results[2:]]
-    assert lean.get_module() is lean.actor.module
-    assert lean._lean.env.actions == toy.search(budget=BUDGET, seed=3).advance(BUDGET).env.actions
-    assert results[-1]["num_env_steps_sampled_lifetime"] == BUDGET
-    assert not os.listdir(ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH) or lean.logdir is None
-    lean.stop()
-    restored.stop()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["paper", "ours"])
-def test_callbacks_see_the_best_so_far_of_the_search(toy, algorithm, preset):
-    make, bests = {"paper": toy.config, "ours": toy.copy_config}[preset], []
-
-    def heard(*, episode, **_):
-        bests.append(episode.get_infos(-1)["best"])
-
-    standard = algorithm(lambda **asked: make(**asked).callbacks(on_episode_step=heard))
-    finish(standard)
-    assert len(bests) == BUDGET
-    assert bests == sorted(bests)
-    assert bests[-1] == standard.best
-
-
-@pytest.mark.slow
-def test_each_chunk_ends_a_report_with_its_number_and_its_best(algorithm):
-    results = finish(algorithm())
+def test_each_chunk_ends_a_report_with_its_number_and_its_best(toy, algorithm):
+    results = finish(algorithm(toy.config(budget=BUDGET, seed=3).environment(toy.Environment)))
     ends = [(result["chunk"], result["calls"]) for result in results if result["chunk_done"]]
     assert ends == [(1, 10), (2, 20), (3, 30), (4, 40), (5, BUDGET)]
     assert max(result["chunk_best"] for result in results) == results[-1]["best"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 4])
-def test_restored_algorithm_goes_on_bit_identically(toy, algorithm, tmp_path, iterations):
-    unbroken, saved = algorithm(num_envs_per_env_runner=2), algorithm(num_envs_per_env_runner=2)
+def test_a_restored_algorithm_goes_on_bit_identically(toy, algorithm, tmp_path, iterations):
+    def start():
+        return algorithm(toy.copy_config(budget=BUDGET, seed=3).environment(toy.Environment, env_config={"most": 3}))
+
+    unbroken, saved = start(), start()
     finish(unbroken)
     for _ in range(iterations):
         saved.train()
-    saved.save_to_path(tmp_path)
-    restored = LearnToShard.from_checkpoint(tmp_path)
+    saved.save_to_path(tmp_path / "saved")
+    restored = LearnToShard.from_checkpoint(tmp_path / "saved")
     finish(restored)
+    assert actions(restored) == actions(unbroken)
     assert same(weights(restored), weights(unbroken))
-    assert (restored.best, restored.calls) == (unbroken.best, BUDGET)
     restored.stop()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["paper", "ours"])
-def test_evaluation_plays_on_and_leaves_no_trace(toy, algorithm, preset):
-    make = {"paper": toy.config, "ours": toy.copy_config}[preset]
-    evaluated, other = algorithm(make), algorithm(make)
-    for _ in range(3):
-        evaluated.train()
-        figures = evaluated.evaluate()["env_runners"]
-        other.train()
-    assert figures["num_env_steps_sampled"] == 10
-    finish(evaluated)
-    finish(other)
-    assert same(weights(evaluated), weights(other))
-    assert evaluated.calls == BUDGET
-
-
-def test_the_environment_is_found_where_a_second_ray_of_the_process_has_an_empty_registry(local_ray, monkeypatch):
-    monkeypatch.setattr(_global_registry, "contains", lambda *names: False)
-    config = LearnToShardConfig().environment(ENV_ID, env_config=WORKLOAD)
-    config.search(budget=5, seed=1, options=Options(embedding=16, hidden=16, feed_forward=16))
-    algorithm = config.build_algo()
-    algorithm.stop()
+@pytest.mark.parametrize(("preset", "searcher"), [(LearnToShardConfig, "ppo_paper"), (CopyConfig, "ppo")])
+def test_in_the_products_environment_it_writes_the_rows_of_the_same_search(algorithm, tmp_path, preset, searcher):
+    folder = tmp_path / "rows"
+    config = preset().search(budget=20, seed=1)
+    trained = algorithm(config.environment(SearchEnvironment, env_config={**WORKLOAD, "folder": folder}))
+    result = finish(trained)[-1]
+    run = SearchRun(RunSpec(**WORKLOAD, searcher=searcher, seed=1, budget=20), tmp_path / "run")
+    run.advance(20)
+    figures = ["call", "raw", "feasible", "best"]
+    assert read_rows(folder, figures).equals(read_rows(tmp_path / "run", figures))
+    assert result["best"] == run.metrics()["best"]
+    assert result["best_strategy"] == run.summary()["strategy"] != {}
+    run.close()
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # Ray Data of its own settings
-@pytest.mark.parametrize("preset", ["paper", "ours"])
-def test_neither_runners_nor_a_killed_one_nor_a_remote_learner_change_what_is_found(toy, local_ray, preset):
-    make = {"paper": toy.config, "ours": toy.copy_config}[preset]
+def test_its_environment_replaces_a_worker_that_is_killed_and_its_rows_repeat_the_search(two_cpus, algorithm, tmp_path):
+    folder = tmp_path / "rows"
 
-    def search(runners: int, envs: int, learners: int) -> tuple:
-        config = make(budget=26, seed=1, rollout_calls=4).environment(ENV_ID, env_config=WORKLOAD)
-        config.env_runners(num_env_runners=runners, num_envs_per_env_runner=envs).learners(num_learners=learners)
-        config.calls_per_training_step = 8
-        algorithm = config.build_algo()
-        algorithm.train()
-        if runners:
-            (pid,) = algorithm.env_runner_group.foreach_env_runner(
-                lambda runner: os.getpid(), local_env_runner=False, remote_worker_ids=[2]
-            )
-            os.kill(pid, signal.SIGKILL)
-        result = finish(algorithm)[-1]
-        found = algorithm.best, result["num_env_steps_sampled_lifetime"], weights(algorithm)
-        algorithm.stop()
-        return found
-
-    here, there = search(0, 2, 0), search(2, 1, 1)
-    assert here[0] == there[0]
-    assert here[1] == 26
-    assert same(here[2], there[2])
-
-
-@pytest.mark.cluster  # eight processes
-def test_eight_runners_find_what_eight_environments_of_one_process_find(algorithm):
-    runners, one = algorithm(num_env_runners=8), algorithm(num_envs_per_env_runner=8)
-    finish(runners)
-    finish(one)
-    assert (runners.best, runners.calls) == (one.best, BUDGET)
-    assert same(weights(runners), weights(one))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
-def test_asynchronous_runners_make_each_call_once_though_one_is_killed_and_the_search_is_resumed(
-    toy, algorithm, tmp_path
-):
-    def asynchronous(**arguments):
-        config = toy.copy_config(**arguments)
-        return config.search(**arguments, options=config.preset, asynchronous=True)
-
-    def check():
-        assert first.calls == BUDGET
-        assert first.search_state()["portions"] == {"issued": BUDGET, "due": []}
-        assert first.best == max(first._search.chunk_bests) > 0
-        assert first.actor.memory.get_state()["numbers"].tolist() == list(range(BUDGET))
-
-    first = algorithm(asynchronous, num_env_runners=2)
-    first.train()
-    (pid,) = first.env_runner_group.foreach_env_runner(
-        lambda runner: os.getpid(), local_env_runner=False, remote_worker_ids=[2]
+    config = CopyConfig().search(budget=30, seed=1)
+    config.environment(SearchEnvironment, env_config={**WORKLOAD, "folder": folder})
+    config.env_runners(num_env_runners=2, num_cpus_per_env_runner=0.5)
+    trained = algorithm(config)
+    trained.train()
+    workers = [pid for pid, title in descendants(os.getpid()).items() if "SimulatorWorker" in title]
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    finish(trained)
+    order = recorded_order(folder)
+    assert sorted(order) == list(range(1, 31))
+    run = SearchRun(
+        RunSpec(**WORKLOAD, searcher="ppo", seed=1, budget=30, workers=2),
+        tmp_path / "again",
+        order=order,
+        simulator=InProcess(evaluate),
     )
-    os.kill(pid, signal.SIGKILL)
-    first.train()
-    first.save_to_path(tmp_path)
-    finish(first)
-    check()
-    first.restore_from_path(tmp_path)
-    assert first.calls < BUDGET
-    finish(first)
-    check()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
-def test_calls_decided_ahead_are_a_lean_agents_asked_ahead_though_resumed_or_made_by_runners_that_die(
-    toy, algorithm, tmp_path
-):
-    lean, asked = toy.copy_search(budget=BUDGET, seed=3), deque()
-    for number in range(BUDGET):
-        while len(asked) < 3 and number + len(asked) < BUDGET:
-            asked.append(lean.agent.ask(lean.observation))
-        observation, reward, _, _, info = lean.env.step(asked.popleft())
-        lean.agent.tell(Outcome.of(observation, reward, info))
-
-    def ahead(**arguments):
-        config = toy.copy_config(**arguments)
-        return config.search(**arguments, options=config.preset, ahead=3)
-
-    def check(found):
-        (*_, result) = finish(found)
-        assert [tuple(action) for action in found.actor.memory.actions] == lean.env.actions
-        assert same(weights(found), lean.weights)
-        assert (found.calls, found.best) == (BUDGET, lean.agent.best)
-        return result
-
-    here, there = algorithm(ahead), algorithm(ahead, num_env_runners=2)
-    here.train()
-    here.save_to_path(tmp_path)
-    assert check(here)["num_env_steps_sampled_lifetime"] == BUDGET
-    here.restore_from_path(tmp_path)
-    assert here.calls == 7
-    check(here)
-    there.train()
-    (pid,) = there.env_runner_group.foreach_env_runner(
-        lambda runner: os.getpid(), local_env_runner=False, remote_worker_ids=[2]
-    )
-    os.kill(pid, signal.SIGKILL)
-    check(there)
-
-
-def test_a_runners_environment_ends_with_its_share_and_leaves_evaluations_out_of_its_info():
-    env = Brief(make_env(**WORKLOAD), share=2, timeout_s=60.0)
-    for _ in range(2):
-        env.reset()
-        steps = [env.step(env.action_space.sample()) for _ in range(2)]
-        assert [truncated for _, _, _, truncated, _ in steps] == [False, True]
-        assert steps[0][-1].keys() == {"raw", "feasible", "excess", "simulated", "best"}
+    run.advance(30)
+    figures = ["call", "asked", "raw", "best"]
+    assert read_rows(folder, figures).equals(read_rows(tmp_path / "again", figures))
+    run.close()
 
 
 def test_config_carries_the_papers_preset_in_rllibs_own_words():
@@ -286,66 +160,3 @@ def test_config_carries_the_papers_preset_in_rllibs_own_words():
     assert config.enable_rl_module_and_learner
     assert config.enable_env_runner_and_connector_v2
     config.validate()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda config: config.search(budget=9, asynchronous=True), "asynchronous needs num_env_runners"),
-        (
-            lambda config: config.search(budget=9, asynchronous=True).env_runners(
-                num_env_runners=1, num_envs_per_env_runner=2
-            ),
-            "a budget that 2 environments share, got 9",
-        ),
-        (lambda config: config.search(budget=9, ahead=2), "ahead needs an actor that remembers all calls"),
-        (lambda config: config.learners(num_learners=2), "expected num_learners 0 or 1, got 2"),
-        (lambda config: setattr(config.env_runners(num_env_runners=1), "lean", True), "lean needs num_env_runners=0"),
-        (
-            lambda config: config.search(budget=3).env_runners(num_envs_per_env_runner=4),
-            "each of 4 environments, got 3",
-        ),
-    ],
-)
-def test_what_a_search_cannot_do_is_refused_before_it_is_built(change, message):
-    config = LearnToShardConfig()
-    change(config)
-    with pytest.raises(ValueError, match=message):
-        config.validate()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fragment", ["auto", 2])
-def test_environments_that_share_a_search_call_no_strategy_twice(toy, algorithm, fragment):
-    shared = algorithm(toy.copy_config, num_envs_per_env_runner=4, rollout_fragment_length=fragment)
-    finish(shared)
-    actions = [action for env in shared.env_runner.env.unwrapped.envs for action in env.unwrapped.actions]
-    assert len(actions) == BUDGET
-    if fragment == "auto":  # with longer fragments, an environment does not know what the others did a step ago
-        assert len(set(actions)) == BUDGET
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_env_runners": 3}, "expected ahead >= 3, a call for each env runner, got 2"),
-        ({"num_envs_per_env_runner": 2}, "ahead needs lean=False, asynchronous=False and num_envs_per_env_runner=1"),
-    ],
-)
-def test_calls_are_decided_ahead_for_all_runners_or_not_at_all(arguments, message):
-    config = CopyConfig().search(budget=20, ahead=2).env_runners(**arguments)
-    with pytest.raises(ValueError, match=message):
-        config.validate()
-
-
-def test_environments_hear_of_each_other_after_each_step_if_their_actors_listen(toy):
-    paper, ours = toy.config(budget=64, rollout_calls=8), toy.copy_config(budget=64, rollout_calls=8)
-    for config, calls in ((paper, 8), (ours, 4)):
-        assert config.env_runners(num_env_runners=0, num_envs_per_env_runner=1).fragment_calls == 8
-        assert config.env_runners(num_env_runners=2, num_envs_per_env_runner=2).fragment_calls == calls
-    assert ours.env_runners(rollout_fragment_length=2).fragment_calls == 8
-
-
-def test_rounds_give_each_environment_as_many_calls():
-    config = LearnToShardConfig().search(budget=100, options=Options(rollout_calls=10))
-    assert [config.env_runners(num_env_runners=n).round_calls for n in (0, 1, 2, 4, 8)] == [10, 10, 10, 12, 16]

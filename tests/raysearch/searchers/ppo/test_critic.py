@@ -33,25 +33,20 @@ def trained(memory: CallMemory, rounds: int, seed: int = 0, options: CopyOptions
     return critic
 
 
-def test_an_untrained_critic_takes_the_first_candidate() -> None:
-    candidates = np.array([[3] * 8, [0] * 8])
-    assert Critic(toy_actions(SIZES), 0, OPTIONS).pick(candidates) is not None
-    np.testing.assert_array_equal(Critic(toy_actions(SIZES), 0, OPTIONS).pick(candidates), candidates[0])
-
-
 def test_a_trained_critic_picks_better_strategies_than_chance_among_ones_it_never_saw(memory: CallMemory) -> None:
     critic, rng = trained(memory, 40), np.random.default_rng(1)
     better = 0
     for _ in range(200):
         pair = rng.integers(SIZES, size=(2, len(SIZES)))
-        picked = landscape(critic.pick(pair))
-        better += picked >= max(map(landscape, pair))
+        picked = pair[critic.hopes(pair).argmax()]
+        better += landscape(picked) >= max(map(landscape, pair))
     assert better > 180
 
 
 def test_it_prefers_what_is_closer_to_feasible(memory: CallMemory) -> None:
     near, far = np.array([0, 0, 1, 1, 1, 1, 1, 1]), np.array([0, 2, 1, 1, 1, 1, 1, 1])
-    np.testing.assert_array_equal(trained(memory, 60).pick(np.stack([far, near])), near)
+    hopes = trained(memory, 60).hopes(np.stack([far, near]))
+    assert hopes[1] > hopes[0]
 
 
 def test_it_learns_the_same_from_the_same_calls_and_seed(memory: CallMemory) -> None:
@@ -68,11 +63,3 @@ def test_a_restored_critic_goes_on_as_if_nothing_had_happened(memory: CallMemory
         critic.learn(memory)
     assert pickle.dumps(whole.get_state()) == pickle.dumps(copied.get_state())
     assert pickle.dumps(state) == frozen
-
-
-def test_a_critic_that_was_told_anothers_opinion_picks_what_that_one_picks(memory: CallMemory) -> None:
-    critic, other, rng = trained(memory, 5), Critic(toy_actions(SIZES), 1, OPTIONS), np.random.default_rng(2)
-    other.set_learned(pickle.loads(pickle.dumps(critic.get_learned())))
-    for _ in range(50):
-        candidates = rng.integers(SIZES, size=(4, len(SIZES)))
-        np.testing.assert_array_equal(other.pick(candidates), critic.pick(candidates))

@@ -5,7 +5,7 @@ import torch
 from ray.rllib.core.columns import Columns
 from torch import nn
 
-from raysearch.searchers.ppo.module import EliteAttention, encode
+from raysearch.searchers.ppo.module import BEHAVIOUR_LOGP, CALL, EliteAttention, encode
 
 SIZES = [5, 6, 4, 9] + [3] * 12
 PAPER = {"embedding": 256, "hidden": 256, "feed_forward": 256, "attention_heads": 4}
@@ -15,7 +15,7 @@ def make_module(**config) -> EliteAttention:
     module = EliteAttention(
         observation_space=gymnasium.spaces.Box(-1.0, 1.0, (3, len(SIZES)), np.float32),
         action_space=gymnasium.spaces.MultiDiscrete(SIZES),
-        model_config={**PAPER, **config},
+        model_config={**PAPER, "elites": 3, "search_seed": 0, **config},
     )
     module.reset_parameters(torch.Generator().manual_seed(0))
     return module
@@ -87,14 +87,40 @@ def test_values_do_not_depend_on_whether_features_are_given():
     )
 
 
+def explored(module: EliteAttention, number: int, value: float = -1.0) -> dict:
+    seen = np.full((1, 3, len(SIZES)), value, np.float32)
+    return module.forward_exploration({Columns.OBS: seen, CALL: np.array([number])})
+
+
+def test_choices_follow_number_seed_and_weights_and_say_how_likely_they_were():
+    small = {"embedding": 16, "hidden": 16, "feed_forward": 16}
+    module, same, other = make_module(**small), make_module(**small), make_module(**small, search_seed=1)
+    first = explored(module, 7)
+    np.testing.assert_array_equal(first[Columns.ACTIONS], explored(same, 7)[Columns.ACTIONS])
+    assert not np.array_equal(first[Columns.ACTIONS], explored(module, 8)[Columns.ACTIONS])
+    assert not np.array_equal(first[Columns.ACTIONS], explored(other, 7)[Columns.ACTIONS])
+    (choice,) = first[Columns.ACTIONS]
+    assert ((choice >= 0) & (choice < SIZES)).all()
+    policy = module.action_dist_cls.from_logits(
+        module.forward_inference({Columns.OBS: torch.full((1, 3, len(SIZES)), -1.0)})[Columns.ACTION_DIST_INPUTS]
+    )
+    expected = policy.logp(torch.from_numpy(choice)[None]).item()
+    assert first[Columns.ACTION_LOGP][0] == pytest.approx(expected, rel=1e-5)
+    assert first[BEHAVIOUR_LOGP] == first[Columns.ACTION_LOGP]
+
+
 def test_a_module_that_explores_reads_an_observation_anew_once_it_has_other_weights():
     module, other = make_module(embedding=16, hidden=16), make_module(embedding=16, hidden=16)
     with torch.no_grad():
-        other.policy[-1].bias += 1.0
-    batch = {Columns.OBS: torch.full((2, 3, len(SIZES)), -1.0)}
-    before = module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS].clone()
+        other.value[-1].bias += 1.0
+    before = explored(module, 0)[Columns.VF_PREDS][0]
     module.set_state(other.get_state())
-    after = module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS]
-    torch.testing.assert_close(after, before + 1.0)
-    expected = other.forward_inference(batch)[Columns.ACTION_DIST_INPUTS]
-    assert torch.equal(after, expected)
+    assert explored(module, 0)[Columns.VF_PREDS][0] == pytest.approx(before + 1.0, rel=1e-5)
+
+
+def test_confidence_and_entropy_of_an_output():
+    output = make_module().judge(np.full((3, len(SIZES)), -1.0, np.float32))
+    probs = np.exp(output.log_probs)
+    assert output.confidence == pytest.approx(probs.max(-1).min())
+    positive = probs[probs > 0]
+    assert output.entropy == pytest.approx(-(positive * np.log(positive)).sum(), rel=1e-5)

@@ -2,18 +2,22 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import mkdtemp
 
-import numpy as np
 import pytest
 
+from envs.recording import CallGate
+from envs.rows import ROWS_FILE, RowWriter
 from envs.strategy_env import StrategyEnv
-from raysearch.searchers.interface import Outcome
+from raysearch.runs.in_flight import CallsInFlight
 from raysearch.searchers.ppo.copy_options import CopyOptions
 from raysearch.searchers.ppo.ppo_options import Options
 from raysearch.searchers.registry import OptionsError, check_options, make_searcher
+from raysearch.simulators.protocol import InProcess
 from raysearch.testing import SearcherSuite
 from sim.config.catalog import load_workload
 from sim.config.files import config_path, read_config
+from sim.simulate import evaluate
 
 
 class TestConformance(SearcherSuite):
@@ -31,16 +35,17 @@ def workload():
     return load_workload("gpt_moe_1_2t_16k")
 
 
-def search(workload, budget: int, name: str = "ppo_paper", **options):
-    """Makes `budget` calls; returns the searcher."""
-    env = StrategyEnv(workload)
-    searcher = make_searcher(name, env.space, seed=0, budget=budget, **options)
-    observation, _ = env.reset()
-    for _ in range(budget):
-        action = searcher.ask(observation)
-        observation, reward, _, _, info = env.step(action)
-        searcher.tell(action, Outcome.of(observation, reward, info))
-    return searcher
+def stepped(workload, folder: Path, budget: int, calls: int, name: str = "ppo_paper", seed: int = 0, **options):
+    """A searcher after so many calls of its budget, and what it called."""
+    simulator = InProcess(evaluate)
+    env = StrategyEnv(workload, evaluate=simulator)
+    gate = CallGate(env, budget, RowWriter(Path(mkdtemp(dir=folder)) / ROWS_FILE), run_id="r")
+    environment = CallsInFlight(gate, simulator, env.space, most=1)
+    searcher = make_searcher(name, env.space, seed=seed, budget=budget, **options)
+    while gate.calls < calls:
+        searcher.step(environment, calls - gate.calls)
+    gate.close()
+    return searcher, gate.digest
 
 
 def test_preset_file_holds_the_defaults():
@@ -73,37 +78,34 @@ def test_bad_options_are_refused(options, message):
         check_options("ppo_paper", options)
 
 
-def test_four_of_five_chunks_end_with_a_restart(workload):
-    assert search(workload, 50).metrics()["restarts"] == 4
+def test_four_of_five_chunks_end_with_a_restart(workload, tmp_path):
+    assert stepped(workload, tmp_path, 50, 50)[0].metrics()["restarts"] == 4
 
 
-def test_a_checkpoint_is_small(workload):
-    assert len(pickle.dumps(search(workload, 10).get_state())) < 7_000_000
+def test_a_checkpoint_is_small(workload, tmp_path):
+    assert len(pickle.dumps(stepped(workload, tmp_path, 10, 10)[0].get_state())) < 7_000_000
 
 
-def test_a_checkpoint_of_ours_stays_small_over_a_whole_search(workload):
-    state = search(workload, 40, "ppo").get_state()
+def test_a_checkpoint_of_ours_stays_small_over_a_whole_search(workload, tmp_path):
+    state = stepped(workload, tmp_path, 40, 40, "ppo")[0].get_state()
     per_call = 2 * 16 + 8  # an int16 per coordinate and a merit
     assert len(pickle.dumps(state)) + 4000 * per_call < 1_500_000
 
 
-def test_options_reach_the_network(workload):
-    small = search(workload, 4, embedding=16, hidden=16, feed_forward=16)
+def test_options_reach_the_network(workload, tmp_path):
+    small, _ = stepped(workload, tmp_path, 4, 4, embedding=16, hidden=16, feed_forward=16)
     assert len(pickle.dumps(small.get_state())) < 100_000
 
 
 @pytest.mark.slow
 def test_a_search_starts_no_ray_cluster_and_prints_nothing():
     script = """
-import numpy as np
-from envs.space import StrategySpace
-from raysearch.searchers.registry import make_searcher
-from raysearch.searchers.interface import Outcome
-from sim.config.catalog import load_workload
-searcher = make_searcher("ppo_paper", StrategySpace(load_workload("gpt_moe_1_2t_16k")), seed=0, budget=4)
-observation = np.full((3, 16), -1.0, np.float32)
-for _ in range(4):
-    searcher.tell(searcher.ask(observation), Outcome(0.0, False, -1.0, 0.0, observation))
+import pathlib, tempfile
+from raysearch.runs.records import RunSpec
+from raysearch.runs.run import SearchRun
+run = SearchRun(RunSpec("gpt_moe_1_2t_16k", "ppo_paper", seed=0, budget=4), pathlib.Path(tempfile.mkdtemp()))
+run.advance(4)
+assert run.done
 import ray
 assert not ray.is_initialized()
 """
@@ -125,9 +127,6 @@ assert not {"torch", "ray"} & sys.modules.keys()
     assert done.returncode == 0, done.stderr
 
 
-def test_actions_follow_the_seed_and_not_the_workload_alone(workload):
-    space = StrategyEnv(workload).space
-    observation = np.full((3, len(space.sizes)), -1.0, np.float32)
-    actions = [make_searcher("ppo_paper", space, seed=seed, budget=10).ask(observation) for seed in (0, 0, 1)]
-    assert np.array_equal(actions[0], actions[1])
-    assert not np.array_equal(actions[0], actions[2])
+def test_actions_follow_the_seed_and_not_the_workload_alone(workload, tmp_path):
+    first, again, other = (stepped(workload, tmp_path, 10, 1, seed=seed)[1] for seed in (0, 0, 1))
+    assert first == again != other

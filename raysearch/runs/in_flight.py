@@ -40,7 +40,7 @@ class _Begun(NamedTuple):
 
 
 @final
-class Calls:
+class CallsInFlight:
     """Begins calls and takes them in; see `raysearch.searchers.interface.Environment`.
 
     Args:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from raysearch.searchers.ppo.rollout import normalize, rank_advantages
+from raysearch.searchers.ppo.advantages import normalize, rank_advantages
 
 
 def test_two_advantages_keep_only_their_signs_when_normalised():

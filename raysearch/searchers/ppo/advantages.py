@@ -1,30 +1,10 @@
-"""What PPO learns from: a few consecutive calls, and how much better each did than expected."""
+"""How much better each of a round's calls did than expected."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """`n` consecutive calls made by one policy, and where they led.
-
-    Attributes:
-        observations: What the policy saw before each call and after the last one, float32 `[n + 1, T, A]`.
-        actions: What it chose, int64 `[n, A]`.
-        log_probs: How likely it was to choose that, float32 `[n]`.
-        rewards: What came of it, float32 `[n]`.
-        values: Return expected before each call and after the last one, float32 `[n + 1]`.
-    """
-
-    observations: np.ndarray
-    actions: np.ndarray
-    log_probs: np.ndarray
-    rewards: np.ndarray
-    values: np.ndarray
 
 
 def share_below(values: np.ndarray) -> np.ndarray:

@@ -11,20 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from raysearch.searchers.interface import Outcome
-
 CHECKPOINTS = [0, 1, 10, 33]  # at the start, mid-rollout, between rollouts, mid-rollout after a restart
 HERE = Path(__file__).parent
 
 
 def agents_of(search, budget: int) -> list[int]:
     """Calls after which the agent restarted."""
-    starts, restarts = [], search.agent.restarts
-    while search.agent.calls < budget:
+    starts, restarts = [], search.progress.restarts
+    while search.progress.calls < budget:
         search.advance(1)
-        if search.agent.restarts > restarts:
-            starts.append(search.agent.calls)
-            restarts = search.agent.restarts
+        if search.progress.restarts > restarts:
+            starts.append(search.progress.calls)
+            restarts = search.progress.restarts
     return starts
 
 
@@ -38,7 +36,7 @@ def test_learning_rate_falls_on_a_cosine_over_the_whole_budget(toy):
 
 def test_optimiser_gets_the_rate_of_the_call_it_learns_after(toy):
     search = toy.search(budget=40, learning_rate=0.01).advance(10)
-    (optimizer,) = search.agent.learner._named_optimizers.values()
+    (optimizer,) = search.learner._named_optimizers.values()
     assert optimizer.param_groups[0]["lr"] == 0.005 * (1 + math.cos(math.pi / 4))
 
 
@@ -63,8 +61,8 @@ def test_early_exit_restarts_and_gives_the_next_agent_a_whole_chunk(toy):
     search = toy.search(budget=50).advance(4)
     make_confident(search)
     search.advance(2)
-    assert search.agent.restarts == 1
-    assert search.agent.actor.output.confidence >= 0.95
+    assert search.progress.restarts == 1
+    assert search.module.output.confidence >= 0.95
     assert agents_of(search, 50) == [16, 26, 36, 46]
 
 
@@ -72,7 +70,7 @@ def test_one_uncertain_head_prevents_the_early_exit(toy):
     search = toy.search(budget=50).advance(4)
     make_confident(search, heads=len(toy.sizes) - 1)
     search.advance(2)
-    assert search.agent.restarts == 0
+    assert search.progress.restarts == 0
 
 
 def test_threshold_1_is_never_reached_by_an_untrained_policy(toy):
@@ -83,24 +81,24 @@ def make_confident(search, heads: int | None = None) -> None:
     """Biases the policy to the first choice of its first `heads` heads."""
     sizes = list(search.env.action_space.nvec)
     with torch.no_grad():
-        bias = search.agent.actor.module.policy[-1].bias
+        bias = search.module.policy[-1].bias
         for start in np.cumsum([0, *sizes[:-1]])[:heads]:
             bias[int(start)] += 20.0
-    search.agent.actor.forget()
+    search.module.forget()
 
 
 def test_restart_renews_weights_and_optimiser_and_keeps_elites_and_best(toy):
     search = toy.search(budget=50).advance(9)
-    parameters = list(search.agent.actor.module.parameters())
-    (optimizer,) = search.agent.learner._named_optimizers.values()
+    parameters = list(search.module.parameters())
+    (optimizer,) = search.learner._named_optimizers.values()
     elites = list(search.env.elites)
     assert optimizer.state
     assert elites
     search.advance(1)
-    assert search.agent.restarts == 1
+    assert search.progress.restarts == 1
     assert not optimizer.state
-    assert all(p is q for p, q in zip(parameters, search.agent.actor.module.parameters(), strict=True))
-    assert (np.abs(search.agent.actor.module.policy[-1].weight.detach().numpy()) < 0.011).all()
+    assert all(p is q for p, q in zip(parameters, search.module.parameters(), strict=True))
+    assert (np.abs(search.module.policy[-1].weight.detach().numpy()) < 0.011).all()
     assert search.env.elites[0] <= elites[0]
     search.advance(2)
     assert {int(state["step"]) for state in optimizer.state.values()} == {2}
@@ -110,23 +108,23 @@ def test_each_agent_starts_with_other_weights(toy):
     search = toy.search(budget=20, chunks=2)
     first = search.weights
     search.advance(10)
-    assert search.agent.restarts == 1
+    assert search.progress.restarts == 1
     assert not np.array_equal(first[0], search.weights[0])
 
 
 def test_odd_last_call_is_learned_from_alone(toy):
     search = toy.search(budget=7, chunks=1).advance(6)
-    (optimizer,) = search.agent.learner._named_optimizers.values()
+    (optimizer,) = search.learner._named_optimizers.values()
     assert {int(state["step"]) for state in optimizer.state.values()} == {6}
     search.advance(1)
     assert {int(state["step"]) for state in optimizer.state.values()} == {8}
-    assert search.agent.calls_left == search.agent.actor.recorded == search.agent.restarts == 0
+    assert search.progress.calls_left == search.progress.restarts == 0
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 4, 5])
 def test_tiny_budgets_are_spent_exactly(toy, budget):
     search = toy.search(budget=budget).advance(budget)
-    assert search.agent.calls == len(search.env.actions) == budget
+    assert search.progress.calls == len(search.env.actions) == budget
 
 
 def test_equal_seeds_give_equal_searches_and_others_do_not(toy):
@@ -172,7 +170,7 @@ def test_another_process_makes_the_same_calls_from_the_start_and_from_a_checkpoi
     script = f"""
 import hashlib, pathlib, pickle, runpy
 make_search = runpy.run_path({str(HERE / "conftest.py")!r})["make_search"]
-fingerprint = runpy.run_path({str(HERE / "test_lean_search.py")!r})["fingerprint"]
+fingerprint = runpy.run_path({str(HERE / "test_search.py")!r})["fingerprint"]
 state = pickle.loads(pathlib.Path({str(tmp_path / "state.pkl")!r}).read_bytes())
 print(fingerprint(make_search(budget=45, seed=3).advance(45)))
 print(fingerprint(make_search(budget=45, seed=3).set_state(state).advance(24)))
@@ -193,15 +191,16 @@ def test_state_does_not_change_with_what_its_giver_or_its_taker_does_later(toy):
     assert pickle.dumps(state) == before
 
 
-def test_state_between_proposal_and_outcome_is_complete(toy):
-    search = toy.search(budget=45).advance(5)
-    action = search.agent.ask(search.observation)
-    other = toy.search(budget=45)
-    other.set_state(pickle.loads(pickle.dumps(search.get_state())))
-    for each in (search, other):
-        each.observation, reward, _, _, info = each.env.step(action)
-        each.agent.tell(Outcome.of(each.observation, reward, info))
-    assert fingerprint(search.advance(10)) == fingerprint(other.advance(10))
+@pytest.mark.parametrize("last_first", [False, True])
+def test_calls_under_way_are_learned_from_as_they_are_answered_and_kept_in_the_state(toy, last_first):
+    def start():
+        return toy.start(toy.config(budget=45, seed=3), most=5, last_first=last_first)
+
+    search = start().advance(21)
+    assert search.environment.under_way == 4
+    other = start().set_state(pickle.loads(pickle.dumps(search.get_state())))
+    assert fingerprint(search.advance(24)) == fingerprint(other.advance(24))
+    assert len(search.env.actions) == 45
 
 
 def test_metrics_grow_with_what_is_known(toy):
