@@ -373,7 +373,7 @@ def disagg_worker(row: JsonFields, phase: Literal["prefill", "decode"]) -> Servi
     if (tp * dp) % moe_tp:
         moe_tp = tp * dp
     strategy, replicas = strategy_of_run(model, batch, tp, dp, tp * dp // moe_tp)
-    backend = str(row["backend"])
+    backend, drafted = str(row["backend"]), _number(row.get("draft_tokens"))
     return ServingRun(
         model,
         int(row["isl"]),
@@ -386,6 +386,7 @@ def disagg_worker(row: JsonFields, phase: Literal["prefill", "decode"]) -> Servi
         batch,
         replicas=replicas,
         phase=phase,
+        speculation=_accepting(drafted, int(row["osl"])) if drafted and phase == "decode" else None,
         reread=reread,
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped, disagg_worker
+from raysearch.fidelity.calibration.disaggregated_recipes import completed
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.serving_fit import numbers_of, records
 from raysearch.fidelity.validation.error_figures import figures
@@ -72,6 +73,10 @@ class PoolPair:
 
 def pair_of(row: JsonFields) -> PoolPair | Skipped:
     """The workers of a row, or why they cannot be priced."""
+    whole = completed(row)
+    if isinstance(whole, Skipped):
+        return whole
+    row = whole
     prefill, decode = disagg_worker(row, "prefill"), disagg_worker(row, "decode")
     if isinstance(decode, Skipped):
         return decode

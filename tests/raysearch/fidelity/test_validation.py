@@ -25,6 +25,7 @@ from raysearch.fidelity.calibration.deployments import (
     known_model,
     strategy_of_run,
 )
+from raysearch.fidelity.calibration.disaggregated_recipes import completed, recipes
 from raysearch.fidelity.calibration.engines import Steps, engine_times, fit_engine, held_out_times, shapes_of, steps_of
 from raysearch.fidelity.calibration.measured_tables import read_table
 from raysearch.fidelity.calibration.serving_fit import agg_runs, fit_serving, read_serving_runs
@@ -879,3 +880,48 @@ def test_a_run_that_states_a_batch_alone_is_one_replica() -> None:
     found = agg_run(RUN | {"concurrency": float("nan"), "batch_size": 16})
     assert isinstance(found, ServingRun)
     assert (found.replicas, found.strategy.batch, found.gpus) == (1, 16, 2)
+
+
+OPEN = {
+    "source": "InferenceX export tensorrtllm-runtime:0.8.1.post1",
+    "backend": "trtllm",
+    "system": "h200_sxm",
+    "precision": "fp8",
+    "isl": 1024.0,
+    "osl": 1024.0,
+    "decode_tp_size": 8.0,
+    "decode_num_workers": float("nan"),
+}
+"""A row that states neither how many workers there are nor what they draft."""
+
+
+@pytest.mark.parametrize(
+    ("requests", "workers", "ranks", "drafted"),
+    [(36.0, 9, 1, 0), (13.0, 11, 1, 3), (896.0, 7, 8, 3), (3584.0, 7, 8, 0)],
+)
+def test_workers_that_a_row_leaves_out_are_those_of_its_published_deployment(
+    requests: float, workers: int, ranks: int, drafted: int
+) -> None:
+    row = completed(OPEN | {"concurrency": requests})
+    assert isinstance(row, dict)
+    assert (row["decode_num_workers"], row["draft_tokens"]) == (workers, drafted)
+    assert (row["decode_attention_dp_size"], row["decode_tp_size"]) == (ranks, 8 // ranks)
+    assert row["decode_moe_tp_size"] * row["decode_moe_ep_size"] == 8
+    stated = OPEN | {"concurrency": requests, "decode_num_workers": 2.0}
+    assert completed(stated) == stated
+
+
+def test_a_row_that_fits_two_published_deployments_or_none_is_not_priced() -> None:
+    both, none = (completed(OPEN | {"concurrency": requests}) for requests in (144.0, 37.0))
+    assert isinstance(both, Skipped)
+    assert both.reason.endswith("are published with and without drafted tokens")
+    assert isinstance(none, Skipped)
+    assert none.reason.endswith("no deployment of as many requests is published")
+
+
+def test_published_deployments_share_their_gpus_evenly() -> None:
+    assert len(recipes()) > 200
+    for found in recipes().values():
+        for each in found:
+            assert each.decode_gpus % each.decode_ep == 0
+            assert min(each.prefill_workers, each.decode_workers, each.prefill_gpus) >= 1
