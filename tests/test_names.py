@@ -10,7 +10,7 @@ PACKAGES = ("sim", "envs", "raysearch")
 EVERY_EXPORTER = {"export", "export_pools", "engine_flags", "environment"}
 """What each exporter of `raysearch.deploy.export` has under the same name."""
 EVERY_SIMULATOR = {"measure"}
-COMMANDS = {"evaluate", "measure", "place", "recommend"}
+COMMANDS = {"evaluate", "measure", "place", "pretrain", "recommend"}
 """What a command, Python and the code beneath call the same."""
 ENGINES = {"megatron_core", "sglang", "trtllm", "vllm"}
 """Rules of an engine in `sim.engines`, and its exporter."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from raysearch.answers.result import Result
 from raysearch.base.file_io import strategy_dict
-from raysearch.base.priced import priced_dict
+from raysearch.base.priced_heading import priced_dict
 from sim.config.question import Question
 from sim.engines.engine_registry import lacking_formats
 from sim.evaluation import Evaluation

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import strategy_dict, write_together
-from raysearch.base.priced import priced_dict, priced_text
+from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.formats import exporter, pools_exporter
 from raysearch.deploy.export.source import read_deployments, stated_deployments

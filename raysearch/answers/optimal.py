@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from raysearch.answers.evaluated import EvaluationResult, evaluation_dict, workload_dict
 from raysearch.answers.result import Result
 from raysearch.base.file_io import degrees_text, strategy_dict
-from raysearch.base.priced import priced_dict, priced_text
+from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.optima.certificate_files import CountProgress, write_certificate
 from raysearch.optima.named_spaces import SPACES, SpaceBest, best_of_space
 from raysearch.optima.optimum_cache import CachedOptimum, find_cached_optimum

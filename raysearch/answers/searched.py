@@ -17,7 +17,7 @@ from raysearch.answers.result import Result
 from raysearch.answers.starts import start_strategies
 from raysearch.base.errors import InputError, Interrupted, RunFailed
 from raysearch.base.file_io import as_strategy, read_record, results_folder
-from raysearch.base.priced import priced_dict, priced_text
+from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.optima.named_spaces import optimum_value
 from raysearch.processes.claim import claimed
 from raysearch.processes.watcher import got_on

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raysearch.base.file_io import degrees_text
-from raysearch.base.priced import priced_text
+from raysearch.base.priced_heading import priced_text
 from sim.evaluation import Evaluation, OpBreakdown
 from sim.json_object import JsonFields
 from sim.nearness import near_limits

@@ -23,8 +23,8 @@ from raysearch.base.spawning import spawning
 from raysearch.pretraining.pretraining_file import PretrainingFile
 from raysearch.pretraining.random_workloads import random_workload
 from raysearch.processes.descendants import die_with_parent
-from raysearch.searchers.prior.candidates import Candidates
-from raysearch.searchers.prior.features import OPS, Features, Reals, WorkloadFeatures
+from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
+from raysearch.searchers.prior.strategy_features import OPS, Features, Reals, WorkloadFeatures
 from sim.arrays import Flags, Ints
 from sim.batched import Evaluations, evaluate_many
 from sim.config.reading import opened, parse_object
@@ -35,7 +35,7 @@ from sim.workload import Workload
 PER_FILE = 20
 """Workloads of a file: the last of each is kept from training."""
 _LOOKED_EVERY_S = 2.0
-TARGETS = ("step", "tpot", "ttft", "memory")
+NETWORK_TARGETS = ("step", "tpot", "ttft", "memory")
 """Logs of what the simulator says over what the roofline says: see `targets`."""
 _BROKEN = 1e-3
 """Excess beyond what latencies and memory explain, from which on another limit is broken."""
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
 
     Attributes:
         inputs: Of the network, `[n, F]`.
-        targets: `[n, 4]`; see `TARGETS`.
+        targets: `[n, 4]`; see `NETWORK_TARGETS`.
         broken: Whether a limit of the choices is broken, `[n]`.
         weights: How near the workload's best they lie, `[n]`.
         workload: Index of the workload, `[n]`.
@@ -88,7 +88,7 @@ def _evaluated(workload: Workload, pretraining: PretrainingFile, index: int) -> 
     """The rows of one workload, and the choices by op of its best strategy if one is feasible."""
     rng = np.random.default_rng([pretraining.seed, 1 << 21, index])
     space = StrategySpace(workload)
-    candidates, features = Candidates(space, ()), WorkloadFeatures(workload)
+    candidates, features = CandidateStrategies(space, ()), WorkloadFeatures(workload)
     of_a_kind = 8 if workload.space == "joint" and workload.phase == "decode" else 20
     kinds = max(2, pretraining.strategies // 2 // of_a_kind)
     spread = candidates.spread(20 * kinds, rng)
@@ -136,7 +136,7 @@ def _evaluated(workload: Workload, pretraining: PretrainingFile, index: int) -> 
     return rows, choices
 
 
-def _dims_at_random(candidates: Candidates, actions: Action, rng: np.random.Generator) -> Action:
+def _dims_at_random(candidates: CandidateStrategies, actions: Action, rng: np.random.Generator) -> Action:
     """Megatron-LM's dims, some of them changed, or all."""
     dims = [place for place, each in enumerate(candidates.space.coordinates) if not each.ordered]
     kind = rng.choice(len(candidates.dims), size=len(actions))
@@ -243,7 +243,7 @@ def _read_file(path: Path) -> tuple[dict[str, object], Rows, Reals]:
             asked = parse_object(arrays["asked"].tobytes())
             rows, choices = Rows(*(arrays[name] for name in Rows._fields)), arrays["choices"]
     count, width = rows.inputs.shape
-    shapes = [(count, width), (count, len(TARGETS)), (count,), (count,), (count,), (choices.shape[0], len(OPS))]
+    shapes = [(count, width), (count, len(NETWORK_TARGETS)), (count,), (count,), (count,), (choices.shape[0], len(OPS))]
     kinds = ["f", "f", "b", "f", "i", "i"]
     for array, shape, kind in zip((*rows, choices), shapes, kinds, strict=True):
         if array.shape != shape or array.dtype.kind != kind or not np.isfinite(array).all():

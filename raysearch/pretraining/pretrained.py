@@ -13,16 +13,16 @@ from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
 from raysearch.pretraining.dataset import make_files, read_files
 from raysearch.pretraining.pretraining_file import PretrainingFile
-from raysearch.pretraining.training import figures, fitted_kernel, kept_out, outputs, pool_of, trained
-from raysearch.searchers.prior.network import FORMAT, Header, write_prior
+from raysearch.pretraining.training import fitted_kernel, kept_out, network_figures, outputs, pool_of, trained
+from raysearch.searchers.prior.network import PRIOR_FORMAT, PriorHeader, write_prior
 from sim.config.files import config_path, read_config
 
 PRIOR_FILE = "prior.safetensors"
-Bars = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+TrainingBars = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 """Shows how far work is, by its name: see `raysearch.base.progress.stepping`."""
 
 
-def pretrain(name_or_path: str, folder: Path, processes: int, bars: Bars) -> Header:
+def pretrain(name_or_path: str, folder: Path, processes: int, bars: TrainingBars) -> PriorHeader:
     """Draws workloads, evaluates their strategies, trains the network and writes `prior.safetensors`.
 
     What a folder holds is not made again: a run that was stopped goes on, after the last rows and the last checkpoint.
@@ -57,12 +57,12 @@ def pretrain(name_or_path: str, folder: Path, processes: int, bars: Bars) -> Hea
         for at in (0, 3):
             kernels.append(fitted_kernel(kept, kept.targets[:, at] - said[:, at], pretraining.seed))
             progress(len(kernels), 2)
-    header = Header(
-        format=FORMAT,
+    header = PriorHeader(
+        format=PRIOR_FORMAT,
         command=f"raysearch pretrain {name_or_path}",
         data=pretraining.model_dump(mode="json"),
         figures={
-            **figures(kept, said),
+            **network_figures(kept, said),
             "workloads": float(len(np.unique(rows.workload))),
             "strategies": float(len(rows.workload)),
         },

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Share = Annotated[float, Field(ge=0, le=1)]
+ShareOfAll = Annotated[float, Field(ge=0, le=1)]
 Mixer = Literal["grouped", "latent", "window", "linear", "sparse"]
 
 
@@ -28,13 +28,13 @@ class Distribution(_Table):
     """
 
     hardware: tuple[str, ...] = ("h100_sxm",)
-    measured_share: Share = 0.3
+    measured_share: ShareOfAll = 0.3
     engines: tuple[str, ...] = ("vllm",)
     mixers: dict[Mixer, Annotated[float, Field(ge=0)]] = Field(
         default_factory=lambda: {"grouped": 6.0, "latent": 2.0, "window": 1.5, "linear": 0.5, "sparse": 0.5}
     )
-    serve_share: Share = 0.2
-    extended_share: Share = 0.35
+    serve_share: ShareOfAll = 0.2
+    extended_share: ShareOfAll = 0.35
     rate_spread: Annotated[float, Field(ge=0, le=2)] = 1.2
     efficiency_spread: Annotated[float, Field(ge=0, le=1)] = 0.25
 

@@ -38,7 +38,7 @@ def random_workload(distribution: Distribution, seed: int, index: int) -> Worklo
     kernels: EngineName = _pick(rng, dict.fromkeys(_KERNELS, 1.0))
     name = str(rng.choice(distribution.hardware))
     known = rng.random() < distribution.measured_share
-    hardware, calibration = measured_machine(name) if known else random_machine(name, rng, distribution)
+    hardware, calibration = known_machine(name) if known else random_machine(name, rng, distribution)
     curves = hardware.curves
     if curves is not None:
         reduces = kernels if rng.random() < 0.8 else "nccl"
@@ -175,7 +175,7 @@ def _multiple(width: float, of: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def measured_machine(name: str) -> tuple[Hardware, Calibration]:
+def known_machine(name: str) -> tuple[Hardware, Calibration]:
     """A shipped machine as it was measured."""
     return load_hardware(name), load_calibrated(name)
 

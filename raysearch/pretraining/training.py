@@ -15,13 +15,13 @@ from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
 from raysearch.pretraining.dataset import PER_FILE, Rows
 from raysearch.pretraining.pretraining_file import Network
-from raysearch.searchers.prior.features import Reals
-from raysearch.searchers.prior.network import Kernel
-from raysearch.searchers.prior.residuals import Scales, covariance, log_evidence
+from raysearch.searchers.prior.gaussian_process import Scales, covariance, log_evidence
+from raysearch.searchers.prior.network import ResidualKernel
+from raysearch.searchers.prior.strategy_features import Reals
 from sim.arrays import Flags, Ints
 
 OUTPUTS = 5
-"""Corrections of the four `raysearch.pretraining.dataset.TARGETS`, and log odds that no choice's limit is broken."""
+"""Corrections of the four `raysearch.pretraining.dataset.NETWORK_TARGETS`, and log odds that no limit is broken."""
 _CAP = 6.0
 """[assumed] Nats beyond which how wrong the roofline is makes no difference: no such strategy is any good."""
 _SAVE_EVERY = 500
@@ -160,7 +160,7 @@ def _kinds(groups: Any) -> object:
 # --- what it misses -----------------------------------------------------------------------------------
 
 
-def figures(rows: Rows, said: Reals) -> dict[str, float]:
+def network_figures(rows: Rows, said: Reals) -> dict[str, float]:
     """How far outputs `[n, 5]` err on the kept workloads' rows, near each workload's best."""
     near = rows.weights > 0.3
     miss = np.abs(said[:, :4] - rows.targets)
@@ -174,7 +174,7 @@ def figures(rows: Rows, said: Reals) -> dict[str, float]:
     }
 
 
-def fitted_kernel(rows: Rows, residuals: Reals, seed: int) -> Kernel:
+def fitted_kernel(rows: Rows, residuals: Reals, seed: int) -> ResidualKernel:
     """The likeliest kernel of residuals `[n]` on workloads that the network was not trained on."""
     from scipy.optimize import minimize
 
@@ -188,8 +188,10 @@ def fitted_kernel(rows: Rows, residuals: Reals, seed: int) -> Kernel:
         parts.append((rows.inputs[picked].astype(np.float32), np.clip(residuals[picked], -1, 1)))
     start = np.log([0.03**2, 0.03**2, 0.03**2, 0.03**2, 2.0, 2.0, 0.01**2])
 
-    def kernel(logs: Reals) -> Kernel:
-        return Kernel(**dict(zip(Kernel.model_fields, np.exp(np.clip(logs, -16, 4)).tolist(), strict=True)))
+    def kernel(logs: Reals) -> ResidualKernel:
+        return ResidualKernel(
+            **dict(zip(ResidualKernel.model_fields, np.exp(np.clip(logs, -16, 4)).tolist(), strict=True))
+        )
 
     def unlikely(logs: Reals) -> float:
         found, total = kernel(logs), 0.0

@@ -85,10 +85,10 @@ class _Alarm:
             raise _Expired
 
 
-T = TypeVar("T")
+WorkResult = TypeVar("WorkResult")
 
 
-def within(seconds: float, work: Callable[[], T], what: Callable[[], str] = str) -> T:
+def within(seconds: float, work: Callable[[], WorkResult], what: Callable[[], str] = str) -> WorkResult:
     """What `work` returns, unless that takes too long: then it is interrupted.
 
     Python code, sleeps and waits are interrupted, not machine code that never returns to Python: code that may do that

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from envs.space import StrategySpace
-from raysearch.searchers.prior.candidates import Candidates
+from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
 from sim.prices.dtypes import DTYPE_BYTES
 from sim.strategy import Strategy
 
@@ -27,7 +27,7 @@ def rule_of_thumb(space: StrategySpace, count: int = 20) -> list[Strategy]:
     >>> rule_of_thumb(StrategySpace(load_workload("llama_3_1_405b_8k")), 1)[0].tp
     8
     """
-    workload, candidates = space.workload, Candidates(space, ())
+    workload, candidates = space.workload, CandidateStrategies(space, ())
     bases = candidates.bases
     values = space.strategies(bases)
     gpus = values.tp * values.cp * values.dp * values.pp

@@ -20,7 +20,7 @@ from sim.step.attention_expert_meshes import Sides
 from sim.step.costs import moves
 from sim.step.layer import Addend, layer_sum
 
-Figure = Callable[[OpCost], float]
+OpFigure = Callable[[OpCost], float]
 TIME_S, WEIGHT_BYTES, KV_BYTES, ACTIVATION_BYTES = map(
     operator.attrgetter, ("time_s", "weight_bytes", "kv_bytes", "activation_bytes")
 )
@@ -67,7 +67,7 @@ class AddendTables:
         """The same of some of the choices."""
         return AddendTables(self._sides, choices)
 
-    def each(self, figure: Figure) -> list[Factor]:
+    def each(self, figure: OpFigure) -> list[Factor]:
         """A figure of each op."""
         return [Factor((name,), np.array([*map(figure, row.values())])) for name, row in self.costs.items()]
 

@@ -27,7 +27,7 @@ from sim.optimum.addend_tables import (
     WEIGHT_BYTES,
     AddendTables,
     Factor,
-    Figure,
+    OpFigure,
     joined,
     tabulated,
 )
@@ -237,7 +237,7 @@ class Bounds:
         ]
         places = [group.place for group in self._step.groups]
 
-        def held(figure: Figure) -> tuple[tuple[Factor, ...], ...]:
+        def held(figure: OpFigure) -> tuple[tuple[Factor, ...], ...]:
             return tuple(tuple(_at(place, each.each(figure))) for place, each in zip(places, kinds[-1], strict=True))
 
         def broken(tables: AddendTables) -> list[Factor]:

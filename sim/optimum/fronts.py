@@ -21,7 +21,7 @@ from sim.optimum.addend_tables import (
     TIME_S,
     WEIGHT_BYTES,
     AddendTables,
-    Figure,
+    OpFigure,
     joined,
 )
 from sim.step.attention_expert_meshes import sides
@@ -110,7 +110,7 @@ class LayerSide:
         return self.front if self.usable == self.allowed else _front(self, self.usable)
 
 
-def _least(tables: AddendTables, figure: Figure) -> float:
+def _least(tables: AddendTables, figure: OpFigure) -> float:
     return sum(min(map(figure, row.values())) for row in tables.costs.values())
 
 
@@ -135,7 +135,7 @@ def _front(side: LayerSide, allowed: Mapping[str, tuple[int, ...]]) -> Front:
         tables = tuple(tuple(each.within(allowed) for each in row) for row in tables)
     sizes = {name: len(table) for name, table in allowed.items()}
 
-    def each(figure: Figure) -> Floats:
+    def each(figure: OpFigure) -> Floats:
         return np.array([joined(known.each(figure), sizes).ravel() for known in tables[-1]])
 
     figures = FrontFigures(

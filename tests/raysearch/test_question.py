@@ -15,7 +15,7 @@ import raysearch as rs
 from envs.rows import read_rows
 from raysearch.answers.evaluated import EvaluationResult
 from raysearch.base.file_io import as_strategy, strategy_dict
-from raysearch.base.priced import priced_dict, priced_text
+from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.cli.app import app
 from raysearch.cli.commands.settings import settings_of
 from sim.config.files import CatalogError

@@ -10,7 +10,7 @@ import typer
 from raysearch.answers.strategy_text import second_strategy_of, strategy_of
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text
-from raysearch.base.priced import priced_dict, priced_text
+from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.cli.commands.options import JsonOption, at_home, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from raysearch.answers.searched import SearchResult
-from raysearch.base.priced import priced_text
+from raysearch.base.priced_heading import priced_text
 from raysearch.cli.commands.options import (
     BudgetOption,
     CpusPerWorkerSetting,

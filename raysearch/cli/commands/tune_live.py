@@ -10,7 +10,7 @@ import typer
 
 from raysearch.base.errors import NOTHING_FEASIBLE, InputError, Interrupted, RunFailed
 from raysearch.base.file_io import degrees_text, results_folder, strategy_dict, write_record
-from raysearch.base.priced import priced_dict, priced_text
+from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.cli.commands.options import (
     BudgetOption,
     JsonOption,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raysearch.base.file_io import strategy_dict
-from raysearch.base.priced import priced_dict
+from raysearch.base.priced_heading import priced_dict
 from raysearch.deploy.place.attainment import AttainmentEstimate, SampledTraffic, Trial, over_seeds, tried
 from raysearch.deploy.place.fleet_file import Fleet
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed

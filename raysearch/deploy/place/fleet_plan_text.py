@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 
 from raysearch.base.file_io import degrees_text, png_of, write_bytes, write_record
-from raysearch.base.priced import engine_text, formats_text
+from raysearch.base.priced_heading import engine_text, formats_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.place.attainment import AttainmentEstimate, over_seeds
 from raysearch.deploy.place.fleet_plan import SLOWER, CurvePoint, FleetPlan, PlacementOption, fleet_plan_dict

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raysearch.base.file_io import degrees_text, png_of, record_bytes, write_together
-from raysearch.base.priced import priced_dict
+from raysearch.base.priced_heading import priced_dict
 from raysearch.deploy.export.pool_services import POOLS_FILE
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.recommend.recommendation_files import option_figures

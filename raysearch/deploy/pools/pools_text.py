@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 
-from raysearch.base.priced import priced_text
+from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.pools.pools_files import what_runs

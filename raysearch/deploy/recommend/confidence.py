@@ -47,7 +47,9 @@ def largest_batch(demand: Demand, evaluation: Evaluation) -> Evaluation | None:
     return found[batches[at - 1]] if at else None
 
 
-def guarded(demand: Demand, bests: Iterable[Evaluation], worth: Callable[[Evaluation], float]) -> Iterator[Evaluation]:
+def best_that_hold(
+    demand: Demand, bests: Iterable[Evaluation], worth: Callable[[Evaluation], float]
+) -> Iterator[Evaluation]:
     """Of each degrees the largest batch that holds with the confidence, the best first.
 
     It is worth no more than the best as predicted. So the best that holds is known as soon as it is worth as much as

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
-from raysearch.deploy.recommend.confidence import broken_limits, guarded
+from raysearch.deploy.recommend.confidence import best_that_hold, broken_limits
 from raysearch.deploy.recommend.demand import Demand
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known, Score, find_bests
@@ -214,7 +214,9 @@ def _by_worth(
     space = space_of(demand.workload)
     if demand.guarded:
         ranked = _ranked(space, score, known)
-        return tuple(islice(guarded(demand, ranked, lambda each: score(each.tokens_per_s_per_gpu, each.gpus)), count))
+        return tuple(
+            islice(best_that_hold(demand, ranked, lambda each: score(each.tokens_per_s_per_gpu, each.gpus)), count)
+        )
     inside = [each for each in among if each.feasible and not space.outside(each.strategy)]
     reached = max((score(each.tokens_per_s_per_gpu, each.gpus) for each in inside), default=0.0)
     return find_bests(space, count, score, known=known, reached=reached)

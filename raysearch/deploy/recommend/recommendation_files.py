@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
-from raysearch.base.priced import priced_dict
+from raysearch.base.priced_heading import priced_dict
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.recommend.confidence import broken_limits
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from raysearch.base.file_io import degrees_text
-from raysearch.base.priced import priced_text
+from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.alternatives import gpus_text
 from raysearch.deploy.recommend.confidence import broken_limits

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysearch.base.file_io import degrees_text
-from raysearch.base.priced import priced_text
+from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.place.attainment import AttainmentEstimate
 from raysearch.deploy.replay.replay_report import METRICS, PERCENTILES, ReplayReport

@@ -38,18 +38,18 @@ class Recipe(NamedTuple):
     draft_tokens: int
 
 
-Stated = tuple[str, str, int, int, int, int]
+StatedDeployment = tuple[str, str, int, int, int, int]
 """Machine, precision, prompt and output tokens, requests, GPUs of a decode worker."""
 
 
 @cache
-def recipes() -> dict[Stated, set[Recipe]]:
+def recipes() -> dict[StatedDeployment, set[Recipe]]:
     """Published deployments by what a row states.
 
     [published] SemiAnalysisAI/InferenceX, configs/nvidia-master.yaml and configs/deprecated/nvidia-1k1k-master.yaml,
     dsr1-*-dynamo-trt, August 2026. On H200 requests are per worker there, and a single one is sent to a fifth more.
     """
-    found: dict[Stated, set[Recipe]] = {}
+    found: dict[StatedDeployment, set[Recipe]] = {}
     with (configs_root() / "published" / "disaggregated.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             recipe = Recipe(*(int(row[name]) for name in Recipe._fields))

@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
-from raysearch.searchers.prior.features import Features, Reals
+from raysearch.searchers.prior.strategy_features import Features, Reals
 from sim.config.files import first_error_text
 from sim.config.reading import parse_object, read_bytes
 
-SHIPPED = Path(__file__).with_name("prior.safetensors")
+SHIPPED_PRIOR = Path(__file__).with_name("prior.safetensors")
 """The prior that comes with the package."""
-FORMAT = "raysearch prior 1"
+PRIOR_FORMAT = "raysearch prior 1"
 _LARGEST_BYTES = 20_000_000
 _LARGEST_WEIGHT, _LARGEST_LOG = 1e6, 100.0
 """[assumed] Far beyond any of a trained network, and such that numbers made of them stay finite."""
@@ -30,7 +30,7 @@ _BLOCK = 4096
 """Strategies that go through the network together."""
 
 
-class Prediction(NamedTuple):
+class NetworkPrediction(NamedTuple):
     """Of [n] strategies, before any call.
 
     Attributes:
@@ -51,7 +51,7 @@ _Variance = Annotated[float, Field(ge=0, le=1e3)]
 _Distance = Annotated[float, Field(ge=1e-3, le=1e3)]
 
 
-class Kernel(BaseModel):
+class ResidualKernel(BaseModel):
     """How errors of the network go together, as fitted on workloads that it was not trained on.
 
     Attributes:
@@ -75,7 +75,7 @@ class Kernel(BaseModel):
     own: _Variance
 
 
-class Header(BaseModel):
+class PriorHeader(BaseModel):
     """What a file says of itself.
 
     Attributes:
@@ -94,8 +94,8 @@ class Header(BaseModel):
     data: dict[str, object]
     figures: dict[str, float]
     pool: list[dict[str, int]]
-    time: Kernel
-    limits: Kernel
+    time: ResidualKernel
+    limits: ResidualKernel
 
 
 @final
@@ -104,24 +104,24 @@ class Prior:
     """A trained network and what its file says.
 
     Attributes:
-        header: See `Header`.
+        header: See `PriorHeader`.
         mean, scale: Of the inputs, `[F]`.
         weights, biases: Of each layer.
     """
 
-    header: Header
+    header: PriorHeader
     mean: Reals
     scale: Reals
     weights: Sequence[Reals]
     biases: Sequence[Reals]
 
-    def predict(self, features: Features) -> Prediction:
+    def predict(self, features: Features) -> NetworkPrediction:
         """What it expects of [n] strategies."""
         blocks = range(0, len(features.inputs), _BLOCK)
         out = np.concatenate([self.forward(features.inputs[start : start + _BLOCK]) for start in blocks])
         out = np.clip(out, -_LARGEST_LOG, _LARGEST_LOG)
         step = features.log_step_s + out[:, 0]
-        return Prediction(
+        return NetworkPrediction(
             step, step + out[:, 1], features.log_ttft_s + out[:, 2], features.log_memory + out[:, 3], out[:, 4]
         )
 
@@ -135,7 +135,7 @@ class Prior:
         return found.astype(np.float64)
 
 
-def write_prior(path: Path, header: Header, arrays: Mapping[str, Reals]) -> None:
+def write_prior(path: Path, header: PriorHeader, arrays: Mapping[str, Reals]) -> None:
     """Writes a prior: `mean`, `scale`, and `weight0`, `bias0`, ... of each layer."""
     from safetensors.numpy import save
 
@@ -160,12 +160,12 @@ def read_prior(path: Path) -> Prior:
         content = read_bytes(path, _LARGEST_BYTES)
         arrays = load(content)
         words = parse_object(content[8 : 8 + int.from_bytes(content[:8], "little")])  # [spec] of the format
-        header = Header.model_validate(parse_object(words["__metadata__"]["header"].encode()))
+        header = PriorHeader.model_validate(parse_object(words["__metadata__"]["header"].encode()))
         layers = range(sum(name.startswith("weight") for name in arrays))
         weights, biases = ([arrays[f"{kind}{layer}"] for layer in layers] for kind in ("weight", "bias"))
         prior = Prior(header, arrays["mean"], arrays["scale"], weights, biases)
-        if header.format != FORMAT:
-            raise ValueError(f"expected {FORMAT!r}, got {header.format!r}")
+        if header.format != PRIOR_FORMAT:
+            raise ValueError(f"expected {PRIOR_FORMAT!r}, got {header.format!r}")
         if not all(array.dtype == np.float32 and (abs(array) <= _LARGEST_WEIGHT).all() for array in arrays.values()):
             raise ValueError(f"expected weights of 32 bits and at most {_LARGEST_WEIGHT:g}")
         if not (prior.scale >= 1 / _LARGEST_WEIGHT).all():
@@ -174,7 +174,7 @@ def read_prior(path: Path) -> Prior:
     except OSError as error:
         raise InputError(f"cannot read the prior {path}: {error.strerror or error}") from error
     except ValidationError as error:
-        said = first_error_text(error, Header)
+        said = first_error_text(error, PriorHeader)
         raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {said}") from error
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {error}") from error

@@ -16,10 +16,10 @@ from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.base.errors import InputError
 from raysearch.searchers.interface import NoOptions, Outcome, Searcher
-from raysearch.searchers.prior.candidates import Candidates
-from raysearch.searchers.prior.features import Features, Reals, WorkloadFeatures
-from raysearch.searchers.prior.network import SHIPPED, Prediction, read_prior
-from raysearch.searchers.prior.residuals import Residuals, Scales
+from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
+from raysearch.searchers.prior.gaussian_process import ResidualProcess, Scales
+from raysearch.searchers.prior.network import SHIPPED_PRIOR, NetworkPrediction, read_prior
+from raysearch.searchers.prior.strategy_features import Features, Reals, WorkloadFeatures
 from sim.arrays import Ints
 from sim.serving.phases import phase_of
 
@@ -45,7 +45,7 @@ _NOISY = 0.01
 
 
 class _Expected(NamedTuple):
-    """Of strategies that were called: `Features.log_tokens`, and a `Prediction`."""
+    """Of strategies that were called: `Features.log_tokens`, and a `NetworkPrediction`."""
 
     log_tokens: Reals
     log_step_s: Reals
@@ -88,21 +88,21 @@ class PriorSearcher(Searcher):
 
     def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: PriorOptions) -> None:
         super().__init__(space, seed=seed, budget=budget, options=options)
-        self._prior = read_prior(Path(options.weights) if options.weights else SHIPPED)
+        self._prior = read_prior(Path(options.weights) if options.weights else SHIPPED_PRIOR)
         self._features = WorkloadFeatures(space.workload)
         inputs = self._features.of(space.strategies(np.zeros((1, len(space.sizes)), np.int64))).inputs.shape[1]
         if inputs != (got := len(self._prior.mean)):
             raise InputError(
-                f"{options.weights or SHIPPED}: expected a prior of {inputs} inputs, got one of {got}; "
+                f"{options.weights or SHIPPED_PRIOR}: expected a prior of {inputs} inputs, got one of {got}; "
                 "make it anew with `raysearch pretrain`"
             )
-        self._candidates = Candidates(space, self._prior.header.pool)
+        self._candidates = CandidateStrategies(space, self._prior.header.pool)
         self._phase = phase_of(space.workload)
         self._threads = ThreadpoolController()
         self._log_tpot_limit = math.log(min(space.workload.tpot_limit_s, 1e6))
         self._log_ttft_limit = math.log(min(space.workload.ttft_limit_s, 1e6))
-        self._time = Residuals(self._prior.header.time)
-        self._limits = Residuals(self._prior.header.limits)
+        self._time = ResidualProcess(self._prior.header.time)
+        self._limits = ResidualProcess(self._prior.header.limits)
         self._told: list[Action] = []
         self._outcomes: list[tuple[float, float, float]] = []  # raw, excess, simulated
         self._pending: list[Action] = []
@@ -113,7 +113,7 @@ class PriorSearcher(Searcher):
 
     # --- what is expected ----------------------------------------------------------------------
 
-    def described(self, actions: Action) -> tuple[Features, Prediction]:
+    def described(self, actions: Action) -> tuple[Features, NetworkPrediction]:
         """Features of actions `[n, A]`, and what the network expects of them."""
         features = self._features.of(self.space.strategies(actions))
         said = self._prior.predict(features)
@@ -126,7 +126,7 @@ class PriorSearcher(Searcher):
             said = said._replace(log_ttft_s=nothing)
         return features, said
 
-    def improvement(self, features: Features, said: Prediction) -> Reals:
+    def improvement(self, features: Features, said: NetworkPrediction) -> Reals:
         """Expected improvement of strategies `[n]` on the best so far, limits and all."""
         error, error_sd = self._time.expected(features.inputs)
         excess, excess_sd = self._limits.expected(features.inputs)
@@ -270,7 +270,7 @@ class PriorSearcher(Searcher):
             "candidates": self._pool.actions.copy(),
             "expected": np.stack(self._pool.said)
             if len(self._pool.actions)
-            else np.zeros((len(Prediction._fields), 0)),
+            else np.zeros((len(NetworkPrediction._fields), 0)),
             "scales": [[list(each.scales), each.fitted] for each in (self._time, self._limits)],
         }
 
@@ -285,7 +285,7 @@ class PriorSearcher(Searcher):
         self._seen = {self.space.key(action) for action in (*self._told, *self._pending)}
         self._pool = _Pool(self, np.array(state["candidates"], np.int64))
         if len(self._pool.actions):  # as they were: of other batches the last bits may differ
-            self._pool.said = Prediction(*np.array(state["expected"], np.float64))
+            self._pool.said = NetworkPrediction(*np.array(state["expected"], np.float64))
         for residuals, (scales, fitted) in zip((self._time, self._limits), state["scales"], strict=True):
             residuals.scales, residuals.fitted = Scales(*scales), fitted
 
@@ -296,7 +296,7 @@ class PriorSearcher(Searcher):
 
 
 class _Pool:
-    """Candidates, with what is expected of them.
+    """CandidateStrategies, with what is expected of them.
 
     Args:
         searcher: Who expects.
@@ -312,7 +312,7 @@ class _Pool:
         """Some of them."""
         found = _Pool(self._searcher, self.actions[:0])
         found.actions, found.features = self.actions[rows], self.features.at(rows)
-        found.said = Prediction(*(each[rows] for each in self.said))
+        found.said = NetworkPrediction(*(each[rows] for each in self.said))
         return found
 
     def best(self, count: int) -> _Pool:
@@ -333,6 +333,6 @@ class _Pool:
         if not len(self.actions):
             return new
         new.features = Features.joined([self.features, new.features])
-        new.said = Prediction(*(np.concatenate(pair) for pair in zip(self.said, new.said, strict=True)))
+        new.said = NetworkPrediction(*(np.concatenate(pair) for pair in zip(self.said, new.said, strict=True)))
         new.actions = np.concatenate([self.actions, new.actions])
         return new

@@ -17,13 +17,13 @@ import pytest
 
 from envs import StrategySpace
 from raysearch.base.errors import InputError
-from raysearch.pretraining.dataset import TARGETS, Rows, _asked, read_files
+from raysearch.pretraining.dataset import NETWORK_TARGETS, Rows, _asked, read_files
 from raysearch.pretraining.pretrained import PRIOR_FILE, pretrain
 from raysearch.pretraining.pretraining_file import Distribution, Network, PretrainingFile
 from raysearch.pretraining.random_workloads import random_workload
 from raysearch.pretraining.training import trained
-from raysearch.searchers.prior.features import OPS
 from raysearch.searchers.prior.network import read_prior
+from raysearch.searchers.prior.strategy_features import OPS
 from raysearch.searchers.registry import make_searcher
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
@@ -135,7 +135,7 @@ def test_forged_rows_are_learnt_from_or_refused(tmp_path: Path) -> None:
     whole: dict[str, np.ndarray] = {
         "asked": np.frombuffer(json.dumps(_asked(asked)).encode(), np.uint8),
         "inputs": np.zeros((3, 4), np.float16),
-        "targets": np.zeros((3, len(TARGETS)), np.float32),
+        "targets": np.zeros((3, len(NETWORK_TARGETS)), np.float32),
         "broken": np.zeros(3, bool),
         "weights": np.ones(3, np.float32),
         "workload": np.arange(3),

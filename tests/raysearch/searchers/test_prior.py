@@ -16,10 +16,10 @@ from safetensors.numpy import save
 from envs import StrategyEnv, StrategySpace
 from raysearch.base.errors import InputError
 from raysearch.searchers.interface import Outcome
-from raysearch.searchers.prior.candidates import Candidates
-from raysearch.searchers.prior.features import OPS, PLACES, WorkloadFeatures
-from raysearch.searchers.prior.network import SHIPPED, Kernel, read_prior, write_prior
-from raysearch.searchers.prior.residuals import Residuals
+from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
+from raysearch.searchers.prior.gaussian_process import ResidualProcess
+from raysearch.searchers.prior.network import SHIPPED_PRIOR, ResidualKernel, read_prior, write_prior
+from raysearch.searchers.prior.strategy_features import CHOICE_PLACES, OPS, WorkloadFeatures
 from raysearch.searchers.registry import make_searcher
 from raysearch.testing.searcher_suite import SearcherSuite
 from sim.batched import evaluate_many
@@ -36,7 +36,7 @@ from tests.raysearch.forging import WRONG, places, replaced
 from tests.raysearch.fuzzing import INPUTS, broken, now_and_then, tried
 
 MOE = load_workload("qwen3_235b_a22b_16k")
-KERNEL = Kernel(shared=0.01, terms=0.0, degrees=0.01, choices=0.01, length=2.0, ops=5.0, own=0.0)
+KERNEL = ResidualKernel(shared=0.01, terms=0.0, degrees=0.01, choices=0.01, length=2.0, ops=5.0, own=0.0)
 
 
 class TestPrior(SearcherSuite):
@@ -70,7 +70,7 @@ def test_a_strategy_means_the_same_in_every_space() -> None:
     joint, extended = (columns(replace(MOE, space=space), strategy) for space in ("joint", "extended"))
     for one, other in zip(joint, extended, strict=True):
         np.testing.assert_array_equal(one, other)
-    np.testing.assert_allclose(joint.inputs[0, PLACES], [2, 3, 1, 8, 0, 3])
+    np.testing.assert_allclose(joint.inputs[0, CHOICE_PLACES], [2, 3, 1, 8, 0, 3])
 
 
 def test_groups_that_choose_alike_mean_what_shared_choices_mean() -> None:
@@ -112,7 +112,7 @@ def test_a_choice_that_somebody_declared_is_refused_with_a_searcher_that_takes_i
 
 
 def test_a_prior_is_read_as_it_was_written(tmp_path: Path) -> None:
-    shipped = read_prior(SHIPPED)
+    shipped = read_prior(SHIPPED_PRIOR)
     arrays = {"mean": shipped.mean, "scale": shipped.scale}
     for number, (weight, bias) in enumerate(zip(shipped.weights, shipped.biases, strict=True)):
         arrays |= {f"weight{number}": weight, f"bias{number}": bias}
@@ -124,11 +124,11 @@ def test_a_prior_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_shipped_prior_says_what_made_it() -> None:
-    header = read_prior(SHIPPED).header
+    header = read_prior(SHIPPED_PRIOR).header
     assert header.command == "raysearch pretrain default"
     assert header.figures["workloads"] >= 1000
     assert all(set(choices) <= set(OPS) for choices in header.pool)
-    assert SHIPPED.stat().st_size < 20_000_000
+    assert SHIPPED_PRIOR.stat().st_size < 20_000_000
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}      ", b"pickle", b"\xff" * 64])
@@ -151,7 +151,7 @@ def forged_prior(path: Path, header: Any, arrays: dict[str, Any], rng: random.Ra
 
 
 def test_a_forged_prior_is_searched_with_or_refused(tmp_path: Path) -> None:
-    shipped, path = read_prior(SHIPPED), tmp_path / "prior.safetensors"
+    shipped, path = read_prior(SHIPPED_PRIOR), tmp_path / "prior.safetensors"
     header = shipped.header.model_dump(mode="json")
     header["pool"] = header["pool"][:3]
     own = {"mean": shipped.mean, "scale": shipped.scale}
@@ -195,13 +195,13 @@ def strategies_of(count: int, seed: int = 0) -> np.ndarray:
 
 
 def test_without_answers_nothing_is_expected_to_be_missed() -> None:
-    mean, sd = Residuals(KERNEL).expected(strategies_of(4))
+    mean, sd = ResidualProcess(KERNEL).expected(strategies_of(4))
     np.testing.assert_array_equal(mean, np.zeros(4))
     np.testing.assert_allclose(sd, np.sqrt(0.03))
 
 
 def test_an_answer_is_believed_where_it_was_given_and_doubted_less_far_away() -> None:
-    inputs, residuals = strategies_of(6), Residuals(KERNEL)
+    inputs, residuals = strategies_of(6), ResidualProcess(KERNEL)
     residuals.learn(inputs[:3], np.array([0.1, 0.12, 0.08]))
     mean, sd = residuals.expected(inputs)
     np.testing.assert_allclose(mean[:3], [0.1, 0.12, 0.08], atol=0.01)
@@ -210,7 +210,7 @@ def test_an_answer_is_believed_where_it_was_given_and_doubted_less_far_away() ->
 
 
 def test_a_machine_that_is_slower_throughout_is_found_to_be() -> None:
-    residuals = Residuals(KERNEL)
+    residuals = ResidualProcess(KERNEL)
     residuals.learn(strategies_of(6), np.full(6, 0.5))
     mean, _ = residuals.expected(strategies_of(20, seed=1))
     np.testing.assert_allclose(mean, 0.5, atol=0.15)
@@ -218,7 +218,7 @@ def test_a_machine_that_is_slower_throughout_is_found_to_be() -> None:
 
 
 def test_answers_that_differ_by_chance_alone_are_found_to_be_noisy() -> None:
-    residuals, rng = Residuals(KERNEL), np.random.default_rng(0)
+    residuals, rng = ResidualProcess(KERNEL), np.random.default_rng(0)
     residuals.learn(np.repeat(strategies_of(10), 4, axis=0), rng.normal(0, 0.05, 40))
     assert residuals.scales.noise > 0.01
 
@@ -230,7 +230,7 @@ def test_answers_that_differ_by_chance_alone_are_found_to_be_noisy() -> None:
 def test_candidates_break_no_limit_of_the_degrees_and_nothing_that_an_engine_refuses(options) -> None:
     workload = load_workload("qwen3_235b_a22b_16k", **options)
     space, rng = StrategySpace(workload), np.random.default_rng(0)
-    candidates = Candidates(space, ())
+    candidates = CandidateStrategies(space, ())
     drawn = candidates.with_dims(candidates.spread(40, rng))
     drawn = np.concatenate([drawn, candidates.mutated(drawn, 100, rng), candidates.elsewhere(drawn, 30, rng)])
     assert len(drawn) > 60

@@ -15,8 +15,8 @@ from typing import NamedTuple, final
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from raysearch.searchers.prior.features import CHOICES, PLACES, SHARES, Reals
-from raysearch.searchers.prior.network import Kernel
+from raysearch.searchers.prior.network import ResidualKernel
+from raysearch.searchers.prior.strategy_features import CHOICE_PLACES, OP_CHOICES, SHARES, Reals
 
 _MACHINE_SCALES = (0.3, 1.0, 3.0, 10.0)
 """[assumed] Of errors that all strategies share: from a black box that is the simulator to one twice as slow."""
@@ -38,18 +38,18 @@ class Scales(NamedTuple):
     noise: float = _NOISES[0]
 
 
-def covariance(kernel: Kernel, scales: Scales, one: Reals, other: Reals) -> Reals:
+def covariance(kernel: ResidualKernel, scales: Scales, one: Reals, other: Reals) -> Reals:
     """Covariances `[n, m]` of the residuals of strategies, from the network's inputs `[n, F]` and `[m, F]`."""
     parts = covariance_parts(kernel, one, other)
     return scales.machine**2 * parts[0] + scales.own**2 * parts[1]
 
 
-def covariance_parts(kernel: Kernel, one: Reals, other: Reals) -> tuple[Reals, Reals]:
+def covariance_parts(kernel: ResidualKernel, one: Reals, other: Reals) -> tuple[Reals, Reals]:
     """What all strategies share, and what near ones do, `[n, m]` each."""
     alike = np.exp(one[:, SHARES].astype(np.float64)) @ np.exp(other[:, SHARES].astype(np.float64)).T
-    apart = _squared(one[:, PLACES], other[:, PLACES]) / (2 * kernel.length**2)
+    apart = _squared(one[:, CHOICE_PLACES], other[:, CHOICE_PLACES]) / (2 * kernel.length**2)
     # Choices are shares of layers: half the squared distance is the number of ops that differ, where all layers agree.
-    differ = _squared(one[:, CHOICES], other[:, CHOICES]) / 2
+    differ = _squared(one[:, OP_CHOICES], other[:, OP_CHOICES]) / 2
     near = np.exp(-apart)
     shared = kernel.shared + kernel.terms * alike
     return shared, near * (kernel.degrees + kernel.choices * np.exp(-differ / kernel.ops)) + kernel.own * (
@@ -71,7 +71,7 @@ def log_evidence(matrix: Reals, residuals: Reals) -> float:
 
 
 @final
-class Residuals:
+class ResidualProcess:
     """What is known of the residuals of one figure.
 
     Args:
@@ -82,7 +82,7 @@ class Residuals:
         fitted: Answers that they were chosen by.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: ResidualKernel) -> None:
         self._kernel = kernel
         self.inputs: Reals = np.zeros((0, 0), np.float32)
         self.values: Reals = np.zeros(0)

@@ -30,7 +30,7 @@ Reals = NDArray[np.floating[Any]]
 """Of either precision: the network's numbers are short, logarithms are not."""
 OPS: tuple[str, ...] = tuple(MOE_LAYER.op_by_name)
 """Fused ops that are known by name; a dense layer's are among them."""
-TERMS = (
+FEATURE_TERMS = (
     "attention_weights",
     "expert_weights",
     "dense_weights",
@@ -42,12 +42,12 @@ TERMS = (
     "launches",
 )
 """What a step's time is made of."""
-DEGREES = ("tp", "ep", "pp", "batch", "cp", "dp")
-PLACES = slice(0, len(DEGREES))
-"""Logarithms to base 2 of `DEGREES`."""
-SHARES = slice(PLACES.stop, PLACES.stop + len(TERMS))
-"""Log of the share of each of `TERMS` in a step's time."""
-CHOICES = slice(SHARES.stop, SHARES.stop + len(OPS) * FIRST_DECLARED)
+DEGREE_NAMES = ("tp", "ep", "pp", "batch", "cp", "dp")
+CHOICE_PLACES = slice(0, len(DEGREE_NAMES))
+"""Logarithms to base 2 of `DEGREE_NAMES`."""
+SHARES = slice(CHOICE_PLACES.stop, CHOICE_PLACES.stop + len(FEATURE_TERMS))
+"""Log of the share of each of `FEATURE_TERMS` in a step's time."""
+OP_CHOICES = slice(SHARES.stop, SHARES.stop + len(OPS) * FIRST_DECLARED)
 """Share of the layers in which an op is sharded so, op by op."""
 _LEAST_SHARE = math.exp(-8)
 _SHARDED = (0, 1)
@@ -61,7 +61,7 @@ class Features(NamedTuple):
     """Of [n] strategies.
 
     Attributes:
-        inputs: Of the network, float32 `[n, F]`; `PLACES`, `SHARES` and `CHOICES` say where some of them stand.
+        inputs: Of the network, float32 `[n, F]`; `CHOICE_PLACES`, `SHARES` and `OP_CHOICES` say where some stand.
         log_step_s: Log seconds of a step by the roofline, `[n]`.
         log_ttft_s: The same of the first token.
         log_memory: Log of needed over allowed bytes, `[n]`.
@@ -189,7 +189,7 @@ class WorkloadFeatures:
     def of(self, strategies: Strategies) -> Features:
         """The features of [n] strategies."""
         workload, model = self.workload, self.workload.model
-        columns = [np.asarray(getattr(strategies, name), np.float64) for name in DEGREES]
+        columns = [np.asarray(getattr(strategies, name), np.float64) for name in DEGREE_NAMES]
         tp, ep, pp, batch, cp, dp = columns
         group, stage = tp * cp, tp * cp * dp
         moe_tp, gpus = np.ceil(stage / ep), stage * pp

@@ -22,7 +22,7 @@ from sim.strategy import NONE, Strategy
 
 
 @final
-class Candidates:
+class CandidateStrategies:
     """Draws actions of a space.
 
     Args:
