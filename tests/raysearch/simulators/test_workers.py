@@ -78,7 +78,7 @@ def test_the_recorded_order_of_answers_repeats_a_run_bit_by_bit_without_its_work
     order = recorded_order(late.out_dir)
     assert found["calls"] == found["budget"]
     assert sorted(order) == list(range(1, 61))
-    assert order[0] != 1  # a slow answer keeps no other back
+    assert order != sorted(order)  # a slow answer, of whichever worker was the first to begin, keeps no other back
     again = finished(new_run("again", "hilly", workers=3, searcher=searcher, order=order, here=True))
     assert again["digest"] == found["digest"]
 
@@ -194,7 +194,7 @@ def test_a_cache_that_cannot_be_used_is_one_note_and_no_more(
 
 def test_our_own_simulator_says_the_same_in_workers() -> None:
     workload = load_workload(WORKLOAD)
-    with contextlib.closing(Workers(None, workload, workers=1, timeout_s=30.0)) as pool:
+    with contextlib.closing(Workers(None, workload, workers=1, patience=Patience(timeout_s=30.0))) as pool:
         strategy = StrategySpace(workload).decode(StrategySpace(workload).nvec - 1)
         assert pool(workload, strategy) == evaluate(workload, strategy)
 
