@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,6 @@ class _Begun(NamedTuple):
     strategy: Strategy
 
 
-@final
 class CallsInFlight:
     """Begins calls and takes them in; see `raysearch.searchers.interface.Environment`.
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from envs import ROWS_FILE, CallGate, RowWriter, StrategyEnv, read_rows
+from envs import ROWS_FILE, CallGate, RowWriter, StrategyEnv, StrategySpace, read_rows
 from raysearch.runs.checkpoint import pack, unpack
 from raysearch.runs.in_flight import CallsInFlight
 from raysearch.searchers.interface import Searcher
@@ -47,18 +47,16 @@ class ConformanceSetting:
     options: JsonFields = field(default_factory=dict)
 
 
-class _Noted:
-    """An environment whose actions are noted as they are begun."""
+class _Noted(CallsInFlight):
+    """Calls one by one, whose actions are noted as they are begun."""
 
-    def __init__(self, calls: CallsInFlight) -> None:
-        self.calls, self.actions = calls, list[np.ndarray]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.calls, name)
+    def __init__(self, gate: CallGate, simulator: InProcess, space: StrategySpace) -> None:
+        super().__init__(gate, simulator, space, most=1)
+        self.actions: list[np.ndarray] = []
 
     def begin(self, action: np.ndarray) -> None:
         self.actions.append(action)
-        self.calls.begin(action)
+        super().begin(action)
 
 
 class ConformanceRun:
@@ -76,7 +74,7 @@ class ConformanceRun:
         self.searcher: Searcher = make_searcher(
             setting.name, self.space, seed=setting.seed, budget=setting.budget, **setting.options
         )
-        self.environment: Any = _Noted(CallsInFlight(self.gate, simulator, self.space, most=1))
+        self.environment = _Noted(self.gate, simulator, self.space)
 
     @property
     def actions(self) -> list[np.ndarray]:
