@@ -192,7 +192,7 @@ def test_a_layout_stands_for_its_degrees() -> None:
 def test_explain_sets_two_layouts_side_by_side() -> None:
     options = ["explain", "-w", "gpt_moe_1_2t_16k", "--layout", "dep32", "--batch", "512", "--json"]
     told = json.loads(CliRunner().invoke(app, [*options, "--set", "against=megatron layout=tep32"]).stdout)
-    assert "(DEP32) | " in told["heading"]
+    assert "DEP32, batch 512 (attention dp 32; experts ep 32) | " in told["heading"]
     assert told["heading"].endswith("(TEP32)")
 
 
