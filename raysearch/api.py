@@ -163,7 +163,7 @@ def optimum(
         CatalogError, InputError: The question means nothing.
 
     >>> asked = question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=15)
-    >>> optimum(asked).strategy == recommend(asked, top=1).strategy
+    >>> optimum(asked).strategy == recommend(asked, top=1, confidence=0.5).strategy
     True
     """
     from raysearch.answers.optimal import OptimumResult, no_bars
