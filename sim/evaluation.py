@@ -154,7 +154,7 @@ class Explanation(NamedTuple):
     interval_because: str = ""
 
 
-def _at(probability: float, predicted: float, interval: Interval) -> float:
+def quantile(probability: float, predicted: float, interval: Interval) -> float:
     """A quantile, where either side of the 90 % interval is log-normal: [assumed]."""
     if not predicted or probability == 0.5:
         return predicted
@@ -226,11 +226,11 @@ class Evaluation:
 
     def tpot_at_s(self, probability: float) -> float:
         """Seconds per token that a measured run takes no longer than with that probability."""
-        return _at(probability, self.tpot_s, self.tpot_interval_s)
+        return quantile(probability, self.tpot_s, self.tpot_interval_s)
 
     def ttft_at_s(self, probability: float) -> float:
         """Seconds to the first token that a measured run takes no longer than with that probability."""
-        return _at(probability, self.ttft_s, self.ttft_interval_s)
+        return quantile(probability, self.ttft_s, self.ttft_interval_s)
 
     def group_ops(self, group: str) -> tuple[OpBreakdown, ...]:
         """The ops of one layer of a group, by its name."""

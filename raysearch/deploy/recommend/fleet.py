@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
-from raysearch.deploy.recommend.confidence import best_that_hold, broken_limits
+from raysearch.deploy.recommend.confidence import best_that_hold, broken_limits, loosest
 from raysearch.deploy.recommend.demand import Demand
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known, Score, find_bests
-from sim.optimum.spaces import Space, space_of
+from sim.optimum.spaces import space_of
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 
@@ -211,26 +211,23 @@ def _by_worth(
     def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
         return fleet_worth(demand, tokens_per_s_per_gpu, gpus)
 
-    space = space_of(demand.workload)
     if demand.guarded:
-        ranked = _ranked(space, score, known)
-        return tuple(
-            islice(best_that_hold(demand, ranked, lambda each: score(each.tokens_per_s_per_gpu, each.gpus)), count)
-        )
+        return _by_guarded_worth(demand, count, known, score)
+    space = space_of(demand.workload)
     inside = [each for each in among if each.feasible and not space.outside(each.strategy)]
     reached = max((score(each.tokens_per_s_per_gpu, each.gpus) for each in inside), default=0.0)
     return find_bests(space, count, score, known=known, reached=reached)
 
 
-_FEW = 8
-"""Degrees among which the best that holds with confidence mostly is."""
+def _by_guarded_worth(demand: Demand, count: int, known: Known | None, score: Score) -> tuple[Evaluation, ...]:
+    """The same of those that hold with the confidence; for a single one among degrees that could beat a first."""
 
+    def worth(each: Evaluation) -> float:
+        return score(each.tokens_per_s_per_gpu, each.gpus)
 
-def _ranked(space: Space, score: Score, known: Known | None) -> Iterator[Evaluation]:
-    """Of each degrees the best as predicted, the best first: all of them, if so many are looked at."""
-    few = find_bests(space, _FEW, score, known=known)
-    yield from few
-    if len(few) == _FEW:
-        degrees = {replace(each.strategy, batch=1) for each in few}
-        every = find_bests(space, EVERY, score, known=known)
-        yield from (each for each in every if replace(each.strategy, batch=1) not in degrees)
+    space, reached = space_of(loosest(demand)), 0.0
+    if count == 1:
+        first = find_bests(space, 1, score, known=known)
+        reached = max(map(worth, best_that_hold(demand, first, worth)), default=0.0)
+    bests = find_bests(space, EVERY, score, known=known, reached=reached)
+    return tuple(islice(best_that_hold(demand, bests, worth), count))
