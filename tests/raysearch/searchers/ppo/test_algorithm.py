@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -130,8 +131,10 @@ def test_its_environment_replaces_a_worker_that_is_killed_and_its_rows_repeat_th
     config.env_runners(num_env_runners=2, num_cpus_per_env_runner=0.5)
     trained = algorithm(config)
     trained.train()
-    workers = [pid for pid, title in descendants(os.getpid()).items() if "SimulatorWorker" in title]
-    assert len(workers) == 2
+    workers: list[int] = []
+    while len(workers) < 2:  # on a busy machine the first call may be answered before the other has begun
+        time.sleep(0.05)
+        workers = [pid for pid, title in descendants(os.getpid()).items() if "SimulatorWorker" in title]
     os.kill(workers[0], signal.SIGKILL)
     finish(trained)
     order = recorded_order(folder)
