@@ -96,9 +96,14 @@ class Deployment:
     def longest(self) -> int:
         """Tokens of the longest request that is let in, prompt and answer: as stated, or with room beside the usual."""
         if self.longest_request:
-            return max(self.usual_request, self.longest_request)
+            return self.stated_longest
         most = longest_context(self.workload.model, Path(str(self.served_model))) or 0
         return max(self.usual_request, min(ROOM * self.usual_request, most))
+
+    @property
+    def stated_longest(self) -> int:
+        """Tokens of the longest request that is known to come."""
+        return max(self.usual_request, self.longest_request)
 
     @property
     def usual_request(self) -> int:

@@ -57,8 +57,8 @@ def fitted(
     there = replace(deployment, workload=on_engine(deployment.workload, engine))
     adapted = tell(there, engine)
     dropped, notes = list(adapted.dropped), [*_moved(deployment, there, engine), *adapted.notes]
-    asked = deployment.longest_request or deployment.usual_request
-    notes += too_long(asked, deployment.workload.model, Path(str(adapted.deployment.served_model)))
+    weights = Path(str(adapted.deployment.served_model))
+    notes += too_long(deployment.stated_longest, deployment.workload.model, weights)
     if dropped:
         before, after = _wished(there), _wished(adapted.deployment)
         dropped[-1] = f"{dropped[-1]}: {_cost(before, after)}"

@@ -63,7 +63,7 @@ def flags(deployment: Deployment) -> list[Flag]:
         ("--inference-dynamic-batching-max-requests", _whole(deployment.rank_requests, strategy.tp)),
         ("--inference-dynamic-batching-max-tokens", _whole(deployment.step_tokens, strategy.tp)),
         ("--inference-dynamic-batching-buffer-size-gb", _buffer_gb(deployment)),
-        ("--inference-max-seq-length", deployment.longest_request or deployment.usual_request),
+        ("--inference-max-seq-length", deployment.stated_longest),
     ]
     return options + ([("--enable-chunked-prefill", None)] if workload.chunk_tokens else [])
 

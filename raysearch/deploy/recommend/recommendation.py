@@ -129,7 +129,8 @@ def recommended(
 def _under_load(demand: Demand, options: Sequence[Option]) -> list[Option]:
     """The options with the replicas that the load takes, the fewest GPUs first; then those that take more or fail."""
     most, replayed = demand.gpus, list[Option]()
-    roomy = {found.strategy: found for each in options if (found := largest_batch(demand, each.evaluation))}
+    widest = [largest_batch(demand, each.evaluation) or each.evaluation for each in options]
+    roomy = {found.strategy: found for found in widest}
     for evaluation in roomy.values():
         option = Option(evaluation, fleet_of(demand, evaluation), binding_limit(demand, evaluation), "")
         load = load_replay(demand, evaluation, most)

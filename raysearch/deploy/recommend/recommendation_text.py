@@ -101,8 +101,9 @@ def _price_of_confidence(answer: Recommendation) -> str:
     within = f"Within its limits with confidence {demand.sure:g}"
     if even is None or even.strategy == best.strategy:
         return within
-    more = f"{gain(demand, even, best):+.1%}" if gain(demand, even, best) else "no more"
-    what = f"{degrees_text(even.strategy)}, {even.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({more})"
+    more = gain(demand, even, best)
+    gained = f"{more:+.1%}" if more else "no more"
+    what = f"{degrees_text(even.strategy)}, {even.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({gained})"
     return f"{within}; at even odds (--set confidence=0.5) {what}"
 
 

@@ -46,8 +46,8 @@ def variations(demand: Demand, best: Evaluation, known: Known) -> Iterator[Varia
         best: The recommended strategy.
         known: Of the search that found it.
     """
-    sure = demand.guarded_as(best)  # of other machines the intervals may be wider, which is not the question
-    workload = sure.workload
+    guarded = demand.guarded_as(best)  # of other machines the intervals may be wider, which is not the question
+    workload = guarded.workload
     faster = replace(workload, hardware=_with_bandwidth(workload.hardware))
     changes: list[tuple[str, Workload]] = [
         ("10 % more HBM", replace(workload, hardware=_with_memory(workload.hardware))),
@@ -60,7 +60,7 @@ def variations(demand: Demand, best: Evaluation, known: Known) -> Iterator[Varia
     for change, changed in changes:
         same_costs = None if changed is faster else known
         same = evaluate(changed, best.strategy)
-        found = best_first(replace(sure, workload=changed), 1, same_costs, [same])
+        found = best_first(replace(guarded, workload=changed), 1, same_costs, [same])
         yield _variation(demand, change, found[0] if found else None, best)
     for share, name in ((0.5, "half the batch"), (2.0, "twice the batch")):
         batch = max(1, round(share * best.strategy.batch))
