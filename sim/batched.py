@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, final, overload
@@ -25,7 +25,7 @@ from sim.layers.ops import FusedOp
 from sim.prices.engine import EngineTimes
 from sim.serving.phases import Batching, Pace, batching, most_sequences, phase_of
 from sim.simulate import ROUNDING, degree_limits, evaluate
-from sim.step.attention_expert_meshes import Sides, Stack, sides_of
+from sim.step.attention_expert_meshes import Stack, sides_of
 from sim.step.costs import op_cost, token_rows
 from sim.step.layer import add_up
 from sim.step.pipeline import Stage, pipeline, side_by_side
@@ -182,30 +182,6 @@ def _columns(workload: Workload, strategies: Sequence[Strategy]) -> Strategies:
     return Strategies.of(strategies)
 
 
-class _Steps(NamedTuple):
-    """The steady states of some strategies at some batches, `[n]` each, whether or not their requests have room.
-
-    Attributes:
-        seconds: Of the first and of the last kind of step through all stages, `[2, n]`.
-        states: Numbers of the batchings, `[.., n]`; see `_state_of`.
-        most: Requests that a scheduler lets run at once.
-        total_bytes, kv_bytes: Held in the last kind of step.
-        needed_bytes, allowed_bytes: By the memory policy.
-        choice_excess: What the choices' limits are missed by, `[n]` per kind of limit and side of the layer.
-        pipelines: Rows of the tables by mesh, batch and pipeline degree.
-    """
-
-    seconds: Floats
-    states: Floats
-    most: Floats
-    total_bytes: Floats
-    kv_bytes: Floats
-    needed_bytes: Floats
-    allowed_bytes: float
-    choice_excess: Sequence[Floats]
-    pipelines: Ints
-
-
 _PACE, _TIMES = (tuple(each.name for each in fields(of)) for of in (Pace, EngineTimes))
 _STATE = len(_PACE) + len(_TIMES) + 2
 """Numbers of a batching."""
@@ -236,10 +212,14 @@ class _Index:
     """
 
     def __init__(self, most: int) -> None:
-        self.most = most
         self.keys: list[Any] = []
         self._row: dict[Any, int] = {}
-        self._asked, self._clock = np.zeros(most, np.int64), 0
+        self._clock = 0
+        self.grow(most)
+
+    def grow(self, most: int) -> None:
+        """Lets an empty one have so many rows."""
+        self.most, self._asked = most, np.zeros(most, np.int64)
 
     def rows(self, keys: Sequence[Any], begin: Callable[[int], None]) -> Ints:
         """The row `[n]` of each key, of which at most `most` may differ; `begin` is called of each row given anew."""
@@ -266,10 +246,10 @@ class _Index:
         return [*oldest, *range(known, len(self.keys))]
 
 
-_Price = Callable[[int, int, tuple[int, ...]], Iterable[Sequence[float]]]
-"""From a row, an addend and choices to its figures in each kind of step."""
 _Mesh = tuple[int, ...]
 """tp, cp, dp, ep, batch; and pp of a pipeline."""
+_Price = Callable[[Stack, _Mesh, int, tuple[int, ...]], Sequence[float]]
+"""From a GPU in one kind of step, an addend and choices to its figures."""
 
 
 class _Table:
@@ -278,22 +258,24 @@ class _Table:
     Entries are the combinations of the choices that an addend depends on, those of all addends one after the other.
 
     Args:
+        index: Of the rows.
         places: Of each addend, where its choices stand in `Strategy.dims`.
         choices: Of each dim.
         kinds: Of steps.
         width: Most figures of an addend.
-        price: Figures of an addend under such choices in each kind of step, `width` at most, from row and addend.
+        price: Figures of an addend under such choices, `width` at most.
     """
 
     def __init__(
         self,
+        index: _Index,
         places: Sequence[Sequence[int]],
         choices: Sequence[Sequence[int]],
         kinds: int,
         width: int,
         price: _Price,
     ) -> None:
-        self._price = price
+        self._index, self._price = index, price
         self._entries = [
             (addend, chosen)
             for addend, each in enumerate(places)
@@ -320,48 +302,85 @@ class _Table:
             self._array = np.concatenate([self._array, more])
         self._array[row] = np.nan
 
-    def figures(self, rows: Ints, places: Floats) -> Floats:
-        """`[addends, kinds, width, n]`, given rows `[n]` and the places of choices in their lists `[n, dims]`."""
-        entries, kinds, width = self._shape
-        if not entries:
-            return np.zeros((0, kinds, width, len(rows)))
-        flat = self._array.reshape(-1, kinds * width)
-        wanted = (places @ self._scale).astype(np.int64) + (self._start + entries * rows[:, None])
-        unknown = np.isnan(flat[wanted, 0])
-        if unknown.any():
-            new = np.unique(wanted[unknown])
-            flat[new] = [self._worked_out(*divmod(at, entries)) for at in new.tolist()]
-        found = flat.take(wanted.T, axis=0).reshape(*wanted.T.shape, kinds, width)
-        return np.ascontiguousarray(found.transpose(0, 2, 3, 1))
+    def wanted(self, rows: Ints, places: Floats) -> Ints:
+        """Where the figures stand `[n, addends]`, given rows `[n]` and places of choices in their lists `[n, dims]`."""
+        return (places @ self._scale).astype(np.int64) + (self._start + len(self._entries) * rows[:, None])
 
-    def _worked_out(self, row: int, entry: int) -> list[float]:
-        width, found = self._shape[2], list[float]()
-        for figures in self._price(row, *self._entries[entry]):
+    def unknown(self, wanted: Ints) -> Iterator[tuple[_Mesh, int]]:
+        """Those of them that nobody asked for before, each once, and of which row's key."""
+        unknown = np.isnan(self._flat[wanted, 0])
+        if unknown.any():
+            for at in np.unique(wanted[unknown]).tolist():
+                yield self._index.keys[at // len(self._entries)], at
+
+    def priced(self, stacks: Sequence[Stack], key: _Mesh, at: int) -> list[float]:
+        """What is to stand somewhere."""
+        addend, chosen = self._entries[at % len(self._entries)]
+        found = list[float]()
+        for stack in stacks:
+            figures = self._price(stack, key, addend, chosen)
             found += figures
-            found += [0.0] * (width - len(figures))
+            found += [0.0] * (self._shape[2] - len(figures))
         return found
 
+    def keep(self, figures: Mapping[int, list[float]]) -> None:
+        """Writes down what stands where."""
+        self._flat[list(figures)] = list(figures.values())
 
-_, _, _WEIGHT, _KV, _ACTIVATION, _ROWS, _HEADS, _UNSUPPORTED = range(8)
-"""Figures of an op: the numbers of an `OpCost`; rows that its group cannot share out, infinite where it can; by how
-much its choice misses other limits."""
+    def figures(self, wanted: Ints) -> Floats:
+        """`[addends, width, kinds, n]`."""
+        _, kinds, width = self._shape
+        found = self._flat.take(wanted.T, axis=0).reshape(*wanted.T.shape, kinds, width)
+        return np.ascontiguousarray(found.transpose(0, 3, 2, 1))
+
+    @property
+    def _flat(self) -> Floats:
+        return self._array.reshape(-1, self._shape[1] * self._shape[2])
 
 
-def _with_limits(sides: Sides, op: FusedOp, choice: int) -> tuple[float, ...]:
+_, _, _WEIGHT, _KV, _ACTIVATION, _BROKEN, _, _SUPPORT = range(8)
+"""Figures of an op: the numbers of an `OpCost`; by how much its choice misses limits on heads, tokens and support."""
+
+
+def _with_limits(stack: Stack, op: FusedOp, choice: int, group: int) -> tuple[float, ...]:
     """Those of an op under a choice."""
-    rank, rows, heads, unsupported = sides.rank_by_op[op.name], math.inf, 0.0, 0.0
+    rank, heads, tokens, unsupported = stack[group].rank_by_op[op.name], 0.0, 0.0, 0.0
     cost = op_cost(rank, op, choice)
-    if cost.broken == "tokens":
-        rows = token_rows(rank, op, choice)
-    elif cost.broken == "heads":
+    if cost.broken == "heads":
         heads = Violation("heads", rank.tp, rank.attention.heads, "").excess
+    elif cost.broken == "tokens":
+        tokens = Violation("tokens", rank.tp, token_rows(rank, op, choice), "").excess
     elif cost.broken == "unsupported":
         unsupported = Violation("unsupported", rank.tp, 1, "").excess
-    return (*cost[:5], rows, heads, unsupported)
+    return (*cost[:5], heads, tokens, unsupported)
 
 
 _DEGREE_LIMITS = 6
 """The most limits that degrees alone can break."""
+
+
+class _Known(NamedTuple):
+    """What is known of some strategies at some batches, `[.., n]`, whether or not their requests have room.
+
+    Attributes:
+        pipelines: Rows of the tables by mesh, batch and pipeline degree.
+        states: Numbers of the batchings; see `_state_of`.
+        most: Requests that a scheduler lets run at once.
+        base: Bytes whatever the choices.
+        one_mesh: Whether both sides are one, per group of layers.
+        stages: Of their pipelines, `[stages, n]`.
+        costs: Of ops `[ops, figures, kinds, n]`, per group.
+        seconds: Of each kind of step through all stages, `[kinds, n]`.
+    """
+
+    pipelines: Ints
+    states: Floats
+    most: Floats
+    base: Base
+    one_mesh: Flags
+    stages: Stage
+    costs: Sequence[Floats]
+    seconds: Floats
 
 
 @lru_cache(maxsize=2)
@@ -382,86 +401,92 @@ class _Terms:
         self._place, self._dims = np.full((len(choices), MOST_CHOICES), -1.0), np.arange(len(choices))
         for dim, known in enumerate(choices):
             self._place[dim, list(known)] = range(len(known))
-        self._like, self._costs, self._moves = batching(workload, 1, 1), list[_Table](), list[_Table]()
-        self._kinds = len(self._like.loads)
-        for index, group in enumerate(self._sum.groups):
-            ops, readers = len(group.layer.costs), max(map(len, group.layer.waiting))
-            self._costs.append(self._table(group.places[:ops], _UNSUPPORTED + 1, partial(self._cost, index)))
-            self._moves.append(self._table(group.places[ops:], readers, partial(self._move, index)))
-        self._meetings = self._table(tuple(self._sum.meetings.values()), 1, self._meeting)
-        self._ends = self._table([[self._sum.leaves]], 3, self._end)
+        self._like = batching(workload, 1, 1)
+        self._meshes, self._pipelines = _Index(0), _Index(_MOST_PIPELINES)
+        self._costs, self._moves, attention = list[_Table](), list[_Table](), list[Flags]()
+        for index, (layer, _, places, _) in enumerate(self._sum.groups):
+            ops, readers = len(layer.costs), max(map(len, layer.waiting))
+            self._costs.append(self._table(self._meshes, places[:ops], _SUPPORT + 1, partial(self._cost, index)))
+            self._moves.append(self._table(self._meshes, places[ops:], readers, partial(self._move, index)))
+            attention.append(np.array([op.side == "attention" for op in layer.layer.ops]))
+        self._on_attention = attention
+        meetings = tuple(self._sum.meetings.values())
+        self._meetings = self._table(self._meshes, meetings, 1, self._meeting)
+        self._ends = self._table(self._pipelines, [[self._sum.leaves]], 3, self._end)
         self._of_mesh = (*self._costs, *self._moves, self._meetings)
-        self._meshes = _Index(max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh)))
-        self._pipelines = _Index(_MOST_PIPELINES)
+        self._meshes.grow(max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh)))
         self.block = min(_BLOCK, self._meshes.most)
-        self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields)))
-        self._sides = np.zeros((self._meshes.most, len(self._costs), 3))
-        self._of_degrees = np.zeros((self._pipelines.most, _DEGREE_LIMITS))
+        groups = len(self._costs)
+        self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields) + groups))
         self._rules = engine_rules_of(workload)
         self._plans = self._rules.plans_of(workload) if self._rules else ()
-        self._of_plans = np.zeros((self._pipelines.most, len(self._plans) + 2))
+        self._of_pipeline = np.zeros((self._pipelines.most, 1 + _DEGREE_LIMITS + 2 + len(self._plans)))
         self._depths: dict[int, int] = {}
-        self._stages: list[Stage] = []  # arrays over those depths
-        self._latest: tuple[_Mesh, list[Stack]] = (), []
+        self._stages: Stage | None = None  # arrays [stages, depths]
 
-    def _table(self, places: Sequence[Sequence[int]], width: int, price: _Price) -> _Table:
-        return _Table(places, self._choices, self._kinds, width, price)
+    def _table(self, index: _Index, places: Sequence[Sequence[int]], width: int, price: _Price) -> _Table:
+        return _Table(index, places, self._choices, len(self._like.loads), width, price)
 
     # --- addends ---------------------------------------------------------------------------------
 
-    def _stacks(self, key: _Mesh) -> list[Stack]:
-        """Both sides of a GPU per group of layers, per kind of step."""
-        tp, cp, dp, ep, batch = mesh = key[:5]
-        if self._latest[0] != mesh:
-            loads = batching(self._workload, batch, dp).loads
-            self._latest = mesh, [sides_of(self._workload, load, tp, cp, dp, ep) for load in loads]
-        return self._latest[1]
+    def _cost(self, group: int, stack: Stack, _: _Mesh, op: int, choices: tuple[int, ...]) -> Sequence[float]:
+        return _with_limits(stack, self._sum.groups[group].layer.layer.ops[op], choices[0], group)
 
-    def _cost(self, group: int, row: int, op: int, choices: tuple[int, ...]) -> Iterator[Sequence[float]]:
-        layer = self._sum.groups[group].layer
-        for stack in self._stacks(self._meshes.keys[row]):
-            yield _with_limits(stack[group], layer.layer.ops[op], choices[0])
+    def _move(self, group: int, stack: Stack, _: _Mesh, tensor: int, choices: tuple[int, ...]) -> Sequence[float]:
+        return self._sum.groups[group].layer.moves[tensor].price(stack[group], choices)
 
-    def _move(self, group: int, row: int, tensor: int, choices: tuple[int, ...]) -> Iterator[Sequence[float]]:
-        addend = self._sum.groups[group].layer.moves[tensor]
-        for stack in self._stacks(self._meshes.keys[row]):
-            yield addend.price(stack[group], choices)
+    def _meeting(self, stack: Stack, _: _Mesh, pair: int, choices: tuple[int, ...]) -> Sequence[float]:
+        return (meeting_s(stack, list(self._sum.meetings)[pair], choices),)
 
-    def _meeting(self, row: int, pair: int, choices: tuple[int, ...]) -> Iterator[Sequence[float]]:
-        groups = list(self._sum.meetings)[pair]
-        for stack in self._stacks(self._meshes.keys[row]):
-            yield (meeting_s(stack, groups, choices),)
-
-    def _end(self, row: int, _: int, choices: tuple[int, ...]) -> Iterator[Sequence[float]]:
-        key = self._pipelines.keys[row]
-        for stack in self._stacks(key):
-            yield vocabulary_seconds(stack[self._sum.end], key[5], *choices)[:3]
-
-    def _begin_mesh(self, row: int) -> None:
-        key = self._meshes.keys[row]
-        for table in self._of_mesh:
-            table.begin(row)
-        dp, batch = key[2], key[4]
-        state, stacks = batching(self._workload, batch, dp), self._stacks(key)
-        self._about[row] = (*_numbers_of(state), most_sequences(self._workload, dp), *base_of(stacks[-1]))
-        self._sides[row] = [(len(each.ranks) == 1, each.attention.tp, each.experts.tp) for each in stacks[0]]
+    def _end(self, stack: Stack, key: _Mesh, _: int, choices: tuple[int, ...]) -> Sequence[float]:
+        return vocabulary_seconds(stack[self._sum.end], key[5], *choices)[:3]
 
     def _begin_pipeline(self, row: int) -> None:
         self._ends.begin(row)
         tp, cp, dp, ep, batch, pp = self._pipelines.keys[row]
         strategy = Strategy(tp, ep, pp, batch, (), cp, dp)
         excess = [each.excess for each in degree_limits(self._workload, strategy)]
-        self._of_degrees[row] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
-        if self._rules:
-            refusals = [rules.refuses(self._workload, strategy) for rules in (self._rules, *self._plans)]
-            self._of_plans[row] = (dims_matter(strategy), *(len(list(texts)) for texts in refusals))
+        refusals = [rules.refuses(self._workload, strategy) for rules in (self._rules, *self._plans) if rules]
+        numbers = (self._depth(pp), dims_matter(strategy), *(len(list(texts)) for texts in refusals))
+        self._of_pipeline[row, : len(numbers)] = numbers
+        self._of_pipeline[row, -_DEGREE_LIMITS:] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
+
+    def _depth(self, pp: int) -> int:
+        """Where the stages of a pipeline stand; the last is repeated where one has fewer kinds than another."""
+        if pp not in self._depths:
+            self._depths[pp] = len(self._depths)
+            kinds = [pipeline(self._workload, depth) for depth in self._depths]
+            most = range(max(map(len, kinds)))
+            stages = [each[min(at, len(each) - 1)] for at in most for each in kinds]
+            self._stages = side_by_side(stages, (len(most), len(kinds)))
+        return self._depths[pp]
+
+    def _work_out(self, new: Sequence[int], asked: Sequence[tuple[_Table, Ints]]) -> None:
+        """Prices what is unknown, mesh by mesh: GPUs of many meshes are not all remembered."""
+        due: dict[_Mesh, list[tuple[_Table, _Mesh, int]]] = {self._meshes.keys[row]: [] for row in new}
+        for table, wanted in asked:
+            for key, at in table.unknown(wanted):
+                due.setdefault(key[:5], []).append((table, key, at))
+        begun = {self._meshes.keys[row]: row for row in new}
+        found: dict[_Table, dict[int, list[float]]] = {}
+        for (tp, cp, dp, ep, batch), entries in due.items():
+            state = batching(self._workload, batch, dp)
+            stacks = [sides_of(self._workload, load, tp, cp, dp, ep) for load in state.loads]
+            for table, key, at in entries:
+                found.setdefault(table, {})[at] = table.priced(stacks, key, at)
+            if (row := begun.get((tp, cp, dp, ep, batch))) is not None:
+                one_mesh = [len(each.ranks) == 1 for each in stacks[0]]
+                most = most_sequences(self._workload, dp)
+                self._about[row] = (*_numbers_of(state), most, *base_of(stacks[-1]), *one_mesh)
+        for table, figures in found.items():
+            table.keep(figures)
 
     def check(self, columns: Strategies) -> None:
         """Refuses what is no strategy. Raises: StrategyError."""
         dims, degrees = columns.dims, (columns.tp, columns.ep, columns.pp, columns.batch, columns.cp, columns.dp)
-        right = dims.shape[1:] == (len(self._choices),) and min(int(each.min()) for each in degrees) >= 1
+        right = dims.shape[1:] == (len(self._choices),) and np.min(degrees) >= 1
         if right:
-            right = bool((dims >= 0).all() and (dims < MOST_CHOICES).all() and (self._places(dims) >= 0).all())
+            right = bool(dims.min() >= 0 and dims.max() < MOST_CHOICES and (self._places(dims) >= 0).all())
         if not right:
             for strategy in columns:
                 check_strategy(self._workload, strategy)
@@ -473,158 +498,133 @@ class _Terms:
 
     def figures(self, columns: Strategies) -> tuple[NDArray[Any], ...]:
         """The figures of `Evaluations`, in its order, of `block` strategies at most."""
-        workload, places = self._workload, self._places(columns.dims)
-        steps = self._steps(columns, columns.batch, places)
-        over, waits = steps.needed_bytes > steps.allowed_bytes, columns.batch > steps.most
+        workload, places, pp = self._workload, self._places(columns.dims), columns.pp
+        known = self._known(columns, columns.batch, places)
+        total_bytes, kv_bytes, needed = self._bytes(known, pp)
+        allowed = room(workload, 0.0, 0.0)[1]
+        over, waits = needed > allowed, columns.batch > known.most
         excess = [
-            *self._of_degrees[steps.pipelines].T,
-            *self._engine_excess(columns.dims, steps.pipelines),
-            *steps.choice_excess,
-            _excess(steps.needed_bytes, steps.allowed_bytes, over),
-            _excess(columns.batch, steps.most, waits),
+            self._of_pipeline[known.pipelines, -_DEGREE_LIMITS:].T,
+            *self._engine_excess(columns.dims, known.pipelines),
+            *self._choice_excess(known),
+            *_excess(needed, allowed, over),
+            *_excess(columns.batch, known.most, waits),
         ]
-        run = steps
-        if phase_of(workload).mixes and (over | waits).any():
-            run = self._rerun(columns, steps, places)
-        state, seconds = _state_of(run.states, self._like).through(columns.pp), tuple(run.seconds)
-        tpot_s, ttft_s = (np.zeros(len(columns)) + of(*seconds) for of in (state.tpot_s, state.ttft_s))
+        seconds, states = known.seconds, known.states
+        if phase_of(workload).mixes and (over.any() or waits.any()):
+            running = _running(workload, columns.batch, known.most, kv_bytes, needed - allowed)
+            if (fewer := np.flatnonzero(running < columns.batch)).size:  # the others wait
+                again = self._known(columns[fewer], running[fewer], places[fewer])
+                seconds[:, fewer], states[:, fewer] = again.seconds, again.states
+        state, first_and_last = _state_of(states, self._like).through(pp), (seconds[0], seconds[-1])
+        tpot_s, ttft_s = (np.zeros(len(columns)) + of(*first_and_last) for of in (state.tpot_s, state.ttft_s))
         for latency_s, limit_s in ((tpot_s, workload.tpot_limit_s), (ttft_s, workload.ttft_limit_s)):
-            excess.append(_excess(latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING)))
-        gpus = columns.tp * columns.dp * columns.cp * columns.pp
-        rate, missed = state.tokens * columns.pp / (state.step_s(*seconds) * gpus), _total(excess)
+            excess += _excess(latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING))
+        gpus = columns.tp * columns.dp * columns.cp * pp
+        rate, missed = state.tokens * pp / (state.step_s(*first_and_last) * gpus), _total(np.concatenate(excess))
         running = np.asarray(state.in_flight).astype(np.int64)
-        return rate, tpot_s, ttft_s, steps.total_bytes, running, missed == 0.0, missed
+        return rate, tpot_s, ttft_s, total_bytes, running, missed == 0.0, missed
 
-    def _steps(self, columns: Strategies, batch: Ints, places: Floats) -> _Steps:
-        workload, pp = self._workload, columns.pp
-        keys = list(
-            zip(*(each.tolist() for each in (columns.tp, columns.cp, columns.dp, columns.ep, batch, pp)), strict=True)
-        )
-        rows = self._meshes.rows([key[:5] for key in keys], self._begin_mesh)
+    def _known(self, columns: Strategies, batch: Ints, places: Floats) -> _Known:
+        degrees = columns.tp, columns.cp, columns.dp, columns.ep, batch, columns.pp
+        keys, new = list(zip(*(each.tolist() for each in degrees), strict=True)), list[int]()
+        rows = self._meshes.rows([key[:5] for key in keys], new.append)
+        for row, table in itertools.product(new, self._of_mesh):
+            table.begin(row)
         pipelines = self._pipelines.rows(keys, self._begin_pipeline)
-        about = self._about[rows].T
-        states, most, base = about[:_STATE], about[_STATE], Base(*about[_STATE + 1 :])
-        costs = [table.figures(rows, places) for table in self._costs]
-        moves = [table.figures(rows, places) for table in self._moves]
-        met, ends = self._meetings.figures(rows, places), self._ends.figures(pipelines, places)[0]
-        stages, seconds = self._stages_of(pp), list[Floats]()
-        for kind in range(self._kinds):
-            layers_s = [
-                group.layer.time_s(list(cost[:, kind]), list(move[:, kind]))
-                for group, cost, move in zip(self._sum.groups, costs, moves, strict=True)
-            ]
-            meetings_s = dict(zip(self._sum.meetings, met[:, kind, 0], strict=True))
-            end = VocabularySeconds(*ends[kind])
-            seconds.append(pp * np.max([stage_s(stage, layers_s, meetings_s, end) for stage in stages], axis=0))
-        held = [cost[:, -1] for cost in costs]
+        asked = [(table, table.wanted(rows, places)) for table in self._of_mesh]
+        asked.append((self._ends, self._ends.wanted(pipelines, places)))
+        self._work_out(new, asked)
+        *of_groups, met, (ends,) = (table.figures(wanted) for table, wanted in asked)
+        costs, moves = of_groups[: len(self._costs)], of_groups[len(self._costs) :]
+        states, (most, *base), one_mesh = np.split(self._about[rows].T, (_STATE, -len(costs)))
+        depths = self._of_pipeline[pipelines, 0].astype(np.int64)
+        assert self._stages
+        stages = _each(self._stages, lambda of_all: of_all[:, depths])
+        layers_s = [
+            group.layer.time_s(list(cost), list(move))
+            for group, cost, move in zip(self._sum.groups, costs, moves, strict=True)
+        ]
+        of_kinds = _each(stages, lambda of_all: of_all[:, None])
+        meetings_s = dict(zip(self._sum.meetings, met[:, 0], strict=True))
+        stages_s = stage_s(of_kinds, layers_s, meetings_s, VocabularySeconds(*ends))
+        seconds = columns.pp * stages_s.max(axis=0)
+        return _Known(pipelines, states, most, Base(*base), one_mesh != 0, stages, costs, seconds)
+
+    def _bytes(self, known: _Known, pp: Ints) -> tuple[Floats, Floats, Floats]:
+        """Bytes of the fullest stage, of its KV cache, and what it needs; in the last kind of step."""
+        held = [cost[:, :, -1] for cost in known.costs]
         weights, kv = ([add_up(list(each[:, figure])) for each in held] for figure in (_WEIGHT, _KV))
         peak = np.max([each[:, _ACTIVATION].max(axis=0) for each in held], axis=0)
-        held_in = [np.broadcast_arrays(*stage_bytes(workload, stage, pp, weights, kv, peak, base)) for stage in stages]
-        totals, kv_in = [_total_bytes(*each) for each in held_in], [each[1] for each in held_in]
-        needed = [room(workload, total, of_kv)[0] for total, of_kv in zip(totals, kv_in, strict=True)]
-        fullest, allowed = np.argmax(needed, axis=0), room(workload, 0.0, 0.0)[1]
-        total, kv_bytes, needed = (_chosen(fullest, each) for each in (totals, kv_in, needed))
-        missed = [each for group, cost in enumerate(costs) for each in self._choice_excess(group, cost[:, 0], rows)]
-        first_and_last = np.stack([seconds[0], seconds[-1]])
-        return _Steps(first_and_last, states, most, total, kv_bytes, needed, allowed, missed, pipelines)
-
-    def _rerun(self, columns: Strategies, steps: _Steps, places: Floats) -> _Steps:
-        """What runs: where not all requests have room, fewer do."""
-        running = _running(self._workload, columns.batch, steps)
-        fewer = np.flatnonzero(running < columns.batch)
-        if not fewer.size:
-            return steps
-        again = self._steps(columns[fewer], running[fewer], places[fewer])
-        seconds, states = steps.seconds.copy(), steps.states.copy()
-        seconds[:, fewer], states[:, fewer] = again.seconds, again.states
-        return steps._replace(seconds=seconds, states=states)
+        kinds = np.broadcast_arrays(*stage_bytes(self._workload, known.stages, pp, weights, kv, peak, known.base))
+        total = _total_bytes(kinds)
+        needed = room(self._workload, total, kinds[1])[0]
+        fullest = needed.argmax(axis=0), np.arange(len(pp))
+        return total[fullest], kinds[1][fullest], needed[fullest]
 
     def _engine_excess(self, dims: Ints, pipelines: Ints) -> list[Floats]:
-        """What an engine's rules are missed by `[n]`, 1 for each: see `EngineRules.refusals`."""
+        """What an engine's rules are missed by `[1, n]`, 1 for each: see `EngineRules.refusals`."""
         if not self._rules:
             return []
-        matter, of_engine, *of_plans = self._of_plans[pipelines].T
+        matter, of_engine, *of_plans = self._of_pipeline[pipelines, 1:-_DEGREE_LIMITS].T
         alike = (matter == 0) & (dims.max(axis=1) < FIRST_DECLARED)
         missed = np.ones(len(dims))  # no plan has these dims
         for plan, refused in reversed(list(zip(self._plans, of_plans, strict=True))):
             fits = (dims == plan.dims).all(axis=1) | (alike & (max(plan.dims) < FIRST_DECLARED))
             missed = np.where(fits, np.where(missed == 0, 0.0, refused), missed)
-        return [of_engine + missed]
+        return [(of_engine + missed)[None]]
 
-    def _choice_excess(self, group: int, costs: Floats, rows: Ints) -> list[Floats]:
-        """What the limits on a group's choices are missed by, `[n]` each, from costs `[ops, figures, n]`."""
-        one_mesh, attention_tp, experts_tp = self._sides[rows, group].T  # both sides may be one
-        on_attention = np.array([op.side == "attention" for op in self._sum.groups[group].layer.layer.ops])
-        attention, experts = costs[on_attention], costs[~on_attention]
-        found: list[Floats] = []
-        for limit in (_HEADS, _UNSUPPORTED):
-            left, right = (side[:, limit].max(axis=0, initial=0.0) for side in (attention, experts))
-            found += [np.where(one_mesh, np.maximum(left, right), left), np.where(one_mesh, 0.0, right)]
-        left, right = (side[:, _ROWS].min(axis=0, initial=math.inf) for side in (attention, experts))
-        left = np.minimum(left, np.where(one_mesh, right, math.inf))
-        found.append(_excess(attention_tp, left, left < math.inf))
-        found.append(_excess(experts_tp, right, (right < math.inf) & (one_mesh == 0)))
-        return found
-
-    def _stages_of(self, pp: Ints) -> list[Stage]:
-        """Stages of pipelines of so many `[n]`; the last is repeated where one has fewer kinds than another."""
-        depths = pp.tolist()
-        if new := set(depths) - self._depths.keys():
-            self._depths |= {depth: len(self._depths) + at for at, depth in enumerate(sorted(new))}
-            kinds = [pipeline(self._workload, depth) for depth in self._depths]
-            longest = range(max(map(len, kinds)))
-            self._stages = [side_by_side([each[min(at, len(each) - 1)] for each in kinds]) for at in longest]
-        which: Ints = np.array([self._depths[depth] for depth in depths], np.int64)
-        return [
-            Stage(
-                tuple([count[which] for count in each.layers]),
-                tuple([(pair, often[which]) for pair, often in each.meetings]),
-                *[flag[which] for flag in each[2:]],
-            )
-            for each in self._stages
-        ]
+    def _choice_excess(self, known: _Known) -> Iterator[Floats]:
+        """What the limits on the choices are missed by, `[limits, n]` each side of each group."""
+        for cost, attention, one_mesh in zip(known.costs, self._on_attention, known.one_mesh, strict=True):
+            broken = cost[:, _BROKEN:, 0]
+            if broken.any():
+                left, right = (broken[side].max(axis=0, initial=0.0) for side in (attention, ~attention))
+                yield np.where(one_mesh, np.maximum(left, right), left)
+                yield np.where(one_mesh, 0.0, right)
 
 
-def _chosen(which: Ints, among: Sequence[Floats]) -> Floats:
-    """Of several figures `[n]` each that of `which`."""
-    return np.stack(among)[which, np.arange(len(which))]
+def _each(stages: Stage, of: Callable[[Any], Any]) -> Stage:
+    """The same with what is made of each of its arrays."""
+    meetings = tuple([(pair, of(often)) for pair, often in stages.meetings])
+    return Stage(tuple(map(of, stages.layers)), meetings, of(stages.first), of(stages.last))
 
 
-def _total_bytes(*kinds: Floats) -> Floats:
+def _total_bytes(kinds: Sequence[Floats]) -> Floats:
     """Bytes of all kinds together, rounded once as `Memory.total` is: whole numbers add up without that."""
     total: Floats = np.add.reduce(kinds)
     whole = np.logical_and.reduce([each == np.floor(each) for each in kinds]) & (total < 2.0**53)
-    for at in np.flatnonzero(~whole).tolist():
+    for at in zip(*np.nonzero(~whole), strict=True):
         total[at] = math.fsum([float(each[at]) for each in kinds])
     return total
 
 
-def _running(workload: Workload, batch: Ints, steps: _Steps) -> Ints:
+def _running(workload: Workload, batch: Ints, most: Floats, kv_bytes: Floats, missing: Floats) -> Ints:
     """Requests that run at once where not all fit: see `sim.simulate.steady_state`."""
     share = workload.engine.memory.share if workload.engine and workload.engine.memory.of == "free" else 1.0
-    kv_needed, missing = steps.kv_bytes / share, steps.needed_bytes - steps.allowed_bytes
+    kv_needed = kv_bytes / share
     with np.errstate(divide="ignore", invalid="ignore"):
         fit = np.where(kv_needed > missing, np.floor(batch * (1 - missing / kv_needed)), 1)
     fit = np.where(missing > 0, fit, batch)
-    return np.maximum(1, np.minimum(fit, steps.most)).astype(np.int64)
+    return np.maximum(1, np.minimum(fit, most)).astype(np.int64)
 
 
-def _total(excess: Sequence[Floats]) -> Floats:
-    """What `math.fsum` makes of each place of some arrays `[n]`, most of whose values are 0."""
-    rows = np.stack(excess, axis=1)
-    total = rows.sum(axis=1)  # exact to rounding for one value or two
-    for row in np.flatnonzero((rows > 0).sum(axis=1) > 2).tolist():
-        total[row] = math.fsum(rows[row].tolist())
+def _total(rows: Floats) -> Floats:
+    """What `math.fsum` makes of each column of `[.., n]`, most of whose values are 0."""
+    total = rows.sum(axis=0)  # exact to rounding for one value or two
+    for at in np.flatnonzero(np.count_nonzero(rows, axis=0) > 2).tolist():
+        total[at] = math.fsum(rows[:, at].tolist())
     return total
 
 
-def _excess(needed: Any, allowed: Any, broken: Flags) -> Floats:
-    """`Violation.excess` `[n]` where a limit is broken, else 0."""
-    excess = broken.astype(np.float64)
+def _excess(needed: Any, allowed: Any, broken: Flags) -> list[Floats]:
+    """`Violation.excess` `[1, n]` where a limit is broken, else 0; nothing where none is."""
     (at,) = broken.nonzero()
-    if at.size:
-        needed, allowed = (each[at] if np.ndim(each) else np.full(at.shape, each) for each in (needed, allowed))
-        known = (allowed > 0) & (allowed < needed) & (needed < math.inf)
-        logs = map(math.log, (needed[known] / allowed[known]).tolist())  # numpy's differ in a last bit
-        excess[at[known]] = list(logs)
-    return excess
+    if not at.size:
+        return []
+    excess = broken.astype(np.float64)
+    needed, allowed = (each[at] if np.ndim(each) else np.full(at.shape, each) for each in (needed, allowed))
+    known = (allowed > 0) & (allowed < needed) & (needed < math.inf)
+    logs = map(math.log, (needed[known] / allowed[known]).tolist())  # numpy's differ in a last bit
+    excess[at[known]] = list(logs)
+    return [excess[None]]

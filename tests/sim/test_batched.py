@@ -244,5 +244,4 @@ def test_rows_add_up_as_python_adds_them(rows):
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, 1e-17, math.log(3), 2e16]), min_size=9, max_size=9), min_size=1))
 def test_excesses_add_up_as_fsum_adds_them(rows):
-    columns = list(np.array(rows).T)
-    assert batched._total(columns).tolist() == [math.fsum(row) for row in rows]
+    assert batched._total(np.array(rows).T).tolist() == [math.fsum(row) for row in rows]
