@@ -6,6 +6,7 @@ three moments.
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
@@ -176,6 +177,7 @@ def test_chaos_changes_no_row_and_leaves_nothing(
     tmp_path: Path,
     let_pass: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
+    undisturbed_result: Callable[[str], object],
     scenario: tuple[str, tuple[Disturbed, ...]],
 ) -> None:
     name, disturbances = scenario
@@ -226,24 +228,30 @@ def test_chaos_changes_no_row_and_leaves_nothing(
             os.kill(process.pid, signal.SIGCONT)
     gone()
     if process.returncode:  # a disk without room is told, and gone on with once there is some
-        assert "full disk" in {how for how, _, _ in disturbances}, said
+        assert "full disk" in {how for how, _, _ in disturbances}, "\n".join(said)
         process = begin()
         process.wait(timeout=2 * LONGEST_S)
         gone()
-    assert process.returncode == 0, said
-    assert not any("Traceback" in each for each in said), said
-    assert command.result(out) == expected(name, tiny_workload, tmp_path / "alone", own)
+    assert process.returncode == 0, "\n".join(said)
+    assert not any("Traceback" in each for each in said), "\n".join(said)
+    assert command.result(out) == undisturbed_result(name)
 
 
-def expected(name: str, workload: Path, folder: Path, environment: dict[str, str]) -> object:
-    """What the command ends with where nobody disturbs it."""
-    folder.mkdir()
-    if name != "tune-live":
-        return undisturbed(workload, folder)["annealing"]
-    (folder / "gate").write_text("1000")
-    words = [sys.executable, "-m", "raysearch", *of_a_tuning(folder, workload), "--out", "out"]
-    subprocess.run(words, cwd=folder, env=environment, check=True, capture_output=True)
-    return COMMANDS[name].result(folder / "out")
+@pytest.fixture(scope="session")
+def undisturbed_result(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], object]:
+    """What a command ends with where nobody disturbs it; each is worked out once."""
+
+    @functools.cache
+    def result(name: str) -> object:
+        folder = tmp_path_factory.mktemp(name)
+        if name != "tune-live":
+            return undisturbed(tiny_workload, folder)["annealing"]
+        (folder / "gate").write_text("1000")
+        words = [sys.executable, "-m", "raysearch", *of_a_tuning(folder, tiny_workload), "--out", "out"]
+        subprocess.run(words, cwd=folder, env=command_environment(), check=True, capture_output=True)
+        return COMMANDS[name].result(folder / "out")
+
+    return result
 
 
 def alive(process: subprocess.Popen[str], out: Path, command: Commanded) -> bool:
