@@ -56,10 +56,10 @@ class Result(ABC):
 
 
 def _rendered(result: Result, *, html: bool) -> str:
-    from rich.console import Console
+    from raysearch.base.console import InertConsole
 
     page = io.StringIO()
-    console = Console(file=page, record=html, width=_NOTEBOOK_COLUMNS, highlight=False, emoji=False)
+    console = InertConsole(file=page, record=html, width=_NOTEBOOK_COLUMNS)
     console.print(result)
     if not html:
         return page.getvalue().rstrip()

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -15,11 +14,13 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
+from raysearch.base.console import InertConsole
 from sim.json_object import JsonFields
 
-console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-"""Where progress and messages go. Names and paths stand in them as they are: brackets and colons mean nothing."""
+console = InertConsole(stderr=True)
+"""Where progress and messages go."""
 
 FIRST_LINE_S = 1.0
 """Seconds until work says how far it is when stderr is no terminal."""
@@ -96,8 +97,8 @@ def telling(description: str) -> Iterator[Callable[[str], None]]:
         say = now_and_then()
         yield lambda step: say(lambda: f"{description}: {step}")
         return
-    with console.status(description) as status:
-        yield lambda step: status.update(f"{description}: {step}")
+    with console.status(Text(description)) as status:
+        yield lambda step: status.update(Text(f"{description}: {step}"))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from raysearch.base.console import InertConsole
 from raysearch.base.file_io import degrees_text
 from raysearch.base.priced_heading import priced_text
 from sim.evaluation import Evaluation, OpBreakdown
@@ -26,13 +27,10 @@ LEAST_WIDTH = 100
 
 
 def printer() -> Console:
-    """Stdout, as wide as the terminal and wide enough for every table.
-
-    Names and paths stand in what it prints as they are: brackets and colons mean nothing.
-    """
-    console = Console()
-    width = max(console.width, LEAST_WIDTH) if console.is_terminal else 120
-    return Console(highlight=False, markup=False, emoji=False, width=width)
+    """Stdout, as wide as the terminal and wide enough for every table."""
+    console = InertConsole()
+    console.width = max(console.width, LEAST_WIDTH) if console.is_terminal else 120
+    return console
 
 
 def print_blocks(blocks: Iterable[RenderableType]) -> None:

@@ -5,17 +5,18 @@ Nothing imported here may import Ray, torch, pandas or matplotlib: most commands
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 
 from raysearch.base.errors import FAILURE, INPUT_ERROR, InputError, RunFailed
+from raysearch.base.terminal import inert_output
 from sim.config.files import CatalogError
 from sim.strategy_checks import StrategyError
 
@@ -95,13 +96,20 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def run_command() -> int:
-    """Runs the command that sys.argv names and returns the exit code; an error is one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # the name of a file may hold bytes that are no text
-    for word in sys.argv:
+    """Runs the command that sys.argv names and returns the exit code; an error is one line on stderr.
+
+    All that is printed meanwhile is escaped: see `raysearch.base.terminal`.
+    """
+    with inert_output():
+        return _run()
+
+
+def _run() -> int:
+    for before, word in pairwise(("", *sys.argv)):
         if not word.isascii() and _SURROGATE.search(word):
             return _fail(f"{word!r}: expected text in UTF-8", INPUT_ERROR)
+        if "\n" in word and "--benchmark" not in (before, word.partition("=")[0]):  # it would read as our own lines
+            return _fail(f"{word!r}: expected one line", INPUT_ERROR)
     try:
         named = sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in _COMMANDS else _COMMANDS
         code = application(*named)(prog_name="raysearch", standalone_mode=False)  # of a `typer.Exit`, or None
@@ -152,8 +160,7 @@ def _moved(error: Any) -> str | None:
 
 def _fail(message: object, code: int) -> int:
     if text := _LONG_WORD.sub(_shortened, str(message)):  # none: the reader of a pipe has gone, or help was shown
-        plain = (each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
-        print(f"error: {''.join(plain)}", file=sys.stderr)  # a name may hold what terminals obey
+        print(f"error: {text}", file=sys.stderr)
     return code
 
 

@@ -10,6 +10,7 @@ import sys
 from typing import Any, NoReturn
 
 from raysearch.base.errors import STOPS, Interrupted
+from raysearch.base.terminal import inert_output
 from raysearch.processes.watcher import kept_by, let_go_of_terminal, resumed_with, supervised
 
 _WATCHED = ("search", "study", "tune-live")
@@ -25,7 +26,9 @@ def main() -> None:
     signal n.
     """
     watched = len(sys.argv) > 1 and sys.argv[1] in _WATCHED
-    sys.exit(supervised(_run) if watched else _run())
+    with inert_output():
+        code = supervised(_run) if watched else _run()
+    sys.exit(code)
 
 
 def _run() -> int:

@@ -11,6 +11,7 @@ import typer
 from raysearch.answers.exported import ExportResult
 from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
+from raysearch.base.terminal import verbatim
 from raysearch.cli.commands.options import (
     OUT_HELP,
     AlternativeOption,
@@ -101,7 +102,7 @@ def export_strategy(
         show_result(found, as_json=True)
     else:
         print(found.heading(), file=sys.stderr)
-        print("\n\n".join(found.texts(with_files=out is None)))
+        print("\n\n".join(found.texts(with_files=out is None)), file=verbatim(sys.stdout))
         for text in found.remarks():
             print(text, file=sys.stderr)
     exit_unless_feasible(found)

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,15 +170,28 @@ def called(scenario: tuple[str, tuple[Disturbed, ...]]) -> str:
     return "-".join([scenario[0], *("_".join(map(str, each)) for each in scenario[1])])
 
 
+@pytest.fixture
+def begun() -> Iterator[list[subprocess.Popen[str]]]:
+    """Commands of a test; what a test that failed leaves of them is ended."""
+    commands: list[subprocess.Popen[str]] = []
+    yield commands
+    for process in commands:
+        for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(2000)
+@pytest.mark.timeout(2000 if not LONG else 6000)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=called)
 def test_chaos_changes_no_row_and_leaves_nothing(
     tiny_workload: Path,
     tmp_path: Path,
     let_pass: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
+    begun: list[subprocess.Popen[str]],
     undisturbed_result: Callable[[str], object],
+    record_property: Callable[[str, object], None],
     scenario: tuple[str, tuple[Disturbed, ...]],
 ) -> None:
     name, disturbances = scenario
@@ -194,7 +208,7 @@ def test_chaos_changes_no_row_and_leaves_nothing(
 
     def begin() -> subprocess.Popen[str]:
         resume = ["--resume"] if out.exists() and list(out.glob("*.json")) else []
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*words, *resume],
             cwd=tmp_path,
             stdout=subprocess.DEVNULL,
@@ -203,10 +217,14 @@ def test_chaos_changes_no_row_and_leaves_nothing(
             env=own,
             start_new_session=True,
         )
+        begun.append(process)
+        return process
 
     def gone() -> None:
-        said.append(process.communicate(timeout=LONGEST_S)[1])
-        wait_until(lambda: all(ended(pid) for pid in started), seconds=10)
+        said.append(process.communicate()[1])
+        ended_s = time.monotonic()
+        wait_until(lambda: all(ended(pid) for pid in started))
+        record_property("left_s", time.monotonic() - ended_s)
 
     let_pass(0)  # by a file that is replaced: one that is written to is empty for a moment
     process = begin()
@@ -230,7 +248,7 @@ def test_chaos_changes_no_row_and_leaves_nothing(
     if process.returncode:  # a disk without room is told, and gone on with once there is some
         assert "full disk" in {how for how, _, _ in disturbances}, "\n".join(said)
         process = begin()
-        process.wait(timeout=2 * LONGEST_S)
+        process.wait()
         gone()
     assert process.returncode == 0, "\n".join(said)
     assert not any("Traceback" in each for each in said), "\n".join(said)
@@ -258,10 +276,9 @@ def alive(process: subprocess.Popen[str], out: Path, command: Commanded) -> bool
     return set(command.kinds) <= victims(process, out).keys()
 
 
-def wait_until(true: Callable[[], bool], seconds: float = LONGEST_S) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(true: Callable[[], bool]) -> None:
+    """Waits as long as the test may take: how long that is says nothing but how busy the machine is."""
     while not true():
-        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
