@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Literal
 
 from sim.layers.model import Model
+from sim.prices.curves import DeepepMode
 from sim.prices.dtypes import Dtype
 from sim.prices.engine import Engine
 from sim.prices.hardware import Hardware
@@ -130,6 +131,8 @@ class Workload:
         routing: See `Routing`.
         expert_exchange: See `ExpertExchange`.
         redundant_experts: Copies of experts that each layer holds besides, for balance (EPLB).
+        two_batch_overlap: Whether half batches overlap, one's way to the experts and back with the other's work.
+        deepep_mode: Which kernels send tokens to their experts; see `DeepepMode`.
         speculation: Speculative decoding, or None for one token per step and sequence.
         vocabulary: Choices of embedding, LM head and sampling: see `sim.strategy.Strategy.vocabulary`.
         declarations: "module:function" that declared choices of ops for the extended space; None: no file named any.
@@ -160,6 +163,8 @@ class Workload:
     declarations: str | None = None
     speculation: Speculation | None = None
     redundant_experts: int = 0
+    two_batch_overlap: bool = False
+    deepep_mode: DeepepMode = "auto"
     vocabulary: tuple[int, ...] = ENGINES_VOCABULARY
 
     @property

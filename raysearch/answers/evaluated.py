@@ -132,6 +132,8 @@ def workload_dict(workload: Workload, question: Question) -> JsonObject:
         "kernels": curves.engine if curves else None,
         "groups": workload.groups,
         "redundant_experts": workload.redundant_experts,
+        "expert_exchange": workload.expert_exchange,
+        "two_batch_overlap": workload.two_batch_overlap,
         "prompt_wait_steps": workload.prompt_wait_steps,
         "speculation": _speculation_dict(workload),
         **({"model_import": imported} if imported else {}),

@@ -133,6 +133,8 @@ def refuse_beyond_plain_decoding(workload: Workload, simulator: str) -> None:
         )
     if workload.redundant_experts:
         raise InputError(f"{simulator} knows no redundant experts: leave them out, or search our own simulator")
+    if workload.two_batch_overlap:
+        raise InputError(f"{simulator} knows no overlap of two half batches: leave out two_batch_overlap")
     if workload.prompt_wait_steps:
         raise InputError(
             f"in {simulator} no prompt waits for those of other attention groups: leave out prompt_wait_steps, or "

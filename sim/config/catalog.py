@@ -32,6 +32,7 @@ from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.schemas import MTP, NGRAM, EngineVersionFile, ModelFile, WorkloadFile
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_names, engine_rules
+from sim.engines.engine_rules import EngineRules
 from sim.json_object import JsonObject
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
@@ -271,9 +272,11 @@ def under_engine(workload: Workload, name: str) -> Workload:
         all_reduce = rules.kernels if curves.all_reduce == curves.engine else curves.all_reduce
         hardware = replace(hardware, curves=curves.under(engine=rules.kernels, all_reduce=all_reduce))
     waits = workload.prompt_wait_steps if rules.prompts_wait else 0
+    overlaps = workload.two_batch_overlap and rules.overlaps_batches
     drafts = workload.speculation is not None and workload.speculation.draft == MTP
     engine = load_engine(name, calibration, workload.model, workload.precisions.weights, drafts=drafts)
-    return replace(workload, space=rules.name, hardware=hardware, engine=engine, prompt_wait_steps=waits)
+    instead = {"prompt_wait_steps": waits, "two_batch_overlap": overlaps}
+    return replace(workload, space=rules.name, hardware=hardware, engine=engine, **instead)
 
 
 def load_workload(
@@ -405,6 +408,7 @@ def assembled(
     speculation = _speculation(file, model, model_path.parent)
     drafts = speculation is not None and speculation.draft == MTP
     weights = precisions.weights
+    exchange = file.expert_exchange or (rules.expert_exchange if rules else "all_to_all")
     engine = load_engine(file.engine, calibration, model, weights, version, drafts=drafts) if file.engine else None
     if speculation and isinstance(speculation.draft, Model):
         digest.update(repr(speculation.draft).encode())
@@ -430,10 +434,12 @@ def assembled(
         chunk_tokens=file.chunk_tokens,
         prompt_wait_steps=file.prompt_wait_steps,
         routing=file.routing,
-        expert_exchange=file.expert_exchange or (rules.expert_exchange if rules else "all_to_all"),
+        expert_exchange=exchange,
         declarations=file.declared_choices,
         speculation=speculation,
         redundant_experts=copies,
+        two_batch_overlap=_overlaps(file, rules, exchange),
+        deepep_mode=file.deepep_mode,
     )
 
 
@@ -451,6 +457,18 @@ def _redundant(file: WorkloadFile, model: Model) -> int:
     if file.redundant_experts and not model.is_moe:
         raise CatalogError(f"redundant_experts: {model.name} has no experts")
     return file.redundant_experts
+
+
+def _overlaps(file: WorkloadFile, rules: EngineRules | None, exchange: str) -> bool:
+    """Whether half batches overlap. Raises: CatalogError."""
+    if not file.two_batch_overlap:
+        return False
+    if exchange != "all_to_all":
+        raise CatalogError(f"two_batch_overlap hides an exchange all_to_all, and expert_exchange is {exchange}")
+    if rules is None or not rules.overlaps_batches or file.space != rules.name:
+        who = f"{rules.title} in space {file.space!r}" if rules else "the bare machine"
+        raise CatalogError(f"two_batch_overlap is of SGLang or vLLM, in that engine's own space, not of {who}")
+    return True
 
 
 def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation | None:

@@ -21,8 +21,9 @@ from sim.config.huggingface.model_import import ModelImport
 from sim.config.schemas import DEEPEST, MTP, NGRAM, WorkloadFile, any_degrees
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_rules
 from sim.json_object import JsonFields, JsonObject
+from sim.prices.curves import DeepepMode
 from sim.serving.phases import phases
-from sim.workload import BatchGrid, ExpertExchange, GroupChoices, PhaseName, Workload
+from sim.workload import BatchGrid, ExpertExchange, GroupChoices, PhaseName, Routing, Workload
 
 Panel = Literal["named", "deployment", "limits", "search", "load"]
 """What a field is about: a workload file, the deployment, its limits, the search, or the load that it carries."""
@@ -192,6 +193,37 @@ class Question:
             "redundant_experts",
             least=0,
             most=4096,
+        ),
+    ] = None
+    two_batch_overlap: Annotated[
+        bool | None,
+        About(
+            "Whether two half batches overlap, one's way to its experts and back with the other's work "
+            "(SGLang's --enable-two-batch-overlap, vLLM's --enable-dbo).",
+            "deployment",
+            "off, as in every engine",
+            "two_batch_overlap",
+            rare=True,
+        ),
+    ] = None
+    deepep_mode: Annotated[
+        DeepepMode | None,
+        About(
+            "DeepEP's kernels: 'auto', 'low_latency' or 'normal'.",
+            "deployment",
+            "auto: low latency up to 1,024 tokens of a GPU",
+            "deepep_mode",
+            rare=True,
+        ),
+    ] = None
+    routing: Annotated[
+        Routing | None,
+        About(
+            "Which experts tokens visit: 'skewed' as measured, or 'balanced', all alike.",
+            "deployment",
+            "the workload's, else skewed",
+            "routing",
+            rare=True,
         ),
     ] = None
     draft_tokens: Annotated[

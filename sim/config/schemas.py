@@ -12,6 +12,7 @@ from sim.engines.engine_registry import OWN_SPACES, engine_names, engine_rules
 from sim.layers import mixers
 from sim.layers import model as layers_model
 from sim.prices import hardware
+from sim.prices.curves import DeepepMode
 from sim.prices.dtypes import Dtype
 from sim.prices.engine import EngineVersion
 from sim.serving.phases import phase_named
@@ -20,6 +21,10 @@ from sim.workload import BatchGrid, DegreeTables, ExpertExchange, GroupChoices, 
 
 def _is_nothing(value: object) -> bool:
     return not value
+
+
+def _is_auto(value: object) -> bool:
+    return value == "auto"
 
 
 def _is_one(value: object) -> bool:
@@ -437,6 +442,8 @@ class WorkloadFile(FileSchema):
         0  # copies of experts that each layer holds besides (EPLB)
     )
     expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
+    two_batch_overlap: Switch = False
+    deepep_mode: Annotated[DeepepMode, Field(exclude_if=_is_auto)] = "auto"
     chunk_tokens: Count | None = None  # prompts are computed whole
     # No prompt waits for those of other attention groups: left out of digests, so that those of older results hold.
     prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=_is_nothing)] = 0

@@ -77,6 +77,7 @@ class EngineRules:
         kv_cache: The same of its KV cache, whose usual format is fp8.
         lacks_machine: Why it does not run on a machine; nothing if it does.
         prompts_wait: Whether it can let a prompt wait for those of other attention groups; not by default.
+        overlaps_batches: Whether it can overlap two half batches, one's exchange with experts and the other's work.
         scheduler: What its steps hold by default on a machine.
     """
 
@@ -93,6 +94,7 @@ class EngineRules:
     kv_cache: tuple[Dtype, ...] = ("bf16", "fp8")
     lacks_machine: Callable[[Hardware], Iterable[str]] = any_machine
     prompts_wait: bool = False
+    overlaps_batches: bool = False
     scheduler: Callable[[Hardware], SchedulerPolicy] = plain_scheduler
 
     def of_version(self, version: EngineVersion | None) -> EngineRules:
@@ -193,6 +195,8 @@ def shared_context(workload: Workload, strategy: Strategy) -> Iterator[str]:
     cp, tp = strategy.cp, strategy.tp * strategy.cp
     if cp == 1:
         return
+    if workload.two_batch_overlap:
+        yield f"decode context parallel size {cp}: two half batches overlap over whole contexts alone"
     if any(isinstance(group.attention, CompressedAttention) for group in workload.model.groups):
         yield f"decode context parallel size {cp}: caches of compressed keys are whole on every GPU"
     for heads, kv_heads in sorted({(each.heads, each.kv_heads) for each in _with_kv_heads(workload.model)}):

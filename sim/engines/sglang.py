@@ -84,5 +84,6 @@ SGLANG = EngineRules(
     refuses=_refuses,
     cuts_context=generates,
     scheduler=_scheduler,
+    overlaps_batches=True,  # [published] --enable-two-batch-overlap; off by default
     prompts_wait=True,  # [published] --enable-prefill-delayer, of 30 passes; off by default
 )

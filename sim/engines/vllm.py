@@ -77,5 +77,6 @@ VLLM = EngineRules(
     plans=tensor_parallelism,
     refuses=_refuses,
     cuts_context=generates,
+    overlaps_batches=True,  # [published] --enable-dbo; off by default
     scheduler=_scheduler,
 )

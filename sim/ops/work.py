@@ -309,6 +309,6 @@ def _expert_all_to_all(
         share = 1 / rank.tp if label == "t" else 1.0
     most = max(copies, rank.sizes.tokens * topk * share)
     shape = (most / topk, columns, each, feed_forward.experts, topk)
-    priced = expert_all_to_all(hardware, op.kind, rank.ep_group, *shape)
+    priced = expert_all_to_all(hardware, op.kind, rank.ep_group, *shape, rank.workload.deepep_mode)
     sent_bytes = most * columns * each * (rank.ep - 1) / rank.ep
     return (Collective("all_to_all", rank.experts_axis, rank.ep, "routed tokens", sent_bytes, *priced),)

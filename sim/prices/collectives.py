@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.prices.curves import MEMOISED
+from sim.prices.curves import MEMOISED, DeepepMode
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import MeshGroup
 from sim.prices.priced import EXACT, Interval, PricedKernel
@@ -102,7 +102,15 @@ def collective_price(
 
 @lru_cache(maxsize=MEMOISED)
 def expert_all_to_all(
-    hardware: Hardware, side: str, group: MeshGroup, tokens: float, columns: float, each: float, experts: int, topk: int
+    hardware: Hardware,
+    side: str,
+    group: MeshGroup,
+    tokens: float,
+    columns: float,
+    each: float,
+    experts: int,
+    topk: int,
+    mode: DeepepMode = "auto",
 ) -> PricedKernel:
     """Exposed seconds of an expert dispatch or combine.
 
@@ -115,13 +123,14 @@ def expert_all_to_all(
         each: Bytes per element.
         experts: Experts of the layer.
         topk: Experts that a token visits.
+        mode: Which kernels, where they were measured.
     """
     exposed = 1 - hardware.communication_overlap
     model = hardware.collectives
     if hardware.curves and not group.racked:
         as_switched = columns / (model.links_used(group.per_node) if group.nodes == 1 else 1.0)
         fitted = hardware.curves.expert_all_to_all(
-            side, tokens, as_switched, each, experts, topk, group.per_node, group.nodes
+            side, tokens, as_switched, each, experts, topk, group.per_node, group.nodes, mode
         )
         if fitted is not None:
             return fitted._replace(time_s=fitted.time_s * exposed)

@@ -7,7 +7,7 @@ what that lacks too is None here, and the hardware file's medians are the fallba
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import BYTES, Dtype
@@ -115,6 +115,9 @@ KernelShape = (
 MEMOISED = 1 << 15
 """Prices of a kind that are kept: strategies share most, as degrees and batches come from short tables."""
 _KINDS = {"all_to_all": "alltoall"}
+DeepepMode = Literal["auto", "low_latency", "normal"]
+"""DeepEP's kernels: those of low latency for few tokens and the others beyond (as SGLang's and vLLM's decoding and
+prompts have them), or one kind always."""
 LOW_LATENCY_TOKENS = 1024
 """Most tokens per rank that low-latency kernels take. [assumed] above what SGLang reserves buffers for."""
 _NORMAL_SMS = 24
@@ -354,7 +357,16 @@ class Curves:
         return self._priced(series, time_us, (message_bytes, degree), "")
 
     def expert_all_to_all(
-        self, side: str, tokens: float, columns: float, each: float, experts: int, topk: int, per_node: int, nodes: int
+        self,
+        side: str,
+        tokens: float,
+        columns: float,
+        each: float,
+        experts: int,
+        topk: int,
+        per_node: int,
+        nodes: int,
+        mode: DeepepMode = "auto",
     ) -> PricedKernel | None:
         """DeepEP's dispatch or combine, or None: low-latency kernels for few tokens, normal ones beyond.
 
@@ -367,6 +379,7 @@ class Curves:
             topk: Experts that a token visits.
             per_node: Ranks of the group on a node; within one node the copies that stay on a rank cost nothing.
             nodes: Nodes of the group.
+            mode: "low_latency" or "normal": one kind whatever the tokens, where it was measured.
         """
         tier = "intra" if nodes == 1 else "inter"
         few = f"moe_alltoall_deepep/low_latency/{side}/0/{tier}"
@@ -378,13 +391,17 @@ class Curves:
         sizes, price = (tokens, columns, topk, experts, nodes), self.calibration.expert_all_to_all_us
         time_us = 0.0
         if few in self.calibration.series:
-            normal = tokens > LOW_LATENCY_TOKENS and many in self.calibration.series
-            time_us = price(side, (LOW_LATENCY_TOKENS if normal else tokens) * sent_share, *shape)
+            normal = many in self.calibration.series and (
+                mode == "normal" or (mode == "auto" and tokens > LOW_LATENCY_TOKENS)
+            )
+            if mode != "normal":
+                time_us = price(side, (LOW_LATENCY_TOKENS if normal else tokens) * sent_share, *shape)
             if not normal:
                 return self._priced(few, time_us, sizes, "")
         if many not in self.calibration.series:
             beside = self.rest
-            return beside and beside.expert_all_to_all(side, tokens, columns, each, experts, topk, per_node, nodes)
+            rest = (side, tokens, columns, each, experts, topk, per_node, nodes, mode)
+            return beside and beside.expert_all_to_all(*rest)
         # More tokens never take less: at the switch the normal kernels may, by the curves.
         time_us = max(time_us, price(side, tokens * sent_share, *shape, mode="normal", sms=_NORMAL_SMS))
         return self._priced(many, time_us, sizes, "")

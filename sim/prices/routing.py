@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from heapq import heapify, heapreplace
-from math import exp, log, log2, sqrt
+from heapq import heapify, heappop, heapreplace
+from math import ceil, exp, log, log2, sqrt
 from statistics import NormalDist
 
 EXPONENT = 1.1
@@ -43,8 +43,9 @@ def busiest_load(
 ) -> float:
     """Rows of the busiest of `ep` ranks over the mean, where experts' popularity follows a power law.
 
-    An expert never gets a token twice. Copies of the most popular experts share their rows; experts and copies are
-    found at random, which an engine that also packs them by load does better. [assumed]
+    An expert never gets a token twice. Experts are found at random; with copies, these share the rows of the most
+    popular ones, and all are packed by their loads, which are taken for known (EPLB). [published] DeepSeek-V3 decodes
+    2.54 times as fast on 72 GPUs with it as without (LMSYS, 2025).
 
     More tokens are never fewer rows of the busiest rank: which expert a copy goes to changes by leaps, so with copies
     the rows are a line, in logarithms, between some numbers of tokens, and never fall from one to the next.
@@ -71,32 +72,49 @@ def _log_rows(at: int, topk: float, experts: float, ep: float, exponent: float, 
 
 
 def _load(tokens: float, topk: float, experts: float, ep: float, exponent: float, redundant: int) -> float:
-    span, local = max(0.8 * tokens, _LEAST_SPAN), experts / ep
-    if redundant:  # as if so many more experts were on a rank as make its rows as even
-        local /= _spread_left(span, int(experts), redundant, exponent)
-    return max(1.0, min(_largest_share(span, local, ep, exponent), experts / topk))
+    span = max(0.8 * tokens, _LEAST_SPAN)
+    found = max(1.0, min(_largest_share(span, experts / ep, ep, exponent), experts / topk))
+    if not redundant:
+        return found
+    drawn = 1 + _deviate(ep) / sqrt(tokens * topk / ep)  # a step's tokens are a sample of those that were counted
+    return min(found, _packed_load(span, int(experts), redundant, int(ep), topk, exponent) * drawn)
 
 
 @lru_cache(maxsize=4096)
-def _spread_left(span: float, experts: int, copies: int, exponent: float) -> float:
-    """Variance of the rows of a rank with some copies over that without, in (0, 1].
+def _packed_load(span: float, experts: int, copies: int, ranks: int, topk: float, exponent: float) -> float:
+    """Rows of the busiest rank over the mean, where popularities are known, experts copied and packed by them.
 
-    As in EPLB (DeepSeek-AI, `replicate_experts`), every copy goes to the expert with most rows for each copy of it; one
-    that would make ranks less even is left idle. Popularities are the quantiles of the power law.
+    Every copy goes to the expert with most rows for each copy of it; then the one with most rows goes to the rank with
+    fewest that has a place left. Popularities are the quantiles of the power law, at most those of an expert that every
+    token visits.
+
+    Source: EPLB (DeepSeek-AI), `replicate_experts` and `balanced_packing` over one group.
     """
     power = 1 - exponent
     popular = [((span**power - 1) * (at + 0.5) / experts + 1) ** (1 / power) for at in range(experts)]
-    held = [(-each, 1) for each in popular]  # minus the rows of a copy, and copies
+    most = sum(popular) / topk
+    held = [(-min(each, most), 1) for each in popular]  # minus the rows of a copy, and copies
     heapify(held)
-    squares, total, slots = sum([each * each for each in popular]), sum(popular), experts
-    first = least = squares / total**2 - 1 / slots
     for _ in range(copies):
         rows, count = held[0]
         heapreplace(held, (rows * count / (count + 1), count + 1))
-        squares -= rows * rows * count / (count + 1)
-        slots += 1
-        least = min(least, squares / total**2 - 1 / slots)
-    return max(least / first, 1e-6)
+    places = ceil((experts + copies) / ranks)
+    packed = [(0.0, 0)] * ranks  # rows and experts of the ranks that have a place left
+    busiest = total = 0.0
+    for rows in sorted(-rows for rows, count in held for _ in range(count))[::-1]:
+        load, taken = packed[0]
+        load, taken = load + rows, taken + 1
+        busiest, total = max(busiest, load), total + rows
+        if taken < places:
+            heapreplace(packed, (load, taken))
+        else:
+            heappop(packed)
+    return busiest * ranks / total
+
+
+def _deviate(ranks: float) -> float:
+    """Standard deviations by which the largest of so many draws exceeds the mean (Blom, 1958)."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 @lru_cache(maxsize=4096)
@@ -108,6 +126,6 @@ def _largest_share(span: float, local: float, ranks: float, exponent: float) -> 
     """
     moment = [(span ** (power + 1 - exponent) - 1) / (power + 1 - exponent) for power in (0, 1, 2)]
     shape = local / (moment[2] * moment[0] / moment[1] ** 2 - 1)
-    deviate = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    deviate = _deviate(ranks)
     largest = max(0.0, 1 - 1 / (9 * shape) + deviate / (3 * sqrt(shape))) ** 3
     return largest * ranks / (ranks - 1 + largest)

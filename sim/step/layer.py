@@ -23,6 +23,7 @@ from sim.ops.rank import OpCost
 from sim.prices.collectives import Collective
 from sim.step.attention_expert_meshes import Moves, Sides
 from sim.step.costs import OpParts, op_cost, op_parts
+from sim.step.two_batch_overlap import lengthens, overlapped_cost, overlapped_parts
 from sim.workload import Workload
 
 Choices = tuple[int, ...]
@@ -171,11 +172,15 @@ def _pick(places: Sequence[int]) -> Pick:
 
 
 def _cost(op: FusedOp, sides: Sides, choices: Choices) -> OpCost:
-    return op_cost(sides.rank_by_op[op.name], op, choices[0])
+    rank = sides.rank_by_op[op.name]
+    cost = op_cost(rank, op, choices[0])
+    return overlapped_cost(rank, cost) if lengthens(rank, op) else cost
 
 
 def _parts(op: FusedOp, sides: Sides, choices: Choices) -> OpParts:
-    return op_parts(sides.rank_by_op[op.name], op, choices[0])
+    rank = sides.rank_by_op[op.name]
+    parts = op_parts(rank, op, choices[0])
+    return overlapped_parts(rank, parts) if lengthens(rank, op) else parts
 
 
 def _moves_s(tensor: Tensor, sides: Sides, choices: Choices) -> tuple[float, ...]:

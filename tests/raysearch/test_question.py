@@ -255,6 +255,9 @@ CHANGES: dict[str, Any] = {
     "prompt_wait_steps": 5,
     "expert_exchange": "all_to_all",
     "redundant_experts": 8,
+    "two_batch_overlap": True,
+    "deepep_mode": "normal",
+    "routing": "balanced",
     "draft_tokens": 2,
     "tpot_ms": 30.0,
     "ttft_ms": 400.0,
@@ -268,6 +271,7 @@ CHANGES: dict[str, Any] = {
 BESIDE: dict[str, dict[str, Any]] = {
     "prompt_wait_steps": {"engine": "sglang"},
     "draft_tokens": {"acceptance": "0.8", "draft": "ngram"},
+    "two_batch_overlap": {"expert_exchange": "all_to_all"},
 }
 
 

@@ -99,6 +99,10 @@ def _parallel_flags(deployment: Deployment, before_0_5_22: bool) -> list[Flag]:
         flags.append(("--ep-size", strategy.ep))
         if _sends_tokens(deployment):
             flags.append(("--moe-a2a-backend", "deepep"))
+            if workload.deepep_mode != "auto":
+                flags.append(("--deepep-mode", workload.deepep_mode))
+            if workload.two_batch_overlap:
+                flags.append(("--enable-two-batch-overlap", None))
     if strategy.tp > 1 and strategy.dims[0] != megatron_dims(workload.model)[0]:
         flags.append(("--enable-layernorm-sp", None))
     return flags

@@ -91,8 +91,11 @@ def _parallel_flags(deployment: Deployment) -> list[Flag]:
     if moe and strategy.ep > 1:
         flags.append(("--enable-expert-parallel", None))
         if deployment.workload.expert_exchange == "all_to_all":
-            kernels = "deepep_high_throughput" if not phase_of(deployment.workload).decodes else "deepep_low_latency"
-            flags.append(("--all2all-backend", kernels))
+            mode = deployment.workload.deepep_mode
+            prompts = mode == "normal" or (mode == "auto" and not phase_of(deployment.workload).decodes)
+            flags.append(("--all2all-backend", "deepep_high_throughput" if prompts else "deepep_low_latency"))
+        if deployment.workload.two_batch_overlap:
+            flags.append(("--enable-dbo", None))
     return flags
 
 

@@ -91,6 +91,8 @@ class ServingRun:
         stated: Requests in flight as the row states them.
         states_its_batch: Whether that is what the server ran; else its own limit is not in the row.
         replicas: Copies of a dense model that share nothing, of which the strategy is one.
+        redundant_experts: Copies of experts, placed with them by their loads (EPLB).
+        two_batch_overlap: Whether half batches overlapped.
         speculation: What was drafted, if anything.
         memory_share: Share of the GPU's memory that the server was told to take; None for its default.
         prompt_wait_steps: Most steps that a prompt waits for those of other attention groups.
@@ -111,6 +113,8 @@ class ServingRun:
     phase: PhaseName = "serve"
     expert_exchange: ExpertExchange = "all_gather"
     routing: Routing = "skewed"  # as real prompts show
+    redundant_experts: int = 0
+    two_batch_overlap: bool = False
     speculation: Speculation | None = None
     memory_share: float | None = None
     prompt_wait_steps: int = 0
@@ -151,6 +155,8 @@ class ServingRun:
             engine=Engine(self.engine, times, memory),
             routing=self.routing,
             expert_exchange=self.expert_exchange,
+            redundant_experts=self.redundant_experts,
+            two_batch_overlap=self.two_batch_overlap,
             speculation=self.speculation,
             prompt_wait_steps=self.prompt_wait_steps,
         )

@@ -41,6 +41,8 @@ _COLUMNS = ("model", "precision", "framework", "parallelism", "batch_or_concurre
 _NUMBERS = ("isl", "osl", "tok_s_per_gpu", "num_gpus")
 MTP_ACCEPTED = 0.6
 """[published] Share of drafted tokens accepted, where a row says that multi-token prediction was simulated."""
+_COPIES = 32
+"""[published] Redundant experts of the pools of DeepSeek-V3, but where a row simulates balance (LMSYS; DeepSeek-AI)."""
 TENSORRT_LLM_TABLES = replace(engine_rules("trtllm").memory, share=0.95)
 """[published] The benchmarks of TensorRT-LLM's perf-overview.md set kv_cache_free_gpu_mem_fraction to 0.95."""
 _BACKENDS = {"sglang": "sglang", "vllm": "vllm"}
@@ -61,14 +63,12 @@ class Server:
 
     Attributes:
         run: The deployment; its batch is one request where the row leaves it to the server.
-        overlapped: Whether two half batches overlap, one's communication with the other's computing.
     """
 
     run: ServingRun
     machine: MeasuredMachine
     times: EngineTimes
     memory: MemoryPolicy
-    overlapped: bool
 
     def evaluate(self, batch: int) -> Evaluation:
         """The figures with so many requests in flight."""
@@ -186,6 +186,7 @@ def _server(
     tp, dp = degrees["attention_tp"], degrees["attention_dp"]
     low, pool = str(row["precision"]).startswith("fp8"), row["phase"] in _PREDICT
     spread = dp > 1 and (backend == "sglang" or tp * dp > 8)
+    balanced = pool and bool(re.search("perfect EPLB|profile", str(row["framework"])))
     weights: Dtype = ("fp8_block" if published == "fp8_block" else "fp8") if low else "bf16"
     strategy, replicas = strategy_of_run(model, dp, tp, dp, dp)
     run = ServingRun(
@@ -200,12 +201,13 @@ def _server(
         stated=dp,
         replicas=replicas,
         phase=row["phase"] if pool else "serve",
-        routing="balanced" if pool else "skewed",  # [published] pools copy popular experts (EPLB) or simulate balance
+        routing="balanced" if balanced else "skewed",
         expert_exchange="all_to_all" if spread else "all_gather",
+        redundant_experts=_COPIES if pool and not balanced else 0,
+        two_batch_overlap=pool and "no-TBO" not in str(row["framework"]),
     )
     memory = TENSORRT_LLM_TABLES if backend == "trtllm" else engine_rules(backend).memory
-    overlapped = pool and "no-TBO" not in str(row["framework"])
-    return Server(run, machine, engine_times(calibration, run), memory, overlapped)
+    return Server(run, machine, engine_times(calibration, run), memory)
 
 
 def _aggregated(row: JsonFields, server: Server) -> Prediction:
@@ -256,13 +258,9 @@ _PREDICT = {"prefill": _prefill, "decode": _decode}
 
 
 def _step_s(server: Server, batch: int) -> float:
-    """Seconds of a step of a pool. Overlapping, one half batch communicates while the other computes."""
-    whole = server.evaluate(batch)
-    if not server.overlapped:
-        return whole.stage.total_s + whole.engine_s
-    half = server.evaluate(batch // 2)
-    communication_s = sum(layers * op.communication_time_s for layers, op in half.stage_ops)
-    return 2 * max(communication_s, half.stage.total_s - communication_s) + whole.engine_s
+    """Seconds of a step of a pool."""
+    found = server.evaluate(batch)
+    return found.stage.total_s + found.engine_s
 
 
 def _phases(frame: pd.DataFrame, columns: np.ndarray) -> JsonObject:
