@@ -170,12 +170,7 @@ def make_searcher(name: str, space: StrategySpace, *, seed: int, budget: int, **
         raise InputError(f"expected a budget of at least 1 call, got {budget}")
     validated = check_options(name, options)
     searcher = searcher_class(name)(space, seed=seed, budget=budget, options=validated)
-    if not options.get(START):
-        return searcher
-    if name == "ppo" and type(searcher).step is Searcher.step:  # it learns from its own proposals alone
-        searcher.close()
-        raise OptionsError("searcher 'ppo' cannot start with given strategies: take prior, genetic or ppo_paper")
-    return StartedSearcher(searcher, _actions(space, options[START]))
+    return StartedSearcher(searcher, _actions(space, options[START])) if options.get(START) else searcher
 
 
 def _actions(space: StrategySpace, strategies: Sequence[JsonFields]) -> list[Action]:
