@@ -8,7 +8,8 @@
 A case is a workload and a black box that answers for it. f/f* is the true figure of the best strategy so far over the
 exact optimum of the black box; before anything is feasible it is 0. What the prior was trained on is in its header:
 none of the workloads and models here, no machine but the H100, no engine but vLLM. A searcher "NAME:rule" begins with
-twenty strategies by rule of thumb, "prior:as_is" does not learn from answers. Finished runs are not run again.
+twenty strategies by rule of thumb, "prior:as_is" does not learn from answers; `optuna_gp`, `smac`, `botorch`, `vizier`
+are of `library_peers.py`. Finished runs are not run again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from library_peers import PEERS, make_peer
 
 from envs.space import Action
 from envs.strategy_env import StrategyEnv
@@ -32,6 +34,7 @@ from raysearch.base.file_io import strategy_dict
 from raysearch.optima.named_spaces import optimum_value
 from raysearch.searchers.registry import make_searcher
 from raysearch.searchers.rule_of_thumb import rule_of_thumb
+from raysearch.searchers.start import StartedSearcher
 from raysearch.testing.stepping import Stepped
 from sim.config.catalog import load_workload, under_engine
 from sim.evaluation import Evaluation, Violation
@@ -162,7 +165,13 @@ def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
     if option == "rule":
         options = {"start": [strategy_dict(each) for each in rule_of_thumb(env.space)]}
     planned = iter(_lists(case, calls)) if searcher == LIST else None
-    made = None if planned else make_searcher(name, env.space, seed=seed, budget=max(calls, 100), **options)
+    made = None
+    if name in PEERS:
+        made = make_peer(name, env.space, seed, max(calls, 100))
+        if option == "rule":
+            made = StartedSearcher(made, [env.space.encode(each) for each in rule_of_thumb(env.space)])
+    elif not planned:
+        made = make_searcher(name, env.space, seed=seed, budget=max(calls, 100), **options)
     stepped = Stepped(env)
     best, true_best, found = 0.0, 0.0, list[float]()
     for call in range(1, calls + 1):
