@@ -27,8 +27,10 @@ import numpy as np
 
 from sim.sharding.kinds import StridedShard
 from sim.sharding.layout import Layout, Pieces, format_layout, local_shape, local_shapes
-from sim.sharding.placement import REPLICATE, Placement, PlacementError, Replicate, Shard
+from sim.sharding.placement import REPLICATE, Partial, Placement, PlacementError, Replicate, Shard
 from sim.sharding.redistribute import RedistributionError, collective_between, sent_share
+
+_PLAIN = (Replicate, Shard, StridedShard, Partial)
 
 
 class RouteStep(NamedTuple):
@@ -52,10 +54,11 @@ class RouteStep(NamedTuple):
     bytes_per_device: float
     span: int = 1
 
-    def of(self, element_bytes: float) -> RouteStep:
-        """The same step of elements that are so many times as large."""
-        axis, collective, source, target, layout, sent_bytes, span = self
-        return RouteStep(axis, collective, source, target, layout, sent_bytes * element_bytes, span)
+    def of(self, shape: tuple[int, ...], degrees: tuple[int, ...], element_bytes: float) -> RouteStep:
+        """The same step of a tensor."""
+        axis, collective, source, target, layout, _, span = self
+        sent_bytes = _sent(self, shape, degrees) * element_bytes if collective else 0.0
+        return RouteStep(axis, collective, source, target, layout, sent_bytes, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class _Problem:
     Attributes:
         choices: Placements that a route may use, per axis.
         degrees: Ranks per axis.
-        shape: Of the whole tensor.
+        shape: Of a tensor that is cut as evenly as the one that is moved: see `_cut_alike`.
         fused: Whether a step may move several axes.
     """
 
@@ -106,7 +109,7 @@ class _Graph:
         return found
 
     def steps(self, number: int) -> Iterator[tuple[int, RouteStep]]:
-        """Where steps from a layout lead, and the steps, of elements of one byte; each is worked out when it is due."""
+        """Where steps from a layout lead, and the steps, of no tensor yet; each is worked out when it is due."""
         known = self._known[number]
         yield from known
         for step in self._further[number]:
@@ -117,6 +120,29 @@ class _Graph:
 @lru_cache(maxsize=1024)
 def _graph(problem: _Problem) -> _Graph:
     return _Graph(problem)
+
+
+@lru_cache(maxsize=4096)
+def _graph_between(
+    source: Layout, target: Layout, degrees: tuple[int, ...], shape: tuple[int, ...], *, fused: bool, stripes: bool
+) -> _Graph:
+    """The graph for routes between two layouts. Raises: PlacementError."""
+    for layout in (source, target):
+        largest_shape(layout, degrees, shape)
+    ends = list(zip(source, target, strict=True))
+    choices = [_candidates(each, axis, degrees, len(shape), stripes=stripes) for axis, each in enumerate(ends)]
+    return _graph(_Problem(tuple(choices), degrees, shape, fused))
+
+
+def _cut_alike(shape: tuple[int, ...], degrees: tuple[int, ...], ends: Layout) -> tuple[int, ...]:
+    """A shape between whose layouts the same steps lead, so that many tensors share what is known of them.
+
+    Over two axes a step asks of a size but whether all ranks cut it evenly; beyond, and of unusual shards, of more.
+    """
+    if len(degrees) > 2 or not all(isinstance(each, _PLAIN) for each in ends):
+        return shape
+    ranks = math.prod(degrees)
+    return tuple([ranks if size % ranks == 0 else ranks + 1 for size in shape])
 
 
 def cheapest_route(
@@ -147,13 +173,8 @@ def cheapest_route(
         PlacementError: The tensor cannot lie so.
     """
     degrees, shape = tuple(degrees), tuple(shape)
-    for layout in (source, target):
-        largest_shape(layout, degrees, shape)
-    choices = [
-        _candidates((source[axis], target[axis]), axis, degrees, len(shape), stripes=stripes)
-        for axis in range(len(degrees))
-    ]
-    graph = _graph(_Problem(tuple(choices), degrees, shape, fused))
+    alike = _cut_alike(shape, degrees, (*source, *target))
+    graph = _graph_between(source, target, degrees, alike, fused=fused, stripes=stripes)
     first, last = graph.number(source), graph.number(target)
     order = itertools.count()  # layouts have no order: the earlier one wins a tie
     queue: list[tuple[float, int, int, int, RouteStep | None]] = [(0.0, 0, next(order), first, None)]
@@ -167,10 +188,10 @@ def cheapest_route(
         arrived[here] = step
         if here == last:
             return Route(source, _steps_back(last, arrived, before))
-        for there, of_bytes in graph.steps(here):
+        for there, step in graph.steps(here):
             if there in arrived:
                 continue
-            onward = of_bytes.of(element_bytes)
+            onward = step.of(shape, degrees, element_bytes)
             # Rounded, so that equal costs reached in another order of additions count as equal.
             reached = (round(cost + price(onward), 9), count + 1)
             if reached < waiting.get(there, (math.inf, 0)):
@@ -230,7 +251,7 @@ def _steps(layout: Layout, problem: _Problem) -> Iterator[RouteStep]:
                 after = (*layout[:axis], wanted, *layout[axis + 1 :])
                 possible = target is not None and _in_one_step(source, target, problem)
                 if wanted != held and target is not None and possible and _fits(after, problem):
-                    yield _step(axis, source, target, after, problem)
+                    yield RouteStep(axis, collective_between(source, target), source, target, after, 0.0)
         yield from _renamed_steps(axis, layout, problem)
     if problem.fused:
         yield from _fused_steps(layout, problem)
@@ -253,7 +274,7 @@ def _fused_steps(layout: Layout, problem: _Problem) -> Iterator[RouteStep]:
             if wanted != held and one and _in_one_step(held, wanted, problem):
                 after = _replaced(layout, dict.fromkeys(range(axis, end), wanted))
                 if _fits(after, problem):
-                    yield _step(axis, held, wanted, after, problem, end - axis)
+                    yield RouteStep(axis, collective_between(held, wanted), held, wanted, after, 0.0, end - axis)
 
 
 def _as_one(placement: Placement, axis: int, end: int, layout: Layout, problem: _Problem) -> bool:
@@ -314,10 +335,11 @@ def _renamed_steps(axis: int, layout: Layout, problem: _Problem) -> Iterator[Rou
         plain, striped = Shard(inner_held.dim), StridedShard(inner_held.dim, degree)
         if outer_held == inner_held == plain:
             after = _replaced(layout, {axis: REPLICATE, inner: striped})
-            yield _step(axis, plain, REPLICATE, after, problem)
+            yield RouteStep(axis, collective_between(plain, REPLICATE), plain, REPLICATE, after, 0.0)
         even = inner_held == striped and _even(plain.dim, layout[:axis], (axis, inner), problem)
         if outer_held == REPLICATE and even:
-            yield _step(axis, REPLICATE, plain, _replaced(layout, {axis: plain, inner: plain}), problem)
+            after = _replaced(layout, {axis: plain, inner: plain})
+            yield RouteStep(axis, collective_between(REPLICATE, plain), REPLICATE, plain, after, 0.0)
 
 
 def _replaced(layout: Layout, changes: Mapping[int, Placement]) -> Layout:
@@ -327,19 +349,15 @@ def _replaced(layout: Layout, changes: Mapping[int, Placement]) -> Layout:
 # --- prices -------------------------------------------------------------------------------------------
 
 
-def _step(
-    axis: int, source: Placement, target: Placement, after: Layout, problem: _Problem, span: int = 1
-) -> RouteStep:
-    collective, degree = collective_between(source, target), math.prod(problem.degrees[axis : axis + span])
-    sent_bytes = 0.0
-    if collective is not None:
-        group = dict.fromkeys(range(axis, axis + span), REPLICATE)
-        shape = largest_shape(_replaced(after, group), problem.degrees, problem.shape)
-        share = sent_share(collective, degree)
-        if collective == "all_to_all":
-            share = all_to_all_share(source, target, shape, degree)
-        sent_bytes = share * math.prod(shape)
-    return RouteStep(axis, collective, source, target, after, sent_bytes, span)
+def _sent(step: RouteStep, shape: tuple[int, ...], degrees: tuple[int, ...]) -> float:
+    """Bytes that each rank sends, of elements of one byte."""
+    axis, collective, source, target, layout, _, span = step
+    assert collective
+    before = (*layout[:axis], *[REPLICATE] * span, *layout[axis + span :])
+    shape, degree = largest_shape(before, degrees, shape), math.prod(degrees[axis : axis + span])
+    if collective == "all_to_all":
+        return all_to_all_share(source, target, shape, degree) * math.prod(shape)
+    return sent_share(collective, degree) * math.prod(shape)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -360,8 +378,18 @@ def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...
     if source.dims == target.dims:
         owner, wanted = (shard.owners(sizes[0], degree) for shard in (source, target))
         return float(np.bincount(owner[owner != wanted], minlength=degree).max()) / sizes[0]
+    if plain:
+        return max([held / sizes[0] * (1 - wanted / sizes[1]) for held, wanted in _chunks_side_by_side(sizes, degree)])
     held, wanted = (shard.counts(size, degree) / size for shard, size in zip((source, target), sizes, strict=True))
     return float((held * (1 - wanted)).max())
+
+
+def _chunks_side_by_side(sizes: Iterable[int], degree: int) -> Iterator[tuple[int, ...]]:
+    """What ranks hold of each of some dims in chunks: of every kind of rank one, whole chunks being alike."""
+    widths = [(size, -(-size // degree)) for size in sizes]
+    first = {0} | {size // width + more for size, width in widths for more in (0, 1)}
+    for rank in first & set(range(degree)):
+        yield tuple([min(max(size - width * rank, 0), width) for size, width in widths])
 
 
 def _fits(layout: Layout, problem: _Problem) -> bool:
