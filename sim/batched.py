@@ -554,7 +554,7 @@ class _Terms:
     def _bytes(self, known: _Known, pp: Ints) -> tuple[Floats, Floats, Floats]:
         """Bytes of the fullest stage, of its KV cache, and what it needs; in the last kind of step."""
         held = [cost[:, :, -1] for cost in known.costs]
-        weights, kv = ([add_up(list(each[:, figure])) for each in held] for figure in (_WEIGHT, _KV))
+        weights, kv = ([add_up(each[:, figure]) for each in held] for figure in (_WEIGHT, _KV))
         peak = np.max([each[:, _ACTIVATION].max(axis=0) for each in held], axis=0)
         kinds = np.broadcast_arrays(*stage_bytes(self._workload, known.stages, pp, weights, kv, peak, known.base))
         total = _total_bytes(kinds)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sim.arrays import Floats
 from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp, Layer, Tensor
 from sim.ops.layers import layer_of
@@ -191,12 +192,14 @@ def _moves(tensor: Tensor, sides: Sides, choices: Choices) -> Moves:
     return sides.moves(tensor, choices)
 
 
-def add_up(terms: Sequence[Any]) -> Any:
-    """What Python's `sum` makes of floats; of arrays, the same at each place.
+def add_up(terms: Sequence[Any] | Floats) -> Any:
+    """What Python's `sum` makes of floats; of arrays, or of an array's rows, the same at each place.
 
     >>> add_up([0.1] * 10) == sum([0.1] * 10), (add_up([np.full(2, 0.1)] * 10) == sum([0.1] * 10)).tolist()
     (True, [True, True])
     """
+    if isinstance(terms, np.ndarray) and not _COMPENSATED:
+        return terms.cumsum(axis=0)[-1]  # one after the other; numpy's sum would pair them
     if not _COMPENSATED or not _arrays(terms):
         return sum(terms)
     total, lost = np.zeros(()), np.zeros(())
