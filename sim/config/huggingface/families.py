@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from sim.config.fields import MOST_LAYERS
 from sim.config.huggingface.hybrid_families import HYBRID_FAMILIES
 from sim.config.huggingface.keys import ALIASES, CannotImport, Keys
 from sim.config.huggingface.parts import (
@@ -307,8 +308,9 @@ def _step(keys: Keys) -> list[ImportedLayer]:
     attention = [("window", window) if kind == "sliding_attention" else ("full", full) for kind in kinds]
     experts = expert_network(keys, keys.known("expert_hidden"), keys.known("shared_hidden"))
     dense = dense_network(keys.known("ffn_hidden"))
-    stated = keys.text("moe_layers_enum", longest=20_000) if keys.holds(str, "moe_layers_enum") else ""
-    where = {int(each) for each in stated.split(",") if each.strip().isdigit()} if stated else set(range(3, layers))
+    enumerated = keys.text("moe_layers_enum", longest=20_000) if keys.holds(str, "moe_layers_enum") else ""
+    stated = {each.strip() for each in enumerated.split(",")}
+    where = {layer for layer in range(layers) if str(layer) in stated} if enumerated else set(range(3, layers))
     if keys.texts("mlp_layer_types"):
         where = {layer for layer, sparse in enumerate(dense_first(keys, layers)) if sparse}
     keys.seen("first_k_dense_replace", "n_shared_experts", *_CLAMPS)
@@ -363,7 +365,9 @@ def _longcat(keys: Keys) -> list[ImportedLayer]:
     Of the experts that a token picks those that are the identity cost nothing: counted are the others, by their share.
     Source: vLLM 0.33, longcat_flash.py, which runs them in order.
     """
-    layers, width = keys.count("num_layers", default=keys.known("layers") // 2 or None), keys.known("ffn_hidden")
+    most = MOST_LAYERS // 2
+    layers = keys.count("num_layers", default=keys.known("layers") // 2 or None, most=most)
+    width = keys.known("ffn_hidden")
     routed, none = keys.need("experts"), keys.whole("zero_expert_num")
     experts = expert_network(keys, keys.count("expert_ffn_hidden_size"), width)[1]
     experts["experts_per_token"] = max(1, round(experts["experts_per_token"] * routed / (routed + none)))

@@ -102,13 +102,13 @@ class Keys:
         """
         return self._number(names, default, 1, most)
 
-    def whole(self, *names: str, default: int = 0) -> int:
+    def whole(self, *names: str, default: int = 0, most: int = LARGEST_FIELD) -> int:
         """A number of 0 or more.
 
         Raises:
             CannotImport: It is none.
         """
-        return self._number(names, default, 0, LARGEST_FIELD)
+        return self._number(names, default, 0, most)
 
     def need(self, what: str) -> int:
         """A count that must be there, of `ALIASES`; of layers a few thousand at most.
@@ -116,15 +116,15 @@ class Keys:
         Raises:
             CannotImport: It is not.
         """
-        return self.count(*ALIASES[what], most=MOST_LAYERS if what == "layers" else LARGEST_FIELD)
+        return self.count(*ALIASES[what], most=_most(what))
 
     def known(self, what: str, default: int = 0) -> int:
-        """A number of `ALIASES`.
+        """A number of `ALIASES`; of layers a few thousand at most.
 
         Raises:
             CannotImport: It is none.
         """
-        return self.whole(*ALIASES[what], default=default)
+        return self.whole(*ALIASES[what], default=default, most=_most(what))
 
     def flag(self, name: str, *, default: bool) -> bool:
         """True or false.
@@ -270,3 +270,8 @@ class Keys:
 
     def _refused(self, name: str, expected: str, value: Any) -> CannotImport:
         return CannotImport(f"{self._where}{name}: expected {expected}, got {reprlib.repr(value)}")
+
+
+def _most(what: str) -> int:
+    """The largest number of `ALIASES`: a list is made of as many layers."""
+    return MOST_LAYERS if what == "layers" else LARGEST_FIELD

@@ -136,6 +136,8 @@ COMMANDS = {
 }
 ENDS = {("KILL", "watcher"), ("KILL", "keeper"), ("KILL", "command")}
 """What the command does not survive; whoever asks for it with --resume goes on."""
+LOOK_S = 0.2
+"""Between two looks at all processes of the machine, which take a few hundredths of a second."""
 LONG = int(os.environ.get("RAYSEARCH_FUZZ", "0")) > 0
 SCENARIOS: list[tuple[str, tuple[Disturbed, ...]]] = [
     (
@@ -241,7 +243,7 @@ def test_chaos_changes_no_row_and_leaves_nothing(
     let_pass(1000)
     while process.poll() is None:
         started |= set(descendants(process.pid))
-        time.sleep(0.1)
+        time.sleep(LOOK_S)
         if disturbances[-1][:2] == ("STOP", "watcher") and (out / command.last).exists():
             os.kill(process.pid, signal.SIGCONT)
     gone()
@@ -279,7 +281,7 @@ def alive(process: subprocess.Popen[str], out: Path, command: Commanded) -> bool
 def wait_until(true: Callable[[], bool]) -> None:
     """Waits as long as the test may take: how long that is says nothing but how busy the machine is."""
     while not true():
-        time.sleep(0.05)
+        time.sleep(LOOK_S)
 
 
 def victims(process: subprocess.Popen[str], out: Path) -> dict[str, int]:

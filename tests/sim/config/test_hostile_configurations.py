@@ -24,7 +24,7 @@ Config = dict[str, Any]
 
 WRONG: list[Any] = [
     *(None, True, False, 0, 1, 2, 7, -1, -(10**9), 4096, 10**7, 10**9, 10**19, 10**300),
-    *(1.5, 1e308, float("nan"), float("inf"), "", "x", "128", "\n\x1b[2J\udcff", "M" * 5000),
+    *(1.5, 1e308, float("nan"), float("inf"), "", "x", "128", "²,1,2", "9" * 5000, "\n\x1b[2J\udcff", "M" * 5000),
     *([], {}, [1], [None] * 100, [0] * 5000, [-1] * 100, ["full_attention"] * 5000, ["\n"] * 100, [[[[[[]]]]]]),
     *({"a": 1}, {"a": {"a": {"a": [1]}}}, {"\n": None}),
 ]
@@ -232,3 +232,13 @@ def test_the_deepest_model_is_read_in_the_order_of_its_layers(tmp_path: Path) ->
     assert model.order == (0, *[1] * 4095)
     with pytest.raises(CatalogError, match="from 1 to 4,096, got 4097"):
         load_model(_saved(deep | {"num_hidden_layers": 4097}, tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize("content", CONFIGURATIONS, ids=_name)
+def test_no_list_is_made_of_as_many_layers_as_a_file_likes(content: Config, tmp_path: Path) -> None:
+    for table, key in list(_places(broken := copy.deepcopy(content))):
+        if key in ("num_layers", "num_hidden_layers", "n_layers"):
+            table[key] = 10**9
+    broken.setdefault("num_hidden_layers", 10**9)
+    with pytest.raises(CatalogError, match=r"layers: expected a whole number from [01] to [24],\d{3}, got 1000000000"):
+        load_model(_saved(broken, tmp_path / "config.json"))
