@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from collections.abc import Iterator
@@ -33,11 +32,11 @@ def places(value: Any, at: Place = ()) -> Iterator[Place]:
 
 def replaced(value: Any, at: Place, new: Any) -> Any:
     """A copy with another value in one place."""
-    whole = copy.deepcopy(value)
-    inside = whole
-    for key in at[:-1]:
-        inside = inside[key]
-    inside[at[-1]] = new
+    if not at:
+        return new
+    key, *within = at
+    whole = value.copy()
+    whole[key] = replaced(value[key], tuple(within), new)
     return whole
 
 
