@@ -220,39 +220,40 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
     around = [tables.costs[name] for name in cut.separators]
     pairs = list(itertools.product(*(row.items() for row in around)))
     peaks = [max(cost.activation_bytes for _, cost in pair) for pair in pairs]
-    rooms = _Rooms(alone, depths, (left, right), peaks)
+    rooms = _Rooms(alone, depths, (left, right))
     for (at, to), pair, peak_bytes in zip(np.ndindex(left.time_s.shape[:2]), pairs, peaks, strict=True):
         separators = {name: choice for name, (choice, _) in zip(cut.separators, pair, strict=True)}
         own_s = sum(cost.time_s for _, cost in pair)
-        (left_s, rows), (right_s, columns) = _ascending(left.time_s[at, to] + own_s), _ascending(right.time_s[at, to])
-        layer_s = None
+        left_s, right_s = left.time_s[at, to] + own_s, right.time_s[at, to]
+        quickest_s, grid = float(left_s.min() + right_s.min()), None
         for pp in depths:
-            room_for, some, every = rooms.of(peak_bytes, pp)
-            if not some:
-                continue
             parts = stages_of(alone, pp, separators[rank.layer.stream.producer])
             limit_s = (workload.tpot_limit_s * (1 + ROUNDING) * state.pace.gained / pp - engine_s) / factor
             longest_s = min((limit_s - ends_s) / layers for layers, ends_s in parts)
-            height, width = (
-                np.count_nonzero(each) for each in (left_s + right_s[0] <= longest_s, left_s[0] + right_s <= longest_s)
-            )
-            if not height:
+            if quickest_s > longest_s:
                 continue
-            if layer_s is None:
+            room_for, some, every = rooms.of(peak_bytes, pp)
+            if not some:
+                continue
+            if grid is None:
+                (left_s, rows), (right_s, columns) = _ascending(left_s), _ascending(right_s)
                 layer_s = np.add.outer(left_s, right_s)
+                grid = rows, columns, layer_s, layer_s.astype(np.float32)
+            rows, columns, layer_s, coarse_s = grid
+            height, width = (np.count_nonzero(each <= longest_s) for each in (layer_s[:, 0], layer_s[0]))
             in_time_s = layer_s[:height, :width]
             allowed = in_time_s <= longest_s
             if not every:
                 allowed &= room_for[left.size[rows[:height]]][:, right.size[columns[:width]]]
-            feasible_s = in_time_s[allowed]
+            feasible_s = coarse_s[:height, :width][allowed]
             if not feasible_s.size:
                 continue
-            least_s = feasible_s[0] if every else feasible_s.min()
+            least_s = quickest_s if every else in_time_s[allowed].min()
             each_token = tp * ep * pp / state.tokens
             of_stages = [
                 (each_token * factor * layers, each_token * (factor * ends_s + engine_s)) for layers, ends_s in parts
             ]
-            landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages))
+            landscape.count(_slowest(feasible_s, of_stages), _slowest(np.float32(least_s), of_stages))
             tokens_per_s_per_gpu = 1 / max(scale * float(least_s) + more for scale, more in of_stages)
             if tokens_per_s_per_gpu > landscape.best_tokens_per_s_per_gpu:
                 equal = np.nonzero(allowed & (in_time_s == least_s))
@@ -264,7 +265,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
 
 def _slowest(layer_s: Any, of_stages: Sequence[tuple[float, float]]) -> Any:
     """Seconds per token and GPU by the slowest stage, in single precision: each a multiple of the layer's and more."""
-    layer_s, slowest = layer_s.astype(np.float32), None
+    slowest = None
     for scale, more in of_stages:
         each = layer_s * np.float32(scale)
         each += np.float32(more)
@@ -302,27 +303,33 @@ class _Rooms:
         alone: The GPU.
         depths: Pipeline stages that are asked for.
         segments: What a layer is made of.
-        peaks_bytes: Largest activations of ops of neither segment that are asked for.
     """
 
-    def __init__(
-        self, alone: Sides, depths: Sequence[int], segments: Sequence[_Segment], peaks_bytes: Sequence[float]
-    ) -> None:
-        workload, base = alone.experts.workload, base_of([alone])
+    def __init__(self, alone: Sides, depths: Sequence[int], segments: Sequence[_Segment]) -> None:
+        self._alone, self._depths, self._segments = alone, depths, segments
+        self._fits: dict[float, dict[int, tuple[Flags, bool, bool]]] = {}
+
+    def of(self, peak_bytes: float, pp: int) -> tuple[Flags, bool, bool]:
+        """[left sizes, right sizes] whether a layer has room; whether any has, and whether all have.
+
+        Args:
+            peak_bytes: Largest activations of ops of neither segment.
+            pp: Pipeline stages.
+        """
+        if peak_bytes not in self._fits:
+            fits = zip(self._depths, self._room_for(peak_bytes), strict=True)
+            self._fits[peak_bytes] = {depth: (each, bool(each.any()), bool(each.all())) for depth, each in fits}
+        return self._fits[peak_bytes][pp]
+
+    def _room_for(self, peak_bytes: float) -> Flags:
+        """[depths, left sizes, right sizes]."""
+        depths, workload, base = self._depths, self._alone.experts.workload, base_of([self._alone])
         pipelines = [pipeline(workload, pp) for pp in depths]
         starts = np.cumsum([0, *(len(each) for each in pipelines)])
         pp = np.repeat(depths, np.diff(starts))[:, None, None]
         stages = side_by_side([stage for each in pipelines for stage in each], pp.shape)
-        weights, kv, inner = zip(*(each.sizes for each in segments), strict=True)
+        weights, kv, inner = zip(*(each.sizes for each in self._segments), strict=True)
         held, inner_bytes = ([np.add.outer(*weights)], [np.add.outer(*kv)]), np.maximum.outer(*inner)
-        self._fits: dict[tuple[float, int], tuple[Flags, bool, bool]] = {}
-        for peak_bytes in set(peaks_bytes):
-            kinds = stage_bytes(workload, stages, pp, *held, np.maximum(inner_bytes, peak_bytes), base)
-            needed, allowed = room(workload, sum(kinds), kinds[1])
-            fits = np.logical_and.reduceat(needed <= allowed, starts[:-1], axis=0)
-            for depth, each in zip(depths, fits, strict=True):
-                self._fits[peak_bytes, depth] = each, bool(each.any()), bool(each.all())
-
-    def of(self, peak_bytes: float, pp: int) -> tuple[Flags, bool, bool]:
-        """[left sizes, right sizes] whether a layer has room; whether any has, and whether all have."""
-        return self._fits[peak_bytes, pp]
+        kinds = stage_bytes(workload, stages, pp, *held, np.maximum(inner_bytes, peak_bytes), base)
+        needed, allowed = room(workload, sum(kinds), kinds[1])
+        return np.logical_and.reduceat(needed <= allowed, starts[:-1], axis=0)

@@ -218,5 +218,5 @@ def larger(some: Any, others: Any) -> Any:
     return max(some, others)
 
 
-def _arrays(terms: Sequence[Any]) -> bool:
+def _arrays(terms: Sequence[Any] | Floats) -> bool:
     return any(isinstance(term, np.ndarray) for term in terms)
