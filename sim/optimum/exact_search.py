@@ -299,7 +299,7 @@ class _Start(NamedTuple):
 
     Attributes:
         units: On the mesh, with what is in the steps of the batch.
-        state: Of the batch.
+        state: Of the batch; what it is at least, where larger ones are meant too.
         stacks: Both sides of a GPU per group, per kind of step.
         layer_s: Least seconds of a layer, each op for itself and without moves.
         weights, kv: The same of its bytes.
@@ -432,7 +432,7 @@ class _Search:
             layer_s = tuple(tuple(map(max, *rows)) for rows in zip(layer_s, at_least_s, strict=True))
         floor, at = self._floor(mesh, smallest, layer_s), self.stages(mesh).index(pp)
         decode_s, mixed_s = float(floor.stages_s[0, at]), float(floor.stages_s[-1, at])
-        state = start.state.at_least.through(pp)
+        state = start.state.through(pp)
         if not self._in_time(state, decode_s, mixed_s):
             return
         if _SLACK * floor.needed_bytes[at] <= room(self.workload, 0.0, 0.0)[1]:
@@ -573,7 +573,7 @@ class _Search:
             floors = _floors(units) if possible else ((), (), ())
             stacks = _stacks(units)
             endings = unbeaten_vocabulary_choices(stacks, self._vocabulary, self._combines)
-            found = known[key] = _Start(units, state, stacks, *floors, possible, endings)
+            found = known[key] = _Start(units, state.at_least if or_more else state, stacks, *floors, possible, endings)
         return found
 
     def _units_on(self, mesh: Mesh, loads: tuple[Load, ...]) -> tuple[Unit, ...]:
