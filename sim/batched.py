@@ -22,11 +22,12 @@ from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation
 from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp
+from sim.ops.rank import OpCost, Rank
 from sim.prices.engine import EngineTimes
 from sim.serving.phases import Batching, Pace, batching, most_sequences, phase_of
 from sim.simulate import ROUNDING, degree_limits, evaluate
 from sim.step.attention_expert_meshes import Stack, sides_of
-from sim.step.costs import op_cost, token_rows
+from sim.step.costs import token_rows
 from sim.step.layer import add_up
 from sim.step.pipeline import Stage, pipeline, side_by_side
 from sim.step.stage import (
@@ -342,10 +343,9 @@ _, _, _WEIGHT, _KV, _ACTIVATION, _BROKEN, _, _SUPPORT = range(8)
 """Figures of an op: the numbers of an `OpCost`; by how much its choice misses limits on heads, tokens and support."""
 
 
-def _with_limits(stack: Stack, op: FusedOp, choice: int, group: int) -> tuple[float, ...]:
+def _with_limits(rank: Rank, op: FusedOp, choice: int, cost: OpCost) -> tuple[float, ...]:
     """Those of an op under a choice."""
-    rank, heads, tokens, unsupported = stack[group].rank_by_op[op.name], 0.0, 0.0, 0.0
-    cost = op_cost(rank, op, choice)
+    heads, tokens, unsupported = 0.0, 0.0, 0.0
     if cost.broken == "heads":
         heads = Violation("heads", rank.tp, rank.attention.heads, "").excess
     elif cost.broken == "tokens":
@@ -430,7 +430,9 @@ class _Terms:
     # --- addends ---------------------------------------------------------------------------------
 
     def _cost(self, group: int, stack: Stack, _: _Mesh, op: int, choices: tuple[int, ...]) -> Sequence[float]:
-        return _with_limits(stack, self._sum.groups[group].layer.layer.ops[op], choices[0], group)
+        layer, sides = self._sum.groups[group].layer, stack[group]
+        rank, cost = sides.rank_by_op[layer.costs[op].name], layer.costs[op].price(sides, choices)
+        return _with_limits(rank, layer.layer.ops[op], choices[0], cost)
 
     def _move(self, group: int, stack: Stack, _: _Mesh, tensor: int, choices: tuple[int, ...]) -> Sequence[float]:
         return self._sum.groups[group].layer.moves[tensor].price(stack[group], choices)

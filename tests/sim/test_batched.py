@@ -75,6 +75,15 @@ def test_so_it_is_where_prompts_wait_for_each_other(wait):
     assert len({one.strategy.attention_dp for one in each}) > 3
 
 
+def test_so_it_is_where_half_batches_overlap():
+    known = replace(LATENT, phase="decode", expert_exchange="all_to_all", two_batch_overlap=True, gpus=32).load()
+    dims, rng = megatron_dims(known.model), np.random.default_rng(4)
+    meshes = [(1, 8, 8, 256), (1, 8, 8, 9000), (2, 16, 8, 512), (1, 16, 16, 4000), (4, 8, 2, 100)]
+    each = agree(known, [Strategy(tp, ep, 1, int(rng.integers(1, most)), dims, dp=dp) for tp, ep, dp, most in meshes])
+    apart = replace(known, two_batch_overlap=False)
+    assert all(one.tpot_s != evaluate(apart, one.strategy).tpot_s for one in each)
+
+
 def test_so_it_is_of_a_phase_whose_own_time_grows_with_the_batch():
     def steady_state(known, batch, dp):
         state = SERVE.steady_state(known, batch, dp)
