@@ -66,6 +66,7 @@ _COMMANDS = {
     "tune-live": ("tune_live", "tune_live"),
     "verify": ("verify", "verify_results"),
     "verify-rules": ("verify_rules", "verify_rules"),
+    "matmul": ("matmul", "matmul"),
 }
 """Module in raysearch.cli.commands and function of each, in the order of --help."""
 

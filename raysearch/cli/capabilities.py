@@ -75,7 +75,7 @@ def machine_facts(name: str) -> MachineFacts:
         bias=carried.bias if carried else "",
         node_gpus=hardware.node_gpus,
         rack_gpus=hardware.tiers[1],
-        topology="mesh" if hardware.collectives.mesh_peers else "switched",
+        topology=hardware.collectives.topology,
         formats=("bf16", *(name for name in ("fp8", "mxfp4", "nvfp4") if rates[name] > rates["bf16"])),
     )
 

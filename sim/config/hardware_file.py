@@ -24,6 +24,7 @@ from sim.prices import hardware
 from sim.prices.calibration import Calibration
 from sim.prices.curves import CARRIED_OVER, CarriedOver, Curves
 from sim.prices.dtypes import ARITHMETIC, FORMATS
+from sim.prices.torus import Torus
 
 
 class _Compute(FileSchema):
@@ -68,15 +69,28 @@ class _Rack(FileSchema):
     hop_us: Microseconds
 
 
+class _Torus(FileSchema):
+    dims: Annotated[int, Field(ge=2, le=3, strict=True)]
+    hop_us: Microseconds  # shortest time of one hop
+    wraps: Count  # an axis closes to a ring where its length is a multiple of this
+
+
 class _Links(FileSchema):
     """Peak rates, per direction."""
 
     node_gb_per_s: GigabytesPerSecond  # all links of a GPU to the others of its node
-    topology: Literal["switched", "mesh"] = "switched"  # mesh: a link per pair of GPUs, all alike
+    topology: Literal["switched", "mesh", "torus"] = "switched"  # mesh: a link per pair of GPUs, all alike
     achieved_share: Share | None = None  # of large collectives; else as the machine's that scaled_from names
     network_gb_per_s: GigabytesPerSecond  # one network port
     nics: Count | None = None  # ports of a node, which its GPUs share; one per GPU
     rack: _Rack | None = None  # links between nodes that are not the network
+    torus: _Torus | None = None  # of topology = "torus", whose nodes have two links along each axis
+
+    @model_validator(mode="after")
+    def _describes_its_topology(self) -> _Links:
+        if (self.topology == "torus") != (self.torus is not None):
+            raise ValueError('topology = "torus" and the table links.torus belong together: give both or neither')
+        return self
 
 
 class _Efficiency(FileSchema):
@@ -396,6 +410,10 @@ class HardwareFile(FileSchema):
             collectives = dataclasses.replace(collectives, rack=tier)
         if self.links.topology == "mesh":
             collectives = dataclasses.replace(collectives, mesh_peers=self.node_gpus - 1)
+        if torus := self.links.torus:
+            link = self.links.node_gb_per_s * 1e9 / (2 * torus.dims)
+            joined = Torus(torus.dims, link, torus.hop_us * 1e-6, torus.wraps)
+            collectives = dataclasses.replace(collectives, torus=joined)
         return hardware.Hardware(
             name=self.name,
             vendor=self.vendor,

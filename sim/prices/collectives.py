@@ -24,6 +24,7 @@ from sim.prices.curves import MEMOISED, DeepepMode
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import MeshGroup
 from sim.prices.priced import EXACT, Interval, PricedKernel
+from sim.prices.torus import best_torus_time_s
 from sim.sharding.redistribute import sent_share
 
 
@@ -78,7 +79,10 @@ def collective_time_s(hardware: Hardware, kind: str, group: MeshGroup, tensor_by
         group: The GPUs taking part.
         tensor_bytes: V, the bytes of the whole tensor in the group.
     """
-    return envelope_time_s(_envelope(hardware.collectives, kind, group), tensor_bytes)
+    model = hardware.collectives
+    if model.torus and group.nodes == 1:
+        return best_torus_time_s(model.torus, kind, group.degree, tensor_bytes)
+    return envelope_time_s(_envelope(model, kind, group), tensor_bytes)
 
 
 @lru_cache(maxsize=MEMOISED)
@@ -87,7 +91,7 @@ def collective_price(
 ) -> PricedKernel:
     """Exposed seconds of a collective over a group, by the curves where there are any; `axis` names it in warnings."""
     exposed = 1 - hardware.communication_overlap
-    curves = hardware.curves
+    curves = None if hardware.collectives.torus else hardware.curves  # measured over switches
     inside = min(group.degree, hardware.node_gpus)
     as_switched = tensor_bytes / hardware.collectives.links_used(inside)
     fitted = curves.collective(kind, inside, as_switched) if curves else None
@@ -127,7 +131,7 @@ def expert_all_to_all(
     """
     exposed = 1 - hardware.communication_overlap
     model = hardware.collectives
-    if hardware.curves and not group.racked:
+    if hardware.curves and not group.racked and not model.torus:
         as_switched = columns / (model.links_used(group.per_node) if group.nodes == 1 else 1.0)
         fitted = hardware.curves.expert_all_to_all(
             side, tokens, as_switched, each, experts, topk, group.per_node, group.nodes, mode
@@ -146,6 +150,8 @@ def stage_send_s(hardware: Hardware, pair: MeshGroup, sent_bytes: float) -> floa
     if pair.racked and model.rack:
         latency_s = model.send_recv.intra_latency_s + model.rack.hop_s
         return latency_s + sent_bytes / model.rack.bandwidth_bytes_per_s
+    if model.torus and same_node:
+        return model.torus.hop_s + sent_bytes / model.torus.link_bandwidth_bytes_per_s
     if same_node:
         sent_bytes /= model.links_used(2)
     fitted = hardware.curves.send_recv(same_node=same_node, sent_bytes=sent_bytes) if hardware.curves else None
@@ -173,6 +179,9 @@ def expert_all_to_all_time_s(model: CollectiveModel, side: str, group: MeshGroup
     intra_bytes_per_s = kernel.intra_bandwidth_bytes_per_s * model.links_used(group.per_node)
     intra_s = sent_bytes * (group.per_node - 1) / others / intra_bytes_per_s
     inter_s = sent_bytes * (group.degree - group.per_node) / others / inter_bytes_per_s
+    if model.torus and group.nodes == 1:
+        tensor_bytes = sent_bytes / sent_share("all_to_all", group.degree)
+        intra_s = best_torus_time_s(model.torus, "all_to_all", group.degree, tensor_bytes)
     return _latency_at_nodes(kernel.latency_s, group.nodes) + max(intra_s, inter_s)
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 from sim.prices.curves import Curves
 from sim.prices.dtypes import Dtype
 from sim.prices.priced import Interval, PricedKernel, error_interval
+from sim.prices.torus import Torus
 
 EngineName = Literal["trtllm", "vllm", "sglang"]
 AllReduce = Literal["trtllm", "vllm", "sglang", "nccl"]
@@ -114,6 +115,7 @@ class CollectiveModel:
         mesh_peers: Peers of a node that each GPU has a link of its own to, all alike; 0 for a switch, over which one
             GPU's whole bandwidth reaches any peer.
         rack: Links between the node's and the network, or None where there are none.
+        torus: How the chips of a node are joined where each has links to its neighbours alone; None for other nodes.
     """
 
     protocols: tuple[Protocol, ...]
@@ -128,6 +130,12 @@ class CollectiveModel:
     send_recv: PointToPoint
     mesh_peers: int = 0
     rack: Rack | None = None
+    torus: Torus | None = None
+
+    @property
+    def topology(self) -> str:
+        """How the GPUs of a node are joined: "switched", "mesh" or "torus"."""
+        return "torus" if self.torus else "mesh" if self.mesh_peers else "switched"
 
     def links_used(self, per_node: int) -> float:
         """Share of a GPU's links inside a node that a collective among `per_node` of its GPUs can use.

@@ -93,7 +93,7 @@ def fastest_route(
         return step
 
     def microseconds(step: RouteStep) -> float:  # not seconds: a route's costs are compared to 9 decimals
-        priced = _price(hardware, axes, counted(step)) if step.collective else None
+        priced = step_price(hardware, axes, counted(step)) if step.collective else None
         return priced.time_s * 1e6 if priced else 0.0
 
     wide = [index for index, axis in enumerate(axes) if axis.degree > 1]
@@ -147,12 +147,12 @@ def _collective(hardware: Hardware, mesh: Sequence[Axis], step: RouteStep, tenso
         return None
     name, group_ = _group_of(tuple(mesh), step.axis, step.span, hardware.tiers)
     return Collective(
-        step.collective, name, group_.degree, tensor, step.bytes_per_device, *_price(hardware, tuple(mesh), step)
+        step.collective, name, group_.degree, tensor, step.bytes_per_device, *step_price(hardware, tuple(mesh), step)
     )
 
 
-def _price(hardware: Hardware, mesh: tuple[Axis, ...], step: RouteStep) -> PricedKernel:
-    """Of a step that communicates."""
+def step_price(hardware: Hardware, mesh: tuple[Axis, ...], step: RouteStep) -> PricedKernel:
+    """Seconds of a step that communicates, on a mesh whose axes are given from the outermost to the innermost."""
     assert step.collective is not None
     name, neighbours = _group_of(mesh, step.axis, step.span, hardware.tiers)
     tensor_bytes = step.bytes_per_device / sent_share(step.collective, neighbours.degree)

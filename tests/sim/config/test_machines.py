@@ -167,7 +167,8 @@ def test_gpus_that_share_network_ports_share_their_rate(tmp_path: Path) -> None:
     [
         ("h100_nvl", "gpus = 8 ", "gpus = 9 ", "links.rack.gpus (9) must be several nodes of 2 GPUs"),
         ("mi300x", "node_gpus = 8 ", "node_gpus = 2 ", "a mesh has at least 3 GPUs, got node_gpus = 2"),
-        ("mi300x", '"mesh"', '"torus"', "links.topology: Input should be 'switched' or 'mesh'"),
+        ("mi300x", '"mesh"', '"ring"', "links.topology: Input should be 'switched', 'mesh' or 'torus'"),
+        ("mi300x", '"mesh"', '"torus"', "the table links.torus belong together"),
         ("mi300x", 'scaled_from = "h100_sxm"', "", "efficiency: missing, and no scaled_from names a machine"),
         ("mi300x", "[0.6, 2.5]", "[1.2, 2.5]", "carried_over must be factors around 1"),
         ("h100_sxm", "[links]", "[links]\nachieved_share = 0.9", "links.achieved_share belongs to scaled_from"),
@@ -237,6 +238,7 @@ DRIVER_REPORTED_MIB = {
     "mi325x": (262_128, "amd-smi tables that users published"),
     "mi355x": (294_896, "amd-smi tables that users published"),
     "rtx_pro_6000_server": (97_887, _AICONFIGURATOR),
+    "tpu_v5p": (90_599, "cloud.google.com/tpu/docs/v5p: 95 GB; no figure of the runtime was found"),
 }
 """Memory as the driver reports it, and where: what an engine's share of the memory is a share of."""
 

@@ -1,0 +1,167 @@
+"""Plans of a sharded matrix product: the four cases by hand, and every plan carried out on numpy shards."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.sharding.matmul import MatmulPlan, assembled, execute_plan, matmul_plans, parse_matmul
+from sim.sharding.placement import PlacementError
+from sim.sharding.redistribute import RedistributionError
+from sim.sharding.routes import RouteStep
+
+SIZES = {"I": 64, "J": 128, "K": 32}
+
+
+def sent(step: RouteStep) -> float:
+    return step.bytes_per_device
+
+
+def best(text: str, mesh: dict[str, int], **sizes: int) -> MatmulPlan:
+    return matmul_plans(parse_matmul(text, mesh, {**SIZES, **sizes}), 2, sent)[0]
+
+
+def collectives(plan: MatmulPlan) -> list[str]:
+    return [step.collective for step in plan.steps if step.collective]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A[I, J] B[J, K] -> C[I, K]",
+        "A[I_X, J] B[J, K] -> C[I_X, K]",
+        "A[I, J] B[J, K_Y] -> C[I, K_Y]",
+        "A[I_X, J] B[J, K_Y] -> C[I_X, K_Y]",
+        "A[I, J_X] B[J_X, K] -> C[I, K] {U_X}",
+    ],
+)
+def test_case_1_sends_nothing(text: str) -> None:
+    assert best(text, {"X": 4, "Y": 2}).sent_bytes == 0.0
+
+
+def test_case_2_gathers_the_operand_or_reduces_the_product_whichever_is_smaller() -> None:
+    """By hand, in bf16 over 4: gathering A sends 3/4 of it, reducing C 2 * 3/4 of it, or half where it stays sharded."""
+    text = "A[I, J_X] B[J, K] -> C[I, K]"
+    wide = best(text, {"X": 4}, K=4096)
+    assert (collectives(wide), wide.sent_bytes) == (["all_gather"], 3 / 4 * 2 * 64 * 128)
+    deep = best(text, {"X": 4}, J=4096)
+    assert (collectives(deep), deep.sent_bytes) == (["all_reduce"], 2 * 3 / 4 * 2 * 64 * 32)
+    kept = best("A[I, J_X] B[J, K] -> C[I, K_X]", {"X": 4}, J=4096)
+    assert (collectives(kept), kept.sent_bytes) == (["reduce_scatter"], 3 / 4 * 2 * 64 * 32)
+
+
+def test_case_3_reduces_the_product() -> None:
+    plan = best("A[I, J_X] B[J_X, K] -> C[I, K]", {"X": 4})
+    assert (collectives(plan), plan.sent_bytes) == (["all_reduce"], 2 * 3 / 4 * 2 * 64 * 32)
+    assert plan.flops == 2 * 64 * 32 * 32
+
+
+def test_case_4_gathers_the_smaller_operand() -> None:
+    plan = best("A[I_X, J] B[J, K_X] -> C[I_X, K]", {"X": 4})
+    assert (collectives(plan), plan.sent_bytes) == (["all_gather"], 3 / 4 * 2 * 128 * 32)
+    assert best("A[I_X, J] B[J, K_X] -> C[I, K_X]", {"X": 4}, I=16).sent_bytes == 3 / 4 * 2 * 16 * 128
+
+
+def test_an_axis_that_nobody_names_shares_the_reduction() -> None:
+    """Slicing costs nothing: over Y each device reduces an eighth over X, and then they gather."""
+    plan = best("A[I, J_X] B[J_X, K] -> C[I, K]", {"X": 4, "Y": 8})
+    whole = 2 * 64 * 32
+    assert plan.sent_bytes == 2 * 3 / 4 * whole / 8 + 7 / 8 * whole
+
+
+@st.composite
+def products(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
+    mesh = draw(st.sampled_from([{"X": 2}, {"X": 3}, {"X": 2, "Y": 2}, {"X": 2, "Y": 3}, {"X": 2, "Y": 4}]))
+
+    def tensor(name: str, dims: str, *, parts: bool) -> str:
+        at: dict[str, str] = {}
+        for axis in mesh:
+            where = draw(st.sampled_from([*dims, "", *(["U"] if parts else [])]))
+            at[where] = at.get(where, "") + axis
+        texts = [dim + (f"_{at[dim]}" if dim in at else "") for dim in dims]
+        return f"{name}[{', '.join(texts)}]" + (f" {{U_{at['U']}}}" if "U" in at else "")
+
+    batched = draw(st.booleans())
+    dims = ("EIJ", "EJK", "EIK") if batched else ("IJ", "JK", "IK")
+    first, second = tensor("A", dims[0], parts=True), tensor("B", dims[1], parts=False)
+    return f"{first} * {second} -> {tensor('C', dims[2], parts=False)}", mesh
+
+
+@settings(max_examples=40, deadline=None)
+@given(products(), st.sampled_from([(12, 24, 36, 12), (7, 10, 5, 3)]))
+def test_every_plan_gives_the_product(product: tuple[str, dict[str, int]], extents: tuple[int, ...]) -> None:
+    text, mesh = product
+    sizes = {dim: size for dim, size in zip("IJKE", extents, strict=True) if dim in text}
+    matmul = parse_matmul(text, mesh, sizes)
+    rng = np.random.default_rng(0)
+    first, second = (rng.standard_normal(matmul.shape(tensor)) for tensor in matmul.operands)
+    whole = first @ second
+    plans = matmul_plans(matmul, 2, sent)
+    assert [plan.cost for plan in plans] == sorted(plan.cost for plan in plans)
+    for plan in plans:
+        assert plan.cost == pytest.approx(plan.sent_bytes)
+        np.testing.assert_allclose(assembled(plan, execute_plan(plan, first, second)), whole, atol=1e-9)
+
+
+SHARE = {"all_gather": 3 / 4, "reduce_scatter": 3 / 4, "all_reduce": 6 / 4, "all_to_all": 3 / 16}
+"""Of a tensor's bytes that each of four devices sends."""
+
+
+def moved_bytes(source: str, target: str, elements: int) -> float:
+    """By one collective, from and to R (whole), P (parts of a sum) or the dim that is sharded."""
+    if source in (target, "R"):
+        return 0.0
+    if source == "P":
+        return 2 * elements * SHARE["all_reduce" if target == "R" else "reduce_scatter"]
+    return 2 * elements * SHARE["all_gather" if target == "R" else "all_to_all"]
+
+
+@pytest.mark.parametrize(("a", "b", "c"), list(itertools.product("RIJ", "RJK", "RIK")))
+def test_no_plan_on_one_axis_is_cheaper_than_the_best(a: str, b: str, c: str) -> None:
+    """Brute force: what each operand may be in the product, what comes out, and the one collective to and from it."""
+    ways = [("R", "R", "R"), ("I", "R", "I"), ("R", "K", "K"), ("J", "J", "P")]
+    least = min(
+        moved_bytes(a, first, 64 * 128) + moved_bytes(b, second, 128 * 32) + moved_bytes(product, c, 64 * 32)
+        for first, second, product in ways
+    )
+    text = f"A[{on_x('IJ', a)}] B[{on_x('JK', b)}] -> C[{on_x('IK', c)}]"
+    assert best(text, {"X": 4}).sent_bytes == pytest.approx(least)
+
+
+def on_x(dims: str, sharded: str) -> str:
+    return ", ".join(dim + ("_X" if dim == sharded else "") for dim in dims)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A[I, J] B[J, K]", "expected a product such as"),
+        ("A[I, J] -> C[I, J]", "expected a product such as"),
+        ("A[I, J] B[J, K] and -> C[I, K]", "expected a product such as"),
+        ("A[I, J] B[J, K] -> C[I, L]", "no operand has the dim L"),
+        ("A[I, J] B[J, K] -> C[I]", "dim K is in B alone"),
+        ("A[I, I] B[I, K] -> C[I, K]", "A has a dim twice"),
+        ("A[I_Z, J] B[J, K] -> C[I, K]", "names axis 'Z'; the mesh has X, Y"),
+        ("A[I_X, J_X] B[J, K] -> C[I, K]", "uses axis 'X' twice"),
+    ],
+)
+def test_what_is_no_product_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(PlacementError, match=expected):
+        parse_matmul(text, {"X": 2, "Y": 2}, {}, usual_size=8)
+
+
+def test_sizes_are_those_of_the_dims() -> None:
+    with pytest.raises(PlacementError, match="the size of K is not given"):
+        parse_matmul("A[I, J] B[J, K] -> C[I, K]", {"X": 2}, {"I": 2, "J": 2})
+    with pytest.raises(PlacementError, match="a size of L is given; the dims are I, J, K"):
+        parse_matmul("A[I, J] B[J, K] -> C[I, K]", {"X": 2}, {"L": 2}, usual_size=2)
+
+
+def test_parts_of_a_sum_come_out_of_a_product_alone() -> None:
+    matmul = parse_matmul("A[I, J] B[J, K] -> C[I, K] {U_X}", {"X": 2}, SIZES)
+    assert [str(plan.rules[0]) for plan in matmul_plans(matmul, 2, sent)] == ["S(1), S(0) -> P(sum)"]
+    outer = parse_matmul("A[I] B[K] -> C[I, K] {U_X}", {"X": 2}, {"I": 4, "K": 4})
+    with pytest.raises(RedistributionError, match="C cannot be left in parts of a sum"):
+        matmul_plans(outer, 2, sent)
