@@ -70,6 +70,12 @@ class _Rack(FileSchema):
 
 
 class _Torus(FileSchema):
+    """[links.torus]: chips that have links to their neighbours alone, two along each axis.
+
+    Attributes:
+        dims: Axes of the torus.
+    """
+
     dims: Annotated[int, Field(ge=2, le=3, strict=True)]
     hop_us: Microseconds  # shortest time of one hop
     wraps: Count  # an axis closes to a ring where its length is a multiple of this

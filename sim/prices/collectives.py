@@ -23,7 +23,7 @@ from typing import NamedTuple
 from sim.prices.curves import MEMOISED, DeepepMode
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import MeshGroup
-from sim.prices.priced import EXACT, Interval, PricedKernel
+from sim.prices.priced import EXACT, Interval, PricedKernel, error_interval, mean_error
 from sim.prices.torus import best_torus_time_s
 from sim.sharding.redistribute import sent_share
 
@@ -91,7 +91,9 @@ def collective_price(
 ) -> PricedKernel:
     """Exposed seconds of a collective over a group, by the curves where there are any; `axis` names it in warnings."""
     exposed = 1 - hardware.communication_overlap
-    curves = None if hardware.collectives.torus else hardware.curves  # measured over switches
+    if hardware.collectives.torus and group.nodes == 1:
+        return at_link_peak(hardware, collective_time_s(hardware, kind, group, tensor_bytes) * exposed)
+    curves = hardware.curves
     inside = min(group.degree, hardware.node_gpus)
     as_switched = tensor_bytes / hardware.collectives.links_used(inside)
     fitted = curves.collective(kind, inside, as_switched) if curves else None
@@ -102,6 +104,14 @@ def collective_price(
     if fitted is None:
         return hardware.errors.by_medians(time_s * exposed, where)
     return hardware.errors.extrapolating(max(time_s, fitted.time_s) * exposed, where)
+
+
+def at_link_peak(hardware: Hardware, time_s: float) -> PricedKernel:
+    """Seconds of a collective on a torus, of which none was measured: as sure as a kernel of another machine."""
+    interval = (
+        hardware.curves.carried_over.interval if hardware.curves else error_interval(hardware.errors.uncalibrated)
+    )
+    return PricedKernel(time_s, mean_error(interval), interval, "collectives at the peak of a torus' links")
 
 
 @lru_cache(maxsize=MEMOISED)
@@ -140,6 +150,8 @@ def expert_all_to_all(
             return fitted._replace(time_s=fitted.time_s * exposed)
     sent_bytes = tokens * topk * columns * each * (group.degree - 1) / group.degree
     time_s = expert_all_to_all_time_s(model, side, group, sent_bytes)
+    if model.torus and group.nodes == 1:
+        return at_link_peak(hardware, time_s * exposed)
     return hardware.errors.by_medians(time_s * exposed)
 
 

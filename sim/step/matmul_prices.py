@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.prices.collectives import at_link_peak
 from sim.prices.curves import Gemm
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.hardware import Hardware
 from sim.prices.priced import PricedKernel
 from sim.prices.roofline import Kernel, kernel_time
 from sim.prices.torus import torus_time_s
-from sim.sharding.matmul import MatmulPlan, ShardedMatmul, matmul_plans
 from sim.sharding.placement import PlacementError
 from sim.sharding.redistribute import sent_share
 from sim.sharding.routes import RouteStep
+from sim.sharding.sharded_matmul import MatmulPlan, ShardedMatmul, matmul_plans
 from sim.step.mesh_moves import axes_of, step_price
 
 MatmulObjective = Literal["time", "bytes"]
@@ -121,7 +122,7 @@ def _move(hardware: Hardware, matmul: ShardedMatmul, step: RouteStep) -> PricedK
     if torus is None:
         return step_price(hardware, axes_of(**matmul.mesh), step)
     tensor_bytes = step.bytes_per_device / sent_share(step.collective, math.prod(lengths))
-    return hardware.errors.by_medians(torus_time_s(torus, step.collective, lengths, tensor_bytes))
+    return at_link_peak(hardware, torus_time_s(torus, step.collective, lengths, tensor_bytes))
 
 
 def _product(hardware: Hardware, matmul: ShardedMatmul, sizes: Mapping[str, int], dtype: Dtype) -> PricedKernel:

@@ -24,8 +24,8 @@ from sim.step.costs import OpParts, op_cost, op_parts
 from sim.workload import Workload
 
 _EXCHANGES = ("dispatch", "combine")
-LEFT_TO_EXPERTS = 1 - 24 / 132
-"""[published] Share of the multiprocessors that DeepEP's normal kernels, 24 of Hopper's 132, leave to experts."""
+LEFT_TO_EXPERTS = 9 / 11
+"""[published] Share of the multiprocessors that DeepEP's normal kernels leave to experts: 2 of 11 on Hopper are theirs."""
 
 
 def lengthens(rank: Rank, op: FusedOp) -> bool:

@@ -56,12 +56,13 @@ def test_no_command_declares_an_option_of_a_question_anew() -> None:
         for option in parameter.opts
         if option in ours
     }
-    # What is measured or placed is no deployment: a machine whose kernels are timed, the GPUs of a fleet.
+    # What is measured, placed or multiplied is no deployment: a machine whose kernels are timed, a fleet's GPUs.
     assert elsewhere <= {
         ("measure", "--gpus"),
         ("place", "--gpus"),
         ("calibrate", "--hardware"),
         ("validate", "--hardware"),
+        ("matmul", "--hardware"),
     }
 
 

@@ -87,7 +87,7 @@ def explain_strategy(
         print(f"Picture: {out}")
     else:
         from raysearch.base.rich_tables import printer
-        from raysearch.reports.explain.terminal import draw_text
+        from raysearch.reports.explain.layer_text import draw_text
 
         printer().print(*draw_text(heading, groups), sep="\n")
 

@@ -13,9 +13,9 @@ from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.config.catalog import load_hardware
 from sim.config.files import did_you_mean
 from sim.prices.dtypes import Dtype
-from sim.sharding.matmul import parse_matmul
 from sim.sharding.placement import PlacementError
 from sim.sharding.redistribute import RedistributionError
+from sim.sharding.sharded_matmul import parse_matmul
 from sim.step.matmul_prices import MATMUL_DTYPES, MatmulObjective, priced_matmuls, unsharded_s
 
 _USUAL_SIZE = 8192

@@ -13,6 +13,7 @@ import typer
 
 from raysearch.base.errors import FAILURE
 from raysearch.cli.commands.options import JsonOption, ResultsArgument, print_json
+from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.json_object import JsonObject
 
 if TYPE_CHECKING:
@@ -22,21 +23,22 @@ WATCH_EVERY_S = 2.0
 """Seconds between two looks."""
 
 
+@takes_settings
 def show_status(
     path: ResultsArgument,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 s until nothing runs any more.")] = False,
+    watch: Annotated[bool, Setting("Look again every 2 s until nothing runs any more.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the progress of a study or a search: running, stopped or finished.
 
     Only reads the files in DIR. Run it on the machine that the study was started from: on others some file systems
-    do not show whether it still runs. With --watch, --json prints an object per line. Exit code 1 if
+    do not show whether it still runs. With --set watch, --json prints an object per line. Exit code 1 if
     a run is damaged.
 
     \b
     Examples:
       raysearch status results/smoke
-      raysearch status results/smoke --watch
+      raysearch status results/smoke --set watch
       raysearch status results/smoke --json
     """
     from raysearch.studies.study_status import read_status

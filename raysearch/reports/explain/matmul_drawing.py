@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from raysearch.base.rich_tables import bytes_text, plain_table
-from raysearch.reports.explain.terminal import STYLES
+from raysearch.reports.explain.layer_text import STYLES
 from sim.json_object import JsonObject
 from sim.prices.priced import PricedKernel
 from sim.sharding.layout import Layout, format_layout, format_named, local_shape
-from sim.sharding.matmul import MatmulPlan, ShardedMatmul, ShardedTensor
 from sim.sharding.placement import PlacementError
 from sim.sharding.routes import Route, RouteStep
+from sim.sharding.sharded_matmul import MatmulPlan, ShardedMatmul, ShardedTensor
 from sim.step.matmul_prices import PricedMatmul
 
 

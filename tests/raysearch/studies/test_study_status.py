@@ -134,7 +134,7 @@ def test_a_search_by_itself_has_a_status_too(
         assert read_status(tmp_path / "run").state == "running"
     run.advance(30)
     run.finish()
-    show_status(tmp_path / "run", watch=True)  # ends at once: nothing runs
+    show_status(path=tmp_path / "run", assignments=["watch"])  # ends at once: nothing runs
     shown = capsys.readouterr().out
     assert f"{tmp_path / 'run'}: finished, 1 of 1 runs finished, 60 of 60 calls, last" in " ".join(shown.split())
     assert shown.strip().splitlines()[-1].split()[:4] == ["tiny-random-s0", "finished", "60", "60"]
@@ -148,5 +148,5 @@ def test_watching_looks_again_until_nothing_runs(
     # A clock of the command's own: threads of other libraries sleep by `time.sleep` too.
     clock = SimpleNamespace(sleep=lambda _: claim.__exit__(None, None, None), time=time.time)
     monkeypatch.setattr(status_command, "time", clock)
-    show_status(out, watch=True, as_json=True)
+    show_status(path=out, assignments=["watch"], as_json=True)
     assert [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()] == ["running", "failed"]

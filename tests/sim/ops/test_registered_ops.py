@@ -18,9 +18,9 @@ from rich.console import Console
 from raysearch.deploy.layers.sharded_layer import unshown
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.recommendation import recommended
+from raysearch.reports.explain.layer_text import draw_text
 from raysearch.reports.explain.picture import pictures_of
 from raysearch.reports.explain.svg import draw_svg
-from raysearch.reports.explain.terminal import draw_text
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.files import config_path

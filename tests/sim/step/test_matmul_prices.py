@@ -5,8 +5,9 @@ import pytest
 from sim.config.catalog import load_hardware
 from sim.prices.collectives import collective_price
 from sim.prices.mesh import group
-from sim.sharding.matmul import ShardedMatmul, parse_matmul
 from sim.sharding.placement import PlacementError
+from sim.sharding.redistribute import sent_share
+from sim.sharding.sharded_matmul import ShardedMatmul, parse_matmul
 from sim.step.matmul_prices import PricedMatmul, priced_matmuls, unsharded_s
 
 H100, V5P = load_hardware("h100_sxm"), load_hardware("tpu_v5p")
@@ -53,12 +54,16 @@ def test_a_mesh_of_one_device_takes_what_the_product_takes() -> None:
 
 def test_the_last_axis_lies_between_neighbours() -> None:
     """On a mesh of 2 x 8 the inner axis is a node, the outer one spans two; each collective is priced as everywhere."""
-    for axis, stride in (("X", 8), ("Y", 1)):
-        degree = {"X": 2, "Y": 8}[axis]
-        found = priced_matmuls(H100, product(f"A[I, J_{axis}] B[J_{axis}, K] -> C[I, K]", {"X": 2, "Y": 8}))
-        plain = next(each for each in found if [step.collective for step in each.plan.steps] == ["all_reduce"])
-        price = collective_price(H100, "all_reduce", group(stride, degree, *H100.tiers), 2 * 8192 * 8192)
-        assert plain.communication_s == price.time_s
+    groups = [group(8, 2, *H100.tiers), group(1, 8, *H100.tiers)]
+    assert [each.nodes for each in groups] == [2, 1]
+    priced_steps = 0
+    for found in priced_matmuls(H100, product("A[I_Y, J_X] B[J_X, K_Y] -> C[I_X, K]", {"X": 2, "Y": 8})):
+        for step, move in zip(found.plan.steps, found.moves, strict=True):
+            if step.collective and step.span == 1:
+                whole = step.bytes_per_device / sent_share(step.collective, groups[step.axis].degree)
+                assert move.time_s == collective_price(H100, step.collective, groups[step.axis], whole).time_s
+                priced_steps += 1
+    assert priced_steps
 
 
 def test_fp8_sends_half_of_what_bf16_does() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from sim.sharding.layout import Layout, Pieces, assemble, local_shape, parse_named, split
+from sim.sharding.layout import Layout, Pieces, local_shape, parse_named, split
 from sim.sharding.placement import Array, PlacementError, Shard
 from sim.sharding.redistribute import RedistributionError
 from sim.sharding.routes import Route, RouteStep, cheapest_route, execute
@@ -210,11 +210,6 @@ def execute_plan(plan: MatmulPlan, first: Array, second: Array) -> Pieces:
     ]
     products = {ranks: matmul.operation.compute(piece, held[1][ranks]) for ranks, piece in held[0].items()}
     return execute(plan.after, products, matmul.degrees)
-
-
-def assembled(plan: MatmulPlan, pieces: Pieces) -> Array:
-    """The result whose pieces these are."""
-    return assemble(pieces, plan.matmul.result.layout, plan.matmul.degrees)
 
 
 def _rules(operation: Operation) -> list[Rule]:
