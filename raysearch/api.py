@@ -101,7 +101,6 @@ def recommend(
     top: int = 5,
     cv: float = 1.0,
     percentile: float = 99.0,
-    confidence: float = 0.9,
     requests: int = 2000,
     progress: bool = False,
 ) -> RecommendationResult:
@@ -115,7 +114,6 @@ def recommend(
         top: Most strategies in the answer.
         cv: How bursty requests come under a load; 1 is Poisson.
         percentile: Of the latencies that the limits are about under a load.
-        confidence: Probability with which the limits on latencies are to hold; at 0.5 they count as predicted.
         requests: Of a replay under a load; of 2000 some twenty lie beyond the 99th percentile.
         progress: Whether to say on stderr what is being worked out.
 
@@ -138,7 +136,6 @@ def recommend(
             top=top,
             cv=cv,
             percentile=percentile,
-            confidence=confidence,
             requests=requests,
             progress=tell,
         )
@@ -163,7 +160,7 @@ def optimum(
         CatalogError, InputError: The question means nothing.
 
     >>> asked = question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=15)
-    >>> optimum(asked).strategy == recommend(asked, top=1, confidence=0.5).strategy
+    >>> optimum(asked).strategy == recommend(asked, top=1).strategy
     True
     """
     from raysearch.answers.optimal import OptimumResult, no_bars

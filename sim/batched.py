@@ -24,9 +24,12 @@ from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp
 from sim.ops.rank import OpCost, Rank
 from sim.prices.engine import EngineTimes
+from sim.prices.priced import Interval
+from sim.serving.confidence import ROUNDING, slower, unsure_kernels
 from sim.serving.phases import Batching, Pace, batching, most_sequences, phase_of
-from sim.simulate import ROUNDING, degree_limits, evaluate
+from sim.simulate import degree_limits, evaluate
 from sim.step.attention_expert_meshes import Stack, sides_of
+from sim.step.breakdown import trusted
 from sim.step.costs import token_rows
 from sim.step.layer import add_up
 from sim.step.pipeline import Stage, pipeline, side_by_side
@@ -520,10 +523,19 @@ class _Terms:
                 seconds[:, fewer], states[:, fewer] = again.seconds, again.states
         state, first_and_last = _state_of(states, self._like).through(pp), (seconds[0], seconds[-1])
         tpot_s, ttft_s = (np.zeros(len(columns)) + of(*first_and_last) for of in (state.tpot_s, state.ttft_s))
-        for latency_s, limit_s in ((tpot_s, workload.tpot_limit_s), (ttft_s, workload.ttft_limit_s)):
+        factors, share = slower(workload), np.zeros(len(columns)) + state.prompt_share(*first_and_last)
+        surely_s = tpot_s * factors.tokens(share), ttft_s * factors.first
+        for latency_s, limit_s in zip(surely_s, (workload.tpot_limit_s, workload.ttft_limit_s), strict=True):
             excess += _excess(latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING))
         gpus = columns.tp * columns.dp * columns.cp * pp
         rate, missed = state.tokens * pp / (state.step_s(*first_and_last) * gpus), _total(np.concatenate(excess))
+        if factors.guarded:  # what a strategy's own kernels may be off is known one by one
+            for at in np.flatnonzero(missed == 0.0).tolist():
+                strategy = columns[at]
+                loads = batching(workload, strategy.batch, strategy.attention_dp).loads
+                _, token, first = trusted(workload, strategy, loads, float(share[at]))
+                latencies = _stated(float(tpot_s[at]), token.factors), _stated(float(ttft_s[at]), first.factors)
+                missed[at] = math.fsum([each.excess for each in unsure_kernels(workload, *latencies)])
         running = np.asarray(state.in_flight).astype(np.int64)
         return rate, tpot_s, ttft_s, total_bytes, running, missed == 0.0, missed
 
@@ -617,6 +629,11 @@ def _total(rows: Floats) -> Floats:
     for at in np.flatnonzero(np.count_nonzero(rows, axis=0) > 2).tolist():
         total[at] = math.fsum(rows[:, at].tolist())
     return total
+
+
+def _stated(latency_s: float, factors: Interval) -> tuple[float, Interval]:
+    """A latency and its interval in seconds."""
+    return latency_s, (factors[0] * latency_s, factors[1] * latency_s)
 
 
 def _excess(needed: Any, allowed: Any, broken: Flags) -> list[Floats]:

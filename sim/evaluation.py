@@ -163,6 +163,19 @@ def quantile(probability: float, predicted: float, interval: Interval) -> float:
     return predicted * math.exp(place * (high if place > 0 else -low))
 
 
+def probability_within(limit: float, predicted: float, interval: Interval) -> float:
+    """The probability whose quantile is a limit: the inverse of `quantile`.
+
+    >>> round(probability_within(quantile(0.8, 2.0, (1.5, 3.0)), 2.0, (1.5, 3.0)), 12)
+    0.8
+    """
+    if predicted in (0.0, limit) or limit == math.inf:
+        return 0.5 if predicted == limit else 1.0
+    width = math.log(interval[1] / predicted) if limit > predicted else -math.log(interval[0] / predicted)
+    distance = math.log(limit / predicted)
+    return NormalDist().cdf(distance / width * NormalDist().inv_cdf(0.95)) if width else float(distance > 0)
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """How fast a strategy would run, why, and whether it is allowed.
@@ -232,6 +245,14 @@ class Evaluation:
         """Seconds to the first token that a measured run takes no longer than with that probability."""
         return quantile(probability, self.ttft_s, self.ttft_interval_s)
 
+    def tpot_within(self, limit_s: float) -> float:
+        """Probability that a measured run takes no longer per token."""
+        return probability_within(limit_s, self.tpot_s, self.tpot_interval_s)
+
+    def ttft_within(self, limit_s: float) -> float:
+        """Probability that a measured run takes no longer to the first token."""
+        return probability_within(limit_s, self.ttft_s, self.ttft_interval_s)
+
     def group_ops(self, group: str) -> tuple[OpBreakdown, ...]:
         """The ops of one layer of a group, by its name."""
         return tuple(op for op in self.ops if op.group == group)
@@ -242,6 +263,12 @@ class Evaluation:
         names = dict.fromkeys(op.group for op in self.ops)
         layers = dict(zip(names, self.stage.group_layers, strict=True))
         return ((layers[op.group], op) for op in self.ops)
+
+    def breaking(self, violations: tuple[Violation, ...]) -> Evaluation:
+        """The same figures and explanation, with limits that are broken."""
+        evaluation = object.__new__(Evaluation)
+        vars(evaluation).update(vars(self), violations=violations)
+        return evaluation
 
     def explained_by(self, explain: Callable[[], Explanation]) -> Evaluation:
         """The same figures, with an explanation that is worked out when it is first asked for.

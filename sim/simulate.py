@@ -8,8 +8,9 @@ from functools import partial
 from typing import NamedTuple
 
 from sim.engines.engine_registry import engine_rules_of
-from sim.evaluation import Evaluation, Memory, Violation, told_apart
+from sim.evaluation import Evaluation, Memory, Violation
 from sim.ops.rank import OpCost, Rank
+from sim.serving.confidence import latency_limits, with_unsure_kernels
 from sim.serving.phases import Batching, batching, most_sequences, phase_of
 from sim.step.attention_expert_meshes import Sides, sides_of_strategy
 from sim.step.breakdown import explain
@@ -18,9 +19,6 @@ from sim.step.layer import GroupSum, group_sums
 from sim.step.stage import Step, needed_and_allowed_bytes, price_step
 from sim.strategy import Strategy
 from sim.workload import Workload, with_vocabulary
-
-ROUNDING = 1e-9
-"""Relative excess of a latency over its SLO that is put down to the order in which seconds were added up."""
 
 
 def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
@@ -49,7 +47,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     step_s = state.batching.step_s(state.decode_s, state.mixed_s)
     prompt_share = state.batching.prompt_share(state.decode_s, state.mixed_s)
     first, last = state.steps[0], state.steps[-1]
-    return Evaluation(
+    found = Evaluation(
         strategy=strategy,
         tokens_per_s_per_gpu=state.batching.tokens * strategy.pp / (step_s * strategy.gpus),
         tpot_s=tpot_s,
@@ -59,7 +57,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
             *degree_limits(workload, strategy),
             *engine_limits(workload, strategy),
             *state.violations,
-            *latency_limits(workload, tpot_s, ttft_s),
+            *latency_limits(workload, tpot_s, ttft_s, prompt_share),
         ),
         stage=first.stage,
         ttft_s=ttft_s,
@@ -67,6 +65,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         prompt_stage=last.stage if state.batching.mixed else None,
         engine_s=state.batching.engine_s(state.decode_s, state.mixed_s),
     ).explained_by(partial(explain, workload, strategy, state.batching.loads, tpot_s, ttft_s, prompt_share))
+    return with_unsure_kernels(workload, found)
 
 
 class SteadyState(NamedTuple):
@@ -140,18 +139,6 @@ def _room_limits(workload: Workload, strategy: Strategy, needed: float, allowed:
     if strategy.batch > most:
         message = f"{strategy.batch} requests in flight, at most {most:g} run at once"
         yield Violation("sequences", strategy.batch, most, message)
-
-
-def latency_limits(workload: Workload, tpot_s: float, ttft_s: float) -> Iterator[Violation]:
-    """Whether the latencies meet their SLOs."""
-    if tpot_s > workload.tpot_limit_s * (1 + ROUNDING):
-        took, slo = told_apart(tpot_s * 1e3, workload.tpot_slo_s * 1e3)
-        message = f"TPOT is {took} ms, the SLO is {slo} ms{_less(workload)}"
-        yield Violation("tpot", tpot_s, workload.tpot_limit_s, message)
-    if ttft_s > workload.ttft_limit_s * (1 + ROUNDING):
-        took, slo = told_apart(ttft_s * 1e3, workload.ttft_slo_s * 1e3, 0)
-        message = f"TTFT is {took} ms, the SLO is {slo} ms{_less(workload)}"
-        yield Violation("ttft", ttft_s, workload.ttft_limit_s, message)
 
 
 def _less(workload: Workload) -> str:

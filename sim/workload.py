@@ -28,6 +28,8 @@ Routing = Literal["balanced", "skewed"]
 ExpertExchange = Literal["all_to_all", "all_gather"]
 """How tokens reach their experts: each copy to its expert's rank (DeepEP), or every token to every rank, whose results
 are summed (what engines do without an expert-parallel library)."""
+EVEN_ODDS = 0.5
+"""Confidence at which a latency counts as predicted: a measured run is as often longer as shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class Workload:
         space: Which strategies a search may choose; see `sim.optimum.spaces`.
         groups: See `GroupChoices`; a model of one group has the same of both.
         margin: Share of the SLO and of the memory that is kept free, in [0, 1).
+        confidence: Probability with which a measured run is to keep the limits on latencies: `sim.serving.confidence`.
         engine: Whose own time and memory policy are charged; None for the bare machine.
         chunk_tokens: In phase serve, most prompt tokens of a step (chunked prefill); None computes prompts whole.
         prompt_wait_steps: In phase serve, most steps that a prompt waits for those of other attention groups; 0: none
@@ -152,6 +155,7 @@ class Workload:
     space: SpaceName = "joint"
     groups: GroupChoices = "shared"
     margin: float = 0.0
+    confidence: float = EVEN_ODDS
     prompt_tokens: int = 0
     output_tokens: int = 0
     ttft_slo_s: float = float("inf")

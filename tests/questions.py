@@ -1,4 +1,6 @@
-"""Questions as tests ask them: of the bare machine, in phase decode, over powers of two, unless they say otherwise."""
+"""Questions as tests ask them: of the bare machine, in phase decode, over powers of two, as predicted, unless they
+say otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,5 +11,5 @@ from sim.config.question import Question
 
 def question_about(model: str, hardware: str | None = None, phase: Any = "decode", **more: Any) -> Question:
     """A question about a model; `isl`, `osl` and others as `Question` has them."""
-    usual = {"engine": "none", "batches": "powers_of_two"}
+    usual = {"engine": "none", "batches": "powers_of_two", "confidence": 0.5}
     return Question(model=model, hardware=hardware, phase=phase, **(usual | more))

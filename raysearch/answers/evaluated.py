@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -165,6 +166,14 @@ def evaluation_dict(workload: Workload, evaluation: Evaluation) -> JsonObject:
         "extrapolated": list(evaluation.extrapolated),
         "gpus": evaluation.gpus,
         "running": evaluation.running,
+        "probability_within": {
+            name: within(slo_s)
+            for name, within, slo_s in (
+                ("tpot", evaluation.tpot_within, workload.tpot_slo_s),
+                ("ttft", evaluation.ttft_within, workload.ttft_slo_s),
+            )
+            if math.isfinite(slo_s)
+        },
         "engine_s": evaluation.engine_s,
         "memory_bytes": {**asdict(evaluation.memory_bytes), "total": evaluation.memory_bytes.total},
         "violations": [asdict(violation) for violation in evaluation.violations],

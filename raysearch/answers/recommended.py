@@ -44,14 +44,13 @@ class RecommendationResult(Result):
         top: int,
         cv: float,
         percentile: float,
-        confidence: float,
         requests: int,
         progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
     ) -> RecommendationResult:
         """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`."""
         workload = question.load()
-        traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "confidence": confidence, "requests": requests}
+        traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests}
         demand = Demand(workload, workload.max_gpus, question, top, requests_per_s, concurrency, price, **traffic)
         return cls(question, recommended(demand, progress, found))
 

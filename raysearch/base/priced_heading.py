@@ -6,12 +6,13 @@ from dataclasses import asdict
 
 from sim.engines.engine_registry import charged_rules
 from sim.json_object import JsonObject
+from sim.serving.confidence import slower
 from sim.serving.phases import phase_of
 from sim.workload import Workload
 
 
 def priced_text(workload: Workload) -> str:
-    """Machine, engine and version, phase, lengths and formats in one line, the first of every answer.
+    """Machine, engine and version, phase, lengths, formats and confidence in one line, the first of every answer.
 
     >>> from sim.config.question import Question
     >>> print(priced_text(Question(model="qwen3_32b", isl=4000, osl=500).load()))  # doctest: +NORMALIZE_WHITESPACE
@@ -25,7 +26,8 @@ def priced_text(workload: Workload) -> str:
         lengths = f"{workload.prompt_tokens:,} tokens in, {workload.output_tokens:,} out"
     drafted = f"; {workload.speculation}" if workload.speculation else ""
     where = f"{workload.name} on {workload.hardware.name}{engine_text(workload)}"
-    return f"{where}: phase {workload.phase}, {lengths}; {formats_text(workload)}{drafted}"
+    sure = f"; limits at confidence {workload.confidence:g}" if slower(workload).guarded else ""
+    return f"{where}: phase {workload.phase}, {lengths}; {formats_text(workload)}{drafted}{sure}"
 
 
 def engine_text(workload: Workload) -> str:
@@ -49,4 +51,5 @@ def priced_dict(workload: Workload) -> JsonObject:
         "engine_version": rules.version if rules else None,
         "precisions": asdict(workload.precisions),
         "space": workload.space,
+        "confidence": workload.confidence,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from rich import box
@@ -116,17 +116,19 @@ def _latencies(workload: Workload, evaluation: Evaluation) -> str:
     latency_text, phase = "", phase_of(workload)
     if phase.decodes:
         low_s, high_s = evaluation.tpot_interval_s
-        latency_text += f", {evaluation.tpot_s * 1e3:.2f} ms per output token{_allowed(workload.tpot_slo_s)}"
+        within = evaluation.tpot_within
+        latency_text += f", {evaluation.tpot_s * 1e3:.2f} ms per output token{_allowed(workload.tpot_slo_s, within)}"
         latency_text += f", with 90 % confidence {low_s * 1e3:.1f} to {high_s * 1e3:.1f} ms"
     if phase.prefills:
         low_s, high_s = evaluation.ttft_interval_s
-        latency_text += f", {evaluation.ttft_s * 1e3:.0f} ms to the first token{_allowed(workload.ttft_slo_s)}"
+        within = evaluation.ttft_within
+        latency_text += f", {evaluation.ttft_s * 1e3:.0f} ms to the first token{_allowed(workload.ttft_slo_s, within)}"
         latency_text += f" without a queue, by its kernels {low_s * 1e3:.0f} to {high_s * 1e3:.0f} ms"
     return latency_text + (f" ({evaluation.interval_because})" if evaluation.interval_because else "")
 
 
-def _allowed(slo_s: float) -> str:
-    return f" (allowed {slo_s * 1e3:g} ms)" if math.isfinite(slo_s) else ""
+def _allowed(slo_s: float, within: Callable[[float], float]) -> str:
+    return f" (allowed {slo_s * 1e3:g} ms, kept with probability {within(slo_s):.2f})" if math.isfinite(slo_s) else ""
 
 
 def _layer_tables(workload: Workload, evaluation: Evaluation) -> Iterator[RenderableType]:

@@ -428,6 +428,7 @@ def assembled(
         space=file.space,
         groups=file.groups,
         margin=file.margin,
+        confidence=file.confidence,
         prompt_tokens=file.prompt_tokens or 0,
         output_tokens=file.output_tokens or 0,
         engine=engine,

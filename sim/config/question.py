@@ -23,13 +23,15 @@ from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_rule
 from sim.json_object import JsonFields, JsonObject
 from sim.prices.curves import DeepepMode
 from sim.serving.phases import phases
-from sim.workload import BatchGrid, ExpertExchange, GroupChoices, PhaseName, Routing, Workload
+from sim.workload import EVEN_ODDS, BatchGrid, ExpertExchange, GroupChoices, PhaseName, Routing, Workload
 
 Panel = Literal["named", "deployment", "limits", "search", "load"]
 """What a field is about: a workload file, the deployment, its limits, the search, or the load that it carries."""
 
 USUAL_ENGINE = "vllm"
 """[assumed] Most published deployments of open models run it."""
+USUAL_CONFIDENCE = 0.9
+"""[assumed] Nine picks in ten keep their limits; a pick as predicted, the best of many, misses more often than not."""
 USUAL_GPUS = 64
 """[assumed] Eight nodes of eight."""
 WIDEST = 128
@@ -284,6 +286,18 @@ class Question:
             rare=True,
         ),
     ] = None
+    confidence: Annotated[
+        float | None,
+        About(
+            "Probability with which measured runs are to keep the limits on latencies; 0.5: they count as predicted.",
+            "limits",
+            f"the workload's, else {USUAL_CONFIDENCE}, or 0.5 without an engine",
+            "confidence",
+            least=EVEN_ODDS,
+            most=0.99,
+            rare=True,
+        ),
+    ] = None
     space: Annotated[
         str | None,
         About(
@@ -369,6 +383,7 @@ class Question:
             engine=engine,
             phase=self.phase or ("decode" if engine == BARE_MACHINE else "serve"),
             gpus=self.gpus or USUAL_GPUS,
+            confidence=self.confidence or (EVEN_ODDS if engine == BARE_MACHINE else USUAL_CONFIDENCE),
             batches=self.batches or "any",
         )
 

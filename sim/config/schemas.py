@@ -16,7 +16,7 @@ from sim.prices.curves import DeepepMode
 from sim.prices.dtypes import Dtype
 from sim.prices.engine import EngineVersion
 from sim.serving.phases import phase_named
-from sim.workload import BatchGrid, DegreeTables, ExpertExchange, GroupChoices, PhaseName, Routing, SpaceName
+from sim.workload import EVEN_ODDS, BatchGrid, DegreeTables, ExpertExchange, GroupChoices, PhaseName, Routing, SpaceName
 
 
 def _is_nothing(value: object) -> bool:
@@ -25,6 +25,10 @@ def _is_nothing(value: object) -> bool:
 
 def _is_auto(value: object) -> bool:
     return value == "auto"
+
+
+def _is_even(value: object) -> bool:
+    return value == EVEN_ODDS
 
 
 def _is_one(value: object) -> bool:
@@ -453,6 +457,8 @@ class WorkloadFile(FileSchema):
     space: SpaceName = "joint"  # the engine's, where one is named
     declared_choices: str | None = None  # "module:function" that declares them; in the extended space only
     margin: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+    # As predicted: left out of digests, as it was before confidence could be asked for.
+    confidence: Annotated[float, Field(ge=0.5, le=0.99, strict=True, exclude_if=_is_even)] = EVEN_ODDS
     degrees: _DegreesTable
 
     @model_validator(mode="before")

@@ -32,8 +32,8 @@ from sim.optimum.addend_tables import (
     tabulated,
 )
 from sim.optimum.spaces import Space
+from sim.serving.confidence import ROUNDING, slower
 from sim.serving.phases import Batching, batching, most_sequences
-from sim.simulate import ROUNDING
 from sim.step.attention_expert_meshes import Sides, sides_of
 from sim.step.layer import GroupSum
 from sim.step.pipeline import Stage, pipeline
@@ -179,7 +179,8 @@ class Bounds:
         workload, state = self.space.workload, parts.state.through(pp)
         kinds = _linear(state.step_s), _linear(state.tpot_s), _linear(state.ttft_s)
         weights = 1.0, multipliers.tpot, multipliers.ttft
-        limits_s = 0.0, workload.tpot_limit_s, workload.ttft_limit_s
+        longer = slower(workload)
+        limits_s = 0.0, longer.tpot_limit_s, longer.ttft_limit_s
         constant = sum(
             weight * (kind[0] - limit_s * (1 + 2 * ROUNDING))
             for weight, kind, limit_s in zip(weights, kinds, limits_s, strict=True)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from sim.evaluation import Evaluation
 from sim.optimum.bounds import Bounds, Least, Mesh, Multipliers
 from sim.optimum.spaces import Space
+from sim.serving.confidence import slower
 from sim.simulate import degree_violations
 from sim.strategy import Strategy
 
@@ -122,10 +123,10 @@ def _bounded(bounds: Bounds, leaf: Leaf, reached: float) -> Leaf:
     found = leaf._replace(step_s=least(Multipliers()).value)
     if ruled_out(bounds, found, reached) or not math.isfinite(found.step_s):
         return found
-    workload = bounds.space.workload
+    workload, factors = bounds.space.workload, slower(bounds.space.workload)
     scales = Multipliers(
-        found.step_s / workload.tpot_limit_s if workload.tpot_limit_s < math.inf else 0.0,
-        found.step_s / workload.ttft_limit_s if workload.ttft_limit_s < math.inf else 0.0,
+        found.step_s / factors.tpot_limit_s if factors.tpot_limit_s < math.inf else 0.0,
+        found.step_s / factors.ttft_limit_s if factors.ttft_limit_s < math.inf else 0.0,
         found.step_s / workload.hbm_limit_bytes,
     )
     for at, scale in enumerate(scales):  # nothing keeps within the limit, whatever else

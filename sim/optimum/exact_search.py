@@ -48,8 +48,9 @@ from sim.optimum.sums import (
     slowest_stage_s,
 )
 from sim.optimum.vocabulary_choices import VocabularyChoice, unbeaten_vocabulary_choices
+from sim.serving.confidence import ABOUT, ROUNDING, slower
 from sim.serving.phases import Batching, batching, most_sequences
-from sim.simulate import ROUNDING, degree_violations, evaluate
+from sim.simulate import degree_violations, evaluate
 from sim.step.attention_expert_meshes import Stack, attention_rank, experts_rank, sides
 from sim.step.pipeline import meet
 from sim.step.stage import room
@@ -348,6 +349,7 @@ class _Search:
     def __init__(self, space: Space, ranking: _Ranking, worked: Worked | None = None) -> None:
         self.space = space
         self.workload: Workload = space.workload
+        self._slower = slower(space.workload)
         self._units = units_of(space)
         self._combines = space.choices[self._end_dim()]
         self._vocabulary = tuple(space.vocabulary.values())
@@ -469,10 +471,9 @@ class _Search:
         return found
 
     def _in_time(self, state: Batching, decode_s: float, mixed_s: float) -> bool:
-        workload = self.workload
         return bool(
-            state.tpot_s(decode_s, mixed_s) <= workload.tpot_limit_s * (1 + ROUNDING)
-            and state.ttft_s(decode_s, mixed_s) <= workload.ttft_limit_s * (1 + ROUNDING)
+            state.tpot_s(decode_s, mixed_s) <= self._slower.tpot_limit_s * (1 + ROUNDING)
+            and state.ttft_s(decode_s, mixed_s) <= self._slower.ttft_limit_s * (1 + ROUNDING)
         )
 
     # --- sums ------------------------------------------------------------------------------------
@@ -513,13 +514,16 @@ class _Search:
             )
         for ending in start.endings:
             steps_s = self._steps_s(start, pp, layers, ending.stacks)
-            if not np.isfinite(steps_s).any():
-                continue
-            winner = int(steps_s.argmin())
-            if (value := worth(float(steps_s[winner]))) > self.ranking.least(degrees):
+            while np.isfinite(steps_s).any():
+                winner = int(steps_s.argmin())
+                if (value := worth(float(steps_s[winner]))) <= self.ranking.least(degrees):
+                    break
                 dims = layers.dims(winner)
                 best = Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp, ending.vocabulary)
-                self.ranking.offer(value, self.space.plain(best))
+                if not self._slower.guarded or evaluate(self.workload, best).feasible:
+                    self.ranking.offer(value, self.space.plain(best))
+                    break
+                steps_s[winner] = np.inf  # its kernels are less sure than usual
 
     def _steps_s(
         self, start: _Start, pp: int, layers: Layers, stacks: Sequence[Stack], *, apart: bool = False
@@ -539,9 +543,13 @@ class _Search:
         allowed = fits(workload, stacks[-1], pp, layers.figures)
         longest = (1 + ROUNDING) / (_SLACK if apart else 1.0)
         if state.decode is not None:
-            allowed &= state.tpot_s(decode_s, mixed_s) <= workload.tpot_limit_s * longest
+            tpot_s = state.tpot_s(decode_s, mixed_s)
+            allowed &= tpot_s <= self._slower.tpot_limit_s * longest
+            if self._slower.guarded and not apart:
+                surely_s = tpot_s * self._slower.tokens_about(state.prompt_share(decode_s, mixed_s) + 0.0 * tpot_s)
+                allowed &= surely_s <= workload.tpot_limit_s * longest * (1 + ABOUT)
         if state.mixed is not None:
-            allowed &= state.ttft_s(decode_s, mixed_s) <= workload.ttft_limit_s * longest
+            allowed &= state.ttft_s(decode_s, mixed_s) <= self._slower.ttft_limit_s * longest
         return np.where(allowed, state.step_s(decode_s, mixed_s), np.inf)
 
     @staticmethod

@@ -25,8 +25,9 @@ from sim.layers.ops import Layer, Side
 from sim.ops.layers import layer_ops
 from sim.optimum.addend_tables import ACTIVATION_BYTES, KV_BYTES, TIME_S, WEIGHT_BYTES, AddendTables, joined
 from sim.optimum.spaces import Space, space_of
+from sim.serving.confidence import ROUNDING, slower
 from sim.serving.phases import batching, most_sequences, phase_of
-from sim.simulate import ROUNDING, degree_violations, evaluate
+from sim.simulate import degree_violations, evaluate
 from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import rank_of
 from sim.step.pipeline import pipeline, side_by_side
@@ -228,7 +229,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         quickest_s, grid = float(left_s.min() + right_s.min()), None
         for pp in depths:
             parts = stages_of(alone, pp, separators[rank.layer.stream.producer])
-            limit_s = (workload.tpot_limit_s * (1 + ROUNDING) * state.pace.gained / pp - engine_s) / factor
+            limit_s = (slower(workload).tpot_limit_s * (1 + ROUNDING) * state.pace.gained / pp - engine_s) / factor
             longest_s = min((limit_s - ends_s) / layers for layers, ends_s in parts)
             if quickest_s > longest_s:
                 continue

@@ -19,6 +19,7 @@ from sim.pools.handover import Link, request_cache_bytes
 from sim.pools.matching import Limits, Matched, best_match
 from sim.pools.resharding import Host, Resharded, best_resharded
 from sim.pools.traffic import Traffic, requests_per_s, workload_of
+from sim.serving.confidence import slower
 from sim.simulate import evaluate
 from sim.workload import Workload
 
@@ -135,7 +136,7 @@ class Pools:
     def best(self, limits: Limits) -> Matched | None:
         """The exact best two pools over all pairs of replicas and their numbers; None if none keeps the limits."""
         node = self.workload.hardware.node_gpus
-        return best_match(self.prefills, self.decodes, limits, self.near, self.far, node)
+        return best_match(self.prefills, self.decodes, self._as_predicted(limits), self.near, self.far, node)
 
     def best_resharded(self, limits: Limits, host: Host) -> Resharded | None:
         """The exact best pool that re-shards between prompts and answers; None if none keeps the limits."""
@@ -143,11 +144,17 @@ class Pools:
             self.workload,
             self.prefills,
             self.waves,
-            limits,
+            self._as_predicted(limits),
             output_tokens=self.traffic.output_tokens,
             cache_bytes=self.far.cache_bytes,
             host=host,
         )
+
+    def _as_predicted(self, limits: Limits) -> Limits:
+        """The limits that predictions must keep for measured runs to keep these with the workload's confidence."""
+        limited = replace(self.workload, tpot_slo_s=limits.tpot_s, ttft_slo_s=limits.ttft_s, margin=0.0)
+        factors = slower(limited)  # no pool has steps of both kinds
+        return replace(limits, tpot_s=factors.tpot_limit_s, ttft_s=factors.ttft_limit_s)
 
 
 def separate_pools(

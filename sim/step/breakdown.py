@@ -17,7 +17,7 @@ from sim.ops.rank import Rank
 from sim.prices.collectives import Collective
 from sim.prices.priced import PricedKernel
 from sim.prices.roofline import KernelTime
-from sim.prices.trust import step_interval, trust_of
+from sim.prices.trust import Stated, Trust, step_interval, trust_of
 from sim.sharding.placement import PARTIAL
 from sim.step.attention_expert_meshes import Sides, sides_of_strategy
 from sim.step.costs import OpParts, seconds
@@ -55,31 +55,44 @@ def explain(
         ttft_s: The time to the first one.
         prompt_share: Share of it that other requests' prompts take.
     """
-    parts: list[PricedKernel] = []
-    explained: list[tuple[OpBreakdown, ...]] = []
-    for load in loads:
-        ops: list[OpBreakdown] = []
-        stack = sides_of_strategy(workload, load, strategy)
-        for group, summed, sides in zip(workload.model.groups, group_sums(workload), stack, strict=True):
-            share = group.count / workload.model.layers
-            behind = summed.behind(sides, strategy.dims)
-            chosen = {name: strategy.dims[place] for name, place in summed.place.items()}
-            for op, (own, waits) in zip(summed.layer.layer.ops, behind, strict=True):
-                ops.append(_breakdown(sides.rank_by_op[op.name], op, chosen, own, waits))
-                parts += _parts(own, share)
-            parts += [_part(collective, share) for _, waits in behind for collective in waits]
-        parts += _draft_parts(end_of(stack), workload.model.layers)
-        explained.append(tuple(ops))
-    trust = trust_of(workload.hardware, parts)
+    ops: list[OpBreakdown] = []
+    stack = sides_of_strategy(workload, loads[0], strategy)
+    for summed, sides in zip(group_sums(workload), stack, strict=True):
+        chosen = {name: strategy.dims[place] for name, place in summed.place.items()}
+        for op, (own, waits) in zip(summed.layer.layer.ops, summed.behind(sides, strategy.dims), strict=True):
+            ops.append(_breakdown(sides.rank_by_op[op.name], op, chosen, own, waits))
+    trust, stated, first = trusted(workload, strategy, loads, prompt_share)
+    because = "; ".join(filter(None, (stated.because, "" if any(load.sequences for load in loads) else _PROMPTS_ALONE)))
+    (low, high), (least, most) = stated.factors, first.factors
+    return Explanation(tuple(ops), *trust, (low * tpot_s, high * tpot_s), (least * ttft_s, most * ttft_s), because)
+
+
+def trusted(
+    workload: Workload, strategy: Strategy, loads: Sequence[Load], prompt_share: float
+) -> tuple[Trust, Stated, Stated]:
+    """How far to trust the steps, and the intervals of the time per token and of that to the first one."""
+    trust = trust_of(workload.hardware, _priced_kernels(workload, strategy, loads))
     engine = workload.engine.runs if workload.engine else None
     moe, name = workload.model.is_moe, workload.model.name
     stated, first = (
         step_interval(workload.hardware, engine, name, moe=moe, prompt_share=share, kernels=trust.kernels)
         for share in (prompt_share, 1.0)
     )
-    because = "; ".join(filter(None, (stated.because, "" if any(load.sequences for load in loads) else _PROMPTS_ALONE)))
-    (low, high), (least, most) = stated.factors, first.factors
-    return Explanation(explained[0], *trust, (low * tpot_s, high * tpot_s), (least * ttft_s, most * ttft_s), because)
+    return trust, stated, first
+
+
+def _priced_kernels(workload: Workload, strategy: Strategy, loads: Sequence[Load]) -> list[PricedKernel]:
+    """Kernels and collectives of the layers, with their share of those, and of a draft."""
+    parts: list[PricedKernel] = []
+    for load in loads:
+        stack = sides_of_strategy(workload, load, strategy)
+        for group, summed, sides in zip(workload.model.groups, group_sums(workload), stack, strict=True):
+            share, behind = group.count / workload.model.layers, summed.behind(sides, strategy.dims)
+            for own, _ in behind:
+                parts += _parts(own, share)
+            parts += [_part(collective, share) for _, waits in behind for collective in waits]
+        parts += _draft_parts(end_of(stack), workload.model.layers)
+    return parts
 
 
 def _draft_parts(end: Sides, layers: int) -> list[PricedKernel]:

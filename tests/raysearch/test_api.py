@@ -115,7 +115,7 @@ DEPLOYING = """if True:
     import raysearch as rs
     question = rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=9)
     assert rs.evaluate(question, tp=1, batch=4).feasible
-    best = rs.recommend(question, top=1, confidence=0.5)
+    best = rs.recommend(question, top=1)
     assert rs.optimum(question).strategy == best.strategy
     assert rs.pools(question).feasible
     assert rs.export(best).command.startswith("vllm serve")

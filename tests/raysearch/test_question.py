@@ -189,7 +189,9 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
     )
     assert best.tokens_per_s_per_gpu == said["optimum"]["tokens_per_s_per_gpu"] == said["search"]["optimum"]
     assert rs.recommend(asked, top=1).to_rows()[0]["tokens_per_s_per_gpu"] == found["recommend"][1]
-    assert said["export"]["strategy"] == said["optimum"]["strategy"]
+    assert said["export"]["strategy"] == said["optimum"]["strategy"] == said["recommend"]["best"]["strategy"]
+    assert said["evaluate"]["feasible"]
+    assert said["evaluate"]["probability_within"]["tpot"] >= workload.confidence - 1e-9
     assert said["search"]["config_hash"] == said["optimum"]["config_hash"] == workload.config_hash
     for command, answer in said.items():
         assert {key: answer[key] for key in priced_dict(workload)} == priced_dict(workload), command
@@ -264,6 +266,7 @@ CHANGES: dict[str, Any] = {
     "ttft_ms": 400.0,
     "gpus": 4,
     "margin": 0.1,
+    "confidence": 0.95,
     "space": "extended",
     "groups": "own",
     "batches": "powers_of_two",

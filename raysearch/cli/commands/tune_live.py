@@ -61,7 +61,9 @@ def tune_live(
         ),
     ],
     within: Annotated[str, Setting("Acceptable loss against the best, as 2% or 0.02.")] = "2%",
-    confidence: Annotated[float, Setting("Probability with which the answer is to hold.", least=0.5, most=0.999)] = 0.9,
+    certainty: Annotated[
+        float, Setting("Probability of being within `within` of the best at which to stop.", least=0.5, most=0.999)
+    ] = 0.9,
     noise: Annotated[str, Setting("Relative standard deviation of repeated measurements.")] = "1%",
     budget: BudgetOption = None,
     timeout_s: TimeoutSetting = _TIMEOUT_S,
@@ -82,7 +84,7 @@ def tune_live(
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure
       raysearch tune-live --model qwen3_32b --isl 4000 --osl 500 --gpus 8 \\
         --tpot-ms 30 --benchmark './bench.sh --tp {tp} --pp {pp} --concurrency {batch}' --out tuning
-      raysearch tune-live -w mine.toml --benchmark my_cluster:measure --set within=1% --set confidence=0.95 --json
+      raysearch tune-live -w mine.toml --benchmark my_cluster:measure --set within=1% --set certainty=0.95 --json
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --out tuning --resume
     """
     from raysearch.base.progress import stepping, telling
@@ -99,7 +101,7 @@ def tune_live(
     workload = loaded(question)
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the tuning to continue")
-    settings = Settings(_share(within), confidence, _share(noise), seed)
+    settings = Settings(_share(within), certainty, _share(noise), seed)
     patience = Patience(timeout_s, retries)
     path = results_folder(out, f"{workload.name}-tune-live")
     with (

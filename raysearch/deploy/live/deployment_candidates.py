@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ from sim.optimum.exact_search import best_of_degrees
 from sim.optimum.spaces import Space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from sim.workload import Workload
+from sim.workload import EVEN_ODDS, Workload
 
 WITHIN = math.log(4.0)
 """[assumed] What the simulator puts a factor of four below the best cannot be the best: measured serving runs lie
@@ -119,13 +119,14 @@ def candidates_of(space: Space, progress: Callable[[int, int], None] | None = No
     """The exact best of each tuple of degrees and batch of a space, ranked, as far down as may matter.
 
     Strategies that miss a latency SLO by less than `LATE` are among them: a machine may be faster than the simulator.
+    Latencies count as predicted, since the machine will say what they are.
 
     Args:
         space: Whose strategies.
         progress: Called with (done, total) parts of the work.
     """
-    workload = space.workload
-    return ranked(workload, [evaluate(workload, each) for each in best_of_degrees(space, progress)])
+    predicted = replace(space.workload, confidence=EVEN_ODDS)
+    return ranked(space.workload, [evaluate(predicted, each) for each in best_of_degrees(space, progress)])
 
 
 def ranked(workload: Workload, evaluations: Sequence[Evaluation]) -> Candidates:

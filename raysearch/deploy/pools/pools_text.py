@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import RenderableType
 
@@ -17,7 +18,8 @@ from sim.pools.resharding import Resharded
 
 def pools_blocks(found: Sequence[PoolComparison]) -> Iterator[RenderableType]:
     """Answers line by line."""
-    yield priced_text(found[0].case.workload)
+    limits = found[0].case.limits
+    yield priced_text(replace(found[0].case.workload, tpot_slo_s=limits.tpot_s, ttft_slo_s=limits.ttft_s))
     yield from _one(found[0]) if len(found) == 1 else _table(found)
 
 

@@ -9,11 +9,9 @@ from typing import Any
 from raysearch.base.errors import InputError
 from sim.config.question import Question
 from sim.evaluation import Evaluation
+from sim.serving.confidence import slower
 from sim.serving.phases import phase_of
-from sim.workload import Workload
-
-EVEN_ODDS = 0.5
-"""Confidence at which a latency counts as predicted."""
+from sim.workload import EVEN_ODDS, Workload
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,8 @@ class Demand:
         concurrency: Requests at once to carry with the fewest GPUs, or None.
         cv: How bursty the load comes: coefficient of variation of the gaps, 1 for a Poisson process.
         percentile: Of the latencies that the limits are about under a load.
-        confidence: Probability with which the limits are to hold, from what measured runs take longer than predicted.
+        confidence: Probability with which the limits are to hold: the workload's, unless it is given. Where requests
+            queue it is kept by replays with longer steps, and latencies of the steady state count as predicted.
         requests: Of a replay under a load.
         price_per_gpu_hour: What a GPU costs, or None.
         largest_replica: Most GPUs of a replica.
@@ -44,11 +43,16 @@ class Demand:
     price_per_gpu_hour: float | None = None
     cv: float = 1.0
     percentile: float = 99.0
-    confidence: float = 0.9
+    confidence: float = 0.0
     requests: int = 2000
     largest_replica: float = math.inf
 
     def __post_init__(self) -> None:
+        confidence = self.confidence or self.workload.confidence
+        steady = EVEN_ODDS if self.under_traffic else confidence
+        object.__setattr__(self, "confidence", confidence)
+        if self.workload.confidence != steady:
+            object.__setattr__(self, "workload", replace(self.workload, confidence=steady))
         if self.requests_per_s is not None and self.concurrency is not None:
             raise InputError("give --requests-per-s or --concurrency, not both")
         if self.requests_per_s is not None and not 0 < self.requests_per_s < math.inf:
@@ -68,16 +72,18 @@ class Demand:
 
     @property
     def sure(self) -> float:
-        """Probability with which a strategy's latencies keep the limits.
+        """Probability with which a strategy's latencies keep the limits in the steady state."""
+        return self.workload.confidence
 
-        As predicted where requests queue: replays with longer steps have the confidence there.
-        """
-        return EVEN_ODDS if self.under_traffic else self.confidence
+    @property
+    def asked(self) -> Workload:
+        """The workload with the confidence that was asked for."""
+        return replace(self.workload, confidence=self.confidence)
 
     @property
     def guarded(self) -> bool:
         """Whether latencies are to stay below their limits by what that takes."""
-        return self.sure > EVEN_ODDS and min(self.workload.tpot_slo_s, self.workload.ttft_slo_s) < math.inf
+        return slower(self.workload).guarded
 
     @property
     def at_even_odds(self) -> Demand:

@@ -7,12 +7,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
 
-from raysearch.deploy.recommend.confidence import best_that_hold, broken_limits, loosest
 from raysearch.deploy.recommend.demand import Demand
 from sim.evaluation import Evaluation
-from sim.optimum.exact_search import Known, Score, find_bests
+from sim.optimum.exact_search import Known, find_bests
 from sim.optimum.spaces import space_of
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
@@ -197,8 +195,7 @@ def _of_fewest_replicas(demand: Demand, fastest: Evaluation) -> Evaluation:
         if each > batches[-1]:
             return None
         found = evaluate(demand.workload, replace(strategy, batch=batches[bisect_left(batches, each)]))
-        holds = not broken_limits(demand, found)
-        return found if holds and needed_replicas(demand, found) <= replicas else None
+        return found if found.feasible and needed_replicas(demand, found) <= replicas else None
 
     fewer = range(1, needed_replicas(demand, fastest))
     at = bisect_left(fewer, True, key=lambda replicas: of(replicas) is not None)
@@ -211,23 +208,24 @@ def _by_worth(
     def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
         return fleet_worth(demand, tokens_per_s_per_gpu, gpus)
 
-    if demand.guarded:
-        return _by_guarded_worth(demand, count, known, score)
     space = space_of(demand.workload)
     inside = [each for each in among if each.feasible and not space.outside(each.strategy)]
     reached = max((score(each.tokens_per_s_per_gpu, each.gpus) for each in inside), default=0.0)
     return find_bests(space, count, score, known=known, reached=reached)
 
 
-def _by_guarded_worth(demand: Demand, count: int, known: Known | None, score: Score) -> tuple[Evaluation, ...]:
-    """The same of those that hold with the confidence; for a single one among degrees that could beat a first."""
+def largest_batch(demand: Demand, evaluation: Evaluation) -> Evaluation | None:
+    """The same degrees and choices with the largest batch that keeps the limits; None where the least does not.
 
-    def worth(each: Evaluation) -> float:
-        return score(each.tokens_per_s_per_gpu, each.gpus)
+    Limits that a batch breaks, larger ones are taken to break, too.
+    """
+    batches, strategy = space_of(demand.workload).batch, evaluation.strategy
+    found = {strategy.batch: evaluation}
 
-    space, reached = space_of(loosest(demand)), 0.0
-    if count == 1:
-        first = find_bests(space, 1, score, known=known)
-        reached = max(map(worth, best_that_hold(demand, first, worth)), default=0.0)
-    bests = find_bests(space, EVERY, score, known=known, reached=reached)
-    return tuple(islice(best_that_hold(demand, bests, worth), count))
+    def breaks(batch: int) -> bool:
+        if batch not in found:
+            found[batch] = evaluate(demand.workload, replace(strategy, batch=batch))
+        return not found[batch].feasible
+
+    at = bisect_left(batches, True, key=breaks)
+    return found[batches[at - 1]] if at else None

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raysearch.deploy.recommend.confidence import broken_limits
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, needed_gpus
 from sim.evaluation import Evaluation, Violation, told_apart
 from sim.json_object import JsonObject
 from sim.optimum.exact_search import Known
 from sim.optimum.spaces import Space, space_of
-from sim.simulate import ROUNDING, evaluate
+from sim.serving.confidence import ROUNDING
+from sim.simulate import evaluate
 from sim.strategy import Strategy
 
 
@@ -30,9 +30,9 @@ def binding_limit(demand: Demand, evaluation: Evaluation) -> str:
     for added in more or [strategy.attention_dp]:
         batch = strategy.batch + added
         larger = evaluate(demand.workload, replace(strategy, batch=batch))
-        faster, broken = larger.tokens_per_s_per_gpu > evaluation.tokens_per_s_per_gpu, broken_limits(demand, larger)
+        faster, broken = larger.tokens_per_s_per_gpu > evaluation.tokens_per_s_per_gpu, larger.violations
         if broken and (added == strategy.attention_dp or faster):
-            at = "" if larger.violations else f" at confidence {demand.sure:g}"
+            at = f" at confidence {demand.sure:g}" if demand.guarded else ""
             return f"{_NAMES.get(broken[0].kind, 'limit')}: {_lacking(batch, broken[0], at)}"
         if demand.loaded and faster:
             return f"none: batch {batch} breaks none, but the load takes as many GPUs with it"
@@ -86,10 +86,7 @@ def nearest_miss(demand: Demand, known: Known) -> NearestMiss | None:
         return NearestMiss(fewest[0], (f"{needed:,} GPUs",), needed)
     misses = [evaluate(demand.workload, strategy) for strategy in _few_requests(space_of(demand.workload))]
 
-    def excess(each: Evaluation) -> float:
-        return math.fsum(violation.excess for violation in broken_limits(demand, each))
-
-    nearest = min(misses, key=lambda each: (excess(each), -each.tokens_per_s_per_gpu), default=None)
+    nearest = min(misses, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu), default=None)
     return None if nearest is None else NearestMiss(nearest, tuple(_remedies(demand, nearest)))
 
 

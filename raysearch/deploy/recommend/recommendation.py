@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.alternatives import alternatives, reason
-from raysearch.deploy.recommend.confidence import largest_batch
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain
+from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain, largest_batch
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay, with_report
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations

@@ -12,7 +12,6 @@ from pathlib import Path
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
 from raysearch.base.priced_heading import priced_dict
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
-from raysearch.deploy.recommend.confidence import broken_limits
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
 from raysearch.deploy.replay.replay_report import replay_dict
@@ -34,11 +33,10 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
     return {
         "form": RECOMMENDATION_FORM,
         "question": demand.question.record() if demand.question else {},
-        **priced_dict(workload),
+        **priced_dict(demand.asked),
         "model": workload.model.name,
         "config_hash": workload.config_hash,
         "feasible": bool(options),
-        "confidence": demand.confidence,
         "at_even_odds": option_figures(workload, answer.even) if answer.even else None,
         "best": options[0] if options else None,
         "alternatives": options[1:],
@@ -135,7 +133,7 @@ def _miss_dict(answer: Recommendation) -> JsonObject | None:
     evaluation = answer.miss.evaluation
     return {
         **option_figures(answer.demand.workload, evaluation),
-        "violations": [asdict(violation) for violation in broken_limits(answer.demand, evaluation)],
+        "violations": [asdict(violation) for violation in evaluation.violations],
         "gpus_needed": answer.miss.gpus_needed,
         "would_fit": list(answer.miss.would_fit),
     }

@@ -11,7 +11,6 @@ from raysearch.base.file_io import degrees_text
 from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.alternatives import gpus_text
-from raysearch.deploy.recommend.confidence import broken_limits
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import cost, gain, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Option, Recommendation
@@ -34,7 +33,7 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     figures = option_figures(demand.workload, best.evaluation)
     gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
     left = f", {fleet.left_over} of {demand.gpus} left over" if fleet.left_over else f", all of {demand.gpus}"
-    yield priced_text(demand.workload)
+    yield priced_text(demand.asked)
     yield f"{_space(demand.workload)}{degrees_text(best.evaluation.strategy)}; {gpus}{left}"
     yield (f"  {_ranged(figures, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all")
     if figures["tpot_s"]:
@@ -212,14 +211,14 @@ def _front_table(answer: Recommendation) -> Table:
 
 def _miss_lines(answer: Recommendation) -> Iterator[str]:
     demand = answer.demand
-    yield priced_text(demand.workload)
+    yield priced_text(demand.asked)
     yield f"Nothing is feasible on {gpus_text(demand.gpus)}."
     if answer.miss is None:
         yield "The engine supports no strategy on that many GPUs."
         return
     evaluation = answer.miss.evaluation
     yield (f"Nearest miss: {degrees_text(evaluation.strategy)}, {evaluation.tokens_per_s_per_gpu:,.1f} tokens/s/GPU")
-    for violation in broken_limits(demand, evaluation):
+    for violation in evaluation.violations:
         yield f"  {violation.message}"
     if answer.even is not None:
         yield f"  At even odds (--set confidence=0.5) {degrees_text(answer.even.strategy)} is within its limits"

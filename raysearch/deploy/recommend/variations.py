@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from raysearch.deploy.recommend.confidence import broken_limits
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, gain, needed_gpus
 from sim.evaluation import Evaluation, Violation
@@ -65,7 +64,7 @@ def variations(demand: Demand, best: Evaluation, known: Known) -> Iterator[Varia
     for share, name in ((0.5, "half the batch"), (2.0, "twice the batch")):
         batch = max(1, round(share * best.strategy.batch))
         other = evaluate(demand.workload, replace(best.strategy, batch=batch))
-        yield replace(_variation(demand, name, other, best), broken=broken_limits(demand, other))
+        yield replace(_variation(demand, name, other, best), broken=other.violations)
 
 
 def _variation(demand: Demand, change: str, found: Evaluation | None, best: Evaluation) -> Variation:
@@ -110,9 +109,9 @@ def front(demand: Demand, known: Known) -> list[FrontPoint]:
     """The most tokens/s/GPU for each speed, from the slowest that is any good to the fastest there is.
 
     Each point is the exact best, over batches that are powers of two, of all that are so much faster than the point
-    before; the TTFT stays limited.
+    before; the TTFT stays limited, as predicted.
     """
-    workload = demand.workload
+    workload = demand.at_even_odds.workload
     powers = tuple(1 << power for power in range(13) if 1 << power <= workload.degrees.batch[-1])
     limited = replace(workload, degrees=replace(workload.degrees, batch=powers), tpot_slo_s=float("inf"))
     points: list[FrontPoint] = []

@@ -92,7 +92,7 @@ def of_a_tuning(_: Path, workload: Path) -> list[str]:
         "--benchmark",
         MEASURE,
         "--set",
-        "confidence=0.999",
+        "certainty=0.999",
         "--budget",
         "6",
         "--set",

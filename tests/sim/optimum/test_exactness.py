@@ -21,10 +21,12 @@ import pytest
 from sim.batched import Evaluations, evaluate_many
 from sim.config.files import CatalogError
 from sim.engines.engine_registry import BARE_MACHINE, SHIPPED
+from sim.optimum.certificate import certify
+from sim.optimum.checker import check
 from sim.optimum.exact_search import Known, find_best
 from sim.optimum.spaces import Space, extended_space
+from sim.serving.confidence import ROUNDING
 from sim.serving.phases import batching
-from sim.simulate import ROUNDING
 from sim.step.attention_expert_meshes import sides_of
 from sim.step.stage import price_step
 from sim.strategy import Strategy
@@ -192,6 +194,27 @@ def test_no_batch_is_missed_where_a_larger_one_is_faster() -> None:
             limits = f"{workload.name}, {workload.tpot_slo_s} s, {workload.ttft_slo_s} s"
             wrong.append(f"{limits}, {space.batch[0]}...: {found.swept_tokens_per_s_per_gpu} instead of {wanted}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_best_that_keeps_its_limits_with_a_confidence_is_that_of_brute_force() -> None:
+    """The fastest that keep a limit as predicted do not surely; the fastest of those that do is found and proven."""
+    wrong, passed_by = list[str](), 0
+    for space, _ in itertools.islice(cases(seed=2), 0, CASES, 16):
+        sure = dataclasses.replace(space, workload=dataclasses.replace(space.workload, confidence=0.8))
+        every, wanted = everything(space), 0.0
+        fastest_first = [int(at) for at in np.argsort(-every.tokens_per_s_per_gpu) if every.feasible[at]]
+        for start in range(0, len(fastest_first), 32):
+            some = evaluate_many(sure.workload, [every.strategies[at] for at in fastest_first[start : start + 32]])
+            if some.feasible.any():
+                wanted = float(some.tokens_per_s_per_gpu[some.feasible].max())
+                break
+        passed_by += wanted < every.tokens_per_s_per_gpu[every.feasible].max(initial=0.0)
+        best = find_best(sure).evaluation
+        if (best.tokens_per_s_per_gpu if best else 0.0) != pytest.approx(wanted, rel=1e-12):
+            wrong.append(f"{sure.workload.name}: {best and best.tokens_per_s_per_gpu} instead of {wanted}")
+    assert not wrong, "\n".join(wrong)
+    assert passed_by
+    check(sure, certify(sure, best))
 
 
 def test_a_batch_whose_tokens_divide_evenly_is_found_beyond_slower_ones() -> None:

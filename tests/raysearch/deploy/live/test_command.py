@@ -122,7 +122,7 @@ def test_another_tuning_is_not_gone_on_with(benchmark: str, tmp_path: Path) -> N
 def test_measurements_that_were_changed_are_put_aside_and_made_again(
     benchmark: str, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    command = (*WHAT, "--benchmark", benchmark, "--set", "confidence=0.999", "--out", str(tmp_path / "out"))
+    command = (*WHAT, "--benchmark", benchmark, "--set", "certainty=0.999", "--out", str(tmp_path / "out"))
     whole = run(*command)
     assert verified(tmp_path / "out") == 0
     rows = tmp_path / "out" / ROWS_FILE
@@ -328,7 +328,7 @@ def test_a_measurement_that_a_full_disk_takes_a_part_of_is_not_kept(tmp_path: Pa
 
 @pytest.mark.slow
 def test_going_on_reads_each_measurement_once(benchmark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = (*WHAT, "--benchmark", benchmark, "--set", "confidence=0.999", "--out", str(tmp_path / "out"))
+    command = (*WHAT, "--benchmark", benchmark, "--set", "certainty=0.999", "--out", str(tmp_path / "out"))
     whole = run(*command)
     read: list[int] = []
 

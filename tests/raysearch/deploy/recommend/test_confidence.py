@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 import raysearch as rs
-from raysearch.deploy.recommend.confidence import broken_limits
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, fleet_worth
 from raysearch.deploy.recommend.recommendation import Recommendation, recommended
@@ -33,7 +32,7 @@ def worth(demand: Demand, evaluation: Evaluation) -> float:
 @pytest.mark.parametrize(("engine", "confidence"), [("vllm", 0.6), ("sglang", 0.9)])
 def test_the_best_is_that_of_all_batches_whose_latencies_hold_so_often(engine: str, confidence: float) -> None:
     demand = a_demand(confidence, engine=engine)
-    space = space_of(demand.workload)
+    space = space_of(demand.at_even_odds.workload)
     degrees = find_bests(space, 100)  # of each degrees one, whose larger batches break a limit as predicted
     assert 3 <= len(degrees) < 100
     brute = [
@@ -42,7 +41,7 @@ def test_the_best_is_that_of_all_batches_whose_latencies_hold_so_often(engine: s
         for batch in space.batch
         if each.strategy.batch / 2 < batch <= each.strategy.batch + 3
     ]
-    surely = [each for each in brute if not broken_limits(demand, each)]
+    surely = [each for each in brute if each.feasible]
     assert best_first(demand, 1)[0] == max(surely, key=lambda each: worth(demand, each))
     several = best_first(demand, 3)
     assert [worth(demand, each) for each in several] == sorted((worth(demand, each) for each in several), reverse=True)
@@ -76,7 +75,7 @@ def test_what_is_recommended_holds_and_its_price_is_told() -> None:
         assert option.evaluation.ttft_at_s(0.9) <= 150e-3 * (1 + 1e-9)
     assert "at confidence 0.9" in found.answer.options[0].limit
     told = found.to_dict()
-    even = rs.recommend(question, top=1, confidence=0.5)
+    even = rs.recommend(replace(question, confidence=0.5), top=1)
     assert told["confidence"] == 0.9
     assert told["at_even_odds"]["strategy"] == even.to_dict()["best"]["strategy"]
     assert even.to_dict()["at_even_odds"] is None

@@ -66,7 +66,7 @@ def test_it_is_what_replay_says_of_the_same_deployment(found: RecommendationResu
 
 def test_even_odds_and_smoother_arrivals_take_no_more_gpus(found: RecommendationResult) -> None:
     gpus = found.answer.options[0].fleet.gpus
-    calmer = rs.recommend(ASKED, requests_per_s=LOAD, top=1, requests=FEW, confidence=0.5, cv=0.1)
+    calmer = rs.recommend(replace(ASKED, confidence=0.5), requests_per_s=LOAD, top=1, requests=FEW, cv=0.1)
     assert calmer.answer.options[0].fleet.gpus <= gpus
 
 

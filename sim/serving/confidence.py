@@ -1,0 +1,137 @@
+"""What a confidence asks of latencies: that a measured run keeps the limits with that probability.
+
+A limit holds where the quantile of the latency, by the interval of `sim.prices.trust`, does not exceed it. At even odds
+that quantile is the prediction. The interval widens with the share of the time that prompts take, which is known of any
+steps; what a strategy's own kernels add to it is known where all of them are looked at (`sim.step.breakdown`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from sim.arrays import Floats
+from sim.evaluation import Evaluation, Violation, quantile, told_apart
+from sim.prices.priced import EXACT, Interval
+from sim.prices.trust import step_interval
+from sim.workload import EVEN_ODDS, Workload
+
+ROUNDING = 1e-9
+"""Relative excess of a latency over its SLO that is put down to the order in which seconds were added up."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slower:
+    """By what factor latencies of measured runs are longer than predicted at most, with a workload's confidence.
+
+    Kernels are taken to be as sure as usual.
+
+    Attributes:
+        workload: Whose confidence, machine, engine and model.
+        least: Of the time per token where no prompts take any of it; with prompts it is no less.
+        first: Of the time to the first token.
+    """
+
+    workload: Workload
+    least: float
+    first: float
+
+    @property
+    def guarded(self) -> bool:
+        """Whether some limit asks for more than the prediction."""
+        workload = self.workload
+        return workload.confidence > EVEN_ODDS and min(workload.tpot_slo_s, workload.ttft_slo_s) < math.inf
+
+    @property
+    def tpot_limit_s(self) -> float:
+        """Predicted time per token beyond which no strategy keeps its limit with the confidence."""
+        return self.workload.tpot_limit_s / self.least
+
+    @property
+    def ttft_limit_s(self) -> float:
+        """Predicted time to the first token beyond which none does."""
+        return self.workload.ttft_limit_s / self.first
+
+    def token(self, prompt_share: float) -> float:
+        """The factor of the time per token, of which prompts take a share."""
+        return _factor(self.workload, prompt_share) if self.guarded else 1.0
+
+    def tokens(self, prompt_shares: Floats) -> Floats:
+        """The same of many shares `[n]`, to the last bit."""
+        if not self.guarded:
+            return np.ones_like(prompt_shares)
+        return np.array([_factor(self.workload, share) for share in prompt_shares.tolist()], np.float64)
+
+    def tokens_about(self, prompt_shares: Floats) -> Floats:
+        """The same of very many, at most `ABOUT` off."""
+        return np.interp(prompt_shares, *_table(self.workload)) if self.guarded else np.ones_like(prompt_shares)
+
+
+ABOUT = 1e-6
+"""Relative error of `Slower.tokens_about`: the factor is nearly exponential in the share."""
+_PLACES = 513
+
+
+def _factor(workload: Workload, prompt_share: float) -> float:
+    engine, moe = workload.engine.runs if workload.engine else None, workload.model.is_moe
+    stated = step_interval(
+        workload.hardware, engine, workload.model.name, moe=moe, prompt_share=prompt_share, kernels=EXACT
+    )
+    return quantile(workload.confidence, 1.0, stated.factors)
+
+
+@lru_cache(maxsize=1024)
+def _table(workload: Workload) -> tuple[Floats, Floats]:
+    shares = np.linspace(0.0, 1.0, _PLACES)
+    return shares, slower(workload).tokens(shares)
+
+
+@lru_cache(maxsize=1024)
+def slower(workload: Workload) -> Slower:
+    """The factors of a workload; all are 1 at even odds, and where no latency is limited."""
+    even = Slower(workload, 1.0, 1.0)
+    return Slower(workload, _factor(workload, 0.0), _factor(workload, 1.0)) if even.guarded else even
+
+
+def latency_limits(workload: Workload, tpot_s: float, ttft_s: float, prompt_share: float) -> Iterator[Violation]:
+    """The limits on latencies that are broken, kernels being as sure as usual.
+
+    Args:
+        workload: Whose limits and confidence.
+        tpot_s: Predicted time per token.
+        ttft_s: Predicted time to the first one.
+        prompt_share: Share of the former that other requests' prompts take.
+    """
+    factors = slower(workload)
+    return _broken(workload, tpot_s * factors.token(prompt_share), ttft_s * factors.first)
+
+
+def with_unsure_kernels(workload: Workload, evaluation: Evaluation) -> Evaluation:
+    """An evaluation that breaks no limit so far, with those that it breaks for what its own kernels may be off."""
+    if evaluation.violations or not slower(workload).guarded:
+        return evaluation
+    token, first = (evaluation.tpot_s, evaluation.tpot_interval_s), (evaluation.ttft_s, evaluation.ttft_interval_s)
+    broken = tuple(unsure_kernels(workload, token, first))
+    return evaluation.breaking(broken) if broken else evaluation
+
+
+def unsure_kernels(
+    workload: Workload, token: tuple[float, Interval], first: tuple[float, Interval]
+) -> Iterator[Violation]:
+    """The limits on latencies that are broken, each predicted and with its interval in seconds."""
+    return _broken(workload, quantile(workload.confidence, *token), quantile(workload.confidence, *first))
+
+
+def _broken(workload: Workload, tpot_s: float, ttft_s: float) -> Iterator[Violation]:
+    less = f", less a margin of {workload.margin:.1%}" if workload.margin else ""
+    at = f" at confidence {workload.confidence:g}" if workload.confidence > EVEN_ODDS else ""
+    if tpot_s > workload.tpot_limit_s * (1 + ROUNDING):
+        took, slo = told_apart(tpot_s * 1e3, workload.tpot_slo_s * 1e3)
+        yield Violation("tpot", tpot_s, workload.tpot_limit_s, f"TPOT{at} is {took} ms, the SLO is {slo} ms{less}")
+    if ttft_s > workload.ttft_limit_s * (1 + ROUNDING):
+        took, slo = told_apart(ttft_s * 1e3, workload.ttft_slo_s * 1e3, 0)
+        yield Violation("ttft", ttft_s, workload.ttft_limit_s, f"TTFT{at} is {took} ms, the SLO is {slo} ms{less}")
