@@ -25,7 +25,7 @@ from sim.workload import Workload
 
 _EXCHANGES = ("dispatch", "combine")
 LEFT_TO_EXPERTS = 9 / 11
-"""[published] Share of the multiprocessors that DeepEP's normal kernels leave to experts: 2 of 11 on Hopper are theirs."""
+"""[published] Share of the multiprocessors that DeepEP leaves to experts; its normal kernels take 2 of 11 on Hopper."""
 
 
 def lengthens(rank: Rank, op: FusedOp) -> bool:
