@@ -98,9 +98,11 @@ def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
     room = list(_room_limits(workload, strategy, needed, allowed))
     choice_limits = [
         violation
-        for group, sides, costs in zip(group_sums(workload), stacks[0], steps[0].costs, strict=True)
+        for layers, group, sides, costs in zip(
+            workload.model.named_groups, group_sums(workload), stacks[0], steps[0].costs, strict=True
+        )
         if any(cost.broken for cost in costs)
-        for violation in _choice_limits(group, sides, costs, strategy.dims)
+        for violation in _choice_limits(layers, group, sides, costs, strategy.dims)
     ]
     violations = (*choice_limits, *room)
     if room and phase_of(workload).mixes:
@@ -190,29 +192,32 @@ def mesh_violations(workload: Workload, tp: int, cp: int, dp: int, ep: int) -> l
 
 
 def _choice_limits(
-    group: GroupSum, sides: Sides, costs: Sequence[OpCost], dims: tuple[int, ...]
+    layers: str, group: GroupSum, sides: Sides, costs: Sequence[OpCost], dims: tuple[int, ...]
 ) -> Iterator[Violation]:
-    """Limits that the choices of the ops break."""
+    """Limits that the choices of the ops of a group of layers break."""
     broken = [(op.name, cost) for op, cost in zip(group.layer.costs, costs, strict=True) if cost.broken]
     for rank in sides.ranks:
         on_side = {name: cost for name, cost in broken if sides.rank_by_op[name] is rank}
-        yield from _choice_violations(rank, {name: dims[group.place[name]] for name in on_side}, on_side)
+        yield from _choice_violations(layers, rank, {name: dims[group.place[name]] for name in on_side}, on_side)
 
 
-def _choice_violations(rank: Rank, choices: Mapping[str, int], costs: Mapping[str, OpCost]) -> list[Violation]:
+def _choice_violations(
+    layers: str, rank: Rank, choices: Mapping[str, int], costs: Mapping[str, OpCost]
+) -> list[Violation]:
     """What the choices of some ops of one side break."""
     violations: list[Violation] = []
     if names := [name for name, cost in costs.items() if cost.broken == "heads"]:
         heads = rank.attention.heads
-        message = f"{rank.axis}={rank.tp} does not divide {heads} heads ({', '.join(names)})"
+        message = f"{rank.axis}={rank.tp} does not divide {heads} heads ({', '.join(names)}{layers})"
         violations.append(Violation("heads", rank.tp, heads, message))
     if names := [name for name, cost in costs.items() if cost.broken == "tokens"]:
         rows = min(token_rows(rank, rank.layer.op(name), choices[name]) for name in names)
-        message = f"{rows:g} tokens cannot be sharded over {rank.axis}={rank.tp} ({', '.join(names)})"
+        message = f"{rows:g} tokens cannot be sharded over {rank.axis}={rank.tp} ({', '.join(names)}{layers})"
         violations.append(Violation("tokens", rank.tp, rows, message))
     if names := [name for name, cost in costs.items() if cost.broken == "unsupported"]:
         message = (
-            f"the way into this attention is more than one product: {', '.join(names)} cannot be sharded on hidden"
+            f"the way into this attention is more than one product: {', '.join(names)}{layers} cannot be sharded on "
+            "hidden"
         )
         violations.append(Violation("unsupported", rank.tp, 1, message))
     return violations

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
+from raysearch.base.limits import check_rate
 from raysearch.deploy.pools.pool_comparison import Case, PoolComparison, along_traffic
 from raysearch.deploy.pools.pools_files import COLUMNS, answers_dict, rows, write_answers
 from sim.config.question import Question
@@ -58,6 +59,8 @@ class PoolsResult(Result):
             raise InputError(f"--phase {question.phase}: pools are compared in phase serve: leave it out")
         if unknown := [name for name in sweep if name not in SWEEPABLE]:
             raise InputError(f"cannot sweep {unknown[0]}: expected some of {', '.join(SWEEPABLE)}")
+        for rate in (loads := sweep.get("requests_per_s", [requests_per_s])):
+            check_rate(rate)
         mixes = _mixes(question, sweep.get("isl"), mix)
         question = replace(
             question,
@@ -74,7 +77,7 @@ class PoolsResult(Result):
             Limits(int(size), workload.tpot_slo_s * kept, ttft_s * kept, load)
             for size in sweep.get("gpus", [workload.max_gpus])
             for ttft_s in ttfts_s
-            for load in sweep.get("requests_per_s", [requests_per_s])
+            for load in loads
         ]
         unlimited = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
         case = Case(unlimited, mixes[0], limits[0], kv_hidden, host)

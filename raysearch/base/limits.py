@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from raysearch.base.errors import InputError
+
 LARGEST_BUDGET = 10**9
 """[assumed] 300 bytes and 0.2 ms a call make 300 GB and two days of the fastest searcher."""
 LARGEST_SEED = 2**63 - 1
@@ -16,3 +18,14 @@ MOST_RETRIES = 1000
 """[assumed] A call that fails more often always fails."""
 MOST_GPUS = 10**9
 """[assumed] More than there are."""
+LARGEST_RATE_PER_S = 1e9
+"""[assumed] A request of everybody every ten seconds."""
+
+
+def check_rate(requests_per_s: float | None) -> None:
+    """Makes sure that requests may come as often, if it is known how often. Raises: InputError."""
+    if requests_per_s is not None and not 1 / LARGEST_RATE_PER_S <= requests_per_s <= LARGEST_RATE_PER_S:
+        raise InputError(
+            f"--requests-per-s: expected a number above 0, from {1 / LARGEST_RATE_PER_S:g} to {LARGEST_RATE_PER_S:g}, "
+            f"got {requests_per_s:g}"
+        )

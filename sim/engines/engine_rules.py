@@ -224,12 +224,12 @@ def whole_blocks(workload: Workload, strategy: Strategy) -> Iterator[str]:
         return
     model, moe_tp, tp = workload.model, strategy.moe_tp, strategy.tp * strategy.cp
     what = "moe_tp" if model.is_moe else "tensor-parallel size"
-    for group in model.groups:
+    for group, layers in zip(model.groups, model.named_groups, strict=True):
         dense = model.is_moe and not group.is_moe  # on attention's mesh
         shares, width = tp if dense else moe_tp, group.feed_forward.ffn_hidden if group.feed_forward else 0
         if width % (shares * BLOCK):
             named = "tensor-parallel size" if dense else what
-            yield f"{named} {shares} cuts {width} feed-forward columns inside blocks of {BLOCK} (fp8_block)"
+            yield f"{named} {shares} cuts {width} feed-forward columns{layers} inside blocks of {BLOCK} (fp8_block)"
         columns = group.attention.output_width if group.attention else 0
         if columns % (tp * BLOCK):
-            yield f"tensor-parallel size {tp} cuts {columns} columns of attention inside blocks of {BLOCK}"
+            yield f"tensor-parallel size {tp} cuts {columns} columns of attention{layers} inside blocks of {BLOCK}"

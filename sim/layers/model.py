@@ -163,6 +163,11 @@ class Model:
         return max(group.experts for group in self.groups)
 
     @property
+    def named_groups(self) -> tuple[str, ...]:
+        """Of each group what a message says to tell it from the others; nothing where all layers are alike."""
+        return tuple(f" in layers {group.name!r}" if len(self.groups) > 1 else "" for group in self.groups)
+
+    @property
     def is_moe(self) -> bool:
         """Whether any layer has experts."""
         return self.experts > 1

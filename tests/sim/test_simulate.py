@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import load_workload
+from sim.config.question import Question
 from sim.evaluation import Evaluation, Violation
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.mixers import GroupedAttention
@@ -446,6 +447,14 @@ def test_heads_that_do_not_divide_when_heads_are_sharded(moe: Workload) -> None:
     # Sharded along hidden and requests, the same degree is fine.
     along_other_dims = (2, 0, 0, *megatron_dims(moe.model)[3:])
     assert "heads" not in kinds(evaluate(moe, dataclasses.replace(strategy, dims=along_other_dims)))
+
+
+def test_a_limit_that_several_groups_of_layers_break_is_one_message_of_each() -> None:
+    workload = Question(model="deepseek_v3", isl=1000, osl=100, engine="vllm", phase="serve").load()
+    broken = evaluate(workload, Strategy(12, 6, 1, 8, megatron_dims(workload.model), dp=6)).violations
+    assert len({violation.message for violation in broken}) == len(broken)
+    heads = [violation.message for violation in broken if violation.kind == "heads"]
+    assert [message.split(" in ")[1] for message in heads] == ["layers 'dense')", "layers 'experts')"]
 
 
 @pytest.mark.parametrize("op", ["attn_norm", "attention", "attn_residual", "ffn_norm", "router", "dispatch", "combine"])

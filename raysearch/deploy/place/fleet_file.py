@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from raysearch.base.limits import LARGEST_RATE_PER_S
 from raysearch.deploy.place.model_placement import Cluster, Tenant
 from raysearch.deploy.place.service import GroupShape, Objective, Service, best_service
 from sim.config.fields import Count, FileSchema, Name, Positive
@@ -43,7 +44,7 @@ class _ModelTable(FileSchema):
     model: str
     name: Name | None = None  # the model's own
     count: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
-    requests_per_s: Positive
+    requests_per_s: Annotated[Positive, Field(le=LARGEST_RATE_PER_S)]
     cv: Annotated[Positive, Field(le=_BURSTIEST)] = 1.0
     isl: Count
     osl: Count

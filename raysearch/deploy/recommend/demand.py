@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raysearch.base.errors import InputError
+from raysearch.base.limits import check_rate
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.serving.confidence import slower
@@ -55,8 +56,7 @@ class Demand:
             object.__setattr__(self, "workload", replace(self.workload, confidence=steady))
         if self.requests_per_s is not None and self.concurrency is not None:
             raise InputError("give --requests-per-s or --concurrency, not both")
-        if self.requests_per_s is not None and not 0 < self.requests_per_s < math.inf:
-            raise InputError(f"--requests-per-s: expected a number above 0, got {self.requests_per_s:g}")
+        check_rate(self.requests_per_s)
         if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < math.inf:
             raise InputError(f"--set price: expected a number from 0, got {self.price_per_gpu_hour:g}")
 

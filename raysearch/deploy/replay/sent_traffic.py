@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from raysearch.base.errors import InputError
+from raysearch.base.limits import check_rate
 from sim.replay.arrivals import Stream, draw_arrivals
 from sim.replay.requests import Lengths, Requests
 
@@ -38,8 +38,7 @@ class SentTraffic:
             raise InputError("--concurrency: clients wait for their answers: give no rate and no trace beside it")
         if self.clients is None and self.requests_per_s is None and self.trace is None:
             raise InputError("expected what is sent: --requests-per-s, --concurrency, or --set trace=FILE")
-        if self.requests_per_s is not None and not 0 < self.requests_per_s < math.inf:
-            raise InputError(f"--requests-per-s: expected a number above 0, got {self.requests_per_s:g}")
+        check_rate(self.requests_per_s)
         if self.requests_per_s is not None and self.trace is not None and not self.trace.arrival_s[-1]:
             raise InputError("--requests-per-s: the trace's requests all come at once, which no rate stretches")
 
