@@ -19,6 +19,7 @@ from raysearch.searchers.prior.gaussian_process import Scales, covariance, log_e
 from raysearch.searchers.prior.network import ResidualKernel
 from raysearch.searchers.prior.strategy_features import Reals
 from sim.arrays import Flags, Ints
+from sim.config.reading import parse_json
 
 OUTPUTS = 5
 """Corrections of the four `raysearch.pretraining.dataset.NETWORK_TARGETS`, and log odds that no limit is broken."""
@@ -135,7 +136,7 @@ def _restored(path: Path, model: Any, optimizer: Any, schedule: Any) -> int:
             if name.startswith("optimizer."):
                 _, index, what = name.split(".")
                 state[int(index)][what] = value
-        groups, step = json.loads(about["groups"]), int(about["step"])
+        groups, step = parse_json(about["groups"].encode()), int(about["step"])
         if step < 0 or _kinds(groups) != _kinds(optimizer.state_dict()["param_groups"]):
             raise ValueError("its settings are no optimiser's")
         optimizer.load_state_dict({"state": dict(state), "param_groups": groups})

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save
 
 from envs import StrategySpace
 from raysearch.base.errors import InputError
@@ -167,7 +169,10 @@ def test_a_checkpoint_that_is_none_is_one_error(tmp_path: Path) -> None:
 
     train(8)
     whole = path.read_bytes()
-    for content in (b"", b"x" * 100, whole[:-1], whole.replace(b"0.0001", b'"abcd"')):
+    with safe_open(path, "numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary
+    deep = save(tensors, {"step": "1", "groups": "[" * 20_000})
+    for content in (b"", b"x" * 100, whole[:-1], whole.replace(b"0.0001", b'"abcd"'), deep):
         path.write_bytes(content)
         with pytest.raises(InputError, match="delete it, and the same command trains anew"):
             train(8)
