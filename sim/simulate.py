@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Memory, Violation
 from sim.ops.rank import OpCost, Rank
 from sim.serving.confidence import latency_limits, with_unsure_kernels
@@ -157,7 +156,7 @@ def degree_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
 
 def engine_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
     """What an engine does not support of a strategy, where its space is searched."""
-    rules = engine_rules_of(workload)
+    rules = workload.rules
     return [Violation("engine", 1, 0, text) for text in rules.refusals(workload, strategy)] if rules else []
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 from sim.layers.model import Model
 from sim.prices.curves import DeepepMode
 from sim.prices.dtypes import Dtype
 from sim.prices.engine import Engine
 from sim.prices.hardware import Hardware
-from sim.strategy import ENGINES_VOCABULARY
+from sim.strategy import ENGINES_VOCABULARY, Strategy
 
 PhaseName = str
 """What a deployment does: "decode", "serve", "prefill", or a registered one: see `sim.serving.phases`."""
 SpaceName = str
 """The strategies that a search may choose: "paper", "joint", "extended", or an engine's name for what it can run; see
 `sim.optimum.spaces`."""
+OWN_SPACES = ("paper", "joint", "extended", "generated")
+"""Spaces that are no engine's: their strategies are judged by what hardware and model allow."""
 GroupChoices = Literal["shared", "own"]
 """Whether all groups of a model's layers have one choice per fused op, or each group its own."""
 BatchGrid = Literal["powers_of_two", "any"]
@@ -106,6 +108,19 @@ class DegreeTables:
     batch: tuple[int, ...]
 
 
+class Rules(Protocol):
+    """What an engine supports: a `sim.engines.engine_rules.EngineRules`."""
+
+    @property
+    def name(self) -> str:
+        """The engine's, and that of its space."""
+        ...
+
+    def refusals(self, workload: Workload, strategy: Strategy) -> list[str]:
+        """Why the engine does not run a strategy, each text naming its rule; none if it does."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
     """A model on a hardware under a service-level objective: everything but the strategy.
@@ -124,6 +139,7 @@ class Workload:
         degrees: The searched degree tables.
         config_hash: Digest of everything above, of the model and of the hardware.
         space: Which strategies a search may choose; see `sim.optimum.spaces`.
+        rules: What an engine supports, in its own space: see `sim.engines.engine_registry.in_space`.
         groups: See `GroupChoices`; a model of one group has the same of both.
         margin: Share of the SLO and of the memory that is kept free, in [0, 1).
         confidence: Probability with which a measured run is to keep the limits on latencies: `sim.serving.confidence`.
@@ -153,6 +169,7 @@ class Workload:
     degrees: DegreeTables
     config_hash: str
     space: SpaceName = "joint"
+    rules: Rules | None = None
     groups: GroupChoices = "shared"
     margin: float = 0.0
     confidence: float = EVEN_ODDS
@@ -170,6 +187,14 @@ class Workload:
     two_batch_overlap: bool = False
     deepep_mode: DeepepMode = "auto"
     vocabulary: tuple[int, ...] = ENGINES_VOCABULARY
+
+    def __post_init__(self) -> None:
+        if self.space in OWN_SPACES:
+            object.__setattr__(self, "rules", None)
+        elif self.rules is None or self.rules.name != self.space:
+            raise ValueError(
+                f"{self.space!r} is an engine's space, with its rules: see in_space(workload, {self.space!r})"
+            )
 
     @property
     def queries(self) -> int:

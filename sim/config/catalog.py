@@ -31,7 +31,7 @@ from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.schemas import MTP, NGRAM, EngineVersionFile, ModelFile, WorkloadFile
-from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_names, engine_rules
+from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_names, engine_rules, in_space
 from sim.engines.engine_rules import EngineRules
 from sim.json_object import JsonObject
 from sim.layers.model import Model
@@ -276,7 +276,7 @@ def under_engine(workload: Workload, name: str) -> Workload:
     drafts = workload.speculation is not None and workload.speculation.draft == MTP
     engine = load_engine(name, calibration, workload.model, workload.precisions.weights, drafts=drafts)
     instead = {"prompt_wait_steps": waits, "two_batch_overlap": overlaps}
-    return replace(workload, space=rules.name, hardware=hardware, engine=engine, **instead)
+    return in_space(replace(workload, hardware=hardware, engine=engine, **instead), name)
 
 
 def load_workload(
@@ -412,7 +412,7 @@ def assembled(
     engine = load_engine(file.engine, calibration, model, weights, version, drafts=drafts) if file.engine else None
     if speculation and isinstance(speculation.draft, Model):
         digest.update(repr(speculation.draft).encode())
-    return Workload(
+    workload = Workload(
         name=file.name,
         model=model,
         hardware=machine,
@@ -425,7 +425,6 @@ def assembled(
         load_imbalance=file.load_imbalance,
         degrees=file.degrees.to_si(model.layers, model.experts + copies, file.max_gpus),
         config_hash=digest.hexdigest()[:16],
-        space=file.space,
         groups=file.groups,
         margin=file.margin,
         confidence=file.confidence,
@@ -442,6 +441,7 @@ def assembled(
         two_batch_overlap=_overlaps(file, rules, exchange),
         deepep_mode=file.deepep_mode,
     )
+    return in_space(workload, file.space)
 
 
 def _engine_version(file: WorkloadFile, beside: Path | None) -> EngineVersionFile | None:

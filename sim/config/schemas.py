@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sim.config.fields import Count, Degrees, FileSchema, LayerCount, Name, Positive, Probability, Whole
 from sim.config.files import did_you_mean
-from sim.engines.engine_registry import OWN_SPACES, engine_names, engine_rules
+from sim.engines.engine_registry import engine_names, engine_rules
 from sim.layers import mixers
 from sim.layers import model as layers_model
 from sim.prices import hardware
@@ -16,7 +16,17 @@ from sim.prices.curves import DeepepMode
 from sim.prices.dtypes import Dtype
 from sim.prices.engine import EngineVersion
 from sim.serving.phases import phase_named
-from sim.workload import EVEN_ODDS, BatchGrid, DegreeTables, ExpertExchange, GroupChoices, PhaseName, Routing, SpaceName
+from sim.workload import (
+    EVEN_ODDS,
+    OWN_SPACES,
+    BatchGrid,
+    DegreeTables,
+    ExpertExchange,
+    GroupChoices,
+    PhaseName,
+    Routing,
+    SpaceName,
+)
 
 
 def _is_nothing(value: object) -> bool:

@@ -12,7 +12,8 @@ A package adds one by an entry point of the group "raysearch.engines" whose obje
 from __future__ import annotations
 
 import difflib
-from functools import cache, lru_cache
+from dataclasses import replace
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from sim.engines.engine_rules import EngineRules
@@ -20,13 +21,11 @@ from sim.engines.megatron_core import MEGATRON_CORE
 from sim.engines.sglang import SGLANG
 from sim.engines.trtllm import TRTLLM
 from sim.engines.vllm import VLLM
-from sim.workload import Workload
+from sim.workload import OWN_SPACES, Workload
 
 ENGINES_GROUP = "raysearch.engines"
 SHIPPED = ("vllm", "sglang", "trtllm", "megatron_core")
 _ENGINES: dict[str, EngineRules] = {each.name: each for each in (VLLM, SGLANG, TRTLLM, MEGATRON_CORE)}
-OWN_SPACES = ("paper", "joint", "extended", "generated")
-"""Spaces that are no engine's: their strategies are judged by what hardware and model allow."""
 BARE_MACHINE = "none"
 """Named in an engine's place: kernels and collectives alone, without an engine's time and memory policy."""
 
@@ -55,7 +54,6 @@ def withdraw_engine(name: str) -> None:
     if name in SHIPPED or name not in _ENGINES:
         raise ValueError(f"expected an engine that was registered, got {name!r}")
     del _ENGINES[name]
-    engine_rules_of.cache_clear()
 
 
 def engine_names() -> tuple[str, ...]:
@@ -82,25 +80,32 @@ def engine_rules(name: str) -> EngineRules:
     return _ENGINES[wanted]
 
 
-@lru_cache(maxsize=64)
-def engine_rules_of(workload: Workload) -> EngineRules | None:
-    """The rules that strategies of a workload's space obey, an engine's; None where hardware and model alone judge.
+def in_space(workload: Workload, name: str) -> Workload:
+    """The workload whose strategies are those of a space: one of `OWN_SPACES`, or what an engine supports.
 
-    A workload may be charged an engine's time and memory and still be asked in a space that is no engine's.
+    A workload may be charged an engine's time and memory and still be asked in a space that is no engine's, or
+    another's. An engine's rules are those of the version that is charged.
 
     Raises:
         UnknownEngine: There is no such space.
 
-    >>> from dataclasses import replace
     >>> from sim.config.catalog import load_workload, under_engine
     >>> served = under_engine(load_workload("gpt_moe_1_2t_16k"), "vllm")
-    >>> engine_rules_of(served).title, engine_rules_of(replace(served, space="extended"))
+    >>> engine_rules_of(served).title, engine_rules_of(in_space(served, "extended"))
     ('vLLM', None)
     """
-    if workload.space in OWN_SPACES:
-        return None
-    served = workload.engine if workload.engine and workload.engine.family == workload.space else None
-    return engine_rules(workload.space).of_version(served.version if served else None)
+    if name in OWN_SPACES:
+        return replace(workload, space=name)
+    rules, charged = engine_rules(name), workload.engine
+    if charged and charged.family == rules.name:
+        rules = rules.of_version(charged.version)
+    return replace(workload, space=rules.name, rules=rules)
+
+
+def engine_rules_of(workload: Workload) -> EngineRules | None:
+    """The rules that strategies of a workload's space obey, an engine's; None where hardware and model alone judge."""
+    assert workload.rules is None or isinstance(workload.rules, EngineRules)
+    return workload.rules
 
 
 def charged_rules(workload: Workload) -> EngineRules | None:

@@ -15,6 +15,7 @@ from sim import batched
 from sim.batched import Strategies, evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.question import Question
+from sim.engines.engine_registry import in_space
 from sim.layers.dims import dims_of
 from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import GroupedAttention, LinearMixer
@@ -48,7 +49,7 @@ def agree(workload, strategies):
 @pytest.mark.parametrize("space", ["joint", "extended", "vllm"])
 def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
     known = workload.load() if isinstance(workload, Question) else load_workload(workload)
-    known = replace(known, space=space)
+    known = in_space(known, space)
     rng = np.random.default_rng(0)
     each = agree(known, [space_of(known).sample(rng) for _ in range(25)])
     assert not all(one.feasible for one in each)
@@ -124,7 +125,7 @@ WINDOWS = question_about("gpt_oss_120b", isl=4096, osl=512)
 @pytest.mark.parametrize("groups", ["shared", "own"])
 @pytest.mark.parametrize("space", ["joint", "extended"])
 def test_so_it_is_of_layers_that_differ(workload, groups, space):
-    known = replace(workload.load(), space=space, groups=groups)
+    known = replace(in_space(workload.load(), space), groups=groups)
     rng = np.random.default_rng(2)
     agree(known, [space_of(known).sample(rng) for _ in range(16)])
 

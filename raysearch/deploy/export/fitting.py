@@ -12,6 +12,7 @@ from raysearch.deploy.contexts import too_long
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import Told, with_weights
 from sim.config.catalog import under_engine
+from sim.engines.engine_registry import in_space
 from sim.engines.engine_rules import EngineRules
 from sim.evaluation import Evaluation
 from sim.simulate import evaluate, mesh_violations
@@ -82,7 +83,7 @@ def _broken(evaluation: Evaluation) -> tuple[str, ...]:
 def on_engine(workload: Workload, engine: EngineRules) -> Workload:
     """The same served by an engine: its space, kernels, times and memory policy. Tokens reach experts as they did."""
     if workload.engine and workload.engine.family == engine.name:
-        return replace(workload, space=engine.name)
+        return in_space(workload, engine.name)
     return under_engine(workload, engine.name)
 
 

@@ -16,6 +16,7 @@ from sim.engines.engine_registry import (
     engine_names,
     engine_rules,
     engine_rules_of,
+    in_space,
     lacking_formats,
     register_engine,
     withdraw_engine,
@@ -128,13 +129,26 @@ def test_norms_over_tokens_are_megatrons_and_of_sglangs_prefill() -> None:
 
 
 def test_an_evaluation_names_the_engines_rule() -> None:
-    workload = dataclasses.replace(FLAGSHIP, space="vllm")
+    workload = in_space(FLAGSHIP, "vllm")
     strategy = Strategy(4, 16, 1, 256, megatron_dims(workload.model))
     broken = [violation for violation in evaluate(workload, strategy).violations if violation.kind == "engine"]
     assert [violation.message for violation in broken] == engine_rules("vllm").refusals(workload, strategy)
     assert broken[0].message.startswith("vLLM 0.33.0: expert parallelism is all or nothing")
     assert broken[0].excess == 1.0
     assert not [v for v in evaluate(FLAGSHIP, strategy).violations if v.kind == "engine"]
+
+
+def test_rules_are_the_engine_s_that_a_workload_has_whatever_is_registered() -> None:
+    mine = dataclasses.replace(engine_rules("vllm"), name="mine", title="Mine", version="1")
+    workload = dataclasses.replace(FLAGSHIP, space="mine", rules=mine)
+    strategy = Strategy(4, 16, 1, 256, megatron_dims(workload.model))
+    broken = [violation.message for violation in evaluate(workload, strategy).violations if violation.kind == "engine"]
+    assert broken
+    assert all(message.startswith("Mine 1: ") for message in broken)
+    assert space_of(workload).engine is mine
+    assert dataclasses.replace(workload, space="joint").rules is None
+    with pytest.raises(ValueError, match="in_space"):
+        dataclasses.replace(workload, space="vllm")
 
 
 # --- the exact optimum ---------------------------------------------------------------------------
@@ -148,7 +162,7 @@ def small(toy_moe: Workload) -> Workload:
 
 @pytest.mark.parametrize("engine", SHIPPED)
 def test_the_best_is_that_of_brute_force(small: Workload, engine: str) -> None:
-    workload = dataclasses.replace(small, space=engine)
+    workload = in_space(small, engine)
     space = space_of(workload)
     plans = {plan.dims for plan in space.engine.plans(workload)} if space.engine else set()
     meshes = itertools.product(space.tp, space.ep, space.pp, space.batch, space.cp, space.dp)
@@ -281,7 +295,7 @@ def test_an_engine_searches_what_it_runs_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("by_fill", [False, True])
 def test_the_best_of_different_degrees_are_those_of_brute_force(small: Workload, by_fill: bool) -> None:
-    workload = dataclasses.replace(small, space="megatron_core", max_gpus=8)
+    workload = in_space(dataclasses.replace(small, max_gpus=8), "megatron_core")
     space = space_of(workload)
 
     def score(value: float, gpus: int) -> float:

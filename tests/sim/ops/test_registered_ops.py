@@ -24,6 +24,7 @@ from raysearch.reports.explain.svg import draw_svg
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.files import config_path
+from sim.engines.engine_registry import in_space
 from sim.layers.dims import dims_of
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import LayerGroup
@@ -229,7 +230,12 @@ def test_it_is_recommended_and_drawn(toy_moe: Workload) -> None:
     shipped = load_workload("mixtral_8x22b_8k")
     degrees = dataclasses.replace(shipped.degrees, batch=(1, 2, 4, 8, 16))
     workload = dataclasses.replace(
-        gated(shipped), phase="serve", prompt_tokens=1000, output_tokens=100, space="vllm", max_gpus=8, degrees=degrees
+        in_space(gated(shipped), "vllm"),
+        phase="serve",
+        prompt_tokens=1000,
+        output_tokens=100,
+        max_gpus=8,
+        degrees=degrees,
     )
     options = recommended(Demand(workload, gpus=8)).options
     assert options

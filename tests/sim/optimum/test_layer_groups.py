@@ -11,6 +11,7 @@ import pytest
 
 from sim.batched import evaluate_many
 from sim.config.files import list_names
+from sim.engines.engine_registry import in_space
 from sim.layers.dims import dims_of, spread_choices
 from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import GroupedAttention, LinearMixer
@@ -177,8 +178,8 @@ def test_what_a_file_says_of_groups_and_stages_is_searched() -> None:
     )
     assert own.tokens_per_s_per_gpu == pytest.approx(common.tokens_per_s_per_gpu, rel=1e-12)
     for engine in ("vllm", "megatron_core"):
-        space = dataclasses.replace(space_of(dataclasses.replace(workload, space=engine)), pp=(1,), batch=(16,))
-        alike = dataclasses.replace(space_of(dataclasses.replace(shared, space=engine)), pp=(1,), batch=(16,))
+        space = dataclasses.replace(space_of(in_space(workload, engine)), pp=(1,), batch=(16,))
+        alike = dataclasses.replace(space_of(in_space(shared, engine)), pp=(1,), batch=(16,))
         best, same = find_best(space).evaluation, find_best(alike).evaluation
         assert best is not None
         assert same is not None
