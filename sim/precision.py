@@ -25,8 +25,8 @@ def slow_precision(workload: Workload, figure: float, of: Callable[[Workload, fl
     >>> from sim.layers.heuristics import megatron_dims
     >>> from sim.simulate import evaluate
     >>> from sim.strategy import Strategy
-    >>> said = Question(model="qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")
-    >>> workload = said.load()
+    >>> asked = Question(model="qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")
+    >>> workload = asked.load()
     >>> strategy = Strategy(8, 1, 1, 64, megatron_dims(workload.model), dp=1)
     >>> def figure(workload, least=0.0):
     ...     return evaluate(workload, strategy).tokens_per_s_per_gpu

@@ -1,4 +1,4 @@
-"""Named strategy spaces of a workload, and the exact best of each, kept on disk beside the yardsticks.
+"""Named strategy spaces of a workload, and the exact best of each, cached on disk beside the optima.
 
 >>> list(SPACES)
 ['megatron', 'megatron-sp', 'paper', 'joint', '+context', '+degrees', '+tokens', '+gathered', 'extended', 'generated']

@@ -160,7 +160,7 @@ class Workers:
 
         Raises:
             NoAnswer: The worker hung or died; it is replaced.
-            SimulatorError: The black box raised; what it said.
+            SimulatorError: The black box raised; what it raised.
             InputError: It did, for a reason that is no strategy's fault.
         """
         if self._taken is None or self._taken.strategy != strategy:
@@ -225,8 +225,8 @@ class Workers:
             return
         busy = {worker.promise: worker for worker in self._workers if worker.promise is not None}
         left_s = min(worker.deadline.left_s for worker in busy.values())
-        said, _ = ray.wait(list(busy), num_returns=1, timeout=left_s)
-        for worker in [busy[promise] for promise in said] or [each for each in busy.values() if each.deadline.passed]:
+        ready, _ = ray.wait(list(busy), num_returns=1, timeout=left_s)
+        for worker in [busy[promise] for promise in ready] or [each for each in busy.values() if each.deadline.passed]:
             self._hear(worker)
         self._hand_out()
 
@@ -234,31 +234,31 @@ class Workers:
         """Takes in what a worker says, or that it says nothing."""
         promise, worker.promise = worker.promise, None
         try:
-            said: Any = ray.get(promise, timeout=0)
+            answer: Any = ray.get(promise, timeout=0)
         except GetTimeoutError:
-            said = NoAnswer(f"no answer within {self._timeout_s:g} s")
+            answer = NoAnswer(f"no answer within {self._timeout_s:g} s")
         except RayTaskError as error:
-            said = SimulatorError(_last_line(error))
+            answer = SimulatorError(_last_line(error))
         except RayActorError as error:
-            said = NoAnswer("the worker's process died")
+            answer = NoAnswer("the worker's process died")
             if "__init__" in str(error):  # the black box cannot even be loaded there
                 raise NoWorker(f"a worker cannot load {self._simulator}: {_last_line(error)}") from None
-        if isinstance(said, NoAnswer):
+        if isinstance(answer, NoAnswer):
             self._replace(worker)
         if (call := worker.call) is None:
-            self._hear_of_start(worker, said)
+            self._hear_of_start(worker, answer)
             return
         worker.call = None
-        if isinstance(said, _Failure):
-            said = InputError(said.text) if said.mistake else SimulatorError(said.text)
-        elif self._kept and isinstance(said, Evaluation):
-            self._kept.keep(said)
-        call.answer = said
+        if isinstance(answer, _Failure):
+            answer = InputError(answer.text) if answer.mistake else SimulatorError(answer.text)
+        elif self._kept and isinstance(answer, Evaluation):
+            self._kept.keep(answer)
+        call.answer = answer
         self._arrived.append(call)
 
-    def _hear_of_start(self, worker: _Worker, said: Any) -> None:
-        if isinstance(said, tuple):
-            worker.where, self._lost_starts = said, 0
+    def _hear_of_start(self, worker: _Worker, answer: Any) -> None:
+        if isinstance(answer, tuple):
+            worker.where, self._lost_starts = answer, 0
             return
         self._lost_starts += 1
         up = any(each.where for each in self._workers)

@@ -361,7 +361,7 @@ class Question:
                 no workload may have.
         """
         if self.workload is None:
-            return _described(self, origin)
+            return _workload_of_options(self, origin)
         if self.model is not None:
             raise CatalogError("--model describes a workload, --workload names one: give one or the other")
         if self.family is not None:
@@ -530,7 +530,7 @@ def _in_options(text: str) -> str:
 # --- workloads that no file holds ----------------------------------------------------------------
 
 
-def _described(asked: Question, origin: Origin) -> Workload:
+def _workload_of_options(asked: Question, origin: Origin) -> Workload:
     """The workload of a question without a file: its degrees follow from the model and the GPUs.
 
     Routing is skewed as measured, since real prompts are.

@@ -456,16 +456,16 @@ class Curves:
     def _find_trusted(self, series: str, dtype: str, *, few: bool) -> _Trusted:
         record = self.calibration.series[series]
         parts = series.split("/")
-        stand_in = ""
+        fallback = ""
         if parts[0] in _BY_ENGINE and (dtype not in parts or self.engine != parts[1]):
-            stand_in = f"{self.engine} {dtype} priced as {series}"
+            fallback = f"{self.engine} {dtype} priced as {series}"
         elif on := record.get("measured_on"):
-            stand_in = f"{self.engine} {dtype} {_FAMILIES[parts[0]]} as measured on {on}"
+            fallback = f"{self.engine} {dtype} {_FAMILIES[parts[0]]} as measured on {on}"
         inside = record.get("mape"), (few and record.get("interval_of_few")) or record.get("interval")
         error = self.uncalibrated if inside[0] is None else float(inside[0])
         interval = error_interval(error) if inside[1] is None else (float(inside[1][0]), float(inside[1][1]))
         ranges = tuple((low, high) for low, high in record.get("range", {}).values())
-        return _Trusted(error, interval, ranges, stand_in)
+        return _Trusted(error, interval, ranges, fallback)
 
     def _priced(
         self,
@@ -478,8 +478,8 @@ class Curves:
         unmeasured: str = "",
     ) -> PricedKernel:
         """Attaches the error of a series and says which of its sizes lie outside what was measured."""
-        error, interval, ranges, stand_in = self._trusted(series, dtype, few=few)
-        unmeasured = unmeasured or stand_in
+        error, interval, ranges, fallback = self._trusted(series, dtype, few=few)
+        unmeasured = unmeasured or fallback
         for index, ((low, high), size) in enumerate(zip(ranges, sizes)):  # noqa: B905 fewer sizes than columns are fine
             if not low <= size <= high:
                 name = list(self.calibration.series[series]["range"])[index]
@@ -513,4 +513,4 @@ class _Trusted(NamedTuple):
     error: float
     interval: Interval
     ranges: tuple[tuple[float, float], ...]
-    stand_in: str
+    fallback: str

@@ -178,13 +178,13 @@ def vocabulary_seconds(end: Sides, pp: int, last_choice: int) -> VocabularySecon
     known, key = end.known, ("vocabulary_layers", last_choice)
     found = known.get(key)
     if found is None:
-        draft_s = _drafting(end).time_s
+        draft_s = _draft_of(end).time_s
         last_s = head_s(end, last_choice) + draft_s
         found = known[key] = VocabularySeconds(embedding_s(end, last_choice), last_s, 0.0, draft_s)
     return found if pp == 1 else found._replace(send_s=stream_send_s(end, pp, last_choice))
 
 
-def _drafting(end: Sides) -> Draft:
+def _draft_of(end: Sides) -> Draft:
     return draft_of(end) if end.experts.workload.speculation else FREE
 
 
@@ -222,7 +222,7 @@ class Base(NamedTuple):
 def base_of(stack: Sequence[Sides]) -> Base:
     """What a GPU holds whatever the choices."""
     end = end_of(stack)
-    draft, cost = _drafting(end), vocabulary_cost(end.attention)
+    draft, cost = _draft_of(end), vocabulary_cost(end.attention)
     stream_bytes = max([sides.stream_bytes() for sides in stack])
     return Base(stream_bytes, cost.activation_bytes, *cost.bytes, draft.weight_bytes, draft.kv_bytes)
 

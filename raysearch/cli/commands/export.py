@@ -93,8 +93,8 @@ def export_strategy(
     if path is not None:
         deployments = read_deployments(path, question, alternative, serve)
     else:
-        said = (ep, pp, dims, cp, dp, layout)
-        deployments = {"": _described(question, tp, batch, replicas, serve, said)}
+        choices = (ep, pp, dims, cp, dp, layout)
+        deployments = {"": _deployed(question, tp, batch, replicas, serve, choices)}
     found = ExportResult.of(deployments, to, None if ops is None else [name.strip() for name in ops], longest_request)
     if out is not None:
         found.write(out)
@@ -108,7 +108,7 @@ def export_strategy(
     exit_unless_feasible(found)
 
 
-def _described(
+def _deployed(
     question: Question | None, tp: int | None, batch: int | None, replicas: int, serve: str | None, rest: tuple
 ) -> Deployment:
     from raysearch.deploy.export.models import weights_of

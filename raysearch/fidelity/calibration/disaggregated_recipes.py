@@ -74,8 +74,8 @@ def completed(row: JsonFields) -> dict[str, Any] | Skipped:
     machine, precision = str(row.get("system", "")).removesuffix("_sxm"), str(row.get("precision", ""))
     known = recipes().get((machine, precision, isl, osl, requests, gpus), set())
     if len(known) > 1:
-        drafting = len({each.draft_tokens > 0 for each in known}) > 1
-        what = "with and without drafted tokens" if drafting else "with other workers"
+        some_draft = len({each.draft_tokens > 0 for each in known}) > 1
+        what = "with and without drafted tokens" if some_draft else "with other workers"
         return Skipped(f"it does not state its workers, and deployments of as many requests are published {what}")
     if not known:
         return Skipped("it does not state its workers, and no deployment of as many requests is published")

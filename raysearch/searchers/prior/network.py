@@ -174,8 +174,8 @@ def read_prior(path: Path) -> Prior:
     except OSError as error:
         raise InputError(f"cannot read the prior {path}: {error.strerror or error}") from error
     except ValidationError as error:
-        said = first_error_text(error, PriorHeader)
-        raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {said}") from error
+        reason = first_error_text(error, PriorHeader)
+        raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {reason}") from error
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {error}") from error
     return prior
