@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -154,12 +155,18 @@ class Explanation(NamedTuple):
     interval_because: str = ""
 
 
+@lru_cache(maxsize=64)
+def _place(probability: float) -> float:
+    """Of a quantile, in distances from the median to the end of a 90 % interval."""
+    return NormalDist().inv_cdf(probability) / NormalDist().inv_cdf(0.95)
+
+
 def quantile(probability: float, predicted: float, interval: Interval) -> float:
     """A quantile, where either side of the 90 % interval is log-normal: [assumed]."""
     if not predicted or probability == 0.5:
         return predicted
     low, high = (math.log(bound / predicted) for bound in interval)
-    place = NormalDist().inv_cdf(probability) / NormalDist().inv_cdf(0.95)
+    place = _place(probability)
     return predicted * math.exp(place * (high if place > 0 else -low))
 
 

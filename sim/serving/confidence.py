@@ -64,7 +64,9 @@ class Slower:
         """The same of many shares `[n]`, to the last bit."""
         if not self.guarded:
             return np.ones_like(prompt_shares)
-        return np.array([_factor(self.workload, share) for share in prompt_shares.tolist()], np.float64)
+        shares = prompt_shares.tolist()
+        known = {share: _factor(self.workload, share) for share in set(shares)}
+        return np.array([known[share] for share in shares], np.float64)
 
     def tokens_about(self, prompt_shares: Floats) -> Floats:
         """The same of very many, at most `ABOUT` off."""

@@ -145,8 +145,14 @@ class GroupSum(NamedTuple):
 
     def behind(self, sides: Sides, dims: Choices) -> list[tuple[OpParts, list[Collective]]]:
         """Of each op what it is made of, and the collectives that it waits for."""
-        found = [addend.behind(sides, pick(dims)) for addend, pick in zip(self.layer.addends, self.picks, strict=True)]
-        ops = len(self.layer.costs)
+        known, ops = sides.known, len(self.layer.costs)
+        found: list[Any] = []
+        for at, pick in enumerate(self.picks):
+            key = ("behind", at, choices := pick(dims))
+            parts = known.get(key)
+            if parts is None:
+                parts = known[key] = self.layer.addends[at].behind(sides, choices)
+            found.append(parts)
         waits: list[list[Collective]] = [[] for _ in range(ops)]
         for readers, parts in zip(self.layer.waiting, found[ops:], strict=True):
             for reader, collectives in zip(readers, parts, strict=True):
