@@ -190,6 +190,11 @@ class Model:
         return sum(layer // every + 1 for layer in range(self.layers)) / self.layers if every else 0.0
 
     @property
+    def mixes_residuals(self) -> bool:
+        """Whether parts of a layer read a mix of several residual streams, or of what was kept of one."""
+        return self.residual_streams > 1 or self.residual_blocks > 0
+
+    @property
     def stream_mix_columns(self) -> int:
         """Columns that say how a part of a layer mixes its residual streams; 0 of a model with one.
 

@@ -17,23 +17,19 @@ _MIX_BYTES = 4
 
 
 def mix_before(rank: Rank, rows: int, columns: int) -> tuple[tuple[Kernel, ...], float]:
-    """Kernels in front of a part's norm on a shard of the hidden state, and bytes of their weights."""
+    """Kernels in front of a part's norm on a shard of a hidden state that is mixed, and bytes of their weights."""
     model, each = rank.workload.model, rank.activation_each
     if model.residual_streams > 1:
         read, mixes = model.residual_streams * columns, model.stream_mix_columns
         weight_bytes = 1.0 * read * mixes * _MIX_BYTES
         flops, traffic = 2.0 * rows * read * (mixes + 1), rows * (read + columns) * each + weight_bytes
         return (elementwise(rank, flops, traffic, _UNMEASURED_STREAMS),), weight_bytes
-    if model.residual_blocks:
-        read = model.kept_residuals * columns
-        return (elementwise(rank, 4.0 * rows * read, rows * (read + columns) * each, _UNMEASURED_BLOCKS),), 0.0
-    return (), 0.0
+    read = model.kept_residuals * columns
+    return (elementwise(rank, 4.0 * rows * read, rows * (read + columns) * each, _UNMEASURED_BLOCKS),), 0.0
 
 
 def mix_after(rank: Rank, rows: int, columns: int) -> tuple[Kernel, ...]:
-    """Adds what a part left to every stream; to one alone other kernels do."""
+    """Adds what a part left to every one of several streams; to one alone other kernels do."""
     streams = rank.workload.model.residual_streams
-    if streams == 1:
-        return ()
     flops, traffic = 2.0 * rows * columns * streams * (streams + 1), rows * (2 * streams + 1) * columns
     return (elementwise(rank, flops, traffic * rank.activation_each, _UNMEASURED_STREAMS),)

@@ -57,7 +57,8 @@ def norm_work(rank: Rank, op: FusedOp, label: str) -> Work:
     columns = rank.shard(rank.sizes.columns["d"], when=label == "d")
     weight_bytes = columns * rank.activation_each
     kernel = elementwise(rank, 4.0 * rows * columns, rows * columns * rank.activation_each + weight_bytes)
-    before, mix_bytes = mix_before(rank, rows, columns)
+    several = rank.workload.model.mixes_residuals
+    before, mix_bytes = mix_before(rank, rows, columns) if several else ((), 0.0)
     sums = 1 + rank.workload.model.stream_mix_columns
     statistic = rank.tp_collective("all_reduce", "statistic", rows * sums * _STATISTIC_BYTES) if label == "d" else ()
     return Work((*before, kernel), statistic, weight_bytes + mix_bytes)
@@ -243,7 +244,8 @@ def combine_work(rank: Rank, op: FusedOp, label: str) -> Work:
     """Sends expert results back, sums each token's by weight, adds the residual stream."""
     rows, copies, columns = _routed(rank, label)
     back, weight_bytes = _latent_projection(rank, label, rank.feed_forward.latent, rank.workload.model.hidden)
-    more = (*back, *mix_after(rank, *_rows_and_columns(rank, label)))
+    several = rank.workload.model.residual_streams > 1
+    more = (*back, *mix_after(rank, *_rows_and_columns(rank, label))) if several else back
     each = rank.activation_each
     flops, traffic = 2.0 * copies * columns + rows * columns, (copies + 2 * rows) * columns * each
     shape = Permute(rows, copies, columns, *_experts(rank))

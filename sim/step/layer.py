@@ -181,13 +181,13 @@ def _pick(places: Sequence[int]) -> Pick:
 def _cost(op: FusedOp, sides: Sides, choices: Choices) -> OpCost:
     rank = sides.rank_by_op[op.name]
     cost = op_cost(rank, op, choices[0])
-    return overlapped_cost(rank, cost) if lengthens(rank, op) else cost
+    return overlapped_cost(rank, cost) if rank.workload.two_batch_overlap and lengthens(rank, op) else cost
 
 
 def _parts(op: FusedOp, sides: Sides, choices: Choices) -> OpParts:
     rank = sides.rank_by_op[op.name]
     parts = op_parts(rank, op, choices[0])
-    return overlapped_parts(rank, parts) if lengthens(rank, op) else parts
+    return overlapped_parts(rank, parts) if rank.workload.two_batch_overlap and lengthens(rank, op) else parts
 
 
 def _moves_s(tensor: Tensor, sides: Sides, choices: Choices) -> tuple[float, ...]:

@@ -29,8 +29,8 @@ LEFT_TO_EXPERTS = 9 / 11
 
 
 def lengthens(rank: Rank, op: FusedOp) -> bool:
-    """Whether what an op sends is partly behind the work of another half batch."""
-    return rank.workload.two_batch_overlap and op.kind in _EXCHANGES and rank.ep > 1
+    """Whether what an op sends is partly behind the work of another half batch, where batches overlap."""
+    return op.kind in _EXCHANGES and rank.ep > 1
 
 
 def overlapped_cost(rank: Rank, cost: OpCost) -> OpCost:
