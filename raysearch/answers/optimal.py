@@ -105,11 +105,13 @@ class OptimumResult(Result):
     def warnings(self) -> list[str]:
         """What of the question is idle, unknown to the engine, or slower than it need be."""
         with self.bars(f"best of {self.workload.name} in another format") as progress:
-            slow = slow_precision(
-                self.workload,
-                self.tokens_per_s_per_gpu,
-                lambda other, least: _figure(find_bests(space_of(other), 1, progress=progress, reached=least)),
-            )
+
+            def figure(other: Workload, least: float) -> float:
+                if self.strategy:
+                    return evaluate(other, self.strategy).tokens_per_s_per_gpu
+                return _figure(find_bests(space_of(other), 1, progress=progress, reached=least))
+
+            slow = slow_precision(self.workload, self.tokens_per_s_per_gpu, figure)
         return [*lacking_formats(self.workload), *idle_slos(self.workload), *([slow] if slow else [])]
 
     def to_dict(self) -> JsonObject:
