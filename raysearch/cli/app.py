@@ -50,6 +50,7 @@ _COMMANDS = {
     "evaluate": ("evaluate", "evaluate_strategy"),
     "explain": ("explain", "explain_strategy"),
     "optimum": ("optimum", "show_optimum"),
+    "complete": ("complete", "complete"),
     "export": ("export", "export_strategy"),
     "search": ("search", "search_workload"),
     "study": ("study", "run"),

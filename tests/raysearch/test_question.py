@@ -24,7 +24,18 @@ from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-PRICING = ("evaluate", "explain", "optimum", "recommend", "replay", "pools", "search", "export", "tune-live")
+PRICING = (
+    "evaluate",
+    "explain",
+    "optimum",
+    "complete",
+    "recommend",
+    "replay",
+    "pools",
+    "search",
+    "export",
+    "tune-live",
+)
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
 RUNNER = CliRunner()
 WORDS = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100")
