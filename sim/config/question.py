@@ -250,7 +250,7 @@ class Question:
     draft: Annotated[
         str | None,
         About(
-            "What drafts: 'mtp', 'ngram' (costs nothing), or a model as --model.",
+            "What drafts tokens: 'mtp', 'ngram' (at no cost), or a model, named as by --model.",
             "deployment",
             "mtp if the model has it",
             "speculation.draft",
@@ -311,7 +311,7 @@ class Question:
     groups: Annotated[
         GroupChoices | None,
         About(
-            "'shared': kinds of layers share the choices of their ops; 'own': each kind has its own.",
+            "'shared': all kinds of layers have the same choices for their ops; 'own': each kind has its own.",
             "search",
             "shared",
             "groups",

@@ -103,6 +103,17 @@ def test_a_setting_means_the_same_in_every_command() -> None:
     assert {name for name, texts in meanings.items() if len(texts) > 1} == set()
 
 
+def test_every_setting_has_bounds_a_default_and_a_meaning_and_is_listed() -> None:
+    listed = told("list")["settings"]
+    for name, command in COMMANDS.items():
+        for setting, each in settings_of(command.callback).items():
+            assert each.about.help.endswith("."), setting
+            assert each.kind not in (int, float) or each.about.least is not None, f"{name} --set {setting}"
+            assert listed[setting]["help"] == each.about.help
+            assert each.values in listed[setting]["values"]
+            assert {name, "every question"} & set(listed[setting]["commands"])
+
+
 ASKED_EVERYWHERE = {
     "usual": Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=20),
     "a version": Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=20, engine_version="0.12.0"),

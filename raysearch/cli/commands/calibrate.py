@@ -23,13 +23,14 @@ def calibrate(
     source: Annotated[str, Setting("Where the rows come from, with version and licence; kept in the file.")] = "",
     hardware: MachineOption = "h100_sxm",
     runs: Annotated[
-        bool, Setting("Fit engines' times alone, to the serving runs of all machines together; keep the kernels.")
+        bool,
+        Setting("Fit only the engines' own times, to all machines' serving runs together; keep the kernels."),
     ] = False,
     anchor: Annotated[
-        bool, Setting("With runs: keep the machine's engines and scale each to the folder's few runs of it, by model.")
+        bool, Setting("With runs: keep the machine's engine fits and scale each to the folder's few runs, by model.")
     ] = False,
     beside: Annotated[
-        list[str] | None, Setting("Further folders of runs, NAME=FOLDER for the machine of a file that names none.")
+        list[str] | None, Setting("More folders of runs; NAME=FOLDER gives the machine for files that do not name one.")
     ] = None,
     system: Annotated[
         str,

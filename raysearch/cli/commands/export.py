@@ -57,7 +57,7 @@ def export_strategy(
     serve: Annotated[str | None, Setting("Weights: a Hugging Face repository or a path.", "the model's")] = None,
     tp: TpOption = None,
     batch: BatchOption = None,
-    replicas: Annotated[int, Setting("Independent replicas.", least=1)] = 1,
+    replicas: Annotated[int, Setting("Number of independent replicas.", least=1)] = 1,
     ep: EpOption = None,
     pp: PpOption = 1,
     dims: DimsOption = "megatron",

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from raysearch.base.named_code import declared_points
 from raysearch.cli.commands.options import JsonOption, print_json
+from raysearch.cli.commands.settings import DeclaredSetting, settings_of
 from raysearch.deploy.export.formats import EXPORTERS_GROUP, exporter_names, exporter_summary
 from raysearch.searchers.registry import SEARCHERS_GROUP, searcher_names, searcher_summary
 from raysearch.simulators.plugin import SIMULATORS_GROUP
 from sim.config.catalog import engine_versions
 from sim.config.files import list_names
+from sim.config.question import QUESTION_FIELDS
 from sim.engines.engine_registry import ENGINES_GROUP, SHIPPED, engine_rules
 
 if TYPE_CHECKING:
@@ -26,7 +31,7 @@ _PLUGIN_GROUPS = {
 
 
 def list_configurations(as_json: JsonOption = False) -> None:
-    """List workloads, studies, fleets, engines, searchers, exports, plugins, machines and models; what was measured.
+    """List workloads, engines, searchers, exports, settings, machines, models and others, with what was measured.
 
     \b
     Every machine and model can be evaluated, optimised and searched. Kernels and, apart from them, serving runs were
@@ -48,13 +53,14 @@ def list_configurations(as_json: JsonOption = False) -> None:
     plugins = {kind: _installed(group) for kind, group in _PLUGIN_GROUPS.items()}
     machines = {name: machine_facts(name) for name in names["hardware"]}
     models = {name: model_facts(name) for name in names["models"]}
+    settings = _settings()
     if as_json:
         facts = {
             kind: {name: asdict(each) for name, each in of_kind.items()}
             for kind, of_kind in (("hardware", machines), ("models", models))
         }
         plugged = {"engines": list(engines), "searchers": list(searchers), "exports": list(exports), "plugins": plugins}
-        print_json({**names, **plugged, "facts": facts})
+        print_json({**names, **plugged, "settings": settings, "facts": facts})
         return
     from raysearch.base.rich_tables import plain_table, printer
 
@@ -68,6 +74,12 @@ def list_configurations(as_json: JsonOption = False) -> None:
     )
     rows = [(kind, name, where) for kind, found in plugins.items() for name, where in found.items()]
     printer().print(plain_table(None, ("plugin", "name", "module:attribute, package"), rows, left=3))
+    rows = [
+        (name, ", ".join(each["commands"]), each["values"], each["default"], each["help"])
+        for name, each in settings.items()
+    ]
+    columns = ("--set", "of", "values", "default", "meaning")
+    printer().print(plain_table(None, columns, rows, left=5, wrap=columns[1:]))
     rows = [(name, _tiers(facts), facts.serving, _sure(facts)) for name, facts in machines.items()]
     columns = ("hardware", "node", "serving", "kernels' efficiencies")
     printer().print(plain_table(None, columns, rows, left=4, wrap=columns[3:]))
@@ -83,6 +95,33 @@ def list_configurations(as_json: JsonOption = False) -> None:
         for name, facts in models.items()
     ]
     printer().print(plain_table(None, columns, rows, left=5, wrap=columns[3:]))
+
+
+def _settings() -> dict[str, dict[str, Any]]:
+    """Every setting of a command by its name, which means the same in all; "every question" has those of `Question`."""
+    from raysearch.cli.app import app
+
+    commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
+    of: dict[str, dict[str, DeclaredSetting]] = {}
+    for command, about in sorted(commands.items()):
+        for name, each in settings_of(about.callback).items():
+            of.setdefault(name, {})["every question" if name in QUESTION_FIELDS else command] = each
+    return {
+        name: {
+            "commands": list(found),
+            "values": _apart({command: each.values for command, each in found.items()}),
+            "default": _apart({command: each.usual for command, each in found.items()}),
+            "help": next(iter(found.values())).about.help,
+        }
+        for name, found in sorted(of.items())
+    }
+
+
+def _apart(texts: Mapping[str, str]) -> str:
+    """A text that commands share, or each command's own."""
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{command}: {text}" for command, text in texts.items())
 
 
 def _installed(group: str) -> dict[str, str]:

@@ -33,7 +33,9 @@ def matmul(
         list[str] | None, Setting("Sizes of dims, as in I=1024,J=4096.", f"{_USUAL_SIZE} for each dim")
     ] = None,
     dtype: Annotated[Dtype, Setting("Format of the operands and of the result: bf16 or fp8.")] = "bf16",
-    objective: Annotated[MatmulObjective, Setting("What is least: 'time', or 'bytes' that a device sends.")] = "time",
+    objective: Annotated[
+        MatmulObjective, Setting("What to minimise: 'time', or the 'bytes' that a device sends.")
+    ] = "time",
     hardware: MachineOption = "h100_sxm",
     as_json: JsonOption = False,
 ) -> None:

@@ -21,7 +21,7 @@ def measure(
     framework: Annotated[
         Literal["vllm", "sglang", "trtllm"], Setting("Engine whose kernels the rows stand for: vllm, sglang or trtllm.")
     ] = "vllm",
-    tiny: Annotated[bool, Setting("A few small shapes: does everything run?")] = False,
+    tiny: Annotated[bool, Setting("Measure a few small shapes only, to test the installation.")] = False,
     cpu: Annotated[bool, Setting("On the CPU, with gloo.")] = False,
     gpus: Annotated[int | None, typer.Option(min=1, help=GPUS_HELP, show_default="all of this host")] = None,
     as_json: JsonOption = False,

@@ -11,7 +11,7 @@ import typer
 
 from raysearch.answers.result import Result
 from raysearch.base.errors import NOTHING_FEASIBLE
-from raysearch.base.limits import MOST_RETRIES, MOST_WORKERS
+from raysearch.base.limits import LONGEST_TIMEOUT_S, MOST_CPUS, MOST_RETRIES, MOST_WORKERS
 from raysearch.cli.commands.settings import Setting
 from sim.config.question import QUESTION_FIELDS
 from sim.json_object import JsonFields
@@ -80,17 +80,28 @@ WorkersSetting = Annotated[
     int | None,
     Setting("Processes that evaluate for a run.", "by the time of a call", least=0, most=MOST_WORKERS),
 ]
-CpusPerWorkerSetting = Annotated[float, Setting("CPUs that Ray reserves for each worker; a share of one will do.")]
-GpusPerWorkerSetting = Annotated[float, Setting("GPUs that Ray reserves for each worker; a share of one will do.")]
+CpusPerWorkerSetting = Annotated[
+    float, Setting("CPUs that Ray reserves for each worker; a fraction or a whole number.", least=0, most=MOST_CPUS)
+]
+GpusPerWorkerSetting = Annotated[
+    float, Setting("GPUs that Ray reserves for each worker; a fraction or a whole number.", least=0, most=MOST_CPUS)
+]
 ReplaySetting = Annotated[
     Path | None, Setting("Folder of an equal search: answers of workers are taken in as they arrived there.")
 ]
-TimeoutSetting = Annotated[float, Setting("Longest call, s; then it counts as failed, and its process ends.")]
+TimeoutSetting = Annotated[
+    float,
+    Setting(
+        "Longest time of one call in seconds; after it the call counts as failed and its process is ended.",
+        least=0,
+        most=LONGEST_TIMEOUT_S,
+    ),
+]
 OnFailureSetting = Annotated[
     Literal["stop", "infeasible"] | None,
     Setting("When a --simulator fails on a strategy for good: 'stop' the run, or count it as 'infeasible'.", "stop"),
 ]
-RetriesSetting = Annotated[int, Setting("Retries of a failing call before the run stops.", most=MOST_RETRIES)]
+RetriesSetting = Annotated[int, Setting("Retries of a failing call before the run stops.", least=0, most=MOST_RETRIES)]
 SeedOption = Annotated[
     int, typer.Option(min=0, help="Of all that is drawn: equal seeds give equal evaluations, bit for bit.")
 ]

@@ -17,12 +17,15 @@ from raysearch.processes.claim import check_folder
 def place(
     path: Annotated[str, typer.Argument(metavar="FILE", help="Name in configs/fleets, or the path of a TOML file.")],
     gpus: Annotated[int | None, typer.Option(min=1, max=256, help="GPUs available.", show_default="the file's")] = None,
-    rate: Annotated[float, Setting("Times the requests per second of the file.", least=0.001, most=1000.0)] = 1.0,
+    rate: Annotated[float, Setting("Factor on the request rates of the file.", least=0.001, most=1000.0)] = 1.0,
     cv: Annotated[
-        float | None, Setting("Burstiness of arrivals; 1 is Poisson.", "the file's", least=0.05, most=20.0)
+        float | None,
+        Setting(
+            "Coefficient of variation of the gaps between arrivals; 1 is Poisson.", "the file's", least=0.05, most=20.0
+        ),
     ] = None,
-    requests: Annotated[int, Setting("Requests of a simulated run.", least=100, most=1_000_000)] = 1000,
-    seeds: Annotated[int, Setting("Runs behind each figure.", least=1, most=10_000)] = 10,
+    requests: Annotated[int, Setting("Requests in one simulated run.", least=100, most=1_000_000)] = 1000,
+    seeds: Annotated[int, Setting("Independent simulated runs per figure.", least=1, most=10_000)] = 10,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help=OUT_HELP, show_default="none", callback=at_home),

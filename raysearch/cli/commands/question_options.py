@@ -93,7 +93,7 @@ def _annotation(name: str, hint: Any, about: About) -> Any:
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
     (kind,) = [each for each in kinds if each is not type(None)]
     if about.rare:
-        return Annotated[kind | None, Setting(about.help, about.usual)]
+        return Annotated[kind | None, Setting(about.help, about.usual, about.least, about.most)]
     if get_origin(kind) is Literal:
         kind = StrEnum(name, {each: each for each in get_args(kind)})
     option = typer.Option(

@@ -27,14 +27,20 @@ def recommend(
     question: Question,
     requests_per_s: RequestsPerSOption = None,
     concurrency: ConcurrencyOption = None,
-    price: Annotated[float | None, Setting("Of a GPU and hour.", "none")] = None,
+    price: Annotated[
+        float | None, Setting("Price of one GPU for one hour, in your currency.", "none", least=0.0)
+    ] = None,
     compare_with: Annotated[
-        Literal["aisimulate"] | None, Setting("'aisimulate': its recommendation beside ours (a minute or two).")
+        Literal["aisimulate"] | None, Setting("'aisimulate': show its recommendation, too (takes a minute or two).")
     ] = None,
     top: Annotated[int, Setting("How many strategies to show.", least=1)] = 5,
-    cv: Annotated[float, Setting("Burstiness of arrivals; 1 is Poisson.", least=0.05, most=20.0)] = 1.0,
-    percentile: Annotated[float, Setting("Of the latencies that the limits are about.", least=0.0, most=100.0)] = 99.0,
-    requests: Annotated[int, Setting("Requests of a simulated run.", least=10, most=10_000_000)] = 2000,
+    cv: Annotated[
+        float, Setting("Coefficient of variation of the gaps between arrivals; 1 is Poisson.", least=0.05, most=20.0)
+    ] = 1.0,
+    percentile: Annotated[
+        float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
+    ] = 99.0,
+    requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -50,20 +50,29 @@ def replay_traffic(
     layout: LayoutOption = None,
     alternative: AlternativeOption = 0,
     replicas: Annotated[
-        int | None, Setting("Independent replicas.", "the folder's, else 1", least=1, most=MOST_REPLICAS)
+        int | None, Setting("Number of independent replicas.", "the folder's, else 1", least=1, most=MOST_REPLICAS)
     ] = None,
     trace: Annotated[
         str | None, Setting("A trace of requests: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
     ] = None,
-    cv: Annotated[float, Setting("Burstiness of arrivals; 1 is Poisson.", least=0.05, most=20.0)] = 1.0,
+    cv: Annotated[
+        float, Setting("Coefficient of variation of the gaps between arrivals; 1 is Poisson.", least=0.05, most=20.0)
+    ] = 1.0,
     spread: Annotated[
-        float, Setting("Lengths lie evenly between this share of --isl and --osl and these.", least=0.01, most=1.0)
+        float,
+        Setting(
+            "Lengths are uniform between this share of --isl and --osl and their full values.", least=0.01, most=1.0
+        ),
     ] = 1.0,
     cached: Annotated[float, Setting("Share of each prompt that is in the prefix cache.", least=0.0, most=1.0)] = 0.0,
-    router: Annotated[str, Setting("least_loaded, round_robin or prefix.")] = "least_loaded",
-    percentile: Annotated[float, Setting("Of the latencies that the limits are about.", least=0.0, most=100.0)] = 99.0,
-    requests: Annotated[int, Setting("Requests of a simulated run.", least=10, most=10_000_000)] = 2000,
-    seeds: Annotated[int, Setting("Runs behind each figure.", least=1, most=1000)] = 5,
+    router: Annotated[
+        str, Setting("How requests are sent to replicas: least_loaded, round_robin or prefix.")
+    ] = "least_loaded",
+    percentile: Annotated[
+        float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
+    ] = 99.0,
+    requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
+    seeds: Annotated[int, Setting("Independent simulated runs per figure.", least=1, most=1000)] = 5,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:

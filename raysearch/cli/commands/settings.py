@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import Field, TypeAdapter, ValidationError
@@ -55,6 +55,19 @@ class DeclaredSetting:
             return ""
         return "yes" if self.default is True else f"{self.default:g}" if self.kind is float else str(self.default)
 
+    @property
+    def values(self) -> str:
+        """What it may be, for people."""
+        if get_origin(self.kind) is Literal:
+            return " or ".join(map(str, get_args(self.kind)))
+        if get_origin(self.kind) is list:
+            return "texts, with commas between them"
+        least, most = self.about.least, self.about.most
+        words = {bool: "yes or no", int: "a whole number", float: "a number", str: "a text"}.get(self.kind, "a text")
+        if least is None:
+            return words
+        return f"{words} from {least:g}" if most is None else f"{words} from {least:g} to {most:,.10g}"
+
     def value(self, name: str, text: str, *, bare: bool) -> Any:
         """The value that a text means; `bare` of a switch that is named without one. Raises: InputError."""
         if bare and self.kind is not bool:
@@ -62,8 +75,8 @@ class DeclaredSetting:
         given = text.split(",") if get_origin(self.kind) is list else text
         try:
             return True if bare else TypeAdapter(self._bounded()).validate_python(given)
-        except ValidationError as error:
-            raise InputError(f"--set {name}: {error.errors()[0]['msg']}, got {text!r}") from None
+        except ValidationError:
+            raise InputError(f"--set {name}: expected {self.values}, got {text!r:.200}") from None
 
     def _bounded(self) -> Any:
         numeric = self.kind in (int, float)

@@ -31,9 +31,9 @@ def run(
     resume: ResumeOption = False,
     trust_code: TrustCodeSetting = False,
     address: Annotated[
-        str | None, Setting("Of a running Ray cluster ('auto' finds it).", "$RAY_ADDRESS, or a Ray of its own")
+        str | None, Setting("Address of a running Ray cluster ('auto' finds it).", "$RAY_ADDRESS, or a Ray of its own")
     ] = None,
-    cpus: Annotated[int | None, Setting("CPUs of the own Ray.", "all", least=1, most=MOST_CPUS)] = None,
+    cpus: Annotated[int | None, Setting("CPUs of the study's own Ray.", "all", least=1, most=MOST_CPUS)] = None,
     simulator: SimulatorOption = None,
     workers: WorkersSetting = None,
     on_failure: OnFailureSetting = None,
