@@ -28,12 +28,14 @@ class Replica:
         evaluation: Of its strategy.
         requests_per_s: That it prefills, or decodes.
         latency_s: Of a prefill step through all stages, or the time per output token.
+        surely_s: The same with the workload's confidence, by which limits go.
         sharers: GPUs that hold a part of one request's cache.
     """
 
     evaluation: Evaluation
     requests_per_s: float
     latency_s: float
+    surely_s: float
     sharers: int
 
     @property
@@ -57,7 +59,8 @@ def replicas(workload: Workload, traffic: Traffic, progress: OnCount | None = No
         replica
         for part in _by_sharing(space_of(workload))
         for strategy in best_of_degrees(part, progress)
-        if (replica := _replica(workload, traffic, evaluate(workload, strategy))) is not None
+        if not _lacks_room(found := evaluate(workload, strategy))
+        and (replica := replica_of(workload, traffic, found)).requests_per_s > 0
     )
 
 
@@ -67,22 +70,28 @@ def _by_sharing(space: Space) -> Iterator[Space]:
         yield replace(space, choices={**space.choices, "attention": (choice,)})
 
 
-def _replica(workload: Workload, traffic: Traffic, found: Evaluation) -> Replica | None:
-    if any(violation.kind not in ("tpot", "ttft") for violation in found.violations):
-        return None
+def _lacks_room(found: Evaluation) -> bool:
+    return any(violation.kind not in ("tpot", "ttft") for violation in found.violations)
+
+
+def replica_of(workload: Workload, traffic: Traffic, found: Evaluation) -> Replica:
+    """A strategy as a replica of a pool of phase prefill or decode."""
     rate = requests_per_s(traffic, workload, found.tokens_per_s_per_gpu * found.gpus)
-    step_s = found.strategy.pp * found.stage.total_s + found.engine_s
-    latency_s = found.tpot_s if phase_of(workload).decodes else step_s
-    return Replica(found, rate, latency_s, sharers(workload, found.strategy))
+    if phase_of(workload).decodes:
+        latency_s, surely_s = found.tpot_s, found.tpot_at_s(0.5)
+    else:
+        latency_s = found.strategy.pp * found.stage.total_s + found.engine_s
+        surely_s = latency_s * found.ttft_at_s(0.5) / found.ttft_s
+    return Replica(found, rate, latency_s, surely_s, sharers(workload, found.strategy))
 
 
 def unbeaten(found: Iterable[Replica], latest_s: float) -> tuple[Replica, ...]:
     """Those within a latency that no other of as many GPUs and sharers beats in rate and latency, fewest GPUs first."""
     kept: list[Replica] = []
     best: dict[tuple[int, int], float] = {}
-    for each in sorted(found, key=lambda one: (one.gpus, one.sharers, one.latency_s, -one.requests_per_s)):
+    for each in sorted(found, key=lambda one: (one.gpus, one.sharers, one.surely_s, -one.requests_per_s)):
         key = (each.gpus, each.sharers)
-        if each.latency_s <= latest_s and each.requests_per_s > best.get(key, 0.0):
+        if each.surely_s <= latest_s and each.requests_per_s > best.get(key, 0.0):
             best[key] = each.requests_per_s
             kept.append(each)
     return tuple(kept)

@@ -106,7 +106,7 @@ def _order(each: Matched, limits: Limits) -> tuple[float, ...]:
 def _bests(
     prefills: Sequence[Replica], decodes: Sequence[Replica], limits: Limits, gpus: int, link: Link
 ) -> Iterator[Matched]:
-    left = [each for each in unbeaten(prefills, limits.ttft_s) if each.gpus < gpus]
+    left = [each for each in unbeaten(prefills, limits.ttft_s * (1 + RATE_ROUNDING)) if each.gpus < gpus]
     right = [each for each in unbeaten(decodes, limits.tpot_s * (1 + RATE_ROUNDING)) if each.gpus < gpus]
     if not (left and right):
         return
@@ -140,10 +140,12 @@ class _Pairs:
         waits = {n: link.request_s(n, n) for n in {each.sharers for each in (*left, *right)}}
         self._transfer_s = np.array([[waits[min(one.sharers, other.sharers)] for other in right] for one in left])
         self._prompt_s = np.array([each.latency_s for each in left])
-        rest_s = self._transfer_s + np.array([each.latency_s for each in right])
-        spare_s = limits.ttft_s * (1 + RATE_ROUNDING) - rest_s - self._prompt_s[:, None]
-        self._busiest = np.clip(spare_s / (self._prompt_s[:, None] / 2), 0.0, 1.0)
-        self._rest_s = rest_s
+        self._rest_s = self._transfer_s + np.array([each.latency_s for each in right])
+        prompt_s = np.array([each.surely_s for each in left])[:, None]
+        surely_s = prompt_s + self._transfer_s + np.array([each.surely_s for each in right])
+        spare_s = limits.ttft_s * (1 + RATE_ROUNDING) - surely_s
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self._busiest = np.where(prompt_s > 0, np.clip(spare_s / (prompt_s / 2), 0.0, 1.0), spare_s >= 0)
         self._rates = np.array([_carried(each, link) for each in left])
         self.into = self._busiest * self._rates[:, None]
         self.out_of = np.array([_carried(each, link) for each in right])
