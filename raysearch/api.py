@@ -102,6 +102,7 @@ def recommend(
     cv: float = 1.0,
     percentile: float = 99.0,
     requests: int = 2000,
+    only: Literal["aggregated", "disaggregated"] | None = None,
     progress: bool = False,
 ) -> RecommendationResult:
     """Recommends a deployment, exactly: every strategy of the engine and every batch are accounted for.
@@ -114,6 +115,7 @@ def recommend(
         top: Most strategies in the answer.
         cv: How bursty requests come under a load; 1 is Poisson.
         percentile: Of the latencies that the limits are about under a load.
+        only: The one form of deployment to look at; None takes the one that serves more.
         requests: Of a replay under a load; of 2000 some twenty lie beyond the 99th percentile.
         progress: Whether to say on stderr what is being worked out.
 
@@ -137,6 +139,7 @@ def recommend(
             cv=cv,
             percentile=percentile,
             requests=requests,
+            only=only,
             progress=tell,
         )
 
@@ -179,6 +182,7 @@ def pools(
     requests_per_s: float | None = None,
     sweep: Mapping[str, Sequence[float]] | None = None,
     kv_hidden: float = 0.0,
+    resharded: bool = False,
     host_gb: float = 200.0,
     host_gb_per_s: float = 50.0,
     progress: bool = False,
@@ -191,6 +195,7 @@ def pools(
         requests_per_s: Load to carry with the fewest GPUs; None fills all.
         sweep: Several values of isl, gpus, ttft_ms or requests_per_s, by name: a comparison for each combination.
         kv_hidden: Share of the cache's transfer that hides behind computing the prompt, 0 to 1.
+        resharded: Also a pool that moves its weights between prompts and answers, which no engine can yet.
         host_gb: Memory of the hosts for KV caches, per GPU, in 1e9 bytes, where a pool re-shards.
         host_gb_per_s: A GPU's link to it, per direction.
         progress: Whether to say on stderr what is being worked out.
@@ -203,7 +208,7 @@ def pools(
     from raysearch.base.progress import telling
     from sim.pools.resharding import Host
 
-    host = Host(host_gb * 1e9, host_gb_per_s * 1e9)
+    host = Host(host_gb * 1e9, host_gb_per_s * 1e9) if resharded else None
     with telling("pools") if progress else nullcontext(lambda _: None) as tell:
         return PoolsResult.of(
             question,

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-_BATCHES = tuple(sorted({*(1 << power for power in range(13)), *(3 << power for power in range(11))}))
-"""Powers of two and the middle between them. [assumed] the next finer grid, for times per pool of seconds."""
 SWEEPABLE: Mapping[str, bool] = {"isl": True, "gpus": True, "ttft_ms": False, "requests_per_s": False}
 """What may be swept, and whether it is whole."""
 
@@ -50,7 +48,7 @@ class PoolsResult(Result):
         requests_per_s: float | None,
         sweep: Mapping[str, Sequence[float]] | None,
         kv_hidden: float,
-        host: Host,
+        host: Host | None,
         progress: Callable[[str], None],
     ) -> PoolsResult:
         """Answers a question; see `raysearch.api.pools`."""
@@ -70,7 +68,6 @@ class PoolsResult(Result):
             gpus=int(max(sweep["gpus"])) if "gpus" in sweep else question.gpus,
         )
         workload = question.load()
-        workload = replace(workload, degrees=replace(workload.degrees, batch=_BATCHES))
         kept = 1 - workload.margin
         ttfts_s = [each / 1e3 for each in sweep["ttft_ms"]] if "ttft_ms" in sweep else [workload.ttft_slo_s]
         limits = [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
-from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.demand import Demand, FormName
 from raysearch.deploy.recommend.recommendation import Recommendation, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
 from sim.config.question import Question
@@ -45,12 +45,13 @@ class RecommendationResult(Result):
         cv: float,
         percentile: float,
         requests: int,
+        only: FormName | None,
         progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
     ) -> RecommendationResult:
         """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`."""
         workload = question.load()
-        traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests}
+        traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests, "only": only}
         demand = Demand(workload, workload.max_gpus, question, top, requests_per_s, concurrency, price, **traffic)
         return cls(question, recommended(demand, progress, found))
 
@@ -58,16 +59,21 @@ class RecommendationResult(Result):
     def feasible(self) -> bool:
         """Whether anything can be run within the limits, and carries the load that is asked for."""
         options, under_traffic = self.answer.options, self.answer.demand.under_traffic
-        return bool(options) and (not under_traffic or options[0].load is not None)
+        return self.answer.winner is not None and (not under_traffic or options[0].load is not None)
+
+    @property
+    def winner(self) -> FormName | None:
+        """The form of deployment that serves most: "aggregated" or "disaggregated"; None where nothing is feasible."""
+        return self.answer.winner
 
     @property
     def best(self) -> Evaluation | None:
-        """One replica of the best strategy; None where nothing is feasible."""
+        """One replica of the best aggregated deployment; None where none is feasible."""
         return self.answer.options[0].evaluation if self.answer.options else None
 
     @property
     def strategy(self) -> Strategy | None:
-        """The best strategy; None where nothing is feasible."""
+        """Of the best aggregated deployment; None where none is feasible."""
         return self.best.strategy if self.best else None
 
     def to_dict(self) -> JsonObject:
@@ -75,7 +81,7 @@ class RecommendationResult(Result):
         return recommendation_dict(self.answer)
 
     def to_rows(self) -> list[JsonObject]:
-        """A row per strategy, the best first."""
+        """A row per aggregated deployment, the best first."""
         workload = self.answer.demand.workload
         return [
             {
@@ -91,7 +97,7 @@ class RecommendationResult(Result):
         """What `raysearch recommend` prints."""
         from raysearch.deploy.recommend.recommendation_text import best_blocks, rest_blocks
 
-        if self.answer.options:
+        if self.answer.winner:
             yield from best_blocks(self.answer)
         yield from rest_blocks(self.answer)
 

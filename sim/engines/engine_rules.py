@@ -79,6 +79,7 @@ class EngineRules:
         prompts_wait: Whether it can let a prompt wait for those of other attention groups; not by default.
         overlaps_batches: Whether it can overlap two half batches, one's exchange with experts and the other's work.
         scheduler: What its steps hold by default on a machine.
+        disaggregates: Whether pools of its prompts and of its answers can send caches between them.
     """
 
     name: str
@@ -96,6 +97,7 @@ class EngineRules:
     prompts_wait: bool = False
     overlaps_batches: bool = False
     scheduler: Callable[[Hardware], SchedulerPolicy] = plain_scheduler
+    disaggregates: bool = False
 
     def of_version(self, version: EngineVersion | None) -> EngineRules:
         """These rules with what a version does otherwise."""

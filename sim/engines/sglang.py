@@ -86,4 +86,5 @@ SGLANG = EngineRules(
     scheduler=_scheduler,
     overlaps_batches=True,  # [published] --enable-two-batch-overlap; off by default
     prompts_wait=True,  # [published] --enable-prefill-delayer, of 30 passes; off by default
+    disaggregates=True,
 )

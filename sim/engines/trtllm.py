@@ -59,4 +59,5 @@ TRTLLM = EngineRules(
     lacks_machine=nvidia_alone,
     scheduler=_scheduler,
     prompts_wait=True,  # [published] attention_dp_config.enable_balance, timeout_iters 50; off by default
+    disaggregates=True,
 )

@@ -79,4 +79,5 @@ VLLM = EngineRules(
     cuts_context=generates,
     overlaps_batches=True,  # [published] --enable-dbo; off by default
     scheduler=_scheduler,
+    disaggregates=True,
 )

@@ -1,7 +1,7 @@
 """The exact best prefill and decode pool, found by the bounds of the exact search: few replicas are ever priced.
 
-A pair on so many GPUs goes at most at the rate at which its pools, each as good as its best replica, would fill them. So
-once some pair is known, only replicas are looked for with which the other pool's best could beat it, of each degrees
+A pair on so many GPUs goes at most at the rate at which its pools, each as good as its best replica, would fill them.
+So once some pair is known, only replicas are looked for with which the other pool's best could beat it, of each degrees
 the fastest within a latency. What a faster step is worth beside the rate, the time to the first token alone says. So
 pairs are bounded by intervals of both latencies: the rates of the longest with the first token of the shortest. The
 interval of the best bound is halved, until its bound is reached.
@@ -12,19 +12,18 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sim.optimum.exact_search import Known, find_bests
 from sim.optimum.spaces import space_of
 from sim.pools.candidates import Replica, replica_of
 from sim.pools.handover import Link, request_cache_bytes
-from sim.pools.matching import RATE_ROUNDING, Limits, Matched, best_match
+from sim.pools.matching import RATE_ROUNDING, Limits, Matched, as_predicted, best_match
 from sim.pools.traffic import Traffic, requests_per_s, workload_of
 from sim.serving.phases import phase_of
-from sim.workload import Workload
+from sim.workload import EVEN_ODDS, Workload
 
-OnMessage = Callable[[str], None]
+PHASES = ("prefill", "decode")
 _EVERY = 10**6
 """More than there are degrees."""
 _FIRST = 0.8
@@ -32,6 +31,8 @@ _FIRST = 0.8
 _CLOSE = 0.98
 """Share of a latency from which an interval is cut at the replica that its bound rests on, not halved. [assumed]"""
 _REACHED = 1 - 1e-9
+_APART = 1e-7
+"""Share by which latencies differ that are not alike; searches round limits by less."""
 
 
 class PoolOptions:
@@ -103,14 +104,14 @@ class PairSearch:
 
     Attributes:
         best: The best pair so far.
-        searches: How often a pool was asked for replicas, for tests and benchmarks.
     """
 
     def __init__(
         self, workload: Workload, traffic: Traffic, limits: Limits, *, hidden: float = 0.0, free_transfer: bool = False
     ) -> None:
-        anyhow = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
-        self.limits, self.best = limits, None
+        anyhow = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf, confidence=EVEN_ODDS)
+        self.limits = as_predicted(workload, limits)
+        self.best: Matched | None = None
         self._pools = [PoolOptions(workload_of(traffic, anyhow, phase), traffic, limits) for phase in PHASES]
         self._node_gpus = workload.hardware.node_gpus
         cache_bytes = request_cache_bytes(workload, traffic.typical_prompt_tokens)
@@ -118,7 +119,6 @@ class PairSearch:
             Link(workload, same_node=same_node, cache_bytes=cache_bytes, hidden=hidden, free=free_transfer)
             for same_node in (True, False)
         )
-        self.best: Matched | None
         self._tops = (0.0, 0.0)
 
     def run(self) -> Matched | None:
@@ -159,13 +159,13 @@ class PairSearch:
         ]
         self._offer(self._match(*sets))
         hurried = [
-            tuple(replace(each, surely_s=min(each.surely_s, least)) for each in side)
+            tuple(replace(each, latency_s=min(each.latency_s, least)) for each in side)
             for side, least in zip(sets, least_s, strict=True)
         ]
         found = self._match(*hurried)
         if found is None:
             return None
-        actual = {id(each.evaluation): each.surely_s for side in sets for each in side}
+        actual = {id(each.evaluation): each.latency_s for side in sets for each in side}
         at = actual[id(found.prefill.evaluation)], actual[id(found.decode.evaluation)]
         return _Cell(least_s, longest_s, self._worth(found), at)
 
@@ -192,9 +192,6 @@ class PairSearch:
         return self.best is not None and bound <= self._worth(self.best) * (1 + RATE_ROUNDING)
 
 
-PHASES = ("prefill", "decode")
-
-
 def _parts(cell: _Cell) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     """The ends of the two halves of an interval, cut where its bound may be furthest off."""
     slack_s = [1.5 * (cell.at[0] - cell.least_s[0]), cell.at[1] - cell.least_s[1]]
@@ -202,7 +199,7 @@ def _parts(cell: _Cell) -> list[tuple[tuple[float, float], tuple[float, float]]]
     low, at = cell.least_s[which], cell.at[which]
     if at <= low:
         return []
-    cut, below = (at, at * (1 - 1e-9)) if low >= _CLOSE * at else ((low + at) / 2,) * 2
+    cut, below = (at, at * (1 - _APART)) if low >= _CLOSE * at else ((low + at) / 2,) * 2
 
     def with_end(ends_s: tuple[float, float], end_s: float) -> tuple[float, float]:
         return (end_s, ends_s[1]) if which == 0 else (ends_s[0], end_s)

@@ -28,14 +28,12 @@ class Replica:
         evaluation: Of its strategy.
         requests_per_s: That it prefills, or decodes.
         latency_s: Of a prefill step through all stages, or the time per output token.
-        surely_s: The same with the workload's confidence, by which limits go.
         sharers: GPUs that hold a part of one request's cache.
     """
 
     evaluation: Evaluation
     requests_per_s: float
     latency_s: float
-    surely_s: float
     sharers: int
 
     @property
@@ -77,21 +75,18 @@ def _lacks_room(found: Evaluation) -> bool:
 def replica_of(workload: Workload, traffic: Traffic, found: Evaluation) -> Replica:
     """A strategy as a replica of a pool of phase prefill or decode."""
     rate = requests_per_s(traffic, workload, found.tokens_per_s_per_gpu * found.gpus)
-    if phase_of(workload).decodes:
-        latency_s, surely_s = found.tpot_s, found.tpot_at_s(0.5)
-    else:
-        latency_s = found.strategy.pp * found.stage.total_s + found.engine_s
-        surely_s = latency_s * found.ttft_at_s(0.5) / found.ttft_s
-    return Replica(found, rate, latency_s, surely_s, sharers(workload, found.strategy))
+    step_s = found.strategy.pp * found.stage.total_s + found.engine_s
+    latency_s = found.tpot_s if phase_of(workload).decodes else step_s
+    return Replica(found, rate, latency_s, sharers(workload, found.strategy))
 
 
 def unbeaten(found: Iterable[Replica], latest_s: float) -> tuple[Replica, ...]:
     """Those within a latency that no other of as many GPUs and sharers beats in rate and latency, fewest GPUs first."""
     kept: list[Replica] = []
     best: dict[tuple[int, int], float] = {}
-    for each in sorted(found, key=lambda one: (one.gpus, one.sharers, one.surely_s, -one.requests_per_s)):
+    for each in sorted(found, key=lambda one: (one.gpus, one.sharers, one.latency_s, -one.requests_per_s)):
         key = (each.gpus, each.sharers)
-        if each.surely_s <= latest_s and each.requests_per_s > best.get(key, 0.0):
+        if each.latency_s <= latest_s and each.requests_per_s > best.get(key, 0.0):
             best[key] = each.requests_per_s
             kept.append(each)
     return tuple(kept)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from sim.arrays import Floats
 from sim.pools.candidates import Replica, unbeaten
 from sim.pools.handover import Link
+from sim.serving.confidence import slower
+from sim.workload import Workload
 
 RATE_ROUNDING = 1e-9
 
@@ -39,6 +41,16 @@ class Limits:
     tpot_s: float = math.inf
     ttft_s: float = math.inf
     requests_per_s: float | None = None
+
+
+def as_predicted(workload: Workload, limits: Limits) -> Limits:
+    """The limits that predictions must keep for measured runs to keep these with the workload's confidence.
+
+    No pool has steps of both kinds; its kernels are taken to be as sure as usual.
+    """
+    limited = replace(workload, tpot_slo_s=limits.tpot_s, ttft_slo_s=limits.ttft_s, margin=0.0)
+    factors = slower(limited)
+    return replace(limits, tpot_s=factors.tpot_limit_s, ttft_s=factors.ttft_limit_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +152,11 @@ class _Pairs:
         waits = {n: link.request_s(n, n) for n in {each.sharers for each in (*left, *right)}}
         self._transfer_s = np.array([[waits[min(one.sharers, other.sharers)] for other in right] for one in left])
         self._prompt_s = np.array([each.latency_s for each in left])
-        self._rest_s = self._transfer_s + np.array([each.latency_s for each in right])
-        prompt_s = np.array([each.surely_s for each in left])[:, None]
-        surely_s = prompt_s + self._transfer_s + np.array([each.surely_s for each in right])
-        spare_s = limits.ttft_s * (1 + RATE_ROUNDING) - surely_s
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self._busiest = np.where(prompt_s > 0, np.clip(spare_s / (prompt_s / 2), 0.0, 1.0), spare_s >= 0)
+        rest_s = self._transfer_s + np.array([each.latency_s for each in right])
+        spare_s = limits.ttft_s * (1 + RATE_ROUNDING) - rest_s - self._prompt_s[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):  # a bound may have prompts that take no time
+            self._busiest = np.nan_to_num(np.clip(spare_s / (self._prompt_s[:, None] / 2), 0.0, 1.0))
+        self._rest_s = rest_s
         self._rates = np.array([_carried(each, link) for each in left])
         self.into = self._busiest * self._rates[:, None]
         self.out_of = np.array([_carried(each, link) for each in right])

@@ -35,6 +35,9 @@ def show_pools(
     kv_hidden: Annotated[
         float, Setting("Share of the KV cache's transfer that overlaps with prefill.", least=0.0, most=1.0)
     ] = 0.0,
+    resharded: Annotated[
+        bool, Setting("Also a pool that moves its weights between prompts and answers, which no engine can yet.")
+    ] = False,
     host_gb: Annotated[
         float, Setting("Memory of the hosts for KV caches, per GPU, where a pool re-shards.", least=0.0)
     ] = 200.0,
@@ -47,9 +50,8 @@ def show_pools(
     """Decide on disaggregation: prefill and decode on one pool of GPUs or on separate ones, each exactly optimised.
 
     One pool runs continuous batching. Two pools have their own strategies, sizes and numbers of replicas at one common
-    rate, and the KV cache is sent between them. A pool that re-shards computes prompts with one strategy, moves its
-    weights, decodes with another, and so on. Exact over all strategies, batches that are powers of two or half way
-    between two, numbers of replicas and lengths of the cycle. Exits with 3 where none is feasible.
+    rate, and the KV cache is sent between them. Exact over all strategies, batches and numbers of replicas; `recommend`
+    asks the same of one mix of lengths and one set of limits. Exits with 3 where none is feasible.
 
     \b
     Examples:
@@ -69,7 +71,7 @@ def show_pools(
             requests_per_s=requests_per_s,
             sweep=_swept(sweep or []),
             kv_hidden=kv_hidden,
-            host=Host(host_gb * 1e9, host_gb_per_s * 1e9),
+            host=Host(host_gb * 1e9, host_gb_per_s * 1e9) if resharded else None,
             progress=tell,
         )
     loaded(found.question)  # which says what is to be known of the model

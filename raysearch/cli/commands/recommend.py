@@ -13,7 +13,7 @@ from raysearch.base.file_io import as_strategy, degrees_text, strategy_dict
 from raysearch.cli.commands.options import ConcurrencyOption, JsonOption, OutOption, RequestsPerSOption, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
-from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.demand import Demand, FormName
 from raysearch.deploy.recommend.recommendation import Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from raysearch.processes.claim import check_folder
@@ -41,14 +41,18 @@ def recommend(
         float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
     ] = 99.0,
     requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
+    only: Annotated[
+        FormName | None,
+        Setting("'aggregated': replicas that do both; 'disaggregated': pools of their own.", "whichever serves more"),
+    ] = None,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Recommend a deployment: the best strategy the engine supports, its performance, alternatives and limiting factor.
 
-    Exact over every strategy of the engine and every batch; latencies keep their limits with 90 % confidence. The best
-    is printed as soon as it is known, the rest follows. Where nothing is feasible, prints the nearest miss and what
-    would make it fit; the exit code is 3.
+    Exact over every strategy of the engine and every batch, prompts whole or in chunks, on replicas that do all or on
+    pools of their own; latencies keep their limits with 90 % confidence. The best is printed first, then
+    the rest. Where nothing is feasible, prints the nearest miss and what would make it fit; the exit code is 3.
 
     \b
     Examples:
@@ -84,6 +88,7 @@ def recommend(
         cv=cv,
         percentile=percentile,
         requests=requests,
+        only=only,
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=(lambda _: None) if as_json else shown,
     )

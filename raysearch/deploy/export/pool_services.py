@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,8 @@ from raysearch.base.errors import InputError
 from raysearch.base.file_io import as_strategy
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import weights_of
-from raysearch.deploy.export.stored import StoredOption, StoredReplicas
+from raysearch.deploy.export.render import Variable
+from raysearch.deploy.export.stored import StoredOption, StoredPair, StoredReplicas
 from raysearch.runs.records import Record
 from sim.config.code import Origin
 from sim.config.fields import Count
@@ -21,16 +21,13 @@ from sim.config.files import first_error_text
 from sim.config.question import Question
 from sim.json_object import JsonObject
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
-from sim.serving.phases import phase_of
+from sim.strategy import Strategy
 from sim.strategy_checks import check_strategy
-from sim.workload import PhaseName
+from sim.workload import Workload
 
 POOLS_FILE = "pools.json"
-_POOLS: Mapping[str, Mapping[str, PhaseName]] = {
-    "one": {"pool": "serve"},
-    "apart": {"prefill": "prefill", "decode": "decode"},
-}
-"""Way -> its pools, by their key in the file, and what each does."""
+_EXPORTED = ("one", "apart")
+"""Ways that an engine can be told."""
 
 
 class _OnePool(Record):
@@ -39,14 +36,9 @@ class _OnePool(Record):
     chunk_tokens: Count | None
 
 
-class _Apart(Record):
-    prefill: StoredOption
-    decode: StoredOption
-
-
 class _Ways(Record):
     one: _OnePool | None = None
-    apart: _Apart | None = None
+    apart: StoredPair | None = None
 
 
 class _Kind(Record):
@@ -94,7 +86,7 @@ def pool_deployments(
     point = answers.points[number]
     if point.winner is None:
         raise InputError(f"point {number} of {path} has no strategy: nothing was feasible")
-    if point.winner not in _POOLS:
+    if point.winner not in _EXPORTED:
         raise InputError(
             f"point {number} of {path}: a pool that re-shards between prompts and answers wins, and no engine can move "
             "weights and caches to another layout while it runs: take a point that another way wins (--alternative N), "
@@ -111,14 +103,36 @@ def pool_deployments(
     workload = question.load(Origin.RECORD)
     served_model = weights_of(workload, question.model, served_model)
     longest = max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)
+    if isinstance(way, StoredPair):
+        found = pair_deployments(workload, way, served_model, traffic)
+    else:
+        served = replace(workload_of(traffic, workload, "serve"), chunk_tokens=way.chunk_tokens)
+        found = {"": Deployment(served, _strategy(served, way.pool), served_model, way.replicas)}
+    return {name: replace(each, longest_request=longest) for name, each in found.items()}
+
+
+def pair_deployments(
+    workload: Workload, pair: StoredPair, served_model: str | Variable, traffic: Traffic | None = None
+) -> dict[str, Deployment]:
+    """Pools of their own for prompts and answers, by name.
+
+    Args:
+        workload: Model, machine and engine.
+        pair: Both pools.
+        served_model: Weights.
+        traffic: What is sent; the workload's own equal requests if not given.
+    """
+    kind = TrafficKind(workload.prompt_tokens, workload.output_tokens)
     found: dict[str, Deployment] = {}
-    for name, phase in _POOLS[point.winner].items():
-        served, pool = workload_of(traffic, workload, phase), getattr(way, name)
-        if phase_of(served).mixes:
-            served = replace(served, chunk_tokens=way.chunk_tokens)
-        strategy, whole = as_strategy(pool.strategy.model_dump()), phase_of(served).pool is None
-        check_strategy(served, strategy)
-        replicas = way.replicas if whole else pool.replicas
-        deployment = Deployment(served, strategy, served_model, replicas, longest_request=longest)
-        found["" if whole else name] = deployment
+    for phase, pool in (("prefill", pair.prefill), ("decode", pair.decode)):
+        served = workload_of(traffic or Traffic.of([kind]), workload, phase)
+        strategy = _strategy(served, pool)
+        longest = Deployment(workload, strategy, served_model).longest  # of whole requests, in either pool
+        found[phase] = Deployment(served, strategy, served_model, pool.replicas, longest_request=longest)
     return found
+
+
+def _strategy(served: Workload, pool: StoredOption) -> Strategy:
+    strategy = as_strategy(pool.strategy.model_dump())
+    check_strategy(served, strategy)
+    return strategy

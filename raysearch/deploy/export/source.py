@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import as_strategy, read_record
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import weights_of
-from raysearch.deploy.export.pool_services import POOLS_FILE, pool_deployments
-from raysearch.deploy.export.stored import Exportable
+from raysearch.deploy.export.pool_services import POOLS_FILE, pair_deployments, pool_deployments
+from raysearch.deploy.export.stored import Exportable, StoredPair
 from raysearch.runs.records import Record, RunSpec
 from raysearch.studies.results import read_spec, read_study_runs
 from sim.config.code import Origin
 from sim.config.question import Question
 from sim.json_object import JsonObject
+from sim.serving.phases import phase_of
 from sim.strategy_checks import check_strategy
 
 RECOMMENDATION_FILE = "recommendation.json"
@@ -94,10 +96,15 @@ def stated_deployments(
         record = _alternative(where, record, alternative)
     if question is None:
         raise InputError(f"{where} says no workload: name it with --workload, or describe it with --model")
-    if not record.get("strategy"):
+    apart = record.get("prefill") and record.get("decode")
+    if not record.get("strategy") and not apart:
         raise InputError(f"{where} has no strategy: nothing was feasible")
     workload = question.load(origin)
     served_model = weights_of(workload, question.model, served_model)
+    if apart:
+        return pair_deployments(workload, StoredPair.model_validate(record), served_model)
+    if phase_of(workload).mixes and "chunk_tokens" in record:
+        workload = replace(workload, chunk_tokens=record["chunk_tokens"])
     return {"": Deployment(workload, as_strategy(record["strategy"]), served_model, record.get("replicas", 1))}
 
 

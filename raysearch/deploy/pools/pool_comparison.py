@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from sim.pools.best_pools import OnePool, best_one_pool, separate_pools
+from sim.pools.best_pair import best_pair
+from sim.pools.best_pools import OnePool, best_in_turns, best_one_pool
 from sim.pools.matching import Limits, Matched
 from sim.pools.resharding import Host, Resharded
 from sim.pools.traffic import Traffic
@@ -29,19 +30,19 @@ class Case:
         traffic: What is sent.
         limits: To be kept.
         hidden: Share of the cache's transfer that hides behind computing prompts.
-        host: Memory of the hosts, where a pool that re-shards keeps caches.
+        host: Memory of the hosts, where a pool that re-shards keeps caches; None leaves that way out.
     """
 
     workload: Workload
     traffic: Traffic
     limits: Limits
     hidden: float = 0.0
-    host: Host = field(default_factory=Host)
+    host: Host | None = None
 
 
 @dataclass(frozen=True)
 class PoolComparison:
-    """The best of each way, None where it is not feasible."""
+    """The best of each way that was looked at, None where it is not feasible."""
 
     case: Case
     ways: Mapping[str, Way | None]
@@ -63,19 +64,24 @@ class PoolComparison:
 def compare_pools(
     case: Case, limits: Sequence[Limits], progress: Callable[[str], None] = lambda _: None
 ) -> list[PoolComparison]:
-    """The best of each way under each of some limits; what does not depend on them is worked out once."""
-    widest = replace(case.workload, max_gpus=max(each.gpus for each in limits))
-    apart = separate_pools(widest, case.traffic, hidden=case.hidden, progress=progress)
+    """The best of each way under each of some limits."""
     found: list[PoolComparison] = []
     for number, each in enumerate(limits, 1):
         progress(f"limits {number} of {len(limits)}")
+        here = replace(case.workload, max_gpus=each.gpus)
         ways: dict[str, Way | None] = {
-            "one": best_one_pool(case.workload, case.traffic, each),
-            "apart": apart.best(each),
-            "resharded": apart.best_resharded(each, case.host),
+            "one": best_one_pool(here, case.traffic, each),
+            "apart": best_pair(here, case.traffic, each, hidden=case.hidden),
         }
+        if case.host:
+            few = replace(here, degrees=replace(here.degrees, batch=BATCHES))
+            ways["resharded"] = best_in_turns(few, case.traffic, each, case.host)
         found.append(PoolComparison(replace(case, limits=each), ways))
     return found
+
+
+BATCHES = tuple(sorted({*(1 << power for power in range(13)), *(3 << power for power in range(11))}))
+"""Of a pool that re-shards: powers of two and the middle between them. [assumed] the next finer grid, for seconds."""
 
 
 def along_traffic(

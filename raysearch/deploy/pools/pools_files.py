@@ -14,7 +14,8 @@ from raysearch.base.file_io import degrees_text, png_of, record_bytes, write_tog
 from raysearch.base.priced_heading import priced_dict
 from raysearch.deploy.export.pool_services import POOLS_FILE
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
-from raysearch.deploy.recommend.recommendation_files import option_figures
+from raysearch.deploy.recommend.disaggregated import disaggregated, pools_text
+from raysearch.deploy.recommend.recommendation_files import option_figures, pair_dict
 from sim.config.question import Question
 from sim.json_object import JsonObject
 from sim.pools.best_pools import OnePool
@@ -71,13 +72,8 @@ def _way_dict(answer: PoolComparison, name: str, way: Way) -> JsonObject:
             for phase, replica in (("prefill", way.prefill), ("decode", way.decode))
         }
         return {**content, **cycle, **pools}
-    return {
-        **content,
-        "transfer_s": way.transfer_s,
-        "transfer_over": "the node's links" if way.same_node else "the network",
-        "prefill": _pool_dict(answer, "prefill", way.prefill, way.prefills),
-        "decode": _pool_dict(answer, "decode", way.decode, way.decodes),
-    }
+    pair = disaggregated(case.workload, way, case.limits.gpus, case.traffic)
+    return {**content, **pair_dict(pair)}
 
 
 def _pool_dict(answer: PoolComparison, phase: Any, replica: Replica, count: int) -> JsonObject:
@@ -107,7 +103,7 @@ def rows(found: Sequence[PoolComparison]) -> list[tuple[Any, ...]]:
         row += [None if each == math.inf else each * 1e3 for each in (limits.tpot_s, limits.ttft_s)]
         row.append(limits.requests_per_s)
         for name in WAYS:
-            way = answer.ways[name]
+            way = answer.ways.get(name)
             row += [None] * 3 if way is None else [way.requests_per_s, way.gpus, answer.goodput_per_gpu(name)]
         table.append((*row, answer.winner))
     return table
@@ -133,7 +129,7 @@ def what_runs(workload: Workload, way: Way) -> str:
         chunk = way.workload.chunk_tokens
         how = "whole prompts" if chunk is None else f"chunks of {chunk:,}"
         return f"{way.replicas} x ({degrees_text(way.evaluation.strategy)}), {how}"
-    prefill, decode = (degrees_text(each.evaluation.strategy) for each in (way.prefill, way.decode))
     if isinstance(way, Resharded):
+        prefill, decode = (degrees_text(each.evaluation.strategy) for each in (way.prefill, way.decode))
         return f"{way.replicas} x (prompts: {prefill}; answers: {decode})"
-    return f"prefill {way.prefills} x ({prefill}); decode {way.decodes} x ({decode})"
+    return pools_text(way)

@@ -30,13 +30,13 @@ def pools_figure(found: Sequence[PoolComparison]) -> Figure:
     panels = figure.subplots(lines, columns, squeeze=False).flat
     for axes, length in zip(panels, lengths, strict=False):
         here = sorted((each for each in found if each.case.traffic.prompt_tokens == length), key=value)
-        for name, words in WAYS.items():
+        for name in here[0].ways:
             axes.plot(
                 [value(each) for each in here],
                 [each.goodput_per_gpu(name) for each in here],
                 marker="o",
                 markersize=4,
-                label=words,
+                label=WAYS[name],
             )
         axes.set(title=f"prompts of {length:,.0f} tokens", xlabel=label, ylabel="requests/s per GPU")
         axes.set_ylim(bottom=0)

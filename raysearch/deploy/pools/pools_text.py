@@ -26,8 +26,8 @@ def pools_blocks(found: Sequence[PoolComparison]) -> Iterator[RenderableType]:
 def _one(answer: PoolComparison) -> Iterator[str]:
     case, limits = answer.case, answer.case.limits
     yield f"{limits.gpus} GPUs; {_lengths(answer)}"
-    for name, words in WAYS.items():
-        way = answer.ways[name]
+    for name, way in answer.ways.items():
+        words = WAYS[name]
         mark = " <- the most requests per GPU" if name == answer.winner else ""
         yield f"{words}{mark}"
         if way is None:
@@ -70,11 +70,11 @@ def _notes(way: Way) -> list[str]:
 
 
 def _table(found: Sequence[PoolComparison]) -> Iterator[RenderableType]:
-    columns = ("prompt", "GPUs", "TTFT ms", "load /s", *(f"{name} /s/GPU" for name in WAYS), "wins", "by")
+    columns = ("prompt", "GPUs", "TTFT ms", "load /s", *(f"{name} /s/GPU" for name in found[0].ways), "wins", "by")
     table: list[tuple[str, ...]] = []
     for answer in found:
         limits = answer.case.limits
-        goodputs = sorted((answer.goodput_per_gpu(name) for name in WAYS), reverse=True)
+        goodputs = sorted(map(answer.goodput_per_gpu, answer.ways), reverse=True)
         lead = f"{goodputs[0] / goodputs[1] - 1:.0%}" if goodputs[1] else "-"
         table.append(
             (
@@ -82,10 +82,10 @@ def _table(found: Sequence[PoolComparison]) -> Iterator[RenderableType]:
                 f"{limits.gpus:,}",
                 "any" if limits.ttft_s == math.inf else f"{limits.ttft_s * 1e3:,.0f}",
                 "full" if limits.requests_per_s is None else f"{limits.requests_per_s:g}",
-                *(f"{answer.goodput_per_gpu(name):.4f}" if answer.ways[name] else "-" for name in WAYS),
+                *(f"{answer.goodput_per_gpu(name):.4f}" if way else "-" for name, way in answer.ways.items()),
                 answer.winner or "none",
                 lead,
             )
         )
     yield plain_table("Requests/s within the limits, per GPU", columns, table, left=0)
-    yield "; ".join(f"{name}: {words}" for name, words in WAYS.items())
+    yield "; ".join(f"{name}: {WAYS[name]}" for name in found[0].ways)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from raysearch.base.errors import InputError
 from raysearch.base.limits import check_rate
 from sim.config.question import Question
+from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.serving.confidence import slower
 from sim.serving.phases import phase_of
 from sim.workload import EVEN_ODDS, Workload
+
+FormName = Literal["aggregated", "disaggregated"]
+"""Replicas that do both, or pools of their own for prompts and answers."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Demand:
         requests: Of a replay under a load.
         price_per_gpu_hour: What a GPU costs, or None.
         largest_replica: Most GPUs of a replica.
+        only: The one form of deployment to look at; None for all.
     """
 
     workload: Workload
@@ -47,6 +52,7 @@ class Demand:
     confidence: float = 0.0
     requests: int = 2000
     largest_replica: float = math.inf
+    only: FormName | None = None
 
     def __post_init__(self) -> None:
         confidence = self.confidence or self.workload.confidence
@@ -69,6 +75,13 @@ class Demand:
     def under_traffic(self) -> bool:
         """Whether requests come at a rate, so that they queue."""
         return self.requests_per_s is not None and phase_of(self.workload).mixes
+
+    @property
+    def chooses_form(self) -> bool:
+        """Whether prompts and answers may have pools of their own: of engines that send caches between them."""
+        rules, workload = engine_rules_of(self.workload), self.workload
+        joined = rules is not None and rules.disaggregates and phase_of(workload).mixes and workload.output_tokens > 1
+        return joined and self.concurrency is None and self.gpus > 1 and self.only != "aggregated"
 
     @property
     def sure(self) -> float:

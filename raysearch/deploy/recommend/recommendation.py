@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.alternatives import alternatives, reason
-from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.demand import Demand, FormName
+from raysearch.deploy.recommend.disaggregated import Disaggregated, ahead_by, best_disaggregated
 from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain, largest_batch
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay, with_report
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
+from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known
+from sim.pools.best_pools import chunked
+from sim.serving.phases import phase_of
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class Recommendation:
         variations: The best if something were different.
         front: From most throughput to most speed.
         miss: Where nothing is feasible.
+        pair: The best pools of their own for prompts and answers; None where none keeps the limits, or they are not
+            asked for.
     """
 
     demand: Demand
@@ -70,6 +76,21 @@ class Recommendation:
     variations: tuple[Variation, ...]
     front: tuple[FrontPoint, ...]
     miss: NearestMiss | None
+    pair: Disaggregated | None = None
+
+    @property
+    def winner(self) -> FormName | None:
+        """The form of deployment that serves most, the simpler of equal ones; None where nothing is feasible."""
+        if self.pair and (not self.options or ahead_by(self.pair, self.options[0].fleet) > 0):
+            return "disaggregated"
+        return "aggregated" if self.options else None
+
+    @property
+    def ranked(self) -> tuple[Option | Disaggregated, ...]:
+        """What may be run, the best first; `raysearch export --alternative` counts from it."""
+        if self.pair and self.winner == "disaggregated":
+            return (self.pair, *self.options)
+        return self.options
 
 
 def recommended(
@@ -86,12 +107,19 @@ def recommended(
             nothing is feasible.
     """
     progress("the engine's best")
-    known: Known = {}
+    demand, known = _with_best_chunk(demand)
+    pair = best_disaggregated(demand) if demand.chooses_form and not demand.under_traffic else None
+    if pair and demand.only:
+        alone = Recommendation(demand, (), None, {}, (), (), None, pair)
+        found(alone)
+        return alone
     even = next(iter(best_first(demand.at_even_odds, 1, known)), None) if demand.guarded else None
     bests = best_first(demand, 1 if demand.concurrency is None else EVERY, known)
-    if not bests:
-        progress("the nearest miss")
-        return Recommendation(demand, (), even, {}, (), (), nearest_miss(demand, known))
+    if not bests or demand.only == "disaggregated":
+        if not pair:
+            progress("the nearest miss")
+        miss = None if pair else nearest_miss(demand, known)
+        return Recommendation(demand, (), even, {}, (), (), miss, pair)
     best = bests[0]
 
     def option(each: Evaluation) -> Option:
@@ -99,7 +127,7 @@ def recommended(
 
     options = [option(best)]
     if not demand.under_traffic:
-        found(Recommendation(demand, tuple(options), even, {}, (), (), None))
+        found(Recommendation(demand, tuple(options), even, {}, (), (), None, pair))
     progress("what else to run")
     options += map(option, alternatives(demand, bests, known))
     if demand.under_traffic:
@@ -122,7 +150,24 @@ def recommended(
     own = best if demand.concurrency is None else best_first(filled, 1, known)[0]
     varied = tuple(variations(filled, own, known))
     progress("the front")
-    return Recommendation(demand, tuple(options), even, beside, varied, tuple(front(demand, known)), None)
+    return Recommendation(demand, tuple(options), even, beside, varied, tuple(front(demand, known)), None, pair)
+
+
+def _with_best_chunk(demand: Demand) -> tuple[Demand, Known]:
+    """The demand with prompts whole or in the chunks with which the best strategy serves most, and what was found out.
+
+    A chunk that is given stays.
+    """
+    workload, known = demand.workload, Known()
+    if not engine_rules_of(workload) or not phase_of(workload).mixes or demand.concurrency or demand.under_traffic:
+        return demand, known
+    best: tuple[Evaluation, ...] = ()
+    for each in chunked(workload):
+        own: Known = {}
+        found = best_first(replace(demand, workload=each), 1, own, best)
+        if not best or (found and gain(demand, found[0], best[0]) > 0):
+            best, workload, known = found or best, each if found else workload, own if found else known
+    return replace(demand, workload=workload), known
 
 
 def _under_load(demand: Demand, options: Sequence[Option]) -> list[Option]:

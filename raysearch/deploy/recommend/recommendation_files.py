@@ -12,6 +12,7 @@ from pathlib import Path
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
 from raysearch.base.priced_heading import priced_dict
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
+from raysearch.deploy.recommend.disaggregated import Disaggregated
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
 from raysearch.deploy.replay.replay_report import replay_dict
@@ -20,6 +21,7 @@ from sim.json_object import JsonObject
 from sim.layouts import layout_of
 from sim.nearness import near_limits
 from sim.serving.phases import phase_of
+from sim.strategy import Strategy
 from sim.workload import Workload
 
 RECOMMENDATION_FORM = 2
@@ -29,15 +31,19 @@ RECOMMENDATION_FORM = 2
 def recommendation_dict(answer: Recommendation) -> JsonObject:
     """An answer in JSON; without a feasible strategy `best` is null and `nearest_miss` says why."""
     demand, workload = answer.demand, answer.demand.workload
-    options = [_option_dict(answer, option) for option in answer.options]
+    options = [
+        pair_dict(each) if isinstance(each, Disaggregated) else _option_dict(answer, each) for each in answer.ranked
+    ]
     return {
         "form": RECOMMENDATION_FORM,
         "question": demand.question.record() if demand.question else {},
         **priced_dict(demand.asked),
         "model": workload.model.name,
         "config_hash": workload.config_hash,
-        "feasible": bool(options),
+        "feasible": bool(answer.ranked),
         "at_even_odds": option_figures(workload, answer.even) if answer.even else None,
+        "winner": answer.winner,
+        "disaggregated": pair_dict(answer.pair) if answer.pair else None,
         "best": options[0] if options else None,
         "alternatives": options[1:],
         "beside": {name: _beside_dict(workload, each) for name, each in answer.beside.items()},
@@ -78,6 +84,32 @@ def option_figures(workload: Workload, evaluation: Evaluation) -> JsonObject:
     return content
 
 
+def pair_dict(pair: Disaggregated) -> JsonObject:
+    """Figures of two pools."""
+    matched = pair.matched
+    return {
+        "form": "disaggregated",
+        "tokens_per_s_per_gpu": pair.tokens_per_s_per_gpu,
+        "tokens_per_s": pair.tokens_per_s,
+        "requests_per_s": matched.requests_per_s,
+        "gpus": matched.gpus,
+        "left_over": pair.gpus_at_hand - matched.gpus,
+        "tpot_s": matched.tpot_s,
+        "ttft_s": matched.ttft_s,
+        "transfer_s": matched.transfer_s,
+        "transfer_over": "the node's links" if matched.same_node else "the network",
+        **{
+            phase: {
+                "replicas": count,
+                "requests_per_s_of_each": replica.requests_per_s,
+                "sharers": replica.sharers,
+                **option_figures(pair.workloads[phase], replica.evaluation),
+            }
+            for phase, (replica, count) in pair.pools.items()
+        },
+    }
+
+
 def _intervals(evaluation: Evaluation) -> dict[str, list[float]]:
     """Low and high of each figure that a phase has: rates err as the time does that they are made of."""
     tpot_s, ttft_s, per_gpu = evaluation.tpot_s, evaluation.ttft_s, evaluation.tokens_per_s_per_gpu
@@ -105,6 +137,8 @@ def _option_dict(answer: Recommendation, option: Option) -> JsonObject:
     if stay := stay_of(answer.demand, option.evaluation, option.fleet):
         content |= asdict(stay)
     return {
+        "form": "aggregated",
+        "chunk_tokens": answer.demand.workload.chunk_tokens,
         **own,
         **asdict(option.fleet),
         **content,
@@ -188,8 +222,9 @@ def write_recommendation(answer: Recommendation, folder: Path) -> JsonObject:
     for name in former - files.keys():
         (folder / name).unlink(missing_ok=True)
     for own in folders:
-        with suppress(OSError):  # it is in use again, or somebody else's files lie there
-            own.rmdir()
+        for each in (*own.iterdir(), own):
+            with suppress(OSError):  # a file, in use again, or somebody else's files lie there
+                each.rmdir()
     return content
 
 
@@ -222,12 +257,22 @@ def _commands(answer: Recommendation) -> dict[str, bytes]:
     if target not in exporter_names():
         return {}
     found: dict[str, bytes] = {}
-    for number, option in enumerate(answer.options):
+    for number, option in enumerate(answer.ranked):
         own = "best" if number == 0 else f"alternative{number}"
-        try:
-            deployment = Deployment(workload, option.evaluation.strategy, weights, option.fleet.replicas)
-            files = exporter(target)(deployment).all_files
-        except ValueError as error:
-            files = {"not_exported.txt": f"{target} cannot run it: {error}\n"}
-        found |= {f"{own}/{name}": text.encode() for name, text in files.items()}
+        for pool, each, strategy, replicas in _deployed(workload, option):
+            try:
+                files = exporter(target)(Deployment(each, strategy, weights, replicas)).all_files
+            except ValueError as error:
+                files = {"not_exported.txt": f"{target} cannot run it: {error}\n"}
+            found |= {f"{own}/{pool}{name}": text.encode() for name, text in files.items()}
     return found
+
+
+def _deployed(workload: Workload, option: Option | Disaggregated) -> list[tuple[str, Workload, Strategy, int]]:
+    """(folder, what it serves, strategy, replicas) of each pool; one pool has no folder of its own."""
+    if isinstance(option, Option):
+        return [("", workload, option.evaluation.strategy, option.fleet.replicas)]
+    return [
+        (f"{phase}/", option.workloads[phase], replica.evaluation.strategy, count)
+        for phase, (replica, count) in option.pools.items()
+    ]

@@ -12,6 +12,7 @@ from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.alternatives import gpus_text
 from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.disaggregated import Disaggregated, ahead_by, pools_text
 from raysearch.deploy.recommend.fleet import cost, gain, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.recommendation import Option, Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
@@ -27,14 +28,54 @@ _NOTABLE = 1.03
 
 
 def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
-    """What to run, line by line."""
+    """What to run, line by line; the form of deployment that serves most first."""
+    yield priced_text(answer.demand.asked)
+    if answer.winner == "disaggregated" and answer.pair:
+        yield from _pair_lines(answer.pair)
+    if answer.options:
+        yield from _aggregated_lines(answer)
+
+
+def _pair_lines(pair: Disaggregated) -> Iterator[str]:
+    """Two pools, line by line."""
+    matched, left = pair.matched, pair.gpus_at_hand - pair.matched.gpus
+    yield (
+        f"Disaggregated: {pools_text(matched)}; {matched.gpus} GPUs"
+        + (f", {left} of {pair.gpus_at_hand} left over" if left else "")
+    )
+    yield f"  {pair.tokens_per_s_per_gpu:,.1f} tokens/s/GPU; {pair.tokens_per_s:,.0f} tokens/s in all"
+    over = "the node's links" if matched.same_node else "the network"
+    yield (
+        f"  {matched.tpot_s * 1e3:.1f} ms per token; {matched.ttft_s * 1e3:,.1f} ms to the first token, "
+        f"{matched.transfer_s * 1e3:.1f} ms of it for the KV cache over {over}"
+    )
+    yield f"  {matched.requests_per_s:,.2f} requests/s"
+
+
+def _other_form(answer: Recommendation) -> str:
+    """By how much the form that wins is ahead of the other."""
+    if not answer.pair:
+        return ""
+    share = ahead_by(answer.pair, answer.options[0].fleet)
+    if answer.winner == "disaggregated":
+        return f"  {share:+.1%} tokens/s with the pools above"
+    return (
+        f"  Disaggregated: {pools_text(answer.pair.matched)}: {answer.pair.tokens_per_s:,.0f} tokens/s in all "
+        f"({share:+.1%})"
+    )
+
+
+def _aggregated_lines(answer: Recommendation) -> Iterator[RenderableType]:
+    """The best replicas of one kind."""
     best = answer.options[0]
     demand, fleet = answer.demand, best.fleet
     figures = option_figures(demand.workload, best.evaluation)
     gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
     left = f", {fleet.left_over} of {demand.gpus} left over" if fleet.left_over else f", all of {demand.gpus}"
-    yield priced_text(demand.asked)
-    yield f"{_space(demand.workload)}{degrees_text(best.evaluation.strategy)}; {gpus}{left}"
+    first = "Aggregated: " if answer.pair else ""
+    chunk = demand.workload.chunk_tokens
+    how = f"; prompts in chunks of {chunk:,}" if chunk else ""
+    yield f"{first}{_space(demand.workload)}{degrees_text(best.evaluation.strategy)}; {gpus}{left}{how}"
     yield (f"  {_ranged(figures, 'tokens_per_s_per_gpu', 'tokens/s/GPU')}; {fleet.tokens_per_s:,.0f} tokens/s in all")
     if figures["tpot_s"]:
         each = _ranged(figures, "tpot_s", "ms per token", 1e3)
@@ -46,6 +87,8 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     if fleet.requests_per_s is not None:
         at_most = "at most " if demand.under_traffic else ""
         yield f"  {at_most}{fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once"
+    if text := _other_form(answer):
+        yield text
     if text := _prompts_elsewhere(demand, best):
         yield f"  {text}"
     if demand.guarded:
@@ -85,7 +128,8 @@ def _space(workload: Workload) -> str:
 def rest_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     """Alternatives, what-ifs and the front; where nothing is feasible, the nearest miss."""
     if not answer.options:
-        yield from _miss_lines(answer)
+        if not answer.pair:
+            yield from _miss_lines(answer)
         return
     yield _options_table(answer)
     yield from _beside_lines(answer)
@@ -165,11 +209,12 @@ def _options_table(answer: Recommendation) -> Table:
             option.reason,
             option.limit,
         )
-        for number, option in enumerate(answer.options)
+        for number, option in enumerate(answer.options, len(answer.ranked) - len(answer.options))
     ]
     columns = ("", "strategy", "GPUs", "tok/s/GPU", "TPOT ms", "TTFT ms", "reason", "limit")
     wrap = ("strategy", "reason", "limit")
-    return plain_table("Recommendation and alternatives", columns, rows, left=2, wrap=wrap)
+    title = "Recommendation and alternatives" if answer.winner == "aggregated" else "Aggregated deployments"
+    return plain_table(title, columns, rows, left=2, wrap=wrap)
 
 
 def _beside_lines(answer: Recommendation) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
-from sim.pools.best_pools import Pools, separate_pools
-from sim.pools.traffic import Traffic, TrafficKind
+from sim.pools.candidates import Replica, replicas
+from sim.pools.handover import request_cache_bytes
+from sim.pools.traffic import Traffic, TrafficKind, workload_of
+from sim.simulate import evaluate
 from sim.workload import Workload
 from tests.questions import question_about
 
@@ -22,7 +24,21 @@ def served() -> Workload:
     return replace(workload, degrees=replace(workload.degrees, pp=(1, 2), batch=(1, 8, 64)))
 
 
+@dataclass(frozen=True)
+class BothPools:
+    """Replicas of a prefill and of a decode pool; `waves` have room for a batch's longest contexts."""
+
+    workload: Workload
+    prefills: tuple[Replica, ...]
+    decodes: tuple[Replica, ...]
+    waves: tuple[Replica, ...]
+    cache_bytes: float
+
+
 @pytest.fixture(scope="package")
-def both(served: Workload) -> Pools:
-    """Its two pools."""
-    return separate_pools(served, TRAFFIC)
+def both(served: Workload) -> BothPools:
+    """All replicas of its two pools."""
+    prefills, decodes = (replicas(workload_of(TRAFFIC, served, phase), TRAFFIC) for phase in ("prefill", "decode"))
+    longest = replace(workload_of(TRAFFIC, served, "decode"), context_tokens=4200)
+    waves = tuple(each for each in decodes if evaluate(longest, each.evaluation.strategy).feasible)
+    return BothPools(served, prefills, decodes, waves, request_cache_bytes(served, 4000))

@@ -1,0 +1,72 @@
+"""The deployment with pools of their own for prompts and answers, and which form of deployment serves more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raysearch.base.file_io import degrees_text
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.fleet import Replicas
+from sim.pools.best_pair import PHASES, best_pair
+from sim.pools.candidates import Replica
+from sim.pools.matching import Limits, Matched
+from sim.pools.traffic import Traffic, TrafficKind, workload_of
+from sim.workload import Workload
+
+
+@dataclass(frozen=True)
+class Disaggregated:
+    """The best prefill and decode pool.
+
+    Attributes:
+        matched: Both pools at one rate.
+        workloads: What each serves, by phase.
+        tokens_per_s: Output tokens of the whole.
+        gpus_at_hand: Of which the pools take some.
+    """
+
+    matched: Matched
+    workloads: dict[str, Workload]
+    tokens_per_s: float
+    gpus_at_hand: int
+
+    @property
+    def pools(self) -> dict[str, tuple[Replica, int]]:
+        """By phase: a replica, and how many."""
+        matched = self.matched
+        return {"prefill": (matched.prefill, matched.prefills), "decode": (matched.decode, matched.decodes)}
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Of the GPUs that it takes."""
+        return self.tokens_per_s / self.matched.gpus
+
+
+def best_disaggregated(demand: Demand) -> Disaggregated | None:
+    """The exact best pair of pools under a demand without a load; None where none keeps the limits."""
+    workload = demand.workload
+    limits = Limits(demand.gpus, workload.tpot_limit_s, workload.ttft_limit_s)
+    found = best_pair(workload, traffic_of(workload), limits)
+    return None if found is None else disaggregated(workload, found, demand.gpus, traffic_of(workload))
+
+
+def disaggregated(workload: Workload, found: Matched, gpus: int, traffic: Traffic) -> Disaggregated:
+    """A pair of pools as a deployment, with so many GPUs at hand."""
+    workloads = {phase: workload_of(traffic, workload, phase) for phase in PHASES}
+    return Disaggregated(found, workloads, found.requests_per_s * traffic.output_tokens, gpus)
+
+
+def traffic_of(workload: Workload) -> Traffic:
+    """The equal requests of a workload."""
+    return Traffic.of([TrafficKind(workload.prompt_tokens, workload.output_tokens)])
+
+
+def ahead_by(pair: Disaggregated, fleet: Replicas) -> float:
+    """Tokens a second that two pools make more than replicas of one kind on the same GPUs at hand, as a share."""
+    return pair.tokens_per_s / fleet.tokens_per_s - 1
+
+
+def pools_text(matched: Matched) -> str:
+    """Both pools in words."""
+    prefill, decode = (degrees_text(each.evaluation.strategy) for each in (matched.prefill, matched.decode))
+    return f"prefill {matched.prefills} x ({prefill}); decode {matched.decodes} x ({decode})"
