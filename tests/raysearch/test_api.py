@@ -113,7 +113,7 @@ DEPLOYING = """if True:
     absent, find = {"ray", "torch", "optuna", "cmaes", "tensorboardX"}, PathFinder.find_spec
     PathFinder.find_spec = lambda name, *rest: None if name.partition(".")[0] in absent else find(name, *rest)
     import raysearch as rs
-    question = rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=9)
+    question = rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=9, chunk_tokens=8192)
     assert rs.evaluate(question, tp=1, batch=4).feasible
     best = rs.recommend(question, top=1)
     assert rs.optimum(question).strategy == best.strategy

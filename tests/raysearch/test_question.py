@@ -202,7 +202,8 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
     }
     for command, (strategy, figure) in found.items():
         assert strategy is not None, command
-        chunk_tokens = one["chunk_tokens"] if command == "pools" else asked.chunk_tokens  # pools choose them
+        chosen = {"pools": one, "recommend": said["recommend"]["best"]}.get(command)  # who choose chunks
+        chunk_tokens = chosen["chunk_tokens"] if chosen else asked.chunk_tokens
         under = replace(asked, chunk_tokens=chunk_tokens).load()
         assert figure == evaluate(under, as_strategy(strategy)).tokens_per_s_per_gpu, command
     assert (

@@ -42,7 +42,9 @@ def test_pools_apart_win_at_a_tight_ttft_with_long_prompts(told: tuple[Path, dic
 def test_in_turns_a_pool_gains_where_nobody_waits_for_a_token() -> None:
     # Published: Seesaw (arXiv 2503.06433): offline, pipelines for prompts and tensor parallelism for answers.
     offline, online = (
-        ask("--model", "llama_3_1_70b", "--gpus", "4", "--isl", "3000", "--osl", "300", *limits)["points"][0]["ways"]
+        ask("--model", "llama_3_1_70b", "--gpus", "4", "--isl", "3000", "--osl", "300", "--set", "resharded", *limits)[
+            "points"
+        ][0]["ways"]
         for limits in ((), ("--tpot-ms", "30", "--ttft-ms", "1500"))
     )
     assert offline["resharded"]["goodput_per_gpu"] > max(offline[name]["goodput_per_gpu"] for name in ("one", "apart"))

@@ -67,7 +67,7 @@ def test_more_confidence_never_gives_more_and_even_odds_are_the_optimum() -> Non
 
 def test_what_is_recommended_holds_and_its_price_is_told() -> None:
     question = rs.question(model="llama_3_1_8b", gpus=2, **SAID)
-    found = rs.recommend(question, top=2)
+    found = rs.recommend(question, top=2, only="aggregated")
     best = found.best
     assert best is not None
     for option in found.answer.options:
@@ -75,7 +75,7 @@ def test_what_is_recommended_holds_and_its_price_is_told() -> None:
         assert option.evaluation.ttft_at_s(0.9) <= 150e-3 * (1 + 1e-9)
     assert "at confidence 0.9" in found.answer.options[0].limit
     told = found.to_dict()
-    even = rs.recommend(replace(question, confidence=0.5), top=1)
+    even = rs.recommend(replace(question, confidence=0.5), top=1, only="aggregated")
     assert told["confidence"] == 0.9
     assert told["at_even_odds"]["strategy"] == even.to_dict()["best"]["strategy"]
     assert even.to_dict()["at_even_odds"] is None

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import raysearch as rs
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import as_strategy, read_record
 from raysearch.cli.app import app
@@ -35,7 +36,9 @@ from sim.simulate import evaluate
 from tests.questions import question_about
 
 RUNNER = CliRunner()
-ASKED = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "200", "--gpus", "4", "--tpot-ms", "12", "--set", "top=3")
+OF_LLAMA = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "200", "--tpot-ms", "12")
+ASKED = (*OF_LLAMA, "--gpus", "4", "--chunk-tokens", "8192", "--set", "top=3", "--set", "only=aggregated")
+"""Replicas of one kind whose prompts are whole: a single strategy."""
 
 
 EVEN = ("--set", "confidence=0.5")
@@ -286,7 +289,7 @@ def test_a_load_of_prompts_is_counted_in_prompts() -> None:
 
 
 def test_with_gpus_left_over_like_is_compared_with_like() -> None:
-    told = llama(7, "--tpot-ms", "24", *EVEN, model="llama_3_1_70b")
+    told = llama(7, "--tpot-ms", "24", *EVEN, "--set", "only=aggregated", model="llama_3_1_70b")
     options = [told["best"], *told["alternatives"]]
     assert options[0]["left_over"] > 0
     for each in options[1:]:
@@ -468,3 +471,36 @@ def test_the_answer_stands_in_the_terminal() -> None:
     # The best lies just within the SLO with some of the others' prompts, and beyond it with all.
     said = " ".join(shown.stdout.split())
     assert re.search(r"includes 52% of other requests' prompts.*ms per token, above the SLO\)", said)
+
+
+def test_both_forms_of_deployment_are_what_pools_says_and_the_better_one_leads(tmp_path: Path) -> None:
+    asked = ("--model", "llama_3_1_70b", "--gpus", "8", "--isl", "8000", "--osl", "500", "--tpot-ms", "30")
+    shown = RUNNER.invoke(app, ["recommend", *asked, "--out", str(tmp_path), "--json", "--set", "top=1"])
+    told = json.loads(shown.stdout)
+    ways = json.loads(RUNNER.invoke(app, ["pools", *asked, "--json"]).stdout)["points"][0]["ways"]
+    pair, single = told["best"], told["alternatives"][0]
+    assert (told["winner"], pair["form"], single["form"]) == ("disaggregated", "disaggregated", "aggregated")
+    assert told["disaggregated"] == pair
+    assert pair["tokens_per_s"] > single["tokens_per_s"]
+    for phase in ("prefill", "decode"):
+        assert pair[phase] == ways["apart"][phase]
+    assert pair["tokens_per_s"] == pytest.approx(500 * ways["apart"]["requests_per_s"])
+    assert single["strategy"] == ways["one"]["pool"]["strategy"]
+    assert single["requests_per_s"] == pytest.approx(ways["one"]["requests_per_s"])
+    # Both go at one rate; measured runs may be slower, so that predictions stay below the limit.
+    rates = [pair[phase]["replicas"] * pair[phase]["requests_per_s_of_each"] for phase in ("prefill", "decode")]
+    assert pair["requests_per_s"] == pytest.approx(min(rates))
+    assert pair["tpot_s"] < 0.029
+    for number, roles in (("0", ["kv_producer", "kv_consumer"]), ("1", [])):
+        text = RUNNER.invoke(app, ["export", str(tmp_path), "--to", "vllm", "--alternative", number]).stdout
+        assert [role for role in ("kv_producer", "kv_consumer") if role in text] == roles
+    assert (tmp_path / "best" / "prefill" / "start.sh").is_file()
+    assert (tmp_path / "alternative1" / "start.sh").is_file()
+
+
+@pytest.mark.parametrize("only", ["aggregated", "disaggregated"])
+def test_one_form_alone_is_answered_where_it_is_asked_for(only: str) -> None:
+    found = rs.recommend(rs.question(model="llama_3_1_8b", gpus=2, isl=1000, osl=200, tpot_ms=12), top=1, only=only)
+    assert found.winner == only
+    assert bool(found.answer.options) == (only == "aggregated")
+    assert only.title() in str(found) or only == "aggregated"
