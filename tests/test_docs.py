@@ -62,7 +62,8 @@ def test_the_recommendation_that_a_page_shows_and_its_export_are_what_is_printed
     (tmp_path / "my_model/config.json").write_text(json.dumps(QWEN3_8B))
     (command,) = re.findall(r"raysearch (recommend .* --out \S+)", text)
     (export,) = re.findall(r"raysearch (export \S+ --to vllm)\b", text)
-    answer, start = re.findall(r"```\n((?:\S+ on \S+ under|(?:\$ [^\n]*\n)?(?:vllm serve|# The prefill pool)).*?)```", text, re.DOTALL)
+    begins = r"(?:\S+ on \S+ under|(?:\$ [^\n]*\n)?(?:vllm serve|# The prefill pool))"
+    answer, start = re.findall(rf"```\n({begins}.*?)```", text, re.DOTALL)
     printed = CliRunner().invoke(app, [*command.split(), "--set", "top=1"], catch_exceptions=False).stdout
     assert words(printed)[: len(words(answer))] == words(answer)
     exported = CliRunner().invoke(app, export.split(), catch_exceptions=False).stdout
