@@ -50,6 +50,7 @@ class Rows(NamedTuple):
         broken: Whether a limit of the choices is broken, `[n]`.
         weights: How near the workload's best they lie, `[n]`.
         workload: Index of the workload, `[n]`.
+        known: Whether it is on a measured machine, `[n]`.
     """
 
     inputs: Reals
@@ -57,12 +58,17 @@ class Rows(NamedTuple):
     broken: Flags
     weights: Reals
     workload: Ints
+    known: Flags
 
     def at(self, which: Ints) -> Rows:
         """Some of them."""
-        return Rows(
-            self.inputs[which], self.targets[which], self.broken[which], self.weights[which], self.workload[which]
-        )
+        inputs, targets, broken, weights, workload, known = self
+        return Rows(inputs[which], targets[which], broken[which], weights[which], workload[which], known[which])
+
+
+def kept_out(workload: Ints) -> Flags:
+    """Which workloads are kept from training, by their indices: the last of each file."""
+    return workload % PER_FILE == PER_FILE - 1
 
 
 def targets(workload: Workload, features: Features, said: Evaluations) -> tuple[Reals, Flags]:
@@ -84,8 +90,16 @@ def targets(workload: Workload, features: Features, said: Evaluations) -> tuple[
     return np.stack(found, 1), broken
 
 
-def _evaluated(workload: Workload, pretraining: PretrainingFile, index: int) -> tuple[Rows, dict[str, int] | None]:
-    """The rows of one workload, and the choices by op of its best strategy if one is feasible."""
+def _evaluated(pretraining: PretrainingFile, index: int) -> tuple[Rows, dict[str, int] | None]:
+    """The rows of one workload, and the choices by op of its best strategy if one is feasible.
+
+    What is trained on has the efficiencies of a measured machine at whatever rates: a function that can be learned
+    without noise. Only workloads kept for the errors are on machines whose efficiencies are out by factors.
+    """
+    distribution = pretraining.distribution
+    if not kept_out(np.array(index)):
+        distribution = distribution.model_copy(update={"efficiency_spread": 0.0})
+    workload, known = random_workload(distribution, pretraining.seed, index)
     rng = np.random.default_rng([pretraining.seed, 1 << 21, index])
     space = StrategySpace(workload)
     candidates, features = CandidateStrategies(space, ()), WorkloadFeatures(workload)
@@ -128,7 +142,7 @@ def _evaluated(workload: Workload, pretraining: PretrainingFile, index: int) -> 
     merit = log_tokens - 2 * excess
     top = merit[feasible].max() if feasible.any() else merit.max()
     weights = 0.1 + np.exp(-np.clip(np.abs(top - merit), 0, 20))
-    rows = Rows(described.inputs, wanted, broken, weights, np.full(len(found), index))
+    rows = Rows(described.inputs, wanted, broken, weights, np.full(len(found), index), np.full(len(found), known))
     choices = None
     if feasible.any():
         dims = space.strategies(found[[np.where(feasible, log_tokens, -np.inf).argmax()]]).dims[0].tolist()
@@ -157,8 +171,7 @@ def _write_file(pretraining: PretrainingFile, number: int, path: str) -> None:
     rows: list[Rows] = []
     choices: list[dict[str, int]] = []
     for index in range(number * PER_FILE, min((number + 1) * PER_FILE, pretraining.workloads)):
-        workload = random_workload(pretraining.distribution, pretraining.seed, index)
-        found, best = _evaluated(workload, pretraining, index)
+        found, best = _evaluated(pretraining, index)
         rows.append(found)
         choices += [best] if best else []
     joined = Rows(*(np.concatenate(columns) for columns in zip(*rows, strict=True)))
@@ -168,6 +181,7 @@ def _write_file(pretraining: PretrainingFile, number: int, path: str) -> None:
         "broken": joined.broken.astype(bool),
         "weights": joined.weights.astype(np.float32),
         "workload": joined.workload.astype(np.int64),
+        "known": joined.known.astype(bool),
         "choices": np.array([[best.get(op, -1) for op in OPS] for best in choices], np.int8).reshape(-1, len(OPS)),
         "asked": np.frombuffer(json.dumps(_asked(pretraining)).encode(), np.uint8),
     }
@@ -243,8 +257,8 @@ def _read_file(path: Path) -> tuple[dict[str, object], Rows, Reals]:
             asked = parse_object(arrays["asked"].tobytes())
             rows, choices = Rows(*(arrays[name] for name in Rows._fields)), arrays["choices"]
     count, width = rows.inputs.shape
-    shapes = [(count, width), (count, len(NETWORK_TARGETS)), (count,), (count,), (count,), (choices.shape[0], len(OPS))]
-    kinds = ["f", "f", "b", "f", "i", "i"]
+    shapes = [(count, width), (count, len(NETWORK_TARGETS)), *[(count,)] * 4, (choices.shape[0], len(OPS))]
+    kinds = ["f", "f", "b", "f", "i", "b", "i"]
     for array, shape, kind in zip((*rows, choices), shapes, kinds, strict=True):
         if array.shape != shape or array.dtype.kind != kind or not np.isfinite(array).all():
             raise ValueError(f"expected finite numbers of shape {shape}, got {array.dtype} of shape {array.shape}")

@@ -11,9 +11,9 @@ import numpy as np
 
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
-from raysearch.pretraining.dataset import make_files, read_files
+from raysearch.pretraining.dataset import kept_out, make_files, read_files
 from raysearch.pretraining.pretraining_file import PretrainingFile
-from raysearch.pretraining.training import fitted_kernel, kept_out, network_figures, outputs, pool_of, trained
+from raysearch.pretraining.training import fitted_kernel, network_figures, outputs, pool_of, trained
 from raysearch.searchers.prior.network import PRIOR_FORMAT, PriorHeader, write_prior
 from sim.config.files import config_path, read_config
 

@@ -24,7 +24,8 @@ class Distribution(_Table):
         mixers: How often each kind of token mixer is drawn, as weights.
         serve_share, extended_share: Of the workloads, those in phase serve, and those in the extended space.
         rate_spread: A machine's published rates lie within factors of e to plus and minus this.
-        efficiency_spread: Standard deviation of the log of the factor of a family of kernels or messages.
+        efficiency_spread: Standard deviation of the log of the factor of a family of kernels or messages, on the
+            machines that say how far a black box may be from what was trained on.
     """
 
     hardware: tuple[str, ...] = ("h100_sxm",)
@@ -49,12 +50,15 @@ class Network(_Table):
         width: Of each of three layers.
         steps: Of gradient descent, on `batch` strategies each.
         learning_rate: The largest; it rises in the first steps and falls on a cosine.
+        jitter: Standard deviation of what is added, in training, to inputs that all strategies of a workload share, in
+            units of how much they vary between workloads.
     """
 
     width: Annotated[int, Field(ge=4, le=2048)] = 160
     steps: Annotated[int, Field(ge=1)] = 12000
     batch: Annotated[int, Field(ge=1)] = 1024
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
+    jitter: Annotated[float, Field(ge=0, le=10)] = 0.3
 
 
 class PretrainingFile(_Table):

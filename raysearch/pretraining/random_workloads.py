@@ -27,21 +27,23 @@ _HIDDEN = (2048, 2880, 3072, 4096, 5120, 6144, 7168, 8192, 10240, 12288, 14336, 
 _VOCABULARIES = (32000, 51200, 100352, 128256, 151936, 201088)
 _LEAST_WEIGHTS, _MOST_WEIGHTS = 5e9, 4e12
 """[assumed] Models that need sharding, up to twice the largest published."""
+_PCIE_GB_PER_S, _PCIE_SHARE = 50.0, 0.2
+"""Between PCIe 4.0 and 5.0 of 16 lanes [spec]; share of the machines without links of their own [assumed]."""
 _KERNELS: tuple[EngineName, ...] = ("trtllm", "vllm", "sglang")
 
 
-def random_workload(distribution: Distribution, seed: int, index: int) -> Workload:
-    """The i-th workload of a seed; of the names in it `prior-SEED-INDEX`."""
+def random_workload(distribution: Distribution, seed: int, index: int) -> tuple[Workload, bool]:
+    """The i-th workload of a seed, of the names in it `prior-SEED-INDEX`, and whether its machine is a measured one."""
     rng = np.random.default_rng([seed, index])
     model = random_model(rng, distribution)
     weights: Dtype = _pick(rng, {"fp8": 6, "bf16": 2.5, "fp8_block": 1, "int4": 0.5})
     kernels: EngineName = _pick(rng, dict.fromkeys(_KERNELS, 1.0))
     name = str(rng.choice(distribution.hardware))
-    known = rng.random() < distribution.measured_share
+    known = bool(rng.random() < distribution.measured_share)
     hardware, calibration = known_machine(name) if known else random_machine(name, rng, distribution)
     curves = hardware.curves
     if curves is not None:
-        reduces = kernels if rng.random() < 0.8 else "nccl"
+        reduces = kernels if rng.random() < 0.8 and hardware.collectives.custom_all_reduce else "nccl"
         hardware = replace(hardware, curves=curves.under(engine=kernels, all_reduce=reduces))
     big = model.parameters > 1e12
     gpus = int(24576 if big and rng.random() < 0.7 else 2 ** rng.integers(6, 13))
@@ -84,7 +86,7 @@ def random_workload(distribution: Distribution, seed: int, index: int) -> Worklo
     if serves and rng.random() < 0.8:
         engine = load_engine(_pick(rng, dict.fromkeys(distribution.engines, 1.0)), calibration, model, weights)
         workload = replace(workload, engine=engine, expert_exchange=_pick(rng, {"all_to_all": 1, "all_gather": 1}))
-    return workload
+    return workload, known
 
 
 def _pick(rng: np.random.Generator, weights: Any) -> Any:
@@ -181,7 +183,10 @@ def known_machine(name: str) -> tuple[Hardware, Calibration]:
 
 
 def random_machine(name: str, rng: np.random.Generator, distribution: Distribution) -> tuple[Hardware, Calibration]:
-    """A machine that might be: published rates, efficiencies and latencies of a measured one, each out by a factor."""
+    """A machine that might be: published rates, efficiencies and latencies of a measured one, each out by a factor.
+
+    One in five has no links of its own inside a node, only its host's PCIe, and so no all-reduce but NCCL's.
+    """
     path = config_path("hardware", name)
     measured = read_config(path, HardwareFile)
     assert measured.calibration is not None
@@ -192,11 +197,14 @@ def random_machine(name: str, rng: np.random.Generator, distribution: Distributi
         return float(value * np.exp(rng.uniform(-spread, spread)))
 
     compute, hbm, links = measured.compute, measured.hbm, measured.links
+    by_pcie = rng.random() < _PCIE_SHARE
+    node_rate = out_by(_PCIE_GB_PER_S, wide / 2) if by_pcie else out_by(links.node_gb_per_s, wide * 1.3)
     tflops = out_by(compute.bf16_tflops)
     file = measured.model_copy(
         update={
             "name": f"{name}-{rng.integers(1 << 60):x}",
             "node_gpus": int(rng.choice([4, 8, 8, 8, 16, 32, 72])),
+            "all_reduce": "nccl" if by_pcie else measured.all_reduce,
             "compute": compute.model_copy(
                 update={
                     "bf16_tflops": tflops,
@@ -212,7 +220,7 @@ def random_machine(name: str, rng: np.random.Generator, distribution: Distributi
             ),
             "links": links.model_copy(
                 update={
-                    "node_gb_per_s": out_by(links.node_gb_per_s, wide * 1.3),
+                    "node_gb_per_s": node_rate,
                     "network_gb_per_s": out_by(links.network_gb_per_s, wide),
                     "topology": "mesh" if rng.random() < 0.08 else "switched",
                 }

@@ -1,7 +1,7 @@
 """How far a black box departs from what was expected, learned from its answers: a Gaussian process on the residuals.
 
 Strategies err together: by a factor of the whole machine, by what their time is made of, and the more the nearer they
-lie. How much in all is not known before, so it is chosen with every answer: the likeliest of a grid of scales.
+lie. How much in all is not known before, so it is weighed with every answer, over a grid of scales.
 
 Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), sections 2.2 and 5.4.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple, final
 
 import numpy as np
@@ -18,16 +19,18 @@ from scipy.linalg import solve_triangular
 from raysearch.searchers.prior.network import ResidualKernel
 from raysearch.searchers.prior.strategy_features import CHOICE_PLACES, OP_CHOICES, SHARES, Reals
 
-_MACHINE_SCALES = (0.3, 1.0, 3.0, 10.0)
+_MACHINE_SCALES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """[assumed] Of errors that all strategies share: from a black box that is the simulator to one twice as slow."""
-_OWN_SCALES = (0.25, 0.5, 1.0, 2.5, 6.0)
+_OWN_SCALES = (0.3, 1.0, 2.5, 6.0)
 """[assumed] Of errors that go with degrees and choices."""
 _NOISES = (1e-3, 0.02, 0.06)
 """[assumed] Standard deviations of the log of an answer asked for twice: a simulator's, and two of measurements."""
 _LOG_WIDTH = 1.5
 """[assumed] Nats by which a scale is unlikely whose log is one off."""
 _REFIT = 1.15
-"""Growth of the answers after which scales are chosen anew."""
+"""Growth of the answers after which scales are weighed anew."""
+_BELIEVED, _LEAST = 6, 0.03
+"""Combinations of scales that are believed at once, and the least probability of one. [assumed]"""
 
 
 class Scales(NamedTuple):
@@ -36,12 +39,6 @@ class Scales(NamedTuple):
     machine: float = 1.0
     own: float = 1.0
     noise: float = _NOISES[0]
-
-
-def covariance(kernel: ResidualKernel, scales: Scales, one: Reals, other: Reals) -> Reals:
-    """Covariances `[n, m]` of the residuals of strategies, from the network's inputs `[n, F]` and `[m, F]`."""
-    parts = covariance_parts(kernel, one, other)
-    return scales.machine**2 * parts[0] + scales.own**2 * parts[1]
 
 
 def covariance_parts(kernel: ResidualKernel, one: Reals, other: Reals) -> tuple[Reals, Reals]:
@@ -70,69 +67,129 @@ def log_evidence(matrix: Reals, residuals: Reals) -> float:
     return float(-whitened @ whitened / 2 - np.log(np.diag(lower)).sum() - len(residuals) * math.log(2 * math.pi) / 2)
 
 
+class _Hypothesis(NamedTuple):
+    """Scales, how likely they are, and what follows of the answers under them.
+
+    Attributes:
+        weight: Probability, all hypotheses together 1.
+        scales: See `Scales`.
+        lower: Of the answers' covariance, `[n, n]`.
+        whitened: The answers in its terms, `[n]`.
+    """
+
+    weight: float
+    scales: Scales
+    lower: Reals
+    whitened: Reals
+
+
+def log_marginal(kernel: ResidualKernel, inputs: Reals, residuals: Reals) -> float:
+    """Log density of the residuals `[n]` of a workload whose scales are unknown, as in a search before its answers."""
+    parts = covariance_parts(kernel, inputs, inputs)
+    least = [each for each in _scales() if each.noise == _NOISES[0]]
+    logs = [log_evidence(_matrix(parts, each), residuals) - _unlikely(each) for each in least]
+    total = np.logaddexp.reduce([-_unlikely(each) for each in least])
+    return float(np.logaddexp.reduce(logs) - total)
+
+
 @final
 class ResidualProcess:
     """What is known of the residuals of one figure.
+
+    No one choice of scales is trusted: all that the answers make likely are believed, each as far as it is. So a black
+    box that is as expected is not taken for another after a few odd answers.
 
     Args:
         kernel: How they go together.
 
     Attributes:
-        scales: As chosen last.
-        fitted: Answers that they were chosen by.
+        weighed: Scales and their probabilities, the likeliest first.
+        fitted: Answers that they were weighed by.
     """
 
     def __init__(self, kernel: ResidualKernel) -> None:
         self._kernel = kernel
         self.inputs: Reals = np.zeros((0, 0), np.float32)
         self.values: Reals = np.zeros(0)
-        self.scales = Scales()
+        self.weighed = _normalised([(-_unlikely(scales), scales) for scales in _scales()])
         self.fitted = 0
-        self._lower: Reals = np.zeros((0, 0))
-        self._whitened: Reals = np.zeros(0)
+        self._hypotheses: list[_Hypothesis] = []
+
+    @property
+    def scales(self) -> Scales:
+        """The likeliest."""
+        return self.weighed[0][1]
 
     def learn(self, inputs: Reals, values: Reals) -> None:
         """Takes all answers anew: the network's inputs `[n, F]` and residuals `[n]`."""
-        self.inputs, self.values = inputs, values
         count = len(values)
         if not count:
             return
         parts = covariance_parts(self._kernel, inputs, inputs)
         if count <= 12 or count >= _REFIT * self.fitted:
-            self.scales, self.fitted = self._likeliest(parts), count
-        self._lower = np.linalg.cholesky(self._matrix(parts, self.scales))
-        self._whitened = solve_triangular(self._lower, values, lower=True)
+            self.weighed, self.fitted = self._weighed(parts, values), count
+        self._take(inputs, values, parts)
 
     def believe(self, inputs: Reals) -> None:
         """Takes what is expected of calls in flight `[n, F]` for their answers, so that others look elsewhere."""
         expected, _ = self.expected(inputs)
-        self.inputs, self.values = np.concatenate([self.inputs, inputs]), np.concatenate([self.values, expected])
-        parts = covariance_parts(self._kernel, self.inputs, self.inputs)
-        self._lower = np.linalg.cholesky(self._matrix(parts, self.scales))
-        self._whitened = solve_triangular(self._lower, self.values, lower=True)
+        inputs, values = np.concatenate([self.inputs, inputs]), np.concatenate([self.values, expected])
+        self._take(inputs, values, covariance_parts(self._kernel, inputs, inputs))
 
-    def _matrix(self, parts: tuple[Reals, Reals], scales: Scales) -> Reals:
-        noise = (scales.noise**2 + 1e-9) * np.eye(len(parts[0]))
-        return scales.machine**2 * parts[0] + scales.own**2 * parts[1] + noise
+    def _take(self, inputs: Reals, values: Reals, parts: tuple[Reals, Reals]) -> None:
+        self.inputs, self.values, self._hypotheses = inputs, values, []
+        for weight, scales in self.weighed:
+            lower = np.linalg.cholesky(_matrix(parts, scales))
+            self._hypotheses.append(_Hypothesis(weight, scales, lower, solve_triangular(lower, values, lower=True)))
 
-    def _likeliest(self, parts: tuple[Reals, Reals]) -> Scales:
-        def worth(scales: Scales) -> float:
-            unlikely = math.log(scales.machine) ** 2 + math.log(scales.own) ** 2
-            unlikely += 0.5 * math.log(scales.noise / _NOISES[0])
-            return log_evidence(self._matrix(parts, scales), self.values) - unlikely / _LOG_WIDTH
+    def _weighed(self, parts: tuple[Reals, Reals], values: Reals) -> list[tuple[float, Scales]]:
+        return _normalised([(log_evidence(_matrix(parts, each), values) - _unlikely(each), each) for each in _scales()])
 
-        grid = itertools.starmap(Scales, itertools.product(_MACHINE_SCALES, _OWN_SCALES, _NOISES))
-        return max(grid, key=worth)
+    def under_each(self, inputs: Reals) -> list[tuple[float, Reals, Reals]]:
+        """Of every hypothesis its probability, and mean and standard deviation `[n]` of the residuals of strategies."""
+        kernel = self._kernel
+        ends = kernel.shared + kernel.terms * np.exp(2 * inputs[:, SHARES].astype(np.float64)).sum(1)
+        alone = kernel.degrees + kernel.choices + kernel.own
+        found: list[tuple[float, Reals, Reals]] = []
+        if not self._hypotheses:
+            for weight, scales in self.weighed:
+                prior = scales.machine**2 * ends + scales.own**2 * alone
+                found.append((weight, np.zeros(len(inputs)), np.sqrt(prior)))
+            return found
+        parts = covariance_parts(kernel, self.inputs, inputs)
+        for weight, scales, lower, whitened in self._hypotheses:
+            gain = solve_triangular(lower, scales.machine**2 * parts[0] + scales.own**2 * parts[1], lower=True)
+            prior = scales.machine**2 * ends + scales.own**2 * alone
+            left = np.maximum(prior - (gain**2).sum(0), 1e-8)
+            found.append((weight, gain.T @ whitened, np.sqrt(left)))
+        return found
 
     def expected(self, inputs: Reals) -> tuple[Reals, Reals]:
         """Mean and standard deviation `[n]` of the residuals of strategies, without the answers' noise."""
-        kernel, scales = self._kernel, self.scales
-        ends = np.exp(2 * inputs[:, SHARES].astype(np.float64)).sum(1)
-        prior = scales.machine**2 * (kernel.shared + kernel.terms * ends)
-        prior = prior + scales.own**2 * (kernel.degrees + kernel.choices + kernel.own)
-        if not len(self.values):
-            return np.zeros(len(inputs)), np.sqrt(prior)
-        across = covariance(kernel, scales, self.inputs, inputs)
-        gain = solve_triangular(self._lower, across, lower=True)
-        left = np.maximum(prior - (gain**2).sum(0), 1e-8)
-        return gain.T @ self._whitened, np.sqrt(left)
+        each = self.under_each(inputs)
+        mean: Reals = sum((weight * own for weight, own, _ in each), np.zeros(len(inputs)))
+        square: Reals = sum((weight * (own**2 + sd**2) for weight, own, sd in each), np.zeros(len(inputs)))
+        return mean, np.sqrt(np.maximum(square - mean**2, 1e-8))
+
+
+def _scales() -> Iterator[Scales]:
+    return itertools.starmap(Scales, itertools.product(_MACHINE_SCALES, _OWN_SCALES, _NOISES))
+
+
+def _unlikely(scales: Scales) -> float:
+    """Minus the log of the probability of scales before any answer, but for a constant."""
+    apart = math.log(scales.machine) ** 2 + math.log(scales.own) ** 2
+    return (apart + 0.5 * math.log(scales.noise / _NOISES[0])) / _LOG_WIDTH
+
+
+def _normalised(found: list[tuple[float, Scales]]) -> list[tuple[float, Scales]]:
+    """Log probabilities as probabilities: of the likeliest scales, the likeliest first."""
+    found = sorted(found, key=lambda each: -each[0])[:_BELIEVED]
+    weights = np.exp(np.array([log for log, _ in found]) - found[0][0])
+    weights /= weights.sum()
+    return [(float(weight), each) for weight, (_, each) in zip(weights, found, strict=True) if weight > _LEAST]
+
+
+def _matrix(parts: tuple[Reals, Reals], scales: Scales) -> Reals:
+    noise = (scales.noise**2 + 1e-9) * np.eye(len(parts[0]))
+    return scales.machine**2 * parts[0] + scales.own**2 * parts[1] + noise

@@ -22,7 +22,7 @@ from sim.config.reading import parse_object, read_bytes
 
 SHIPPED_PRIOR = Path(__file__).with_name("prior.safetensors")
 """The prior that comes with the package."""
-PRIOR_FORMAT = "raysearch prior 1"
+PRIOR_FORMAT = "raysearch prior 2"
 _LARGEST_BYTES = 20_000_000
 _LARGEST_WEIGHT, _LARGEST_LOG = 1e6, 100.0
 """[assumed] Far beyond any of a trained network, and such that numbers made of them stay finite."""

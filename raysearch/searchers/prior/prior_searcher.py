@@ -128,19 +128,23 @@ class PriorSearcher(Searcher):
 
     def improvement(self, features: Features, said: NetworkPrediction) -> Reals:
         """Expected improvement of strategies `[n]` on the best so far, limits and all."""
-        error, error_sd = self._time.expected(features.inputs)
-        excess, excess_sd = self._limits.expected(features.inputs)
-        errors = error[:, None] + self._doubt() * error_sd[:, None] * _QUANTILES
-        tokens = np.exp(features.log_tokens[:, None] - said.log_step_s[:, None] - errors)
-        in_time = said.log_tpot_s[:, None] + errors <= self._log_tpot_limit
-        in_time &= said.log_ttft_s[:, None] + errors <= self._log_ttft_limit
-        kept = ndtr(-(said.log_memory + excess) / excess_sd) * expit(said.kept)
-        gain = (np.maximum(tokens - self._best(), 0) * in_time).mean(1) * kept
+        doubt, best = self._doubt(), self._best()
+        gain, tokens_mean, kept = np.zeros((3, len(said.kept)))
+        for weight, error, error_sd in self._time.under_each(features.inputs):
+            errors = error[:, None] + doubt * error_sd[:, None] * _QUANTILES
+            tokens = np.exp(features.log_tokens[:, None] - said.log_step_s[:, None] - errors)
+            in_time = said.log_tpot_s[:, None] + errors <= self._log_tpot_limit
+            in_time &= said.log_ttft_s[:, None] + errors <= self._log_ttft_limit
+            gain += weight * (np.maximum(tokens - best, 0) * in_time).mean(1)
+            tokens_mean += weight * tokens.mean(1)
+        for weight, excess, excess_sd in self._limits.under_each(features.inputs):
+            kept += weight * ndtr(-(said.log_memory + excess) / excess_sd) * expit(said.kept)
+        gain *= kept
         # Where nothing can be gained, what comes nearest to it.
         late = np.maximum(said.log_tpot_s - self._log_tpot_limit, 0) + np.maximum(
             said.log_ttft_s - self._log_ttft_limit, 0
         )
-        return gain + 1e-9 * tokens.mean(1) * kept * np.exp(-5 * late)
+        return gain + 1e-9 * tokens_mean * kept * np.exp(-5 * late)
 
     def _doubt(self) -> float:
         """What standard deviations are multiplied by: while nothing better is found, sure and unsure calls in turn."""
@@ -271,7 +275,10 @@ class PriorSearcher(Searcher):
             "expected": np.stack(self._pool.said)
             if len(self._pool.actions)
             else np.zeros((len(NetworkPrediction._fields), 0)),
-            "scales": [[list(each.scales), each.fitted] for each in (self._time, self._limits)],
+            "scales": [
+                [[[weight, *scales] for weight, scales in each.weighed], each.fitted]
+                for each in (self._time, self._limits)
+            ],
         }
 
     def set_state(self, state: SavedState) -> None:
@@ -286,8 +293,9 @@ class PriorSearcher(Searcher):
         self._pool = _Pool(self, np.array(state["candidates"], np.int64))
         if len(self._pool.actions):  # as they were: of other batches the last bits may differ
             self._pool.said = NetworkPrediction(*np.array(state["expected"], np.float64))
-        for residuals, (scales, fitted) in zip((self._time, self._limits), state["scales"], strict=True):
-            residuals.scales, residuals.fitted = Scales(*scales), fitted
+        for residuals, (weighed, fitted) in zip((self._time, self._limits), state["scales"], strict=True):
+            residuals.weighed = [(weight, Scales(*scales)) for weight, *scales in weighed]
+            residuals.fitted = fitted
 
     def metrics(self) -> dict[str, float]:
         """How far the black box is from what was expected: the chosen scales, and the noise of its answers."""

@@ -8,7 +8,6 @@ Their sum is a step's time as a bare roofline has it; a network has to learn onl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -21,6 +20,7 @@ from sim.layers.dims import dims_of
 from sim.layers.mixers import Attention, CompressedAttention, GroupedAttention, LatentAttention, LinearMixer
 from sim.ops.layers import MOE_LAYER, layer_of
 from sim.prices.dtypes import DTYPE_BYTES
+from sim.prices.hardware import Hardware
 from sim.serving.phases import phase_of
 from sim.step.stage import room
 from sim.strategy import FIRST_DECLARED, GATHERED, GATHERED_TOKENS
@@ -36,6 +36,7 @@ FEATURE_TERMS = (
     "dense_weights",
     "cache",
     "attention_flops",
+    "mixer_flops",
     "expert_flops",
     "tensor_messages",
     "expert_messages",
@@ -84,31 +85,34 @@ class Features(NamedTuple):
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Mixer:
-    """What a layer's token mixer keeps and reads of a sequence, bytes."""
+class _Mixer(NamedTuple):
+    """What a layer's token mixer keeps and reads of a sequence, bytes, and computes for one more token, FLOPs."""
 
     held_bytes: float
     read_bytes: float
+    flops: float
 
 
 def _mixer(attention: Attention, context: float, kv_each: float) -> _Mixer:
     if isinstance(attention, LinearMixer):
-        state = 4.0 * attention.heads * attention.key_dim * attention.value_dim
-        return _Mixer(state, 2 * state)
+        state = attention.heads * attention.key_dim * attention.value_dim
+        return _Mixer(4.0 * state, 8.0 * state, 6.0 * state)
+    indexer = attention.indexer
     if isinstance(attention, CompressedAttention):
         far = context / attention.ratio if attention.ratio else 0.0
-        read = min(far, attention.indexer.topk) if attention.indexer else far
-        width = attention.head_dim * kv_each
-        return _Mixer(width * (min(context, attention.window) + far), width * (min(context, attention.window) + read))
-    if isinstance(attention, LatentAttention):
-        width, seen = attention.cached_width * kv_each, context
+        near = min(context, attention.window)
+        held, read = near + far, near + (min(far, indexer.topk) if indexer else far)
+        width, each = attention.head_dim, 2 * attention.head_dim
+    elif isinstance(attention, LatentAttention):
+        held, read = context, min(context, indexer.topk) if indexer else context
+        width, each = attention.cached_width, attention.cached_width + attention.kv_rank
     else:
-        width = attention.kv_heads * attention.token_width * kv_each
-        seen = min(context, attention.window + attention.sinks) if attention.window else context
-    indexer = attention.indexer
-    read, keys = (min(seen, indexer.topk), indexer.head_dim * seen) if indexer else (seen, 0.0)
-    return _Mixer(width * seen + keys, width * read + keys)
+        held = min(context, attention.window + attention.sinks) if attention.window else context
+        read = min(held, indexer.topk) if indexer else held
+        width, each = attention.kv_heads * attention.token_width, attention.token_width
+    keys = indexer.head_dim * held if indexer else 0.0
+    flops = 2.0 * attention.heads * each * read + 2.0 * keys * (indexer.heads if indexer else 0)
+    return _Mixer(width * kv_each * held + keys, width * kv_each * read + keys, flops)
 
 
 @final
@@ -137,6 +141,7 @@ class WorkloadFeatures:
         )
         self._counted = workload.tokens_per_step if phase.decodes else float(workload.prompt_tokens)
         self._attention = self._experts = self._dense = self._each_expert = self._held = self._read = 0.0
+        self._mixer_flops = self._prompt_flops = 0.0  # for one token more, and for a prompt's tokens on average
         self._expert_layers, windowed, linear, sparse = 0, 0, 0, 0
         for group in model.groups:
             if attention := group.attention:
@@ -144,6 +149,8 @@ class WorkloadFeatures:
                 mixer = _mixer(attention, context, kv_each)
                 self._held += group.count * mixer.held_bytes
                 self._read += group.count * mixer.read_bytes
+                self._mixer_flops += group.count * mixer.flops
+                self._prompt_flops += group.count * _mixer(attention, workload.prompt_tokens / 2, kv_each).flops
                 linear += group.count * isinstance(attention, LinearMixer)
                 windowed += group.count * bool(getattr(attention, "window", 0))
                 sparse += group.count * bool(getattr(attention, "indexer", None))
@@ -164,6 +171,7 @@ class WorkloadFeatures:
         )
         hardware, collectives = workload.hardware, workload.hardware.collectives
         self._peak = hardware.peak_flop_per_s[precisions.weights]
+        self._mixer_peak = hardware.peak_flop_per_s[precisions.activations]
         self._bandwidth = hardware.hbm_bandwidth_bytes_per_s
         self._links = (collectives.all_reduce_bandwidth_bytes_per_s, collectives.nic_bandwidth_bytes_per_s)
         network_width = max((g.feed_forward.ffn_hidden for g in model.groups if g.feed_forward), default=1)
@@ -175,11 +183,13 @@ class WorkloadFeatures:
                 *_logs(workload.prompt_tokens + 1, workload.output_tokens + 1, workload.max_gpus),
                 *_logs(1 + self._attention, 1 + self._experts, 1 + self._dense, 1 + self._held, 1 + self._read),
                 *_logs(hardware.hbm_bytes, self._bandwidth, self._peak, *self._links, hardware.node_gpus),
+                *_logs(self._mixer_peak, 1 + self._mixer_flops, 1 + self._prompt_flops),
+                float(precisions.weights == "fp8_block"), float(precisions.weights == "int4"),
                 float(isinstance(first, LatentAttention)), windowed / model.layers, linear / model.layers,
                 sparse / model.layers, float(phase.decodes), float(phase.prefills), float(workload.engine is not None),
                 weight_each, expert_each, kv_each, DTYPE_BYTES[precisions.dispatch], float(workload.queries),
                 workload.load_imbalance - 1, float(workload.routing == "skewed"),
-                float(workload.expert_exchange == "all_to_all"), float(collectives.custom_all_reduce is not None),
+                float(workload.expert_exchange == "all_to_all"), float(_reduces_by_nccl(hardware)),
                 *(float(curves is not None and curves.engine == name) for name in ("trtllm", "vllm", "sglang")),
                 float(curves is not None), float(collectives.mesh_peers > 0),
             ],
@@ -215,6 +225,7 @@ class WorkloadFeatures:
         }
         by_heads, by_tokens = choices[:, OPS.index("attention"), 1], choices[:, OPS.index("attention"), 0]
         cache = (by_heads / np.minimum(tp, self._kv_heads) + by_tokens / tp + 1 - by_heads - by_tokens) / cp
+        mixed = ((by_heads + by_tokens) / tp + 1 - by_heads - by_tokens) / cp
         inside = [np.where(over <= workload.hardware.node_gpus, *self._links) for over in (group, stage)]
         act_each = DTYPE_BYTES[workload.precisions.activations]
         message = model.layers * tokens * model.hidden
@@ -225,6 +236,10 @@ class WorkloadFeatures:
                 dense_w / self._bandwidth * split[networks, _SHARDED],
                 self._read * sequences / self._bandwidth * cache,
                 2 * self._attention * tokens / self._peak * split[projections, (0, 1, 3, 4)],
+                (self._queries * self._mixer_flops + self._prompt_rate * self._prompt_flops)
+                * sequences
+                / self._mixer_peak
+                * mixed,
                 2 * (self._each_expert * rows + self._dense * tokens) / self._peak * split[networks, (0, 1, 3, 4)],
                 2 * message * act_each / inside[0] * (group > 1),
                 message * self._topk * (act_each + DTYPE_BYTES[workload.precisions.dispatch]) / inside[1] * (ep > 1),
@@ -234,7 +249,8 @@ class WorkloadFeatures:
         )
         step_s = terms.sum(1)
         active = self._attention + self._dense + self._each_expert * self._topk
-        prompt_s = 2 * active * workload.prompt_tokens / self._peak / group if self._prompt_rate else 0.0
+        of_prompt_s = 2 * active / self._peak + self._prompt_flops / self._mixer_peak
+        prompt_s = of_prompt_s * workload.prompt_tokens / group if self._prompt_rate else 0.0
         weights = attention_w * split[projections, _AT_REST] + dense_w * split[networks, _AT_REST]
         weights = (weights + expert_w * local * split[networks, _AT_REST]) / pp
         held = self._held * sequences * cache
@@ -295,6 +311,13 @@ def _slots(workload: Workload) -> list[tuple[int, str, float]]:
         having = sum(count for count, layer in zip(counts, layers, strict=True) if dim.op.name in layer.op_by_name)
         entries.append((place, dim.op.name, sum(counts[index] for index in dim.groups) / having))
     return entries
+
+
+def _reduces_by_nccl(hardware: Hardware) -> bool:
+    """Whether all-reduces inside a node run by NCCL, and no kernel of an engine."""
+    if hardware.curves is not None:
+        return hardware.curves.all_reduce == "nccl"
+    return hardware.collectives.custom_all_reduce is None
 
 
 def _logs(*values: Any) -> list[float]:

@@ -19,7 +19,7 @@ from safetensors.numpy import save
 
 from envs import StrategySpace
 from raysearch.base.errors import InputError
-from raysearch.pretraining.dataset import NETWORK_TARGETS, Rows, _asked, read_files
+from raysearch.pretraining.dataset import NETWORK_TARGETS, Rows, _asked, _evaluated, read_files
 from raysearch.pretraining.pretrained import PRIOR_FILE, pretrain
 from raysearch.pretraining.pretraining_file import Distribution, Network, PretrainingFile
 from raysearch.pretraining.random_workloads import random_workload
@@ -64,18 +64,39 @@ def config(folder: Path, steps: int = 20) -> str:
 
 def test_a_workload_is_the_same_in_whatever_order_workloads_are_drawn() -> None:
     distribution = Distribution()
-    there = [random_workload(distribution, 3, index) for index in range(6)]
-    back = [random_workload(distribution, 3, index) for index in reversed(range(6))]
+    there = [random_workload(distribution, 3, index)[0] for index in range(6)]
+    back = [random_workload(distribution, 3, index)[0] for index in reversed(range(6))]
     for one, other in zip(there, reversed(back), strict=True):
         assert (one.model, one.degrees, one.tpot_slo_s) == (other.model, other.degrees, other.tpot_slo_s)
         assert one.hardware.hbm_bandwidth_bytes_per_s == other.hardware.hbm_bandwidth_bytes_per_s
 
 
 def test_machines_lie_around_the_measured_one_and_some_are_it() -> None:
-    drawn = [random_workload(Distribution(), 0, index).hardware for index in range(60)]
-    rates = np.array([each.hbm_bandwidth_bytes_per_s for each in drawn])
+    drawn = [random_workload(Distribution(), 0, index) for index in range(60)]
+    rates = np.array([workload.hardware.hbm_bandwidth_bytes_per_s for workload, _ in drawn])
+    np.testing.assert_array_equal(rates == 3.35e12, [known for _, known in drawn])
     assert 0.1 < (rates == 3.35e12).mean() < 0.6
     assert rates.min() < 2e12 < 8e12 < rates.max()  # of an A100 and of a B300
+    links = np.array([workload.hardware.collectives.all_reduce_bandwidth_bytes_per_s for workload, _ in drawn])
+    assert links.min() < 4e10 < 9e11 < links.max()  # of an L40S on PCIe 4.0 and of a B300
+
+
+def test_only_workloads_kept_from_training_are_on_machines_of_unknown_efficiencies() -> None:
+    pretraining = PretrainingFile(workloads=20, strategies=40)
+    spreads = {"as it is": 0.25, "none": 0.0}
+    rows = {
+        name: [
+            _evaluated(pretraining.model_copy(update={"distribution": Distribution(efficiency_spread=spread)}), index)[
+                0
+            ]
+            for index in (18, 19)
+        ]
+        for name, spread in spreads.items()
+    }
+    (learned, kept), (same, other) = rows["as it is"], rows["none"]
+    np.testing.assert_array_equal(learned.targets, same.targets)
+    assert not kept.known.any()
+    assert np.abs(kept.targets[:5] - other.targets[:5]).max() > 0.05
 
 
 @pytest.mark.slow
@@ -106,7 +127,7 @@ def test_a_training_that_was_stopped_learns_what_one_that_never_was_would(tmp_pa
     rng = np.random.default_rng(0)
     inputs, workload = rng.normal(size=(400, 6)).astype(np.float16), np.arange(400) // 10
     targets = (inputs[:, :4] ** 2).astype(np.float32)
-    rows = Rows(inputs, targets, inputs[:, 5] > 1, np.ones(400, np.float32), workload)
+    rows = Rows(inputs, targets, inputs[:, 5] > 1, np.ones(400, np.float32), workload, inputs[:, 0] > 0)
     network = Network(width=8, steps=1200, batch=16)
 
     def train(checkpoint: Path, stop_at: int) -> dict[str, np.ndarray]:
@@ -141,6 +162,7 @@ def test_forged_rows_are_learnt_from_or_refused(tmp_path: Path) -> None:
         "broken": np.zeros(3, bool),
         "weights": np.ones(3, np.float32),
         "workload": np.arange(3),
+        "known": np.ones(3, bool),
         "choices": np.zeros((1, len(OPS)), np.int8),
     }
     for seed in range(INPUTS):
@@ -161,7 +183,7 @@ def test_forged_rows_are_learnt_from_or_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_none_is_one_error(tmp_path: Path) -> None:
     inputs, targets = np.zeros((40, 6), np.float16), np.zeros((40, 4), np.float32)
-    rows = Rows(inputs, targets, np.zeros(40, bool), np.ones(40, np.float32), np.arange(40))
+    rows = Rows(inputs, targets, np.zeros(40, bool), np.ones(40, np.float32), np.arange(40), np.ones(40, bool))
     path = tmp_path / "training.safetensors"
 
     def train(width: int) -> None:

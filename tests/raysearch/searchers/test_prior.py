@@ -98,6 +98,29 @@ def test_the_roofline_is_below_the_simulators_time_and_near_its_memory(name: str
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "flops"),
+    [
+        ("llama_3_1_405b", 126 * 4 * 128 * 128 * 1000),  # scores and values of 128 heads of 128
+        ("deepseek_v3", 61 * 2 * 128 * (576 + 512) * 1000),  # as absorbed: 576 cached, 512 of them values
+    ],
+)
+def test_a_token_attends_to_the_context_with_so_many_flops(model: str, flops: float) -> None:
+    workload = replace(load_workload("qwen3_235b_a22b_16k", model=model), context_tokens=1000)
+    features = WorkloadFeatures(workload)
+    assert features._mixer_flops == flops
+
+
+def test_all_reduces_by_nccl_are_told_apart() -> None:
+    by_nccl = load_workload("qwen3_235b_a22b_40k_nccl")
+    curves = by_nccl.hardware.curves
+    assert curves is not None
+    hardware = replace(by_nccl.hardware, curves=curves.under(all_reduce=curves.engine))
+    strategy = Strategy(4, 8, 1, 256, megatron_sp_dims(by_nccl.model))
+    one, other = (columns(workload, strategy).inputs for workload in (by_nccl, replace(by_nccl, hardware=hardware)))
+    assert np.abs(one - other).max() == 1
+
+
 def test_a_choice_that_somebody_declared_is_refused_with_a_searcher_that_takes_it() -> None:
     norm = MOE_LAYER.op("attn_norm")  # a process has few numbers for declared choices of an op
     declare_choice(norm, MOE_LAYER, "striped", "SS(0,2) -> SS(0,2)")
@@ -195,9 +218,13 @@ def strategies_of(count: int, seed: int = 0) -> np.ndarray:
 
 
 def test_without_answers_nothing_is_expected_to_be_missed() -> None:
-    mean, sd = ResidualProcess(KERNEL).expected(strategies_of(4))
+    residuals = ResidualProcess(KERNEL)
+    mean, sd = residuals.expected(strategies_of(4))
     np.testing.assert_array_equal(mean, np.zeros(4))
-    np.testing.assert_allclose(sd, np.sqrt(0.03))
+    variance = sum(weight * (0.01 * each.machine**2 + 0.02 * each.own**2) for weight, each in residuals.weighed)
+    np.testing.assert_allclose(sd, np.sqrt(variance))
+    assert sum(weight for weight, _ in residuals.weighed) == pytest.approx(1)
+    assert residuals.scales.machine == residuals.scales.own == 1
 
 
 def test_an_answer_is_believed_where_it_was_given_and_doubted_less_far_away() -> None:
@@ -215,6 +242,18 @@ def test_a_machine_that_is_slower_throughout_is_found_to_be() -> None:
     mean, _ = residuals.expected(strategies_of(20, seed=1))
     np.testing.assert_allclose(mean, 0.5, atol=0.15)
     assert residuals.scales.machine > 1
+
+
+def test_two_odd_answers_leave_room_for_the_black_box_being_as_expected() -> None:
+    inputs, residuals = strategies_of(8), ResidualProcess(KERNEL)
+    residuals.learn(inputs[:2], np.array([0.3, -0.2]))
+    assert len({scales.own for _, scales in residuals.weighed}) > 1
+    each = residuals.under_each(inputs[2:])
+    mean, sd = residuals.expected(inputs[2:])
+    np.testing.assert_allclose(mean, sum(weight * own for weight, own, _ in each))
+    lowest, highest = (pick([own_sd for _, _, own_sd in each], axis=0) for pick in (np.min, np.max))
+    assert (lowest <= sd).all()
+    assert (lowest < highest).all()
 
 
 def test_answers_that_differ_by_chance_alone_are_found_to_be_noisy() -> None:
