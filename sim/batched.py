@@ -25,11 +25,11 @@ from sim.layers.ops import FusedOp
 from sim.ops.rank import OpCost, Rank
 from sim.prices.engine import EngineTimes
 from sim.prices.priced import Interval
-from sim.serving.confidence import ROUNDING, slower, unsure_kernels
+from sim.serving.confidence import ROUNDING, slower, surely_kept, unsure_kernels
 from sim.serving.phases import Batching, Pace, batching, most_sequences, phase_of
 from sim.simulate import degree_limits, evaluate
 from sim.step.attention_expert_meshes import Stack, sides_of
-from sim.step.breakdown import trusted
+from sim.step.breakdown import draft_parts, trusted, unsure_s
 from sim.step.costs import token_rows
 from sim.step.layer import add_up
 from sim.step.pipeline import Stage, pipeline, side_by_side
@@ -372,7 +372,8 @@ class _Known(NamedTuple):
         base: Bytes whatever the choices.
         one_mesh: Whether both sides are one, per group of layers.
         stages: Of their pipelines, `[stages, n]`.
-        costs: Of ops `[ops, figures, kinds, n]`, per group.
+        costs, moves: Of ops and tensors `[addends, figures, kinds, n]`, per group.
+        drafted: Seconds of what drafts, and the same by what that exceeds in few cases; see `_longest`.
         seconds: Of each kind of step through all stages, `[kinds, n]`.
     """
 
@@ -383,6 +384,8 @@ class _Known(NamedTuple):
     one_mesh: Flags
     stages: Stage
     costs: Sequence[Floats]
+    moves: Sequence[Floats]
+    drafted: Floats
     seconds: Floats
 
 
@@ -404,13 +407,14 @@ class _Terms:
         self._place, self._dims = np.full((len(choices), MOST_CHOICES), -1.0), np.arange(len(choices))
         for dim, known in enumerate(choices):
             self._place[dim, list(known)] = range(len(known))
-        self._like = batching(workload, 1, 1)
+        self._like, self._guarded = batching(workload, 1, 1), slower(workload).guarded
         self._meshes, self._pipelines = _Index(0), _Index(_MOST_PIPELINES)
         self._costs, self._moves, attention = list[_Table](), list[_Table](), list[Flags]()
         for index, (layer, _, places, _) in enumerate(self._sum.groups):
             ops, readers = len(layer.costs), max(map(len, layer.waiting))
-            self._costs.append(self._table(self._meshes, places[:ops], _SUPPORT + 1, partial(self._cost, index)))
-            self._moves.append(self._table(self._meshes, places[ops:], readers, partial(self._move, index)))
+            widths = _SUPPORT + 1 + self._guarded, readers + self._guarded
+            self._costs.append(self._table(self._meshes, places[:ops], widths[0], partial(self._cost, index)))
+            self._moves.append(self._table(self._meshes, places[ops:], widths[1], partial(self._move, index, readers)))
             attention.append(np.array([op.side == "attention" for op in layer.layer.ops]))
         self._on_attention = attention
         meetings = tuple(self._sum.meetings.values())
@@ -420,7 +424,7 @@ class _Terms:
         self._meshes.grow(max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh)))
         self.block = min(_BLOCK, self._meshes.most)
         groups = len(self._costs)
-        self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields) + groups))
+        self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields) + 2 + groups))
         self._rules = engine_rules_of(workload)
         self._plans = self._rules.plans_of(workload) if self._rules else ()
         self._of_pipeline = np.zeros((self._pipelines.most, 1 + _DEGREE_LIMITS + 2 + len(self._plans)))
@@ -435,10 +439,17 @@ class _Terms:
     def _cost(self, group: int, stack: Stack, _: _Mesh, op: int, choices: tuple[int, ...]) -> Sequence[float]:
         layer, sides = self._sum.groups[group].layer, stack[group]
         rank, cost = sides.rank_by_op[layer.costs[op].name], layer.costs[op].price(sides, choices)
-        return _with_limits(rank, layer.layer.ops[op], choices[0], cost)
+        found = _with_limits(rank, layer.layer.ops[op], choices[0], cost)
+        return (*found, unsure_s(*layer.costs[op].behind(sides, choices))) if self._guarded else found
 
-    def _move(self, group: int, stack: Stack, _: _Mesh, tensor: int, choices: tuple[int, ...]) -> Sequence[float]:
-        return self._sum.groups[group].layer.moves[tensor].price(stack[group], choices)
+    def _move(
+        self, group: int, readers: int, stack: Stack, _: _Mesh, tensor: int, choices: tuple[int, ...]
+    ) -> Sequence[float]:
+        addend = self._sum.groups[group].layer.moves[tensor]
+        found: tuple[float, ...] = addend.price(stack[group], choices)
+        if not self._guarded:
+            return found
+        return *found, *[0.0] * (readers - len(found)), unsure_s(*addend.behind(stack[group], choices))
 
     def _meeting(self, stack: Stack, _: _Mesh, pair: int, choices: tuple[int, ...]) -> Sequence[float]:
         return (meeting_s(stack, list(self._sum.meetings)[pair], choices),)
@@ -482,7 +493,12 @@ class _Terms:
             if (row := begun.get((tp, cp, dp, ep, batch))) is not None:
                 one_mesh = [len(each.ranks) == 1 for each in stacks[0]]
                 most = most_sequences(self._workload, dp)
-                self._about[row] = (*_numbers_of(state), most, *base_of(stacks[-1]), *one_mesh)
+                drafts = [part for stack in stacks for part in draft_parts(stack)] if self._guarded else []
+                drafted = (
+                    sum([each.time_s for each in drafts]),
+                    sum([each.time_s * each.interval[1] for each in drafts]),
+                )
+                self._about[row] = (*_numbers_of(state), most, *base_of(stacks[-1]), *drafted, *one_mesh)
         for table, figures in found.items():
             table.keep(figures)
 
@@ -529,8 +545,11 @@ class _Terms:
             excess += _excess(latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING))
         gpus = columns.tp * columns.dp * columns.cp * pp
         rate, missed = state.tokens * pp / (state.step_s(*first_and_last) * gpus), _total(np.concatenate(excess))
-        if factors.guarded:  # what a strategy's own kernels may be off is known one by one
+        if factors.guarded:  # what a strategy's own kernels may be off is known to the last bit one by one
+            longest = self._longest(known)
             for at in np.flatnonzero(missed == 0.0).tolist():
+                if surely_kept(workload, float(tpot_s[at]), float(ttft_s[at]), float(share[at]), float(longest[at])):
+                    continue
                 strategy = columns[at]
                 loads = batching(workload, strategy.batch, strategy.attention_dp).loads
                 _, token, first = trusted(workload, strategy, loads, float(share[at]))
@@ -551,7 +570,8 @@ class _Terms:
         self._work_out(new, asked)
         *of_groups, met, (ends,) = (table.figures(wanted) for table, wanted in asked)
         costs, moves = of_groups[: len(self._costs)], of_groups[len(self._costs) :]
-        states, (most, *base), one_mesh = np.split(self._about[rows].T, (_STATE, -len(costs)))
+        about = self._about[rows].T
+        states, (most, *base), drafted, one_mesh = np.split(about, (_STATE, -len(costs) - 2, -len(costs)))
         depths = self._of_pipeline[pipelines, 0].astype(np.int64)
         assert self._stages
         stages = _each(self._stages, lambda of_all: of_all[:, depths])
@@ -563,7 +583,7 @@ class _Terms:
         meetings_s = dict(zip(self._sum.meetings, met[:, 0], strict=True))
         stages_s = stage_s(of_kinds, layers_s, meetings_s, VocabularySeconds(*ends))
         seconds = columns.pp * stages_s.max(axis=0)
-        return _Known(pipelines, states, most, Base(*base), one_mesh != 0, stages, costs, seconds)
+        return _Known(pipelines, states, most, Base(*base), one_mesh != 0, stages, costs, moves, drafted, seconds)
 
     def _bytes(self, known: _Known, pp: Ints) -> tuple[Floats, Floats, Floats]:
         """Bytes of the fullest stage, of its KV cache, and what it needs; in the last kind of step."""
@@ -575,6 +595,15 @@ class _Terms:
         needed = room(self._workload, total, kinds[1])[0]
         fullest = needed.argmax(axis=0), np.arange(len(pp))
         return total[fullest], kinds[1][fullest], needed[fullest]
+
+    def _longest(self, known: _Known) -> Floats:
+        """Factors `[n]` on the time of each one's kernels and collectives that measured runs seldom exceed."""
+        model, seconds, longest = self._workload.model, *known.drafted
+        for group, cost, move in zip(model.groups, known.costs, known.moves, strict=True):
+            often = group.count / model.layers
+            seconds = seconds + often * (cost[:, :2].sum(axis=(0, 1, 2)) + move[:, :-1].sum(axis=(0, 1, 2)))
+            longest = longest + often * (cost[:, -1].sum(axis=(0, 1)) + move[:, -1].sum(axis=(0, 1)))
+        return longest / seconds
 
     def _engine_excess(self, dims: Ints, pipelines: Ints) -> list[Floats]:
         """What an engine's rules are missed by `[1, n]`, 1 for each: see `EngineRules.refusals`."""
@@ -591,7 +620,7 @@ class _Terms:
     def _choice_excess(self, known: _Known) -> Iterator[Floats]:
         """What the limits on the choices are missed by, `[limits, n]` each side of each group."""
         for cost, attention, one_mesh in zip(known.costs, self._on_attention, known.one_mesh, strict=True):
-            broken = cost[:, _BROKEN:, 0]
+            broken = cost[:, _BROKEN : _SUPPORT + 1, 0]
             if broken.any():
                 left, right = (broken[side].max(axis=0, initial=0.0) for side in (attention, ~attention))
                 yield np.where(one_mesh, np.maximum(left, right), left)

@@ -121,6 +121,20 @@ def with_unsure_kernels(workload: Workload, evaluation: Evaluation) -> Evaluatio
     return evaluation.breaking(broken) if broken else evaluation
 
 
+def surely_kept(workload: Workload, tpot_s: float, ttft_s: float, prompt_share: float, longest: float) -> bool:
+    """Whether limits hold beyond any rounding though a strategy's own kernels may be off by a factor in few cases."""
+    engine, model = workload.engine.runs if workload.engine else None, workload.model
+    limits_s = (tpot_s, workload.tpot_limit_s, prompt_share), (ttft_s, workload.ttft_limit_s, 1.0)
+    for predicted_s, limit_s, share in limits_s:
+        own = 1.0, longest * (1 + ROUNDING)
+        low, high = step_interval(
+            workload.hardware, engine, model.name, moe=model.is_moe, prompt_share=share, kernels=own
+        ).factors
+        if quantile(workload.confidence, predicted_s, (low * predicted_s, high * predicted_s)) > limit_s:
+            return False
+    return True
+
+
 def unsure_kernels(
     workload: Workload, token: tuple[float, Interval], first: tuple[float, Interval]
 ) -> Iterator[Violation]:

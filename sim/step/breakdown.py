@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from sim.evaluation import Explanation, OpBreakdown
 from sim.layers.choices import rule
 from sim.layers.ops import FusedOp, Layer
 from sim.layers.sizes import Load
-from sim.ops.rank import Rank
+from sim.ops.rank import Rank, Work
 from sim.prices.collectives import Collective
 from sim.prices.priced import PricedKernel
 from sim.prices.roofline import KernelTime
@@ -91,12 +92,13 @@ def _priced_kernels(workload: Workload, strategy: Strategy, loads: Sequence[Load
             for own, _ in behind:
                 parts += _parts(own, share)
             parts += [_part(collective, share) for _, waits in behind for collective in waits]
-        parts += _draft_parts(end_of(stack), workload.model.layers)
+        parts += draft_parts(stack)
     return parts
 
 
-def _draft_parts(end: Sides, layers: int) -> list[PricedKernel]:
+def draft_parts(stack: Sequence[Sides]) -> list[PricedKernel]:
     """What the draft of speculative decoding is priced by, its ops' kernels and collectives, per layer of the model."""
+    end, layers = end_of(stack), stack[0].experts.workload.model.layers
     return [
         part
         for stack, dims, _ in passes_of(end)
@@ -104,6 +106,13 @@ def _draft_parts(end: Sides, layers: int) -> list[PricedKernel]:
         for own, _ in summed.behind(sides, dims)
         for part in _parts(own, sides.experts.layers.count / layers)
     ]
+
+
+def unsure_s(*behind: Any) -> float:
+    """Seconds that what is behind an addend exceeds in few cases, by the interval of each kernel and collective."""
+    kinds = (behind[0].collectives, *behind[1:]) if isinstance(behind[0], Work) else behind
+    parts = [_part(each, 1.0) for kind in kinds for each in kind]
+    return sum([part.time_s * part.interval[1] for part in parts])
 
 
 def _parts(own: OpParts, share: float) -> list[PricedKernel]:
