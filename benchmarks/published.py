@@ -26,9 +26,6 @@ from sim.workload import Workload
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "published"
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "published.md"
-ACCEPTANCE = 0.85
-"""Share of drafted tokens that hold. [published] DeepSeek-V3's second tokens (arXiv 2412.19437, section 5.4.3);
-[assumed] of later ones and of other models."""
 _BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
 
 
@@ -88,7 +85,7 @@ def rows(path: Path) -> Iterator[Row]:
 
 def drafting(tokens: int) -> dict[str, Any]:
     """Fields of a question with so many tokens drafted per step by multi-token prediction."""
-    return {"draft_tokens": tokens, "acceptance": str(ACCEPTANCE), "draft": "mtp"} if tokens else {}
+    return {"draft_tokens": tokens, "draft": "mtp"} if tokens else {}
 
 
 def meshes(gpus: int) -> Iterator[tuple[int, int, int, int]]:

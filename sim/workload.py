@@ -61,14 +61,19 @@ class Speculation:
         draft_tokens: Drafted per step and sequence, >= 1.
         accepted: Of each of them, the share accepted where all before it are.
         draft: What drafts: the model's own "mtp" layers, another model, or None for what costs nothing (n-grams).
+        spread: By which share the tokens of a step may differ in 90 % of cases; 0 of a share that somebody stated.
     """
 
     draft_tokens: int
     accepted: tuple[float, ...]
     draft: Model | Literal["mtp"] | None = None
+    spread: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.draft_tokens} drafted per step by {self.drafter}, {self.tokens_per_step:.2f} tokens gained"
+        within = f" within {self.spread:.0%}, as of DeepSeek-R1" if self.spread else ""
+        return (
+            f"{self.draft_tokens} drafted per step by {self.drafter}, {self.tokens_per_step:.2f} tokens gained{within}"
+        )
 
     @property
     def drafter(self) -> str:

@@ -62,6 +62,7 @@ _COMMANDS = {
     "report": ("report", "report_results"),
     "measure": ("measure", "measure"),
     "calibrate": ("calibrate", "calibrate"),
+    "forecast": ("forecasting", "forecast_deployments"),
     "pretrain": ("pretrain", "pretrain"),
     "validate": ("validate", "validate"),
     "tune-live": ("tune_live", "tune_live"),

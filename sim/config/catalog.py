@@ -38,6 +38,7 @@ from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, cell_of, times_of
 from sim.prices.hardware import EngineName, Hardware
+from sim.serving.acceptance import ASSUMED_SPREAD, MEASURED_MODEL, MEASURED_SPREAD, accepted_drafts
 from sim.workload import BatchGrid, Precisions, SpaceName, Speculation, Workload
 
 
@@ -484,15 +485,21 @@ def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation 
         )
     if draft == MTP and not model.mtp_layers:
         raise CatalogError(f"speculation: {model.name} has no layers of multi-token prediction (mtp_layers)")
+    shares, spread = given.shares, 0.0
+    if shares is None:
+        if draft != MTP:
+            raise CatalogError(f"speculation: give acceptance, the share of the tokens drafted by {draft!r} that hold")
+        shares = accepted_drafts(given.draft_tokens, file.prompt_tokens or file.context, file.output_tokens or 0)
+        spread = MEASURED_SPREAD if model.name == MEASURED_MODEL else ASSUMED_SPREAD
     if draft in (MTP, NGRAM):
-        return Speculation(given.draft_tokens, given.shares, "mtp" if draft == MTP else None)
+        return Speculation(given.draft_tokens, shares, "mtp" if draft == MTP else None, spread)
     draft_model = load_model(draft, beside=beside)
     if abs(draft_model.vocab - model.vocab) > _PADDING:
         raise CatalogError(
             f"speculation: {draft_model.name} has a vocabulary of {draft_model.vocab:,} tokens, {model.name} one of "
             f"{model.vocab:,}: a draft must share its model's"
         )
-    return Speculation(given.draft_tokens, given.shares, draft_model)
+    return Speculation(given.draft_tokens, shares, draft_model)
 
 
 _PADDING = 512

@@ -244,6 +244,7 @@ class Question:
         About(
             "Share of drafted tokens accepted where those before them are: 0.8, or one per position: 0.9,0.7.",
             "deployment",
+            "of mtp as measured of DeepSeek-R1 at such lengths",
             key="speculation.acceptance",
         ),
     ] = None

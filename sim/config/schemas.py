@@ -397,7 +397,7 @@ class _SpeculationTable(FileSchema):
 
     @model_validator(mode="after")
     def _says_how_many_hold(self) -> _SpeculationTable:
-        if (self.acceptance is None) == (self.accepted is None) and self.draft_tokens:
+        if self.acceptance is not None and self.accepted is not None:
             raise ValueError(
                 "give acceptance, the share of drafted tokens that are accepted, or accepted, one per position"
             )
@@ -406,9 +406,9 @@ class _SpeculationTable(FileSchema):
         return self
 
     @property
-    def shares(self) -> tuple[float, ...]:
-        """One per drafted token."""
-        return self.accepted or (self.acceptance or 0.0,) * self.draft_tokens
+    def shares(self) -> tuple[float, ...] | None:
+        """One per drafted token; None: nobody says."""
+        return self.accepted or (None if self.acceptance is None else (self.acceptance,) * self.draft_tokens)
 
 
 class EngineVersionFile(FileSchema):

@@ -16,7 +16,7 @@ from sim.layers.ops import FusedOp, Layer
 from sim.layers.sizes import Load
 from sim.ops.rank import Rank, Work
 from sim.prices.collectives import Collective
-from sim.prices.priced import PricedKernel
+from sim.prices.priced import PricedKernel, together
 from sim.prices.roofline import KernelTime
 from sim.prices.trust import Stated, Trust, step_interval, trust_of
 from sim.sharding.placement import PARTIAL
@@ -79,6 +79,9 @@ def trusted(
         step_interval(workload.hardware, engine, name, moe=moe, prompt_share=share, kernels=trust.kernels)
         for share in (prompt_share, 1.0)
     )
+    if workload.speculation and workload.speculation.spread:
+        factor = 1 + workload.speculation.spread
+        stated = stated._replace(factors=together(stated.factors, (1 / factor, factor)))
     return trust, stated, first
 
 

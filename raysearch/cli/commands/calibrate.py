@@ -37,7 +37,11 @@ def calibrate(
         Setting("Machine's name in AIConfigurator's database, whose wheel or folder PATH is; newest versions count."),
     ] = "",
     sister: Annotated[
-        str, Setting("A machine with the same chip, whose kernels are taken where the folder has none of a format.")
+        str,
+        Setting(
+            "A machine with the same chip, whose kernels are taken where the folder has none of a format; with anchor, "
+            "any machine, whose engines are scaled."
+        ),
     ] = "",
     force: Annotated[bool, Setting("Replace a file with other content.")] = False,
     as_json: JsonOption = False,
@@ -52,12 +56,14 @@ def calibrate(
     \b
     With --set runs the machine's kernels stay, and its engines' times and intervals are fitted to the aggregated runs
     of all folders and machines together (endtoend_ttft_tpot.csv, or runs.csv with a column "system"); with --set anchor
-    they are scaled to a few runs of your own, and nothing else is read.
+    they are scaled to a few runs of your own, and nothing else is read. Either takes a file of InferenceX's published
+    results (its dashboards' JSON) in a folder's place.
 
     \b
     Examples:
       raysearch calibrate measured/ --out my_machine.json
       raysearch calibrate mine/ --out mine.json --hardware b200_sxm --set runs --set anchor
+      raysearch calibrate published.json --out m.json --hardware mi355x --set runs --set anchor --set sister=b200_sxm
       raysearch calibrate runs/ --out b200.json --hardware b200_sxm --set runs --set beside=h100_sxm=h100_runs/
       raysearch calibrate measured/ --out mine.json --hardware my_machine.toml --set source="own cluster" --json
       raysearch calibrate aiconfigurator_core.whl --out b200.json --hardware b200_sxm --set system=b200_sxm
@@ -72,8 +78,9 @@ def calibrate(
     if out.suffix != ".json":
         raise InputError(f"--out takes the name of a .json file, got {str(out)!r}")
     if runs:
-        serving = _serving(path, beside or [], hardware, anchor=anchor)
-        written = write_coefficients(out, {**load_calibrated(hardware).data, "serving": serving}, force=force)
+        serving = _serving(path, beside or [], hardware, anchor=anchor, sister=sister)
+        kernels = _kernels(hardware, source or path.name)
+        written = write_coefficients(out, {**kernels, "serving": serving}, force=force)
         if as_json:
             print_json({"out": str(out), "written": written, "serving": serving})
             return
@@ -107,7 +114,26 @@ def calibrate(
     print(f"{'wrote' if written else 'unchanged:'} {out}")
 
 
-def _serving(path: Path, beside: list[str], hardware: str, *, anchor: bool) -> JsonObject:
+def _kernels(hardware: str, source: str) -> JsonObject:
+    """Coefficients of a machine's kernels; none where all are carried over from another."""
+    from sim.config.catalog import read_config
+    from sim.config.files import config_path
+    from sim.config.hardware_file import HardwareFile
+
+    if read_config(config_path("hardware", hardware), HardwareFile).calibration is not None:
+        return dict(load_calibrated(hardware).data)
+    provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    return {
+        "format": 2,
+        "provenance": provenance,
+        "families": {},
+        **load_machine_header(hardware),
+        "grids": {},
+        "series": {},
+    }
+
+
+def _serving(path: Path, beside: list[str], hardware: str, *, anchor: bool, sister: str) -> JsonObject:
     """The key "serving" of a machine's coefficients, from the runs in some folders; see `calibrate`."""
     from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
@@ -119,8 +145,8 @@ def _serving(path: Path, beside: list[str], hardware: str, *, anchor: bool) -> J
     folders: list[tuple[Path, str]] = []
     for text in [str(path), *beside]:
         name, _, folder = text.rpartition("=")
-        if not Path(folder).is_dir():
-            raise InputError(f"no such folder: {folder}")
+        if not Path(folder).exists():
+            raise InputError(f"no such file or folder: {folder}")
         named = list_names("hardware") if names_machines(Path(folder)) else [hardware]
         folders += [(Path(folder), each) for each in ([name] if name else named)]
     with telling("calibrating") as tell:
@@ -129,7 +155,7 @@ def _serving(path: Path, beside: list[str], hardware: str, *, anchor: bool) -> J
         tell(f"fitting {len(measured.runs):,} runs")
         if not anchor:
             return pooled_serving(measured, hardware)
-        whole = load_hardware(hardware).curves
+        whole = load_hardware(sister or hardware).curves
         return anchored_serving(whole.calibration.data.get("serving", {}) if whole else {}, measured, hardware)
 
 

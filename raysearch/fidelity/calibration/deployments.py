@@ -19,6 +19,7 @@ from sim.layers.model import Model
 from sim.prices.dtypes import Dtype
 from sim.prices.engine import BARE, Engine, EngineTimes, MemoryPolicy
 from sim.prices.hardware import EngineName, Hardware
+from sim.serving.acceptance import accepted_drafts
 from sim.strategy import Strategy
 from sim.workload import DegreeTables, ExpertExchange, PhaseName, Precisions, Routing, Speculation, Workload
 
@@ -67,6 +68,7 @@ _FORMATS: Mapping[str, Dtype] = {
     "bfloat16": "bf16",
     "float16": "bf16",
     "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
     "int4_wo": "int4",
 }
 """Names of a row's quantisation -> the format that runs; an empty cell means as published."""
@@ -194,9 +196,10 @@ _GENERATIONS: Mapping[str, tuple[tuple[tuple[int, ...], str], ...]] = {
     # engine -> the first release of each later generation, and the month in which runs first used it
     "vllm": (((0, 14), "2026-01"), ((0, 18), "2026-03")),
     "trtllm": (((1, 2), "2026-01"),),
-    "sglang": (((0, 5, 7), "2026-01"),),
+    "sglang": (((0, 5, 7), "2026-01"), ((0, 5, 11), "2026-05")),
 }
-"""Releases between which the same configuration grew 10 to 25 % faster. [fitted: the runs of H200 and B200]"""
+"""Releases between which the same configuration grew 10 to 25 % faster, on B300 three times at the last of SGLang's.
+[fitted: the runs of H200, B200 and B300]"""
 
 
 def generation_of(backend: str, version: Any, measured: Any) -> str:
@@ -309,30 +312,26 @@ def _drafted(row: JsonFields, model: Model, dp: int, requests: int) -> Speculati
     requests on; dsr1-fp8-b200-sglang stops at 64 requests, with prompts of 8,192 tokens at 4, where its -mtp twin goes
     on. Their scripts draft 3 tokens, one with attention data-parallelism; SGLang's 2.
     """
+    if (stated := row.get("draft_tokens")) is not None:
+        return _accepting(int(stated), int(row["isl"]), int(row["osl"])) if _number(stated) else None
     if not (_is_inferencex(row) and model.name == "deepseek_v3"):
         return None
-    output, version = int(row["osl"]), str(row["backend_version"])
+    prompt, output, version = int(row["isl"]), int(row["osl"]), str(row["backend_version"])
     when, backend = str(row.get("measured", "")), str(row["backend"])
     if backend == "trtllm":
         drafts = version == "1.2.0rc6.post3" or (
             version == "1.1.0rc2.post2" and (when == "2026-01-14" or (dp > 1 and requests >= 128))
         )
-        return _accepting(1 if dp > 1 else 3, output) if drafts else None
+        return _accepting(1 if dp > 1 else 3, prompt, output) if drafts else None
     alone = 4 if int(row["isl"]) == 8192 else 64
     twin = (
         backend == "sglang" and version == "0.5.9" and row["gemm_quant_mode"] == "fp8" and row["system"] == "b200_sxm"
     )
-    return _accepting(2, output) if twin and _number(row["tp_size"]) == 8 and requests > alone else None
+    return _accepting(2, prompt, output) if twin and _number(row["tp_size"]) == 8 and requests > alone else None
 
 
-_ACCEPTED: tuple[tuple[int, float], ...] = ((4096, 0.6), (10**9, 0.68))
-"""Most output tokens -> share of drafted tokens that is accepted. [fitted: DeepSeek-R1 under TensorRT-LLM on H200 and
-B200, 77 runs beside others without it; 0.85, which its makers report, comes out 20 to 40 % too fast]"""
-
-
-def _accepting(draft_tokens: int, output_tokens: int) -> Speculation:
-    accepted = next(share for most, share in _ACCEPTED if output_tokens <= most)
-    return Speculation(draft_tokens, (accepted,) * draft_tokens, "mtp")
+def _accepting(draft_tokens: int, prompt_tokens: int, output_tokens: int) -> Speculation:
+    return Speculation(draft_tokens, accepted_drafts(draft_tokens, prompt_tokens, output_tokens), "mtp")
 
 
 def _is_inferencex(row: JsonFields) -> bool:
@@ -392,7 +391,7 @@ def disagg_worker(row: JsonFields, phase: Literal["prefill", "decode"]) -> Servi
         batch,
         replicas=replicas,
         phase=phase,
-        speculation=_accepting(drafted, int(row["osl"])) if drafted and phase == "decode" else None,
+        speculation=_accepting(drafted, int(row["isl"]), int(row["osl"])) if drafted and phase == "decode" else None,
         reread=reread,
     )
 
@@ -428,6 +427,8 @@ def _served(row: JsonFields) -> tuple[Model, Dtype, tuple[str, ...]] | Skipped:
         return model, published, (read,) if read else ()
     if stated not in _FORMATS:
         return Skipped(f"no kernels for {stated!r} weights")
+    if stated == "mxfp4" and model.is_moe:
+        return replace(model, expert_dtype="mxfp4"), "bf16", ()
     if stated == "nvfp4" and model.is_moe:
         # [published] model cards of nvidia/DeepSeek-R1-0528-FP4, GLM-5-NVFP4 and others: attention stays in bf16.
         return replace(model, expert_dtype="nvfp4"), "bf16", ()
@@ -449,10 +450,12 @@ _BLACKWELL = ("b200", "b300", "gb200", "gb300")
 def _kv_cache(row: JsonFields, model: Model, weights: Dtype) -> Dtype:
     """TensorRT-LLM caches in fp8 when it serves quantised weights; the others in bf16 by default [assumed].
 
-    [published] InferenceX's scripts (April 2026) ask every engine for fp8 on Blackwell where weights are quantised.
+    [published] InferenceX's scripts (April 2026) ask every engine for fp8 on Blackwell and on AMD's
+    machines where weights are quantised.
     """
     quantised = weights != "bf16" or model.expert_dtype is not None
     if str(row["backend"]) == "trtllm" and (weights != "bf16" or model.expert_dtype == "nvfp4"):
         return "fp8"
     blackwell = _is_inferencex(row) and str(row.get("system", "")).startswith(_BLACKWELL)
-    return "fp8" if blackwell and quantised else "bf16"
+    amd = _is_inferencex(row) and str(row.get("system", "")).startswith("mi")
+    return "fp8" if (blackwell or amd) and quantised else "bf16"

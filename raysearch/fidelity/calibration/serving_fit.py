@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped, agg_run
 from raysearch.fidelity.calibration.engines import fit_engine, held_out_times, shapes_of, stating_their_batch, steps_of
+from raysearch.fidelity.calibration.inferencex_results import serving_frame
 from raysearch.fidelity.calibration.intervals import serving_intervals
 from raysearch.fidelity.calibration.measured_tables import LARGEST_MEASURED, check_names, read_text
 from sim.arrays import Floats
@@ -42,6 +43,9 @@ def read_serving_runs(directory: Path, hardware: str = "") -> pd.DataFrame | Non
     path = _runs_path(directory)
     if path is None:
         return None
+    if path.is_file() and _is_published(path):
+        frame = serving_frame(path)
+        return pd.DataFrame(frame[frame["system"] == hardware]).reset_index(drop=True) if hardware else frame
     raw = read_text(path)
     if hardware and "system" in raw.columns:
         ours = [hardware == name or hardware.startswith(f"{name}_") for name in raw["system"]]
@@ -57,14 +61,21 @@ def read_serving_runs(directory: Path, hardware: str = "") -> pd.DataFrame | Non
     return frame
 
 
+def _is_published(path: Path) -> bool:
+    """Whether it has InferenceX's own fields."""
+    return path.suffix == ".json" or "spec_method" in read_text(path).columns
+
+
 def _runs_path(directory: Path) -> Path | None:
+    if directory.is_file():
+        return directory
     return next((each for name in (RUNS_FILE, RUNS_OF_MANY) if (each := directory / name).exists()), None)
 
 
 def names_machines(directory: Path) -> bool:
     """Whether the runs of a folder say on which machine they ran."""
     path = _runs_path(directory)
-    return path is not None and "system" in read_text(path).columns
+    return path is not None and (_is_published(path) or "system" in read_text(path).columns)
 
 
 def number_cells(path: Path, column: str, cells: Sequence[str], *, needed: bool, whole: bool) -> Floats:

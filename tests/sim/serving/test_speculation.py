@@ -162,7 +162,7 @@ def test_a_file_says_what_is_drafted() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"draft_tokens": 1}, "give acceptance"),
+        ({"draft_tokens": 1, "draft": "ngram"}, "give acceptance"),
         ({"draft_tokens": 1, "acceptance": 0.5, "accepted": (0.5,)}, "give acceptance"),
         ({"draft_tokens": 2, "accepted": (0.5,)}, "accepted has 1 places, draft_tokens is 2"),
         ({"draft_tokens": 1, "acceptance": 1.5}, "less than or equal to 1"),

@@ -1,0 +1,94 @@
+"""`raysearch forecast`: predictions of what is to be measured, sealed, and their score afterwards."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysearch.cli.commands.options import JsonOption, at_home, print_json
+from raysearch.cli.commands.settings import Setting, takes_settings
+from sim.json_object import JsonObject
+
+
+@takes_settings
+def forecast_deployments(
+    path: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Files of entries such as InferenceX's configs/nvidia-master.yaml; a forecast to score.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File of the forecast to write, .json.", callback=at_home)
+    ] = None,
+    score: Annotated[
+        Path | None,
+        typer.Option(
+            "--score", help="Published results by which to score a forecast, .json or .csv.", callback=at_home
+        ),
+    ] = None,
+    known: Annotated[
+        list[str] | None,
+        Setting("Files of published results, whose entries are left out: what is known is no forecast."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict what deployments will do before anyone measures them, or score such a forecast.
+
+    Predictions have 90 % intervals; the file has version, date, the digests of its sources, and one of itself, by which
+    a change shows. What cannot be predicted stands beside with its reason.
+
+    \b
+    Examples:
+      raysearch forecast nvidia-master.yaml amd-master.yaml --out forecast.json
+      raysearch forecast nvidia-master.yaml --out forecast.json --set known=results.json
+      raysearch forecast forecast.json --score results.json
+    """
+    from raysearch.base.errors import InputError
+    from raysearch.base.file_io import SEAL, record_bytes, write_bytes
+    from raysearch.base.progress import telling
+    from raysearch.fidelity.forecasts import forecast_score, sealed_forecast
+    from raysearch.fidelity.forecasts.published_results import entry_of, key_of, read_results
+
+    if score is not None:
+        if len(path) != 1 or out is not None:
+            raise InputError("--score takes one forecast, as --out wrote it, and writes none")
+        found = forecast_score.score_of(sealed_forecast.read_forecast(path[0]), read_results(score))
+        print_json(found) if as_json else _print_score(found)
+        return
+    if out is None or out.suffix != ".json":
+        raise InputError(f"--out takes the name of the .json file to write, got {str(out or '')!r}")
+    measured = {entry_of(result.key) for file in known or () for result in read_results(Path(file))}
+    with telling("forecasting") as tell:
+        today = f"{datetime.now(UTC):%Y-%m-%d}"
+        found = sealed_forecast.forecast_of(
+            path, today, lambda point: entry_of(key_of(point.record())) in measured, tell
+        )
+    content = record_bytes(found)
+    write_bytes(out, content)
+    if as_json:
+        print_json(found)
+        return
+    print(f"{len(found['predictions']):,} predictions; wrote {out}")
+    for reason, entries in found["not_predicted"].items():
+        print(f"not predicted, {len(entries)} entries: {reason}")
+    print(f"{SEAL} {json.loads(content)[SEAL]}")
+
+
+def _print_score(found: JsonObject) -> None:
+    print(f"{found['measured']:,} of {found['predictions']:,} predictions of {found['date']} were measured since")
+    for name, title in (("time_per_token", "time per token"), ("tokens_per_s_per_gpu", "tokens/s/GPU")):
+        if figures := found[name]:
+            print(
+                f"{title}: mean error {figures['mape']:.1%}, median {figures['median_ape']:.1%}, bias "
+                f"{figures['bias']:+.1%}; {figures['inside']:.0%} in the 90 % interval, x{figures['width']:.2f} wide"
+            )
+    regret = found["regret"]
+    rank = "-" if found["rank"] is None else f"{found['rank']:.3f}"
+    lost = "" if regret["mean"] is None else f"; the others lose {regret['mean']:.1%} to the best measured"
+    print(f"rank correlation {rank}; of {regret['picks']} picks {regret['missed_the_limit']} miss their limit{lost}")

@@ -1,0 +1,152 @@
+"""Published results of InferenceX as serving runs: the JSON of its dashboards, or a table of the same fields.
+
+A run is one record: flat as `hardware`, `framework`, `model`, `precision`, `spec_method`, `disagg`, degrees and
+workers, `isl`, `osl`, `conc`, `image`, `date`, and its measurements, beside these or under `metrics`, in seconds.
+Licence: the dashboards' code is under the GPL, their figures are facts.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from raysearch.base.errors import InputError
+from sim.json_object import JsonFields, JsonObject
+
+MACHINES: Mapping[str, str] = {
+    "gb300": "gb300_nvl72",
+    "gb200": "gb200_nvl72",
+    "b300": "b300_sxm",
+    "b200": "b200_sxm",
+    "h200": "h200_sxm",
+    "h100": "h100_sxm",
+    "rtx6000pro": "rtx_pro_6000_server",
+    "mi355x": "mi355x",
+    "mi325x": "mi325x",
+    "mi300x": "mi300x",
+}
+"""Its names of machines -> ours; longer ones first, since those begin with others."""
+ENGINES: Mapping[str, str] = {
+    "sglang": "sglang",
+    "dynamo-sglang": "sglang",
+    "sglang-disagg": "sglang",
+    "mori-sglang": "sglang",
+    "vllm": "vllm",
+    "dynamo-vllm": "vllm",
+    "llmd-vllm": "vllm",
+    "trt": "trtllm",
+    "dynamo-trt": "trtllm",
+}
+SOURCE = "InferenceX export of its dashboards"
+_FORMATS = {"fp8": "fp8", "bf16": "bfloat16", "int4": "int4_wo"}
+_FEW_DRAFTS = 2
+
+
+def machine_named(name: object) -> str | None:
+    """Our name of a machine that a runner or a run names."""
+    return next((ours for theirs, ours in MACHINES.items() if theirs in str(name).lower()), None)
+
+
+def drafts_of(engine: str, dp: int, *, deepseek: bool) -> int:
+    """Tokens drafted per step by multi-token prediction.
+
+    [published] scripts under benchmarks/single_node: one of TensorRT-LLM with attention data-parallelism, two of SGLang
+    for DeepSeek-R1 and of vLLM, else three.
+    """
+    if engine == "trtllm":
+        return 1 if dp > 1 else 3
+    return _FEW_DRAFTS if engine == "vllm" or deepseek else 3
+
+
+def published_records(path: Path) -> Iterator[JsonObject]:
+    """The runs of a file, or of every such file of a folder, each flat.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    files = [path] if path.is_file() else sorted(each for each in path.glob("*") if each.suffix in (".json", ".csv"))
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8")
+            rows: Any = list(csv.DictReader(text.splitlines())) if file.suffix == ".csv" else json.loads(text)
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise InputError(f"{file}: cannot be read: {error}") from error
+        if isinstance(rows, dict):
+            rows = next((each for each in cast("dict[str, Any]", rows).values() if isinstance(each, list)), [])
+        for row in cast("list[Any]", rows):
+            if isinstance(row, dict):
+                record = cast(JsonObject, row)
+                yield {**record, **cast(JsonObject, record.get("metrics") or {})}
+
+
+def number(said: JsonFields, name: str) -> float | None:
+    """A number, None for an empty cell."""
+    value = said.get(name)
+    return None if value in (None, "") else float(cast(Any, value))
+
+
+def flag(said: JsonFields, name: str) -> bool:
+    """Whether a cell says yes."""
+    return str(said.get(name, "")).lower() in ("true", "1")
+
+
+def serving_frame(path: Path) -> pd.DataFrame:
+    """The aggregated runs of engines that we know, as `read_serving_runs` has such.
+
+    Raises:
+        InputError: A file cannot be read, a run lacks what it needs, or there is none.
+    """
+    rows: list[JsonObject] = []
+    for line, said in enumerate(published_records(path), 1):
+        engine, machine = ENGINES.get(str(said.get("framework"))), machine_named(said.get("hardware"))
+        if engine is None or machine is None or flag(said, "disagg"):
+            continue
+        try:
+            rows.append(_row(said, engine, machine, line))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path}: run {line} is none of InferenceX: {error!r}") from error
+    rows = [row for row in rows if row["silicon_tpot_ms"]]
+    if not rows:
+        raise InputError(f"{path}: no aggregated run of vLLM, SGLang or TensorRT-LLM with a time per token")
+    return pd.DataFrame(rows)
+
+
+def _row(said: JsonObject, engine: str, machine: str, line: int) -> JsonObject:
+    gpus, ep = (int(number(said, f"decode_{each}") or number(said, each) or 1) for each in ("tp", "ep"))
+    dp = gpus if flag(said, "decode_dp_attention") or flag(said, "dp_attention") else 1
+    tpot_s = number(said, "mean_tpot") or number(said, "median_tpot") or 0.0
+    model, precision = str(said["model"]), str(said["precision"])
+    four_bits = "mxfp4" if machine.startswith("mi") else "nvfp4"
+    drafts = str(said.get("spec_method") or "none") != "none"
+    release = re.search(r"v?(\d+\.\d+(?:\.\d+)?(?:rc\d+)?)", str(said.get("image") or "").partition(":")[2])
+    return {
+        "id": f"{_name(said)}#{line}",
+        "source": SOURCE,
+        "measured": str(said.get("date") or ""),
+        "system": machine,
+        "backend": engine,
+        "backend_version": release[1] if release else "nan",
+        "model_path": model,
+        "mode": "agg",
+        "gemm_quant_mode": _FORMATS.get(precision, four_bits),
+        "isl": int(said["isl"]),
+        "osl": int(said["osl"]),
+        "silicon_tpot_ms": tpot_s * 1e3,
+        "concurrency": int(said["conc"]),
+        "batch_size": float("nan"),
+        "tp_size": gpus // dp,
+        "attention_dp_size": dp,
+        "moe_tp_size": gpus // ep,
+        "moe_ep_size": ep,
+        "draft_tokens": drafts_of(engine, dp, deepseek="deepseek" in model.lower()) if drafts else 0,
+    }
+
+
+def _name(said: JsonFields) -> str:
+    return "-".join(str(said.get(name, "")) for name in ("hardware", "framework", "precision", "isl", "osl", "conc"))

@@ -1,0 +1,119 @@
+"""How a forecast came out, once runs are published: error, coverage, rank, and what our picks would have cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raysearch.base.errors import InputError
+from raysearch.fidelity.forecasts.published_results import Key, PublishedResult, key_of
+from raysearch.fidelity.validation.error_figures import rank_correlation
+from sim.json_object import JsonObject
+
+SLOS_MS = (15.0, 20.0, 30.0, 50.0)
+"""Longest times per token under which the best of a workload is picked. [assumed]"""
+
+
+class _Pair(NamedTuple):
+    """A prediction and what was measured of it: (predicted, least, most), and measured."""
+
+    workload: tuple[Any, ...]
+    tpot_ms: Sequence[float]
+    rate: Sequence[float]
+    measured: PublishedResult
+
+
+def score_of(forecast: JsonObject, results: Sequence[PublishedResult]) -> JsonObject:
+    """Figures of the predictions that were measured since.
+
+    Raises:
+        InputError: None of them was.
+    """
+    known: Mapping[Key, PublishedResult] = {each.key: each for each in results}
+    pairs = [
+        _Pair(
+            tuple(said[name] for name in ("model", "machine", "precision", "isl", "osl")),
+            said["tpot_ms"],
+            said["tokens_per_s_per_gpu"],
+            known[key_of(said)],
+        )
+        for said in forecast["predictions"]
+        if key_of(said) in known
+    ]
+    if not pairs:
+        raise InputError("none of the forecast's deployments is among these results")
+    groups: dict[tuple[Any, ...], list[_Pair]] = defaultdict(list)
+    for pair in pairs:
+        groups[pair.workload].append(pair)
+    return {
+        "made_by": forecast["made_by"],
+        "date": forecast["date"],
+        "predictions": len(forecast["predictions"]),
+        "measured": len(pairs),
+        "time_per_token": _figures([(pair.tpot_ms, pair.measured.tpot_s * 1e3) for pair in pairs]),
+        "tokens_per_s_per_gpu": _figures(
+            [(pair.rate, pair.measured.tokens_per_s_per_gpu) for pair in pairs if pair.measured.tokens_per_s_per_gpu]
+        ),
+        "rank": _rank(groups.values()),
+        "regret": _regret(groups.values()),
+        "by_workload": [
+            {
+                "workload": list(workload),
+                "measured": len(each),
+                "time_per_token": _figures([(pair.tpot_ms, pair.measured.tpot_s * 1e3) for pair in each]),
+            }
+            for workload, each in sorted(groups.items())
+        ],
+    }
+
+
+def _figures(pairs: Sequence[tuple[Sequence[float], float]]) -> JsonObject | None:
+    """Mean and median error, bias, share inside the interval and its median width."""
+    if not pairs:
+        return None
+    predicted, low, high = np.array([each for each, _ in pairs]).T
+    measured = np.array([each for _, each in pairs])
+    error = predicted / measured - 1
+    return {
+        "rows": len(pairs),
+        "mape": round(float(np.abs(error).mean()), 4),
+        "median_ape": round(float(np.median(np.abs(error))), 4),
+        "bias": round(float(error.mean()), 4),
+        "inside": round(float(np.mean((low <= measured) & (measured <= high))), 4),
+        "width": round(float(np.median(high / low)), 3),
+    }
+
+
+def _rank(groups: Iterable[list[_Pair]]) -> float | None:
+    """Mean rank correlation of the throughputs of a workload's points."""
+    found: list[float] = []
+    for group in groups:
+        known = [(pair.rate[0], rate) for pair in group if (rate := pair.measured.tokens_per_s_per_gpu)]
+        correlation = rank_correlation(*np.array(known).T) if known else None
+        found += [] if correlation is None else [correlation]
+    return round(float(np.mean(found)), 4) if found else None
+
+
+def _regret(groups: Iterable[list[_Pair]]) -> JsonObject:
+    """What the best predicted point of each workload and limit lost to the best measured, and how often it missed."""
+    lost: list[float] = []
+    missed = 0
+    for group in groups:
+        known = [pair for pair in group if pair.measured.tokens_per_s_per_gpu]
+        for limit_ms in SLOS_MS:
+            allowed = [pair for pair in known if pair.measured.tpot_s * 1e3 <= limit_ms]
+            picked = max(
+                (pair for pair in known if pair.tpot_ms[0] <= limit_ms), key=lambda pair: pair.rate[0], default=None
+            )
+            if not allowed or picked is None:
+                continue
+            if picked.measured.tpot_s * 1e3 > limit_ms:
+                missed += 1
+                continue
+            best = max(pair.measured.tokens_per_s_per_gpu or 0.0 for pair in allowed)
+            lost.append(1 - (picked.measured.tokens_per_s_per_gpu or 0.0) / best)
+    mean = round(float(np.mean(lost)), 4) if lost else None
+    return {"picks": len(lost) + missed, "missed_the_limit": missed, "mean": mean}

@@ -1,0 +1,119 @@
+"""Published results of InferenceX beside what was announced of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raysearch.base.errors import InputError
+from raysearch.fidelity.calibration.inferencex_results import flag, machine_named, number, published_records
+from raysearch.fidelity.forecasts.announced_deployments import SHORT_NAMES
+from sim.json_object import JsonObject
+
+_NEEDED = ("hardware", "framework", "precision", "isl", "osl", "conc")
+_MODELS: tuple[tuple[str, str], ...] = (
+    (r"v4", "deepseek_v4_pro"),
+    (r"deepseek-?r1|dsr1", "deepseek_v3"),
+    (r"qwen3\.5", "qwen3_5_397b_a17b"),
+    (r"glm-?5\.2", "glm_5_2"),
+    (r"glm-?5", "glm_5"),
+    (r"gpt-?oss", "gpt_oss_120b"),
+    (r"kimi-?k3", "kimi_k3"),
+    (r"kimi-?k2", "kimi_k2_5"),
+    (r"minimax-?m3", "minimax_m3"),
+    (r"minimax-?m2", "minimax_m2_5"),
+)
+
+Key = tuple[Any, ...]
+"""What a run and an announced one have in common: model, machine, framework, precision, whether tokens are drafted,
+lengths, requests, and (GPUs, ep, attention ranks) of the workers that decode, with how many of them there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedResult:
+    """A measured run.
+
+    Attributes:
+        key: See `Key`.
+        date: Of the run, "" if unknown.
+        tpot_s: Mean seconds per token, or their median where no mean is stated.
+        tokens_per_s_per_gpu: Output tokens of all GPUs; None if unknown.
+    """
+
+    key: Key
+    date: str
+    tpot_s: float
+    tokens_per_s_per_gpu: float | None
+
+
+def read_results(path: Path) -> list[PublishedResult]:
+    """The runs of a file, of the same runs the latest.
+
+    Raises:
+        InputError: The file cannot be read, or holds no run.
+    """
+    latest: dict[Key, PublishedResult] = {}
+    for line, record in enumerate(published_records(path), 1):
+        try:
+            result = _result(record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path}: run {line} is none of InferenceX: {error!r}") from error
+        if result and (result.key not in latest or latest[result.key].date <= result.date):
+            latest[result.key] = result
+    if not latest:
+        raise InputError(f"{path}: no run with {', '.join(_NEEDED)} and a time per token of a model that we know")
+    return list(latest.values())
+
+
+def _result(said: JsonObject) -> PublishedResult | None:
+    model = SHORT_NAMES.get(str(said.get("model", "")))
+    model = model or next((ours for name, ours in _MODELS if re.search(name, str(said.get("model", "")).lower())), None)
+    machine = machine_named(said["hardware"])
+    tpot_s = number(said, "mean_tpot") or number(said, "median_tpot")
+    if not (model and machine and tpot_s):
+        return None
+    disagg = flag(said, "disagg")
+    count = int(number(said, "decode_num_workers") or 1) if disagg else 1
+    gpus, ep = (int(number(said, f"decode_{each}") or number(said, each) or 1) for each in ("tp", "ep"))
+    dp = gpus if flag(said, "decode_dp_attention") or flag(said, "dp_attention") else 1
+    rate = number(said, "output_tput_per_gpu")
+    if rate and disagg:  # stated per GPU that decodes
+        into, out = (number(said, f"num_{each}_gpu") or 0.0 for each in ("prefill", "decode"))
+        rate = rate * out / (into + out) if out else None
+    key = (
+        model,
+        machine,
+        str(said["framework"]),
+        str(said["precision"]),
+        str(said.get("spec_method") or "none") != "none",
+        int(said["isl"]),
+        int(said["osl"]),
+        int(said["conc"]),
+        disagg,
+        (count, gpus, ep, dp),
+    )
+    return PublishedResult(key, str(said.get("date") or ""), tpot_s, rate)
+
+
+def key_of(prediction: JsonObject) -> Key:
+    """The key of a prediction, as a forecast has it."""
+    decode = prediction["decode"]
+    return (
+        prediction["model"],
+        prediction["machine"],
+        prediction["framework"],
+        prediction["precision"],
+        bool(prediction["draft_tokens"]),
+        prediction["isl"],
+        prediction["osl"],
+        prediction["requests"],
+        "prefill" in prediction,
+        tuple(decode[name] for name in ("count", "gpus", "ep", "dp")),
+    )
+
+
+def entry_of(key: Key) -> Key:
+    """What all runs of one entry have in common: all but the requests and the layout."""
+    return (*key[:7], key[8])

@@ -1,0 +1,162 @@
+"""Forecasts of announced deployments, their file and their score."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raysearch.base.errors import InputError
+from raysearch.fidelity.calibration.deployments import Skipped
+from raysearch.fidelity.forecasts.announced_deployments import Announced, Worker, announced, read_entries
+from raysearch.fidelity.forecasts.forecast_score import score_of
+from raysearch.fidelity.forecasts.published_results import PublishedResult, key_of, read_results
+from raysearch.fidelity.forecasts.sealed_forecast import forecast_of
+
+ENTRY: dict[str, Any] = {
+    "image": "lmsysorg/sglang:v0.5.9",
+    "model": "deepseek-ai/DeepSeek-R1-0528",
+    "model-prefix": "dsr1",
+    "runner": "h200",
+    "precision": "fp8",
+    "framework": "sglang",
+    "multinode": False,
+    "scenarios": {
+        "fixed-seq-len": [
+            {"isl": 8192, "osl": 1024, "search-space": [{"tp": 8, "conc-start": 4, "conc-end": 16}]},
+        ]
+    },
+}
+POOLS = {
+    "conc-list": [64],
+    "spec-decoding": "mtp",
+    "prefill": {
+        "num-worker": 1,
+        "tp": 4,
+        "ep": 4,
+        "dp-attn": True,
+        "additional-settings": ["CONFIG_FILE=gen1_mtp3.yaml"],
+    },
+    "decode": {"num-worker": 2, "tp": 8, "ep": 8, "dp-attn": False},
+}
+
+
+def points(**instead: Any) -> list[Announced | Skipped]:
+    return list(announced("entry", {**ENTRY, **instead}, Path("file.yaml")))
+
+
+def layouts(*said: Any) -> dict[str, Any]:
+    return {"fixed-seq-len": [{"isl": 1024, "osl": 1024, "search-space": list(said)}]}
+
+
+def written(tmp_path: Path, **instead: Any) -> Path:
+    path = tmp_path / "master.yaml"
+    path.write_text(yaml.safe_dump({"dsr1-fp8-h200-sglang": {**ENTRY, **instead}}))
+    return path
+
+
+def test_an_entry_is_a_point_per_layout_and_number_of_requests() -> None:
+    found = points()
+    assert [each.requests for each in found if isinstance(each, Announced)] == [4, 8, 16]
+    (pools,) = points(framework="dynamo-trt", scenarios=layouts(POOLS))
+    assert isinstance(pools, Announced)
+    assert (pools.engine, pools.draft_tokens, pools.gpus) == ("trtllm", 3, 4 + 2 * 8)
+    assert pools.decode == Worker(2, 8, 8, 1)
+    assert pools.prefill == Worker(1, 4, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("instead", "reason"),
+    [
+        ({"framework": "atom"}, "framework 'atom'"),
+        ({"model-prefix": "gpt9"}, "model-prefix 'gpt9'"),
+        ({"runner": "abacus"}, "runner 'abacus'"),
+        ({"scenarios": {"agentic-coding": [{}]}}, "lengths are not in the file"),
+    ],
+)
+def test_what_is_not_ours_to_price_says_why(instead: dict[str, Any], reason: str) -> None:
+    (found,) = points(**instead)
+    assert isinstance(found, Skipped)
+    assert reason in found.reason
+
+
+def test_what_is_no_configuration_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="entry 'entry' is no configuration"):
+        points(scenarios=layouts({"tp": "eight", "conc-list": [1]}))
+    with pytest.raises(InputError, match="entry 'entry' is no configuration"):
+        points(scenarios=layouts({"tp": 8, "conc-start": 8, "conc-end": 4}))
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(InputError, match="expected entries by name"):
+        read_entries(tmp_path / "list.yaml")
+
+
+def test_predictions_lie_in_their_intervals_and_leave_out_what_is_known(tmp_path: Path) -> None:
+    found = forecast_of([written(tmp_path)], "2026-11-24", lambda point: point.requests == 8)
+    assert [each["requests"] for each in found["predictions"]] == [4, 16]
+    assert found["not_predicted"] == {"measured already": {"dsr1-fp8-h200-sglang": 1}}
+    for each in found["predictions"]:
+        for predicted, low, high in (each["tpot_ms"], each["tokens_per_s_per_gpu"]):
+            assert 0 < low < predicted < high
+
+
+def test_a_forecast_is_scored_by_hand_arithmetic(tmp_path: Path) -> None:
+    """Measured a tenth slower; the best under 15 to 50 ms is the one that was predicted to be."""
+    made = forecast_of([written(tmp_path)], "2026-11-24")
+    results = [
+        PublishedResult(key_of(each), "2026-12-01", each["tpot_ms"][0] * 1.1e-3, each["tokens_per_s_per_gpu"][0] / 1.1)
+        for each in made["predictions"]
+    ]
+    found = score_of(made, results)
+    assert found["measured"] == 3
+    assert found["time_per_token"]["mape"] == pytest.approx(1 - 1 / 1.1, abs=1e-4)
+    assert found["time_per_token"]["bias"] == pytest.approx(1 / 1.1 - 1, abs=1e-4)
+    assert found["time_per_token"]["inside"] == 1.0
+    assert found["regret"]["mean"] == 0.0
+    far = [PublishedResult(each.key, each.date, each.tpot_s * 100, 1.0) for each in results]
+    assert score_of(made, far)["time_per_token"]["inside"] == 0.0
+    with pytest.raises(InputError, match="none of the forecast's deployments"):
+        score_of(made, [PublishedResult(("another",), "", 1.0, None)])
+
+
+def run_record(**instead: Any) -> dict[str, Any]:
+    record = {"hardware": "h200", "framework": "sglang", "model": "dsr1", "precision": "fp8", "spec_method": "none"}
+    record |= {
+        "disagg": False,
+        "decode_tp": 8,
+        "decode_ep": 1,
+        "isl": 8192,
+        "osl": 1024,
+        "conc": 4,
+        "date": "2026-12-01",
+    }
+    return record | {"metrics": {"mean_tpot": 0.012, "output_tput_per_gpu": 40.0}} | instead
+
+
+def test_published_runs_are_those_that_were_announced(tmp_path: Path) -> None:
+    older = run_record(date="2026-11-30", metrics={"mean_tpot": 0.5})
+    (tmp_path / "runs.json").write_text(json.dumps([run_record(), older]))
+    (found,) = read_results(tmp_path / "runs.json")
+    assert (found.tpot_s, found.tokens_per_s_per_gpu) == (0.012, 40.0)
+    first = next(each for each in points() if isinstance(each, Announced))
+    assert found.key == key_of(first.record())
+    (tmp_path / "none.json").write_text("[]")
+    with pytest.raises(InputError, match="no run with hardware"):
+        read_results(tmp_path / "none.json")
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_forecast_that_cannot_be_changed_unseen(raysearch, tmp_path: Path) -> None:
+    out, results = tmp_path / "forecast.json", tmp_path / "runs.json"
+    done = raysearch("forecast", written(tmp_path), "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text())["sha256"] in done.stdout
+    results.write_text(json.dumps([run_record()]))
+    scored = raysearch("forecast", out, "--score", results, "--json")
+    assert json.loads(scored.stdout)["measured"] == 1, scored.stderr
+    out.write_text(out.read_text().replace('"requests": 4', '"requests": 5', 1))
+    changed = raysearch("forecast", out, "--score", results)
+    assert changed.returncode == 2
+    assert "altered since it was written" in changed.stderr

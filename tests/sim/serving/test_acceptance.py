@@ -1,0 +1,63 @@
+"""How many drafted tokens hold, where nobody says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sim.config.catalog import CatalogError
+from sim.config.question import Question
+from sim.layers.heuristics import megatron_dims
+from sim.serving.acceptance import accepted_drafts
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Speculation
+
+ASKED = Question(model="deepseek_v3", hardware="h200_sxm", isl=1024, osl=1024, draft_tokens=3)
+
+
+def gained(drafts: int, prompt: int, output: int) -> float:
+    return Speculation(drafts, accepted_drafts(drafts, prompt, output)).tokens_per_step
+
+
+@pytest.mark.parametrize(
+    ("lengths", "drafts", "measured"),
+    [
+        ((1024, 1024), 1, 1.79),
+        ((1024, 1024), 2, 2.17),
+        ((1024, 1024), 3, 2.40),
+        ((8192, 1024), 1, 1.83),
+        ((8192, 1024), 2, 2.26),
+        ((8192, 1024), 3, 2.56),
+        ((1024, 8192), 1, 1.94),
+        ((1024, 8192), 2, 2.50),
+        ((1024, 8192), 3, 2.87),
+    ],
+)
+def test_tokens_of_a_step_are_those_of_published_chunks(lengths: tuple[int, int], drafts: int, measured: float) -> None:
+    """Of H200, B200 and H100, InferenceX: medians of mean gap between chunks, over their steps, over time per token."""
+    assert gained(drafts, *lengths) == pytest.approx(measured, rel=0.02)
+
+
+def test_longer_texts_hold_no_fewer_and_lengths_beyond_the_measured_change_nothing() -> None:
+    assert gained(2, 2048, 2048) > gained(2, 1024, 1024)
+    assert accepted_drafts(2, 10**6, 10**6) == accepted_drafts(2, 8192, 8192)
+    assert accepted_drafts(2, 1, 1) == accepted_drafts(2, 1024, 1024)
+
+
+def test_a_question_without_acceptance_has_the_measured_one_and_a_wider_interval() -> None:
+    usual = ASKED.load()
+    assert usual.speculation is not None
+    shares = usual.speculation.accepted
+    assert shares == accepted_drafts(3, 1024, 1024)
+    stated = dataclasses.replace(ASKED, acceptance=",".join(map(repr, shares))).load()
+    strategy = Strategy(8, 8, 1, 16, megatron_dims(usual.model), dp=1)
+    wide, narrow = evaluate(usual, strategy), evaluate(stated, strategy)
+    assert wide.tpot_s == narrow.tpot_s
+    assert wide.tpot_interval_s[0] < narrow.tpot_interval_s[0] < narrow.tpot_interval_s[1] < wide.tpot_interval_s[1]
+
+
+def test_other_drafts_need_their_acceptance_from_the_user() -> None:
+    with pytest.raises(CatalogError, match="give acceptance"):
+        dataclasses.replace(ASKED, draft="ngram").load()
