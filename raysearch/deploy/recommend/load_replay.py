@@ -10,15 +10,25 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
+from raysearch.base.errors import InputError
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import needed_replicas
-from raysearch.deploy.replay.replay_report import ReplayReport, ReplaySetup, holds, replayed_traffic, step_factor
+from raysearch.deploy.replay.replay_report import (
+    MOST_QUEUES,
+    ReplayReport,
+    ReplaySetup,
+    holds,
+    replayed_traffic,
+    step_factor,
+)
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.evaluation import Evaluation
 from sim.replay.replica import Deployed
 from sim.replay.requests import Lengths
 
 _SEEDS = 2
+_ENOUGH = 2
+"""Replicas per request of a replay, on average: with more than requests none waits, and more change nothing."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +49,21 @@ class LoadReplay:
 
 
 def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadReplay | None:
-    """The fewest replicas of a strategy under a demand's load; None where they take more than so many GPUs."""
+    """The fewest replicas of a strategy under a demand's load; None where they take more than so many GPUs.
+
+    Raises:
+        InputError: More replicas than requests would be replayed: each request would find one idle.
+    """
     deployed = Deployed.of(demand.workload, evaluation.strategy)
-    counts = range(needed_replicas(demand, evaluation), most_gpus // evaluation.gpus + 1)
+    least, most = needed_replicas(demand, evaluation), most_gpus // evaluation.gpus
+    strategy = evaluation.strategy
+    enough = min(_ENOUGH * demand.requests, MOST_QUEUES // (strategy.attention_dp * strategy.pp))
+    if enough < least <= most:
+        raise InputError(
+            f"--requests-per-s: the load takes {least:,} replicas or more, and a replay of {demand.requests:,} "
+            f"requests is of at most {enough:,}: ask for a part of the load"
+        )
+    counts = range(least, min(most, enough) + 1)
 
     def fewest(slower: float, among: range) -> int | None:
         run = replace(deployed, slower=slower)

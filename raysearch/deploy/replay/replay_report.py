@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from raysearch.base.errors import InputError
 from raysearch.deploy.place.attainment import WARM_UP, AttainmentEstimate, over_seeds
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.arrays import Floats
@@ -26,6 +27,8 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 
 PERCENTILES = (50, 90, 99)
+MOST_QUEUES = 50_000
+"""[assumed] 4,096 replicas of a pipeline of twelve stages; each takes a kilobyte and some microseconds a request."""
 _PARTS = 9
 """Equally likely parts of the step model's error that are replayed."""
 _HALVINGS = 7
@@ -61,6 +64,13 @@ class ReplaySetup:
     router: RouterName = "least_loaded"
     percentile: float = 99.0
     seeds: int = 5
+
+    def __post_init__(self) -> None:
+        if (queues := self.replicas * self.strategy.attention_dp * self.strategy.pp) > MOST_QUEUES:
+            raise InputError(
+                f"a replay has a queue per microbatch of each data-parallel rank: expected at most {MOST_QUEUES:,} "
+                f"(replicas * dp * pp), got {queues:,}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

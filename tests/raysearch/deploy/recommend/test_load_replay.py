@@ -9,6 +9,7 @@ import pytest
 
 import raysearch as rs
 from raysearch.answers.recommended import RecommendationResult
+from raysearch.base.errors import InputError
 from raysearch.deploy.recommend.load_replay import load_setup
 from raysearch.deploy.replay.replay_report import holds, step_factor
 from sim.replay.replica import Deployed
@@ -80,3 +81,14 @@ def test_too_few_gpus_for_the_load_are_not_feasible() -> None:
     crowded = rs.recommend(one, requests_per_s=0.99 * most.report.bound_per_s, top=1, requests=FEW)
     assert not crowded.feasible
     assert "no number of replicas on 1 GPU holds" in str(crowded)
+
+
+def test_a_billion_gpus_are_not_replayed_one_by_one() -> None:
+    few = rs.recommend(replace(ASKED, gpus=10**9), requests_per_s=LOAD, top=1, requests=50)
+    load = few.answer.options[0].load
+    assert load is not None
+    assert load.replicas <= 100
+    with pytest.raises(InputError, match=r"takes .* replicas or more, and a replay of 50 requests is of at most 100"):
+        rs.recommend(replace(ASKED, gpus=10**9), requests_per_s=1e6, top=1, requests=50)
+    with pytest.raises(InputError, match=r"at most 50,000 \(replicas \* dp \* pp\), got 999,999,999"):
+        rs.replay(ASKED, tp=1, batch=8, dp=999_999_999, requests_per_s=1.0)
