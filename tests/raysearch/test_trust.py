@@ -5,8 +5,10 @@ The hook sees every import, every execution of code, every process and every con
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 import random
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raysearch.cli import app
@@ -193,6 +196,102 @@ def commands_on_a_workload_that_names_code(top: Path) -> list[list[str]]:
     return [*commands_on("search"), ["export", RECOMMENDATION_FILE], ["export", TUNED_FILE]]
 
 
+class _Runs:
+    """Whatever unpickles it runs code."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return open, ("ran", "w")
+
+
+MODEL_FILES = (
+    "configuration_evil.py",
+    "modeling_evil.py",
+    "__init__.py",
+    "conftest.py",
+    "setup.py",
+    "sitecustomize.py",
+)
+TRACE = {"timestamp": 2, "input_length": 40, "output_length": 3, "hash_ids": ["$(touch ran)"]}
+MODEL = {
+    "model_type": "llama",
+    "auto_map": {"AutoConfig": "configuration_evil.F", "AutoModelForCausalLM": "modeling_evil.F"},
+    "architectures": ["evil:f"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "vocab_size": 100,
+}
+GEMM = "framework,dtype,m,n,k,latency_us\nevil:f,fp8,64,64,64,=cmd|'/c touch ran'!A1\n"
+FLEET = """
+name = "f"
+hardware = "h100_sxm"
+gpus = 2
+[[models]]
+model = "handed"
+requests_per_s = 1.0
+isl = 8
+osl = 8
+ttft_ms = 900.0
+"""
+
+
+def commands_on_what_else_is_read(top: Path) -> list[list[str]]:
+    """Models, priors, pre-training, traces, measurements and answers that somebody made, with code inside."""
+    folder = top / "handed"
+    for name in MODEL_FILES:
+        (folder / name).write_text(CODE)
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "trace.jsonl").write_text(json.dumps(TRACE) + "\n")
+    (folder / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n__import__('evil'),$(touch ran),1\n")
+    for name in ("gemm.csv", "serving.csv", "disaggregated.csv", "agg.csv"):
+        (folder / name).write_text(GEMM)
+    (folder / "fleet.toml").write_text(FLEET)
+    (folder / "h.toml").write_text('name = "h"\nmodule = "evil:f"\n')
+    (folder / "pre.toml").write_text("workloads = 20\nstrategies = 50\n")
+    pickled = pickle.dumps(_Runs())
+    for name in (
+        "prior.safetensors",
+        "training.safetensors",
+        "rows-00000.npz",
+        "gemm.parquet",
+        "calibration.json",
+        "x.whl",
+    ):
+        (folder / name).write_bytes(pickled)
+    (folder / "half").mkdir()
+    shutil.copytree(top / "half", folder / "half", dirs_exist_ok=True)
+    (folder / "half" / "checkpoint.bin").write_bytes(pickled)
+    arrays = io.BytesIO()
+    np.savez(arrays, allow_pickle=True, asked=np.array([_Runs()], object), inputs=np.array([_Runs()], object))
+    (top / "pre").mkdir()
+    (top / "pre" / "rows-00000.npz").write_bytes(arrays.getvalue())
+    asked = ["--model", "handed", "--isl", "8", "--osl", "8", "--engine", "vllm", "--gpus", "1"]
+    run, searched = ["--tp", "1", "--batch", "4"], ["search", "-w", "w.toml", "--budget", "2", "--out"]
+    replayed = ["replay", *asked, *run, "--set", "requests=10"]
+    starts = ["search", "half", "study", "handed/half", RECOMMENDATION_FILE, TUNED_FILE, "handed", "handed/w.toml"]
+    return [
+        ["evaluate", *asked, *run],
+        ["export", *asked, *run, "--to", "vllm", "--set", "serve=handed"],
+        ["export", *asked, *run, "--to", "jax"],
+        ["optimum", *asked],
+        ["explain", *asked, *run, "--hardware", "handed/h.toml"],
+        ["recommend", *asked, "--out", "answer"],
+        ["replay", "answer", "--requests-per-s", "1", "--set", "requests=10"],
+        ["replay", "handed", "--requests-per-s", "1"],
+        ["replay", RECOMMENDATION_FILE, "--requests-per-s", "1", "--set", "requests=10"],
+        *([*replayed, "--set", f"trace=handed/{name}"] for name in ("trace.jsonl", "trace.csv", "x.whl", "evil.py")),
+        *([*searched, f"s{at}", "-s", "random", "--set", f"start={each}"] for at, each in enumerate(starts)),
+        ["search", "-w", "w.toml", "-s", "annealing", "--budget", "20", "--out", "handed/half", "--resume"],
+        ["place", "handed/fleet.toml"],
+        ["calibrate", "handed", "--hardware", "h100_sxm", "--out", "c.json"],
+        ["calibrate", "handed/x.whl", "--hardware", "h100_sxm", "--out", "c.json"],
+        ["validate", "handed"],
+        ["pretrain", "handed/pre.toml", "--out", "pre", "--set", "processes=1"],
+        ["pretrain", "handed/pre.toml", "--out", "handed", "--set", "processes=1"],
+    ]
+
+
 NAMING = ["evaluate", "-w", "handed/w.toml", "--tp", "1", "--batch", "1"]
 """A command whose user names the code."""
 
@@ -200,7 +299,11 @@ NAMING = ["evaluate", "-w", "handed/w.toml", "--tp", "1", "--batch", "1"]
 @pytest.fixture(scope="module")
 def audited(handed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Told]]]:
     """By test, a working directory and what commands did there: all in one process, which imports us once."""
-    made = {"forged": commands_on_forged_folders, "workload": commands_on_a_workload_that_names_code}
+    made = {
+        "forged": commands_on_forged_folders,
+        "workload": commands_on_a_workload_that_names_code,
+        "others": commands_on_what_else_is_read,
+    }
     tops, commands = {}, []
     for name in (*made, "named"):  # the last has the code imported
         tops[name] = Path(shutil.copytree(handed, tmp_path_factory.mktemp(name) / "top", symlinks=True))
@@ -212,8 +315,11 @@ def audited(handed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.mark.slow
-def test_no_forged_folder_has_anything_imported_or_run(audited: dict[str, tuple[Path, list[Told]]]) -> None:
-    top, told = audited["forged"]
+@pytest.mark.parametrize("name", ["forged", "others"])
+def test_nothing_that_is_handed_has_anything_imported_or_run(
+    audited: dict[str, tuple[Path, list[Told]]], name: str
+) -> None:
+    top, told = audited[name]
     for each in told:
         assert not each["seen"], each
         assert not each["traceback"], each
