@@ -148,6 +148,19 @@ def test_a_comma_at_the_ends_of_lines_is_no_name_of_a_row(tmp_path: Path) -> Non
         read_csv(tmp_path / "gemm.csv", MEASURED_FAMILIES["gemm"].schema)
 
 
+@pytest.mark.parametrize(
+    ("table", "most"),
+    [(",\n" * 3_000_000, "4,000,000 cells"), ("a," * 10**6 + "\n", "1,000 columns"), ("\n" * 5 * 10**6, "cells")],
+    ids=["rows", "columns", "empty lines"],
+)
+def test_a_table_of_more_cells_than_any_is_refused_before_it_is_taken_apart(
+    tmp_path: Path, table: str, most: str
+) -> None:
+    (tmp_path / "gemm.csv").write_text(table)
+    with pytest.raises(InputError, match=f"it is too long: expected at most .*{most}"):
+        read_csv(tmp_path / "gemm.csv", MEASURED_FAMILIES["gemm"].schema)
+
+
 def test_a_broken_cache_of_optima_is_not_believed(
     tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

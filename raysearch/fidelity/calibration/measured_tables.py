@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.mixer_tables import usable_modules, usable_states
 from sim.config.files import did_you_mean
-from sim.config.reading import read_bytes
+from sim.config.reading import Unreadable, read_bytes
 from sim.json_object import JsonObject
 
 LARGEST_MEASURED = 10**9
@@ -320,6 +320,10 @@ def read_csv(path: Path, schema: type[BaseModel]) -> pd.DataFrame:
 
 _LARGEST_TABLE_BYTES = 64 * 1024**2
 """[assumed] A million measured rows."""
+_MOST_CELLS = 4_000_000
+"""[assumed] Half a million rows of the widest table; in memory a cell takes up to a hundred bytes."""
+_MOST_COLUMNS = 1000
+"""[assumed] Ten times those of any table; pandas takes minutes to tell a million apart."""
 
 
 def read_text(path: Path) -> pd.DataFrame:
@@ -329,8 +333,12 @@ def read_text(path: Path) -> pd.DataFrame:
         InputError: The file cannot be read.
     """
     try:
-        content = io.BytesIO(read_bytes(path, _LARGEST_TABLE_BYTES))
-        frame = pd.read_csv(content, keep_default_na=False, dtype=str)
+        content = read_bytes(path, _LARGEST_TABLE_BYTES)
+        if content.partition(b"\n")[0].count(b",") > _MOST_COLUMNS:
+            raise Unreadable(f"it is too long: expected at most {_MOST_COLUMNS:,} columns")
+        if content.count(b",") + content.count(b"\n") > _MOST_CELLS:
+            raise Unreadable(f"it is too long: expected at most {_MOST_CELLS:,} cells")
+        frame = pd.read_csv(io.BytesIO(content), keep_default_na=False, dtype=str)
     except (OSError, ValueError, pd.errors.ParserError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
     if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first cells for names of the rows
